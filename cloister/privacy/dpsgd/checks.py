@@ -3,8 +3,8 @@
 What is known not to have them is refused by name (`refusals`). Everything else is tried on made-up examples (`trials`):
 an example's gradient must not change with the other examples, and norms and sums must agree with TensorFlow's own
 gradients of one example at a time. A model with a layer or loss that is not known to keep examples apart
-(`known_layers`) is vectorised as a whole. Its layers are tried by themselves besides: where one mixes examples, the
-model would be trained as another one.
+(`known_layers`) is computed one unit at a time. Its layers are tried by themselves besides: where one mixes examples,
+the model would be trained as another one.
 """
 
 from cloister.core.errors import UnsupportedModel
@@ -42,7 +42,7 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
         together = apart and not draws_otherwise(model) and _is_tried_together(trials)
         by_layer = _by_layer(model, loss, trials) if together else None
         if by_layer is None:
-            return _as_a_whole(model, loss, trials)
+            return _as_a_whole(model, loss, trials, one_at_a_time=not apart)
         # Tried beside the other, which computes the larger microbatches.
         by_row = _by_layer(model, loss, trials, by_row=True) if row_by_row(model) else None
         return by_row or by_layer
@@ -63,8 +63,8 @@ def _by_layer(model: Network, loss: Loss, trials: ModelTrials, by_row: bool = Fa
         return None
 
 
-def _as_a_whole(model: Network, loss: Loss, trials: ModelTrials) -> Gradients:
-    gradients = Gradients(model, loss, by_layer=False)
+def _as_a_whole(model: Network, loss: Loss, trials: ModelTrials, one_at_a_time: bool) -> Gradients:
+    gradients = Gradients(model, loss, by_layer=False, one_at_a_time=one_at_a_time)
     if not trials.passes(lambda trial: trial.agrees_as_a_whole(gradients)):
         raise UnsupportedModel("vectorised gradients of this model differ from those of one example at a time")
     return gradients

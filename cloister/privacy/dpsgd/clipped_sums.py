@@ -138,9 +138,9 @@ class ClippedSums:
         return ClippedSum(total.value() or tuple(self._nothing()), len(units), clipped, non_finite)
 
     def _make(self) -> None:
-        """The graphs, for as many places as suit the processor; for one if a unit's gradient depends on its place."""
+        """The graphs, for as many places as suit the processor; for one if examples could mix, or depend on places."""
         at_once = self._batching.at_once
-        several = at_once > 1 and stride() > 1
+        several = at_once > 1 and not self.gradients.one_at_a_time and stride() > 1
         self.places = stride() * -(-at_once // stride()) if several else 1
         self._graphs = {self.places: self._compile(self.places)}
         self._refuse_foreign_state()

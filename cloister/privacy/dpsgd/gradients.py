@@ -51,14 +51,18 @@ class Gradients:
         loss: of each example by itself.
         by_layer: look at layers one by one, in one backward pass; otherwise at the model as a whole.
         by_row: compute the first layers of a network of large pictures for one example after another; with `by_layer`.
+        one_at_a_time: whether one unit is computed at a time.
 
     Raises:
         NotCapturable: `by_layer`, and this model's layers cannot be looked at one by one.
     """
 
-    def __init__(self, model: Network, loss: Loss, by_layer: bool, by_row: bool = False) -> None:
+    def __init__(
+        self, model: Network, loss: Loss, by_layer: bool, by_row: bool = False, one_at_a_time: bool = False
+    ) -> None:
         self.model = model
         self.by_layer = by_layer
+        self.one_at_a_time = one_at_a_time
         self._loss = loss
         self.layers: list[CapturedLayer] = captured_layers(model) if by_layer else []
         self._row_by_row = row_by_row(model) if by_row else None

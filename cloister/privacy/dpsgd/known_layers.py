@@ -1,11 +1,12 @@
 """Layers and losses that are known to keep the examples of a batch apart.
 
 A model of these alone is computed for many examples in one pass. Anything else may mix examples in a way that no trial
-shows: by less than its tolerance, for some whole numbers, in gradients alone, or by raising an exception. Such a model
-is taken as a whole and vectorised: there each example is a batch of its own.
+shows: by less than its tolerance, for some whole numbers, in gradients alone, or by raising an exception. TensorFlow's
+vectorisation does so too, for some operations on numbers of an example: it shifts indices, and computes a branch for
+the examples that take it. So such a model is computed for one unit at a time, in calls that hold nothing of another.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -35,12 +36,15 @@ KNOWN = frozenset(
         *(_layers.Concatenate, _layers.Dot),
         *(_layers.LayerNormalization, _layers.GroupNormalization, _layers.UnitNormalization),
         *(_layers.RMSNormalization, _layers.BatchNormalization, _layers.Normalization, _layers.Rescaling),
-        *(_layers.Attention, _layers.AdditiveAttention, _layers.MultiHeadAttention, _layers.GroupQueryAttention),
         *(_layers.SimpleRNN, _layers.LSTM, _layers.GRU),
     )
 )
 """Layers, and no subclass of them. A batch normalisation that is trained is refused by name (`refusals`), and dropout
 that draws for several examples together is found by `draws.draws_otherwise`."""
+ATTENTION = (_layers.Attention, _layers.AdditiveAttention, _layers.MultiHeadAttention, _layers.GroupQueryAttention)
+"""Layers that are known where all that they are given has one rank, of three at least."""
+MOST_ATTENDED = 3
+"""Arguments of an attention, which are queries, values and keys. Masks stand behind them."""
 LOSSES = (
     _losses.sparse_categorical_crossentropy,
     _losses.categorical_crossentropy,
@@ -87,10 +91,28 @@ def keeps_examples_apart(model: Network, loss: Loss) -> bool:
 
 def _is_known(layer: Layer) -> bool:
     inner = _inner(layer)
+    calls = [node.arguments for node in layer._inbound_nodes]
+    if any(_has_tensors(call.kwargs) for call in calls):
+        return False
     if inner is not None:
         return all(_is_known(one) for one in inner)
-    if type(layer) not in KNOWN:
-        return False
+    if type(layer) in ATTENTION:
+        return bool(calls) and all(_attends_within(call.args) for call in calls) and _keeps_first_axis(layer)
+    return type(layer) in KNOWN and all(len(call.args) <= 1 for call in calls) and _keeps_first_axis(layer)
+
+
+def _has_tensors(kwargs: object) -> bool:
+    """Whether a tensor is given by name, such as a mask or a state: it could have other axes than it should."""
+    return any(keras.backend.is_keras_tensor(leaf) for leaf in keras.tree.flatten(kwargs))
+
+
+def _attends_within(args: Sequence[object]) -> bool:
+    """Whether queries, keys and values have one rank, of at least three. With two axes they are one per example."""
+    ranks = {len(tensor.shape) for tensor in keras.tree.flatten(args)}
+    return len(args) <= MOST_ATTENDED and len(ranks) == 1 and min(ranks) > 2
+
+
+def _keeps_first_axis(layer: Layer) -> bool:
     config = layer.get_config()
     # `Reshape(())` leaves no axis but that of examples.
     if config.get("target_shape") in ((), []) or not all(map(_is_behind_examples, _axes(config))):
@@ -125,4 +147,8 @@ def _is_behind_examples(axis: int) -> bool:
 
 def _has_known_activations(layer: Layer) -> bool:
     functions = [getattr(layer, name, None) for name in ACTIVATIONS]
-    return all(one is None or any(one is known for known in FUNCTIONS) or _is_known(one) for one in functions)
+    return all(one is None or _is_known_activation(one) for one in functions)
+
+
+def _is_known_activation(one: object) -> bool:
+    return _is_known(one) if isinstance(one, _layers.Layer) else any(one is known for known in FUNCTIONS)

@@ -4,8 +4,7 @@ TensorFlow adds up over an axis in the middle, and over many terms, in an order 
 begins. A trial sees that only where such a sum has several terms: not behind a maximum over positions, or where an
 activation is saturated. So each such operation is replaced while a graph is traced, whoever makes it: a layer, a
 gradient, or vectorisation. The replacement is a product of matrices, `parts.added_up`. A softmax is replaced by the
-operations that it consists of. Segment operations are given no number of a segment that there is none of: vectorised,
-it would name one of the next example. What is left in a graph, as in a function that was traced before, is found by
+operations that it consists of. What is left in a graph, as in a function that was traced before, is found by
 `uneven_operations`.
 """
 
@@ -24,9 +23,6 @@ REPLACED = ("Sum", "Mean")
 """Operations whose result depends on the order of terms."""
 SOFTMAX = "Softmax"
 """Replaced too. Its rows were seen to differ: it computes most exponentials several at a time, and some one by one."""
-SEGMENTS = "UnsortedSegment"
-"""Operations of this beginning are replaced too: vectorised, a number that is too large would name a segment of the
-next example."""
 LEFT = ("Prod", "EuclideanNorm")
 """Others, which are rare: they are only found."""
 MANY = 4096
@@ -36,14 +32,14 @@ WITH_CLASSES = ("LogSoftmax", "SparseSoftmaxCrossEntropyWithLogits")
 """Operations that add up over classes within."""
 BROADCAST = ("Pow", "Atan2", "Xlogy", "Xlog1py")
 """Operations that were seen to compute rows differently where one argument is repeated along an axis."""
-UNEVEN = (SOFTMAX, "SparseSegment", "PyFunc", "EagerPyFunc")
-"""Beginnings of operations. Softmaxes, also those of a cross-entropy, were seen to compute rows differently. Sums of
-chosen rows read the next example when they are vectorised. The inside of functions of Python is not seen."""
+UNEVEN = (SOFTMAX, "PyFunc", "EagerPyFunc")
+"""Beginnings of operations. Softmaxes, also those of a cross-entropy, were seen to compute rows differently. The inside
+of functions of Python is not seen."""
 
 
 @contextmanager
 def even_sums() -> Iterator[None]:
-    """Replace the sums, means, softmaxes and segment operations that are traced in the block, in this thread.
+    """Replace the sums, means and softmaxes that are traced in the block, in this thread.
 
     By a part of TensorFlow that is not public: no public one reaches the operations that gradients make.
     """
@@ -67,8 +63,6 @@ def _replaced(
         return None
     if kind == SOFTMAX:
         return [_softmax(*inputs)]
-    if kind.startswith(SEGMENTS):
-        return [_of_own_segments(kind, *inputs)]
     if kind in REPLACED and _depends_on_place(*inputs):
         options = dict(zip(attributes[::2], attributes[1::2], strict=True))
         tensor, axes = inputs
@@ -86,12 +80,6 @@ def _total(tensor: Tensor, axes: Tensor, mean: bool, keep_dims: bool) -> Tensor:
     if mean:
         total /= tf.cast(tf.shape(terms)[1], total.dtype)
     return tf.reshape(total, kept[0] if keep_dims else kept[1])
-
-
-def _of_own_segments(kind: str, data: Tensor, segments: Tensor, count: Tensor) -> Tensor:
-    """The operation, with -1 for every number of a segment from `count` on: TensorFlow leaves those out."""
-    named = tf.where(segments < tf.cast(count, segments.dtype), segments, -tf.ones_like(segments))
-    return getattr(tf.raw_ops, kind)(data=data, segment_ids=named, num_segments=count)
 
 
 def _softmax(scores: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A model with a layer or loss that is not known is taken as a whole: examples cannot mix, whatever trials show.
+"""A model with a layer or loss that is not known is computed one unit at a time: examples cannot mix.
 
 In each of the networks a layer of one's own mixes the examples of a batch in a way that no trial shows.
 """
@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, head, norm, relative_error
+from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, first_moves, functional, head, norm, relative_error
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import checks
@@ -154,7 +154,7 @@ def moves(name):
 @pytest.mark.parametrize("name", mostly_slow(BREAKS, ["gradients"]))
 def test_one_example_moves_the_sum_by_the_bound_at_most(name):
     step, far = moves(name)
-    assert 0 < far <= 1 and step.method == "model"
+    assert 0 < far <= 1 and step.method == "model" and step._clipped_sums.places == 1
 
 
 @pytest.mark.slow
@@ -164,6 +164,45 @@ def test_if_its_layer_was_thought_to_be_known_it_moves_it_by_more_and_no_trial_s
     monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss: True)
     step, far = moves(name)
     assert far > 1.2 and step.method == "layers"
+
+
+class Bins(layers.Layer):
+    """Of the second half of a text's numbers the sums in bins, which the first half names."""
+
+    def call(self, x):
+        half = x.shape[1] // 2
+        sums = (tf.math.unsorted_segment_sum(tf.cast(row[half:], tf.float32), row[:half], 4) for row in tf.unstack(x))
+        return tf.stack(list(sums))
+
+    def compute_output_shape(self, shape):
+        return (shape[0], 4)
+
+
+def fifth_bins(monkeypatch, together):
+    """How far a text that names a bin that there is none of moves the sum, in S."""
+    if together:
+        whole = checks._as_a_whole
+        monkeypatch.setattr(checks, "_as_a_whole", lambda *given, one_at_a_time: whole(*given, one_at_a_time=False))
+    model = functional((128,), lambda x: layers.Dense(3, activation="softmax")(Bins()(x)), "int32")
+    step = dp_sgd(model, batch_size=COUNT)
+    model.set_weights([np.zeros((4, 3)), np.zeros(3)])
+    x = np.zeros((COUNT, 128), np.int32)
+    x[0, :64], x[:, 64:] = 4 * np.minimum(np.arange(1, 65), COUNT - 1), 100  # the fifth bin is the next text's first
+    x[0, 64:] = np.where(np.arange(64) < COUNT - 1, -(10**6), 0)
+    return step, first_moves(step, x, np.zeros(COUNT, int))
+
+
+@pytest.mark.slow
+def test_one_example_names_nothing_of_another(monkeypatch):
+    step, far = fifth_bins(monkeypatch, together=False)
+    assert far <= 1 and step._clipped_sums.places == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(stride() == 1, reason="no number of examples suits this processor: each is computed alone")
+def test_vectorised_together_it_would(monkeypatch):
+    step, far = fifth_bins(monkeypatch, together=True)
+    assert far > 2 and step._clipped_sums.same_at_every_place
 
 
 def between(*inner, shape=(6, 4)):
@@ -198,6 +237,22 @@ UNKNOWN = {
     "within a wrapper": lambda: between(layers.TimeDistributed(MyDense(3))),
     "in one direction": lambda: between(layers.Bidirectional(layers.RNN(layers.GRUCell(3), return_sequences=True))),
     "nested": lambda: between(keras.Sequential([keras.Input((6, 4)), MyDense(3)])),
+    "attention over examples": lambda: functional((6,), lambda x: head(layers.Attention()([x, x]))),
+    "attention of several ranks": lambda: functional(
+        (6, 4), lambda x: head(layers.Flatten()(layers.Attention()([x, layers.Reshape((1, 6, 4))(x)])))
+    ),
+    "a mask for attention": lambda: functional(
+        (6, 4),
+        lambda x: head(
+            layers.Flatten()(layers.MultiHeadAttention(1, 2)(x, x, attention_mask=layers.GlobalMaxPooling1D()(x)))
+        ),
+    ),
+    "a mask": lambda: functional(
+        (6, 4), lambda x: head(layers.GlobalAveragePooling1D()(x, layers.Reshape((6,))(layers.Dense(1)(x))))
+    ),
+    "a state": lambda: functional(
+        (6, 4), lambda x: head(layers.GRU(4)(x, initial_state=layers.GlobalMaxPooling1D()(x)))
+    ),
     "a layer for any equation": lambda: between(layers.EinsumDense("abc,cd->abd", (6, 3))),
 }
 

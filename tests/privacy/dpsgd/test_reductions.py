@@ -272,15 +272,6 @@ def test_operations_of_several_outputs_stay_as_they_are():
         np.testing.assert_array_equal(found, 2 * number * x)
 
 
-def test_a_number_of_a_segment_that_there_is_none_of_is_not_the_next_examples():
-    def added(x, segments):
-        return tf.vectorized_map(lambda row: tf.math.unsorted_segment_sum(*row, 3), (x, segments))
-
-    x, segments = tf.reshape(tf.range(8.0), (2, 4)), tf.constant([[0, 1, 2, 3], [0, 0, 1, 1]])
-    graph = traced(added, *(tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in (x, segments)))
-    assert graph(x, segments).numpy().tolist() == [[0, 1, 2], [9, 13, 0]]
-
-
 SCORES = [(333,), (2001,), (13, 33), (49, 3), (49, 33), (100, 3), (4, 25, 25), (8, 16, 16)]
 
 
@@ -342,7 +333,6 @@ FOUND = {
     "many classes": (lambda x: tf.nn.log_softmax(x), [16, 4097]),
     "an angle": (lambda x: tf.atan2(x, x[:, :1]), [16, 5]),
     "a product": (lambda x: tf.reduce_prod(x, 1), [16, 5, 3]),
-    "sums of chosen rows": (lambda x: tf.sparse.segment_sum(x, [0, 1], [0, 0]), [16, 5]),
     "a length": (lambda x: tf.raw_ops.EuclideanNorm(input=x, axis=1, keep_dims=False), [16, 5, 3]),
 }
 EVEN = {
