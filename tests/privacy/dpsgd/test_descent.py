@@ -97,6 +97,7 @@ class KeepsTheFirst(keras.optimizers.SGD):
         return super().apply(gradients, variables)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_an_optimizer_keeps_stays_what_it_is_when_compiled(monkeypatch):
     monkeypatch.setattr(module, "WORTH_COMPILING", 0)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation="softmax")])

@@ -86,7 +86,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, ["deep_convolution", "sequence", "embedding"]))
+@pytest.mark.parametrize("name", mostly_slow(MODELS, ["sequence"]))
 def test_equal_to_brute_force(name):
     step = assert_equal_to_brute_force(smooth(perturbed(MODELS[name]())), size=7)
     assert step.method == "layers"

@@ -131,6 +131,7 @@ def test_clipping_examples_in_the_place_of_groups_is_caught():
     assert sensitivity(broken, *clustered(), 0.1) > 1.5
 
 
+@pytest.mark.slow
 def test_noise_does_not_follow_the_size_of_groups():
     model = perturbed(functional((30,), lambda x: head(layers.Dense(2000, activation="tanh")(x))))
     step = dp_sgd(model, group_cap=CAP, batch_size=4, noise_multiplier=2.0, noise=GaussianNoise(seed=11))

@@ -185,6 +185,7 @@ class TestWhoeverElseIsThere:
     def test_an_example_has_one_gradient(self):
         assert self.moved() <= 1
 
+    @pytest.mark.slow
     def test_a_number_of_places_that_does_not_suit_the_processor_is_caught(self, monkeypatch):
         monkeypatch.setattr(clipped_sums, "stride", lambda: self.SIZE)
         untried(monkeypatch)
@@ -223,6 +224,7 @@ class TestTheLastPlaceOfACall:
     def test_is_computed_as_every_other(self):
         assert self.moved() <= 1
 
+    @pytest.mark.slow
     def test_a_size_that_was_tried_with_made_up_examples_alone_is_caught(self, monkeypatch):
         monkeypatch.setattr(clipped_sums, "stride", lambda: 3)
         if self.moved() <= 1:
