@@ -7,6 +7,9 @@ gradients of one example at a time. A model with a layer or loss that is not kno
 the model would be trained as another one.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from cloister.core.errors import UnsupportedModel
 from cloister.core.tensors import Network
 from cloister.privacy.dpsgd.draws import draws_otherwise
@@ -39,23 +42,20 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
         if not apart:
             trials.refuse_coupled_layers()
         trials.refuse_coupling()
-        together = apart and not draws_otherwise(model) and _is_tried_together(trials)
-        by_layer = _by_layer(model, loss, trials) if together else None
+        make = partial(Gradients, model, loss, one_at_a_time=not apart)
+        alone = draws_otherwise(model) or trials.first.shares_draws() or not trials.passes(Trial.is_batch_independent)
+        by_layer = None if alone else _by_layer(make, trials)
         if by_layer is None:
-            return _as_a_whole(model, loss, trials, one_at_a_time=not apart)
+            return _as_a_whole(make, trials)
         # Tried beside the other, which computes the larger microbatches.
-        by_row = _by_layer(model, loss, trials, by_row=True) if row_by_row(model) else None
+        by_row = _by_layer(make, trials, by_row=True) if apart and row_by_row(model) else None
         return by_row or by_layer
 
 
-def _is_tried_together(trials: ModelTrials) -> bool:
-    return not trials.first.shares_draws() and trials.passes(Trial.is_batch_independent)
-
-
-def _by_layer(model: Network, loss: Loss, trials: ModelTrials, by_row: bool = False) -> Gradients | None:
+def _by_layer(make: Callable[..., Gradients], trials: ModelTrials, by_row: bool = False) -> Gradients | None:
     """The gradients layer by layer if they are right; None if they are not."""
     try:
-        gradients = Gradients(model, loss, by_layer=True, by_row=by_row)
+        gradients = make(by_layer=True, by_row=by_row)
         return gradients if trials.passes(lambda trial: trial.agrees_by_layer(gradients)) else None
     except UnsupportedModel:
         raise
@@ -63,8 +63,8 @@ def _by_layer(model: Network, loss: Loss, trials: ModelTrials, by_row: bool = Fa
         return None
 
 
-def _as_a_whole(model: Network, loss: Loss, trials: ModelTrials, one_at_a_time: bool) -> Gradients:
-    gradients = Gradients(model, loss, by_layer=False, one_at_a_time=one_at_a_time)
+def _as_a_whole(make: Callable[..., Gradients], trials: ModelTrials) -> Gradients:
+    gradients = make(by_layer=False)
     if not trials.passes(lambda trial: trial.agrees_as_a_whole(gradients)):
         raise UnsupportedModel("vectorised gradients of this model differ from those of one example at a time")
     return gradients

@@ -83,7 +83,7 @@ class Gradients:
 
     def without_rows(self) -> "Gradients":
         """The same, with all layers computed for all examples of a microbatch together."""
-        return Gradients(self.model, self._loss, self.by_layer)
+        return Gradients(self.model, self._loss, self.by_layer, one_at_a_time=self.one_at_a_time)
 
     def losses(self, x: Tensor, y: Tensor, training: bool = True) -> Tensor:
         """Shape (batch,), as in training.

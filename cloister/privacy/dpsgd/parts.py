@@ -178,6 +178,8 @@ def rows_times(tensor: Tensor, factors: Tensor) -> Tensor:
 
 
 def _combined(gradient: Tensor, factors: Tensor) -> Tensor:
-    rows = tf.reshape(gradient, [gradient.shape[0], -1])
     factors = tf.cast(factors, gradient.dtype)
+    if gradient.shape[0] == 1:
+        return gradient[0] * factors[0]  # as a product of matrices it took five times as long
+    rows = tf.reshape(gradient, [gradient.shape[0], -1])
     return tf.reshape(tf.linalg.matvec(rows, factors, transpose_a=True), gradient.shape[1:])

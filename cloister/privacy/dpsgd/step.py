@@ -59,8 +59,7 @@ class DpSgd:
             for nothing, and any model pass.
 
     Attributes:
-        method: `layers`; or `model`, where a layer or the loss is not known to keep examples apart, or gradients layer
-            by layer are not right for this model.
+        method: `layers`, or `model` where the layers of this model cannot be looked at one by one.
         kernels: how each layer's gradients are held, by its path; known after the first step.
         overstatement: η; contributions are clipped to S/(1 + η), see `rounding`.
 

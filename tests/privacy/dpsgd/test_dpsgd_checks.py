@@ -406,17 +406,10 @@ RIGHT = {
 }
 
 
-AS_A_WHOLE = {"rows of something else", "positions as examples", "examples along another axis"}
-
-
 @pytest.mark.known_layers
 @pytest.mark.parametrize("name", mostly_slow(RIGHT, ["rows of something else"]))
 def test_layers_that_couple_nothing_are_accepted(name):
-    assert dp_sgd(RIGHT[name]()).method == ("model" if name in AS_A_WHOLE else "layers")
-
-
-def test_a_model_that_takes_positions_for_examples_is_taken_as_a_whole():
-    assert dp_sgd(RIGHT["positions as examples"]()).method == "model"
+    assert dp_sgd(RIGHT[name]()).method == ("model" if name == "positions as examples" else "layers")
 
 
 @pytest.mark.known_layers

@@ -3,6 +3,8 @@
 In each of the networks a layer of one's own mixes the examples of a batch in a way that no trial shows.
 """
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, first_moves, fun
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import checks
+from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.known_layers import keeps_examples_apart
 from cloister.privacy.dpsgd.strides import stride
 
@@ -154,7 +157,7 @@ def moves(name):
 @pytest.mark.parametrize("name", mostly_slow(BREAKS, ["gradients"]))
 def test_one_example_moves_the_sum_by_the_bound_at_most(name):
     step, far = moves(name)
-    assert 0 < far <= 1 and step.method == "model" and step._clipped_sums.places == 1
+    assert 0 < far <= 1 and step._clipped_sums.places == 1
 
 
 @pytest.mark.slow
@@ -163,7 +166,7 @@ def test_one_example_moves_the_sum_by_the_bound_at_most(name):
 def test_if_its_layer_was_thought_to_be_known_it_moves_it_by_more_and_no_trial_shows_it(name, monkeypatch):
     monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss: True)
     step, far = moves(name)
-    assert far > 1.2 and step.method == "layers"
+    assert far > 1.2 and step._clipped_sums.same_at_every_place
 
 
 class Bins(layers.Layer):
@@ -181,8 +184,8 @@ class Bins(layers.Layer):
 def fifth_bins(monkeypatch, together):
     """How far a text that names a bin that there is none of moves the sum, in S."""
     if together:
-        whole = checks._as_a_whole
-        monkeypatch.setattr(checks, "_as_a_whole", lambda *given, one_at_a_time: whole(*given, one_at_a_time=False))
+        monkeypatch.setattr(checks, "partial", lambda make, *given, one_at_a_time: partial(make, *given))
+        monkeypatch.setattr(checks, "_by_layer", lambda make, trials: None)
     model = functional((128,), lambda x: layers.Dense(3, activation="softmax")(Bins()(x)), "int32")
     step = dp_sgd(model, batch_size=COUNT)
     model.set_weights([np.zeros((4, 3)), np.zeros(3)])
@@ -278,9 +281,23 @@ def test_a_loss_that_looks_at_the_labels_of_all_examples_is_not_known(loss):
     assert not keeps_examples_apart(between(), loss)
 
 
-def test_a_model_that_is_taken_as_a_whole_has_right_sums():
-    model = between(MyDense(3))
+def large_pictures(activation):
+    inner = (layers.Conv2D(3, 3, activation=activation), layers.MaxPooling2D(4))
+    return between(*inner, shape=(60, 60, 1))
+
+
+ALONE = {"a layer": lambda: between(MyDense(3)), "large pictures": lambda: large_pictures(tf.nn.softplus)}
+
+
+@pytest.mark.parametrize("build", mostly_slow(ALONE.values(), [ALONE["a layer"]]))
+def test_what_is_computed_one_unit_at_a_time_has_right_sums(build):
+    model = build()
     x, y = batch(model, 5)
     step = dp_sgd(model)
     assert relative_error(step.clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 1e-4
-    assert step.method == "model"
+    assert step._clipped_sums.places == 1
+
+
+def test_without_rows_one_unit_is_computed_at_a_time_too():
+    model = between(MyDense(3))
+    assert Gradients(model, LOSS, by_layer=True, one_at_a_time=True).without_rows().one_at_a_time
