@@ -70,7 +70,7 @@ def test_sums_are_those_of_one_example_at_a_time(size):
     x, y = batch(model, size)
     bound = float(np.median([norm(gradient_of_one(model, *one)) for one in zip(x, y, strict=True)]))
     step = dp_sgd(model, batch_size=PLACES)
-    found = step.clipped_sum(x, y, bound)
+    found = step.clipped_sum(x, y, bound * (1 + step.overstatement))
     assert relative_error(found.sums, brute_force(model, x, y, bound)) < TOLERANCE
     assert found.examples == size and forms(step) == BY_ROW
 
@@ -86,7 +86,7 @@ def test_groups_have_the_mean_of_their_examples_gradients():
         means.append([np.mean(same, axis=0) for same in zip(*own, strict=True)])
     bound = float(np.median([norm(mean) for mean in means]))
     step = dp_sgd(model, batch_size=PLACES, group_cap=2)
-    found = step.clipped_sum(x, y, bound, groups)
+    found = step.clipped_sum(x, y, bound * (1 + step.overstatement), groups)
     expected = [sum(min(1, bound / norm(mean)) * mean[i] for mean in means) for i in range(len(means[0]))]
     assert relative_error(found.sums, expected) < TOLERANCE
     assert found.examples == 5 and "row by row" in forms(step)
@@ -299,7 +299,7 @@ def test_an_empty_place_raises_no_exception_that_no_example_does(form, size):
     model = fragile(*first, shape=(60, 60, 1) if first else (3, 3, 1))
     step = dp_sgd(model, batch_size=PLACES)
     x, y = batch(model, size)
-    found = step.clipped_sum(x, y, 0.5)
+    found = step.clipped_sum(x, y, 0.5 * (1 + step.overstatement))
     assert found.non_finite == 0 and relative_error(found.sums, brute_force(model, x, y, 0.5)) < TOLERANCE
     assert ("row by row" in forms(step)) == (form == "by row")
 
@@ -347,16 +347,17 @@ def test_the_first_layers_take_no_more_rows_than_are_drawn(monkeypatch):
     rows, original = [], RowByRow.copies
     monkeypatch.setattr(RowByRow, "copies", lambda self, count: rows.append(count) or original(self, count))
     model = pictures()
-    step = dp_sgd(model, batch_size=2 * PLACES)
-    sizes = list(range(PLACES, 2 * PLACES + 1, 2))
-    assert rows[-len(sizes) :] == [2 * PLACES, *sizes[:-1]] and sorted(step._clipped_sums._graphs) == sizes
+    places = max(PLACES, 32)
+    half, step = places // 2, dp_sgd(model, batch_size=places)
+    sizes = list(range(half, places + 1, 2))
+    assert rows[-len(sizes) :] == [places, *sizes[:-1]] and sorted(step._clipped_sums._graphs) == sizes
     calls = []
     for units, graph in step._clipped_sums._graphs.items():
         counted = lambda *given, units=units, graph=graph: calls.append((units, given[0].shape[0])) or graph(*given)  # noqa: E731
         step._clipped_sums._graphs[units] = counted
-    for size in (3, PLACES + 1, PLACES + 4, PLACES + 5, 2 * PLACES):
+    for size in (3, half + 1, half + 4, half + 5, places):
         step.clipped_sum(*batch(model, size), 1.0)
-    assert calls == [(PLACES + more, PLACES + more) for more in (0, 2, 4, 6, PLACES)]
+    assert calls == [(half + more, half + more) for more in (0, 2, 4, 6, half)]
 
 
 @pytest.mark.slow
