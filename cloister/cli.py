@@ -41,8 +41,10 @@ class Commands(TyperGroup):
                 try:
                     return super().invoke(context)
                 finally:
-                    # Here a full disk is told in one line; when the process ends it is not.
-                    sys.stdout.flush()
+                    # Here a full disk is told in one line; when the process ends it is not. There is no stdout where
+                    # whoever began the process has closed it.
+                    if sys.stdout is not None:
+                        sys.stdout.flush()
         except click.NoSuchOption as error:
             said = error.message + _meant(error)
             raise click.NoSuchOption(error.option_name, said, error.possibilities, error.ctx) from None

@@ -113,6 +113,13 @@ class TestDisk:
         assert done.returncode == 1
         assert done.stderr.splitlines() == ["No space left on device; make room, and begin again"]
 
+    def test_a_closed_output_is_no_error(self, tmp_path):
+        ledger = tmp_path / "ledger.jsonl"
+        ledger.write_text("")
+        command = [*COMMAND, "ledger", "verify", str(ledger)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, preexec_fn=lambda: os.close(1))
+        assert done.returncode == 0 and not done.stderr
+
     def test_a_run_that_may_write_no_more_ends_in_one_line(self, tmp_path):
         done = subprocess.run(
             [*COMMAND, "run", "-c", quick(tmp_path)],
