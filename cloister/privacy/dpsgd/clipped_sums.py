@@ -20,10 +20,11 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import DTypeLike, NDArray
 
-from cloister.core.errors import ConfigError, UnsupportedModel
+from cloister.core.errors import ConfigError
 from cloister.core.tensors import Compiled, Tensor
 from cloister.privacy.dpsgd.batches import Members, pieces
 from cloister.privacy.dpsgd.gradients import Clipped, Gradients
+from cloister.privacy.dpsgd.graph_state import refuse_state
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
 from cloister.privacy.dpsgd.probe import Probe
@@ -95,8 +96,8 @@ class ClippedSums:
         check that and do not prove it. For models that draw random numbers, given the numbers that each unit draws.
 
     Raises:
-        UnsupportedModel: the model uses a variable that Keras does not know to be its own, or raises an exception
-            under other weights.
+        UnsupportedModel: the model uses a variable that Keras does not know to be its own, may write one, calls a
+            function of Python, or raises an exception under other weights.
         ConfigError: `loss_weights` give something else than a number for each label, or one for all.
     """
 
@@ -143,7 +144,7 @@ class ClippedSums:
         several = at_once > 1 and not self.gradients.one_at_a_time and stride() > 1
         self.places = stride() * -(-at_once // stride()) if several else 1
         self._graphs = {self.places: self._compile(self.places)}
-        self._refuse_foreign_state()
+        refuse_state(self._graphs[self.places].graph, self.gradients.model)
         suits = several and self._is_even() and self._passes_full_trial()
         self.same_at_every_place = suits or at_once == 1
         smaller = self._smaller_sizes() if self.same_at_every_place else ()
@@ -235,14 +236,6 @@ class ClippedSums:
     def _traced(self, *given: Tensor) -> Clipped:
         with even_sums():
             return self.gradients.clipped(*given)
-
-    def _refuse_foreign_state(self) -> None:
-        """Raises UnsupportedModel if the model reads or writes a variable that Keras does not know to be its own."""
-        known = {id(variable.value) for variable in self.gradients.model.variables}
-        used = self._graphs[self.places].graph.variables
-        foreign = [variable.name for variable in used if id(variable) not in known]
-        if foreign:
-            raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
 
     def _is_even(self) -> bool:
         """Whether no operation of a graph is of a kind that may compute rows differently."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import keras
 import numpy as np
 
-from cloister.core.tensors import Layer, Network
+from cloister.core.tensors import Layer, LayerCall, Network
 from cloister.privacy.dpsgd.draws import RANDOM_BY_EXAMPLE
 from cloister.privacy.dpsgd.vectorised import Loss
 
@@ -79,31 +79,36 @@ AXES = ("axis", "axes", "attention_axes")
 def keeps_examples_apart(model: Network, loss: Loss) -> bool:
     """Whether a model consists of known layers alone, and the loss is known.
 
-    Not where examples are single numbers: the last axis of such a tensor is that of examples.
+    Not where an example is a single number somewhere: the last axis of such a tensor is that of examples.
 
     Args:
         model: built.
         loss: of each example.
     """
     is_known_loss = any(loss is one for one in LOSSES)
-    return is_known_loss and _is_known(model) and len(model.inputs[0].shape) > 1
+    return is_known_loss and _is_known(model)
 
 
 def _is_known(layer: Layer) -> bool:
-    inner = _inner(layer)
-    calls = [node.arguments for node in layer._inbound_nodes]
-    if any(_has_tensors(call.kwargs) for call in calls):
+    calls, inner = layer._inbound_nodes, _inner(layer)
+    if not all(map(_gives_rows, calls)) or getattr(layer, "quantization_mode", None) is not None:
         return False
     if inner is not None:
         return all(_is_known(one) for one in inner)
+    given = [call.arguments.args for call in calls]
     if type(layer) in ATTENTION:
-        return bool(calls) and all(_attends_within(call.args) for call in calls) and _keeps_first_axis(layer)
-    return type(layer) in KNOWN and all(len(call.args) <= 1 for call in calls) and _keeps_first_axis(layer)
+        return bool(given) and all(map(_attends_within, given)) and _keeps_first_axis(layer)
+    return type(layer) in KNOWN and all(len(args) <= 1 for args in given) and _keeps_first_axis(layer)
 
 
-def _has_tensors(kwargs: object) -> bool:
-    """Whether a tensor is given by name, such as a mask or a state: it could have other axes than it should."""
-    return any(keras.backend.is_keras_tensor(leaf) for leaf in keras.tree.flatten(kwargs))
+def _gives_rows(call: LayerCall) -> bool:
+    """Whether all tensors of a call have another axis behind that of examples, and none is given by name.
+
+    Masks and states are given by name. They could have other axes than they should.
+    """
+    arguments = call.arguments
+    has_named = any(map(keras.backend.is_keras_tensor, keras.tree.flatten(arguments.kwargs)))
+    return not has_named and all(len(tensor.shape) > 1 for tensor in (*arguments.keras_tensors, *call.outputs))
 
 
 def _attends_within(args: Sequence[object]) -> bool:
@@ -114,10 +119,7 @@ def _attends_within(args: Sequence[object]) -> bool:
 
 def _keeps_first_axis(layer: Layer) -> bool:
     config = layer.get_config()
-    # `Reshape(())` leaves no axis but that of examples.
-    if config.get("target_shape") in ((), []) or not all(map(_is_behind_examples, _axes(config))):
-        return False
-    return _has_known_activations(layer)
+    return all(map(_is_behind_examples, _axes(config))) and _has_known_activations(layer)
 
 
 def _inner(layer: Layer) -> Iterable[Layer] | None:
@@ -126,7 +128,7 @@ def _inner(layer: Layer) -> Iterable[Layer] | None:
         return [layer.layer]
     if type(layer) is _layers.Bidirectional:
         return [layer.forward_layer, layer.backward_layer]
-    if type(layer) is keras.Sequential:
+    if type(layer) is keras.Sequential and layer._functional is not None:
         return layer.layers
     is_functional = type(layer).__name__ == "Functional" and type(layer).__module__.startswith("keras.")
     # Operations between layers are among them.

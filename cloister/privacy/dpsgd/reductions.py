@@ -22,7 +22,8 @@ from cloister.privacy.dpsgd.parts import added_up
 REPLACED = ("Sum", "Mean")
 """Operations whose result depends on the order of terms."""
 SOFTMAX = "Softmax"
-"""Replaced too. Its rows were seen to differ: it computes most exponentials several at a time, and some one by one."""
+"""Replaced too. Its rows were seen to differ: it computes most exponentials several at a time, and some one by one. So
+were those of operations whose names begin like that, such as a cross-entropy, which are only found."""
 LEFT = ("Prod", "EuclideanNorm")
 """Others, which are rare: they are only found."""
 MANY = 4096
@@ -32,9 +33,6 @@ WITH_CLASSES = ("LogSoftmax", "SparseSoftmaxCrossEntropyWithLogits")
 """Operations that add up over classes within."""
 BROADCAST = ("Pow", "Atan2", "Xlogy", "Xlog1py")
 """Operations that were seen to compute rows differently where one argument is repeated along an axis."""
-UNEVEN = (SOFTMAX, "PyFunc", "EagerPyFunc")
-"""Beginnings of operations. Softmaxes, also those of a cross-entropy, were seen to compute rows differently. The inside
-of functions of Python is not seen."""
 
 
 @contextmanager
@@ -149,7 +147,7 @@ def uneven_operations(graph: tf.Graph) -> list[str]:
     Args:
         graph: of a traced function.
     """
-    return [op.name for own in _with_functions(graph) for op in own.get_operations() if _is_used(op) and _is_uneven(op)]
+    return [op.name for own in with_functions(graph) for op in own.get_operations() if _is_used(op) and _is_uneven(op)]
 
 
 def _is_used(operation: tf.Operation) -> bool:
@@ -168,11 +166,16 @@ def _is_uneven(operation: tf.Operation) -> bool:
     if kind in WITH_CLASSES:
         classes = operation.inputs[0].shape[-1]
         return classes is None or classes > MANY
-    return kind.startswith(UNEVEN)
+    return kind.startswith(SOFTMAX)
 
 
-def _with_functions(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[tf.Graph]:
-    """A graph, and those of the functions that it calls."""
+def with_functions(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[tf.Graph]:
+    """A graph, and those of the functions that it calls.
+
+    Args:
+        graph: of a traced function.
+        seen: names of functions that are left out, and those of all that were given are added.
+    """
     seen = set() if seen is None else seen
     yield graph
     for operation in graph.get_operations():
@@ -180,4 +183,4 @@ def _with_functions(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[t
             for function in (attribute.func, *attribute.list.func):
                 if function.name and function.name not in seen:
                     seen.add(function.name)
-                    yield from _with_functions(graph._get_function(function.name).graph, seen)
+                    yield from with_functions(graph._get_function(function.name).graph, seen)

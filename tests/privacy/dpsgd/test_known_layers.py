@@ -216,6 +216,18 @@ class MyDense(layers.Dense):
     """Anybody's."""
 
 
+def over_examples():
+    """A model that takes a number for each example. Keras takes an axis from what it is given, and the softmax is over
+    the examples."""
+    inputs = keras.Input(())
+    return keras.Model(inputs, layers.Reshape((1,))(layers.Softmax()(inputs)))
+
+
+def quantized(model):
+    model.quantize("int8")
+    return model
+
+
 KNOWN = {
     "pictures": lambda: between(layers.Conv2D(3, 2, activation="relu"), layers.MaxPooling2D(), shape=(8, 8, 1)),
     "a normalisation": lambda: between(layers.LayerNormalization(), layers.Dropout(0.5)),
@@ -237,6 +249,8 @@ UNKNOWN = {
     "no axis but that of examples": lambda: functional(
         (1,), lambda x: head(layers.Reshape((1,))(layers.Softmax()(layers.Reshape(())(x))))
     ),
+    "an inner model of single numbers": lambda: functional((1,), lambda x: head(over_examples()(x))),
+    "numbers of 8 bits": lambda: quantized(between(layers.Dense(3))),
     "within a wrapper": lambda: between(layers.TimeDistributed(MyDense(3))),
     "in one direction": lambda: between(layers.Bidirectional(layers.RNN(layers.GRUCell(3), return_sequences=True))),
     "nested": lambda: between(keras.Sequential([keras.Input((6, 4)), MyDense(3)])),
