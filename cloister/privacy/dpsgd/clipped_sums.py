@@ -268,19 +268,37 @@ class ClippedSums:
     def _show_one_gradient(self, calls: Sequence[TrialCall]) -> bool:
         """Whether each example has one norm and one fingerprint at every place of every graph, and one norm is finite.
 
-        The fingerprint shows every bit of what is held.
+        Beside other examples too. The fingerprint shows every bit of what is held.
         """
         with refusing_what_cannot_be_tried():
             found = [
-                np.concatenate([self._norms_and_fingerprints(call, units) for units in self._graphs]) for call in calls
+                np.concatenate([self._norms_and_fingerprints([call], units) for units in self._graphs])
+                for call in calls
             ]
-        same = all(np.array_equal(rows, np.broadcast_to(rows[0], rows.shape), equal_nan=True) for rows in found)
-        return same and any(np.isfinite(rows[0, 0]) for rows in found)
+            same = all(np.array_equal(rows, np.broadcast_to(rows[0], rows.shape), equal_nan=True) for rows in found)
+            finite = any(np.isfinite(rows[0, 0]) for rows in found)
+            return same and finite and self._are_same_beside_others(calls, [rows[0] for rows in found])
 
-    def _norms_and_fingerprints(self, call: TrialCall, units: int) -> NDArray:
-        """Of the example at every place of the graph for so many units: shape (units, 2)."""
-        every, labels = (np.repeat(one[None], units * self._cap, axis=0) for one in (call.x, call.y))
-        found = self._call(every, labels, np.ones((units, self._cap), bool), 1.0, mode=call.mode)
+    def _are_same_beside_others(self, calls: Sequence[TrialCall], found: Sequence[NDArray]) -> bool:
+        """Whether examples in turn at the places of the largest graph have what each has among its equals.
+
+        Args:
+            calls: those of `CallMode.SHARED_DRAWS` first.
+            found: norm and fingerprint of each.
+        """
+        shared = sum(call.mode == CallMode.SHARED_DRAWS for call in calls)
+        turns = np.arange(self.places) % shared
+        mixed = self._norms_and_fingerprints(calls[:shared], self.places)
+        return np.array_equal(mixed, np.stack(found)[turns], equal_nan=True)
+
+    def _norms_and_fingerprints(self, calls: Sequence[TrialCall], units: int) -> NDArray:
+        """Of examples in turn at the places of the graph for so many units: shape (units, 2)."""
+        turns = [calls[place % len(calls)] for place in range(units)]
+        every, labels = (
+            np.repeat(np.stack(one), self._cap, axis=0)
+            for one in zip(*[(call.x, call.y) for call in turns], strict=True)
+        )
+        found = self._call(every, labels, np.ones((units, self._cap), bool), 1.0, mode=calls[0].mode)
         return np.stack([np.asarray(found.norms), np.asarray(found.fingerprints, np.float64)], axis=1)[:units]
 
 

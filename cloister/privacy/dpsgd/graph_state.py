@@ -14,6 +14,13 @@ from cloister.privacy.dpsgd.reductions import with_functions
 
 PYTHON = ("PyFunc", "EagerPyFunc")
 """Beginnings of operations that call Python. Their inside is not seen."""
+CARRY_NOTHING = (
+    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "AssignVariableOp"),
+    *("If", "While", "Case", "StatefulPartitionedCall"),
+    *("Assert", "CheckNumerics", "CheckNumericsV2"),
+)
+"""Operations that TensorFlow counts as stateful, and that keep nothing. What variables they read and write is looked at
+by itself. Others make tables or queues, read files, or draw random numbers from a state of their own."""
 
 
 def refuse_state(graph: tf.Graph, model: Network) -> None:
@@ -37,12 +44,17 @@ def refuse_state(graph: tf.Graph, model: Network) -> None:
                 f"the model may change {_name(written, model)} while training: state learnt from data without noise; "
                 "use a layer without state"
             )
-    for operation in (one for own in with_functions(graph) for one in own.get_operations()):
-        if operation.type.startswith(PYTHON):
-            raise UnsupportedModel(
-                f"the model calls a function of Python ({operation.type}), which could keep something of an example; "
-                "use operations of Keras or TensorFlow"
-            )
+    operations = (operation for own in with_functions(graph) for operation in own.get_operations())
+    for kind in (operation.type for operation in operations if _keeps(operation)):
+        raise UnsupportedModel(
+            f"the model uses {kind}, which could keep something of an example; use operations of Keras or TensorFlow "
+            "without a state, and random numbers of a keras.random.SeedGenerator"
+        )
+
+
+def _keeps(operation: tf.Operation) -> bool:
+    is_stateful = operation.op_def.is_stateful and operation.type not in CARRY_NOTHING
+    return is_stateful or operation.type.startswith(PYTHON)
 
 
 def _written(graph: tf.Graph) -> list[tf.Tensor]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
+from numpy.typing import NDArray
 
 from cloister.core.tensors import Layer, LayerCall, Network
 from cloister.privacy.dpsgd.draws import RANDOM_BY_EXAMPLE
@@ -32,7 +33,6 @@ KNOWN = frozenset(
         *(_layers.ZeroPadding1D, _layers.ZeroPadding2D, _layers.ZeroPadding3D),
         *(_layers.Cropping1D, _layers.Cropping2D, _layers.Cropping3D),
         *(_layers.UpSampling1D, _layers.UpSampling2D, _layers.UpSampling3D),
-        *(_layers.Add, _layers.Subtract, _layers.Multiply, _layers.Average, _layers.Maximum, _layers.Minimum),
         *(_layers.Concatenate, _layers.Dot),
         *(_layers.LayerNormalization, _layers.GroupNormalization, _layers.UnitNormalization),
         *(_layers.RMSNormalization, _layers.BatchNormalization, _layers.Normalization, _layers.Rescaling),
@@ -41,19 +41,23 @@ KNOWN = frozenset(
 )
 """Layers, and no subclass of them. A batch normalisation that is trained is refused by name (`refusals`), and dropout
 that draws for several examples together is found by `draws.draws_otherwise`."""
+MERGING = (_layers.Add, _layers.Subtract, _layers.Multiply, _layers.Average, _layers.Maximum, _layers.Minimum)
+"""Layers that are known where all that they are given has one shape: Keras takes some tensors of one number for each
+example for a bias, and what else it repeats depends on the first call."""
 ATTENTION = (_layers.Attention, _layers.AdditiveAttention, _layers.MultiHeadAttention, _layers.GroupQueryAttention)
-"""Layers that are known where all that they are given has one rank, of three at least."""
+"""Layers that are known where all that they are given has three axes."""
 MOST_ATTENDED = 3
 """Arguments of an attention, which are queries, values and keys. Masks stand behind them."""
+ACTIVATING = (_layers.ReLU, _layers.LeakyReLU, _layers.PReLU, _layers.ELU, _layers.Softmax)
+"""Layers that are known as activations: what comes out has the shape of what goes in."""
+SCALARS = ("scale", "offset", "mask_value")
+"""Parts of a layer's configuration that are known where they are single numbers. An array may add axes in front."""
 LOSSES = (
     _losses.sparse_categorical_crossentropy,
     _losses.categorical_crossentropy,
     _losses.categorical_focal_crossentropy,
-    _losses.categorical_hinge,
     _losses.binary_crossentropy,
     _losses.binary_focal_crossentropy,
-    _losses.kl_divergence,
-    _losses.poisson,
     _losses.cosine_similarity,
     _losses.huber,
     _losses.log_cosh,
@@ -64,6 +68,9 @@ LOSSES = (
 )
 """Losses of which each number is of one example. Not `hinge` and `squared_hinge`: they convert labels if all of a batch
 are 0 or 1."""
+LOSSES_OF_EQUAL_RANKS = (_losses.poisson, _losses.kl_divergence, _losses.categorical_hinge)
+"""Others, which are known where labels have as many axes as outputs: labels that are single numbers are repeated for
+the outputs of all examples."""
 FUNCTIONS = tuple(
     one
     for name, one in vars(keras.activations).items()
@@ -76,17 +83,21 @@ AXES = ("axis", "axes", "attention_axes")
 """Parts of a layer's configuration that name axes."""
 
 
-def keeps_examples_apart(model: Network, loss: Loss) -> bool:
+def keeps_examples_apart(model: Network, loss: Loss, labels: NDArray) -> bool:
     """Whether a model consists of known layers alone, and the loss is known.
 
     Not where an example is a single number somewhere: the last axis of such a tensor is that of examples.
 
     Args:
-        model: built.
+        model: built, of one output.
         loss: of each example.
+        labels: of made-up examples.
     """
-    is_known_loss = any(loss is one for one in LOSSES)
-    return is_known_loss and _is_known(model)
+    return _is_known(model) and _is_known_loss(loss, equal_ranks=labels.ndim == len(model.outputs[0].shape))
+
+
+def _is_known_loss(loss: Loss, equal_ranks: bool) -> bool:
+    return any(loss is one for one in (LOSSES + LOSSES_OF_EQUAL_RANKS if equal_ranks else LOSSES))
 
 
 def _is_known(layer: Layer) -> bool:
@@ -95,10 +106,34 @@ def _is_known(layer: Layer) -> bool:
         return False
     if inner is not None:
         return all(_is_known(one) for one in inner)
-    given = [call.arguments.args for call in calls]
+    if type(layer) not in (*KNOWN, *MERGING, *ATTENTION):
+        return False
+    return _takes_one_shape(layer, [call.arguments.args for call in calls]) and _keeps_first_axis(layer)
+
+
+def _takes_one_shape(layer: Layer, given: Sequence[Sequence[object]]) -> bool:
+    """Whether a layer of the lists takes tensors of one rank, and of one shape where it has to.
+
+    A layer that was made for another rank may repeat what it is given.
+
+    Args:
+        layer: built.
+        given: what its calls are given by place.
+    """
+    shapes = [[tuple(tensor.shape[1:]) for tensor in keras.tree.flatten(args)] for args in given]
+    ranks = {len(shape) for own in shapes for shape in own} | {len(shape) - 1 for shape in _built_for(layer)}
     if type(layer) in ATTENTION:
-        return bool(given) and all(map(_attends_within, given)) and _keeps_first_axis(layer)
-    return type(layer) in KNOWN and all(len(args) <= 1 for args in given) and _keeps_first_axis(layer)
+        return bool(given) and ranks == {2} and all(len(args) <= MOST_ATTENDED for args in given)
+    if type(layer) in MERGING and not all(len(set(own)) == 1 and None not in own[0] for own in shapes):
+        return False
+    return len(ranks) <= 1 and all(len(args) <= 1 for args in given)
+
+
+def _built_for(layer: Layer) -> Iterator[Sequence[int | None]]:
+    """The shapes that a layer was built for, with the axis of examples."""
+    config = layer.get_build_config() or {}
+    shapes = [config.get("input_shape"), *(config.get("shapes_dict") or {}).values()]
+    return (shape for shape in shapes if shape is not None and not any(isinstance(one, tuple | list) for one in shape))
 
 
 def _gives_rows(call: LayerCall) -> bool:
@@ -111,15 +146,10 @@ def _gives_rows(call: LayerCall) -> bool:
     return not has_named and all(len(tensor.shape) > 1 for tensor in (*arguments.keras_tensors, *call.outputs))
 
 
-def _attends_within(args: Sequence[object]) -> bool:
-    """Whether queries, keys and values have one rank, of at least three. With two axes they are one per example."""
-    ranks = {len(tensor.shape) for tensor in keras.tree.flatten(args)}
-    return len(args) <= MOST_ATTENDED and len(ranks) == 1 and min(ranks) > 2
-
-
 def _keeps_first_axis(layer: Layer) -> bool:
     config = layer.get_config()
-    return all(map(_is_behind_examples, _axes(config))) and _has_known_activations(layer)
+    has_scalars = all(isinstance(config.get(name), float | int | None) for name in SCALARS)
+    return has_scalars and all(map(_is_behind_examples, _axes(config))) and _has_known_activations(layer)
 
 
 def _inner(layer: Layer) -> Iterable[Layer] | None:
@@ -153,4 +183,6 @@ def _has_known_activations(layer: Layer) -> bool:
 
 
 def _is_known_activation(one: object) -> bool:
-    return _is_known(one) if isinstance(one, _layers.Layer) else any(one is known for known in FUNCTIONS)
+    if isinstance(one, _layers.Layer):
+        return type(one) in ACTIVATING and _is_known(one)
+    return any(one is known for known in FUNCTIONS)

@@ -100,4 +100,19 @@ def gradients_of_one(
 
 def _dense_gradients(gradients: Sequence[Tensor]) -> list[Tensor]:
     """An embedding's gradient comes as rows and their numbers."""
-    return [tf.convert_to_tensor(gradient) for gradient in gradients]
+    return [
+        _dense_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+        for gradient in gradients
+    ]
+
+
+def _dense_rows(gradient: tf.IndexedSlices) -> Tensor:
+    """All rows, without those of numbers that there are none of.
+
+    On a GPU such a number raises no exception, and vectorisation takes it for a number of the next example.
+    """
+    inside = (gradient.indices >= 0) & (gradient.indices < tf.cast(gradient.dense_shape[0], gradient.indices.dtype))
+    rows = tf.where(inside, gradient.indices, tf.zeros_like(gradient.indices))
+    of_row = tf.reshape(inside, [-1] + [1] * (len(gradient.values.shape) - 1))
+    values = tf.where(of_row, gradient.values, tf.zeros_like(gradient.values))
+    return tf.convert_to_tensor(tf.IndexedSlices(values, rows, gradient.dense_shape))

@@ -95,6 +95,26 @@ class InPython(keras.Layer):
         return tf.ensure_shape(tf.numpy_function(lambda numbers: numbers, [x], x.dtype), x.shape)
 
 
+class Remembering(keras.Layer):
+    """Remembers in a table that it makes anew in each call, it seems: TensorFlow gives it the old one."""
+
+    def call(self, x):
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+        key = tf.constant(1, tf.int64)
+        large = tf.reduce_any(x > 1e30)
+        added = tf.cond(large, lambda: tf.group(table.insert(key, 1.0)), tf.no_op)
+        with tf.control_dependencies([added]):
+            return x + table.lookup(key)
+
+
+class FixedSeed(keras.Layer):
+    """Draws from a state of TensorFlow's own, which one example more moves on for all later ones."""
+
+    def call(self, x):
+        drawn = tf.cond(tf.reduce_any(x > 1e30), lambda: tf.random.uniform([], seed=5), lambda: tf.zeros([]))
+        return x + drawn
+
+
 class Hidden(keras.Layer):
     """Keeps a variable that Keras does not know of."""
 
@@ -255,8 +275,10 @@ REFUSED = {
     "Normalization.*public mean": lambda: small(normalization()),
     "other examples of its batch": lambda: small(BatchMean()),
     "changes while training": lambda: small(Counter()),
-    "may change .*variable while training: state learnt": lambda: small(LargestSeen()),
-    "calls a function of Python": lambda: small(layers.Dense(3, trainable=False), InPython()),
+    "may change largest_seen.* while training: state learnt": lambda: small(LargestSeen()),
+    "PyFunc, which could keep": lambda: small(layers.Dense(3, trainable=False), InPython()),
+    "HashTableV2, which could keep": lambda: small(Remembering()),
+    "RandomUniform, which could keep": lambda: small(FixedSeed()),
     "Keras does not know": lambda: small(Hidden()),
     "loss of its own": lambda: small(Penalty()),
     "weight_decay": lambda: small(layers.Dense(3, kernel_regularizer="l2")),

@@ -13,8 +13,9 @@ from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, first_moves, fun
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import checks
+from cloister.privacy.dpsgd.clipped_sums import ClippedSums
 from cloister.privacy.dpsgd.gradients import Gradients
-from cloister.privacy.dpsgd.known_layers import keeps_examples_apart
+from cloister.privacy.dpsgd.known_layers import LOSSES_OF_EQUAL_RANKS, keeps_examples_apart
 from cloister.privacy.dpsgd.strides import stride
 
 layers, ops = keras.layers, keras.ops
@@ -163,8 +164,10 @@ def test_one_example_moves_the_sum_by_the_bound_at_most(name):
 @pytest.mark.slow
 @pytest.mark.skipif(stride() == 1, reason="no number of examples suits this processor: each is computed alone")
 @pytest.mark.parametrize("name", BREAKS)
-def test_if_its_layer_was_thought_to_be_known_it_moves_it_by_more_and_no_trial_shows_it(name, monkeypatch):
-    monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss: True)
+def test_if_its_layer_was_thought_to_be_known_it_moves_it_by_more(name, monkeypatch):
+    """Different examples beside each other show two of the four; no other trial shows any."""
+    monkeypatch.setattr(ClippedSums, "_are_same_beside_others", lambda self, calls, found: True)
+    monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss, labels: True)
     step, far = moves(name)
     assert far > 1.2 and step._clipped_sums.same_at_every_place
 
@@ -228,6 +231,28 @@ def quantized(model):
     return model
 
 
+def two_inputs(merging, first, second):
+    """What is merged of one input, by two branches."""
+    return functional((4, 6), lambda x: head(layers.Flatten()(merging([first(x), second(x)]))))
+
+
+def merged_before(merging):
+    """By a layer that was made for tensors of one rank."""
+
+    def inner(x):
+        same = merging([x, x])
+        return head(layers.Flatten()(merging([x, layers.Reshape((1, 6))(layers.GlobalMaxPooling1D()(same))])))
+
+    return functional((4, 6), inner)
+
+
+def normalised_before(x):
+    """By a layer that was made for another rank."""
+    shared = layers.Normalization(axis=1, mean=[0.0], variance=[1.0])
+    return head(layers.Flatten()(shared(layers.Reshape((1, 6))(shared(layers.GlobalMaxPooling1D()(x))))))
+
+
+LABELS = np.arange(3)
 KNOWN = {
     "pictures": lambda: between(layers.Conv2D(3, 2, activation="relu"), layers.MaxPooling2D(), shape=(8, 8, 1)),
     "a normalisation": lambda: between(layers.LayerNormalization(), layers.Dropout(0.5)),
@@ -235,6 +260,8 @@ KNOWN = {
     "both directions": lambda: between(layers.Bidirectional(layers.LSTM(3, unroll=True, return_sequences=True))),
     "attention": lambda: functional((6, 4), lambda x: head(layers.Flatten()(layers.MultiHeadAttention(2, 3)(x, x)))),
     "nested": lambda: between(keras.Sequential([keras.Input((6, 4)), layers.Dense(3)])),
+    "a residual": lambda: two_inputs(layers.Add(), layers.Dense(6), layers.ReLU()),
+    "scaled": lambda: between(layers.Rescaling(2.0, offset=1), layers.Masking(0)),
     "an activation that is a layer": lambda: between(layers.Dense(3, activation=layers.LeakyReLU())),
 }
 UNKNOWN = {
@@ -255,6 +282,18 @@ UNKNOWN = {
     "in one direction": lambda: between(layers.Bidirectional(layers.RNN(layers.GRUCell(3), return_sequences=True))),
     "nested": lambda: between(keras.Sequential([keras.Input((6, 4)), MyDense(3)])),
     "attention over examples": lambda: functional((6,), lambda x: head(layers.Attention()([x, x]))),
+    "a number for each example, which Keras may take for a bias": lambda: two_inputs(
+        layers.Add(), layers.GlobalMaxPooling1D(), lambda x: layers.Dense(1)(layers.Flatten()(x))
+    ),
+    "a difference of two ranks": lambda: merged_before(layers.Subtract()),
+    "a normalisation for two ranks": lambda: functional((4, 6), normalised_before),
+    "an activation that adds an axis": lambda: between(layers.Dense(4, activation=layers.Reshape((1, 24)))),
+    "an activation that makes a mask": lambda: between(layers.Activation(layers.Masking(5.0))),
+    "a scale with axes of its own": lambda: between(layers.Rescaling(np.ones((1, 1, 1, 1), np.float32))),
+    "a mask with axes of its own": lambda: between(layers.Masking(np.ones((1, 1, 1, 1), np.float32))),
+    "attention over pictures": lambda: functional(
+        (2, 3, 4), lambda x: head(layers.Flatten()(layers.MultiHeadAttention(1, 2, attention_axes=(1, 2))(x, x)))
+    ),
     "attention of several ranks": lambda: functional(
         (6, 4), lambda x: head(layers.Flatten()(layers.Attention()([x, layers.Reshape((1, 6, 4))(x)])))
     ),
@@ -276,23 +315,65 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("build", KNOWN.values(), ids=KNOWN)
 def test_what_is_known(build):
-    assert keeps_examples_apart(build(), LOSS)
+    assert keeps_examples_apart(build(), LOSS, LABELS)
 
 
 @pytest.mark.parametrize("build", UNKNOWN.values(), ids=UNKNOWN)
 def test_what_is_not_known(build):
-    assert not keeps_examples_apart(build(), LOSS)
+    assert not keeps_examples_apart(build(), LOSS, LABELS)
 
 
 def test_a_loss_of_ones_own_is_not_known():
-    assert not keeps_examples_apart(between(), lambda y, outputs: LOSS(y, outputs))
+    assert not keeps_examples_apart(between(), lambda y, outputs: LOSS(y, outputs), LABELS)
 
 
 @pytest.mark.parametrize("loss", [keras.losses.hinge, keras.losses.squared_hinge])
 def test_a_loss_that_looks_at_the_labels_of_all_examples_is_not_known(loss):
     labels, outputs = np.array([[0.0], [-1.0]], np.float32), np.full((2, 1), 0.5, np.float32)
     assert loss(labels, outputs)[0] != loss(labels[:1], outputs[:1])[0]
-    assert not keeps_examples_apart(between(), loss)
+    assert not keeps_examples_apart(between(), loss, LABELS)
+
+
+@pytest.mark.parametrize("loss", LOSSES_OF_EQUAL_RANKS)
+def test_a_loss_that_repeats_labels_is_known_where_they_have_the_axes_of_outputs(loss):
+    assert keeps_examples_apart(between(), loss, np.eye(3)) and not keeps_examples_apart(between(), loss, LABELS)
+
+
+def with_a_number(features):
+    """Adds a number to all features of an example. Keras takes it for a bias of the batch if there are as many."""
+    inputs = keras.Input((4,))
+    wide, one = layers.Dense(features)(inputs), layers.Dot(axes=1)([inputs, inputs])
+    return keras.Model(inputs, head(layers.Add()([wide, one])))
+
+
+def far_of_a_number(monkeypatch, listed):
+    """How far an example moves the sum of such a model, in S."""
+    if listed:
+        monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss, labels: True)
+    model = with_a_number(COUNT)
+    step = dp_sgd(model, batch_size=COUNT)
+    wide, top = (layer for layer in model.layers if layer.trainable_variables)
+    wide.set_weights([np.zeros((4, COUNT)), np.full(COUNT, -1.0)])
+    top.set_weights([np.tile([1.0, -1.0, 0.0, 0.0, 0.0], (COUNT, 1)), np.zeros(5)])
+    x, y = np.full((COUNT, 4), 0.1, np.float32), np.full(COUNT, 2)
+    x[0] = 100
+    one, other = (step.clipped_sum(x[part], y[part], 1.0).sums for part in (slice(None), slice(1, None)))
+    return step, norm([a.astype(float) - b for a, b in zip(one, other, strict=True)])
+
+
+def test_a_number_for_each_example_moves_the_sum_by_the_bound_at_most(monkeypatch):
+    _, far = far_of_a_number(monkeypatch, listed=False)
+    assert 0 < far <= 1
+
+
+@pytest.mark.skipif(stride() == 1, reason="no number of examples suits this processor: each is computed alone")
+def test_different_examples_beside_each_other_show_that_it_is_mixed(monkeypatch):
+    """Keras does so for as many examples as the call has room for, and for none of the fewer ones of other trials."""
+    step, far = far_of_a_number(monkeypatch, listed=True)
+    assert far <= 1 and step._clipped_sums.places == 1
+    monkeypatch.setattr(ClippedSums, "_are_same_beside_others", lambda self, calls, found: True)
+    step, far = far_of_a_number(monkeypatch, listed=True)
+    assert far > 2 and step._clipped_sums.places == COUNT
 
 
 def large_pictures(activation):
