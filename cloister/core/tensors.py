@@ -12,8 +12,6 @@ Variable = Any
 """A `keras.Variable`: weights of a model, or the state of a random layer or an optimizer."""
 Layer = Any
 """A `keras.Layer` that is built; a model is one too."""
-LayerCall = Any
-"""A call of a layer in the graph of a model: Keras names it a node, and keeps those of a layer in `_inbound_nodes`."""
 Network = Any
 """A `keras.Model` that is built."""
 Optimizer = Any

@@ -46,7 +46,7 @@ takes 5 % less than with 4, and 10 s or more longer to compile and to try, once 
 
 
 class TrialCall(NamedTuple):
-    """One example at every place of a call.
+    """A made-up example, and the mode of the call that computes it.
 
     Attributes:
         x: the example.
@@ -96,8 +96,8 @@ class ClippedSums:
         check that and do not prove it. For models that draw random numbers, given the numbers that each unit draws.
 
     Raises:
-        UnsupportedModel: the model uses a variable that Keras does not know to be its own, may write one, calls a
-            function of Python, or raises an exception under other weights.
+        UnsupportedModel: the model uses a variable that Keras does not know, may write a variable, has an operation
+            with a state, calls Python, or raises an exception under other weights.
         ConfigError: `loss_weights` give something else than a number for each label, or one for all.
     """
 
@@ -144,7 +144,6 @@ class ClippedSums:
         several = at_once > 1 and not self.gradients.one_at_a_time and stride() > 1
         self.places = stride() * -(-at_once // stride()) if several else 1
         self._graphs = {self.places: self._compile(self.places)}
-        refuse_state(self._graphs[self.places].graph, self.gradients.model)
         suits = several and self._is_even() and self._passes_full_trial()
         self.same_at_every_place = suits or at_once == 1
         smaller = self._smaller_sizes() if self.same_at_every_place else ()
@@ -231,7 +230,9 @@ class ClippedSums:
         ]
         # Functions that a layer compiles itself keep the options under which they are traced.
         with as_traced():
-            return tf.function(self._traced, input_signature=signature, autograph=False).get_concrete_function()
+            compiled = tf.function(self._traced, input_signature=signature, autograph=False).get_concrete_function()
+        refuse_state(compiled.graph, self.gradients.model)
+        return compiled
 
     def _traced(self, *given: Tensor) -> Clipped:
         with even_sums():
@@ -282,24 +283,29 @@ class ClippedSums:
     def _are_same_beside_others(self, calls: Sequence[TrialCall], found: Sequence[NDArray]) -> bool:
         """Whether examples in turn at the places of the largest graph have what each has among its equals.
 
+        True where there is one example to try.
+
         Args:
             calls: those of `CallMode.SHARED_DRAWS` first.
             found: norm and fingerprint of each.
         """
-        shared = sum(call.mode == CallMode.SHARED_DRAWS for call in calls)
-        turns = np.arange(self.places) % shared
-        mixed = self._norms_and_fingerprints(calls[:shared], self.places)
-        return np.array_equal(mixed, np.stack(found)[turns], equal_nan=True)
+        shared = [call for call in calls if call.mode == CallMode.SHARED_DRAWS]
+        if len(shared) == 1:
+            return True
+        mixed = self._norms_and_fingerprints(shared, self.places)
+        return np.array_equal(mixed, np.stack(found)[_turns(len(shared), self.places)], equal_nan=True)
 
     def _norms_and_fingerprints(self, calls: Sequence[TrialCall], units: int) -> NDArray:
-        """Of examples in turn at the places of the graph for so many units: shape (units, 2)."""
-        turns = [calls[place % len(calls)] for place in range(units)]
-        every, labels = (
-            np.repeat(np.stack(one), self._cap, axis=0)
-            for one in zip(*[(call.x, call.y) for call in turns], strict=True)
-        )
+        """Of examples in turn at the places of the graph for so many units: shape (units, 2). All have one mode."""
+        turns = np.repeat(_turns(len(calls), units), self._cap)
+        every, labels = (np.stack(one)[turns] for one in ([call.x for call in calls], [call.y for call in calls]))
         found = self._call(every, labels, np.ones((units, self._cap), bool), 1.0, mode=calls[0].mode)
         return np.stack([np.asarray(found.norms), np.asarray(found.fingerprints, np.float64)], axis=1)[:units]
+
+
+def _turns(examples: int, places: int) -> NDArray:
+    """Which example stands at each place."""
+    return np.arange(places) % examples
 
 
 def _check_loss_weights(loss_weights: LossWeights, labels: NDArray) -> None:

@@ -4,23 +4,26 @@ A unit's gradient must depend on that unit alone. A model that keeps a running m
 that come after. A trial sees that only if made-up examples cause it. A graph shows what it may write, on any branch.
 """
 
+from collections.abc import Iterator
+
 import tensorflow as tf
 from tensorflow.python.framework.auto_control_deps_utils import get_read_only_resource_input_indices_graph
 
 from cloister.core.errors import UnsupportedModel
 from cloister.core.model_state import is_seed
 from cloister.core.tensors import Network
-from cloister.privacy.dpsgd.reductions import with_functions
+from cloister.privacy.dpsgd.graphs import with_functions
+from cloister.privacy.dpsgd.refusals import LEARNT
 
 PYTHON = ("PyFunc", "EagerPyFunc")
-"""Beginnings of operations that call Python. Their inside is not seen."""
-CARRY_NOTHING = (
+"""Prefixes of operations that call Python. What they do inside cannot be seen."""
+CHECKED_BY_VARIABLE = (
     *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "AssignVariableOp"),
     *("If", "While", "Case", "StatefulPartitionedCall"),
     *("Assert", "CheckNumerics", "CheckNumericsV2"),
 )
-"""Operations that TensorFlow counts as stateful, and that keep nothing. What variables they read and write is looked at
-by itself. Others make tables or queues, read files, or draw random numbers from a state of their own."""
+"""Stateful operations that are accepted. The variables that they read and write are checked by `_of_variables`. The
+rest make tables or queues, read files, or draw random numbers from a state of their own."""
 
 
 def refuse_state(graph: tf.Graph, model: Network) -> None:
@@ -33,27 +36,37 @@ def refuse_state(graph: tf.Graph, model: Network) -> None:
     Raises:
         UnsupportedModel: names the variable, or the operation.
     """
-    known = {id(variable.value) for variable in model.variables}
+    for reasons in (_of_variables(graph, model), _of_operations(graph)):
+        for reason in reasons:
+            raise UnsupportedModel(f"the model {reason}")
+
+
+def _of_variables(graph: tf.Graph, model: Network) -> Iterator[str]:
+    """Reasons to refuse a graph by the variables that it uses."""
+    paths = {id(variable.value.handle): variable.path for variable in model.variables}
     for used in graph.variables:
-        if id(used) not in known:
-            raise UnsupportedModel(f"the model uses {used.name}, a variable that Keras does not know; use add_weight")
+        if id(used.handle) not in paths:
+            yield f"uses {used.name}, a variable that Keras does not know; use add_weight"
     seeds = {id(variable.value.handle) for variable in model.variables if is_seed(variable)}
-    for written in _written(graph):
-        if id(written) not in seeds:
-            raise UnsupportedModel(
-                f"the model may change {_name(written, model)} while training: state learnt from data without noise; "
-                "use a layer without state"
+    for written in map(id, _written(graph)):
+        if written not in paths:
+            yield "uses a table, a queue or another resource that outlives a call; use operations without a state"
+        elif written not in seeds:
+            yield f"may change {paths[written]} {LEARNT}"
+
+
+def _of_operations(graph: tf.Graph) -> Iterator[str]:
+    """Reasons to refuse a graph by its operations, and by those of the functions that it calls."""
+    for operation in (one for own in with_functions(graph) for one in own.get_operations()):
+        if _keeps(operation):
+            yield (
+                f"uses {operation.type}, which could keep something of an example; use operations without a state, "
+                "random numbers of a keras.random.SeedGenerator, and unroll=True for recurrent layers"
             )
-    operations = (operation for own in with_functions(graph) for operation in own.get_operations())
-    for kind in (operation.type for operation in operations if _keeps(operation)):
-        raise UnsupportedModel(
-            f"the model uses {kind}, which could keep something of an example; use operations of Keras or TensorFlow "
-            "without a state, and random numbers of a keras.random.SeedGenerator"
-        )
 
 
 def _keeps(operation: tf.Operation) -> bool:
-    is_stateful = operation.op_def.is_stateful and operation.type not in CARRY_NOTHING
+    is_stateful = operation.op_def.is_stateful and operation.type not in CHECKED_BY_VARIABLE
     return is_stateful or operation.type.startswith(PYTHON)
 
 
@@ -69,9 +82,3 @@ def _written(graph: tf.Graph) -> list[tf.Tensor]:
         for number, tensor in enumerate(graph.inputs)
         if tensor.dtype == tf.resource and number not in only_read
     ]
-
-
-def _name(handle: tf.Tensor, model: Network) -> str:
-    """The path of the variable that has the handle."""
-    paths = {id(variable.value.handle): variable.path for variable in model.variables}
-    return paths.get(id(handle), "a table or a queue")

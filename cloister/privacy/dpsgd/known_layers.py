@@ -10,16 +10,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
-from numpy.typing import NDArray
 
-from cloister.core.tensors import Layer, LayerCall, Network
+from cloister.core.tensors import Layer, Network
 from cloister.privacy.dpsgd.draws import RANDOM_BY_EXAMPLE
 from cloister.privacy.dpsgd.vectorised import Loss
 
 _layers, _losses = keras.layers, keras.losses
+MERGING = (_layers.Add, _layers.Subtract, _layers.Multiply, _layers.Average, _layers.Maximum, _layers.Minimum)
+"""Layers that are known where all that they are given has one shape: Keras takes some tensors of one number for each
+example for a bias, and what else it repeats depends on the first call."""
+ATTENTION = (_layers.Attention, _layers.AdditiveAttention, _layers.MultiHeadAttention, _layers.GroupQueryAttention)
+"""Layers that are known where all that they are given has three axes."""
+MOST_ATTENDED = 3
+"""Arguments of an attention, which are queries, values and keys. Masks stand behind them."""
+ACTIVATING = (_layers.ReLU, _layers.LeakyReLU, _layers.PReLU, _layers.ELU, _layers.Softmax)
+"""Layers that are known as activations: what comes out has the shape of what goes in."""
 KNOWN = frozenset(
     (
-        *RANDOM_BY_EXAMPLE,
+        *(*RANDOM_BY_EXAMPLE, *MERGING, *ATTENTION, *ACTIVATING),
         *(_layers.InputLayer, _layers.Identity, _layers.Masking, _layers.Embedding),
         *(_layers.Dense, _layers.Conv1D, _layers.Conv2D, _layers.Conv3D),
         *(_layers.Conv1DTranspose, _layers.Conv2DTranspose, _layers.Conv3DTranspose),
@@ -28,8 +36,7 @@ KNOWN = frozenset(
         *(_layers.AveragePooling1D, _layers.AveragePooling2D, _layers.AveragePooling3D),
         *(_layers.GlobalMaxPooling1D, _layers.GlobalMaxPooling2D, _layers.GlobalMaxPooling3D),
         *(_layers.GlobalAveragePooling1D, _layers.GlobalAveragePooling2D, _layers.GlobalAveragePooling3D),
-        *(_layers.Activation, _layers.ReLU, _layers.LeakyReLU, _layers.PReLU, _layers.ELU, _layers.Softmax),
-        *(_layers.Flatten, _layers.Reshape, _layers.Permute, _layers.RepeatVector),
+        *(_layers.Activation, _layers.Flatten, _layers.Reshape, _layers.Permute, _layers.RepeatVector),
         *(_layers.ZeroPadding1D, _layers.ZeroPadding2D, _layers.ZeroPadding3D),
         *(_layers.Cropping1D, _layers.Cropping2D, _layers.Cropping3D),
         *(_layers.UpSampling1D, _layers.UpSampling2D, _layers.UpSampling3D),
@@ -41,21 +48,11 @@ KNOWN = frozenset(
 )
 """Layers, and no subclass of them. A batch normalisation that is trained is refused by name (`refusals`), and dropout
 that draws for several examples together is found by `draws.draws_otherwise`."""
-MERGING = (_layers.Add, _layers.Subtract, _layers.Multiply, _layers.Average, _layers.Maximum, _layers.Minimum)
-"""Layers that are known where all that they are given has one shape: Keras takes some tensors of one number for each
-example for a bias, and what else it repeats depends on the first call."""
-ATTENTION = (_layers.Attention, _layers.AdditiveAttention, _layers.MultiHeadAttention, _layers.GroupQueryAttention)
-"""Layers that are known where all that they are given has three axes."""
-MOST_ATTENDED = 3
-"""Arguments of an attention, which are queries, values and keys. Masks stand behind them."""
-ACTIVATING = (_layers.ReLU, _layers.LeakyReLU, _layers.PReLU, _layers.ELU, _layers.Softmax)
-"""Layers that are known as activations: what comes out has the shape of what goes in."""
 SCALARS = ("scale", "offset", "mask_value")
 """Parts of a layer's configuration that are known where they are single numbers. An array may add axes in front."""
 LOSSES = (
     _losses.sparse_categorical_crossentropy,
     _losses.categorical_crossentropy,
-    _losses.categorical_focal_crossentropy,
     _losses.binary_crossentropy,
     _losses.binary_focal_crossentropy,
     _losses.cosine_similarity,
@@ -68,7 +65,12 @@ LOSSES = (
 )
 """Losses of which each number is of one example. Not `hinge` and `squared_hinge`: they convert labels if all of a batch
 are 0 or 1."""
-LOSSES_OF_EQUAL_RANKS = (_losses.poisson, _losses.kl_divergence, _losses.categorical_hinge)
+LOSSES_OF_EQUAL_RANKS = (
+    _losses.categorical_focal_crossentropy,
+    _losses.categorical_hinge,
+    _losses.kl_divergence,
+    _losses.poisson,
+)
 """Others, which are known where labels have as many axes as outputs: labels that are single numbers are repeated for
 the outputs of all examples."""
 FUNCTIONS = tuple(
@@ -83,17 +85,17 @@ AXES = ("axis", "axes", "attention_axes")
 """Parts of a layer's configuration that name axes."""
 
 
-def keeps_examples_apart(model: Network, loss: Loss, labels: NDArray) -> bool:
-    """Whether a model consists of known layers alone, and the loss is known.
+def keeps_examples_apart(model: Network, loss: Loss, label_axes: int) -> bool:
+    """Whether all layers of a model, and the loss, are known to keep examples apart.
 
-    Not where an example is a single number somewhere: the last axis of such a tensor is that of examples.
+    False if some tensor has no axis but that of examples: the last axis would be that one.
 
     Args:
         model: built, of one output.
         loss: of each example.
-        labels: of made-up examples.
+        label_axes: of a batch of labels.
     """
-    return _is_known(model) and _is_known_loss(loss, equal_ranks=labels.ndim == len(model.outputs[0].shape))
+    return _is_known(model) and _is_known_loss(loss, equal_ranks=label_axes == len(model.outputs[0].shape))
 
 
 def _is_known_loss(loss: Loss, equal_ranks: bool) -> bool:
@@ -101,32 +103,34 @@ def _is_known_loss(loss: Loss, equal_ranks: bool) -> bool:
 
 
 def _is_known(layer: Layer) -> bool:
-    calls, inner = layer._inbound_nodes, _inner(layer)
-    if not all(map(_gives_rows, calls)) or getattr(layer, "quantization_mode", None) is not None:
+    # What a layer computes in 8 bits is not known.
+    if not _has_batches(layer) or getattr(layer, "quantization_mode", None) is not None:
         return False
+    inner = _inner(layer)
     if inner is not None:
         return all(_is_known(one) for one in inner)
-    if type(layer) not in (*KNOWN, *MERGING, *ATTENTION):
-        return False
-    return _takes_one_shape(layer, [call.arguments.args for call in calls]) and _keeps_first_axis(layer)
+    return type(layer) in KNOWN and _takes_known_shapes(layer) and _keeps_first_axis(layer)
 
 
-def _takes_one_shape(layer: Layer, given: Sequence[Sequence[object]]) -> bool:
-    """Whether a layer of the lists takes tensors of one rank, and of one shape where it has to.
-
-    A layer that was made for another rank may repeat what it is given.
-
-    Args:
-        layer: built.
-        given: what its calls are given by place.
-    """
+def _takes_known_shapes(layer: Layer) -> bool:
+    """Whether a layer of the list is known for what its calls are given by place."""
+    given = [node.arguments.args for node in layer._inbound_nodes]
+    most = MOST_ATTENDED if type(layer) in ATTENTION else 1
     shapes = [[tuple(tensor.shape[1:]) for tensor in keras.tree.flatten(args)] for args in given]
+    return all(len(args) <= most for args in given) and _are_known(layer, shapes)
+
+
+def _are_known(layer: Layer, shapes: Sequence[Sequence[tuple[int | None, ...]]]) -> bool:
+    """Whether a layer is known for the shapes of an example that are given to each of its calls."""
+    # A layer that was built for another rank may repeat what it is given.
     ranks = {len(shape) for own in shapes for shape in own} | {len(shape) - 1 for shape in _built_for(layer)}
     if type(layer) in ATTENTION:
-        return bool(given) and ranks == {2} and all(len(args) <= MOST_ATTENDED for args in given)
-    if type(layer) in MERGING and not all(len(set(own)) == 1 and None not in own[0] for own in shapes):
-        return False
-    return len(ranks) <= 1 and all(len(args) <= 1 for args in given)
+        return bool(shapes) and ranks == {2}
+    return len(ranks) <= 1 and (type(layer) not in MERGING or all(map(_is_one_shape, shapes)))
+
+
+def _is_one_shape(shapes: Sequence[tuple[int | None, ...]]) -> bool:
+    return len(set(shapes)) == 1 and None not in shapes[0]
 
 
 def _built_for(layer: Layer) -> Iterator[Sequence[int | None]]:
@@ -136,14 +140,15 @@ def _built_for(layer: Layer) -> Iterator[Sequence[int | None]]:
     return (shape for shape in shapes if shape is not None and not any(isinstance(one, tuple | list) for one in shape))
 
 
-def _gives_rows(call: LayerCall) -> bool:
-    """Whether all tensors of a call have another axis behind that of examples, and none is given by name.
+def _has_batches(layer: Layer) -> bool:
+    """Whether all tensors of a layer's calls have another axis behind that of examples, and none is given by name.
 
     Masks and states are given by name. They could have other axes than they should.
     """
-    arguments = call.arguments
-    has_named = any(map(keras.backend.is_keras_tensor, keras.tree.flatten(arguments.kwargs)))
-    return not has_named and all(len(tensor.shape) > 1 for tensor in (*arguments.keras_tensors, *call.outputs))
+    nodes = layer._inbound_nodes
+    named = keras.tree.flatten([node.arguments.kwargs for node in nodes])
+    tensors = (tensor for node in nodes for tensor in (*node.arguments.keras_tensors, *node.outputs))
+    return not any(map(keras.backend.is_keras_tensor, named)) and all(len(tensor.shape) > 1 for tensor in tensors)
 
 
 def _keeps_first_axis(layer: Layer) -> bool:
@@ -158,6 +163,7 @@ def _inner(layer: Layer) -> Iterable[Layer] | None:
         return [layer.layer]
     if type(layer) is _layers.Bidirectional:
         return [layer.forward_layer, layer.backward_layer]
+    # Without this its layers have no nodes to look at.
     if type(layer) is keras.Sequential and layer._functional is not None:
         return layer.layers
     is_functional = type(layer).__name__ == "Functional" and type(layer).__module__.startswith("keras.")

@@ -17,13 +17,14 @@ import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
 from cloister.core.tensors import Tensor
+from cloister.privacy.dpsgd.graphs import with_functions
 from cloister.privacy.dpsgd.parts import added_up
 
 REPLACED = ("Sum", "Mean")
 """Operations whose result depends on the order of terms."""
 SOFTMAX = "Softmax"
-"""Replaced too. Its rows were seen to differ: it computes most exponentials several at a time, and some one by one. So
-were those of operations whose names begin like that, such as a cross-entropy, which are only found."""
+"""Replaced too: rows were seen to differ, since it computes most exponentials several at a time and some one by one.
+Operations whose names begin with it, such as a cross-entropy, differ too. They are only found."""
 LEFT = ("Prod", "EuclideanNorm")
 """Others, which are rare: they are only found."""
 MANY = 4096
@@ -167,20 +168,3 @@ def _is_uneven(operation: tf.Operation) -> bool:
         classes = operation.inputs[0].shape[-1]
         return classes is None or classes > MANY
     return kind.startswith(SOFTMAX)
-
-
-def with_functions(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[tf.Graph]:
-    """A graph, and those of the functions that it calls.
-
-    Args:
-        graph: of a traced function.
-        seen: names of functions that are left out, and those of all that were given are added.
-    """
-    seen = set() if seen is None else seen
-    yield graph
-    for operation in graph.get_operations():
-        for attribute in operation.node_def.attr.values():
-            for function in (attribute.func, *attribute.list.func):
-                if function.name and function.name not in seen:
-                    seen.add(function.name)
-                    yield from with_functions(graph._get_function(function.name).graph, seen)

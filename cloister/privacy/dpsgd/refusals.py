@@ -9,6 +9,7 @@ from cloister.core.errors import CloisterError, UnsupportedModel
 from cloister.core.tensors import Layer, Network
 
 DTYPES = ("float32", "float64")
+LEARNT = "while training: state learnt from data without noise; use a layer without state"
 ACTIVITY = "activity_regularizer"
 PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 """Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""

@@ -21,6 +21,7 @@ from cloister.privacy.dpsgd.draws import drawing_layers, replaced_call, seeds_of
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.layer_trials import refuse_coupled_layers
 from cloister.privacy.dpsgd.probe import EXAMPLES, Probe
+from cloister.privacy.dpsgd.refusals import LEARNT
 from cloister.privacy.dpsgd.trial_weights import SCALES, moved, random_weights
 from cloister.privacy.dpsgd.vectorised import Loss
 
@@ -236,9 +237,7 @@ class Trial:
         state = [variable for variable in self.model.non_trainable_variables if not is_seed(variable)]
         changed = [variable.path for variable in state if scope.get_current_value(variable) is not None]
         if changed:
-            raise UnsupportedModel(
-                f"{changed[0]} changes while training: state learnt from data without noise; use a layer without state"
-            )
+            raise UnsupportedModel(f"{changed[0]} changes {LEARNT}")
 
     def agrees_by_layer(self, gradients: Gradients) -> bool:
         """Whether layers one by one give what TensorFlow gives; both see the same batch and the same dropout."""

@@ -99,7 +99,7 @@ def gradients_of_one(
 
 
 def _dense_gradients(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """An embedding's gradient comes as rows and their numbers."""
+    """All gradients as dense tensors. An embedding's comes as `IndexedSlices`."""
     return [
         _dense_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
         for gradient in gradients
@@ -107,9 +107,9 @@ def _dense_gradients(gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _dense_rows(gradient: tf.IndexedSlices) -> Tensor:
-    """All rows, without those of numbers that there are none of.
+    """The dense tensor of an embedding's gradient. Indices outside the table add nothing.
 
-    On a GPU such a number raises no exception, and vectorisation takes it for a number of the next example.
+    A GPU raises no exception for them, and vectorisation would count them as rows of another example.
     """
     inside = (gradient.indices >= 0) & (gradient.indices < tf.cast(gradient.dense_shape[0], gradient.indices.dtype))
     rows = tf.where(inside, gradient.indices, tf.zeros_like(gradient.indices))

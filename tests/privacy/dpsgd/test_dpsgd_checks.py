@@ -92,7 +92,7 @@ class InPython(keras.Layer):
     """Computes in Python, where it could keep anything."""
 
     def call(self, x):
-        return tf.ensure_shape(tf.numpy_function(lambda numbers: numbers, [x], x.dtype), x.shape)
+        return tf.ensure_shape(tf.numpy_function(lambda numbers: numbers, [x], x.dtype, stateful=False), x.shape)
 
 
 class Remembering(keras.Layer):
@@ -105,6 +105,17 @@ class Remembering(keras.Layer):
         added = tf.cond(large, lambda: tf.group(table.insert(key, 1.0)), tf.no_op)
         with tf.control_dependencies([added]):
             return x + table.lookup(key)
+
+
+class LookingUp(keras.Layer):
+    """Has a table that outlives a call. Which it only reads, but that cannot be seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    def call(self, x):
+        return x + tf.ensure_shape(self.table.lookup(tf.constant(1, tf.int64)), ())
 
 
 class FixedSeed(keras.Layer):
@@ -276,8 +287,9 @@ REFUSED = {
     "other examples of its batch": lambda: small(BatchMean()),
     "changes while training": lambda: small(Counter()),
     "may change largest_seen.* while training: state learnt": lambda: small(LargestSeen()),
-    "PyFunc, which could keep": lambda: small(layers.Dense(3, trainable=False), InPython()),
+    "PyFuncStateless, which could keep": lambda: small(layers.Dense(3, trainable=False), InPython()),
     "HashTableV2, which could keep": lambda: small(Remembering()),
+    "a table, a queue or another resource": lambda: small(LookingUp()),
     "RandomUniform, which could keep": lambda: small(FixedSeed()),
     "Keras does not know": lambda: small(Hidden()),
     "loss of its own": lambda: small(Penalty()),

@@ -24,5 +24,5 @@ def test_an_example_names_no_row_of_another():
 
 @pytest.mark.filterwarnings("ignore:Converting sparse IndexedSlices")
 def test_without_that_it_would():
-    """The first one's fifth row of none is the second one's second."""
+    """Index 5 of the first example, which has rows 0 to 3, is row 1 of the second."""
     assert of_each(tf.convert_to_tensor)[1][1] == 2
