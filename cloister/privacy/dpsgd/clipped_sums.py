@@ -283,14 +283,14 @@ class ClippedSums:
     def _are_same_beside_others(self, calls: Sequence[TrialCall], found: Sequence[NDArray]) -> bool:
         """Whether examples in turn at the places of the largest graph have what each has among its equals.
 
-        True where there is one example to try.
+        True where there are no two to try.
 
         Args:
             calls: those of `CallMode.SHARED_DRAWS` first.
             found: norm and fingerprint of each.
         """
         shared = [call for call in calls if call.mode == CallMode.SHARED_DRAWS]
-        if len(shared) == 1:
+        if len(shared) < 2:
             return True
         mixed = self._norms_and_fingerprints(shared, self.places)
         return np.array_equal(mixed, np.stack(found)[_turns(len(shared), self.places)], equal_nan=True)

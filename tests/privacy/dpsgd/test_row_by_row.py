@@ -235,7 +235,7 @@ def differing(model, scale):
     sums, found = step._clipped_sums, 0
     for x, y in zip(*batch(model, 6, seed=2), strict=True):
         call = TrialCall(x, y)
-        norms = np.concatenate([sums._norms_and_fingerprints(call, units)[:, 0] for units in sums._graphs])
+        norms = np.concatenate([sums._norms_and_fingerprints([call], units)[:, 0] for units in sums._graphs])
         assert norms[0] > 0
         found += len(set(norms)) > 1
     assert sorted(sums._graphs) == SIZES and "row by row" in forms(step)
