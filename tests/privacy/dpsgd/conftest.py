@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cloister.privacy.dpsgd import checks
+from cloister.privacy.dpsgd import checks, clipped_sums
+from cloister.privacy.dpsgd.strides import stride
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -16,3 +17,9 @@ def every_layer_is_known(request, monkeypatch):
     """Trials are tested by themselves, as if every layer and loss were known; not with the mark `known_layers`."""
     if not request.node.get_closest_marker("known_layers"):
         monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss, label_axes: True)
+
+
+@pytest.fixture(autouse=True)
+def few_graphs(monkeypatch):
+    """Where a call has 48 places, as many graphs for rows as where it has 16: each takes seconds to compile."""
+    monkeypatch.setattr(clipped_sums, "FEWER", max(clipped_sums.FEWER, stride() // 8))
