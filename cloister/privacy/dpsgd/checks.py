@@ -12,7 +12,7 @@ from functools import partial
 
 from cloister.core.errors import UnsupportedModel
 from cloister.core.tensors import Network
-from cloister.privacy.dpsgd.draws import draws_otherwise
+from cloister.privacy.dpsgd.draws import draws_otherwise, seeds_of
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.known_layers import keeps_examples_apart
 from cloister.privacy.dpsgd.probe import Probe, check_probe
@@ -43,7 +43,14 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
             trials.refuse_coupled_layers()
         trials.refuse_coupling()
         make = partial(Gradients, model, loss, one_at_a_time=not apart)
-        alone = draws_otherwise(model) or trials.first.shares_draws() or not trials.passes(Trial.is_batch_independent)
+        # A layer that is not known could write the states that others draw from.
+        may_write = not apart and bool(seeds_of(model))
+        alone = (
+            may_write
+            or draws_otherwise(model)
+            or trials.first.shares_draws()
+            or not trials.passes(Trial.is_batch_independent)
+        )
         by_layer = None if alone else _by_layer(make, trials)
         if by_layer is None:
             return _as_a_whole(make, trials)

@@ -12,8 +12,11 @@ from cloister.core.tensors import Network
 from cloister.privacy.dpsgd.graphs import with_functions
 from cloister.privacy.dpsgd.refusals import LEARNT
 
-PYTHON = ("PyFunc", "EagerPyFunc")
-"""Prefixes of operations that call Python. What they do inside cannot be seen."""
+PREFIXES = ("PyFunc", "EagerPyFunc", "Inplace")
+"""Of operations that are refused, though TensorFlow counts some as stateless: they call Python, whose inside cannot be
+seen, or change a constant."""
+OTHERS = ("Batch", "BatchFunction", "Unbatch", "UnbatchGrad", "ReadFile")
+"""More of those: they wait for other calls, or read what one may have written."""
 ASSIGN = "AssignVariableOp"
 KEEP_NOTHING = (
     *("ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"),
@@ -60,4 +63,4 @@ def _dtypes_of_seeds(model: Network) -> set[tf.DType]:
 
 def _keeps(operation: tf.Operation) -> bool:
     is_stateful = operation.op_def.is_stateful and operation.type not in (ASSIGN, *KEEP_NOTHING)
-    return is_stateful or operation.type.startswith(PYTHON)
+    return is_stateful or operation.type.startswith(PREFIXES) or operation.type in OTHERS or "Dataset" in operation.type

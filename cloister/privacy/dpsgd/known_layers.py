@@ -28,7 +28,7 @@ ACTIVATING = (_layers.ReLU, _layers.LeakyReLU, _layers.PReLU, _layers.ELU, _laye
 KNOWN = frozenset(
     (
         *(*RANDOM_BY_EXAMPLE, *MERGING, *ATTENTION, *ACTIVATING),
-        *(_layers.InputLayer, _layers.Identity, _layers.Masking, _layers.Embedding),
+        *(_layers.InputLayer, _layers.Identity, _layers.Embedding),
         *(_layers.Dense, _layers.Conv1D, _layers.Conv2D, _layers.Conv3D),
         *(_layers.Conv1DTranspose, _layers.Conv2DTranspose, _layers.Conv3DTranspose),
         *(_layers.SeparableConv1D, _layers.SeparableConv2D, _layers.DepthwiseConv1D, _layers.DepthwiseConv2D),
@@ -48,7 +48,7 @@ KNOWN = frozenset(
 )
 """Layers, and no subclass of them. A batch normalisation that is trained is refused by name (`refusals`), and dropout
 that draws for several examples together is found by `draws.draws_otherwise`."""
-SCALARS = ("scale", "offset", "mask_value")
+SCALARS = ("scale", "offset")
 """Parts of a layer's configuration that are known where they are single numbers. An array may add axes in front."""
 LOSSES = (
     _losses.sparse_categorical_crossentropy,
@@ -103,13 +103,22 @@ def _is_known_loss(loss: Loss, equal_ranks: bool) -> bool:
 
 
 def _is_known(layer: Layer) -> bool:
-    # What a layer computes in 8 bits is not known.
-    if not _has_batches(layer) or getattr(layer, "quantization_mode", None) is not None:
+    # Nor is what a layer computes in 8 bits, and a mask that an inner model makes shows in none of the calls behind it.
+    odd = getattr(layer, "quantization_mode", None) is not None or getattr(layer, "mask_zero", False)
+    if odd or not _has_batches(layer):
         return False
     inner = _inner(layer)
     if inner is not None:
-        return all(_is_known(one) for one in inner)
+        return _is_given_what_it_was_built_for(layer) and all(_is_known(one) for one in inner)
     return type(layer) in KNOWN and _takes_known_shapes(layer) and _keeps_first_axis(layer)
+
+
+def _is_given_what_it_was_built_for(layer: Layer) -> bool:
+    """Whether all calls of a model give it the shapes of its inputs. Its layers were looked at with those alone."""
+    if not isinstance(layer, keras.Model):
+        return True
+    built = [tuple(tensor.shape[1:]) for tensor in keras.tree.flatten(layer.inputs)]
+    return all([tuple(one.shape[1:]) for one in node.arguments.keras_tensors] == built for node in layer._inbound_nodes)
 
 
 def _takes_known_shapes(layer: Layer) -> bool:
@@ -159,7 +168,8 @@ def _keeps_first_axis(layer: Layer) -> bool:
 
 def _inner(layer: Layer) -> Iterable[Layer] | None:
     """What a layer applies, and nothing besides; None for a layer that computes something itself."""
-    if type(layer) is _layers.TimeDistributed:
+    # A model within would have no calls to look at.
+    if type(layer) is _layers.TimeDistributed and not isinstance(layer.layer, keras.Model):
         return [layer.layer]
     if type(layer) is _layers.Bidirectional:
         return [layer.forward_layer, layer.backward_layer]

@@ -228,6 +228,12 @@ def over_examples():
     return keras.Model(inputs, layers.Reshape((1,))(layers.Softmax()(inputs)))
 
 
+def sum_of_two():
+    """For two tensors of six numbers. Keras calls it for one of six and one of a single number too."""
+    inputs = [keras.Input((6,)), keras.Input((6,))]
+    return keras.Model(inputs, layers.Add()(inputs))
+
+
 def quantized(model):
     model.quantize("int8")
     return model
@@ -269,7 +275,7 @@ KNOWN = {
     "attention": lambda: functional((6, 4), lambda x: head(layers.Flatten()(layers.MultiHeadAttention(2, 3)(x, x)))),
     "nested": lambda: between(keras.Sequential([keras.Input((6, 4)), layers.Dense(3)])),
     "a residual": lambda: two_branches(layers.Add(), layers.Dense(6), layers.ReLU()),
-    "scaled": lambda: between(layers.Rescaling(2.0, offset=1), layers.Masking(0)),
+    "scaled": lambda: between(layers.Rescaling(2.0, offset=1)),
     "an activation that is a layer": lambda: between(layers.Dense(3, activation=layers.LeakyReLU())),
 }
 UNKNOWN = {
@@ -302,7 +308,16 @@ UNKNOWN = {
     "an activation that adds an axis": lambda: between(layers.Dense(4, activation=layers.Reshape((1, 24)))),
     "an activation that makes a mask": lambda: between(layers.Activation(layers.Masking(5.0))),
     "a scale with axes of its own": lambda: between(layers.Rescaling(np.ones((1, 1, 1, 1), np.float32))),
-    "a mask with axes of its own": lambda: between(layers.Masking(np.ones((1, 1, 1, 1), np.float32))),
+    "a mask that an inner model makes": lambda: between(
+        keras.Sequential([keras.Input((6, 4)), layers.Masking()]), layers.TimeDistributed(layers.Flatten())
+    ),
+    "a mask of words": lambda: functional((6,), lambda x: head(layers.Embedding(5, 4, mask_zero=True)(x)), "int32"),
+    "an inner model that is given a narrower input": lambda: functional(
+        (6,), lambda x: head(sum_of_two()([x, layers.Dense(1)(x)]))
+    ),
+    "a model for each step": lambda: between(
+        layers.TimeDistributed(keras.Sequential([keras.Input((4,)), layers.Dense(2)])),
+    ),
     "attention over pictures": lambda: functional(
         (2, 3, 4), lambda x: head(layers.Flatten()(layers.MultiHeadAttention(1, 2, attention_axes=(1, 2))(x, x)))
     ),
