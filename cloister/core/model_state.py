@@ -18,5 +18,5 @@ def sent_weights(model: Network) -> list[Variable]:
 
 
 def is_seed(variable: Variable) -> bool:
-    """Whether a variable is the state of a random number generator, such as that of a dropout layer."""
-    return bool(variable.path.endswith("seed_generator_state"))
+    """Whether a variable is the state of a random number generator, such as that of a dropout layer: whole numbers."""
+    return variable.path.endswith("seed_generator_state") and "int" in str(variable.dtype)

@@ -38,7 +38,7 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
     refuse_by_name(model)
     with refusing_what_cannot_be_tried():
         trials = ModelTrials(model, loss, probe)
-        apart = keeps_examples_apart(model, loss, probe[1].ndim)
+        apart = keeps_examples_apart(model, loss, probe[1].ndim) and trials.first.keeps_rows()
         if not apart:
             trials.refuse_coupled_layers()
         trials.refuse_coupling()

@@ -12,18 +12,18 @@ from cloister.core.tensors import Network
 from cloister.privacy.dpsgd.graphs import with_functions
 from cloister.privacy.dpsgd.refusals import LEARNT
 
-PREFIXES = ("PyFunc", "EagerPyFunc", "Inplace")
+REFUSED_PREFIXES = ("PyFunc", "EagerPyFunc", "Inplace")
 """Of operations that are refused, though TensorFlow counts some as stateless: they call Python, whose inside cannot be
 seen, or change a constant."""
-OTHERS = ("Batch", "BatchFunction", "Unbatch", "UnbatchGrad", "ReadFile")
-"""More of those: they wait for other calls, or read what one may have written."""
+REFUSED = ("Batch", "BatchFunction", "Unbatch", "UnbatchGrad", "ReadFile")
+"""More of those: they wait for other calls, or read what one may have written. Data sets may use files."""
 ASSIGN = "AssignVariableOp"
 KEEP_NOTHING = (
     *("ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"),
     *("If", "While", "Case", "StatefulPartitionedCall"),
     *("Assert", "CheckNumerics", "CheckNumericsV2"),
 )
-"""Operations that TensorFlow counts as stateful, and that are accepted. The rest make tables or queues, read files, or
+"""Operations that TensorFlow counts as stateful, and that are accepted. Others make tables or queues, read files, or
 draw from a state of their own."""
 
 
@@ -35,7 +35,7 @@ def refuse_state(graph: tf.Graph, model: Network) -> None:
         model: whose variables Keras knows.
 
     Raises:
-        UnsupportedModel: names the variable, or the operation.
+        UnsupportedModel: names a variable that Keras does not know, or the operation; not which variable is written.
     """
     known = {id(variable.value) for variable in model.variables}
     for used in graph.variables:
@@ -63,4 +63,5 @@ def _dtypes_of_seeds(model: Network) -> set[tf.DType]:
 
 def _keeps(operation: tf.Operation) -> bool:
     is_stateful = operation.op_def.is_stateful and operation.type not in (ASSIGN, *KEEP_NOTHING)
-    return is_stateful or operation.type.startswith(PREFIXES) or operation.type in OTHERS or "Dataset" in operation.type
+    is_refused = operation.type.startswith(REFUSED_PREFIXES) or operation.type in REFUSED
+    return is_stateful or is_refused or "Dataset" in operation.type

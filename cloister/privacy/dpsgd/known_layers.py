@@ -103,9 +103,9 @@ def _is_known_loss(loss: Loss, equal_ranks: bool) -> bool:
 
 
 def _is_known(layer: Layer) -> bool:
-    # Nor is what a layer computes in 8 bits, and a mask that an inner model makes shows in none of the calls behind it.
-    odd = getattr(layer, "quantization_mode", None) is not None or getattr(layer, "mask_zero", False)
-    if odd or not _has_batches(layer):
+    is_quantized = getattr(layer, "quantization_mode", None) is not None
+    # The calls behind an inner model do not show a mask that it makes.
+    if is_quantized or getattr(layer, "mask_zero", False) or not _has_batches(layer):
         return False
     inner = _inner(layer)
     if inner is not None:

@@ -21,6 +21,7 @@ from cloister.privacy.dpsgd.draws import drawing_layers, replaced_call, seeds_of
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.layer_trials import refuse_coupled_layers
 from cloister.privacy.dpsgd.probe import EXAMPLES, Probe
+from cloister.privacy.dpsgd.real_shapes import keeps_rows
 from cloister.privacy.dpsgd.refusals import LEARNT
 from cloister.privacy.dpsgd.trial_weights import SCALES, moved, random_weights
 from cloister.privacy.dpsgd.vectorised import Loss
@@ -186,6 +187,15 @@ class Trial:
                 return Gradients(self.model, loss, by_layer=False).losses(*self._ordered(self.x, order))
 
         refuse_coupled_layers(self.model, self._loss, forward, self._scope)
+
+    def keeps_rows(self) -> bool:
+        """Whether all that the layers of a known model are given, and give, has a row for each example alone."""
+
+        def forward(order: Sequence[int]) -> Tensor:
+            with self._scope():
+                return self._plain.losses(*self._ordered(self.x, order))
+
+        return keeps_rows(self.model, forward)
 
     def _ordered(self, x: Tensor, order: Sequence[int]) -> tuple[Tensor, Tensor]:
         return tf.gather(x, order), tf.gather(self.y, order)

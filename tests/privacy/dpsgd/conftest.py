@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cloister.privacy.dpsgd import checks, clipped_sums
+from cloister.privacy.dpsgd import clipped_sums
 from cloister.privacy.dpsgd.strides import stride
 
 HERE = Path(__file__).parent
@@ -15,8 +15,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 @pytest.fixture(autouse=True)
 def every_layer_is_known(request, monkeypatch):
     """Trials are tested by themselves, as if every layer and loss were known; not with the mark `known_layers`."""
+    from examples_of_dpsgd import as_if_known  # found by the path above
+
     if not request.node.get_closest_marker("known_layers"):
-        monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss, label_axes: True)
+        as_if_known(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

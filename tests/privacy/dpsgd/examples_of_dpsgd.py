@@ -8,12 +8,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cloister.privacy.dpsgd import checks, trials
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums
 from cloister.privacy.dpsgd.rounding import Batching
 from cloister.privacy.dpsgd.step import DpSgd
 
 LOSS = keras.losses.sparse_categorical_crossentropy
 layers = keras.layers
+
+
+def as_if_known(monkeypatch: Any) -> None:
+    """Take every layer and loss for known."""
+    monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss, label_axes: True)
+    monkeypatch.setattr(trials, "keeps_rows", lambda model, forward: True)
 
 
 def gradient_of_one(model: Any, x: np.ndarray, y: np.ndarray, loss: Any = LOSS) -> list[np.ndarray]:

@@ -9,7 +9,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, first_moves, functional, head, norm, relative_error
+from examples_of_dpsgd import (
+    LOSS,
+    as_if_known,
+    batch,
+    brute_force,
+    dp_sgd,
+    first_moves,
+    functional,
+    head,
+    norm,
+    relative_error,
+)
 from support import mostly_slow
 
 from cloister.core.errors import UnsupportedModel
@@ -169,7 +180,7 @@ def test_one_example_moves_the_sum_by_the_bound_at_most(name):
 def test_if_its_layer_was_thought_to_be_known_it_moves_it_by_more(name, monkeypatch):
     """No trial shows it, but for different examples beside each other, which show some."""
     monkeypatch.setattr(ClippedSums, "_are_same_beside_others", lambda self, calls, found: True)
-    monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss, label_axes: True)
+    as_if_known(monkeypatch)
     step, far = moves(name)
     assert far > 1.2 and step._clipped_sums.same_at_every_place
 
@@ -389,7 +400,7 @@ def test_a_loss_that_repeats_labels_is_refused():
 
 @pytest.mark.parametrize("name", ["roundings", "gradients"])
 def test_different_examples_beside_each_other_show_some(name, monkeypatch):
-    monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss, label_axes: True)
+    as_if_known(monkeypatch)
     step, far = moves(name)
     assert far <= 1 and not step._clipped_sums.same_at_every_place
 
@@ -401,10 +412,10 @@ def with_a_number(features):
     return keras.Model(inputs, head(layers.Add()([wide, one])))
 
 
-def moved_by_a_number(monkeypatch, as_if_known):
+def moved_by_a_number(monkeypatch, is_known):
     """The step, and how far one example moves its sum, in S."""
-    if as_if_known:
-        monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss, label_axes: True)
+    if is_known:
+        as_if_known(monkeypatch)
     model = with_a_number(COUNT)
     step = dp_sgd(model, batch_size=COUNT)
     wide, top = (layer for layer in model.layers if layer.trainable_variables)
@@ -417,17 +428,17 @@ def moved_by_a_number(monkeypatch, as_if_known):
 
 
 def test_a_number_for_each_example_moves_the_sum_by_the_bound_at_most(monkeypatch):
-    _, far = moved_by_a_number(monkeypatch, as_if_known=False)
+    _, far = moved_by_a_number(monkeypatch, is_known=False)
     assert 0 < far <= 1
 
 
 @pytest.mark.skipif(stride() == 1, reason="no number of examples suits this processor: each is computed alone")
 def test_different_examples_beside_each_other_show_that_it_is_mixed(monkeypatch):
     """Keras does so for as many examples as the call has room for, and for none of the fewer ones of other trials."""
-    step, far = moved_by_a_number(monkeypatch, as_if_known=True)
+    step, far = moved_by_a_number(monkeypatch, is_known=True)
     assert far <= 1 and step._clipped_sums.places == 1
     monkeypatch.setattr(ClippedSums, "_are_same_beside_others", lambda self, calls, found: True)
-    step, far = moved_by_a_number(monkeypatch, as_if_known=True)
+    step, far = moved_by_a_number(monkeypatch, is_known=True)
     assert far > 2 and step._clipped_sums.places == COUNT
 
 

@@ -1,0 +1,159 @@
+"""What a graph could carry from one example to the next is refused, or is each example's own.
+
+Made-up examples show nothing of it in any trial.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from examples_of_dpsgd import batch, dp_sgd, functional, norm
+
+from cloister.core.errors import UnsupportedModel
+from cloister.core.model_state import is_seed
+from cloister.privacy.dpsgd import checks
+
+layers = keras.layers
+pytestmark = pytest.mark.known_layers
+
+
+class LargestSeen(keras.Layer):
+    """Learns from examples of a kind that made-up ones are not of."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        def learn():
+            self.seen.assign(keras.ops.max(x))
+            return x * self.seen
+
+        return tf.cond(tf.reduce_any(x > 1e30), learn, lambda: x)
+
+
+class InPython(keras.Layer):
+    """Computes in Python, where it could keep anything."""
+
+    def call(self, x):
+        return tf.ensure_shape(tf.numpy_function(lambda numbers: numbers, [x], x.dtype, stateful=False), x.shape)
+
+
+class Remembering(keras.Layer):
+    """Remembers in a table that it makes anew in each call, it seems: TensorFlow gives it the old one."""
+
+    def call(self, x):
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+        key = tf.constant(1, tf.int64)
+        large = tf.reduce_any(x > 1e30)
+        added = tf.cond(large, lambda: tf.group(table.insert(key, 1.0)), tf.no_op)
+        with tf.control_dependencies([added]):
+            return x + table.lookup(key)
+
+
+class LookingUp(keras.Layer):
+    """Reads a table that outlives a call. That it only reads it cannot be seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    def call(self, x):
+        return x + tf.ensure_shape(self.table.lookup(tf.constant(1, tf.int64)), ())
+
+
+class InPlace(keras.Layer):
+    """Changes a constant of the graph, which later calls see: TensorFlow counts it as stateless."""
+
+    def call(self, x):
+        one = tf.reduce_max(x, axis=-1, keepdims=True)[:1]
+        return x + tf.raw_ops.InplaceAdd(x=tf.zeros([1, 1]), i=[0], v=0 * one)
+
+
+class SeedWriter(keras.Layer):
+    """Writes the state that its dropout draws from."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = layers.Dropout(0.5)
+
+    def call(self, x):
+        state = self.dropout.seed_generator.state
+        state.assign(tf.where(tf.reduce_any(x > 1e30), tf.fill([2], 77), tf.cast(state.value, tf.int32)))
+        return tf.where(tf.cast(state.value, tf.int32)[0] == 77, -x, x)
+
+
+class FixedSeed(keras.Layer):
+    """Draws from a state of TensorFlow's own, which one example more moves on for all later ones."""
+
+    def call(self, x):
+        drawn = tf.cond(tf.reduce_any(x > 1e30), lambda: tf.random.uniform([], seed=5), lambda: tf.zeros([]))
+        return x + drawn
+
+
+class Hidden(keras.Layer):
+    """Keeps a variable that Keras does not know of."""
+
+    def __init__(self):
+        super().__init__()
+        self.box = [tf.Variable(1.0)]
+
+    def call(self, x):
+        return x * self.box[0]
+
+
+def network(layer, trainable=True):
+    """A dense layer, one that is tried, and a dense layer."""
+
+    def inner(x):
+        before = layers.Dense(3, activation="tanh", trainable=trainable)(x)
+        return layers.Dense(5, activation="softmax")(layer(before))
+
+    return functional((6,), inner)
+
+
+REFUSED = {
+    "may change a variable while training: state learnt": lambda: network(LargestSeen()),
+    "PyFuncStateless, which could keep": lambda: network(InPython(), trainable=False),
+    "MutableHashTableV2, which could keep": lambda: network(Remembering()),
+    "LookupTableFindV2, which could keep": lambda: network(LookingUp()),
+    "InplaceAdd, which could keep": lambda: network(InPlace(), trainable=False),
+    "RandomUniform, which could keep": lambda: network(FixedSeed()),
+    "a variable that Keras does not know": lambda: network(Hidden()),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_it_is_refused(reason):
+    with pytest.raises(UnsupportedModel, match=reason):
+        dp_sgd(REFUSED[reason]())
+
+
+def moved_by_a_write():
+    """The step of a model that writes the state of its dropout, and how far one example moves its sum, in S."""
+    model = functional((6,), lambda x: layers.Dense(5, activation="softmax")(SeedWriter()(x)))
+    kernel = np.zeros((6, 5))
+    kernel[0, :2] = 9.0, -9.0
+    x, y = batch(model, 16)
+    x[:] = 1.0
+    x[0, 1], y[:] = 1e31, 0
+    step = dp_sgd(model)
+    model.layers[-1].set_weights([kernel, np.zeros(5)])
+    without, with_it = (step.clipped_sum(x[part], y[part], 1e-3).sums for part in (slice(1, None), slice(None)))
+    return step, norm([a.astype(float) - b for a, b in zip(with_it, without, strict=True)]) / 1e-3
+
+
+def test_a_layer_that_writes_the_state_of_a_dropout_writes_no_other_examples():
+    step, far = moved_by_a_write()
+    assert far <= 1 and step.method == "model"
+
+
+def test_taken_layer_by_layer_what_it_wrote_would_stay(monkeypatch):
+    monkeypatch.setattr(checks, "seeds_of", lambda model: [])
+    step, far = moved_by_a_write()
+    assert far > 2 and step.method == "layers"
+
+
+def test_a_weight_that_is_named_like_a_state_is_none():
+    named = layers.Layer().add_weight(shape=(2,), name="seed_generator_state")
+    assert named.path.endswith("seed_generator_state")
+    assert not is_seed(named) and is_seed(layers.Dropout(0.5).seed_generator.state)
