@@ -120,6 +120,7 @@ class TestDisk:
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, preexec_fn=lambda: os.close(1))
         assert done.returncode == 0 and not done.stderr
 
+    @pytest.mark.slow
     def test_a_run_that_may_write_no_more_ends_in_one_line(self, tmp_path):
         done = subprocess.run(
             [*COMMAND, "run", "-c", quick(tmp_path)],

@@ -75,6 +75,7 @@ class TestCommand:
         assert "membership-inference: 12 rounds of the attacker's own federations, about 0:" in told.output
         assert "membership-inference: 8 of 12, about 0:" in told.output and "\x1b" not in told.output
 
+    @pytest.mark.slow
     def test_a_claim_that_an_attack_contradicts_is_called_false(self, copied, few_resamples, counted):
         privacy = json.loads((copied / "privacy.json").read_text())
         pretended = privacy | {"status": "sound", "mechanism": "global-dp", "claims": [SOUND]}

@@ -83,6 +83,7 @@ def test_it_says_what_a_run_would_cost():
     assert "\x1b" not in told and "nothing was sent, spent or written" in told
 
 
+@pytest.mark.slow
 def test_sizes_that_are_stated_count_no_clients_and_one_round_is_one():
     told = printed("-c", DP_SGDLY, "-c", "num-rounds=1", "--no-timing", "--public-size", 200)
     assert "  a client with 200 examples: " in told and "1 client " not in told

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
 from statistics_of_noise import is_normal, std_is
-from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
+from support import all_nodes, content, flat, grid_of, mostly_slow, one_round, random_models, zeros
 from test_clipping import cohort_of
 
 from cloister import DiscreteGaussian
@@ -168,7 +168,7 @@ def test_the_next_round_clips_and_noises_with_the_next_bound():
 # --- what the bits cost ---
 
 
-@pytest.mark.parametrize("quantile", [0.5, 0.8])
+@pytest.mark.parametrize("quantile", mostly_slow([0.5, 0.8], [0.8]))
 def test_the_noise_on_the_bits(quantile):
     """Read from the bound, as an adversary would."""
     clip, noise = AdaptiveClip(1.0, bits_multiplier=3.0, quantile=quantile), GaussianNoise(5)

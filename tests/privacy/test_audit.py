@@ -307,6 +307,7 @@ class TestBrokenOnes:
 
     claim = Account([Gaussian(Z_BROKEN)]).epsilon(DELTA, "pld")
 
+    @pytest.mark.slow
     def test_the_control_is_not_caught(self):
         assert not caught(broken(), self.claim)
 
@@ -393,6 +394,7 @@ class TestBrokenOnes:
             adapting(Bare, z=Z_BROKEN), claim, models=NEAR, score=lambda strategy, _: -strategy.mechanism.clip.bound
         )
 
+    @pytest.mark.slow
     def test_a_distance_that_is_not_noised(self):
         """Exact, and called private: the noise itself tells who is there."""
         claim = claimed(metric("divide", Z_BROKEN, 1.5), sent=ONE)

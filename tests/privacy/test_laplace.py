@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from statistics_of_noise import FALSE_ALARM, is_normal, std_is
+from support import mostly_slow
 
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.mechanisms import laplace
@@ -61,7 +62,7 @@ def variance_is(sample, expected):
 # The law
 
 
-@pytest.mark.parametrize("p", [2, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, 3, 11)), 100])
+@pytest.mark.parametrize("p", mostly_slow([1, 2, 3, 11, 100], [2]))
 def test_the_radius_is_gamma(p):
     sample = draws(p)
     assert radius_is_gamma(sample)
@@ -141,7 +142,7 @@ def test_the_variance_of_a_coordinate_is_right_to_one_percent(p, count):
 
 @in_poisoned_memory
 @pytest.mark.parametrize("size", [1 << 17, (1 << 17) + 1, 1_206_590])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", mostly_slow([np.float32, np.float64], [np.float32]))
 def test_every_parameter_of_a_large_model_gets_noise_of_the_one_law(size, dtype):
     """Given the radius, coordinates are normal: so they are over the whole model, and over each stretch of it."""
     out = np.zeros(size, dtype)

@@ -83,6 +83,7 @@ def laplace_noise_is_right(mechanism, per_unit):
     return bool(centred and stats.kstest(radii, stats.gamma(3, scale=1 / per_unit).cdf).pvalue > FALSE_ALARM)
 
 
+@pytest.mark.slow
 def test_laplace_noise_has_the_length_that_the_radius_sets():
     mechanism = LocalLaplace(0.7, 5.0)
     assert laplace_noise_is_right(mechanism, 3 / (5.0 * 0.7))
@@ -246,6 +247,7 @@ def test_norms_hold_at_every_scale_of_a_double(scale):
     assert math.isclose(local_update._norm(block), true, rel_tol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_norm_of_many_numbers_is_within_its_error_bound():
     rng = np.random.default_rng(0)
     trained = (rng.standard_normal(5 * BLOCK + 1), 10.0 ** rng.uniform(-40, 38, 3 * BLOCK))
@@ -550,6 +552,7 @@ def test_what_was_trained_is_neither_changed_nor_handed_out():
 # As published
 
 
+@pytest.mark.slow
 def test_the_published_noise_is_in_proportion_to_the_update():
     sample = releases(PublishedLaplace(5.0), np.array([3.0, 0.0, 4.0]), 5000) - np.array([3.0, 0.0, 4.0])
     radii = np.linalg.norm(sample, axis=1)

@@ -127,7 +127,7 @@ def kept(asked, trimmed):
 
 
 @pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize(("asked", "trimmed"), mostly_slow(CASES, [(3, None), (4, None), (6, 2)]))
+@pytest.mark.parametrize(("asked", "trimmed"), mostly_slow(CASES, [(4, None), (6, 2)]))
 def test_no_client_moves_it_further_than_its_noise_is_for(asked, trimmed, move):
     """Replacing moves twice as far as joining, as accountants assume; and a search comes within 10 % of either."""
     claimed = noisy_trimmed_mean(bounded(np.zeros((1, 2))), 0.0, asked, (asked - kept(asked, trimmed)) // 2, NOISE)
@@ -137,7 +137,7 @@ def test_no_client_moves_it_further_than_its_noise_is_for(asked, trimmed, move):
     assert 0.9 * bound <= found <= bound * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("move", mostly_slow(MOVES, ["replace-one"]))
 def test_the_search_finds_broken_bounds_out(move):
     """C/n, as for a mean; and C/2, as if an odd number of clients had two values in the middle."""
     found = farthest(5, None, move) / MOVES[move]

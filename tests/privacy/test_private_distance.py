@@ -1,6 +1,7 @@
 """The private release of the distance: its sensitivity searched for, its noise, its limits, and what it may cost."""
 
 import dataclasses
+import itertools
 import math
 from functools import cache
 
@@ -93,13 +94,16 @@ def farthest(name, widths, move):
 
 
 FOUR = (1, 2, 1, 1)
-WIDTHS = [(3,), *(pytest.param(widths, marks=pytest.mark.slow) for widths in ((2, 1), FOUR))]
+WIDTHS = [(3,), (2, 1), FOUR]
 MOVES = ["add-or-remove", "replace-one"]
 
 
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("widths", WIDTHS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "widths", "move"),
+    mostly_slow(
+        itertools.product(NAMES, WIDTHS, MOVES), [("l2", (3,), "add-or-remove"), ("cosine", (3,), "replace-one")]
+    ),
+)
 def test_no_client_moves_the_distance_further_than_its_noise_is_for(name, widths, move):
     """Joining and replacing alike; and a search that does not know how comes within 5 % of it."""
     claimed, found = DISTANCES.load(name).largest(CLIP, len(widths)), farthest(name, widths, move)
@@ -114,8 +118,10 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("twin", BROKEN)
+@pytest.mark.parametrize(
+    ("twin", "move"),
+    mostly_slow(itertools.product(BROKEN, MOVES), [(twin, "add-or-remove") for twin in BROKEN]),
+)
 def test_the_search_finds_broken_bounds_out(twin, move):
     assert farthest("mean-layer-frobenius", FOUR, move) > 1.2 * BROKEN[twin](CLIP, len(FOUR))
 
@@ -178,16 +184,16 @@ def test_every_round_draws_its_own():
     assert len(set(draws(private(), 100)[1])) == 100
 
 
+HELD = [
+    ({"min_distance": 0.1}, 0.1, LIMIT),
+    ({"min_distance": 0.2, "max_distance": 0.4}, 0.2, 0.4),
+    ({"min_distance": 0.2, "max_distance": 50.0}, 0.2, LIMIT),
+    ({"min_distance": 3.0}, 3.0, 3.0),
+]
+
+
 @pytest.mark.parametrize("direction", mostly_slow(["divide", "multiply"], ["divide"]))
-@pytest.mark.parametrize(
-    ("limits", "low", "high"),
-    [
-        ({"min_distance": 0.1}, 0.1, LIMIT),
-        ({"min_distance": 0.2, "max_distance": 0.4}, 0.2, 0.4),
-        ({"min_distance": 0.2, "max_distance": 50.0}, 0.2, LIMIT),
-        ({"min_distance": 3.0}, 3.0, 3.0),
-    ],
-)
+@pytest.mark.parametrize(("limits", "low", "high"), mostly_slow(HELD, [HELD[1]]))
 def test_the_distance_is_held_between_its_limits_and_what_geometry_allows(direction, limits, low, high):
     multipliers, released, _ = draws(private(direction=direction, z=0.5, **limits), 2000)
     held = np.clip(released, low, high)
@@ -198,7 +204,7 @@ def test_the_distance_is_held_between_its_limits_and_what_geometry_allows(direct
 
 @pytest.mark.parametrize("direction", mostly_slow(["divide", "multiply"], ["multiply"]))
 @pytest.mark.parametrize("models", [OPPOSED, OPPOSED[:1], OPPOSED[::2]], ids=["opposed", "one", "equal"])
-@pytest.mark.parametrize("limits", [{}, {"min_distance": 0.2, "max_distance": 0.4}])
+@pytest.mark.parametrize("limits", mostly_slow([{}, {"min_distance": 0.2, "max_distance": 0.4}], [{}]))
 def test_no_round_costs_more_than_the_worst(direction, models, limits):
     strategy = private(GaussianNoise(), direction=direction, z=0.5, **limits)
     distance, total = strategy.events(LAYOUT)

@@ -200,14 +200,14 @@ class TestScripts:
         )
         assert done.returncode == 2 and "names nobody" in done.stderr and not done.stdout
 
-    @pytest.mark.parametrize("part", mostly_slow(["superexec", "both"], ["both"]))
+    @pytest.mark.parametrize("part", mostly_slow(["superexec", "both"], []))
     def test_the_servers_app_ends_in_order_before_its_executor(self, make, part, tmp_path):
         done = self.stopped(make().folder / "server", part, tmp_path)
         order = (tmp_path / "order").read_text().split()
         assert order == ["app-asked", "app-ended", "superexec-ended"] + ["superlink-ended"] * (part == "both")
         assert done == 0
 
-    @pytest.mark.parametrize("part", ["superexec", "superlink"])
+    @pytest.mark.parametrize("part", mostly_slow(["superexec", "superlink"], ["superexec"]))
     def test_a_server_that_lost_a_part_has_failed(self, make, part, tmp_path):
         self.programs(tmp_path)
         program = tmp_path / "bin" / "cloister"

@@ -271,6 +271,7 @@ class TestAnExecutorThatDies:
         assert [token for _, token in lines] == [TOKEN] * count
         return [int(pid) for pid, _ in lines]
 
+    @pytest.mark.slow
     def test_takes_its_apps_with_it_and_the_next_one_starts_them_again(self, tmp_path, supervisor):
         command = [sys.executable, "-c", EXECUTES, str(tmp_path / "tasks"), str(supervisor), TOKEN]
         with subprocess.Popen(command) as first:

@@ -78,6 +78,7 @@ def test_a_budget_that_not_one_round_fits_is_refused_with_the_noise_that_does(tm
     assert len(go(tmp_path, privacy__noise_multiplier=noise, privacy__max_epsilon=0.5).rounds) == 5
 
 
+@pytest.mark.slow
 def test_a_budget_of_clients_that_not_one_round_fits_is_refused_with_the_noise_that_does(tmp_path):
     settings = {"privacy__server": "none", "privacy__client": "dp-sgd", "privacy__client_max_epsilon": 0.5}
     # One seed, since what a round costs a client follows from how many examples it has.
@@ -184,6 +185,7 @@ def test_a_sound_run_after_a_heuristic_one_claims_for_itself_alone(tmp_path):
     assert facts["ledger"]["holds-releases-without-a-guarantee"]
 
 
+@pytest.mark.slow
 def test_a_run_that_its_releases_ended_early_is_counted_to_its_planned_end(tmp_path):
     """ε of the rounds that there were is no guarantee where what they released decided how many there are."""
     whole = go(tmp_path, num_rounds=40).privacy["claims"][0]
@@ -330,6 +332,7 @@ def test_amplification_is_claimed_for_a_poisson_draw_and_for_a_registered_popula
     assert stranger["epsilon"] < insider["epsilon"] and "no client" in stranger["adversary"]
 
 
+@pytest.mark.slow
 def test_a_draw_that_a_seed_decides_amplifies_nothing(tmp_path):
     """Whoever knows the seed knows who took part. `poisson` is drawn from the operating system all the same."""
     few = {"strategy__fraction_train": 0.5, "strategy__min_nodes": 1, "num_rounds": 1, "seed": 3}

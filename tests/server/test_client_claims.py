@@ -64,6 +64,7 @@ def test_and_for_examples_of_sizes_where_nobody_knows_them(tmp_path):
     assert max(spent.values()) == spent[33]
 
 
+@pytest.mark.slow
 def test_of_many_sizes_four_stand_for_all(tmp_path):
     plan = build(parse(SETTINGS | {"output-dir": str(tmp_path), "client.batch-size": 64}))
     sizes = [LocalSteps(units, 64, 1) for units in (9, 40, 64, 65, 70, 128, 500)]
@@ -195,6 +196,7 @@ class Renamed(LocalGrid):
         return list(self._contexts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("grid", "status"), [(LocalGrid, "sound"), (Renamed, "heuristic")])
 def test_scores_of_those_who_may_have_trained_under_another_id_do(tmp_path, grid, status):
     settings = SETTINGS | {"num-rounds": 4, "evaluation.held-out-clients": 0.25, "output-dir": str(tmp_path)}

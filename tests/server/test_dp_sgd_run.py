@@ -197,6 +197,7 @@ class TestBudget:
         assert f"max-example-epsilon = {budget!r} is not valid" in caplog.text
 
 
+@pytest.mark.slow
 def test_with_noise_on_the_server_too_both_are_counted(tmp_path):
     changes = {"privacy__server": "global-dp", "privacy__noise_multiplier": 1.5, "privacy__clipping_norm": 0.5}
     outcome = federated(tmp_path, nodes(tmp_path), **changes)
@@ -236,6 +237,7 @@ def test_what_a_training_would_cost_is_on_disk_before_it_starts(tmp_path, monkey
     assert entry.event in [step(examples) for examples in EXAMPLES] and not entry.done
 
 
+@pytest.mark.slow
 def test_what_scores_cost_is_recorded_too(tmp_path):
     federated(tmp_path, nodes(tmp_path), task__test_fraction=0.2, evaluation__federated="on", num_rounds=1)
     train, score = entries(tmp_path, 0)

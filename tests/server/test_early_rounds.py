@@ -218,6 +218,7 @@ class TestARunOfSeveralRounds:
 
     lost_once = st.dictionaries(st.tuples(st.integers(1, 3), st.integers(1, 5)), st.sampled_from(PHASES), max_size=3)
 
+    @pytest.mark.slow
     @given(gone=lost_once)
     @effort(max_examples=10, deadline=None)
     def test_gives_exact_sums_whoever_is_lost_and_comes_back(self, gone, tmp_path_factory):

@@ -71,6 +71,7 @@ class TestSpecialCases:
         for name, array in from_record(plain.arrays).items():
             np.testing.assert_array_equal(model[name], array)
 
+    @pytest.mark.slow
     def test_several_without_noise_are_ifca(self, tmp_path):
         """Every client trains the hypothesis of least loss on its own examples, and both optima are found."""
         outcome, heard, _ = overheard(tmp_path, CLUSTERS | {"num-rounds": 40})

@@ -496,6 +496,7 @@ class TestTheEndOfARun:
         assert outcome.ended == "as-asked" and (outcome.directory.path / "model.npz").exists()
 
 
+@pytest.mark.slow
 def test_the_page_is_written_by_what_flower_ships(tmp_path):
     """From an unpacked bundle, where no file but Python's is left."""
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))) as bundle:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from resumed import LINEAR, PRIVATE, assert_same, claims, died, go, lines, numbers, resume, state_round, stopped_after
 from rich.console import Console
+from support import mostly_slow
 
 from cloister.client.app import app
 from cloister.config.run import parse
@@ -51,7 +52,7 @@ class TestWithoutNoise:
             assert (resumed.ended, resumed.stopped) == (whole.ended, whole.stopped)
         assert bool(whole.stopped) == ("evaluation.patience" in settings)
 
-    @pytest.mark.parametrize("case", ["yogi", pytest.param("patience", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("case", mostly_slow(["yogi", "patience"], ["patience"]))
     def test_killed_at_some_instants(self, tmp_path, case):
         self.assert_goes_on(tmp_path, CASES[case], every=7)
 

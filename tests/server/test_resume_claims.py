@@ -27,6 +27,7 @@ class TestWithNoise:
         (path,) = (folder / "ledgers").iterdir()
         return Ledger(path)
 
+    @pytest.mark.slow
     def test_killed_at_any_instant(self, tmp_path):
         folder, _whole, deaths = died(tmp_path, self.BUDGET)
         instants = list(deaths.different())

@@ -145,6 +145,7 @@ def test_where_no_draw_is_accounted_for_operators_are_told_how_long_it_took(tmp_
     assert os.stat(outcome.directory.path / "rounds.jsonl").st_mtime % DAY
 
 
+@pytest.mark.slow
 def test_batches_that_are_drawn_on_clients_leave_no_times_either(tmp_path, monkeypatch):
     dp_sgd = {"privacy.client": "dp-sgd", "privacy.server": "none", "strategy.sampling": "fixed", "num-rounds": 1}
     settings = {key: value for key, value in POISSON.items() if key != "privacy.noise-multiplier"}

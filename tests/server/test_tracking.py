@@ -58,6 +58,7 @@ def curve(client, run, name):
     return {point.step: point.value for point in client.get_metric_history(run.info.run_id, name)}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("runs_end_with_a_page")
 def test_settings_curves_claim_and_report_of_a_run(folder, tmp_path):
     outcome = ran(folder, SOUND | {"run-name": "sound", "seed": 4})

@@ -86,6 +86,7 @@ print("warm")
 """
 
 
+@pytest.mark.slow
 def test_nothing_random_is_made_when_the_package_is_imported():
     """It would be the same in every child."""
     done = subprocess.run([sys.executable, "-c", RANDOM], capture_output=True, text=True, timeout=120, check=False)

@@ -23,5 +23,5 @@ def every_layer_is_known(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def few_graphs(monkeypatch):
-    """Where a call has 48 places, as many graphs for rows as where it has 16: each takes seconds to compile."""
-    monkeypatch.setattr(clipped_sums, "FEWER", max(clipped_sums.FEWER, stride() // 8))
+    """Two graphs for rows in the place of up to 13: each takes seconds to compile."""
+    monkeypatch.setattr(clipped_sums, "FEWER", max(clipped_sums.FEWER, stride() // 2))

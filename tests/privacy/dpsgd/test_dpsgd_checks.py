@@ -589,6 +589,7 @@ def test_nor_can_one_that_dropout_makes_of_something_else_than_examples():
         assert "call" not in vars(layer), "it is as it was"
 
 
+@pytest.mark.slow
 def test_no_draw_of_such_a_layer_lets_an_example_move_the_sum_by_more_than_the_bound():
     model = small(MixedNowAndThen(1), layers.Dense(4))
     step = dp_sgd(model, batch_size=16)

@@ -70,7 +70,7 @@ def assert_equal_to_brute_force(model, **options):
 
 @pytest.mark.parametrize(
     "name",
-    mostly_slow(["shared", "odd_convolutions", "sequence", "embedding", "deep_convolution"], ["sequence", "embedding"]),
+    mostly_slow(["shared", "odd_convolutions", "sequence", "embedding", "deep_convolution"], ["sequence"]),
 )
 def test_the_mean_of_a_group_is_clipped(name):
     assert assert_equal_to_brute_force(smooth(perturbed(MODELS[name]()))).method == "layers"
@@ -110,7 +110,7 @@ def clustered():
     return x, GROUPS % 3
 
 
-@pytest.mark.parametrize("bound", [0.1, 1.0, 1e-9])
+@pytest.mark.parametrize("bound", mostly_slow([0.1, 1.0, 1e-9], [0.1]))
 def test_a_group_moves_the_sum_by_the_bound_at_most(bound):
     model = functional((8,), lambda x: head(layers.Dense(6, activation="tanh")(x), 3))
     step = dp_sgd(model, group_cap=CAP, batch_size=4)
@@ -158,6 +158,7 @@ def test_a_broken_example_takes_its_group_and_nobody_else():
     assert relative_error(found.sums, expected.sums) < 1e-5
 
 
+@pytest.mark.slow
 def test_memory_does_not_follow_the_number_of_groups():
     """A server chooses the cap: of a batch with more groups than memory lasts for nothing would be trained."""
     step = dp_sgd(functional((6,), head), group_cap=5000, batch_size=64, microbatch_size=16)

@@ -94,6 +94,7 @@ class TestTheSearchCatches:
         monkeypatch.setattr(dense, "gram_squares", squares)
         assert search("gram", CASES) > 1.1
 
+    @pytest.mark.slow
     def test_roundings_to_the_grid_that_are_not_charged(self, monkeypatch):
         monkeypatch.setattr(exact_noise, "rounding_steps", lambda parameters: 0.0)
         assert search("outer", CASES) > 1.002

@@ -65,6 +65,7 @@ def test_dropout_does_not_hide_that_a_gradient_depends_on_its_place(as_tensorflo
     assert 0 < farthest(step, range(4)) <= 1
 
 
+@pytest.mark.slow
 def test_a_gradient_does_not_depend_on_its_place():
     step = dp_sgd(network(), batch_size=16)
     assert step._clipped_sums.same_at_every_place
@@ -170,7 +171,7 @@ TOGETHER = {
 }
 
 
-@pytest.mark.parametrize("case", mostly_slow(TOGETHER, ["12 filters"]))
+@pytest.mark.parametrize("case", mostly_slow(TOGETHER, []))
 def test_models_that_have_one_gradient_at_every_place_are_computed_together(case):
     build, cap = TOGETHER[case]
     step = dp_sgd(build(), batch_size=16, group_cap=cap)
@@ -181,7 +182,9 @@ class MyDropout(layers.Dropout):
     """Anybody's: a model with it is computed as a whole."""
 
 
-@pytest.mark.parametrize(("drawing", "method"), [(layers.Dropout, "layers"), (MyDropout, "model")])
+@pytest.mark.parametrize(
+    ("drawing", "method"), mostly_slow([(layers.Dropout, "layers"), (MyDropout, "model")], [(layers.Dropout, "layers")])
+)
 def test_in_a_trial_all_examples_use_the_same_random_numbers(drawing, method):
     hidden = layers.Dense(16), drawing(0.5)
     model = keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3, activation="softmax")])

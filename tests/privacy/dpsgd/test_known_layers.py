@@ -398,7 +398,7 @@ def test_a_loss_that_repeats_labels_is_refused():
         dp_sgd(model, loss=keras.losses.poisson, probe=(np.ones((3, 4), np.float32), np.ones(3, np.float32)))
 
 
-@pytest.mark.parametrize("name", ["roundings", "gradients"])
+@pytest.mark.parametrize("name", mostly_slow(["roundings", "gradients"], ["gradients"]))
 def test_different_examples_beside_each_other_show_some(name, monkeypatch):
     as_if_known(monkeypatch)
     step, far = moves(name)
