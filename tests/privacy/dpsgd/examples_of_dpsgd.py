@@ -226,3 +226,54 @@ MODELS = {
     for build in (group_norm, shared, odd_convolutions, deep_convolution, large_convolution, sequence, embedding)
 }
 SLOWER = {build.__name__: build for build in (attention, recurrent, depthwise)}
+
+
+class BatchMean(layers.Layer):
+    """Couples examples, under a name that nobody knows."""
+
+    def call(self, x: Any) -> Any:
+        return x - 0.1 * keras.ops.mean(x, axis=0, keepdims=True)
+
+
+class Scaled(layers.Layer):
+    """A weight of its own, used in an ordinary way."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        return x * self.scale
+
+
+class Folded(layers.Layer):
+    """A dense layer that is shown positions as if they were examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(4, activation="tanh")
+
+    def call(self, x: Any) -> Any:
+        folded = self.dense(keras.ops.reshape(x, (-1, x.shape[-1])))
+        return keras.ops.reshape(folded, (-1, *x.shape[1:-1], 4))
+
+
+class Reversed(layers.Layer):
+    """A dense layer that is shown the examples in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(4, activation="tanh")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x[::-1])[::-1]
+
+
+def small(*inner: Any) -> Any:
+    """A classifier of six numbers, with these layers."""
+
+    def stack(x: Any) -> Any:
+        for layer in inner:
+            x = layer(x)
+        return head(x)
+
+    return functional((6,), stack)

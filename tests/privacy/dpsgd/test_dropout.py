@@ -1,0 +1,125 @@
+"""Layers that draw: what is known of them, and what happens to an example where it is not."""
+
+import keras
+import numpy as np
+import pytest
+from examples_of_dpsgd import (
+    LOSS,
+    Scaled,
+    batch,
+    dp_sgd,
+    head,
+    norm,
+    relative_error,
+    small,
+)
+
+from cloister.core.errors import UnsupportedModel
+from cloister.core.model_state import is_seed
+from cloister.privacy.dpsgd.checks import checked
+from cloister.privacy.dpsgd.draws import draws_otherwise
+from cloister.privacy.dpsgd.probe import made_up
+
+layers = keras.layers
+
+
+class MixedNowAndThen(keras.Layer):
+    """Couples examples for one random state in ten."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def call(self, x):
+        mixed = keras.random.uniform((), seed=self.seed_generator) < 0.1
+        return x + keras.ops.where(mixed, x[::-1], 0.0)
+
+
+class DropsAConstant(keras.Layer):
+    """Adds a constant of which dropout leaves the same part to every example of a call."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows, self.dropout = rows, layers.Dropout(0.5)
+
+    def call(self, x, training=False):
+        return x + self.dropout(keras.ops.ones((self.rows, x.shape[-1])), training=training)[:1]
+
+
+class MyDropout(layers.Dropout):
+    """Anybody's: what it does is not known."""
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("mix", [layers.MixUp, layers.CutMix])
+def test_layers_that_mix_examples_are_refused_whatever_they_would_draw(mix, seed):
+    inputs = keras.Input((4, 4, 1))
+    model = keras.Model(inputs, head(layers.Flatten()(mix(seed=seed)(inputs))))
+    with pytest.raises(UnsupportedModel, match="mixes the examples of a batch"):
+        dp_sgd(model)
+
+
+@pytest.mark.slow
+def test_a_layer_whose_draws_are_not_known_is_given_one_example_at_a_time():
+    """It could mix examples for other numbers than those of the trial."""
+    for layer, method in (
+        (MixedNowAndThen(1), "model"),
+        (MyDropout(0.5), "model"),
+        (layers.Dropout(0.5), "layers"),
+        (layers.GaussianNoise(0.5), "layers"),
+    ):
+        assert dp_sgd(small(layers.Dense(4), layer)).method == method
+
+
+def test_a_mask_that_a_call_shares_cannot_let_an_example_move_the_sum_by_pushing_others_into_the_next_call():
+    """Opposite gradients at the end of each call of 16 cancelled, and one example in front undid that: 7.9·S."""
+    for layer, alone in (
+        (layers.Dropout(0.5, noise_shape=(1, 4)), True),
+        (layers.AlphaDropout(0.5, noise_shape=[1, None]), True),
+        (layers.Dropout(0.5, noise_shape=(None, 1)), False),
+        (layers.AlphaDropout(0.5, noise_shape=[None, 1]), False),
+        (layers.SpatialDropout1D(0.5), False),
+    ):
+        assert draws_otherwise(keras.Sequential([layer])) == alone, layer.name
+
+
+@pytest.mark.slow
+def test_nor_can_one_that_dropout_makes_of_something_else_than_examples():
+    """Also where it has as many rows as a trial has examples."""
+    for layer, by_layer in (
+        (DropsAConstant(1), False),
+        (DropsAConstant(3), False),
+        (DropsAConstant(4), False),
+        (layers.Dropout(0.5), True),
+    ):
+        model = keras.Sequential([keras.Input((4,)), layer, layers.Dense(3, activation="softmax")])
+        assert checked(model, LOSS, made_up(model)).by_layer == by_layer, layer.name
+        assert "call" not in vars(layer), "it is as it was"
+
+
+@pytest.mark.slow
+def test_no_draw_of_such_a_layer_lets_an_example_move_the_sum_by_more_than_the_bound():
+    model = small(MixedNowAndThen(1), layers.Dense(4))
+    step = dp_sgd(model, batch_size=16)
+    x, y = batch(model, 16)
+    x[-1] = -1e6
+    seeds = [variable for variable in model.non_trainable_variables if is_seed(variable)]
+    for state in range(40):
+        sums = []
+        for rows in (slice(None), slice(0, 15)):
+            for variable in seeds:
+                variable.assign([state, 0])
+            sums.append(step.clipped_sum(x[rows], y[rows], 1.0).sums)
+        assert norm([a - b for a, b in zip(*sums, strict=True)]) <= 1.0
+
+
+@pytest.mark.slow
+def test_dropout_differs_between_examples_and_between_steps():
+    for build in (small, lambda *inner: small(*inner, Scaled())):
+        model = build(layers.Dense(50, activation="tanh"), layers.Dropout(0.5))
+        step = dp_sgd(model)
+        x, y = (np.repeat(array, 2, axis=0) for array in batch(model, 1))
+        one = [step.clipped_sum(x[:1], y[:1], 100.0).sums for _ in range(2)]
+        both = step.clipped_sum(x, y, 100.0).sums
+        assert relative_error(one[0], one[1]) > 0.05
+        assert relative_error([total / 2 for total in both], one[1]) > 0.05
