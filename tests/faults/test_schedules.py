@@ -1,5 +1,6 @@
 """Runs under faults on purpose: nothing is lost, nothing is released that is not recorded, nobody waits for ever."""
 
+import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from cloister.server.progress import Progress
 from cloister.server.reports import rundir
 from cloister.server.stragglers import PatientGrid
 
-FEW, MANY, PART = range(16, 24), range(10_000), 500
+FEW, MANY, PART = range(16, 24), range(int(os.environ.get("CLOISTER_SCHEDULES", "10000"))), 500
 
 
 @pytest.fixture(autouse=True)

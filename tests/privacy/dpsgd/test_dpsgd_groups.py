@@ -173,7 +173,8 @@ def test_memory_does_not_follow_the_number_of_groups():
         finally:
             tracemalloc.stop()
 
-    assert peak(64) < 1.1 * peak(32)
+    # TensorFlow may give the arrays of one call back during the next; those of all calls would be four times as much.
+    assert peak(256) < 1.5 * peak(64)
 
 
 def test_groups_must_be_given_and_of_one_length():
