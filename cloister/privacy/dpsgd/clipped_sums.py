@@ -123,10 +123,13 @@ class ClippedSums:
             groups: shape (n,): examples with the same value are one unit. None: each is one.
 
         Raises:
-            ConfigError: S is out of range, lengths differ, groups are missing, or products became coarser than float32.
+            ConfigError: S is out of range, lengths differ, groups are missing, products became coarser than float32, or
+                floats are given where the model takes integers other than int32 and int64.
         """
         check_clipping_norm(clipping_norm)
         refuse_coarse_precision()
+        for name, given, made_up in zip(("x", "y"), (x, y), self._probe, strict=True):
+            _check_cast(name, np.asarray(given).dtype, made_up.dtype)
         units = self._units(x, y, groups)
         total = RunningSum()
         clipped, non_finite, bound = 0, 0, clipping_norm / (1 + self._batching.overstatement)
@@ -316,6 +319,14 @@ def _check_loss_weights(loss_weights: LossWeights, labels: NDArray) -> None:
     found = tuple(tf.convert_to_tensor(loss_weights(tf.constant(labels))).shape)
     if found not in ((), (len(labels),)):
         raise ConfigError(f"loss_weights must give one number per example, shape {(len(labels),)}, or one; got {found}")
+
+
+def _check_cast(name: str, given: np.dtype, taken: np.dtype) -> None:
+    """Raises ConfigError for a cast of which NumPy computes numbers out of range differently from place to place."""
+    if given.kind == "f" and taken.kind in "iu" and taken not in (np.dtype(np.int32), np.dtype(np.int64)):
+        raise ConfigError(
+            f"{name} must be {taken}, which the model takes, not {given}: cast it before, within its limits"
+        )
 
 
 def _taken(rows: NDArray, table: NDArray) -> NDArray:

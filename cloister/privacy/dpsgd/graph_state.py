@@ -12,11 +12,14 @@ from cloister.core.tensors import Network
 from cloister.privacy.dpsgd.graphs import with_functions
 from cloister.privacy.dpsgd.refusals import LEARNT
 
-REFUSED_PREFIXES = ("PyFunc", "EagerPyFunc", "Inplace")
+REFUSED_PREFIXES = ("PyFunc", "EagerPyFunc", "Inplace", "Debug")
 """Of operations that are refused, though TensorFlow counts some as stateless: they call Python, whose inside cannot be
-seen, or change a constant."""
-REFUSED = ("Batch", "BatchFunction", "Unbatch", "UnbatchGrad", "ReadFile")
-"""More of those: they wait for other calls, or read what one may have written. Data sets may use files."""
+seen, change a constant, or write files."""
+REFUSED = ("Batch", "BatchFunction", "Unbatch", "UnbatchGrad", "ReadFile", "MatchingFiles", "Abort")
+"""More of those: they wait for other calls, read what one may have written, or end the process. Data sets may use
+files."""
+UNORDERED = ("CropAndResizeGradImage", "CropAndResizeGradBoxes")
+"""Operations that add up in the order in which threads come, and so give another gradient in each call."""
 ASSIGN = "AssignVariableOp"
 KEEP_NOTHING = (
     *("ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"),
@@ -28,7 +31,7 @@ draw from a state of their own."""
 
 
 def refuse_state(graph: tf.Graph, model: Network) -> None:
-    """Refuse a graph that may write anything but the states of random number generators.
+    """Refuse a graph that may write anything but the states of random number generators, or never computes the same.
 
     Args:
         graph: of a traced function that uses the model.
@@ -45,6 +48,11 @@ def refuse_state(graph: tf.Graph, model: Network) -> None:
     for operation in (one for own in with_functions(graph) for one in own.get_operations()):
         if operation.type == ASSIGN and operation.get_attr("dtype") not in of_seeds:
             raise UnsupportedModel(f"the model may change a variable {LEARNT}")
+        if operation.type in UNORDERED:
+            raise UnsupportedModel(
+                f"the model uses the gradient {operation.type}, which TensorFlow adds up in another order each time; "
+                "crop images before they reach a trained layer"
+            )
         if _keeps(operation):
             raise UnsupportedModel(
                 f"the model uses {operation.type}, which could keep something of an example; use operations without a "

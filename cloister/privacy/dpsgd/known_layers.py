@@ -48,6 +48,10 @@ KNOWN = frozenset(
 )
 """Layers, and no subclass of them. A batch normalisation that is trained is refused by name (`refusals`), and dropout
 that draws for several examples together is found by `draws.draws_otherwise`."""
+SET_BY_KERAS = ("build", "quantize", "loss")
+"""Methods that every layer or model may have for itself."""
+OPTION = bool | int | float | str | None
+"""What may be given to a call by name: an array may add axes in front."""
 SCALARS = ("scale", "offset")
 """Parts of a layer's configuration that are known where they are single numbers. An array may add axes in front."""
 LOSSES = (
@@ -95,11 +99,21 @@ def keeps_examples_apart(model: Network, loss: Loss, label_axes: int) -> bool:
         loss: of each example.
         label_axes: of a batch of labels.
     """
-    return _is_known(model) and _is_known_loss(loss, equal_ranks=label_axes == len(model.outputs[0].shape))
+    has_own_methods = any(map(_has_methods_of_its_own, model._flatten_layers()))
+    return (
+        not has_own_methods
+        and _is_known(model)
+        and _is_known_loss(loss, equal_ranks=label_axes == len(model.outputs[0].shape))
+    )
 
 
 def _is_known_loss(loss: Loss, equal_ranks: bool) -> bool:
     return any(loss is one for one in (LOSSES + LOSSES_OF_EQUAL_RANKS if equal_ranks else LOSSES))
+
+
+def _has_methods_of_its_own(layer: Layer) -> bool:
+    """Whether a layer has another method than its type, such as a `call`."""
+    return any(callable(getattr(type(layer), name, None)) for name in vars(layer).keys() - set(SET_BY_KERAS))
 
 
 def _is_known(layer: Layer) -> bool:
@@ -152,12 +166,12 @@ def _built_for(layer: Layer) -> Iterator[Sequence[int | None]]:
 def _has_batches(layer: Layer) -> bool:
     """Whether all tensors of a layer's calls have another axis behind that of examples, and none is given by name.
 
-    Masks and states are given by name. They could have other axes than they should.
+    Masks and states are given by name. They could have other axes than they should, constant arrays too.
     """
     nodes = layer._inbound_nodes
     named = keras.tree.flatten([node.arguments.kwargs for node in nodes])
     tensors = (tensor for node in nodes for tensor in (*node.arguments.keras_tensors, *node.outputs))
-    return not any(map(keras.backend.is_keras_tensor, named)) and all(len(tensor.shape) > 1 for tensor in tensors)
+    return all(isinstance(one, OPTION) for one in named) and all(len(tensor.shape) > 1 for tensor in tensors)
 
 
 def _keeps_first_axis(layer: Layer) -> bool:

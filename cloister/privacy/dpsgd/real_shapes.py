@@ -9,6 +9,7 @@ on made-up examples, with two numbers of them. Only the first axis of a tensor m
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import zip_longest
 from typing import NamedTuple
 
 import keras
@@ -39,8 +40,9 @@ class RealCall(NamedTuple):
 def keeps_rows(model: Network, forward: Callable[[Sequence[int]], object]) -> bool:
     """Whether all that known layers are given, and give, has one row for each example and is otherwise of one shape.
 
-    What has the same shape for all numbers of examples, such as a mask that hides later words, is of no example. What
-    a merging layer is given has to be of one shape.
+    What has the same shape for all numbers of examples, such as a mask that hides later words, is of no example. But a
+    layer that is given rows has to give rows: a sum over all examples has one shape too. What a merging layer is given
+    has to be of one shape.
 
     Args:
         model: of known layers alone.
@@ -77,15 +79,23 @@ def _shapes(tensors: object) -> list[Shape]:
 
 
 def _has_rows(few: RealCall, more: RealCall) -> bool:
-    one, other = (*few.given, *few.found), (*more.given, *more.found)
-    is_same_call = few.layer is more.layer and len(one) == len(other)
-    return is_same_call and all(map(_is_row_or_constant, one, other))
+    given, found = (
+        list(zip_longest(one, other, fillvalue=(None,))) for one, other in zip(few[1:], more[1:], strict=True)
+    )
+    is_given_rows = any(one != other for one, other in given)
+    gives = _is_of_rows if is_given_rows else _is_constant
+    takes = all(_is_constant(*pair) or _is_of_rows(*pair) for pair in given)
+    return few.layer is more.layer and takes and all(gives(*pair) for pair in found)
 
 
-def _is_row_or_constant(few: Shape, more: Shape) -> bool:
-    rows = tuple(map(len, MADE_UP))
-    is_of_rows = (few[:1], more[:1]) == (rows[:1], rows[1:]) and few[1:] == more[1:]
-    return None not in (*few, *more) and (few == more or is_of_rows)
+def _is_constant(few: Shape, more: Shape) -> bool:
+    return few == more and None not in few
+
+
+def _is_of_rows(few: Shape, more: Shape) -> bool:
+    """Whether there is a row for each example, of one axis at least: layers look along the last one."""
+    has_rows = (few[:1], more[:1]) == tuple((len(order),) for order in MADE_UP)
+    return has_rows and few[1:] == more[1:] != () and None not in few
 
 
 def _merges_one_shape(call: RealCall) -> bool:

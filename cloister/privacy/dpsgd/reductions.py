@@ -157,10 +157,17 @@ def _is_used(operation: tf.Operation) -> bool:
     return any(output.consumers() or id(output) in results for output in operation.outputs)
 
 
+def _casts_evenly(target: tf.DType) -> bool:
+    """Whether numbers too large for a type become the same there wherever they stand: narrow ones wrap, or are cut."""
+    return not target.is_integer or target in (tf.int32, tf.int64)
+
+
 def _is_uneven(operation: tf.Operation) -> bool:
     kind = operation.type
     if kind in REPLACED + LEFT:
         return _depends_on_place(*operation.inputs)
+    if kind == "Cast":
+        return operation.get_attr("SrcT").is_floating and not _casts_evenly(operation.get_attr("DstT"))
     if kind in BROADCAST:
         one, other = (tensor.shape for tensor in operation.inputs)
         return one != other and 0 not in (one.rank, other.rank)

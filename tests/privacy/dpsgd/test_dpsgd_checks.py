@@ -297,3 +297,17 @@ def test_a_step_checks_what_it_is_given():
         step.step(x, y[:-1])
     with pytest.raises(ConfigError, match="clipping_norm"):
         step.step(x, y, clipping_norm=0)
+
+
+@pytest.mark.parametrize(("dtype", "accepted"), [("int32", True), ("uint8", False), ("uint32", False)])
+def test_floats_for_a_model_of_narrow_or_unsigned_integers_are_refused(dtype, accepted):
+    """NumPy's cast of a number out of range depends on its place: one example moved the sum by 4.1 S."""
+    step = dp_sgd(
+        functional((3,), lambda x: head(layers.Rescaling(0.1)(x)), dtype), probe=(np.ones((3, 3), dtype), np.arange(3))
+    )
+    x, y = np.ones((4, 3), np.float32), np.arange(4)
+    if accepted:
+        assert step.clipped_sum(x, y, 1.0).examples == 4
+    else:
+        with pytest.raises(ConfigError, match=f"x must be {dtype}, which the model takes, not float32"):
+            step.clipped_sum(x, y, 1.0)

@@ -69,6 +69,38 @@ class InPlace(keras.Layer):
         return x + tf.raw_ops.InplaceAdd(x=tf.zeros([1, 1]), i=[0], v=0 * one)
 
 
+class Files(keras.Layer):
+    """Writes a file where an example is large, or counts files: TensorFlow takes both for stateless."""
+
+    def __init__(self, writes):
+        super().__init__()
+        self.writes = writes
+
+    def call(self, x):
+        large = tf.reduce_any(x > 1e30)
+        if self.writes:
+
+            def write():
+                return tf.raw_ops.DebugIdentity(input=tf.reduce_max(x), debug_urls=["file:///nowhere"])
+
+            return x + tf.cond(large, write, lambda: tf.zeros([]))
+        pattern = tf.strings.join(["/nowhere/", tf.where(large, "?", "*")])  # a constant would be folded
+        return x + tf.cast(tf.size(tf.raw_ops.MatchingFiles(pattern=pattern)), x.dtype)
+
+
+class Crops(keras.Layer):
+    """Its gradient is added up in the order in which threads come."""
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def call(self, x):
+        boxes = tf.tile([[0.0, 0.0, 1.0, 1.0]], [3, 1])
+        pictures = tf.tile(tf.reshape(x, (-1, 1, 3, 1)), [1, 3, 1, 1])
+        crops = [tf.image.crop_and_resize(one[None], boxes, [0, 0, 0], [1, 3]) for one in tf.unstack(pictures)]
+        return tf.reshape(tf.stack([tf.reduce_mean(own, axis=0) for own in crops]), (-1, 3))
+
+
 class SeedWriter(keras.Layer):
     """Writes the state that its dropout draws from."""
 
@@ -118,6 +150,9 @@ REFUSED = {
     "LookupTableFindV2, which could keep": lambda: network(LookingUp()),
     "InplaceAdd, which could keep": lambda: network(InPlace(), trainable=False),
     "RandomUniform, which could keep": lambda: network(FixedSeed()),
+    "DebugIdentity.*, which could keep": lambda: network(Files(writes=True), trainable=False),
+    "MatchingFiles, which could keep": lambda: network(Files(writes=False), trainable=False),
+    "CropAndResizeGradImage, which TensorFlow adds up in another order": lambda: network(Crops()),
     "a variable that Keras does not know": lambda: network(Hidden()),
 }
 

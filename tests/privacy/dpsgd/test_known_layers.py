@@ -289,7 +289,38 @@ KNOWN = {
     "scaled": lambda: between(layers.Rescaling(2.0, offset=1)),
     "an activation that is a layer": lambda: between(layers.Dense(3, activation=layers.LeakyReLU())),
 }
+
+
+def masked(pool):
+    """A mean of three positions, with a mask for all examples."""
+    return functional((3, 4), lambda x: head(pool(x, mask=np.ones((1, 3), bool))))
+
+
+def inner_pool():
+    inputs = keras.Input((3, 4))
+    return keras.Model(inputs, layers.GlobalAveragePooling1D()(inputs))
+
+
+def recurrent_of_its_own():
+    recurrent = layers.SimpleRNN(3)
+    call = recurrent.cell.call
+    recurrent.cell.call = lambda *given, **options: call(*given, **options)
+    return recurrent
+
+
+def with_a_call_of_its_own(layer):
+    layer.call = lambda x: x
+    return layer
+
+
 UNKNOWN = {
+    "a layer with a call of its own": lambda: between(with_a_call_of_its_own(layers.Identity())),
+    "an activation with a call of its own": lambda: between(
+        layers.Dense(3, activation=with_a_call_of_its_own(layers.ReLU()))
+    ),
+    "a cell with a call of its own": lambda: functional((6, 4), lambda x: head(recurrent_of_its_own()(x))),
+    "an array that is given by name": lambda: masked(layers.GlobalAveragePooling1D()),
+    "an array that is given to an inner model by name": lambda: masked(inner_pool()),
     "a layer of one's own": lambda: between(LargestScore()),
     "a subclass": lambda: between(MyDense(3)),
     "a function": lambda: between(layers.Lambda(lambda x: x + 1)),

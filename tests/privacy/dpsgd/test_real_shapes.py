@@ -3,11 +3,12 @@
 import keras
 import numpy as np
 import pytest
-from examples_of_dpsgd import LOSS, batch, dp_sgd, functional, norm
+from examples_of_dpsgd import LOSS, batch, dp_sgd, first_moves, functional, norm
 from support import mostly_slow
 from test_known_layers import KNOWN, SHIPPED, sum_of_two
 
-from cloister.privacy.dpsgd import checks
+from cloister.core.errors import UnsupportedModel
+from cloister.privacy.dpsgd import checks, known_layers
 from cloister.privacy.dpsgd.known_layers import keeps_examples_apart
 from cloister.privacy.dpsgd.strides import stride
 from cloister.privacy.dpsgd.trials import ModelTrials
@@ -53,7 +54,20 @@ def own_width(x):
     return layers.Dense(3, activation="softmax", name="top")(layers.Add()([wide, x]))
 
 
+def mean_of_all(threshold=1e12):
+    """A mask with an axis too many: the mean is over all examples, and attention repeats it for each."""
+
+    def inner(x):
+        row, large = layers.Reshape((1, 4)), layers.ReLU(threshold=threshold)(x)
+        mean = layers.GlobalAveragePooling1D()(row(large), mask=np.ones((1, 1, 1), bool))
+        seen = layers.Attention()([row(x), layers.Reshape((1, 4))(mean)])
+        return layers.Dense(3, activation="softmax", name="top")(layers.Add()([x, layers.Flatten()(seen)]))
+
+    return functional((4,), inner)
+
+
 OTHERWISE = {
+    "a row for all examples": mean_of_all,
     "a scale with axes of its own": lambda: with_an_axis_in_front(layers.Rescaling(np.ones((1, 1, 1), np.float32))),
     "a layer that was built for another rank": for_two_ranks,
     "an activation that adds an axis": lambda: functional((4,), reshaping_activations),
@@ -115,4 +129,29 @@ def test_examples_narrower_than_the_input_move_the_sum_by_the_bound_at_most(monk
 def test_if_their_shapes_were_not_looked_at_they_would_move_it_by_more(monkeypatch):
     """Keras takes them for a bias where they are as many as the input says."""
     _, far = moved_by_narrow_examples(monkeypatch, is_seen=False)
+    assert far > 2
+
+
+def moved_by_a_mean_of_all():
+    """The step of a model in which numbers that no trial reaches meet, and how far one example moves its sum, in S."""
+    model = mean_of_all()
+    step = dp_sgd(model, batch_size=16)
+    kernel = np.zeros((4, 3))
+    kernel[:2] = [[1e-10, -1e-10, 0.0], [-9.0, 9.0, 0.0]]
+    model.get_layer("top").set_weights([kernel, np.zeros(3)])
+    x = np.zeros((16, 4), np.float32)
+    x[1:, 1], x[0] = 1.0, [1e13, 0.0, 0.0, 0.0]
+    return step, first_moves(step, x, np.full(16, 2))
+
+
+def test_a_mean_of_all_examples_is_refused():
+    with pytest.raises(UnsupportedModel, match=r"GlobalAveragePooling1D.*changes with the other examples"):
+        moved_by_a_mean_of_all()
+
+
+@pytest.mark.skipif(stride() == 1, reason="no number of examples suits this processor: each is computed alone")
+def test_if_its_mask_and_shapes_were_taken_for_known_one_example_would_move_the_sum_by_more(monkeypatch):
+    monkeypatch.setattr(known_layers, "OPTION", object)
+    monkeypatch.setattr(checks.Trial, "keeps_rows", lambda self: True)
+    _, far = moved_by_a_mean_of_all()
     assert far > 2
