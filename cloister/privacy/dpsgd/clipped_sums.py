@@ -123,13 +123,10 @@ class ClippedSums:
             groups: shape (n,): examples with the same value are one unit. None: each is one.
 
         Raises:
-            ConfigError: S is out of range, lengths differ, groups are missing, products became coarser than float32, or
-                floats are given where the model takes integers other than int32 and int64.
+            ConfigError: S is out of range, lengths differ, groups are missing, or products became coarser than float32.
         """
         check_clipping_norm(clipping_norm)
         refuse_coarse_precision()
-        for name, given, made_up in zip(("x", "y"), (x, y), self._probe, strict=True):
-            _check_cast(name, np.asarray(given).dtype, made_up.dtype)
         units = self._units(x, y, groups)
         total = RunningSum()
         clipped, non_finite, bound = 0, 0, clipping_norm / (1 + self._batching.overstatement)
@@ -321,12 +318,17 @@ def _check_loss_weights(loss_weights: LossWeights, labels: NDArray) -> None:
         raise ConfigError(f"loss_weights must give one number per example, shape {(len(labels),)}, or one; got {found}")
 
 
-def _check_cast(name: str, given: np.dtype, taken: np.dtype) -> None:
-    """Raises ConfigError for a cast of which NumPy computes numbers out of range differently from place to place."""
-    if given.kind == "f" and taken.kind in "iu" and taken not in (np.dtype(np.int32), np.dtype(np.int64)):
-        raise ConfigError(
-            f"{name} must be {taken}, which the model takes, not {given}: cast it before, within its limits"
-        )
+def _cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
+    """The rows in a type, with floats cut to the limits of unsigned or narrow integers, and NaN as 0.
+
+    NumPy's own cast of such numbers depends on where they stand, and so on who else is there. To refuse them would tell
+    about a row that decided about the type of a file.
+    """
+    rows, target = np.asarray(rows), np.dtype(dtype)
+    if rows.dtype.kind == "f" and target.kind in "iu" and (target.itemsize < 4 or target == np.uint32):
+        limits = np.iinfo(target)
+        rows = np.clip(np.nan_to_num(rows.astype(np.float64)), limits.min, limits.max)
+    return rows.astype(target, copy=False)
 
 
 def _taken(rows: NDArray, table: NDArray) -> NDArray:
@@ -343,9 +345,9 @@ def _filled(rows: NDArray, size: int, dtype: DTypeLike) -> NDArray:
     What is computed of an example that nobody has, such as of zeros, could raise an exception that none of the others
     does: whether a place is empty would decide about all.
     """
-    rows = np.asarray(rows, dtype)
+    rows = _cast(rows, dtype)
     if len(rows) == size:
         return rows
-    filled = np.empty((size, *rows.shape[1:]), dtype)
+    filled = np.empty((size, *rows.shape[1:]), rows.dtype)
     filled[: len(rows)], filled[len(rows) :] = rows, rows[0]
     return filled

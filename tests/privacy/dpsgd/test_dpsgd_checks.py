@@ -14,6 +14,7 @@ from examples_of_dpsgd import (
     brute_force,
     dp_sgd,
     embedding,
+    first_moves,
     functional,
     group_norm,
     head,
@@ -24,6 +25,7 @@ from examples_of_dpsgd import (
 from support import mostly_slow
 
 from cloister.core.errors import ConfigError, UnsupportedModel
+from cloister.privacy.dpsgd.clipped_sums import _cast
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 layers = keras.layers
@@ -299,15 +301,21 @@ def test_a_step_checks_what_it_is_given():
         step.step(x, y, clipping_norm=0)
 
 
-@pytest.mark.parametrize(("dtype", "accepted"), [("int32", True), ("uint8", False), ("uint32", False)])
-def test_floats_for_a_model_of_narrow_or_unsigned_integers_are_refused(dtype, accepted):
-    """NumPy's cast of a number out of range depends on its place: one example moved the sum by 4.1 S."""
-    step = dp_sgd(
-        functional((3,), lambda x: head(layers.Rescaling(0.1)(x)), dtype), probe=(np.ones((3, 3), dtype), np.arange(3))
-    )
-    x, y = np.ones((4, 3), np.float32), np.arange(4)
-    if accepted:
-        assert step.clipped_sum(x, y, 1.0).examples == 4
-    else:
-        with pytest.raises(ConfigError, match=f"x must be {dtype}, which the model takes, not float32"):
-            step.clipped_sum(x, y, 1.0)
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, -5.0, 1e10])
+def test_floats_out_of_range_are_cast_alike_wherever_they_stand(bad):
+    """NumPy's cast to `uint32` depends on their place: an example moved the sum by 4.1 S."""
+    step = dp_sgd(functional((1,), lambda x: head(layers.Rescaling(2.0**-31)(x)), "uint32"), batch_size=48)
+    kernel = np.zeros((1, 5))
+    kernel[0, :2] = 200.0, -200.0
+    step.model.layers[-1].set_weights([kernel, np.array([-100.0, 100.0, 0.0, 0.0, 0.0])])
+    for size in (8, 16, 48):
+        assert first_moves(step, np.full((size, 1), bad, np.float32), np.full(size, 2), 1e-3) <= 1
+
+
+def test_they_are_cut_to_the_limits_of_the_type():
+    for dtype, expected in (
+        ("uint8", [0, 255, 0, 255, 7]),
+        ("uint32", [0, 300, 0, 2**32 - 1, 7]),
+        ("int8", [-5, 127, 0, 127, 7]),
+    ):
+        assert _cast(np.array([-5.0, 300.0, np.nan, np.inf, 7.9], np.float32), dtype).tolist() == expected
