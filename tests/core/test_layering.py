@@ -1,4 +1,4 @@
-"""Who may import whom, what an import costs, which names the world may rely on, and what Flower ships to a node."""
+"""What the contracts on imports cannot see, which names the world may rely on, and what Flower ships to a node."""
 
 import ast
 import importlib
@@ -6,165 +6,63 @@ import io
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import FAB_MAX_SIZE
-from structure import modules
+from structure import PACKAGE, ROOT, modules
 
 import cloister
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "cloister"
-
-MAY_IMPORT = {
-    "core": {"core"},
-    "config": {"core", "privacy", "config"},
-    "privacy": {"core", "privacy"},
-    "secure_aggregation": {"core", "secure_aggregation"},
-    "strategies": {"core", "strategies"},
-    "tasks": {"core", "config", "tasks"},
-    "aggregation": {"core", "privacy", "secure_aggregation", "aggregation"},
-    "audits": {"core", "config", "privacy", "aggregation", "tasks", "local", "audits"},
-    "client": {"core", "config", "tasks", "privacy", "secure_aggregation", "client"},
-    "server": {"core", "config", "tasks", "privacy", "secure_aggregation", "strategies", "aggregation", "server"},
-    "deploy": {"core", "config", "client", "tasks", "secure_aggregation", "deploy"},
-    "local": {"core", "config", "tasks", "client", "server", "privacy", "local"},
-    "scaffold": {"core", "scaffold"},
-    "plan": {"core", "config", "client", "server", "local", "privacy", "plan"},
-    "bench": {"core", "config", "tasks", "client", "server", "local", "privacy", "aggregation", "bench"},
-    "watch": {"core", "privacy", "server", "deploy", "watch"},
-    "dashboard": {"core", "server", "deploy", "watch", "dashboard"},
-    "predict": {"core", "config", "tasks", "predict"},
-    "sweep": {"core", "config", "server", "local", "sweep"},
-    "cli": {
-        "core",
-        "config",
-        "privacy",
-        "client",
-        "server",
-        "local",
-        "plan",
-        "bench",
-        "predict",
-        "sweep",
-        "audits",
-        "deploy",
-        "scaffold",
-        "watch",
-        "dashboard",
-    },
-}
-"""Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
+# Who may import whom: `lint-imports` checks the contracts in pyproject.toml.
 
 
-def imports_of(tree, module):
-    """Every module that a file imports, wherever in the file: absolute names, with the names they are asked for."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(module.split(".")[: -node.level]) if node.level else ""
-            origin = ".".join(part for part in (base, node.module) if part)
-            found |= {f"{origin}.{alias.name}" for alias in node.names}
-    return found
+def parts_of(names):
+    """Return the parts of the package that these modules are or lie in."""
+    return {name.split(".")[1] for name in names if "." in name}
 
 
-def module_of(path):
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+def allowed_by_the_contracts():
+    """Return, for each part of the package, the parts that it may import."""
+    layers, *others = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    allowed, below = {}, set()
+    for layer in reversed(layers["layers"]):
+        parts = set(re.findall(r"\w+", layer))
+        allowed |= {part: set(below) for part in parts}
+        below |= parts
+    for contract in others:
+        if contract["type"] == "protected":
+            for part in set(allowed) - parts_of(contract["allowed_importers"]):
+                allowed[part] -= parts_of(contract["protected_modules"])
+        # A contract on one module of a part leaves the part free.
+        for part in set(allowed) & {name.removeprefix("cloister.") for name in contract.get("source_modules", [])}:
+            allowed[part] -= parts_of(contract["forbidden_modules"])
+    return allowed
 
 
-def layer_of(module):
-    """`cloister.audits.sensitivity` -> `privacy`."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else ""
-
-
-FILES = {module_of(module.path): imports_of(module.tree, module_of(module.path)) for module in modules()}
-NAMED = re.compile(r"^(cloister[.\w]*):\w+$", re.MULTILINE)
-"""A plugin in a table is an import too, only a later one."""
-PLUGINS = {
-    module_of(module.path): {
-        match.group(1)
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        for match in NAMED.finditer(node.value)
-    }
-    for module in modules()
-}
-REACHES = {module: FILES[module] | PLUGINS[module] for module in FILES}
-
-
-def importers_of(*prefixes):
-    """The modules that import all of these."""
-
-    def reaches(module, prefix):
-        return any(name == prefix or name.startswith(prefix + ".") for name in REACHES[module])
-
-    return {module for module in REACHES if all(reaches(module, prefix) for prefix in prefixes)}
-
-
-def test_the_reader_of_imports_sees_all_kinds():
-    source = "import a.b\nfrom c import d\nfrom . import e\nfrom .f import g\ndef h():\n    from i.j import k\n"
-    assert imports_of(ast.parse(source), "p.q") == {"a.b", "c.d", "p.e", "p.f.g", "i.j.k"}
-
-
-FACE = {"cloister.__init__"}
-"""What users import from. It reaches into every room, on demand, and no room reaches into it."""
-
-
-def test_nothing_of_ours_imports_from_the_face():
-    faces = {f"cloister.{name}" for name in cloister.__all__} - {"cloister.__version__"}
-    assert not {module for module in FILES if faces & FILES[module]}
-
-
-def test_the_architecture_page_has_the_same_rules():
+def test_the_table_on_the_architecture_page_is_what_the_contracts_allow():
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| .* \| ((?:`\w+`(?:, )?)*) ?\|$", page, re.MULTILINE)
     told = {part: set(re.findall(r"\w+", others)) for part, others in rows}
-    assert told == {part: others - {part} for part, others in MAY_IMPORT.items()}
+    assert told == allowed_by_the_contracts()
 
 
-def test_every_part_has_rules():
-    assert {layer_of(module) for module in FILES} - {"", "__init__", "__main__"} == set(MAY_IMPORT)
+def test_tables_of_plugins_name_modules_of_their_own_part():
+    """A plugin in a table is an import too, only a later one, and stands there as a string."""
+    named = [
+        (module, plugin)
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for plugin in re.findall(r"^(cloister[.\w]*):\w+$", node.value, re.MULTILINE)
+    ]
+    assert named
+    assert not [(module.name, plugin) for module, plugin in named if plugin.split(".")[1] != module.part]
 
 
-@pytest.mark.parametrize("module", REACHES)
-def test_no_arrow_runs_the_wrong_way(module):
-    layer = layer_of(module)
-    if module in FACE:
-        return
-    allowed = MAY_IMPORT.get(layer, set())
-    wrong = {name for name in REACHES[module] if name.startswith("cloister.") and layer_of(name) not in allowed}
-    assert not wrong, f"{module} ({layer}) may import {sorted(allowed)} only, not {sorted(wrong)}"
-
-
-def test_only_build_joins_strategies_and_privacy():
-    assert importers_of("cloister.strategies", "cloister.aggregation") - FACE == {"cloister.server.build"}
-
-
-def test_clients_know_nothing_of_aggregation():
-    assert not {module for module in importers_of("cloister.aggregation") if layer_of(module) == "client"}
-
-
-def test_only_local_runs_their_plans_their_costs_and_the_command_join_client_and_server():
-    both = importers_of("cloister.client", "cloister.server") - FACE
-    assert {layer_of(module) for module in both} <= {"local", "plan", "bench", "cli"}
-    assert "cloister.local.simulation" in both
-
-
-def test_the_mathematics_of_privacy_knows_no_flower():
-    flower = {module for module in importers_of("flwr") if layer_of(module) == "privacy"}
-    assert flower == set()
-
-
-TENSORFLOW = {module for module in FILES if module.startswith("cloister.privacy.dpsgd.")} - {
-    "cloister.privacy.dpsgd.batches"
-}
-"""DP-SGD's modules, which are imported when a model is there to be trained."""
 HEAVY = (
     "mlflow",
     *("tensorflow", "keras", "sklearn", "pandas", "cv2", "tensorboard", "ray", "scipy", "dp_accounting"),
@@ -172,16 +70,24 @@ HEAVY = (
 )
 
 
+def imported_at_the_top(tree):
+    """Return the packages that a module imports as soon as it is imported itself."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return {name.split(".")[0] for name in names}
+
+
 def test_only_files_named_for_it_import_keras_or_tensorflow_at_the_top():
-    for module in modules():
-        top = {
-            name.split(".")[0]
-            for node in module.tree.body
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for name in imports_of(node, module_of(module.path))
-        }
-        if "keras" not in module.path.stem and module_of(module.path) not in TENSORFLOW:
-            assert not top & {"tensorflow", "keras"}, module.path
+    """DP-SGD's modules may too, but for one: they are imported when there is a model to train."""
+    heavy = {module.name for module in modules() if imported_at_the_top(module.tree) & {"tensorflow", "keras"}}
+    named_for_it = {module.name for module in modules() if "keras" in module.path.stem}
+    dp_sgd = {name for name in heavy if name.startswith("cloister.privacy.dpsgd.")} - {"cloister.privacy.dpsgd.batches"}
+    others = heavy - named_for_it - dp_sgd
+    assert not others
 
 
 def test_the_apps_and_the_command_start_without_anything_heavy():
@@ -209,11 +115,11 @@ def test_the_package_exports_what_users_need_and_no_more():
     assert sorted(cloister.__all__) == sorted(["__version__", *PUBLIC.split()]) == sorted(dir(cloister))
 
 
-@pytest.mark.parametrize("name", PUBLIC.split())
-def test_what_is_exported_is_there_under_one_name(name):
-    """A function that shares its name with a module would be hidden by it as soon as somebody imports that."""
-    assert getattr(cloister, name).__name__.removeprefix("_") == name
-    assert not (PACKAGE / f"{name}.py").exists() and not (PACKAGE / name).exists()
+def test_what_is_exported_is_there_under_one_name():
+    """An import of a module hides a function of the same name."""
+    names = PUBLIC.split()
+    assert [getattr(cloister, name).__name__.removeprefix("_") for name in names] == names
+    assert not [name for name in names if (PACKAGE / f"{name}.py").exists() or (PACKAGE / name).exists()]
 
 
 def test_an_unknown_name_is_the_usual_error():
@@ -223,10 +129,14 @@ def test_an_unknown_name_is_the_usual_error():
 
 def test_what_the_documentation_imports_exists():
     imported = re.compile(r"^\s*(?:>>> |\.\.\. )?from (cloister[.\w]*) import ([\w, ]+)$", re.MULTILINE)
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        for module, found in imported.findall(page.read_text()):
-            for name in found.split(","):
-                assert hasattr(importlib.import_module(module), name.strip().split(" ")[0]), (page, module, name)
+    missing = [
+        (page.name, module, name)
+        for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+        for module, names in imported.findall(page.read_text())
+        for name in names.split(",")
+        if not hasattr(importlib.import_module(module), name.split()[0])
+    ]
+    assert not missing
 
 
 # What Flower ships to a node.
