@@ -58,13 +58,13 @@ def test_the_page_has_these_commands():
     ]
 
 
-@pytest.mark.slow(minutes=4)
+@pytest.mark.runtimes(minutes=2)
 def test_whoever_follows_the_tutorial_trains_with_two_sites(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "scans"), os.environ.get("PYTHONPATH", "")]))
     runs = []
-    with Processes(tmp_path / "processes") as processes:
+    with Processes(tmp_path / "processes", shortened=True) as processes:
 
         def follow(command):
             program = shutil.which(command[0]) or str(Path(sys.executable).with_name(command[0]))

@@ -507,7 +507,7 @@ def served(tmp_path):
         child.communicate(timeout=60)
 
 
-@pytest.mark.slow
+@pytest.mark.runtimes
 def test_it_is_served_encrypted_to_operators(tmp_path, pair, served):
     write_run(tmp_path / "runs" / "a")
     files = ["--operators", pair / "operators", "--certificate", pair / "server.pem", "--key", pair / "server.key"]
@@ -522,7 +522,7 @@ def test_it_is_served_encrypted_to_operators(tmp_path, pair, served):
         assert answer.headers.get_all("cache-control") == ["no-store"] and "server" not in answer.headers
 
 
-@pytest.mark.slow
+@pytest.mark.runtimes
 def test_a_head_without_end_is_not_read(tmp_path, served):
     """It comes before anybody is asked for a token."""
     host, _, port = served("--listen", "127.0.0.1:0").removeprefix("http://").strip("/").partition(":")

@@ -147,7 +147,7 @@ def deployed(tmp_path, monkeypatch):
     monkeypatch.delenv("CLOISTER_DATA", raising=False)
     monkeypatch.setenv("EDITOR", "true")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with Processes(tmp_path / "processes") as processes:
+    with Processes(tmp_path / "processes", shortened=True) as processes:
         machines = Machines(tmp_path, processes)
         (keys,) = blocks(1, "sh")
         machines.follow("keys", keys)
@@ -177,7 +177,7 @@ def deployed(tmp_path, monkeypatch):
         yield machines
 
 
-@pytest.mark.slow(minutes=3)
+@pytest.mark.runtimes(minutes=2)
 def test_whoever_follows_the_guides_trains_a_model_and_keeps_it_up(deployed):
     trained(deployed)
     kept_up(deployed)

@@ -1,7 +1,10 @@
 """The executor of server apps: a task's token reaches the app, and nobody else."""
 
 import ast
+import importlib
+import io
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -16,6 +19,7 @@ from flwr.proto.runtime_pb2 import PullTaskInputResponse
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 from flwr.supercore.superexec.run_superexec import get_executor
+from flwr.superlink.grid import http_grid
 from typer.testing import CliRunner
 
 from cloister.cli import app
@@ -76,6 +80,18 @@ def test_nothing_else_is_started(kind, monkeypatch):
     assert superexec.QuietExecutor().launch(task(kind)).status == LaunchResultStatus.FAILED
 
 
+def test_flowers_app_is_run_with_the_token_of_the_input(monkeypatch):
+    called, names = [], vars(http_grid)
+    monkeypatch.setitem(names, handshakes.MAKER, names[handshakes.MAKER])
+    flowers = importlib.import_module("flwr.superlink.cli.flwr_serverapp")
+    monkeypatch.setattr(flowers, "flwr_serverapp", lambda: called.append(list(sys.argv)))
+    monkeypatch.setattr(sys, "argv", [str(superexec.APP), "--insecure"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\nnothing of it\n"))
+    runpy.run_path(str(superexec.APP), run_name="__main__")
+    assert called == [["flwr-serverapp", "--insecure", "--token", TOKEN]]
+
+
+@pytest.mark.runtimes
 def test_flower_gets_the_token_and_ps_does_not():
     """What is started is Flower's own app process: it shows the token to the SuperLink, here one that listens."""
     shown, lines = [], []
@@ -271,7 +287,7 @@ class TestAnExecutorThatDies:
         assert [token for _, token in lines] == [TOKEN] * count
         return [int(pid) for pid, _ in lines]
 
-    @pytest.mark.slow
+    @pytest.mark.runtimes
     def test_takes_its_apps_with_it_and_the_next_one_starts_them_again(self, tmp_path, supervisor):
         command = [sys.executable, "-c", EXECUTES, str(tmp_path / "tasks"), str(supervisor), TOKEN]
         with subprocess.Popen(command) as first:

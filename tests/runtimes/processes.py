@@ -9,8 +9,10 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
+from itertools import cycle
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,11 +20,16 @@ from uuid import uuid4
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAMS = Path(sys.executable).parent
+DEADLINES = Path(__file__).parent / "deadlines"
 CONNECTION = "loopback"
 SUPERLINK = "superlink"
 MARK = "CLOISTER_TEST_PROCESSES"
 LOG_TAIL = 10_000
 """Characters of each log that a failed test shows."""
+PORTS = range(20_000, 32_000, 500)
+"""Where blocks of ports begin: below those that the kernel gives to connections."""
+WARM_NODE = ("cloister", "warm-node", "--no-keras")
+"""A SuperNode whose clients start at once, for models that need no Keras."""
 
 Setting = str | int | float | bool
 
@@ -35,11 +42,12 @@ class Processes:
 
     Args:
         folder: for logs and for Flower's homes; made if absent.
+        shortened: have some waits of Flower be as short as `deadlines/sitecustomize.py` says.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shortened: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self.folder, self.shortened = folder, shortened
         self.mark = uuid4().hex
         self.services: dict[str, subprocess.Popen[bytes]] = {}
         self.commands: dict[str, tuple[str, ...]] = {}
@@ -71,12 +79,12 @@ class Processes:
         """Wait until the SuperLink answers."""
         self.wait(lambda: _answers(f"http://{self.address}/health"), 60, "answer of the SuperLink")
 
-    def supernodes(self, configs: list[Mapping[str, Setting]], *program: str) -> None:
+    def supernodes(self, configs: Sequence[Mapping[str, Setting]], *program: str, first: int = 0) -> None:
         """Start one SuperNode for each node configuration. Whether they are connected, the run finds out.
 
-        `program` is one that takes the options of `flower-supernode`.
+        `program` is one that takes the options of `flower-supernode`. `first` is the number of the first SuperNode.
         """
-        for number, (config, port) in enumerate(zip(configs, free_ports(len(configs)), strict=True)):
+        for number, (config, port) in enumerate(zip(configs, free_ports(len(configs)), strict=True), first):
             link = ["--insecure", "--superlink", self.address, "--port", str(port)]
             command = [*(program or ["flower-supernode"]), *link, "--node-config", flower_line(config)]
             self.start(f"supernode-{number}", *command)
@@ -119,12 +127,14 @@ class Processes:
 
     def pids(self, program: str) -> list[int]:
         """The living processes of this object whose command line names a program."""
-        found = []
+        return [pid for pid, line in self.command_lines().items() if any(Path(word).name == program for word in line)]
+
+    def command_lines(self) -> dict[int, list[str]]:
+        """What all users of the machine see of each living process of this object."""
+        found = {}
         for pid in _marked(self.mark):
             with suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-                if any(Path(word).name == program for word in line):
-                    found.append(pid)
+                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         return found
 
     def run(self, name: str, program: str, *arguments: str, seconds: float) -> None:
@@ -170,6 +180,7 @@ class Processes:
             "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
             "PYTHONUNBUFFERED": "1",
             "FLWR_HOME": str(self._home(name)),
+            "CLOISTER_BIND": "127.0.0.1",
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -177,6 +188,7 @@ class Processes:
             "CUDA_VISIBLE_DEVICES": "",
             "RAY_TMPDIR": self.ray.name,
             MARK: self.mark,
+            **(_short_waits() if self.shortened else {}),
         }
 
     def _home(self, name: str) -> Path:
@@ -203,12 +215,38 @@ class Processes:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody uses at this moment."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in sockets]
-    for server in sockets:
-        server.close()
-    return ports
+    """Ports on which nothing listens, and which no other process of tests is given."""
+    ports = _own_ports()
+    return [next(ports) for _ in range(count)]
+
+
+@cache
+def _own_ports() -> Iterator[int]:
+    return _ports_of_a_block()
+
+
+def _ports_of_a_block() -> Iterator[int]:
+    """Give the ports of one block again and again, but for those in use.
+
+    The block belongs to this process as long as it listens on the first port.
+    """
+    for first in PORTS:
+        with suppress(OSError):
+            holder = socket.create_server(("127.0.0.1", first))
+            break
+    else:
+        raise OSError("other processes of tests have all ports")
+    with holder:
+        for port in cycle(range(first + 1, first + PORTS.step)):
+            with suppress(OSError):
+                socket.create_server(("127.0.0.1", port)).close()
+                yield port
+
+
+def _short_waits() -> dict[str, str]:
+    """Flower's one setting of a wait, and the file that changes others."""
+    paths = [str(DEADLINES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
 
 
 def flower_line(settings: Mapping[str, Setting]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from processes import CONNECTION, Processes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.runtimes
 
 SECONDS = 240
 
@@ -14,7 +14,7 @@ SECONDS = 240
 def test_an_error_of_configuration_is_one_line_and_the_run_has_failed(tmp_path: Path, simulated: bool) -> None:
     settings = {"strategy.momentum": 0.5, "output-dir": str(tmp_path / "runs")}
     federation = ["--federation-config", "num-supernodes=2 init-args-log-to-driver=false"] if simulated else []
-    with Processes(tmp_path / "processes") as processes:
+    with Processes(tmp_path / "processes", shortened=True) as processes:
         processes.superlink(*(["--simulation"] if simulated else []))
         processes.flwr_run(settings, *federation, seconds=SECONDS)
         said = processes.log("flwr")

@@ -11,7 +11,7 @@ from processes import SUPERLINK, Setting
 
 from cloister.local.simulation import simulate
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.runtimes
 
 NODES, ROUNDS = 50, 2
 SECONDS = 600

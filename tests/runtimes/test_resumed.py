@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import CONNECTION, Processes, Setting
+from processes import CONNECTION, WARM_NODE, Processes, Setting
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.runtimes
 
 SECONDS = 240
 """For what takes some ten to sixty on two idle cores."""
@@ -35,12 +35,12 @@ def lines(directory: Path) -> list[int]:
 def test_a_run_whose_server_app_or_executor_is_killed_goes_on_without_a_hand(tmp_path: Path) -> None:
     """Once each, and it is the same run to Flower; then one that nobody disturbs, which ends with the same model."""
     disturbed, whole = tmp_path / "disturbed", tmp_path / "whole"
-    with Processes(tmp_path / "processes") as processes:
+    with Processes(tmp_path / "processes", shortened=True) as processes:
         processes.superlink("--isolation", "process")
         options = ["--resume", "2", "--tasks", "tasks", "--insecure", "--runtime-api-address", processes.address]
         processes.start("superexec", "cloister", "superexec", *options)
         configs: list[dict[str, Setting]] = [{"partition-id": number, "num-partitions": 2} for number in range(2)]
-        processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
+        processes.supernodes(configs, *WARM_NODE)
         processes.flwr_begin(SETTINGS | {"output-dir": str(tmp_path), "run-name": "disturbed"}, SECONDS)
         processes.wait(lambda: 1 in lines(disturbed), SECONDS, "round 1")
         (server,) = processes.pids("serverapp.py")
@@ -64,10 +64,10 @@ def test_a_run_whose_server_app_or_executor_is_killed_goes_on_without_a_hand(tmp
 def test_a_run_is_resumed_by_flwr_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = SETTINGS | {"output-dir": str(tmp_path), "run-name": "run", "num-rounds": 5}
-    with Processes(tmp_path / "processes") as processes:
+    with Processes(tmp_path / "processes", shortened=True) as processes:
         processes.superlink()
         configs: list[dict[str, Setting]] = [{"partition-id": number, "num-partitions": 2} for number in range(2)]
-        processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
+        processes.supernodes(configs, *WARM_NODE)
         processes.flwr_begin(settings, SECONDS)
         processes.wait(lambda: 1 in lines(run), SECONDS, "round 1")
         (server,) = processes.pids("flwr-serverapp")

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import REPOSITORY, Processes, flower_line, free_ports
+from processes import REPOSITORY, WARM_NODE, Processes, flower_line, free_ports
 
 from cloister.client.ledgers import ledger_of
 from cloister.client.node import node_of
 from cloister.deploy.kits import provision
 from cloister.privacy.accounting.events import from_json
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.runtimes
 
 SITES = ("east", "north", "south", "west")
 KILLED = "west"
@@ -38,7 +38,7 @@ SETTINGS = {
     "num-rounds": ROUNDS,
     "task.model": "softmax",
     "strategy.min-nodes": 3,
-    "round-timeout": 60.0,
+    "round-timeout": 120.0,  # a killed node is missed long before
     "late-timeout": 15.0,
     "evaluation.federated": "off",
     "privacy.server": "global-dp",
@@ -107,8 +107,11 @@ class Federation:
 
 @pytest.fixture
 def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Federation]:
-    monkeypatch.setenv("CLOISTER_NODE", "cloister warm-node --no-keras")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as secrets, Processes(tmp_path / "processes") as processes:
+    monkeypatch.setenv("CLOISTER_NODE", " ".join(WARM_NODE))
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as secrets,
+        Processes(tmp_path / "processes", shortened=True) as processes,
+    ):
         monkeypatch.setenv("CLOISTER_SECRETS", secrets)
         federation = Federation(tmp_path, processes, Path(secrets))
         federation.start()

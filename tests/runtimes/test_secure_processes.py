@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from processes import REPOSITORY, Processes, flower_line, free_ports
+from processes import REPOSITORY, WARM_NODE, Processes, flower_line, free_ports
 
 from cloister.core.keys import fingerprint
 from cloister.deploy.certificates import new_node_key
@@ -21,7 +21,7 @@ from cloister.deploy.kits import provision
 
 MEMBERS = ("north", "south")
 STRANGER = "stranger"
-PATIENCE = 120
+PATIENCE = 240
 POLICY = 'mechanisms = ["dp-sgd"]\nmin-client-noise-multiplier = 0.5\ntasks = ["digits"]\n'
 ONE_TRY = ("--max-retries", "0")
 SETTINGS = {
@@ -57,6 +57,7 @@ class Secured:
         self.processes.run("register", str(self.kits / "operator" / "register.sh"), seconds=PATIENCE)
         for name, port in zip(MEMBERS, self.node_ports):
             self.processes.start(name, str(self.kits / "sites" / name / "start.sh"), "--port", str(port))
+        self.processes.wait(lambda: all("SuperNode ID" in self.log(name) for name in MEMBERS), PATIENCE, "members")
 
     def answers(self) -> bool:
         try:
@@ -120,16 +121,18 @@ class Secured:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A federation that trains after all tests on this page: it refused others because of what they were."""
     folder = tmp_path_factory.mktemp("secured")
-    with Processes(folder / "processes") as processes:
+    with Processes(folder / "processes", shortened=True) as processes:
         federation = Secured(folder, processes)
-        federation.start()
-        federation.trains("before")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CLOISTER_NODE", " ".join(WARM_NODE))
+            federation.start()
         yield federation
         federation.trains("after")
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("secured")]
 
 
 class TestNodes:
@@ -218,8 +221,8 @@ def test_the_token_of_a_running_app_is_in_no_argument(secured: Secured) -> None:
     )
     processes.wait(lambda: bool(processes.pids("serverapp.py")), PATIENCE, "server app")
     (app,) = processes.pids("serverapp.py")
-    everybody = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    assert not [line for line in everybody if b"--token" in line]
+    lines = processes.command_lines()
+    assert app in lines and not [line for line in lines.values() if "--token" in line]
     processes.wait(lambda: app not in processes.pids("serverapp.py"), PATIENCE, "end of the server app")
 
 

@@ -40,7 +40,7 @@ def superlink(ahead=0.0, tls=None):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     if tls:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"127.0.0.1:{server.server_port}"
     finally:
@@ -48,7 +48,7 @@ def superlink(ahead=0.0, tls=None):
         server.server_close()
 
 
-@pytest.mark.parametrize("ahead", [0.0, 8.0, -8.0, -400.0])
+@pytest.mark.parametrize("ahead", [0.0, 8.0, -400.0])
 def test_the_difference_is_known_to_about_a_second(ahead):
     with superlink(ahead) as address:
         found = meeting.meet(address, None, insecure=True)

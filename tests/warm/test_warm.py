@@ -37,69 +37,80 @@ def sha(bundle):
     return hashlib.sha256(bundle).hexdigest()
 
 
+ENDS = {"pass": 0, "sys.exit(3)": 3, "sys.exit('no')": 1, "raise KeyError": 1}
 CHILDREN = """
-import json, os, sys
+import atexit, json, os, sys
 from cloister.deploy.warm import executor
 import numpy  # what stands for a heavy library
 mark = id(numpy)
+atexit.register(lambda: print("the end of the parent"))
 
-def draw(end):
+def draw(end, *bundle):
     executor._compile_nothing()
-    if sys.argv[1:]:
+    if bundle:
         executor._forget_app()
-        sys.path.insert(0, sys.argv[1])
+        sys.path.insert(0, *bundle)
     import cloister, numpy
     from cloister.privacy.mechanisms.noise import GaussianNoise
     noise = GaussianNoise().standard_normal(4).tolist()
     from cloister.privacy.mechanisms.discrete.sampler import kernel
     os.write(end, json.dumps([cloister.__file__, id(numpy) == mark, noise, kernel().NAME]).encode())
 
-for _ in range(2):
-    read, write = os.pipe()
+def status(work):
     child = os.fork()
     if not child:
-        executor._as_child(lambda: draw(write))
-    assert os.waitpid(child, 0)[1] == 0
-    print(os.read(read, 10_000).decode(), flush=True)  # the next child has no copy of it
+        executor._as_child(work)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def drawn(*bundle):
+    read, write = os.pipe()
+    assert status(lambda: draw(write, *bundle)) == 0
+    return json.loads(os.read(read, 10_000))  # the next child has no copy of it
+
+bundle, *statements = sys.argv[1:]
+print(json.dumps({
+    "own": [drawn(), drawn()],
+    "bundle": [drawn(bundle), drawn(bundle)],
+    "statuses": {statement: status(lambda: exec(statement)) for statement in statements},
+}))
 """
 
 
-def children(*bundle):
-    """Of two children, one after the other: where the app is from, whether libraries are shared, noise, and kernel."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHILDREN, *bundle], capture_output=True, text=True, timeout=120, check=True
-    )
-    return map(json.loads, done.stdout.splitlines())
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The folder of a bundle."""
+    folder = tmp_path_factory.mktemp("bundle")
+    folder.joinpath("cloister").symlink_to(Path(executor.__file__).parents[2])
+    return folder
 
 
-def test_a_child_has_the_app_of_its_bundle_and_the_libraries_of_its_parent(tmp_path):
-    bundle = tmp_path / "bundle"
-    bundle.mkdir()
-    bundle.joinpath("cloister").symlink_to(Path(executor.__file__).parents[2])
-    (first, warm, noise, kernel), (second, warm_too, other_noise, _) = children(str(bundle))
-    assert first == second == str(bundle / "cloister" / "__init__.py")
+@pytest.fixture(scope="module")
+def children(unpacked):
+    """What a process says of its children: two draw by its own app, two by that of a bundle, others run a statement.
+
+    Each that draws says where its app is from, whether libraries are shared, its noise, and its kernel.
+    """
+    command = [sys.executable, "-c", CHILDREN, str(unpacked), *ENDS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    first, *others = done.stdout.splitlines()
+    return json.loads(first) | {"afterwards": others}
+
+
+def test_a_child_has_the_app_of_its_bundle_and_the_libraries_of_its_parent(children, unpacked):
+    (first, warm, noise, kernel), (second, warm_too, other_noise, _) = children["bundle"]
+    assert first == second == str(unpacked / "cloister" / "__init__.py")
     assert warm and warm_too and noise != other_noise
     assert kernel == "numpy", "nothing is compiled for one message"
 
 
-def test_children_with_the_app_of_their_parent_have_noise_of_their_own():
-    (first, _, noise, kernel), (_, _, other_noise, _) = children()
+def test_children_with_the_app_of_their_parent_have_noise_of_their_own(children):
+    (first, _, noise, kernel), (_, _, other_noise, _) = children["own"]
     assert first == str(Path(executor.__file__).parents[2] / "__init__.py")
     assert noise != other_noise and kernel == "numpy"
 
 
-@pytest.mark.parametrize(
-    ("statement", "status"), [("pass", 0), ("sys.exit(3)", 3), ("sys.exit('no')", 1), ("raise KeyError", 1)]
-)
-def test_a_child_ends_where_its_work_ends(statement, status):
-    script = (
-        "import atexit, sys; from cloister.deploy.warm import executor\n"
-        "atexit.register(lambda: print('the end of the parent'))\n"
-        f"def work():\n    {statement}\n"
-        "executor._as_child(work)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == status and not done.stdout
+def test_a_child_ends_where_its_work_ends(children):
+    assert children["statuses"] == ENDS and children["afterwards"] == ["the end of the parent"]
 
 
 class TestBundles:
