@@ -9,8 +9,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from cloister.server import run
 
-FAST = "not slow and not docker"
-MINUTES = 7
+FAST = "not slow and not runtimes and not docker and not long"
+MINUTES = 4
 """That the tests which are `FAST` take at most, on two idle cores."""
 
 
@@ -64,9 +64,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _minutes(item: pytest.Item) -> int:
-    """What its mark says; 0: less than one."""
-    slow = item.get_closest_marker("slow")
-    return slow.kwargs.get("minutes", 0) if slow else 0
+    """Return the minutes that its mark gives; 0: less than one."""
+    return max(
+        (mark.kwargs.get("minutes", 0) for mark in item.iter_markers() if mark.name in ("slow", "runtimes")), default=0
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -75,5 +76,5 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     return [
         f"all of them: at most {MINUTES} minutes on two idle cores; one after another: -n 0",
-        "left out: tests that take minutes or start servers (-m slow), and those of the containers (-m docker)",
+        "left out, and in CONTRIBUTING.md: -m slow, -m runtimes (servers), -m docker (containers), -m long",
     ]

@@ -18,6 +18,17 @@ Arrays = dict[str, np.ndarray]
 ClientFunction = Callable[[int, Arrays], Any]
 
 
+def failures(cases: Iterable[Any], check: Callable[..., None]) -> list[str]:
+    """Return each case that fails `check`, with its error; a case that is a tuple holds all arguments."""
+    found = []
+    for case in cases:
+        try:
+            check(*(case if isinstance(case, tuple) else (case,)))
+        except (Exception, pytest.fail.Exception) as error:
+            found.append(f"{case!r}: {type(error).__name__}: {error}")
+    return found
+
+
 def mostly_slow(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
     """Parameters of a test: those in `fast` in every run of the tests, the others with `-m slow`."""
     fast = list(fast)

@@ -13,18 +13,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from quick_runs import quick_runs  # noqa: F401
+from typer.main import get_command
 
 from cloister import cli
 from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
 from cloister.tasks.digits import Digits
 from cloister.tasks.faults import SAMPLE
 
+CLOISTER = get_command(cli.app)
 COMMAND = [sys.executable, "-c", "from cloister.cli import app; app()"]
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    return CliRunner().invoke(CLOISTER, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
 
 
 def quick(folder):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from quick_runs import quick_runs  # noqa: F401
 from rich.console import Console
 
 from cloister.config.run import flatten, parse
@@ -65,9 +66,9 @@ def test_sites_that_train_in_another_framework(module_of, tmp_path, example):
     first, last = outcome.rounds[0].central["accuracy"], outcome.rounds[-1].central["accuracy"]
     assert first < 0.2 and last > 0.6
     model = from_record(outcome.arrays)
-    x, y = Digits(config.task).load().test.x, Digits(config.task).load().test.y
-    scores = x @ model["softmax/kernel"] + model["softmax/bias"]
-    assert np.mean(scores.argmax(axis=1) == y) == pytest.approx(last)
+    test = Digits(config.task).load().test
+    scores = test.x @ model["softmax/kernel"] + model["softmax/bias"]
+    assert np.mean(scores.argmax(axis=1) == test.y) == pytest.approx(last)
 
 
 class TestAFrozenBackbone:

@@ -1,11 +1,14 @@
 """The exit codes of `cloister`, as docs/runs.md has them: 1 of what failed, 2 of what cannot be read."""
 
 import re
+import tempfile
 from pathlib import Path
 
 import click
 import pytest
 import typer
+from quick_runs import quick_runs  # noqa: F401
+from support import failures
 from typer.testing import CliRunner
 
 from cloister import cli
@@ -55,29 +58,39 @@ OWN = sorted(COMMANDS.keys() - FLOWERS)
 
 @pytest.fixture
 def result_of(tmp_path, monkeypatch):
-    """Calls a command in an empty folder, where Flower knows no connection."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
-    return lambda line: CliRunner().invoke(cli.app, line.split())
+    """Call each command in an empty folder, where Flower knows no connection."""
+
+    def call(line):
+        folder = tempfile.mkdtemp(dir=tmp_path)
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("FLWR_HOME", f"{folder}/flwr")
+        return CliRunner().invoke(cli.app, line.split())
+
+    return call
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_an_option_that_is_not_known_is_2(name, result_of):
-    assert result_of(f"{name} --nosuch").exit_code == 2
+def test_an_option_that_is_not_known_is_2(result_of):
+    def check(name):
+        assert result_of(f"{name} --nosuch").exit_code == 2
+
+    assert failures(OWN, check) == []
 
 
-@pytest.mark.parametrize("name", [name for name in OWN if any("-c" in one.opts for one in COMMANDS[name].params)])
-def test_settings_that_cannot_be_read_are_2(name, result_of):
-    given = " nosuch" * sum(isinstance(one, click.Argument) and one.required for one in COMMANDS[name].params)
-    assert result_of(f"{name}{given} -c unreadable").exit_code == 2
+def test_settings_that_cannot_be_read_are_2(result_of):
+    def check(name):
+        given = " nosuch" * sum(isinstance(one, click.Argument) and one.required for one in COMMANDS[name].params)
+        assert result_of(f"{name}{given} -c unreadable").exit_code == 2
+
+    assert failures([name for name in OWN if any("-c" in one.opts for one in COMMANDS[name].params)], check) == []
 
 
-@pytest.mark.parametrize("line", FAILING)
-def test_what_failed_is_1(line, result_of):
-    result = result_of(line)
-    assert result.exit_code == 1 and "traceback" not in result.output, (
-        "a mistake of ours, and not the one that was made"
-    )
+def test_what_failed_is_1(result_of):
+    def check(line):
+        result = result_of(line)
+        assert result.exit_code == 1
+        assert "traceback" not in result.output, "a mistake of ours, and not the one that was made"
+
+    assert failures(FAILING, check) == []
 
 
 def test_the_docs_have_all_codes_and_no_others():

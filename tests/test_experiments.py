@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from quick_runs import quick_runs  # noqa: F401
 from rich.console import Console
 
 from cloister.config.run import parse

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quick_runs import quick_runs  # noqa: F401
 from statistics_of_noise import std_is
+from typer.testing import CliRunner
 
 from cloister import Contributions, GaussianNoise
+from cloister.cli import app
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
+from cloister.privacy.mechanisms import MECHANISMS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 BLOCK = re.compile(r"^```(python|toml|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -66,6 +70,11 @@ def run(site, name, *more):
     executable = Path(sys.executable).with_name(program)
     done = in_the_site(site, str(executable), *arguments, "-c", f"output-dir='{site / 'runs'}' seed=1", *more)
     assert done.returncode == 0, done.stdout + done.stderr
+    return made(site)
+
+
+def made(site):
+    """The directory of the run."""
     (directory,) = (path for path in (site / "runs").iterdir() if (path / "privacy.json").exists())
     return directory
 
@@ -97,9 +106,29 @@ def test_a_distance(site):
     assert facts["status"] == "sound" and facts["parameters"]["privacy.distance"] == "chebyshev"
 
 
+@pytest.fixture
+def found_here(monkeypatch):
+    """Finds what is installed in a folder, in this process."""
+
+    def forget():
+        vars(MECHANISMS).pop("_table", None)
+
+    def find(site):
+        monkeypatch.syspath_prepend(site)
+        forget()
+
+    yield find
+    forget()
+    sys.modules.pop("euclidean_laplace", None)
+
+
 @pytest.mark.parametrize("site", ["euclidean_laplace"], indirect=True)
-def test_a_mechanism_gets_its_claim_its_ledger_and_its_promise(site):
-    directory = run(site, "euclidean_laplace")
+def test_a_mechanism_gets_its_claim_its_ledger_and_its_promise(site, found_here):
+    found_here(site)
+    program, *arguments = shlex.split(sections()["euclidean_laplace"]["sh"])
+    done = CliRunner().invoke(app, [*arguments, "-c", f"output-dir='{site / 'runs'}' seed=1"])
+    assert program == "cloister" and done.exit_code == 0, done.output
+    directory = made(site)
     facts = json.loads((directory / "privacy.json").read_text())
     assert (facts["mechanism"], facts["status"]) == ("euclidean-laplace", "sound")
     assert facts["parameters"] == {"epsilon": 2.0, "bound": 0.5}

@@ -8,6 +8,7 @@ import cv2
 import h5py
 import numpy as np
 import pytest
+from quick_runs import quick_runs  # noqa: F401
 from typer.testing import CliRunner
 
 from cloister.cli import app

@@ -16,7 +16,9 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from quick_runs import quick_runs  # noqa: F401
+from typer.main import get_command
 
 from cloister import cli
 from cloister.client import data as client_data
@@ -25,6 +27,7 @@ from cloister.privacy.mechanisms import MECHANISMS
 from cloister.strategies import STRATEGIES
 from cloister.tasks import TASKS
 
+CLOISTER = get_command(cli.app)
 LINES, CHARACTERS = 5, 1500
 """Of what is said at most."""
 ARRAY = re.compile(r"array\(|\[\s*-?\d+\.?\d*(e[-+]\d+)?[,\s]+-?\d+\.?\d*[,\s]+-?\d")
@@ -473,7 +476,8 @@ PLUGINS = [
     ),
 ]
 
-TABLE = [*FLAGS, *SETTINGS, *FILES_OF_SETTINGS, *KITS, *NEW, *DATA, *RUNS, *DISKS, *PLUGINS]
+WITHOUT_PLUGINS = [*FLAGS, *SETTINGS, *FILES_OF_SETTINGS, *KITS, *NEW, *DATA, *RUNS, *DISKS]
+TABLE = [*WITHOUT_PLUGINS, *PLUGINS]
 
 
 @pytest.fixture(scope="module")
@@ -481,21 +485,32 @@ def finished(tmp_path_factory):
     """The directory of a run that has ended."""
     folder = tmp_path_factory.mktemp("runs")
     settings = f"{QUICK} {OURS} output-dir='{folder}' run-name='run' seed=1"
-    assert CliRunner().invoke(cli.app, ["run", "-c", settings]).exit_code == 0
+    assert CliRunner().invoke(CLOISTER, ["run", "-c", settings]).exit_code == 0
     return folder / "run"
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_remembered():
-    """Neither plugins nor tasks of another test."""
+    """No task of another test, whose files had the same names."""
     caches = (client_data.task_of, client_data.benchmark_of, client_data._parts, workbench._made)
-    for _ in range(2):
-        for registry in (TASKS, STRATEGIES, MECHANISMS):
-            vars(registry).pop("_table", None)
-        for cache in caches:
-            cache.cache_clear()
-        if _ == 0:
-            yield
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.fixture
+def plugins_are_looked_for():
+    """Packages are looked through anew, here and after the test."""
+    _forget_plugins()
+    yield
+    _forget_plugins()
+
+
+def _forget_plugins() -> None:
+    for registry in (TASKS, STRATEGIES, MECHANISMS):
+        vars(registry).pop("_table", None)
 
 
 def lay_out(files: Mapping[str, Content], folder: Path) -> None:
@@ -551,23 +566,40 @@ class full_disk:
         sys.dont_write_bytecode = self.writes_no_bytecode
 
 
-@pytest.mark.parametrize("mistake", TABLE, ids=lambda mistake: f"{mistake.command[:60]} {mistake.says[0][:40]}")
-def test_a_mistake_is_told_in_a_few_lines_that_name_it(mistake, finished, tmp_path, monkeypatch, request):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return folder
+
+
+def named(mistake: Wrong) -> str:
+    return f"{mistake.command[:60]} {mistake.says[0][:40]}"
+
+
+@pytest.mark.parametrize("mistake", WITHOUT_PLUGINS, ids=named)
+def test_a_mistake_is_told_in_a_few_lines_that_name_it(mistake, finished, folder):
     if re.search(r" run/", mistake.command):
         shutil.copytree(finished, folder / "run")
-    files = mistake.files
-    if "MODULE.py" in files:
-        monkeypatch.syspath_prepend(folder)
-        files = installed(files, f"ward_{TABLE.index(mistake)}")
+    assert_told(mistake, mistake.files, folder)
+
+
+@pytest.mark.parametrize("mistake", PLUGINS, ids=named)
+def test_so_is_one_in_a_package_of_ones_own(mistake, folder, monkeypatch, plugins_are_looked_for):
+    monkeypatch.syspath_prepend(folder)
+    assert_told(mistake, installed(mistake.files, f"ward_{PLUGINS.index(mistake)}"), folder)
+
+
+def assert_told(mistake: Wrong, files: Mapping[str, Content], folder: Path) -> None:
+    """That a command says what is wrong with these files, and leaves everything as it was."""
     lay_out(files, folder)
     importlib.invalidate_caches()
-    before = contents(tmp_path)
+    before = contents(folder.parent)
     with full_disk(mistake.limit):
-        result = CliRunner().invoke(cli.app, shlex.split(mistake.command), env={"COLUMNS": "200"})
+        result = CliRunner().invoke(CLOISTER, shlex.split(mistake.command), env={"COLUMNS": "200"})
     said = result.output
     assert result.exit_code != 0, said
     lines = [line for line in said.splitlines() if line.strip()]
@@ -575,7 +607,7 @@ def test_a_mistake_is_told_in_a_few_lines_that_name_it(mistake, finished, tmp_pa
     words = " ".join(said.split())
     assert all(expected in words for expected in mistake.says), said
     assert "traceback" not in said.lower() and not ARRAY.search(said), said
-    assert contents(tmp_path) == before, "something was left, or changed"
+    assert contents(folder.parent) == before, "something was left, or changed"
 
 
 def test_there_are_enough_of_them():

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from quick_runs import quick_runs  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

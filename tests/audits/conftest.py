@@ -3,6 +3,7 @@
 from itertools import count
 
 import pytest
+from quick_runs import quick_runs  # noqa: F401
 
 from cloister.audits import scores
 from cloister.local.simulation import simulate

@@ -70,26 +70,26 @@ CANCELLING, OVERFLOWING = cancelling(), overflowing()
 @pytest.mark.parametrize("weights", [CANCELLING, OVERFLOWING], ids=["cancelling", "overflowing"])
 def test_one_row_more_changes_no_other_loss(monkeypatch, weights):
     chooser = Chooser(SOFTMAX, monkeypatch)
-    rows = chooser.rows(260)
+    rows = chooser.rows(130)
     if weights is CANCELLING:
         rows.x[:] = 1
     else:  # the largest sum on the way overflows for some rows and not for others
         rows.x[:] = np.linspace(0.1, 0.4, len(rows))[:, None, None, None]
     whole = chooser.losses(rows, weights)
-    for count in [*range(1, 40), 63, 64, 65, 126, 127, 128, 129, 255, 256, 257]:
+    for count in [*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129]:
         np.testing.assert_array_equal(chooser.losses(rows.take(np.arange(count)), weights), whole[:count])
 
 
 @pytest.mark.parametrize("settings", [SOFTMAX, CNN], ids=["softmax", "cnn"])
 def test_a_row_has_one_loss_at_every_place_and_in_a_batch(monkeypatch, settings):
     chooser = Chooser(settings, monkeypatch)
-    rows, weights = chooser.rows(33), CANCELLING if settings is SOFTMAX else chooser.random_weights(0.3)
+    rows, weights = chooser.rows(17), CANCELLING if settings is SOFTMAX else chooser.random_weights(0.3)
     if settings is SOFTMAX:
-        rows.x[:] = (1 + np.arange(33) / 64)[:, None, None, None]
+        rows.x[:] = (1 + np.arange(17) / 64)[:, None, None, None]
     alone = np.concatenate([chooser.losses(rows.take(np.array([i])), weights) for i in range(len(rows))])
     assert len(set(alone.tolist())) > 1
-    for count in (2, 7, 16, 17, 33):
-        for seed in range(3):
+    for count in (2, 7, 16, 17):
+        for seed in range(2):
             order = np.random.default_rng(seed).permutation(len(rows))[:count]
             np.testing.assert_array_equal(chooser.losses(rows.take(order), weights), alone[order])
 
@@ -97,9 +97,9 @@ def test_a_row_has_one_loss_at_every_place_and_in_a_batch(monkeypatch, settings)
 def test_the_losses_are_those_of_the_whole_set_to_rounding(monkeypatch):
     for settings in (SOFTMAX, CNN, REGRESSION):
         chooser = Chooser(settings, monkeypatch)
-        rows, weights = chooser.rows(20), chooser.random_weights(0.05)
+        rows, weights = chooser.rows(8), chooser.random_weights(0.05)
         found = chooser.losses(rows, weights)
-        assert found.shape == (20,)
+        assert found.shape == (8,)
         np.testing.assert_allclose(found, chooser.task.losses(rows.y, chooser.model.predict(rows.x)), rtol=1e-4)
         assert chooser.losses(rows.take(np.zeros(0, int)), weights).shape == (0,)
 

@@ -1,6 +1,7 @@
 """DP-SGD in a client: the right step, noise of its own for everybody, nothing carried from one client to the next."""
 
 from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -42,16 +43,16 @@ def linear(*extra):
     return keras.Sequential(layers, name="net")
 
 
-def of_keras(**settings):
-    model = KerasModel(linear)
-    return PrivateKerasTrainer(model, SGD, privacy(**settings))
+@cache
+def trainer_of(kind, recipe, **settings):
+    """One trainer for all tests of its settings: each begins at weights of its own."""
+    if kind == "keras":
+        return PrivateKerasTrainer(KerasModel(linear), recipe, privacy(**settings))
+    return PrivateNumpyTrainer(SoftmaxRegression(6, 3), recipe, privacy(**settings))
 
 
-def of_numpy(**settings):
-    return PrivateNumpyTrainer(SoftmaxRegression(6, 3), SGD, privacy(**settings))
-
-
-KINDS = pytest.mark.parametrize("make", [of_keras, of_numpy])
+of_keras, of_numpy = partial(trainer_of, "keras", SGD), partial(trainer_of, "numpy", SGD)
+KINDS = pytest.mark.parametrize("make", [of_keras, of_numpy], ids=["keras", "numpy"])
 
 
 def started(trainer, seed=2):
@@ -101,13 +102,13 @@ def test_a_small_client_is_divided_by_the_same_size(make):
 @KINDS
 def test_the_noise_is_that_of_the_multiplier(make):
     """Two-sided: 20 rounds of 21 numbers; a standard deviation off by a third is 8 standard errors away."""
-    noisy, exact = make(sigma=50.0, clip=0.5, noise_seed=3), make(sigma=0.0, clip=0.5)
-    rounds = []
+    noisy, exact = make(sigma=50.0, clip=0.3, noise_seed=3), make(sigma=0.0, clip=0.3)
+    started(exact)
+    without, rounds = moved(exact), []
     for number in range(1, 21):
-        for trainer in (noisy, exact):
-            started(trainer)
-        rounds.append(moved(noisy, seed=(1, number, 0), round=number) - moved(exact))
-    assert np.std(rounds) == pytest.approx(RATE / 40 * 50.0 * 0.5, rel=0.15)
+        started(noisy)
+        rounds.append(moved(noisy, seed=(1, number, 0), round=number) - without)
+    assert np.std(rounds) == pytest.approx(RATE / 40 * 50.0 * 0.3, rel=0.15)
 
 
 @KINDS
@@ -156,10 +157,10 @@ def test_a_gradient_that_is_not_finite_contributes_nothing(make):
 @KINDS
 @pytest.mark.parametrize("count", [0, 40])
 def test_steps_and_noise_are_those_of_the_stated_size_whatever_the_rows(make, count):
-    """8 steps that are noise: 10 rounds of 21 numbers know its deviation to 4.9 %, and six times that is allowed."""
-    trainer = make(sigma=1000.0, clip=1e-4)
+    """8 steps that are noise: 5 rounds of 21 numbers know its deviation to 6.9 %, and four times that is allowed."""
+    trainer = make(sigma=1000.0, clip=1e-4, noise_seed=3)
     moves = []
-    for number in range(10):
+    for number in range(5):
         started(trainer)
         few = DATA.take(np.arange(count))
         moves.append(moved(trainer, few, public_size=160, epochs=2, seed=(1, number, 0)))
@@ -187,7 +188,7 @@ def test_shuffled_batches_do_not_go_with_another_number(make):
 @KINDS
 def test_fedproxs_penalty_is_refused(make):
     with pytest.raises(ConfigError, match=r"strategy.proximal-mu = 0\.1 cannot go with privacy.client = 'dp-sgd'"):
-        make().fit(DATA, plan(proximal_mu=0.1))
+        make(sigma=5.0).fit(DATA, plan(proximal_mu=0.1))
 
 
 def test_the_optimizer_starts_afresh():
@@ -201,7 +202,7 @@ def test_the_optimizer_starts_afresh():
 
 def test_another_batch_size_is_refused():
     with pytest.raises(ConfigError, match=r"client\.batch-size = 8 must be 40 in this run"):
-        of_keras().fit(DATA, plan(batch_size=8))
+        of_keras(sigma=5.0).fit(DATA, plan(batch_size=8))
 
 
 def test_batch_normalisation_is_refused_with_its_replacement():
@@ -247,9 +248,7 @@ class TestRecipe:
     WEIGHTS = replace(SGD, class_weights=(1.0, 50.0, 0.02), loss_scale=3.0)
 
     def make(self, kind, recipe, sigma=0.0, clip=0.3, **settings):
-        if kind == "keras":
-            return PrivateKerasTrainer(KerasModel(linear), recipe, privacy(sigma, clip, **settings))
-        return PrivateNumpyTrainer(SoftmaxRegression(6, 3), recipe, privacy(sigma, clip, **settings))
+        return trainer_of(kind, recipe, sigma=sigma, clip=clip, **settings)
 
     @pytest.mark.parametrize(
         "weights", [{"class_weights": (1.0, 1e-60, 1e-60)}, {"loss_scale": 1e-60}, {"loss_scale": 1e38}], ids=range(3)

@@ -208,8 +208,9 @@ class TestLimits:
         """A schedule gives shares of the rate, whatever rounds and warm-ups a server makes up."""
         rules, tenth = ANY | {"max_learning_rate": 0.5}, {"client.learning-rate": 0.5, "client.local-epochs": 3}
         node = {"policy": str(policy_file(tmp_path, **rules)), "partition-id": 0, "num-partitions": 4}
+        faster = base | tenth | {"num-rounds": 100, "client.learning-rate": 0.6}
         for schedule, warmup, final, number in product(
-            ("auto", "linear", "cosine"), (0, 3, 99), (0.0, 1.0), (0, 1, 9, 2**31)
+            ("auto", "linear", "cosine"), (0, 99), (0.0, 1.0), (0, 1, 9, 2**31)
         ):
             more = {"client.final-rate-share": final, "client.warmup-rounds": warmup, "client.schedule": schedule}
             settings = base | tenth | more | {"num-rounds": 100}
@@ -217,8 +218,8 @@ class TestLimits:
             assert enforce_policy(request, node_at(settings, node), lambda *_: DONE) is DONE
             plan = requested_plan(request, task_of(request.config.task), 0)
             assert all(0 <= plan.rate(epoch) <= 0.5 for epoch in range(3))
-            faster = settings | {"client.learning-rate": 0.6}
-            refused("client.learning-rate = 0.6, demanded: at most 0.5", tmp_path, faster, **rules)
+            if number == 9:
+                refused("client.learning-rate = 0.6, demanded: at most 0.5", tmp_path, faster | more, **rules)
 
     @pytest.mark.parametrize(
         ("more", "found"),

@@ -1,6 +1,7 @@
 """A frozen backbone: not sent, not noised, without gradients of its own, and the same at every site or none at all."""
 
 import json
+from functools import cache
 
 import keras
 import numpy as np
@@ -67,7 +68,9 @@ def settings_of(base, **changes):
     return kept | {"task.name": "frozen-digits"} | changes
 
 
+@cache
 def sent():
+    """What a server sends first: the head, and the digest of the backbone."""
     model = backbone()
     model.initialise(1)
     return model.arrays(), told_of(model)[FROZEN]

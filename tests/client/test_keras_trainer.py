@@ -1,6 +1,7 @@
 """Keras training: the right gradient, one graph for every client, nothing carried from one client to the next."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -46,11 +47,23 @@ def with_everything():
     )
 
 
+@cache
+def of_all_tests():
+    """A model and its trainer, whose graphs are traced once."""
+    model = KerasModel(linear)
+    return model, KerasTrainer(model, SGD)
+
+
 @pytest.fixture
 def model():
-    model = KerasModel(linear)
+    model, _ = of_all_tests()
     model.initialise(3)
     return model
+
+
+@pytest.fixture
+def trainer(model):
+    return of_all_tests()[1]
 
 
 def gradient(arrays, x, y):
@@ -63,7 +76,7 @@ def gradient(arrays, x, y):
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])
-def test_sgd_follows_the_gradient_of_what_is_minimised(model, mu):
+def test_sgd_follows_the_gradient_of_what_is_minimised(model, trainer, mu):
     expected = model.arrays()
     anchor = {name: array.copy() for name, array in expected.items()}
     for epoch_order in [np.random.default_rng((1, 1, 0)).permutation(40)]:
@@ -71,17 +84,17 @@ def test_sgd_follows_the_gradient_of_what_is_minimised(model, mu):
             batch = epoch_order[start : start + 8]
             slope = gradient(expected, DATA.x[batch], DATA.y[batch])
             expected = {k: w - 0.1 * (slope[k] + mu * (w - anchor[k])) for k, w in expected.items()}
-    KerasTrainer(model, SGD).fit(DATA, plan(proximal_mu=mu))
+    trainer.fit(DATA, plan(proximal_mu=mu))
     for name, array in model.arrays().items():
         np.testing.assert_allclose(array, expected[name], atol=1e-6)
 
 
-def test_a_larger_mu_keeps_the_client_closer_to_the_global_model(model):
+def test_a_larger_mu_keeps_the_client_closer_to_the_global_model(model, trainer):
     start = model.arrays()
     moved = []
     for mu in (0.0, 0.5, 5.0):
         model.assign(start)
-        KerasTrainer(model, SGD).fit(DATA, plan(epochs=5, proximal_mu=mu))
+        trainer.fit(DATA, plan(epochs=5, proximal_mu=mu))
         moved.append(np.linalg.norm(model.arrays()["net/out/kernel"] - start["net/out/kernel"]))
     assert moved[0] > moved[1] > moved[2] > 0
 
@@ -93,7 +106,7 @@ def test_one_graph_serves_clients_of_any_size(model):
     assert trainer._plain.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_nothing_is_carried_over(model, optimizer):
     start, trainer, ends = model.arrays(), KerasTrainer(model, replace(SGD, optimizer=optimizer)), []
     for _ in range(2):
@@ -137,15 +150,15 @@ def test_the_seed_decides_the_initial_weights():
     assert not np.array_equal(found[0], found[2])
 
 
-def test_what_leaves_is_a_copy(model):
+def test_what_leaves_is_a_copy(model, trainer):
     arrays = model.arrays()
     before = arrays["net/out/kernel"].copy()
-    KerasTrainer(model, SGD).fit(DATA, plan())
+    trainer.fit(DATA, plan())
     np.testing.assert_array_equal(arrays["net/out/kernel"], before)
 
 
-def test_the_loss_is_that_of_the_examples(model):
-    loss = KerasTrainer(model, SGD).fit(DATA, plan(batch_size=40, learning_rate=1e-9))
+def test_the_loss_is_that_of_the_examples(model, trainer):
+    loss = trainer.fit(DATA, plan(batch_size=40, learning_rate=1e-9))
     assert loss == pytest.approx(cross_entropy(DATA.y, model.predict(DATA.x)), rel=1e-5)
 
 
@@ -181,17 +194,17 @@ class TestRecipe:
             slope = np.mean([2.0 * weights[y] * each[name] for y, each in zip(DATA.y, own, strict=True)], axis=0)
             np.testing.assert_allclose(array, start[name] - 0.1 * slope, atol=1e-6)
 
-    def test_weights_of_one_change_nothing(self, model):
+    def test_weights_of_one_change_nothing(self, model, trainer):
         start, ends = model.arrays(), []
-        for recipe in (SGD, replace(SGD, class_weights=(1.0, 1.0, 1.0))):
+        for each in (trainer, KerasTrainer(model, replace(SGD, class_weights=(1.0, 1.0, 1.0)))):
             model.assign(start)
-            KerasTrainer(model, recipe).fit(DATA, plan())
+            each.fit(DATA, plan())
             ends.append(model.arrays()["net/out/kernel"])
         np.testing.assert_allclose(*ends, atol=1e-7)
 
-    def test_an_epoch_is_at_the_rate_of_its_schedule(self, model):
+    def test_an_epoch_is_at_the_rate_of_its_schedule(self, model, trainer):
         start = model.arrays()
-        KerasTrainer(model, SGD).fit(DATA, plan(epochs=2, batch_size=40, schedule=Schedule("linear", 1)))
+        trainer.fit(DATA, plan(epochs=2, batch_size=40, schedule=Schedule("linear", 1)))
         found = model.arrays()
         expected = dict(start)
         for rate in (0.1, 0.05):
@@ -200,7 +213,7 @@ class TestRecipe:
         for name, array in found.items():
             np.testing.assert_allclose(array, expected[name], atol=1e-6)
 
-    def test_examples_are_changed_anew_in_every_epoch(self, model):
+    def test_examples_are_changed_anew_in_every_epoch(self, model, trainer):
         seen = []
 
         def noted(example, rng):
@@ -208,7 +221,7 @@ class TestRecipe:
             return np.zeros_like(example)
 
         start = model.arrays()
-        KerasTrainer(model, SGD).fit(DATA, plan(epochs=2, augmentation=Augmentation((noted,))))
+        trainer.fit(DATA, plan(epochs=2, augmentation=Augmentation((noted,))))
         assert len(set(seen)) == len(seen) == 80
         np.testing.assert_array_equal(model.arrays()["net/out/kernel"], start["net/out/kernel"])
 

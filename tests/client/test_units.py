@@ -94,7 +94,7 @@ class Counted:
 
 
 class TestTheTrueNumberShowsNowhere:
-    @pytest.mark.parametrize("count", [0, 1, 7, 39, 40, 41, 400])
+    @pytest.mark.parametrize("count", [0, 1, 39, 40, 41, 90])
     def test_rate_steps_and_charge(self, tmp_path, monkeypatch, count):
         counted, node = Counted(monkeypatch), own_node(tmp_path, write_data(tmp_path, count))
         settings = DP_SGD | {"client.local-epochs": 2}
@@ -104,19 +104,22 @@ class TestTheTrueNumberShowsNowhere:
         assert len(counted.batches) == 8, "as many steps as were charged"
 
     def test_the_rate_is_that_of_the_stated_size(self, tmp_path, monkeypatch):
-        """80 steps over 400 rows at q = 1/4: 8,000 in all, give or take 6 standard deviations of 77."""
+        """20 steps over 400 rows at q = 1/4: 2,000 in all, give or take 6 standard deviations of 39.
+
+        At the rate of the rows that are there, 10/400, it would be 200.
+        """
         counted, node = Counted(monkeypatch), own_node(tmp_path, write_data(tmp_path, 400))
-        arrays_of(answer(DP_SGD | {"client.local-epochs": 20}, node))
-        assert len(counted.batches) == 80
-        assert abs(sum(counted.batches) - 8000) < 6 * np.sqrt(32000 * 0.25 * 0.75)
+        arrays_of(answer(DP_SGD | {"client.local-epochs": 5}, node))
+        assert len(counted.batches) == 20
+        assert abs(sum(counted.batches) - 2000) < 6 * np.sqrt(8000 * 0.25 * 0.75)
 
     def test_the_noise_of_a_reply(self, tmp_path):
         """With a clip next to none a reply is noise: its size is that of the planned steps, whatever the rows.
 
-        20 steps of deviation σ·S/B each, over 650 parameters: within 20 % is more than 7 standard errors.
+        8 steps of deviation σ·S/B each, over 650 parameters: within 20 % is more than 7 standard errors.
         """
         settings = DP_SGD | {
-            "client.local-epochs": 5,
+            "client.local-epochs": 2,
             "client.learning-rate": 1.0,
             "privacy.client-noise-multiplier": 1000.0,
             "privacy.client-clipping-norm": 1e-3,
@@ -124,7 +127,7 @@ class TestTheTrueNumberShowsNowhere:
         for count in (0, 40, 90):
             node = own_node(tmp_path / str(count), write_data(tmp_path, count, name=f"{count}.npz"))
             moved = np.concatenate([array.ravel() for array in arrays_of(answer(settings, node)).values()])
-            assert np.std(moved) == pytest.approx(np.sqrt(20) * 1000 * 1e-3 / 10, rel=0.2)
+            assert np.std(moved) == pytest.approx(np.sqrt(8) * 1000 * 1e-3 / 10, rel=0.2)
 
     def test_the_count_that_weighs_is_the_stated_one(self, tmp_path):
         settings = DP_SGD | {
@@ -181,7 +184,7 @@ class TestGroups:
         sent = arrays_of(answer(self.SETTINGS, node))
         return np.concatenate([array.ravel() for array in sent.values()]).astype(np.float64)
 
-    @pytest.mark.parametrize("rows", [1, 7, 8, 100])
+    @pytest.mark.parametrize("rows", [1, 7, 8, 20])
     def test_one_more_moves_the_model_by_the_clip_over_the_batch_size(self, tmp_path, rows):
         others = [number for number in range(9) for _ in range(4)]
         without = self.model(tmp_path / "without", others)

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import failures
 
 from cloister.core.arrays import NUMPY, Array, Layout, from_record, to_record, view
 from cloister.core.cohort import NORM_ERROR, Cohort, scratch_for, updates, weighted_sum
@@ -331,16 +333,15 @@ def assembled(cohort, weights):
     return total
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
-@pytest.mark.parametrize("clients", [1, 2, 9])
-def test_norms_are_those_of_float64(dtype, scale, clients):
-    if dtype == np.float16 and scale != 1.0:
-        pytest.skip("out of the range of float16")
-    cohort = cohort_of(clients, dtype, scale)
-    expected = np.linalg.norm(matrix(cohort), axis=1)
-    assert cohort.norms.dtype == np.float64
-    assert np.all(np.abs(cohort.norms - expected) < NORM_ERROR * expected)
+def test_norms_are_those_of_float64():
+    def check(clients, dtype, scale):
+        cohort = cohort_of(clients, dtype, scale)
+        expected = np.linalg.norm(matrix(cohort), axis=1)
+        assert cohort.norms.dtype == np.float64
+        assert np.all(np.abs(cohort.norms - expected) < NORM_ERROR * expected)
+
+    half = product([1, 2, 9], [np.float16], [1.0])
+    assert failures([*half, *product([1, 2, 9], [np.float32, np.float64], [1e-4, 1.0, 1e4])], check) == []
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1 + 2.0**-12, 1e-3, 3e5])

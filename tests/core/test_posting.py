@@ -16,7 +16,7 @@ PIECE, PIECES = 1 << 20, 64
 @contextmanager
 def served(handler):
     with HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}/secret-token"

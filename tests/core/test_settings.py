@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
+from support import failures
 
 from cloister.config.settings import as_pairs, read_settings
 from cloister.core.errors import SettingsError
@@ -50,9 +51,8 @@ def test_nothing_is_nothing(empty):
     assert read_settings(empty) == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
+def test_what_cannot_be_read_is_refused():
+    cases = [
         ("foo", "'foo' is neither; expected key=value pairs, or the path of a TOML file"),
         ("nowhere.toml", "there is no file at nowhere.toml; expected"),
         ("seed=1 stray", "'stray' does not begin with key=value"),
@@ -76,12 +76,14 @@ def test_nothing_is_nothing(empty):
         ("seed==1", "seed = =1 is not valid"),
         ("seed=1 seed=2", "seed is there twice"),
         (f"seed={'9' * 5000}", "is not valid"),
-    ],
-)
-def test_what_cannot_be_read_is_refused(text, says):
-    with pytest.raises(SettingsError) as caught:
-        read_settings([text])
-    assert says in str(caught.value) and str(caught.value).startswith("-c (--run-config): ")
+    ]
+
+    def check(text, says):
+        with pytest.raises(SettingsError) as caught:
+            read_settings([text])
+        assert says in str(caught.value) and str(caught.value).startswith("-c (--run-config): ")
+
+    assert failures(cases, check) == []
 
 
 class TestFiles:

@@ -1,6 +1,5 @@
 """Runs under faults on purpose: nothing is lost, nothing is released that is not recorded, nobody waits for ever."""
 
-import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from cloister.server.progress import Progress
 from cloister.server.reports import rundir
 from cloister.server.stragglers import PatientGrid
 
-FEW, MANY, PART = range(16, 24), range(int(os.environ.get("CLOISTER_SCHEDULES", "10000"))), 500
+FEW, MANY, ALL, PART = range(16, 24), range(2_000), range(10_000), 500
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +50,12 @@ def test_some_schedules():
 @pytest.mark.slow
 @pytest.mark.parametrize("first", MANY[::PART])
 def test_many_schedules(first):
+    assert many(range(first, first + PART))["schedules"] == PART
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", ALL[len(MANY) :: PART])
+def test_all_other_schedules(first):
     assert many(range(first, first + PART))["schedules"] == PART
 
 

@@ -8,7 +8,7 @@ import math
 import random
 import types
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import dp_accounting
 import numpy as np
@@ -18,7 +18,7 @@ from accounts import account, cohorts, poisson
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
-from support import mostly_slow
+from support import failures, mostly_slow
 
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting import account as accounting
@@ -55,6 +55,20 @@ FLOOR = 1e-14
 """Below that δ a loss distribution is cut off, and says more than the truth: 1.5e-15 instead of 1e-53."""
 LOSS_ROUNDING = 1e-6
 """Relative slack for loss distributions, which stand for curves by points 1e-4 apart."""
+LONG_STEP = 1e-3
+"""Of a loss distribution: a tenth of the work, for tests that compare figures of the same step."""
+FEW = tuple(order for order in COARSE if order < 80)
+"""Rényi orders: a tenth of the work, where fewer orders, and so a larger ε, show the same."""
+
+
+@pytest.fixture
+def long_steps(monkeypatch):
+    monkeypatch.setattr(accounting, "LOSS_STEP", LONG_STEP)
+
+
+@pytest.fixture
+def few_orders(monkeypatch):
+    monkeypatch.setattr(accounting, "FINE", FEW)
 
 
 @cache
@@ -120,10 +134,12 @@ class TestTheTablesOfEndToEndDP:
             assert self.like(example, printed_example) == printed_example
 
     @ROWS
+    @pytest.mark.usefixtures("long_steps")
     def test_todays_conversion_is_tighter_and_loss_distributions_tighter_still(
         self, sigma, share, rounds, per_example, printed_example, per_client, printed_client
     ):
-        for found, epsilon in ((self.clients, 8), (self.examples, 1.31)):
+        # Where the paper prints no δ of an example, all three are below `FLOOR`.
+        for found, epsilon in ((self.clients, 8), (self.examples, 1.31))[: 2 if per_example else 1]:
             composed = found(sigma, share, rounds)
             pld, rdp, published = (composed.delta(epsilon, name) for name in ("pld", "rdp", "published"))
             assert 3 * pld < rdp + FLOOR < published / 3 + FLOOR
@@ -189,9 +205,11 @@ class TestNeverBelowTheTruth:
     def test_every_curve_is_a_number_and_no_worse_than_no_draw(self):
         """Fractional orders need not converge (z = 0.5, q = 0.5); dp-accounting gives ∞ there."""
         for z, q in ((0.5, 0.5), (3.0, 0.5), (10.0, 0.9)):
-            curve = sampled_curve(z, poisson(q), "add-or-remove", FINE)
-            assert np.isfinite(curve).all() and (curve <= np.array(FINE) / (2 * z**2)).all()
+            orders = FINE[::3]
+            curve = sampled_curve(z, poisson(q), "add-or-remove", orders)
+            assert np.isfinite(curve).all() and (curve <= np.array(orders) / (2 * z**2)).all()
 
+    @pytest.mark.usefixtures("few_orders")
     @pytest.mark.parametrize(("cohort", "population"), mostly_slow([(1, 10), (5, 10), (1, 100)], [(5, 10)]))
     @pytest.mark.parametrize(("z", "epsilon"), [(1.0, 1.0), (4.0, 0.1)])
     def test_of_a_draw_without_replacement(self, z, epsilon, cohort, population):
@@ -214,6 +232,7 @@ class TestNeverBelowTheTruth:
         assert found.delta(0.5, "rdp") == account(1.0, relation="replace-one").delta(0.5, "rdp")
 
 
+@pytest.mark.usefixtures("long_steps", "few_orders")
 @pytest.mark.parametrize("relation", mostly_slow(RELATIONS, ["add-or-remove"]))
 @pytest.mark.parametrize("sampling", [UNSAMPLED, poisson(0.5), poisson(0.01)], ids=["none", "half", "hundredth"])
 def test_loss_distributions_rényi_published_in_this_order(sampling, relation):
@@ -241,7 +260,7 @@ class TestReplaceOne:
         theirs = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
         theirs.compose(dp_accounting.GaussianDpEvent(1.0), 10)
         assert theirs.get_epsilon(SMALL) == pytest.approx(19.05, abs=0.01)
-        pld = PLDAccountant(NeighboringRelation.REPLACE_ONE, 1e-3).compose(dp_accounting.GaussianDpEvent(1.0), 10)
+        pld = PLDAccountant(NeighboringRelation.REPLACE_ONE, 1e-2).compose(dp_accounting.GaussianDpEvent(1.0), 10)
         assert pld.get_epsilon(SMALL) == pytest.approx(46.21, abs=0.01)
 
     @pytest.mark.parametrize("name", ACCOUNTANTS)
@@ -249,10 +268,11 @@ class TestReplaceOne:
         halved = account(1.5, rounds=7).epsilon(SMALL, name)
         assert account(3.0, rounds=7, relation="replace-one").epsilon(SMALL, name) == pytest.approx(halved, rel=1e-6)
 
+    @pytest.mark.usefixtures("long_steps")
     def test_a_mixture_with_sampled_events_has_it_in_both_parts(self):
         events = [Gaussian(2.0), Gaussian(2.0, poisson(0.2))]
         found = Account(events, "replace-one").epsilon(SMALL, "pld")
-        theirs = PLDAccountant(NeighboringRelation.REPLACE_ONE)
+        theirs = PLDAccountant(NeighboringRelation.REPLACE_ONE, LONG_STEP)
         theirs.compose(dp_accounting.GaussianDpEvent(2.0))
         theirs.compose(dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(2.0)))
         assert found == pytest.approx(theirs.get_epsilon(SMALL), rel=LOSS_ROUNDING)
@@ -265,15 +285,17 @@ class TestDrawsWithoutReplacement:
             full = account(2.0, cohorts(8, 8), 5, "replace-one").epsilon(SMALL, name)
             assert full == pytest.approx(account(1.0, rounds=5).epsilon(SMALL, name), rel=1e-6)
 
+    @pytest.mark.usefixtures("few_orders")
     def test_a_small_cohort_amplifies(self):
         found = [account(4.0, cohorts(n, 100), 50, "replace-one").epsilon(SMALL) for n in (1, 20, 100)]
         assert found == sorted(found) and found[0] < found[-1] / 5
 
+    @pytest.mark.usefixtures("few_orders")
     def test_a_large_one_is_never_worse_than_none(self):
         """The bound of Wang et al. alone would be: 0.99 instead of 0.77 here."""
         large, none = (account(1.0, sampling, 1, "replace-one") for sampling in (cohorts(9, 10), UNSAMPLED))
         assert large.delta(1.0) == pytest.approx(none.delta(1.0, "rdp"), rel=ROUNDING)
-        theirs = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+        theirs = RdpAccountant(FEW, NeighboringRelation.REPLACE_ONE)
         drawn = dp_accounting.SampledWithoutReplacementDpEvent(10, 9, dp_accounting.GaussianDpEvent(0.5))
         assert theirs.compose(drawn).get_delta(1.0) > none.delta(1.0, "rdp")
 
@@ -318,10 +340,11 @@ class TestRoundsThatDiffer:
             accountant.compose(dp_event)
         return accountant.get_epsilon(SMALL)
 
+    @pytest.mark.usefixtures("long_steps", "few_orders")
     def test_are_composed_one_by_one(self):
-        rdp = self.composed_by_hand(RdpAccountant(list(FINE)))
+        rdp = self.composed_by_hand(RdpAccountant(list(FEW)))
         assert Account(self.EVENTS).epsilon(SMALL, "rdp") == pytest.approx(rdp, rel=ROUNDING)
-        pld = self.composed_by_hand(PLDAccountant())
+        pld = self.composed_by_hand(PLDAccountant(value_discretization_interval=LONG_STEP))
         assert Account(self.EVENTS).epsilon(SMALL, "pld") == pytest.approx(pld, rel=1e-4)
 
     def test_without_a_draw_they_are_one_gaussian(self):
@@ -330,6 +353,7 @@ class TestRoundsThatDiffer:
         found = Account(map(Gaussian, multipliers)).epsilon(SMALL, "pld")
         assert found == pytest.approx(oracles.gaussian_epsilon(SMALL, joint), rel=ROUNDING)
 
+    @pytest.mark.usefixtures("long_steps", "few_orders")
     @pytest.mark.parametrize("name", ACCOUNTANTS)
     def test_in_any_order(self, name):
         shuffled = random.Random(1).sample(self.EVENTS, len(self.EVENTS))
@@ -407,6 +431,7 @@ class TestManyRoundsThatDiffer:
         assert 4900 < found.epsilon(SMALL, "pld") < found.epsilon(SMALL, "rdp")
 
 
+@pytest.mark.usefixtures("few_orders")
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("kind", mostly_slow(["none", "poisson", "without-replacement"], ["none", "poisson"]))
 def test_more_rounds_less_noise_or_a_larger_share_never_cost_less(kind, relation):
@@ -422,6 +447,7 @@ def test_more_rounds_less_noise_or_a_larger_share_never_cost_less(kind, relation
     assert by_rounds[0] < by_rounds[-1] and by_noise[0] < by_noise[-1]
 
 
+@pytest.mark.usefixtures("long_steps")
 @pytest.mark.parametrize("name", ["rdp", "pld", "published"])
 @pytest.mark.parametrize(
     "composed", [account(3.0, rounds=10), account(2.0, poisson(0.05), 900)], ids=["none", "poisson"]
@@ -447,13 +473,15 @@ class TestEveryKindHasAPriceWithEveryAccountant:
     def test_none_is_forgotten(self):
         assert set(EXAMPLES) == set(KINDS) and all(type(event) is KINDS[kind] for kind, (event, _) in EXAMPLES.items())
 
-    @pytest.mark.parametrize("chosen", [GaussianFilter(), RenyiFilter(6.0), LeakageFilter()], ids=str)
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_and_with_every_filter(self, kind, chosen):
+    def test_and_with_every_filter(self):
         """Leakage is bounded for the releases that name a neighbourhood, and for no other."""
-        event, bounded = EXAMPLES[kind]
-        found = cost(chosen, event)
-        assert found > 0 and math.isfinite(found) == (kind == "laplace" if chosen == LeakageFilter() else bounded)
+
+        def check(kind, chosen):
+            event, bounded = EXAMPLES[kind]
+            found = cost(chosen, event)
+            assert found > 0 and math.isfinite(found) == (kind == "laplace" if chosen == LeakageFilter() else bounded)
+
+        assert failures(product(KINDS, [GaussianFilter(), RenyiFilter(6.0), LeakageFilter()]), check) == []
 
     @pytest.mark.parametrize("price", [*PRICES, *WORDS])
     def test_a_kind_without_one_of_its_prices_cannot_be_made(self, price):
@@ -490,17 +518,20 @@ class TestEveryKindHasAPriceWithEveryAccountant:
         found = Account([event.replaced()]).epsilon(SMALL)
         assert found >= Account([event], "replace-one").epsilon(SMALL) and bounded == math.isfinite(found)
 
-    @pytest.mark.parametrize("relation", RELATIONS)
+    @pytest.mark.usefixtures("long_steps")
     @pytest.mark.parametrize("name", ACCOUNTANTS)
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_beside_others(self, kind, name, relation):
+    def test_beside_others(self, name):
         """More than without it; and without any limit where there is no bound."""
-        event, bounded = EXAMPLES[kind]
-        before = Account([Gaussian(5.0)], relation)
-        for change, least in (("epsilon", SMALL), ("delta", 4.0)):
-            found, without = (getattr(each, change)(least, name) for each in (before.plus(event), before))
-            assert found > without
-            assert bounded == (found < (math.inf if change == "epsilon" else 1.0))
+
+        def check(kind, relation):
+            event, bounded = EXAMPLES[kind]
+            before = Account([Gaussian(5.0)], relation)
+            for change, least in (("epsilon", SMALL), ("delta", 4.0)):
+                found, without = (getattr(each, change)(least, name) for each in (before.plus(event), before))
+                assert found > without
+                assert bounded == (found < (math.inf if change == "epsilon" else 1.0))
+
+        assert failures(product(KINDS, RELATIONS), check) == []
 
     def test_what_no_accountant_knows_is_refused_loudly(self):
         class Cauchy:

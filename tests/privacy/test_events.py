@@ -1,8 +1,10 @@
 """Events as objects, and what is said of those that are none."""
 
 import math
+from functools import partial
 
 import pytest
+from support import failures
 
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import (
@@ -55,60 +57,61 @@ class TestEvents:
             from_json(content)
         assert str(refused.value).startswith(says), "other packages may have kinds of their own"
 
-    @pytest.mark.parametrize(
-        ("make", "says"),
-        [
+    def test_what_is_out_of_range_is_named(self):
+        cases = [
             (
-                lambda: Sampling("shuffled"),
+                partial(Sampling, "shuffled"),
                 "unknown kind of sampling 'shuffled'; known: none, poisson, without-replacement",
             ),
             (
-                lambda: Sampling("poisson", 0.0),
+                partial(Sampling, "poisson", 0.0),
                 "a Poisson sampling probability must be above 0 and at most 1, got 0.0",
             ),
             (
-                lambda: Sampling("poisson", 1.01),
+                partial(Sampling, "poisson", 1.01),
                 "a Poisson sampling probability must be above 0 and at most 1, got 1.01",
             ),
             (
-                lambda: Sampling("without-replacement", cohort=3, population=2),
+                partial(Sampling, "without-replacement", cohort=3, population=2),
                 "a cohort of 3 cannot be drawn from a population of 2",
             ),
             (
-                lambda: Sampling("without-replacement", cohort=0, population=2),
+                partial(Sampling, "without-replacement", cohort=0, population=2),
                 "a cohort of 0 cannot be drawn from a population of 2",
             ),
-            (lambda: Gaussian("1"), "a noise multiplier must be a number"),
-            (lambda: Gaussian(True), "a noise multiplier must be a number"),
-            (lambda: Gaussian(9e-7), "a noise multiplier must be 0 or between 1e-06 and 1e+06, got 9e-07"),
-            (lambda: Gaussian(1.1e6), "a noise multiplier must be 0 or between 1e-06 and 1e+06, got 1100000.0"),
-            (lambda: Repeated(Pure(1.0), 2), "what is repeated must be a gaussian event"),
+            (partial(Gaussian, "1"), "a noise multiplier must be a number"),
+            (partial(Gaussian, True), "a noise multiplier must be a number"),
+            (partial(Gaussian, 9e-7), "a noise multiplier must be 0 or between 1e-06 and 1e+06, got 9e-07"),
+            (partial(Gaussian, 1.1e6), "a noise multiplier must be 0 or between 1e-06 and 1e+06, got 1100000.0"),
+            (partial(Repeated, Pure(1.0), 2), "what is repeated must be a gaussian event"),
             (
-                lambda: Repeated(Gaussian(1.0), 0),
+                partial(Repeated, Gaussian(1.0), 0),
                 "a count of releases must be a whole number from 1 to 1000000000, got 0",
             ),
             (
-                lambda: Repeated(Gaussian(1.0), 10**9 + 1),
+                partial(Repeated, Gaussian(1.0), 10**9 + 1),
                 "a count of releases must be a whole number from 1 to 1000000000, got 1000000001",
             ),
-            (lambda: Pure("1"), "the ε of a pure release must be a number"),
-            (lambda: Pure(True), "the ε of a pure release must be a number"),
-            (lambda: Pure(0.0), "the ε of a pure release must be finite and above 0, got 0.0"),
-            (lambda: Pure(math.inf), "the ε of a pure release must be finite and above 0, got inf"),
-            (lambda: Pure(1.1e100), "the ε of a pure release must be at most 1e+100"),
+            (partial(Pure, "1"), "the ε of a pure release must be a number"),
+            (partial(Pure, True), "the ε of a pure release must be a number"),
+            (partial(Pure, 0.0), "the ε of a pure release must be finite and above 0, got 0.0"),
+            (partial(Pure, math.inf), "the ε of a pure release must be finite and above 0, got inf"),
+            (partial(Pure, 1.1e100), "the ε of a pure release must be at most 1e+100"),
             *[
                 (
-                    lambda numbers=numbers: Laplace(*numbers),
+                    partial(Laplace, *numbers),
                     "a Laplace release has a finite ε above 0 and a finite radius of at least 0",
                 )
                 for numbers in ((0.0, 1.0), (math.inf, 1.0), (1.0, -0.1), (1.0, math.inf), (math.nan, 1.0))
             ],
-        ],
-    )
-    def test_what_is_out_of_range_is_named(self, make, says):
-        with pytest.raises(PrivacyError) as refused:
-            make()
-        assert str(refused.value) == says
+        ]
+
+        def check(make, says):
+            with pytest.raises(PrivacyError) as refused:
+                make()
+            assert str(refused.value) == says
+
+        assert failures(cases, check) == []
 
     def test_the_ends_of_each_range(self):
         assert Gaussian(1e-6).noise_multiplier == 1e-6 and Gaussian(1e6).noise_multiplier == 1e6

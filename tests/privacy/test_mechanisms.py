@@ -47,7 +47,7 @@ FURTHER_CASES = [pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1
 
 @pytest.mark.parametrize(("name", "options", "capabilities"), [CASES[0], *FURTHER_CASES])
 def test_it_is_what_it_says(name, options, capabilities):
-    check_mechanism(MECHANISMS.load(name)(**options), capabilities=capabilities, runs=400)
+    check_mechanism(MECHANISMS.load(name)(**options), capabilities=capabilities, runs=200)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,8 @@ def test_a_broken_twin_is_found_out(kind):
     right = made()
     with pytest.raises(PrivacyError, match=BROKEN[kind]):
         made_of = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
-        check_mechanism(made_of(noise_multiplier=1.0, clip=right.clip), runs=400)
+        # So many show an ε of up to 1.9 of a whole leak, and 1.2 is claimed; a leak of three deviations takes 400.
+        check_mechanism(made_of(noise_multiplier=1.0, clip=right.clip), runs=400 if kind is AThirdOfTheNoise else 200)
 
 
 def test_one_that_can_change_behind_its_claim_is_refused():

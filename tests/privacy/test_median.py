@@ -105,16 +105,14 @@ def moved(points, trimmed, move):
 @cache
 def farthest(asked, trimmed, move):
     """The furthest that a search finds one client to move the release of this many clients."""
-    rng, width = np.random.default_rng(asked), 4
+    rng, width = np.random.default_rng(asked), 2
     clients = asked + (move == "replace-one")
     halves = np.where(np.arange(clients) % 2, 1.0, -1.0)[:, None]
     starts = [
         rng.standard_normal((clients, width)),
-        rng.standard_normal((clients, 1)) * rng.standard_normal(width),
-        rng.standard_normal((clients, width)) * (rng.random((clients, width)) < 0.4),
         halves * rng.standard_normal(width) + 0.3 * rng.standard_normal((clients, width)),
     ]
-    return climb(lambda points: moved(points, trimmed, move), starts, steps=250)
+    return climb(lambda points: moved(points, trimmed, move), starts, steps=80)
 
 
 CASES = [(1, None), (2, None), (3, None), (5, None), (4, None), (5, 1), (6, 2), (6, 0)]
@@ -127,7 +125,7 @@ def kept(asked, trimmed):
 
 
 @pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize(("asked", "trimmed"), mostly_slow(CASES, [(4, None), (6, 2)]))
+@pytest.mark.parametrize(("asked", "trimmed"), mostly_slow(CASES, [(5, None), (4, None), (5, 1)]))
 def test_no_client_moves_it_further_than_its_noise_is_for(asked, trimmed, move):
     """Replacing moves twice as far as joining, as accountants assume; and a search comes within 10 % of either."""
     claimed = noisy_trimmed_mean(bounded(np.zeros((1, 2))), 0.0, asked, (asked - kept(asked, trimmed)) // 2, NOISE)
@@ -137,7 +135,7 @@ def test_no_client_moves_it_further_than_its_noise_is_for(asked, trimmed, move):
     assert 0.9 * bound <= found <= bound * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("move", mostly_slow(MOVES, ["replace-one"]))
+@pytest.mark.parametrize("move", MOVES)
 def test_the_search_finds_broken_bounds_out(move):
     """C/n, as for a mean; and C/2, as if an odd number of clients had two values in the middle."""
     found = farthest(5, None, move) / MOVES[move]
@@ -153,7 +151,7 @@ def test_without_the_zeros_one_client_would_move_it_twice_as_far():
     assert np.linalg.norm(everybody - released(bounded(points[:-1]), 4, 1)) == pytest.approx(2 * CLIP / 3, rel=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     asked=st.integers(1, 30),
     width=st.integers(1, 200),
@@ -261,9 +259,14 @@ def whole_sums(ranked, rows, asked, trimmed, z=1.0):
     return np.array(ranked(), object)
 
 
-@pytest.mark.parametrize(("asked", "trimmed"), [(1, 0), (4, 1), (5, 1)])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("z", [0.3, 1.0, 2.0**18])
+@pytest.mark.parametrize(
+    ("z", "dtype", "asked", "trimmed"),
+    [
+        *((0.3, np.float16, 1, 0), (0.3, np.float32, 4, 1), (0.3, np.float64, 5, 1)),
+        *((1.0, np.float16, 4, 1), (1.0, np.float32, 5, 1), (1.0, np.float64, 1, 0)),
+        *((2.0**18, np.float16, 5, 1), (2.0**18, np.float32, 1, 0), (2.0**18, np.float64, 4, 1)),
+    ],
+)
 def test_no_client_moves_it_by_more_steps_than_the_sensitivity(ranked, asked, trimmed, dtype, z):
     most, rng, reached = int(Grid.of(1.0, z, asked).steps) ** 2, np.random.default_rng(asked), []
     for name, _, update in vectors(dtype, width=300):

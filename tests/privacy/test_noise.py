@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 from statistics_of_noise import FALSE_ALARM, is_normal, std_is
+from support import failures
 
 from cloister import DiscreteGaussian
 from cloister.core.errors import ConfigError, PrivacyError
@@ -41,9 +42,9 @@ def test_the_standard_deviation_is_right_and_no_other_would_do(dtype, std):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_distribution_is_normal(dtype):
-    sample = GaussianNoise(seed=2).standard_normal(500_000, dtype)
+    sample = GaussianNoise(seed=2).standard_normal(200_000, dtype)
     assert is_normal(sample, 1.0)
-    assert not is_normal(np.random.default_rng(0).laplace(scale=2**-0.5, size=500_000), 1.0)
+    assert not is_normal(np.random.default_rng(0).laplace(scale=2**-0.5, size=200_000), 1.0)
     assert abs(stats.kurtosis(sample)) < 6 * np.sqrt(24 / sample.size)
 
 
@@ -153,7 +154,7 @@ class TestRoomOfABlock:
 
     @pytest.mark.parametrize("width", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
     def test_a_span_has_a_place_for_each_of_its_blocks_and_nothing_less_will_do(self, width):
-        source, target = GaussianNoise(1), np.zeros(10 * BLOCK + 1)
+        source, target = GaussianNoise(1), np.zeros(10 * min(width, BLOCK) + 1)
         places = source.places(spans([len(target)], width))
         numbers = [number for given in places.values() for number in given]
         assert len(numbers) == len(set(numbers)) == sum(math.ceil(len(span) / BLOCK) for span in places)
@@ -201,7 +202,7 @@ class TestPlacesInTheStream:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_radii_of_a_block_do_not_follow_the_angles_of_the_one_before(self, dtype):
         """Under half the spacing the radius is made of the angle's bytes: the correlation would be about 0.9."""
-        sample = GaussianNoise(12).standard_normal(8 * BLOCK, dtype).reshape(8, 2, HALF).astype(np.float64)
+        sample = GaussianNoise(12).standard_normal(3 * BLOCK, dtype).reshape(3, 2, HALF).astype(np.float64)
         radii, angles = np.hypot(*sample.swapaxes(0, 1)), np.abs(np.arctan2(sample[:, 1], sample[:, 0]))
         for offset in (0, HALF // 4, HALF // 2):
             a, b = radii[1:, : HALF - offset].ravel(), angles[:-1, offset:].ravel()
@@ -224,10 +225,12 @@ class TestBitsOfARadius:
         return np.abs(normals.astype(np.float64)).max()
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("bits", [0, 1, -1, 3 << 8, 1 << 31, 1 << 32, -(1 << 33), 1 << 45, 1 << 52, 1 << 61])
-    def test_the_map_from_bits_to_radius(self, monkeypatch, dtype, bits):
-        expected = math.sqrt(-2 * math.log((abs(bits) + 0.5) * 2.0**-63))
-        assert math.isclose(self.furthest(monkeypatch, dtype, bits), expected, rel_tol=1e-6)
+    def test_the_map_from_bits_to_radius(self, monkeypatch, dtype):
+        def check(bits):
+            expected = math.sqrt(-2 * math.log((abs(bits) + 0.5) * 2.0**-63))
+            assert math.isclose(self.furthest(monkeypatch, dtype, bits), expected, rel_tol=1e-6)
+
+        assert failures([0, 1, -1, 3 << 8, 1 << 31, 1 << 32, -(1 << 33), 1 << 45, 1 << 52, 1 << 61], check) == []
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_the_tail_ends_at_nine_point_four_and_the_middle_at_zero(self, monkeypatch, dtype):

@@ -67,17 +67,13 @@ def moved(points, layout, distance, move):
 
 
 def starts(widths, clients, seed):
-    """Cohorts at random, collinear, in one array alone, sparse, all equal but one, and half against half."""
+    """Cohorts at random, all equal but one, and half against half."""
     rng = np.random.default_rng(seed)
     size = sum(widths)
     line = rng.standard_normal(size)
-    first = np.arange(size) < widths[0]
     signs = np.where(np.arange(clients) % 2, 1.0, -1.0)[:, None]
     return [
         rng.standard_normal((clients, size)),
-        rng.standard_normal((clients, 1)) * line,
-        rng.standard_normal((clients, size)) * first,
-        rng.standard_normal((clients, size)) * (rng.random((clients, size)) < 0.3),
         np.concatenate([np.tile(line, (clients - 1, 1)), rng.standard_normal((1, size))]),
         signs * line,
     ]
@@ -90,7 +86,7 @@ def farthest(name, widths, move):
     # A mean over pairs moves furthest where there is one alone.
     clients = (3 if move == "add-or-remove" else 4) - distance.averaged
     seeds = starts(widths, clients, len(widths))
-    return climb(lambda points: moved(points, layout, distance, move), seeds, steps=400, seed=1)
+    return climb(lambda points: moved(points, layout, distance, move), seeds, steps=200, seed=1)
 
 
 FOUR = (1, 2, 1, 1)
@@ -169,15 +165,16 @@ def draws(strategy, count, models=OPPOSED):
 
 
 @pytest.mark.parametrize(
-    "name", ["l2", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "l2")]
+    ("name", "count", "tolerance"),
+    [("l2", 2000, 0.1), *(pytest.param(name, 8000, 0.05, marks=pytest.mark.slow) for name in NAMES)],
 )
-def test_the_noise_on_the_distance(name):
+def test_the_noise_on_the_distance(name, count, tolerance):
     strategy = private(distance=name)
-    _, released, distance = draws(strategy, 8000)
+    _, released, distance = draws(strategy, count)
     std = 0.7 * DISTANCES.load(name).largest(CLIP, 2)
-    assert std_is(released - distance, std, tolerance=0.05) and is_normal(released - distance, std)
-    assert not std_is(released - distance, std * 2 / 3, tolerance=0.05)
-    assert not std_is(released - distance, std * 3 / 2, tolerance=0.05)
+    assert std_is(released - distance, std, tolerance) and is_normal(released - distance, std)
+    assert not std_is(released - distance, std * 2 / 3, tolerance)
+    assert not std_is(released - distance, std * 3 / 2, tolerance)
 
 
 def test_every_round_draws_its_own():
@@ -195,11 +192,11 @@ HELD = [
 @pytest.mark.parametrize("direction", mostly_slow(["divide", "multiply"], ["divide"]))
 @pytest.mark.parametrize(("limits", "low", "high"), mostly_slow(HELD, [HELD[1]]))
 def test_the_distance_is_held_between_its_limits_and_what_geometry_allows(direction, limits, low, high):
-    multipliers, released, _ = draws(private(direction=direction, z=0.5, **limits), 2000)
+    multipliers, released, _ = draws(private(direction=direction, z=0.5, **limits), 500)
     held = np.clip(released, low, high)
     np.testing.assert_allclose(multipliers, 0.5 / held if direction == "divide" else 0.5 * held, rtol=1e-12)
     if low < high:
-        assert set(np.unique(held)) >= {low, high}, "2000 rounds should meet both limits"
+        assert set(np.unique(held)) >= {low, high}, "500 rounds should meet both limits"
 
 
 @pytest.mark.parametrize("direction", mostly_slow(["divide", "multiply"], ["multiply"]))
@@ -209,7 +206,7 @@ def test_no_round_costs_more_than_the_worst(direction, models, limits):
     strategy = private(GaussianNoise(), direction=direction, z=0.5, **limits)
     distance, total = strategy.events(LAYOUT)
     assert distance == Gaussian(0.7)
-    multipliers, _, _ = draws(strategy, 2000, models)
+    multipliers, _, _ = draws(strategy, 500, models)
     assert multipliers.min() >= total.noise_multiplier * (1 - 1e-12)
     realised = Account(Gaussian(z) for z in multipliers[:200])
     assert realised.epsilon(1e-5) <= Account([total] * 200).epsilon(1e-5) + 1e-9
@@ -218,7 +215,7 @@ def test_no_round_costs_more_than_the_worst(direction, models, limits):
 def test_the_worst_is_met():
     """A bound that no round comes near would pass the test above."""
     strategy = private(GaussianNoise(), z=0.5)
-    assert draws(strategy, 2000)[0].min() == pytest.approx(strategy.events(LAYOUT)[1].noise_multiplier)
+    assert draws(strategy, 500)[0].min() == pytest.approx(strategy.events(LAYOUT)[1].noise_multiplier)
 
 
 def test_a_draw_amplifies_neither_release():
@@ -268,7 +265,7 @@ def test_a_clip_that_adapts_needs_a_ceiling_that_does_not():
     grown = dataclasses.replace(strategy.mechanism.clip, bound=100.0)
     strategy.mechanism = dataclasses.replace(strategy.mechanism, clip=grown)
     assert strategy.events(LAYOUT) == before
-    assert draws(strategy, 500)[0].min() >= 1 / 0.4 * (1 - 1e-12)
+    assert draws(strategy, 200)[0].min() >= 1 / 0.4 * (1 - 1e-12)
 
 
 def test_an_exact_distance_is_no_gaussian_release(tmp_path):

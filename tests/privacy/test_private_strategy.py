@@ -1,6 +1,7 @@
 """What a strategy inside a mechanism claims, refuses, promises and measures, field by field."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from private_strategies import (
     played,
     privately,
 )
-from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
+from support import all_nodes, content, failures, flat, grid_of, one_round, random_models, zeros
 
 from cloister.aggregation.canaries import Canaries
 from cloister.aggregation.decorator import Measurements
@@ -162,31 +163,30 @@ class TestClaims:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("make", "says"),
-        [
+    def test_say_what_was_found_and_what_to_use(self):
+        cases = [
             *[
                 (
-                    lambda make=make: make(FedMedian()),
+                    partial(make, FedMedian()),
                     "privacy.placement = 'update' shows strategy FedMedian one reply, the release, and it needs every "
                     "reply; use privacy.placement = 'rule' (sound), or 'model' (heuristic)",
                 )
                 for make in (globally, metrically)
             ],
             (
-                lambda: globally(Whole()),
+                partial(globally, Whole()),
                 "privacy.placement = 'update' shows strategy Whole one reply, the release, and it needs every reply; "
                 "use privacy.placement = 'model' (heuristic)",
             ),
             (
-                lambda: globally(Unknown()),
+                partial(globally, Unknown()),
                 "strategy Unknown declares no capabilities, so it is not known whether it means anything on one "
                 "reply, the release; declare them in its class (capabilities = cloister.Capabilities(...)), or use "
                 "privacy.placement = 'model' (heuristic)",
             ),
             *[
                 (
-                    lambda inner=inner: globally(inner(), placement="rule"),
+                    partial(globally, inner(), placement="rule"),
                     "privacy.placement = 'rule' is for a coordinate-wise median or trimmed mean, and strategy "
                     f"{inner.__name__} is none; use privacy.placement = 'update'",
                 )
@@ -194,49 +194,51 @@ class TestRefusals:
             ],
             *[
                 (
-                    lambda options=options: globally(placement="model", **options),
+                    partial(globally, placement="model", **options),
                     "privacy.placement = 'model' goes with a fixed clip and uniform weights only; use "
                     "privacy.placement = 'update'",
                 )
                 for options in ({"examples_cap": 1.0}, {"bound": AdaptiveClip(1.0)})
             ],
             (
-                lambda: globally(FedMedian(train=Drawing(0.5, min_nodes=1, kind="poisson")), placement="rule"),
+                partial(globally, FedMedian(train=Drawing(0.5, min_nodes=1, kind="poisson")), placement="rule"),
                 "privacy.server = 'global-dp' as it is set needs a cohort of public size, and strategy.sampling = "
                 "'poisson' draws a secret one; use 'fixed'",
             ),
             (
-                lambda: globally(FedMedian(), placement="rule", examples_cap=2.5),
+                partial(globally, FedMedian(), placement="rule", examples_cap=2.5),
                 "privacy.examples-cap = 2.5 has no meaning with privacy.placement = 'rule': a rank knows no weights; "
                 "remove it",
             ),
             (
-                lambda: privately(bound=AdaptiveClip(1.0)),
+                partial(privately, bound=AdaptiveClip(1.0)),
                 "privacy.distance-release = 'private' with privacy.clipping = 'adaptive' needs privacy.max-distance "
                 "above 0: the limit of the distance moves with the clip, so no minimum of the noise is known "
                 "beforehand",
             ),
             (
-                lambda: privately(measure="before"),
+                partial(privately, measure="before"),
                 "privacy.distance-release = 'private' needs privacy.distance-clip = 'after': before clipping no noise "
                 "covers what one client can do to the distance",
             ),
-            (lambda: globally(z=-1.0), "noise_multiplier must be >= 0, got -1.0"),
-            (lambda: globally(bound=0.0), "clipping_norm must be > 0, got 0.0"),
-            (lambda: globally(examples_cap=-1.0), "examples_cap must be >= 0, got -1.0"),
-            (lambda: globally(placement="x"), "placement must be one of model, rule, update; got 'x'"),
-            (lambda: metrically(direction="x"), "distance_direction must be one of divide, multiply; got 'x'"),
-            (lambda: metrically(measure="x"), "distance_clip must be one of after, before; got 'x'"),
-            (lambda: metrically(release="x"), "distance_release must be one of exact, private; got 'x'"),
-            (lambda: metrically(min_distance=0.0), "min_distance must be > 0, got 0.0"),
-            (lambda: metrically(distance_multiplier=0.0), "distance_noise_multiplier must be > 0, got 0.0"),
-            (lambda: metrically(max_distance=-1.0), "max_distance must be >= 0, got -1.0"),
-        ],
-    )
-    def test_say_what_was_found_and_what_to_use(self, make, says):
-        with pytest.raises(ConfigError) as refused:
-            make()
-        assert str(refused.value) == says
+            (partial(globally, z=-1.0), "noise_multiplier must be >= 0, got -1.0"),
+            (partial(globally, bound=0.0), "clipping_norm must be > 0, got 0.0"),
+            (partial(globally, examples_cap=-1.0), "examples_cap must be >= 0, got -1.0"),
+            (partial(globally, placement="x"), "placement must be one of model, rule, update; got 'x'"),
+            (partial(metrically, direction="x"), "distance_direction must be one of divide, multiply; got 'x'"),
+            (partial(metrically, measure="x"), "distance_clip must be one of after, before; got 'x'"),
+            (partial(metrically, release="x"), "distance_release must be one of exact, private; got 'x'"),
+            (partial(metrically, min_distance=0.0), "min_distance must be > 0, got 0.0"),
+            (partial(metrically, distance_multiplier=0.0), "distance_noise_multiplier must be > 0, got 0.0"),
+            (partial(metrically, max_distance=-1.0), "max_distance must be >= 0, got -1.0"),
+        ]
+
+        def check(make, says):
+            with pytest.raises(ConfigError) as refused:
+                make()
+            assert str(refused.value) == says
+
+        assert failures(cases, check) == []
 
     def test_what_goes_together(self):
         assert globally(FedMedian(), placement="model", z=1.0)

@@ -1,5 +1,7 @@
 """What tests of a SuperLink in this process share."""
 
+import os
+
 import pytest
 from databases import Copies
 from flwr.supercore import sql_mixin
@@ -25,9 +27,29 @@ def databases_are_copied(monkeypatch):
     monkeypatch.setattr(sql_mixin, "run_migrations", Copies())
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_synced(monkeypatch):
+    """Kits are a hundred files; none of them has to outlive a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
 @pytest.fixture
 def flower_as_it_was(monkeypatch):
     """What is put in the place of Flower's functions is taken away after the test."""
+    put_back(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def flower_of_the_module():
+    """As `flower_as_it_was`, for a SuperLink that all tests of a module share."""
+    with pytest.MonkeyPatch.context() as patch:
+        put_back(patch)
+        patch.setattr(sql_mixin, "run_migrations", Copies())
+        yield
+
+
+def put_back(monkeypatch):
+    """Have Flower's own functions restored when the patch ends."""
     for module, names in [
         (fleet_handlers, (*OwnMessages.names, *RunningRuns.names)),
         (runtime_handlers, (*WholeReplies.names, *Sending.names, *RetryWhenBusy.names)),

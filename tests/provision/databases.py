@@ -8,6 +8,8 @@ from flwr.supercore import sql_mixin
 MIGRATE = sql_mixin.run_migrations
 NEW = {}
 """The bytes of a new database, by the pragmas that were in force: some are written into the file."""
+OF_A_CONNECTION = ("busy_timeout", "max_page_count")
+"""Pragmas that are not."""
 
 
 class Copies:
@@ -24,7 +26,8 @@ class Copies:
         path = Path(engine.url.database)
         if path in self.paths and path.exists():
             return
-        new, pragmas = not path.exists(), sql_mixin.SQLITE_PRAGMAS
+        new = not path.exists()
+        pragmas = tuple(each for each in sql_mixin.SQLITE_PRAGMAS if each[0] not in OF_A_CONNECTION)
         if new and pragmas in NEW:
             path.write_bytes(NEW[pragmas])
             self.paths.add(path)

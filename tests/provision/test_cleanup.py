@@ -11,7 +11,8 @@ from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesReques
 from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import MODEL, TRAINED, SuperLink, names_of
 
-from cloister.deploy.superlink.cleanup import MAX_UNREAD_REPLIES, DeletesExpired, delete_expired
+from cloister.deploy.superlink import cleanup
+from cloister.deploy.superlink.cleanup import DeletesExpired, delete_expired
 from cloister.deploy.superlink.interrupted import expire_message
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
@@ -50,10 +51,19 @@ def expire(link, *messages):
         expire_message(link.state, message.object_id)
 
 
+FEW = 2
+"""Replies that are kept unread here."""
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(cleanup, "MAX_UNREAD_REPLIES", FEW)
+
+
 class TestAfterEachRound:
     def test_a_node_that_confirms_nothing_leaves_one_message_at_most(self, link, nodes):
         sizes = []
-        for _ in range(4):
+        for _ in range(3):
             link.send(nodes[0])
             nodes[0].fetch()
             sizes.append(kept(link))
@@ -72,22 +82,22 @@ class TestAfterEachRound:
             nodes[0].reply(mine)
             assert read(link, mine) == 1 and nodes[1].fetch() == theirs.object_id
 
-    def test_replies_that_nobody_asks_for_are_few(self, link, nodes):
+    def test_replies_that_nobody_asks_for_are_few(self, link, nodes, few):
         messages, size = [], 0
-        for number in range(MAX_UNREAD_REPLIES + 3):
+        for number in range(FEW + 2):
             messages.append(link.send(nodes[0]))
             nodes[0].confirm(nodes[0].fetch())
             nodes[0].reply(messages[-1], {"bias": np.full(1000, number, np.float32)})
             size = size or kept(link)
-        assert kept(link) < 1.01 * MAX_UNREAD_REPLIES * size
+        assert kept(link) < 1.01 * FEW * size
         heard = [message.object_id in link.heard(message) for message in messages]
-        assert heard == [False] * 3 + [True] * MAX_UNREAD_REPLIES
+        assert heard == [False] * 2 + [True] * FEW
 
-    def test_those_of_another_node_are_not_counted_with_them(self, link, nodes):
+    def test_those_of_another_node_are_not_counted_with_them(self, link, nodes, few):
         theirs = link.send(nodes[1])
         nodes[1].fetch()
         nodes[1].reply(theirs)
-        for _ in range(MAX_UNREAD_REPLIES + 1):
+        for _ in range(FEW + 1):
             message = link.send(nodes[0])
             nodes[0].fetch()
             nodes[0].reply(message, MODEL)
@@ -97,8 +107,16 @@ class TestAfterEachRound:
 class TestExpired:
     """Nobody will be told of them any more, whatever is there of them."""
 
-    @pytest.mark.parametrize("state", ["never fetched", "not confirmed", "answered"])
-    @pytest.mark.parametrize("when", ["the app sends", "the app asks for another", "the app asks for it"])
+    @pytest.mark.parametrize(
+        ("state", "when"),
+        [
+            ("not confirmed", "the app sends"),
+            ("never fetched", "the app asks for it"),
+            ("answered", "the app sends"),
+            ("answered", "the app asks for another"),
+            ("answered", "the app asks for it"),
+        ],
+    )
     def test_leaves_nothing(self, link, nodes, state, when):
         message, other = link.send(nodes[0]), link.send(nodes[1])
         if state != "never fetched":

@@ -1,5 +1,7 @@
 """Replies that Flower would take, and that would harm others: what is refused, and when."""
 
+from itertools import product
+
 import pytest
 from fastapi import HTTPException
 from flwr.app import Message, RecordDict
@@ -25,14 +27,13 @@ def answer_to(message, node, arrays=TRAINED):
     return labelled(Message(content(arrays), reply_to=message), node.id, node.link.run)
 
 
-@pytest.mark.parametrize("name", ["created_at", "ttl"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_time_that_is_no_number_is_refused(link, nodes, name, value):
+def test_a_time_that_is_no_number_is_refused(link, nodes):
     """The database keeps NaN as nothing: the app could hear of no reply any more, of no node."""
     mine, theirs = link.send(nodes[0]), link.send(nodes[1])
     nodes[0].fetch()
-    with pytest.raises(HTTPException, match="created_at and ttl must be finite"):
-        nodes[0].announce(answer_to(mine, nodes[0]), **{name: value})
+    for name, value in product(("created_at", "ttl"), (float("nan"), float("inf"), -float("inf"))):
+        with pytest.raises(HTTPException, match="created_at and ttl must be finite"):
+            nodes[0].announce(answer_to(mine, nodes[0]), **{name: value})
     nodes[1].fetch()
     nodes[1].reply(theirs)
     assert link.heard(mine, theirs) == {theirs.object_id}
@@ -90,9 +91,7 @@ def test_no_part_is_touched_for_a_reply_that_is_declined(link, nodes, monkeypatc
     assert len(taken) == before == (not said)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "told"), [(3.0, 3.0), (float("inf"), 0.0), (float("nan"), 0.0), (-1.0, 0.0), (MAX_RUNTIME + 1, 0.0)]
-)
+@pytest.mark.parametrize(("seconds", "told"), [(3.0, 3.0), (float("nan"), 0.0), (-1.0, 0.0), (MAX_RUNTIME + 1, 0.0)])
 def test_operators_are_shown_a_sum_of_times_that_can_be(link, nodes, seconds, told):
     message = link.send(nodes[0])
     nodes[0].fetch()

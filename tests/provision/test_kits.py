@@ -245,7 +245,7 @@ class TestScripts:
             "cloister": f"#!/bin/sh\ntrap '{said.format('$1-ended')}; exit 0' TERM\n"
             f"[ $1 != superexec ] || {{ serverapp.py dead & serverapp.py & }}\n{loop}",
             "serverapp.py": '#!/bin/sh\n[ "$1" != dead ] || exit 0\n'
-            f"trap '{said.format('app-asked')}; sleep 1; {said.format('app-ended')}; exit 0' TERM\n"
+            f"trap '{said.format('app-asked')}; sleep 0.3; {said.format('app-ended')}; exit 0' TERM\n"
             f'touch "$ORDER"\n{loop}',
         }
         (tmp_path / "bin").mkdir()

@@ -16,7 +16,6 @@ from cloister.deploy.superlink.app import closed_app
 from cloister.deploy.superlink.door import MAX_UNAUTHENTICATED
 from cloister.deploy.superlink.operators import OperatorsOnly
 
-pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 LONG = bytes(MAX_UNAUTHENTICATED + 1)
 """No protobuf: whoever is known hears so."""
 OBJECT, ANNOUNCED = "/v1/fleet/push-object", "/v1/fleet/push-messages"
@@ -36,26 +35,26 @@ def parsed(monkeypatch):
     return sizes
 
 
-@pytest.fixture
-def app(tmp_path):
-    config = replace(configuration(tmp_path / "state.db"), authn_plugin=OperatorsOnly((digest_of("token"),)))
-    return closed_app(config)
+@pytest.fixture(scope="module")
+def app(flower_of_the_module, tmp_path_factory):
+    """Of one SuperLink for all of these: a request that is refused changes nothing."""
+    config = configuration(tmp_path_factory.mktemp("superlink") / "state.db")
+    return closed_app(replace(config, authn_plugin=OperatorsOnly((digest_of("token"),))))
 
 
-@pytest.fixture
-def superlink(app, parsed):
+@pytest.fixture(scope="module")
+def superlink(app):
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 
 
-@pytest.fixture
-def registered(superlink, parsed):
+@pytest.fixture(scope="module")
+def registered(superlink):
     """The keys of a node."""
     private, public = generate_key_pairs()
     body = RegisterNodeFleetRequest(public_key=public_key_to_bytes(public)).SerializeToString()
     answer = superlink.post("/v1/fleet/register-node", content=body, headers=signed_by(private, public))
     assert answer.status_code == 200
-    parsed.clear()
     return private, public
 
 

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 
 
 @pytest.fixture(scope="module")
-def two_ways(tmp_path_factory):
+def two_ways(flower_of_the_module, tmp_path_factory):
     """Flower's SuperLink, and the same one behind our shortcut, whose calls are listed."""
     app, taken = create_app(configuration(tmp_path_factory.mktemp("ways") / "state.db"), SuperLinkLifespan), []
 

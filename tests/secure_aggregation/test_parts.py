@@ -155,7 +155,7 @@ MESSAGES = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(MESSAGES, st.data())
 def test_a_message_has_one_encoding_and_everything_else_is_refused(message, data):
     written = message.encode()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from rich.console import Console
+from support import failures, mostly_slow
 
 from cloister.client.app import app
 from cloister.client.ledgers import identity_of
@@ -32,6 +33,8 @@ SOUND = {
     "task.model": "softmax",
     "privacy.server": "global-dp",
     "privacy.noise-multiplier": 2.0,
+    "client.local-epochs": 1,
+    "client.batch-size": 64,
     "tensorboard": False,
     "num-rounds": 4,
 }
@@ -103,7 +106,7 @@ def test_the_next_run_on_the_same_data_goes_on_where_the_last_one_stopped(tmp_pa
     assert len(third.rounds) == len(first.rounds)
 
 
-@pytest.mark.parametrize("strategy", FINALIZERS)
+@pytest.mark.parametrize("strategy", mostly_slow(FINALIZERS, ["fedavg", "fedavgm", "fedadam"]))
 def test_a_calibrated_run_spends_its_budget_and_the_ledger_says_the_same(tmp_path, strategy):
     outcome = go(tmp_path, strategy__name=strategy, privacy__noise_multiplier="auto", privacy__max_epsilon=6.0)
     assert len(outcome.rounds) == 5 and not outcome.stopped
@@ -119,9 +122,9 @@ def test_a_calibrated_run_spends_its_budget_and_the_ledger_says_the_same(tmp_pat
 
 
 def test_a_run_over_secret_draws_is_calibrated_to_the_filter_that_counts_them(tmp_path):
-    few = {"strategy__fraction_train": 0.5, "strategy__min_nodes": 1, "strategy__sampling": "poisson"}
+    few = {"strategy__fraction_train": 0.5, "strategy__min_nodes": 1, "strategy__sampling": "poisson", "num_rounds": 2}
     outcome = go(tmp_path, privacy__noise_multiplier="auto", privacy__max_epsilon=6.0, **few)
-    assert len(outcome.rounds) == 5 and not outcome.stopped
+    assert len(outcome.rounds) == 3 and not outcome.stopped
     (budget,) = ledger_of(tmp_path).budgets
     assert budget.filter == filter_for("renyi", 6.0, 1e-5)
     run, everything = outcome.privacy["claims"]
@@ -167,20 +170,16 @@ def test_a_budget_for_what_has_no_guarantee_is_refused(tmp_path, changes, reason
 
 
 def test_releases_without_a_guarantee_cannot_be_budgeted_afterwards(tmp_path):
-    go(tmp_path, privacy__server="metric")
+    go(tmp_path, privacy__server="metric", num_rounds=1)
     with pytest.raises(BudgetExhausted, match="releases for which nothing can be claimed"):
         go(tmp_path, privacy__max_epsilon=50.0)
-
-
-def test_nor_calibrated_to(tmp_path):
-    go(tmp_path, privacy__server="metric")
-    with pytest.raises(CloisterError):
+    with pytest.raises(CloisterError):  # nor can noise be calibrated to a budget
         go(tmp_path, privacy__max_epsilon=50.0, privacy__noise_multiplier="auto")
 
 
 def test_a_sound_run_after_a_heuristic_one_claims_for_itself_alone(tmp_path):
-    go(tmp_path, privacy__server="metric")
-    facts = go(tmp_path).privacy
+    go(tmp_path, privacy__server="metric", num_rounds=1)
+    facts = go(tmp_path, num_rounds=1).privacy
     assert [claim["scope"] for claim in facts["claims"]] == ["this run"]
     assert facts["ledger"]["holds-releases-without-a-guarantee"]
 
@@ -208,9 +207,9 @@ def test_where_a_draw_amplifies_against_clients_they_can_time_it_and_the_claim_s
 
 
 def test_a_sound_run_says_what_it_claims(tmp_path):
-    outcome = go(tmp_path)
+    outcome = go(tmp_path, num_rounds=2)
     facts = outcome.privacy
-    assert facts["status"] == "sound" and facts["reasons"] == [] and facts["rounds"] == 4
+    assert facts["status"] == "sound" and facts["reasons"] == [] and facts["rounds"] == 2
     assert facts["noise"] == "from the operating system's entropy" and len(facts["unprotected"]) == 2
     run, everything = facts["claims"]
     assert run["scope"] == "this run" and everything["scope"] == "all runs in the ledger"
@@ -219,8 +218,8 @@ def test_a_sound_run_says_what_it_claims(tmp_path):
         assert claim["epsilon"] == min(claim["by-accountant"].values()) == claim["by-accountant"]["pld"]
     assert "condition" not in run and everything["condition"] == IF_FIXED
     assert [IF_FIXED in line for line in render(outcome.statement)[1:3]] == [False, True]
-    assert facts["ledger"]["head"] == ledger_of(tmp_path).head and facts["ledger"]["releases-of-this-run"] == 4
-    again = go(tmp_path).privacy["claims"]
+    assert facts["ledger"]["head"] == ledger_of(tmp_path).head and facts["ledger"]["releases-of-this-run"] == 2
+    again = go(tmp_path, num_rounds=2).privacy["claims"]
     assert again[0]["epsilon"] == pytest.approx(run["epsilon"]) and again[1]["epsilon"] > 1.3 * run["epsilon"]
 
 
@@ -254,12 +253,12 @@ def test_a_distance_far_below_1_is_calibrated_for_too(tmp_path):
 
 
 def test_scores_that_left_without_noise_count_in_later_runs(tmp_path):
-    go(tmp_path, evaluation__federated="on")
+    go(tmp_path, evaluation__federated="on", num_rounds=1)
     (path,) = tmp_path.glob("*/privacy.json")
     during = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert during["status"] == "heuristic" and during["claims"] == []
     assert any("scores of the model" in reason for reason in during["reasons"])
-    later = go(tmp_path).privacy
+    later = go(tmp_path, num_rounds=1).privacy
     assert later["ledger"]["holds-releases-without-a-guarantee"]
     assert [claim["scope"] for claim in later["claims"]] == ["this run"]
 
@@ -272,32 +271,32 @@ def test_an_adaptive_clip_pays_for_its_bits(tmp_path):
 
 
 def test_a_heuristic_run_claims_nothing(tmp_path):
-    facts = go(tmp_path, privacy__server="metric").privacy
+    facts = go(tmp_path, privacy__server="metric", num_rounds=1).privacy
     assert facts["status"] == "heuristic" and facts["claims"] == [] and facts["reasons"]
 
 
 def test_a_private_distance_is_accounted_for_at_the_least_noise_it_can_have(tmp_path):
-    private = {"privacy__server": "metric", "privacy__distance_release": "private"}
+    private = {"privacy__server": "metric", "privacy__distance_release": "private", "num_rounds": 2}
     outcome = go(tmp_path, **private)
     first = outcome.privacy["claims"][0]
     limit = 2 * 2.0 / 2**0.5
     multipliers = [entry.event.noise_multiplier for entry in Ledger(outcome.directory.path / "ledger.jsonl").entries]
-    assert multipliers == pytest.approx([1.0, 2.0 / limit] * 4)
+    assert multipliers == pytest.approx([1.0, 2.0 / limit] * 2)
     assert all(done.measured.noise_multiplier >= 2.0 / limit - 1e-12 for done in outcome.rounds[1:])
     assert first["epsilon"] == pytest.approx(outcome.rounds[-1].measured.epsilon)
-    later = go(tmp_path, privacy__noise_multiplier=50.0).privacy
+    later = go(tmp_path, privacy__noise_multiplier=50.0, num_rounds=1).privacy
     assert later["claims"][1]["epsilon"] > first["epsilon"]
     calibrated = go(
         tmp_path, privacy__max_epsilon=60.0, privacy__noise_multiplier="auto", privacy__data_identity="c", **private
     )
-    assert len(calibrated.rounds) == 5 and calibrated.privacy["claims"][0]["epsilon"] <= 60.0
+    assert len(calibrated.rounds) == 3 and calibrated.privacy["claims"][0]["epsilon"] <= 60.0
 
 
 def test_a_private_distance_under_a_moving_clip_needs_a_ceiling(tmp_path):
     moving = {"privacy__server": "metric", "privacy__distance_release": "private", "privacy__clipping": "adaptive"}
     with pytest.raises(ConfigError, match=r"needs privacy\.max-distance"):
         go(tmp_path, **moving)
-    assert go(tmp_path, privacy__max_distance=1.0, **moving).privacy["status"] == "sound"
+    assert go(tmp_path, privacy__max_distance=1.0, num_rounds=2, **moving).privacy["status"] == "sound"
 
 
 def test_scores_of_clients_cannot_be_budgeted(tmp_path):
@@ -321,7 +320,7 @@ def test_a_run_that_is_under_way_claims_nothing(tmp_path):
 
 
 def test_amplification_is_claimed_for_a_poisson_draw_and_for_a_registered_population(tmp_path):
-    few = {"strategy__fraction_train": 0.5, "strategy__min_nodes": 1}
+    few = {"strategy__fraction_train": 0.5, "strategy__min_nodes": 1, "num_rounds": 1}
     plain = go(tmp_path, privacy__data_identity="a", **few).privacy
     poisson = go(tmp_path, privacy__data_identity="b", strategy__sampling="poisson", **few).privacy
     registered = go(tmp_path, privacy__data_identity="c", privacy__population=4, **few).privacy
@@ -475,7 +474,7 @@ def test_a_node_knows_its_data_however_the_path_is_written(tmp_path, monkeypatch
     assert identity_of(node_of({"data-path": "data.npz", "data-identity": "ward-7"}), "mnist") == "ward-7"
 
 
-@pytest.mark.parametrize("promise", [[], [0.5, -1.0], ["nan"], "much", 3.0])
+@pytest.mark.parametrize("promise", [[], "much"])
 def test_a_node_takes_no_part_where_the_promise_cannot_be_read(tmp_path, promise):
     def lied_to(message, context):
         if context.node_id == 2:
@@ -499,23 +498,22 @@ def test_a_nodes_budget_must_be_a_number(tmp_path, key, caplog):
     assert not (tmp_path / "node-1").exists() and "little" not in rejection.detail
 
 
-GAUSSIAN = '{"kind": "gaussian", "noise_multiplier": 2.0}'
-ODD = [[], [1.0], "much", 3.0, [GAUSSIAN] * 17, ["{" * 999], ["[" * 999], ["1" * 1001], ["null"], [b"{}"]]
+ODD = ["much", 3.0, ["{" * 999], ["[" * 999], ["null"], [b"{}"]]
 ODD_EVENTS = (
-    {"kind": "gaussian", "noise_multiplier": 0.0},
     {"kind": "gaussian", "noise_multiplier": -1.0},
     {"kind": "gaussian", "noise_multiplier": float("nan")},
     {"kind": "gaussian", "noise_multiplier": True},
     {"kind": "gaussian", "noise_multiplier": 2.0, "sampling": {"kind": "poisson", "probability": 0.1}},
-    {"kind": "repeated", "count": 2, "event": {"kind": "gaussian", "noise_multiplier": 0.0}},
     {"kind": "pure", "epsilon": float("inf")},
-    {"kind": "laplace", "epsilon": 1.0, "radius": 1.0},
-    {"kind": "unaccounted", "reason": "none"},
     {"kind": "gaussian"},
 )
 
 
-@pytest.mark.parametrize("promise", [*ODD, *([json.dumps(event)] for event in ODD_EVENTS)])
-def test_a_promise_that_cannot_be_read_is_refused(promise):
-    with pytest.raises(PrivacyError, match="'privacy-events' in the server's message"):
-        promised({"privacy-events": promise})
+def test_a_promise_that_cannot_be_read_is_refused():
+    """Leave what can be read, and is no promise, to tests/privacy/test_promises.py."""
+
+    def check(promise):
+        with pytest.raises(PrivacyError, match="'privacy-events' in the server's message"):
+            promised({"privacy-events": promise})
+
+    assert failures([*ODD, *([json.dumps(event)] for event in ODD_EVENTS)], check) == []

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 from rich.console import Console
+from support import mostly_slow
 
 from cloister.client.app import app
 from cloister.client.charges import Charge
@@ -88,7 +89,7 @@ def spent(rounds, examples=359):
     return Account().plus(Gaussian(2.0, Sampling("poisson", 36 / examples)), 10 * rounds).epsilon(DELTA)
 
 
-@pytest.mark.parametrize("model", ["softmax", "mlp"])
+@pytest.mark.parametrize("model", mostly_slow(["softmax", "mlp"], ["softmax"]))
 def test_a_run_learns_something(tmp_path, model):
     changes = {"client__learning_rate": 1.0, "num_rounds": 4, "privacy__client_clipping_norm": 2.0}
     outcome = simulate(settings(tmp_path, task__model=model, **changes), CLIENTS, silent())
@@ -189,7 +190,7 @@ class TestBudget:
         with pytest.raises(FederationError, match="no budget of this node covers this round"):
             run(LocalGrid.simulated(app, config.flat(), CLIENTS), config, silent())
 
-    @pytest.mark.parametrize("budget", ["much", True, -1.0])
+    @pytest.mark.parametrize("budget", ["much", -1.0])
     def test_a_node_whose_budget_is_no_number_takes_no_part(self, tmp_path, budget, caplog):
         outcome = federated(tmp_path, nodes(tmp_path, n2={EXAMPLE_BUDGET: budget}), num_rounds=1)
         (rejection,) = outcome.rounds[1].measured.rejected

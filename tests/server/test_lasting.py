@@ -22,6 +22,8 @@ SETTINGS = {
     "task.model": "softmax",
     "privacy.server": "global-dp",
     "privacy.noise-multiplier": 2.0,
+    "client.local-epochs": 1,
+    "client.batch-size": 64,
     "tensorboard": False,
     "num-rounds": 1,
 }

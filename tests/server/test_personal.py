@@ -64,9 +64,9 @@ def kinds(heard, kind):
 class TestSpecialCases:
     @pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedyogi", "fedmedian"])
     def test_one_hypothesis_without_noise_is_the_strategy_itself(self, tmp_path, strategy):
-        common = {"strategy.name": strategy, "num-rounds": 4, "strategy.fraction-train": 0.5}
-        one = go(tmp_path, common | CLUSTERS | {"privacy.clusters": 1})
-        plain = go(tmp_path, common | {"privacy.server": "none", "strategy.weighting": "uniform"})
+        common = {"strategy.name": strategy, "num-rounds": 3, "strategy.fraction-train": 0.5}
+        one = go(tmp_path, common | CLUSTERS | {"privacy.clusters": 1}, 8)
+        plain = go(tmp_path, common | {"privacy.server": "none", "strategy.weighting": "uniform"}, 8)
         (model,) = unstacked(from_record(one.arrays))
         for name, array in from_record(plain.arrays).items():
             np.testing.assert_array_equal(model[name], array)
@@ -150,7 +150,7 @@ class TestWhatLeaves:
         assert all(not list(reply.content) for _, reply in kinds(heard, "query"))
 
     def test_no_client_leaks_more_than_its_releases(self, tmp_path):
-        settings = NOISE | {"num-rounds": 12, "strategy.fraction-train": 0.3}
+        settings = NOISE | {"num-rounds": 6, "strategy.fraction-train": 0.3}
         outcome, heard, grid = overheard(tmp_path, settings)
         trained = np.bincount([message.metadata.dst_node_id - 1 for message, _ in kinds(heard, "train")], minlength=20)
         np.testing.assert_allclose(grid.leakages(), 0.4 * trained)
@@ -186,7 +186,7 @@ class TestWhatLeaves:
 
 class TestHeldOut:
     def test_they_never_train_and_they_alone_are_asked_for_scores(self, tmp_path):
-        outcome, heard, _ = overheard(tmp_path, NOISE | {"num-rounds": 6, "evaluation.held-out-clients": 0.25})
+        outcome, heard, _ = overheard(tmp_path, NOISE | {"num-rounds": 3, "evaluation.held-out-clients": 0.25})
         training = {message.metadata.dst_node_id for message, _ in kinds(heard, "train")}
         scoring = {message.metadata.dst_node_id for message, _ in kinds(heard, "evaluate")}
         assert len(training) == 15 and len(scoring) == 5 and not training & scoring

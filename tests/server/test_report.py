@@ -36,6 +36,8 @@ from cloister.server.reports.html.statements import LONGEST, Statements
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "</title></svg></style><script>alert(1)</script><img src=x onerror=y>&quot;\"' $x$ #010101 \x00\u202e\ud800"
+NO_CURVES = [{"round": 0}]
+"""Of a run, so that its page has no figure but the confusion matrix."""
 REJECTED = {"node_id": 12345678901, "code": "non-finite", "detail": "kernel holds NaN"}
 
 
@@ -74,6 +76,7 @@ class TestWhatItSays:
         assert code("see `cloister plan` <here>") == "see <code>cloister plan</code> &lt;here&gt;"
         assert code("no `end <b>") == "no <code>end &lt;b&gt;</code>"
 
+    @pytest.mark.usefixtures("undrawn")
     @pytest.mark.parametrize(("epsilon", "practical"), [(4.5, True), (4.7, False), (30.0, False)])
     def test_a_guess_that_may_always_be_right_is_no_protection_in_practice(self, tmp_path, epsilon, practical):
         place = write_run(tmp_path)
@@ -86,6 +89,7 @@ class TestWhatItSays:
         assert told.startswith("Guaranteed by" if practical else "No protection in practice: the guarantee by")
         assert ("it hides whether" in told) is practical and ("no protection in practice of" in told) is not practical
 
+    @pytest.mark.usefixtures("undrawn")
     @pytest.mark.parametrize(
         ("kind", "told"),
         [
@@ -106,6 +110,7 @@ class TestWhatItSays:
         officer = " ".join(texts(tree_of(page), ".//section[@id='officer']"))
         assert "ε = 1 (this run) and 2 (all runs" in officer
 
+    @pytest.mark.usefixtures("undrawn")
     @pytest.mark.parametrize(("kind", "told"), [("none", False), ("dp-sgd", True)])
     def test_an_officer_reads_whose_epsilon_no_ledger_bounds(self, tmp_path, kind, told):
         """The server's ledger has no guarantee for a client, and each site's bounds that of its examples."""
@@ -120,6 +125,7 @@ class TestWhatItSays:
     def test_the_accuracy_of_always_guessing_the_largest_class_is_told(self, page):
         assert "Always guessing the largest class would be right for 33.33 % of them." in " ".join(page.split())
 
+    @pytest.mark.usefixtures("undrawn")
     @pytest.mark.parametrize("kind", ["none", "heuristic", "laplace"])
     def test_without_a_guarantee_it_says_so(self, tmp_path, kind):
         tree = tree_of(page_of(tmp_path, kind=kind))
@@ -144,7 +150,7 @@ class TestWhatItSays:
 
     def test_long_names_of_classes_are_wrapped_and_not_cut(self, tmp_path):
         names = ["moderately differentiated adenocarcinoma", "benign", "healthy tissue beside a tumour"]
-        text = page_of(tmp_path, evaluation=evaluation(names))
+        text = page_of(tmp_path, rounds=NO_CURVES, evaluation=evaluation(names))
         tree = tree_of(text)
         labels = texts(tree, ".//svg//text")
         assert {"moderately", "differentiated", "adenocarcinoma"} <= set(labels)
@@ -153,7 +159,8 @@ class TestWhatItSays:
         assert rows[0].startswith(names[0]) and rows[0].endswith("benign (2)")
 
     def test_a_name_of_joined_words_ends_lines_between_them(self, tmp_path):
-        text = page_of(tmp_path, evaluation=evaluation(["Very_Mild_Demented", "Moderate-Demented", "None"]))
+        found = evaluation(["Very_Mild_Demented", "Moderate-Demented", "None"])
+        text = page_of(tmp_path, rounds=NO_CURVES, evaluation=found)
         labels = texts(tree_of(text), ".//svg//text")
         assert {"Very_Mild_", "Demented", "Moderate-"} <= set(labels)
         assert "Very_<wbr>Mild_<wbr>Demented" in text
@@ -161,7 +168,7 @@ class TestWhatItSays:
     @pytest.mark.parametrize(("classes", "lines"), [(6, 4), (12, 2), (20, 1)])
     def test_a_name_has_as_many_lines_as_there_is_room_for(self, tmp_path, classes, lines):
         found = evaluation([f"{number} " + "very " * 40 for number in range(classes)])
-        tree = tree_of(page_of(tmp_path, evaluation=found))
+        tree = tree_of(page_of(tmp_path, rounds=NO_CURVES, evaluation=found))
         labels = [label for label in texts(tree, ".//svg//text") if "very" in label]
         assert len(labels) == 2 * classes * lines and max(map(len, labels)) <= NAME_WIDTH
 
@@ -175,17 +182,20 @@ class TestWhatItSays:
         model = hashlib.sha256(b"weights").hexdigest()
         assert model in page and "ab" * 32 in page and "1.41.0" in page
 
+    @pytest.mark.usefixtures("undrawn")
     def test_the_bundle_that_flower_ran(self, tmp_path):
         place = write_run(tmp_path)
         facts = json.loads((place / "config.json").read_text())
         (place / "config.json").write_text(json.dumps(facts | {"bundle-sha256": "cd" * 32}))
         assert "cd" * 32 in write_report(place).read_text()
 
+    @pytest.mark.usefixtures("undrawn")
     def test_a_regression_has_no_classes(self, tmp_path):
         scores = {"examples": 5, "metrics": {"loss": 0.25, "rmse": 0.5}}
         found = page_of(tmp_path, evaluation=scores)
         assert "rmse <strong>0.5</strong>" in found and "Confusion" not in found
 
+    @pytest.mark.usefixtures("undrawn")
     def test_an_audit_is_shown_whatever_else_it_holds(self, tmp_path):
         loss = Measured("loss", "auc", 0.61, "example", 0.5, 0.7, delta=1e-5)
         tells = [Measured("loss", "tpr", number / 100, alarms=0.01) for number in range(9)]
@@ -205,6 +215,7 @@ class TestWhatItSays:
         sound = [replace(finding, controls=()).facts()]
         assert "shows nothing" not in page_of(tmp_path, audit=audit | {"findings": sound})
 
+    @pytest.mark.usefixtures("undrawn")
     def test_an_audit_is_told_in_the_words_of_a_terminal(self, tmp_path):
         rounded_down = {"value": 1.2389, "delta": 1.9998e-5, "confidence": 0.9996}
         sure = Measured("ratio", "epsilon", unit="client", assumption="of a shape", **rounded_down)
@@ -218,6 +229,7 @@ class TestWhatItSays:
         ]
         assert {key: TERMINAL[key] for key in NAMES} == NAMES
 
+    @pytest.mark.usefixtures("undrawn")
     @pytest.mark.parametrize("findings", [1, 2])
     def test_it_is_told_how_many_figures_of_an_audit_are_left_out(self, tmp_path, findings):
         told = Finding("membership", "", tuple(Measured("loss", "tpr", n / 100, alarms=0.01) for n in range(13)))
@@ -234,6 +246,7 @@ class TestWhatItSays:
         }
         assert few == ("figures-of" if findings == 1 else "figures-of few")
 
+    @pytest.mark.usefixtures("undrawn")
     def test_kinds_without_noise_are_counted_as_they_are_listed(self, tmp_path):
         tree = tree_of(page_of(tmp_path, kind="dp-sgd"))
         listed = texts(tree, ".//section[@id='claim']/ul[last()]/li")
@@ -248,6 +261,7 @@ class TestWhatItSays:
     def test_any_audit_can_be_read(self, audit, findings):
         assert len(audit_of(audit).findings) == findings
 
+    @pytest.mark.usefixtures("undrawn")
     def test_a_run_that_was_killed_claims_nothing(self, tmp_path):
         privacy = {"status": "running", "mechanism": "global-dp", "claims": [], "see": "the ledger"}
         place = write_run(tmp_path, privacy=privacy, evaluation=None)
@@ -266,6 +280,7 @@ class TestWhatItSays:
 
 
 class TestWhatItMustNotSay:
+    @pytest.mark.usefixtures("undrawn")
     def test_a_secret_cohort_stays_secret(self, tmp_path):
         rounds = [line(number, secret=True) for number in range(4)]
         place = write_run(tmp_path, rounds=rounds)
@@ -282,6 +297,7 @@ class TestWhatItMustNotSay:
     def test_who_was_rejected_stays_with_the_operator(self, page):
         assert str(REJECTED["node_id"]) not in page
 
+    @pytest.mark.usefixtures("undrawn")
     def test_the_seed_of_the_noise_is_a_word(self, tmp_path):
         place = write_run(tmp_path, settings={"privacy.noise-seed": 7_654_321})
         facts = json.loads((place / "config.json").read_text())
@@ -291,6 +307,7 @@ class TestWhatItMustNotSay:
         assert plain not in text and plain != facts["config-sha256"], "whoever tries seeds finds the one that fits it"
         assert facts["config-sha256"] in text
 
+    @pytest.mark.usefixtures("undrawn")
     def test_a_digest_that_an_earlier_version_wrote_is_not_shown(self, tmp_path):
         place = write_run(tmp_path, settings={"privacy.noise-seed": 7_654_321})
         facts = json.loads((place / "config.json").read_text())
@@ -422,6 +439,7 @@ class TestTheOfficersPage:
                 question.itertext()
             )
 
+    @pytest.mark.usefixtures("undrawn")
     def test_nothing_is_promised_where_there_was_no_mechanism(self, tmp_path):
         tree = tree_of(page_of(tmp_path, kind="none"))
         assert all(len(question.findall("div/p")) >= 2 for question in tree.findall(".//div[@class='question']"))
@@ -429,6 +447,7 @@ class TestTheOfficersPage:
         assert "whoever gets them may learn" in text and "claim holds" not in text and "ε =" not in text
         assert "an entry stands for all rounds that follow it" in text and "Releases are not rounds" not in text
 
+    @pytest.mark.usefixtures("undrawn")
     def test_statements_stand_where_they_were_missing(self, tmp_path):
         stated = Statements(**{name: f"We state {name}." for name in Statements.model_fields})
         text = write_report(write_run(tmp_path), stated).read_text()
@@ -449,6 +468,7 @@ class TestTheOfficersPage:
         with pytest.raises(ConfigError, match=re.escape(named)):
             read_toml(Statements, path, str(path))
 
+    @pytest.mark.usefixtures("undrawn")
     def test_the_command(self, tmp_path):
         place = write_run(tmp_path / "run")
         (tmp_path / "stated.toml").write_text("collection = 'with consent'")

@@ -54,7 +54,7 @@ class TestWithoutNoise:
 
     @pytest.mark.parametrize("case", mostly_slow(["yogi", "patience"], ["patience"]))
     def test_killed_at_some_instants(self, tmp_path, case):
-        self.assert_goes_on(tmp_path, CASES[case], every=7)
+        self.assert_goes_on(tmp_path, CASES[case], every=13)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("case", CASES)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from resumed import CLIENTS, PRIVATE, go, resume, stopped_after
 from rich.console import Console
+from support import failures
 
 from cloister.client.app import app
 from cloister.config.run import parse
@@ -109,17 +110,22 @@ class TestRefusals:
         resume(tmp_path / "here" / "runs")
         assert len(Ledger(ledger).entries) == 4, "the release that was never published, and one for each round"
 
-    FILES = ("config.json", "simulation.json", "state.json", "state-00001.npz", "checkpoints/round-00001.npz")
+    FILES = (
+        *("config.json", "simulation.json", "state.json", "state-00001.npz", "checkpoints/round-00001.npz"),
+        *("rounds.jsonl", "nodes.json", "ledger.json"),
+    )
 
-    @pytest.mark.parametrize("name", [*FILES, "rounds.jsonl", "nodes.json", "ledger.json"])
     @pytest.mark.parametrize(
         "content", ["[1]\n", '{"round": []}\n', "PK\x03\x04\n", "[" * 200_000 + "\n"], ids=range(4)
     )
-    def test_of_files_that_no_run_wrote(self, stopped, tmp_path, name, content):
-        shutil.copytree(stopped / "r", tmp_path / "r")
-        (tmp_path / "r" / name).write_text(content)
-        with pytest.raises(ConfigError, match=r"^resume"):
-            resume(tmp_path)
+    def test_of_files_that_no_run_wrote(self, stopped, tmp_path, content):
+        def check(name):
+            shutil.copytree(stopped / "r", tmp_path / name / "r")
+            (tmp_path / name / "r" / name).write_text(content)
+            with pytest.raises(ConfigError, match=r"^resume"):
+                resume(tmp_path / name)
+
+        assert failures(self.FILES, check) == []
 
     def test_of_a_checkpoint_without_anything(self, stopped, tmp_path):
         shutil.copytree(stopped / "r", tmp_path / "r")

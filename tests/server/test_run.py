@@ -21,7 +21,7 @@ from cloister.server.reports.rundir import RunDirectory, refuse_name
 from cloister.server.run import run
 from cloister.tasks.digits import Digits
 
-FAST = {"task.model": "softmax", "num-rounds": 3, "seed": 3}
+FAST = {"task.model": "softmax", "num-rounds": 3, "seed": 3, "client.local-epochs": 2}
 
 
 def quiet(**more):

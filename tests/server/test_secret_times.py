@@ -31,6 +31,7 @@ POISSON = {
     "num-rounds": ROUNDS,
     "run-name": "r",
     "client.local-epochs": 1,
+    "client.batch-size": 64,
 }
 MOMENT = re.compile(r"\d\d:\d\d|\d+(\.\d+)? s\b|seconds|\b1\d{9}\b")
 """A time of day, a duration, or seconds since 1970."""

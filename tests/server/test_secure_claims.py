@@ -6,6 +6,7 @@ import math
 import pytest
 from rich.console import Console
 from secure_runs import settings
+from support import failures
 
 from cloister.client.app import app
 from cloister.config.run import parse
@@ -37,9 +38,8 @@ RMS = {"privacy.server": "metric", "privacy.distance": "rms", "privacy.distance-
 GROUPS = {"privacy.server": "laplace-clustering", "privacy.noise-multiplier": None, "privacy.clipping-norm": None}
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
+def test_what_cannot_be(tmp_path):
+    cases = [
         ({"secure-aggregation.enabled": False}, "have no effect with secure-aggregation.enabled = False"),
         ({"secure-aggregation.threshold": 0}, "threshold = 0 must be at least 2"),
         ({"secure-aggregation.threshold": 1}, "threshold = 1 must be at least 2"),
@@ -66,11 +66,13 @@ GROUPS = {"privacy.server": "laplace-clustering", "privacy.noise-multiplier": No
         ({"strategy.sampling": "poisson"}, "no draw is secret"),
         ({"privacy.canaries": 4}, "made-up clients"),
         ({"strategy.min-replies": 4}, "secure-aggregation.threshold says how many"),
-    ],
-)
-def test_what_cannot_be(changes, says, tmp_path):
-    with pytest.raises(ConfigError, match=says):
-        parse({key: value for key, value in (settings(tmp_path) | changes).items() if value is not None})
+    ]
+
+    def check(changes, says):
+        with pytest.raises(ConfigError, match=says):
+            parse({key: value for key, value in (settings(tmp_path) | changes).items() if value is not None})
+
+    assert failures(cases, check) == []
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedavgm", "fedopt", "fedadam", "fedyogi", "fedadagrad"])

@@ -1,12 +1,18 @@
-"""A run in MLflow, against a store in a file: what is told, what is not, and what happens without one."""
+"""A run in MLflow: what is told, what is not, and what happens without one.
+
+Importing MLflow and making a store in a file take ten seconds: fast tests have a client in its place.
+"""
 
 import json
 import logging
 import os
+import shutil
 import sqlite3
 import sys
+from collections import namedtuple
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -54,6 +60,58 @@ def tracked(outcome):
     return client, run
 
 
+Param, Metric = namedtuple("Param", "key value"), namedtuple("Metric", "key value timestamp step")
+
+
+class Client:
+    """Keep what a run tells a client of MLflow, and files where a store has them."""
+
+    def __init__(self, store):
+        self.file = Path(store.removeprefix("sqlite:///"))
+        self.times, self.metrics, self.params, self.kept = [], [], {}, {}
+
+    def get_experiment_by_name(self, name):
+        return None
+
+    def create_experiment(self, name, artifact_location):
+        self.artifacts = Path(artifact_location.removeprefix("file://"))
+        return "1"
+
+    def create_run(self, experiment, start_time, run_name):
+        self.file.write_text("begun")
+        self.times.append(start_time)
+        return SimpleNamespace(info=SimpleNamespace(run_id="a"))
+
+    def log_batch(self, run, metrics=(), params=()):
+        self.metrics += metrics
+        self.params |= {param.key: param.value for param in params}
+        self.times += [metric.timestamp for metric in metrics]
+        self.file.write_text(f"{len(self.metrics)} metrics")
+
+    def log_artifact(self, run, path):
+        self.artifacts.mkdir(exist_ok=True)
+        self.kept[path.name] = Path(shutil.copyfile(path, self.artifacts / path.name))
+
+    def set_terminated(self, run, status, end_time):
+        self.file.write_text(status)
+        self.status = status
+        self.times.append(end_time)
+
+
+@pytest.fixture
+def clients(monkeypatch):
+    """Return every client that is asked instead of MLflow's."""
+    made = []
+
+    def client(store):
+        made.append(Client(store))
+        return made[-1]
+
+    module = SimpleNamespace(MlflowClient=client, entities=SimpleNamespace(Param=Param, Metric=Metric))
+    monkeypatch.setattr("cloister.server.reports.tracking._installed", lambda: module)
+    return made
+
+
 def curve(client, run, name):
     return {point.step: point.value for point in client.get_metric_history(run.info.run_id, name)}
 
@@ -82,6 +140,28 @@ def test_settings_curves_claim_and_report_of_a_run(folder, tmp_path):
     assert json.loads(Path(kept["privacy.json"]).read_text())["ended"]["how"] == "as-asked"
 
 
+def test_a_secret_cohort_tells_neither_times_nor_replies(tmp_path, clients):
+    outcome = ran(tmp_path, POISSON)
+    (client,) = clients
+    assert outcome.plan.hides_times and client.status == "FINISHED"
+    names = {metric.key for metric in client.metrics}
+    assert {metric.step for metric in client.metrics if metric.key == "central/accuracy"} == {0, 1, 2}
+    assert not any(name.startswith("replies/") or name == "privacy/clipped-fraction" for name in names)
+    assert len(client.times) > 4 and all(moment % DAY_IN_MS == 0 for moment in client.times)
+    assert client.kept.keys() == {"privacy.json"}
+    for path in (client.file, client.artifacts, *client.kept.values()):
+        assert os.stat(path).st_mtime % DAY == 0, path
+
+
+def test_any_other_tells_times_replies_and_settings_but_no_seed_of_the_noise(tmp_path, clients):
+    ran(tmp_path, SOUND | {"privacy.noise-seed": 7_654_321})
+    (client,) = clients
+    assert {metric.value for metric in client.metrics if metric.key == "replies/rejected"} == {0.0}
+    assert any(moment % DAY_IN_MS for moment in client.times)
+    assert client.params["privacy.noise-multiplier"] == "2.0" and "privacy.noise-seed" not in client.params
+
+
+@pytest.mark.slow
 def test_the_store_of_a_secret_cohort_tells_neither_times_nor_replies(folder):
     outcome = ran(folder, POISSON | {"run-name": "secret"})
     client, run = tracked(outcome)
@@ -103,6 +183,18 @@ def test_a_store_behind_an_address_would_tell_the_times_and_is_refused(tmp_path)
     assert not list(tmp_path.glob("*/*"))
 
 
+def test_a_client_that_fails_ends_the_run_before_it_begins(tmp_path, monkeypatch, clients):
+    monkeypatch.setattr(Client, "get_experiment_by_name", lambda *_: 1 / 0)
+    with pytest.raises(ConfigError, match=r"mlflow.db in output-dir = .* cannot be used as a store of MLflow: ZeroD"):
+        ran(tmp_path, SOUND)
+    store = "nosuch://name:password@host"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    with pytest.raises(ConfigError, match=r"^MLFLOW_TRACKING_URI cannot be used as a store of MLflow") as refused:
+        ran(tmp_path, SOUND)
+    assert "password" not in str(refused.value) and not list(tmp_path.glob("*/*"))
+
+
+@pytest.mark.slow
 def test_a_store_that_cannot_be_used_ends_the_run_before_it_begins(tmp_path, monkeypatch):
     (tmp_path / "notes").write_text("mine")
     store = f"sqlite:///{tmp_path}/notes/mlflow.db"
@@ -124,6 +216,13 @@ def test_a_run_that_is_not_resumed_leaves_no_second_one_behind(folder):
     tracked(outcome)  # it is one run
 
 
+def test_a_client_hears_that_a_run_failed_as_it_began(tmp_path, monkeypatch, clients):
+    monkeypatch.setattr(PrivacyBudget, "begin", lambda self, run: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ran(tmp_path, {"privacy.server": "none"})
+    assert clients[0].status == "FAILED" and len(clients[0].times) == 2
+
+
 @pytest.mark.slow
 def test_a_run_that_fails_as_it_begins_is_told_as_failed(folder, monkeypatch):
     monkeypatch.setattr(PrivacyBudget, "begin", lambda self, run: 1 / 0)
@@ -135,7 +234,7 @@ def test_a_run_that_fails_as_it_begins_is_told_as_failed(folder, monkeypatch):
     assert run.info.status == "FAILED" and run.info.end_time
 
 
-def test_a_store_that_breaks_costs_a_warning_and_not_the_run(folder, monkeypatch, caplog):
+def test_a_store_that_breaks_costs_a_warning_and_not_the_run(tmp_path, monkeypatch, caplog, clients):
     calls = []
 
     def broken(self, run_id, metrics=(), params=(), **_):
@@ -143,9 +242,9 @@ def test_a_store_that_breaks_costs_a_warning_and_not_the_run(folder, monkeypatch
         if metrics:
             raise ConnectionError("name:password@host")
 
-    monkeypatch.setattr(mlflow().MlflowClient, "log_batch", broken)
+    monkeypatch.setattr(Client, "log_batch", broken)
     with caplog.at_level(logging.WARNING, "cloister.server"):
-        outcome = ran(folder, {"privacy.server": "none", "run-name": "broken"})
+        outcome = ran(tmp_path, {"privacy.server": "none"})
     assert outcome.ended == "as-asked" and len(outcome.rounds) == 3 and any(calls)
     said = [record.getMessage() for record in caplog.records if "MLflow" in record.getMessage()]
     assert said == [f"MLflow does not have round {number}: ConnectionError" for number in range(3)]

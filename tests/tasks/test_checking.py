@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from quick_runs import quick_runs  # noqa: F401
 from typer.testing import CliRunner
 
 from cloister.cli import app
@@ -157,10 +158,12 @@ class TestSettings:
         rng, path = np.random.default_rng(1), tmp_path / "own.npz"
         x, y = rng.random((40, 64), np.float32), np.arange(40) % 10
         np.savez(path, x=x, y=y, person=np.array(["a"] * 3 + ["b"] * 7 + [f"p{n}" for n in range(30)]))
-        lines = found("digits", path, {"task.group": "person"})
+        softmax = {"task.model": "softmax"}
+        lines = found("digits", path, softmax | {"task.group": "person"})
         assert ("ok", "read(): 32 groups of 1 to 7 examples each") in lines
         assert lines[-1][0] == "ok" and lines[-1][1].startswith("one round of 2 clients: ")
-        (fault,) = [text for kind, text in found("digits", path, {"task.group": "patient"}) if kind == "fault"]
+        lines = found("digits", path, softmax | {"task.group": "patient"})
+        (fault,) = [text for kind, text in lines if kind == "fault"]
         assert "and patient (whole numbers or text" in fault and fault.endswith("; the file holds x, y, person")
 
 
@@ -210,7 +213,7 @@ def test_callbacks_are_noted_and_a_recipe_that_does_not_fit_is_a_fault(monkeypat
 def test_labels_that_begin_at_one_are_told_to_whoever_has_the_file(tmp_path):
     digits = np.arange(1, 11)
     np.savez(tmp_path / "own.npz", x=np.zeros((10, 64), np.float32), y=digits)
-    (line,) = found("digits", tmp_path / "own.npz")
+    (line,) = found("digits", tmp_path / "own.npz", {"task.model": "softmax"})
     assert line[0] == "fault" and "must hold labels from 0 to 9; subtract 1 from each where they" in line[1]
     assert "found labels from 1 to 10" in line[1]
 

@@ -20,6 +20,8 @@ ATTACK = "120,9,1122,496; 180,11,894,506; 524,29,550,779"
 
 many_labels = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(lambda labels: np.array(labels))
 seeds = st.integers(0, 2**31 - 1)
+few = settings(max_examples=30, deadline=None, derandomize=True)
+"""Random cases of a rule: a break of any of them shows in most cases."""
 
 
 def generator(seed=7):
@@ -57,6 +59,7 @@ def assert_complete(parts, total):
     assert sum(part.size for part in parts) == total
 
 
+@few
 @given(many_labels, st.integers(1, 12), seeds)
 def test_iid_deals_everything_in_equal_parts(labels, clients, seed):
     parts = partition.iid(labels, clients, generator(seed))
@@ -65,6 +68,7 @@ def test_iid_deals_everything_in_equal_parts(labels, clients, seed):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+@few
 @given(many_labels, st.integers(1, 6), st.integers(1, 3), seeds)
 def test_shards_deal_everything_in_nearly_equal_parts(labels, clients, each, seed):
     if clients * each > len(labels):
@@ -77,7 +81,7 @@ def test_shards_deal_everything_in_nearly_equal_parts(labels, clients, each, see
     assert max(map(len, parts)) - min(map(len, parts)) <= each
 
 
-@settings(max_examples=50)
+@few
 @given(many_labels, st.integers(1, 5), st.floats(0.05, 100), seeds)
 def test_dirichlet_deals_everything_and_leaves_nobody_out_or_refuses(labels, clients, alpha, seed):
     try:
@@ -90,6 +94,7 @@ def test_dirichlet_deals_everything_and_leaves_nobody_out_or_refuses(labels, cli
     assert all(part.size for part in parts)
 
 
+@few
 @given(many_labels, st.lists(st.lists(st.integers(0, 30), min_size=5, max_size=5), min_size=1, max_size=5), seeds)
 def test_tables_are_dealt_exactly_or_refused(labels, rows, seed):
     counts = np.array(rows, dtype=np.intp)
@@ -102,6 +107,7 @@ def test_tables_are_dealt_exactly_or_refused(labels, rows, seed):
     assert np.array_equal(counts_of(labels, parts, 5), counts)
 
 
+@few
 @given(many_labels, st.floats(0, 0.99), seeds)
 def test_a_holdout_is_stratified_and_never_takes_a_whole_class(labels, fraction, seed):
     train, test = partition.holdout(labels, fraction, generator(seed))

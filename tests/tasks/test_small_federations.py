@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 from test_owners import charges, twenty_hospitals
 from test_tasks import real
 
+import cloister.tasks
 from cloister.core.errors import ConfigError
 from cloister.local.simulation import simulate
 from cloister.server.reports.console import Narrator
@@ -74,13 +76,21 @@ def test_two_thousand_hospitals_learn(tmp_path):
     assert outcome.rounds[-1].central["rmse"] < 2.0
 
 
-def test_tensorflow_is_never_imported(tmp_path):
+def test_neither_tasks_nor_a_run_of_a_small_one_import_anything_heavy(tmp_path):
+    folder = Path(cloister.tasks.__file__).parent
+    modules = ["cloister.tasks", *(f"cloister.tasks.{path.stem}" for path in folder.glob("[a-z]*.py"))]
     program = f"""
-import sys
+import sys, {", ".join(modules)}
+def heavy():
+    return [name for name in ("cv2", "keras", "pandas", "sklearn", "tensorflow") if name in sys.modules]
+print(heavy())
 from cloister.local.simulation import simulate
 simulate({{"task.name": "linear", "num-rounds": 1, "privacy.server": "none", "tensorboard": False,
            "output-dir": {str(tmp_path)!r}}}, 10)
-print([name for name in ("tensorflow", "keras", "sklearn", "pandas") if name in sys.modules])
+print(heavy())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=folder.parents[1]
+    )
+    lines = done.stdout.splitlines()
+    assert (lines[0], lines[-1]) == ("[]", "[]")

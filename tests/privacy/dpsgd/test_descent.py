@@ -48,6 +48,7 @@ def is_fused(step):
     ],
     ids=["sgd", "nesterov", "adam with a schedule", "adamw with a clip", "rmsprop with an average"],
 )
+@pytest.mark.slow
 def test_it_comes_to_the_same_compiled_or_not(make, monkeypatch):
     fused, compiled = after_steps(make(), 0, monkeypatch)
     plain, expected = after_steps(make(), 10**9, monkeypatch)

@@ -99,7 +99,7 @@ def test_the_models_of_the_thesis(build):
     assert assert_equal_to_brute_force(smooth(build()), size=5, batch_size=5).method == "layers"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("build", [mri, *SLOWER.values()])
 def test_slower_models(build):
     model = smooth(build())

@@ -76,7 +76,7 @@ def test_the_mean_of_a_group_is_clipped(name):
     assert assert_equal_to_brute_force(smooth(perturbed(MODELS[name]()))).method == "layers"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("build", [MODELS["group_norm"], MODELS["large_convolution"], *SLOWER.values()])
 def test_the_mean_of_a_group_is_clipped_in_other_models(build):
     assert_equal_to_brute_force(smooth(perturbed(build())))

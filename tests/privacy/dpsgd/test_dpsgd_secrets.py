@@ -26,6 +26,7 @@ def seeds_of(model):
 
 
 class TestDropout:
+    @pytest.mark.slow
     def test_whoever_makes_the_model_does_not_know_the_masks(self):
         keras.utils.set_random_seed(1)
         one, other = with_dropout(), with_dropout()
@@ -36,6 +37,7 @@ class TestDropout:
         steps[0].reseed()
         assert steps[0].method == "layers"
 
+    @pytest.mark.slow
     def test_seeded_noise_leaves_them_as_they_are(self):
         model = with_dropout()
         before = seeds_of(model)
@@ -71,6 +73,7 @@ class ByPlace(layers.Layer):
 
 
 @pytest.mark.parametrize("kind", [OverTheBatch, ByPlace])
+@pytest.mark.slow
 def test_an_example_that_depends_on_its_company_is_taken_alone(kind):
     model = perturbed(keras.Sequential([keras.Input((6,)), layers.Dense(8), kind(), layers.Dense(3, "softmax")]))
     step = dp_sgd(model, clipping_norm=0.1, microbatch_size=32)

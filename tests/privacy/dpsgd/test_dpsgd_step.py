@@ -22,6 +22,7 @@ from examples_of_dpsgd import (
     shared,
 )
 from statistics_of_noise import is_normal, std_is
+from support import mostly_slow
 
 from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd import step as steps
@@ -96,12 +97,12 @@ def sensitivity(step, x, y):
     return max(norm([a - b for a, b in zip(whole, some, strict=True)]) for some in without)
 
 
-@pytest.mark.parametrize("size", [B, 21, 3, 0])
+@pytest.mark.parametrize("size", mostly_slow([B, 21, 3, 0], [21, 0]))
 def test_noise_is_as_large_as_it_should_be_whatever_the_batch(model, size):
     assert std_is(noise_of(make(DpSgd, model, microbatch_size=3), *batch(model, size)), SIGMA * S)
 
 
-@pytest.mark.parametrize("wrong", [2 / 3, 3 / 2])
+@pytest.mark.parametrize("wrong", mostly_slow([2 / 3, 3 / 2], [2 / 3]))
 def test_the_test_of_noise_sees_too_little_and_too_much(model, wrong):
     assert not std_is(noise_of(make(DpSgd, model, noise_multiplier=wrong * SIGMA), *batch(model)), SIGMA * S)
 
@@ -115,7 +116,11 @@ def test_noise_is_normal_and_never_the_same_twice(model):
 
 
 @pytest.mark.parametrize(
-    "twin, size", [(NoisePerMicrobatch, 21), (ActualDivisor, 21), (ActualDivisor, 3), (NoNoiseWithoutExamples, 0)]
+    "twin, size",
+    mostly_slow(
+        [(NoisePerMicrobatch, 21), (ActualDivisor, 21), (ActualDivisor, 3), (NoNoiseWithoutExamples, 0)],
+        [(NoisePerMicrobatch, 21), (ActualDivisor, 3), (NoNoiseWithoutExamples, 0)],
+    ),
 )
 def test_broken_noise_is_caught(model, twin, size):
     assert not std_is(noise_of(make(twin, model, microbatch_size=3), *batch(model, size)), SIGMA * S)
@@ -200,7 +205,7 @@ def test_a_step_may_have_its_own_bound(model):
     assert step.clipping_norm == S
 
 
-@pytest.mark.parametrize("bound", [0.05, 3.0])
+@pytest.mark.parametrize("bound", mostly_slow([0.05, 3.0], [0.05]))
 def test_noise_follows_the_bound_of_its_step(model, bound):
     step, (x, y) = make(DpSgd, model), batch(model, 0)
     before = [np.array(variable, np.float64) for variable in model.trainable_variables]

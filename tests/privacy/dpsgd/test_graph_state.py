@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from examples_of_dpsgd import batch, dp_sgd, functional, norm
+from support import mostly_slow
 
 from cloister.core.errors import UnsupportedModel
 from cloister.core.model_state import is_seed
@@ -157,7 +158,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("reason", REFUSED)
+@pytest.mark.parametrize("reason", mostly_slow(REFUSED, list(REFUSED)[:2]))
 def test_it_is_refused(reason):
     with pytest.raises(UnsupportedModel, match=reason):
         dp_sgd(REFUSED[reason]())

@@ -174,7 +174,7 @@ def test_one_example_moves_the_sum_by_the_bound_at_most(name):
     assert 0 < far <= 1 and step._clipped_sums.places == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(stride() == 1, reason="no number of examples suits this processor: each is computed alone")
 @pytest.mark.parametrize("name", BREAKS)
 def test_if_its_layer_was_thought_to_be_known_it_moves_it_by_more(name, monkeypatch):
@@ -464,6 +464,7 @@ def test_a_number_for_each_example_moves_the_sum_by_the_bound_at_most(monkeypatc
 
 
 @pytest.mark.skipif(stride() == 1, reason="no number of examples suits this processor: each is computed alone")
+@pytest.mark.slow
 def test_different_examples_beside_each_other_show_that_it_is_mixed(monkeypatch):
     """Keras does so for as many examples as the call has room for, and for none of the fewer ones of other trials."""
     step, far = moved_by_a_number(monkeypatch, is_known=True)

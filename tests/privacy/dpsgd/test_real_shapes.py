@@ -120,6 +120,7 @@ def moved_by_narrow_examples(monkeypatch, is_seen):
     return step, norm([a.astype(float) - b for a, b in zip(one, other, strict=True)])
 
 
+@pytest.mark.slow
 def test_examples_narrower_than_the_input_move_the_sum_by_the_bound_at_most(monkeypatch):
     step, far = moved_by_narrow_examples(monkeypatch, is_seen=True)
     assert 0 < far <= 1 and step._clipped_sums.places == 1
@@ -150,6 +151,7 @@ def test_a_mean_of_all_examples_is_refused():
 
 
 @pytest.mark.skipif(stride() == 1, reason="no number of examples suits this processor: each is computed alone")
+@pytest.mark.long
 def test_if_its_mask_and_shapes_were_taken_for_known_one_example_would_move_the_sum_by_more(monkeypatch):
     monkeypatch.setattr(known_layers, "OPTION", object)
     monkeypatch.setattr(checks.Trial, "keeps_rows", lambda self: True)

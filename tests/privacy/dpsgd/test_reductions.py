@@ -165,7 +165,7 @@ def test_one_example_moves_the_sum_by_the_bound_at_most(name):
     assert step._clipped_sums.same_at_every_place and step._clipped_sums.places >= BATCH
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 def test_as_tensorflow_adds_up_it_moves_it_by_more_and_no_trial_shows_it(name, monkeypatch):
     monkeypatch.setattr(clipped_sums, "even_sums", nullcontext)
@@ -175,7 +175,7 @@ def test_as_tensorflow_adds_up_it_moves_it_by_more_and_no_trial_shows_it(name, m
     assert moved > 1.2 and step._clipped_sums.same_at_every_place
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 def test_where_sums_are_left_as_they_are_one_unit_is_computed_at_a_time(name, monkeypatch):
     monkeypatch.setattr(clipped_sums, "even_sums", nullcontext)

@@ -65,8 +65,9 @@ def kinds_of_operations():
         own.disable_run_metadata()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", LARGE)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=pytest.mark.long if at else pytest.mark.slow) for at, form in enumerate(LARGE)]
+)
 @pytest.mark.parametrize("rewritten", [False, True])
 def test_a_sum_of_terms_is_added_up_in_one_order(form, rewritten, monkeypatch):
     monkeypatch.setattr(clipped_sums, "FEWER", 1000)  # one graph: each takes half a minute

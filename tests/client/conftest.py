@@ -1,0 +1,3 @@
+"""Tests of nodes run small federations, and keep many ledgers."""
+
+from quick_runs import quick_runs  # noqa: F401
