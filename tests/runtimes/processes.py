@@ -246,7 +246,7 @@ def _ports_of_a_block() -> Iterator[int]:
 def _short_waits() -> dict[str, str]:
     """Flower's one setting of a wait, and the file that changes others."""
     paths = [str(DEADLINES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(paths), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+    return {"PYTHONPATH": os.pathsep.join(paths), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 
 
 def flower_line(settings: Mapping[str, Setting]) -> str:

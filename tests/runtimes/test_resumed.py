@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from processes import CONNECTION, WARM_NODE, Processes, Setting
 
+from cloister.local.simulation import simulate
+
 pytestmark = pytest.mark.runtimes
 
 SECONDS = 240
@@ -33,7 +35,7 @@ def lines(directory: Path) -> list[int]:
 
 
 def test_a_run_whose_server_app_or_executor_is_killed_goes_on_without_a_hand(tmp_path: Path) -> None:
-    """Once each, and it is the same run to Flower; then one that nobody disturbs, which ends with the same model."""
+    """Once each, and it is the same run to Flower. A simulation, which nothing disturbs, ends with the same model."""
     disturbed, whole = tmp_path / "disturbed", tmp_path / "whole"
     with Processes(tmp_path / "processes", shortened=True) as processes:
         processes.superlink("--isolation", "process")
@@ -53,7 +55,7 @@ def test_a_run_whose_server_app_or_executor_is_killed_goes_on_without_a_hand(tmp
         processes.wait(lambda: not processes.pids("serverapp.py"), SECONDS, "end of the server app")
         told = processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
         assert [found["status"] for found in told] == ["finished:completed"]
-        processes.flwr_run(SETTINGS | {"output-dir": str(tmp_path), "run-name": "whole"}, seconds=SECONDS)
+    simulate(SETTINGS | {"output-dir": str(tmp_path), "run-name": "whole"}, clients=2)
     assert lines(disturbed) == lines(whole) == [0, 1, 2, 3, 4]
     assert len(json.loads((disturbed / "config.json").read_text())["resumed-after"]) == 2
     with np.load(disturbed / "model.npz") as one, np.load(whole / "model.npz") as other:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from processes import Processes, Setting
 from sklearn.datasets import load_digits
 
-CLIENTS = 3  # of two, the sum would not depend on their order
+CLIENTS = 3  # the sum of two would not depend on their order
+SITES = 2
 PATIENCE = 400
-"""Seconds a runtime may take. In the deployment each message imports TensorFlow."""
+"""Seconds a runtime may take. In the deployment some messages import TensorFlow."""
 SETTINGS: dict[str, Setting] = {
     "num-rounds": 2,
     "seed": 7,
@@ -40,17 +41,11 @@ def simulation(processes: Processes, settings: dict[str, Setting]) -> None:
 
 
 def deployment(processes: Processes, settings: dict[str, Setting]) -> None:
+    """One node starts a client for each message; the clients of the others are warm."""
     processes.superlink()
-    processes.supernodes([{"partition-id": number, "num-partitions": CLIENTS} for number in range(CLIENTS)])
-    processes.flwr_run(settings, seconds=PATIENCE)
-
-
-def warm_deployment(processes: Processes, settings: dict[str, Setting]) -> None:
-    processes.superlink()
-    nodes: list[Mapping[str, Setting]] = [
-        {"partition-id": number, "num-partitions": CLIENTS} for number in range(CLIENTS)
-    ]
-    processes.supernodes(nodes, "cloister", "warm-node")
+    nodes: list[dict[str, Setting]] = [{"partition-id": number, "num-partitions": CLIENTS} for number in range(CLIENTS)]
+    processes.supernodes(nodes[:1])
+    processes.supernodes(nodes[1:], "cloister", "warm-node", first=1)
     processes.flwr_run(settings, seconds=PATIENCE)
 
 
@@ -78,7 +73,7 @@ def test_the_final_model_is_the_same_in_every_runtime(tmp_path: Path) -> None:
     and that is the same for all processes of one machine.
     """
     wanted = final_model(in_process, tmp_path)
-    for runtime in (simulation, deployment, warm_deployment):
+    for runtime in (simulation, deployment):
         found = final_model(runtime, tmp_path)
         assert found.keys() == wanted.keys()
         for name, array in wanted.items():
@@ -88,7 +83,7 @@ def test_the_final_model_is_the_same_in_every_runtime(tmp_path: Path) -> None:
 @pytest.mark.runtimes
 def test_nodes_train_on_files_of_their_own(tmp_path: Path) -> None:
     paths = write_sites(tmp_path)
-    settings = SETTINGS | {"num-rounds": 1, "task.model": "softmax"}
+    settings = SETTINGS | {"num-rounds": 1, "task.model": "softmax", "strategy.min-nodes": SITES}
     with Processes(tmp_path / "deployment", shortened=True) as processes:
         processes.superlink()
         processes.supernodes([{"data-path": str(path)} for path in paths])
@@ -96,14 +91,14 @@ def test_nodes_train_on_files_of_their_own(tmp_path: Path) -> None:
         first, last = (json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
         bundle = json.loads((tmp_path / "run" / "config.json").read_text())["bundle-sha256"]
         assert len(bundle) == 64 and bundle in (tmp_path / "run" / "report.html").read_text()
-    assert (last["round"], last["measured"]["accepted"], last["measured"]["rejected"]) == (1, CLIENTS, [])
+    assert (last["round"], last["measured"]["accepted"], last["measured"]["rejected"]) == (1, SITES, [])
     assert last["central"]["accuracy"] > first["central"]["accuracy"] + 0.3
 
 
 def write_sites(folder: Path) -> list[Path]:
-    """A file for each site, with its own quarter of the digits."""
+    """A file for each site, with its own part of the digits."""
     pixels, labels = load_digits(return_X_y=True)
-    paths = [folder / f"site-{number}.npz" for number in range(CLIENTS)]
+    paths = [folder / f"site-{number}.npz" for number in range(SITES)]
     for number, path in enumerate(paths):
-        np.savez(path, x=(pixels[number::CLIENTS] / 16).astype(np.float32), y=labels[number::CLIENTS])
+        np.savez(path, x=(pixels[number::SITES] / 16).astype(np.float32), y=labels[number::SITES])
     return paths
