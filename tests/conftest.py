@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from cloister.server import run
 
 FAST = "not slow and not runtimes and not docker and not long"
-MINUTES = 4
+MINUTES = 8
 """That the tests which are `FAST` take at most, on two idle cores."""
 
 

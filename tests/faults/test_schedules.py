@@ -21,7 +21,7 @@ from cloister.server.progress import Progress
 from cloister.server.reports import rundir
 from cloister.server.stragglers import PatientGrid
 
-FEW, MANY, ALL, PART = range(16, 24), range(2_000), range(10_000), 500
+FEW, MANY, ALL, PART = range(16, 24), range(1_000), range(10_000), 250
 
 
 @pytest.fixture(autouse=True)

@@ -238,6 +238,11 @@ class TestSentences:
         assert first.guaranteed and first.about == "the clients' mechanism" and not second.guaranteed
 
 
+def test_without_a_guarantee_the_console_says_why():
+    lines = render(stated(mechanism="metric", reasons=("its noise is seeded", "it follows private data")))
+    assert lines[1:3] == ["  not a guarantee: its noise is seeded", "  not a guarantee: it follows private data"]
+
+
 @pytest.mark.parametrize(
     "statement",
     [

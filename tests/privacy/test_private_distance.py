@@ -67,13 +67,17 @@ def moved(points, layout, distance, move):
 
 
 def starts(widths, clients, seed):
-    """Cohorts at random, all equal but one, and half against half."""
+    """Cohorts at random, collinear, in one array alone, sparse, all equal but one, and half against half."""
     rng = np.random.default_rng(seed)
     size = sum(widths)
     line = rng.standard_normal(size)
+    first = np.arange(size) < widths[0]
     signs = np.where(np.arange(clients) % 2, 1.0, -1.0)[:, None]
     return [
         rng.standard_normal((clients, size)),
+        rng.standard_normal((clients, 1)) * line,
+        rng.standard_normal((clients, size)) * first,
+        rng.standard_normal((clients, size)) * (rng.random((clients, size)) < 0.3),
         np.concatenate([np.tile(line, (clients - 1, 1)), rng.standard_normal((1, size))]),
         signs * line,
     ]
@@ -86,7 +90,7 @@ def farthest(name, widths, move):
     # A mean over pairs moves furthest where there is one alone.
     clients = (3 if move == "add-or-remove" else 4) - distance.averaged
     seeds = starts(widths, clients, len(widths))
-    return climb(lambda points: moved(points, layout, distance, move), seeds, steps=200, seed=1)
+    return climb(lambda points: moved(points, layout, distance, move), seeds, steps=400, seed=1)
 
 
 FOUR = (1, 2, 1, 1)

@@ -243,8 +243,13 @@ def differing(step, scale):
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("activation", ["softplus", tf.sin, "tanh", "relu"])
+@pytest.mark.parametrize(
+    "activation",
+    [
+        pytest.param("softplus", marks=pytest.mark.slow),
+        *(pytest.param(each, marks=pytest.mark.long) for each in (tf.sin, "tanh", "relu")),
+    ],
+)
 def test_an_example_is_the_same_to_the_last_bit_at_every_place_of_every_graph(activation, monkeypatch):
     monkeypatch.setattr(clipped_sums, "FEWER", BETWEEN)
     step = dp_sgd(strided(activation, layers.MaxPooling2D(1)), batch_size=PLACES)
