@@ -37,7 +37,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(tests|cloister|docs|benchmarks|experiments|docker)/[\w/.-]+")
 MODULE = re.compile(r"cloister(\.\w+){2,}")
 PLACED = re.compile(r"\[`(\w+(?:\.\w+)?)`\]\(\.\./([\w/]+\.py)\)")
-"""How the tour names a function, a class or a constant: a link to its file."""
+"""A function, a class or a constant that the tour names: a link to its file."""
 
 
 def short(page):

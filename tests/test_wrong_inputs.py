@@ -594,7 +594,7 @@ def test_so_is_one_in_a_package_of_ones_own(mistake, folder, monkeypatch, plugin
 
 
 def assert_told(mistake: Wrong, files: Mapping[str, Content], folder: Path) -> None:
-    """That a command says what is wrong with these files, and leaves everything as it was."""
+    """Check that a command says what is wrong with these files, and leaves everything as it was."""
     lay_out(files, folder)
     importlib.invalidate_caches()
     before = contents(folder.parent)

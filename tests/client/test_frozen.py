@@ -70,7 +70,7 @@ def settings_of(base, **changes):
 
 @cache
 def sent():
-    """What a server sends first: the head, and the digest of the backbone."""
+    """Return what a server sends first: the head, and the digest of the backbone."""
     model = backbone()
     model.initialise(1)
     return model.arrays(), told_of(model)[FROZEN]

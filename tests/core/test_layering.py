@@ -1,4 +1,4 @@
-"""What the contracts on imports cannot see, which names the world may rely on, and what Flower ships to a node."""
+"""Imports that the contracts cannot see, names that users may rely on, and files that Flower ships to a node."""
 
 import ast
 import importlib

@@ -56,7 +56,7 @@ FLOOR = 1e-14
 LOSS_ROUNDING = 1e-6
 """Relative slack for loss distributions, which stand for curves by points 1e-4 apart."""
 LONG_STEP = 1e-3
-"""Of a loss distribution: a tenth of the work, for tests that compare figures of the same step."""
+"""Step of a loss distribution: a tenth of the work, for tests that compare figures of the same step."""
 FEW = tuple(order for order in COARSE if order < 80)
 """Rényi orders: a tenth of the work, where fewer orders, and so a larger ε, show the same."""
 

@@ -37,7 +37,7 @@ def parsed(monkeypatch):
 
 @pytest.fixture(scope="module")
 def app(flower_of_the_module, tmp_path_factory):
-    """Of one SuperLink for all of these: a request that is refused changes nothing."""
+    """Share one SuperLink between these tests: a refused request changes nothing."""
     config = configuration(tmp_path_factory.mktemp("superlink") / "state.db")
     return closed_app(replace(config, authn_plugin=OperatorsOnly((digest_of("token"),))))
 

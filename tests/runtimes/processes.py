@@ -130,7 +130,7 @@ class Processes:
         return [pid for pid, line in self.command_lines().items() if any(Path(word).name == program for word in line)]
 
     def command_lines(self) -> dict[int, list[str]]:
-        """What all users of the machine see of each living process of this object."""
+        """Return the arguments of each living process of this object, as every user of the machine sees them."""
         found = {}
         for pid in _marked(self.mark):
             with suppress(OSError):

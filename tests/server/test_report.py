@@ -37,7 +37,7 @@ from cloister.server.reports.html.statements import LONGEST, Statements
 ROOT = Path(__file__).parents[2]
 HOSTILE = "</title></svg></style><script>alert(1)</script><img src=x onerror=y>&quot;\"' $x$ #010101 \x00\u202e\ud800"
 NO_CURVES = [{"round": 0}]
-"""Of a run, so that its page has no figure but the confusion matrix."""
+"""Rounds of a run whose page has one figure, the confusion matrix."""
 REJECTED = {"node_id": 12345678901, "code": "non-finite", "detail": "kernel holds NaN"}
 
 

@@ -1,4 +1,4 @@
-"""A run in MLflow: what is told, what is not, and what happens without one.
+"""A run in MLflow: what leaves, what does not, and what happens without MLflow.
 
 Importing MLflow and making a store in a file take ten seconds: fast tests have a client in its place.
 """
