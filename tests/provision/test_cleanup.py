@@ -134,6 +134,12 @@ class TestExpired:
         assert kept(link) == 0
         assert link.state.num_message_ins() == 1 and link.state.num_message_res() == 0
 
+    def test_the_message_that_is_asked_for_is_left_to_flower_without_its_parts(self, link, nodes):
+        message = link.send(nodes[0])
+        expire(link, message)
+        delete_expired(link.state, link.run, [message.object_id])
+        assert kept(link) == 0 and link.state.num_message_ins() == 1
+
     def test_what_the_app_is_reading_stays(self, link, nodes):
         message = link.send(nodes[0])
         nodes[0].fetch()
