@@ -168,6 +168,10 @@ class TestGaussian:
         assert math.isclose(with_choice["add-or-remove"], without["add-or-remove"] + 2.5)
         assert math.isclose(with_choice["replace-one"], without["replace-one"] + 5)
 
+    def test_an_epsilon_is_shown_at_its_own_delta(self):
+        lines = [line for line in render_clients(claim_of_gaussian(target_delta=2e-6)) if "ε = " in line]
+        assert len(lines) == 2 and all(" at δ = 2e-06 for everything" in line for line in lines)
+
 
 @pytest.mark.parametrize("claim", [lambda **more: claim_of_laplace(radius=1.0, **more), claim_of_gaussian])
 class TestBoth:
