@@ -10,7 +10,7 @@ from cloister.client.training.dp_sgd_trainer import PrivateTrainer
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd.clipped_sums import LossWeights
+from cloister.privacy.dpsgd.losses import LossWeights
 from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, Batching, largest_microbatch
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -67,10 +67,7 @@ class PrivateKerasTrainer(PrivateTrainer):
         for variable, value in zip(self._optimizer.variables, self._initial, strict=True):
             variable.assign(value)
         self._dp_sgd.noise = noise
-        if noise.seeded:
-            self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
-        else:
-            self._dp_sgd.reseed()
+        self._dp_sgd.reseed(plan.seed if noise.seeded else None)
 
     def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
         self._optimizer.learning_rate = rate

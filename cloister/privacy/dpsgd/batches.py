@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from cloister.core import check
 from cloister.core.errors import ConfigError
@@ -135,6 +135,38 @@ class Members:
         column = np.arange(cap)
         mask = column < self._sizes[piece, None]
         return self._order[self._starts[piece, None] + np.where(mask, column, 0)], mask
+
+
+def _cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
+    """The rows in a type, with floats cut to the limits of unsigned or narrow integers, and NaN as 0.
+
+    NumPy's own cast of such numbers depends on where they stand, and so on who else is there. To refuse them would tell
+    about a row that decided about the type of a file.
+    """
+    rows, target = np.asarray(rows), np.dtype(dtype)
+    if rows.dtype.kind == "f" and target.kind in "iu" and (target.itemsize < 4 or target == np.uint32):
+        limits = np.iinfo(target)
+        rows = np.clip(np.nan_to_num(rows.astype(np.float64)), limits.min, limits.max)
+    return rows.astype(target, copy=False)
+
+
+def filled(rows: NDArray, size: int, dtype: DTypeLike) -> NDArray:
+    """Return the rows, with the first one again behind them up to `size`.
+
+    An example of zeros, which no one has, could raise an exception that none of the others does: whether a place is
+    empty would decide about all.
+
+    Args:
+        rows: one or more.
+        size: at least as many.
+        dtype: of the result.
+    """
+    rows = _cast(rows, dtype)
+    if len(rows) == size:
+        return rows
+    filled = np.empty((size, *rows.shape[1:]), rows.dtype)
+    filled[: len(rows)], filled[len(rows) :] = rows, rows[0]
+    return filled
 
 
 def _uniform(seed: int | None) -> Callable[[int], NDArray[np.uint64]]:

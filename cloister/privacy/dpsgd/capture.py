@@ -37,10 +37,14 @@ class Call:
     deltas: list[Tensor] = field(default_factory=list)
 
     @property
+    def first_input(self) -> Tensor:
+        """What the layer was called with first."""
+        return self.args[0] if self.args else self.kwargs["inputs"]
+
+    @property
     def pair(self) -> tuple[Tensor, Tensor]:
         """The one input and the one delta of a layer that has a fast path, of one dtype."""
-        inputs = self.args[0] if self.args else self.kwargs["inputs"]
-        return tf.cast(inputs, self.deltas[0].dtype), self.deltas[0]
+        return tf.cast(self.first_input, self.deltas[0].dtype), self.deltas[0]
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,44 @@
-"""Whether a model has per-example gradients that can be vouched for, and how they are to be computed.
+"""Whether a model can be trained with DP-SGD, and how its units' gradients are to be computed.
 
-What is known not to have them is refused by name (`refusals`). Everything else is tried on made-up examples (`trials`):
-an example's gradient must not change with the other examples, and norms and sums must agree with TensorFlow's own
-gradients of one example at a time. A model with a layer or loss that is not known to keep examples apart
-(`known_layers`) is computed one unit at a time. Its layers are tried by themselves besides: where one mixes examples,
-the model would be trained as another one.
+A few kinds of layers are refused by name, for their remedy (`refusals`). A model whose graph provably takes several
+examples together is refused (`isolation`). A model that cannot be looked at layer by layer is computed unit by unit.
 """
 
-from collections.abc import Callable
-from functools import partial
+import re
+
+import keras
+import tensorflow as tf
 
 from cloister.core.errors import UnsupportedModel
-from cloister.core.tensors import Network
-from cloister.privacy.dpsgd.draws import draws_otherwise, seeds_of
+from cloister.core.model_state import is_seed
+from cloister.core.tensors import Network, Tensor
+from cloister.privacy.dpsgd.capture import NotCapturable
+from cloister.privacy.dpsgd.draws import seeded, seeds_of
 from cloister.privacy.dpsgd.gradients import Gradients
-from cloister.privacy.dpsgd.known_layers import keeps_examples_apart
+from cloister.privacy.dpsgd.graph_state import refuse_state
+from cloister.privacy.dpsgd.isolation import Mixes, Unproved, prove
+from cloister.privacy.dpsgd.losses import Loss, losses_of
 from cloister.privacy.dpsgd.probe import Probe, check_probe
-from cloister.privacy.dpsgd.refusals import refuse_by_name, refusing_what_cannot_be_tried
+from cloister.privacy.dpsgd.reductions import chained_sums
+from cloister.privacy.dpsgd.refusals import LEARNT, refuse_by_name, refusing_what_cannot_be_computed
 from cloister.privacy.dpsgd.row_by_row import row_by_row
-from cloister.privacy.dpsgd.trials import ModelTrials, Trial
-from cloister.privacy.dpsgd.vectorised import Loss
+
+CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+MATRICES = (keras.layers.Dense, keras.layers.Embedding)
+LARGE = 1 << 16
+"""Weights of matrices from which on rows are faster than turns for a network with convolutions, measured."""
+UNITS = 11
+"""Examples in a trace: a number that other axes of a model rarely have."""
+PENALTY = (
+    "a layer adds a loss of its own (add_loss or a regularizer), which is not an example's; add it to the loss "
+    "function, or use weight_decay of the optimizer"
+)
 
 
-def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
-    """The fastest way to this model's per-example gradients that is right.
+def checked(model: Network, loss: Loss, probe: Probe) -> Gradients | None:
+    """Return the model's gradients layer by layer; None: they are to be computed one unit in turn.
+
+    Nothing is computed of the probe: its shapes and types are what counts.
 
     Args:
         model: built, of one input and one output.
@@ -31,47 +46,94 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
         probe: x and y of a few made-up examples.
 
     Raises:
-        UnsupportedModel: it has none, with the reason and what to use in its place.
+        UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and what to use in its place.
         ConfigError: the probe has another number of examples, or the loss does not give a number for each.
     """
     check_probe(probe)
     refuse_by_name(model)
-    with refusing_what_cannot_be_tried():
-        trials = ModelTrials(model, loss, probe)
-        apart = keeps_examples_apart(model, loss, probe[1].ndim) and trials.first.keeps_rows()
-        if not apart:
-            trials.refuse_coupled_layers()
-        trials.refuse_coupling()
-        make = partial(Gradients, model, loss, one_at_a_time=not apart)
-        # A layer that is not known could write the states that others draw from.
-        may_write = not apart and bool(seeds_of(model))
-        alone = (
-            may_write
-            or draws_otherwise(model)
-            or trials.first.shares_draws()
-            or not trials.passes(Trial.is_batch_independent)
-        )
-        by_layer = None if alone else _by_layer(make, trials)
-        if by_layer is None:
-            return _as_a_whole(make, trials)
-        # Tried beside the other, which computes the larger microbatches.
-        by_row = _by_layer(make, trials, by_row=True) if apart and row_by_row(model) else None
-        return by_row or by_layer
+    with refusing_what_cannot_be_computed():
+        _refuse_mixed_losses(model, loss, probe)
+        if _is_faster_in_turn(model):
+            return None
+        try:
+            gradients = Gradients(model, loss, by_row=row_by_row(model) is not None)
+        except NotCapturable:
+            return None
+        return gradients if _reach_all(gradients, probe) else None
 
 
-def _by_layer(make: Callable[..., Gradients], trials: ModelTrials, by_row: bool = False) -> Gradients | None:
-    """The gradients layer by layer if they are right; None if they are not."""
+def _is_faster_in_turn(model: Network) -> bool:
+    """Return whether units are cheap one by one: an example keeps the processor busy, and its gradient is small.
+
+    In turn a unit's gradient is made as a whole. That is little beside convolutions, and much for a large dense layer.
+    """
+    leaves = [layer for layer in model._flatten_layers() if layer.trainable_variables and not list(layer._layers)]
+    large = sum(layer.count_params() for layer in leaves if isinstance(layer, MATRICES))
+    return large < LARGE and any(isinstance(layer, CONVOLUTIONS) for layer in leaves)
+
+
+def _refuse_mixed_losses(model: Network, loss: Loss, probe: Probe) -> None:
+    """Refuse a model whose losses provably depend on several examples, or that changes its state.
+
+    Raises:
+        UnsupportedModel: names the layer, and what to use in its place.
+    """
+    scopes: list[keras.StatelessScope] = []
+
+    def losses(x: Tensor, y: Tensor, seeds: Tensor) -> Tensor:
+        with keras.StatelessScope(seeded(model, seeds), collect_losses=True) as scope, chained_sums():
+            scopes.append(scope)
+            return losses_of(model, loss, x, y)
+
+    specs = _specs(probe)
+    specs.append(tf.TensorSpec([len(seeds_of(model)), 2], tf.int64))
+    graph = tf.function(losses, autograph=False).get_concrete_function(*specs).graph
+    _refuse_changes(model, scopes[-1])
+    refuse_state(graph, model)
     try:
-        gradients = make(by_layer=True, by_row=by_row)
-        return gradients if trials.passes(lambda trial: trial.agrees_by_layer(gradients)) else None
-    except UnsupportedModel:
-        raise
-    except Exception:  # a layer that cannot be vectorised alone, for one
-        return None
+        prove(graph, UNITS, graph.inputs[:2], graph.outputs)
+    except Mixes as found:
+        _refuse_mixing(model, found)
+    except Unproved:
+        pass  # whatever it is, units in turn do not meet
 
 
-def _as_a_whole(make: Callable[..., Gradients], trials: ModelTrials) -> Gradients:
-    gradients = make(by_layer=False)
-    if not trials.passes(lambda trial: trial.agrees_as_a_whole(gradients)):
-        raise UnsupportedModel("vectorised gradients of this model differ from those of one example at a time")
-    return gradients
+def _refuse_mixing(model: Network, found: Mixes) -> None:
+    """Refuse a model of which an operation takes several examples together.
+
+    Raises:
+        UnsupportedModel: names the layer, if the operation is a layer's.
+    """
+    # TensorFlow numbers the scopes of a layer that is called more than once.
+    names = {part for scope in found.operation.split("/") for part in (scope, re.sub(r"_\d+$", "", scope))}
+    layer = next((each for each in model._flatten_layers(include_self=False) if each.name in names), None)
+    place = f"layer {layer.name!r} ({type(layer).__name__})" if layer else "the model or its loss"
+    raise UnsupportedModel(
+        f"{place} takes the examples of a batch together ({found.kind}: {found.reason}), so that none has a gradient "
+        "of its own; use a layer that works on each example alone, as GroupNormalization does for BatchNormalization"
+    )
+
+
+def _refuse_changes(model: Network, scope: keras.StatelessScope) -> None:
+    if model.losses or scope.losses:
+        raise UnsupportedModel(PENALTY)
+    state = [variable for variable in model.non_trainable_variables if not is_seed(variable)]
+    changed = [variable.path for variable in state if scope.get_current_value(variable) is not None]
+    if changed:
+        raise UnsupportedModel(f"{changed[0]} changes {LEARNT}")
+
+
+def _reach_all(gradients: Gradients, probe: Probe) -> bool:
+    """Return whether a trace of the model shows no way from weights to losses past their layers."""
+    found: list[bool] = []
+
+    def trace(x: Tensor, y: Tensor) -> None:
+        found.append(gradients.reach_all(x, y))
+
+    tf.function(trace, autograph=False).get_concrete_function(*_specs(probe))
+    return found[0]
+
+
+def _specs(probe: Probe) -> list[tf.TensorSpec]:
+    """Return what a trace of `UNITS` examples takes."""
+    return [tf.TensorSpec([UNITS, *array.shape[1:]], array.dtype) for array in probe]

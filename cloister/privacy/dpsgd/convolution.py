@@ -3,17 +3,18 @@
 An example's kernel gradient costs as many multiplications as its share of the ordinary one; what differs is how well a
 processor is used. With T positions of the output, k×k taps, c channels in and o out:
 
-    gram   products of patches, where T is so small beside k²·c·o that the kernel gradient itself is the larger thing
-    rows   a product of matrices per row of taps: few channels in
-    loop   the ordinary gradient of one example after another: large images, few examples
-    shift  a product of matrices per tap: all else
+    gram     products of patches, where T is so small beside k²·c·o that the kernel gradient itself is the larger thing
+    one-hot  patches by a convolution with a kernel of ones and zeros: few channels and few taps
+    loop     the ordinary gradient of one example after another: large images, few examples
+    gather   patches by one gather of positions, and one product of matrices an example: all else
 
-`tf.image.extract_patches` takes longer than any of them; so does compiling with XLA.
+`tf.image.extract_patches` takes longer than any of them; so does a product of matrices for each tap.
 """
 
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from cloister.core.tensors import Layer, Tensor
@@ -23,10 +24,12 @@ from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, added_up, rows_tim
 
 LARGE_OUTPUT = 700
 """Positions from which one example keeps both cores busy."""
-FEW_CHANNELS = 4
+FEW_CHANNELS = 3
+FEW_INPUTS = 100
+"""Taps times channels up to which a convolution makes patches faster than a gather does."""
 MANY_EXAMPLES = 64
 """Copies of an operation in the graph above which it takes too long to compile."""
-KERNELS = ("gram", "rows", "loop", "shift")
+KERNELS = ("gram", "one-hot", "loop", "gather")
 
 
 def convolution(captured: CapturedLayer, calls: Sequence[Call], rows: Rows) -> Part:
@@ -44,7 +47,7 @@ def convolution(captured: CapturedLayer, calls: Sequence[Call], rows: Rows) -> P
     if names == ["gram"]:
         return Gram(layer, *pairs[0], rows)
     # Several calls add up as gradients, which the Gram form never makes.
-    names = ["shift" if name == "gram" else name for name in names]
+    names = ["gather" if name == "gram" else name for name in names]
     return held(layer, [(name, *pair) for name, pair in zip(names, pairs, strict=True)], rows)
 
 
@@ -64,9 +67,10 @@ def choose(layer: Layer, inputs: Sequence[int], deltas: Sequence[int], each: int
         return "gram"
     # The ordinary gradient of a dilated convolution does not run on every processor.
     can_loop = batch <= MANY_EXAMPLES and max(layer.dilation_rate) == 1
-    if channels <= FEW_CHANNELS and (positions < 4 * LARGE_OUTPUT or not can_loop):
-        return "rows"
-    return "loop" if can_loop and positions >= LARGE_OUTPUT else "shift"
+    is_small = channels <= FEW_CHANNELS and taps * channels <= FEW_INPUTS and max(layer.dilation_rate) == 1
+    if is_small and (positions < 4 * LARGE_OUTPUT or not can_loop):
+        return "one-hot"
+    return "loop" if can_loop and positions >= LARGE_OUTPUT else "gather"
 
 
 def held(layer: Layer, named: Sequence[tuple[str, Tensor, Tensor]], rows: Rows) -> Part:
@@ -77,7 +81,7 @@ def held(layer: Layer, named: Sequence[tuple[str, Tensor, Tensor]], rows: Rows) 
         named: for each call the name of a form, its inputs and its deltas.
         rows: of the units.
     """
-    forms = {"rows": _by_rows, "loop": _one_after_another, "shift": _by_taps}
+    forms = {"one-hot": _by_one_hot, "loop": _one_after_another, "gather": _by_gather}
     kernels = tf.add_n([forms[name](layer, inputs, deltas) for name, inputs, deltas in named])
     gradients = [kernels]
     if layer.use_bias:
@@ -145,24 +149,34 @@ def _one_after_another(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:
     return tf.stack(gradients)
 
 
-def _by_taps(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:
-    """Shape (B, k, k, c, o): for each tap, the product of the inputs that it meets with the deltas."""
-    padded, flat = _padded(layer, inputs, deltas), _positions(deltas)
-    products = [
-        tf.matmul(_positions(_tap(layer, padded, deltas, u, v)), flat, transpose_a=True) for u, v in _taps(layer)
-    ]
-    return tf.reshape(tf.stack(products, axis=1), _kernels_shape(layer, inputs, deltas))
+def _by_gather(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:
+    """Shape (B, k, k, c, o): the patches that one gather of positions makes, times the deltas."""
+    padded = _padded(layer, inputs, deltas)
+    height, width, channels = padded.shape[1:]
+    down, across = (
+        np.arange(out)[:, None] * stride + np.arange(taps) * dilation
+        for out, stride, taps, dilation in zip(
+            deltas.shape[1:3], layer.strides, layer.kernel_size, layer.dilation_rate, strict=True
+        )
+    )
+    places = down[:, None, :, None] * width + across[None, :, None, :]
+    places = places.reshape(len(down) * len(across), -1).astype(np.int32)
+    pixels = tf.reshape(padded, [padded.shape[0], height * width, channels])
+    return _of_patches(layer, tf.gather(pixels, tf.constant(places), axis=1), inputs, deltas)
 
 
-def _by_rows(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:
-    """Shape (B, k, k, c, o): for each row of taps, the product of all that its taps meet with the deltas."""
-    padded, flat = _padded(layer, inputs, deltas), _positions(deltas)
-    rows, columns = layer.kernel_size
-    products = []
-    for u in range(rows):
-        met = tf.concat([_positions(_tap(layer, padded, deltas, u, v)) for v in range(columns)], axis=2)
-        products.append(tf.matmul(met, flat, transpose_a=True))
-    return tf.reshape(tf.stack(products, axis=1), _kernels_shape(layer, inputs, deltas))
+def _by_one_hot(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:
+    """Shape (B, k, k, c, o): the patches that a convolution with ones and zeros makes, times the deltas."""
+    numbers = math.prod(layer.kernel_size) * inputs.shape[3]
+    kernel = tf.reshape(tf.eye(numbers, dtype=inputs.dtype), [*layer.kernel_size, inputs.shape[3], numbers])
+    patches = tf.nn.conv2d(inputs, kernel, layer.strides, layer.padding.upper(), dilations=layer.dilation_rate)
+    return _of_patches(layer, patches, inputs, deltas)
+
+
+def _of_patches(layer: Layer, patches: Tensor, inputs: Tensor, deltas: Tensor) -> Tensor:
+    flat = _positions(deltas)
+    patches = tf.reshape(patches, [inputs.shape[0], flat.shape[1], -1])
+    return tf.reshape(tf.matmul(patches, flat, transpose_a=True), _kernels_shape(layer, inputs, deltas))
 
 
 def _padded(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:

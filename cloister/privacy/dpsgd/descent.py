@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from cloister.core.tensors import Compiled, Optimizer, Tensor, Variable
+from cloister.privacy.dpsgd.graphs import is_known_to_xla
 
 WORTH_COMPILING = 1 << 18
 """Numbers of a model below which a step gains less than a third of a millisecond, and compiling takes 0.3 s."""
@@ -33,15 +34,6 @@ def descent(optimizer: Optimizer, variables: Sequence[Variable]) -> Compiled:
 
     if sum(math.prod(variable.shape) for variable in variables) >= WORTH_COMPILING:
         fused = tf.function(apply, autograph=False, jit_compile=True)
-        if _is_known_to_xla(fused, variables):
+        if is_known_to_xla(fused, [tf.TensorSpec(each.shape, each.dtype) for each in variables]):
             return fused
     return tf.function(apply, autograph=False)
-
-
-def _is_known_to_xla(function: Compiled, variables: Sequence[Variable]) -> bool:
-    """Whether XLA can compile a function of gradients: nothing is computed to find out."""
-    try:
-        function.experimental_get_compiler_ir(*[tf.TensorSpec(each.shape, each.dtype) for each in variables])()
-    except Exception:  # XLA says what it lacks, and TensorFlow that it has no XLA, in exceptions of many kinds
-        return False
-    return True

@@ -1,9 +1,14 @@
 """Which of a model's layers draw random numbers, such as the masks of dropout, and from what."""
 
-from collections.abc import Callable, Iterator
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
 
 from cloister.core.model_state import is_seed
 from cloister.core.tensors import Layer, Network, Tensor, Variable
@@ -40,14 +45,38 @@ def _draws_by_example(layer: Layer) -> bool:
     return type(layer) in RANDOM_BY_EXAMPLE and (shape is None or tuple(shape)[:1] == (None,))
 
 
-def draws_otherwise(model: Network) -> bool:
-    """Whether anything but `drawing_layers` draws random numbers.
+def seeded(model: Network, seeds: Tensor) -> list[tuple[Variable, Tensor]]:
+    """Return what a `keras.StatelessScope` needs for random layers to draw from these seeds.
 
-    Such a layer may mix examples for some random numbers and not for those of a trial. So such a model is vectorised
-    as a whole, each example a batch of its own.
+    Args:
+        model: whose layers draw.
+        seeds: shape (random layers, 2), whole numbers.
     """
-    states = {id(variable) for layer in drawing_layers(model) for variable in layer.variables}
-    return any(id(variable) not in states for variable in seeds_of(model))
+    return [(state, tf.cast(seeds[number], state.dtype)) for number, state in enumerate(seeds_of(model))]
+
+
+class Seeds:
+    """Where random layers' seeds come from: the operating system, or a number for tests.
+
+    Masks of dropout are as secret as the noise. A mask belongs to a unit's place: one unit more shifts those of all
+    behind it. As long as masks are independent and secret, their laws are the same.
+
+    Args:
+        seed: None: the operating system's entropy.
+    """
+
+    def __init__(self, seed: int | Sequence[int] | None = None) -> None:
+        self._rng = None if seed is None else np.random.default_rng(seed)
+
+    def __call__(self, *shape: int) -> NDArray[np.int64]:
+        """Return fresh seeds, shape (*shape, 2).
+
+        Args:
+            shape: of what needs a seed each.
+        """
+        count = 2 * math.prod(shape)
+        words = os.urandom(4 * count) if self._rng is None else self._rng.bytes(4 * count)
+        return (np.frombuffer(words, np.uint32) >> 1).astype(np.int64).reshape(*shape, 2)
 
 
 @contextmanager

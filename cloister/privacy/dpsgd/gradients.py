@@ -1,22 +1,32 @@
 """The clipped sum of a microbatch's per-unit gradients, as one computation of fixed shape."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import keras
 import tensorflow as tf
 
-from cloister.core.errors import ConfigError
-from cloister.core.tensors import Network, Tensor, Variable
-from cloister.privacy.dpsgd import vectorised
-from cloister.privacy.dpsgd.capture import Call, CapturedLayer, captured_layers, is_plain_dense, record
+from cloister.core.tensors import Layer, Network, Tensor, Variable
+from cloister.privacy.dpsgd.capture import (
+    Call,
+    CapturedLayer,
+    NotCapturable,
+    captured_layers,
+    is_plain_convolution,
+    is_plain_dense,
+    leaks,
+    record,
+)
 from cloister.privacy.dpsgd.convolution import MANY_EXAMPLES, convolution
 from cloister.privacy.dpsgd.dense import dense
+from cloister.privacy.dpsgd.embedding import Embedded, is_plain_embedding
+from cloister.privacy.dpsgd.losses import Loss, checked_losses, losses_of
+from cloister.privacy.dpsgd.normalization import is_plain_normalization, normalization
 from cloister.privacy.dpsgd.parts import Part, Rows, fingerprints
 from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR
 from cloister.privacy.dpsgd.row_by_row import RowByRow, row_by_row
 from cloister.privacy.dpsgd.trial_calls import CallMode, shared_draws, with_random_deltas
-from cloister.privacy.dpsgd.vectorised import Loss
 
 ROOT = 1 + 2.0**-40
 """Makes up for roundings of a root, and of the sum of a few squares under it, in double precision."""
@@ -44,29 +54,32 @@ class Clipped(NamedTuple):
 
 
 class Gradients:
-    """Per-unit gradients of a model with respect to all its trainable variables.
+    """Per-unit gradients of a model with respect to all its trainable variables, layer by layer, in one backward pass.
 
     Args:
         model: a built Keras model of one input and one output.
         loss: of each example by itself.
-        by_layer: look at layers one by one, in one backward pass; otherwise at the model as a whole.
-        by_row: compute the first layers of a network of large pictures for one example after another; with `by_layer`.
-        one_at_a_time: whether one unit is computed at a time.
+        by_row: compute the first layers of a network of large pictures for one example after another.
+
+    Attributes:
+        layers: those with weights, as small as possible.
+        kernels: how each layer's gradients are held, by its path; known once a graph was traced.
+        held: of the last graph that `clipped` traced, what is held of units, with leading size U. All that is computed
+            else follows from it, by operations on rows and by sums of rows times factors.
 
     Raises:
-        NotCapturable: `by_layer`, and this model's layers cannot be looked at one by one.
+        NotCapturable: this model's layers cannot be looked at one by one, or one has no form of its own.
     """
 
-    def __init__(
-        self, model: Network, loss: Loss, by_layer: bool, by_row: bool = False, one_at_a_time: bool = False
-    ) -> None:
+    def __init__(self, model: Network, loss: Loss, by_row: bool = False) -> None:
         self.model = model
-        self.by_layer = by_layer
-        self.one_at_a_time = one_at_a_time
         self._loss = loss
-        self.layers: list[CapturedLayer] = captured_layers(model) if by_layer else []
+        self.layers: list[CapturedLayer] = captured_layers(model)
+        for captured in self.layers:
+            _form(captured.layer)
         self._row_by_row = row_by_row(model) if by_row else None
         self.kernels: dict[str, str] = {}
+        self.held: list[Tensor] = []
 
     def first_layers(self, rows: Rows) -> RowByRow | None:
         """What computes the first layers of a microbatch for one example after another; None: nothing does.
@@ -83,25 +96,21 @@ class Gradients:
 
     def without_rows(self) -> "Gradients":
         """The same, with all layers computed for all examples of a microbatch together."""
-        return Gradients(self.model, self._loss, self.by_layer, one_at_a_time=self.one_at_a_time)
+        return Gradients(self.model, self._loss)
 
-    def losses(self, x: Tensor, y: Tensor, training: bool = True) -> Tensor:
-        """Shape (batch,), as in training.
+    def reach_all(self, x: Tensor, y: Tensor) -> bool:
+        """Return whether the weights reach the losses through calls of their layers alone.
 
         Args:
-            x, y: a batch of examples.
-            training: whether random layers draw.
-
-        Raises:
-            ConfigError: the loss function gives something else.
+            x, y: examples, a row each.
         """
-        return self._of_outputs(self.model(x, training=training), y)
+        values = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
 
-    def _of_outputs(self, outputs: Tensor, y: Tensor) -> Tensor:
-        losses = self._loss(y, outputs)
-        if losses.shape != y.shape[:1]:
-            raise ConfigError(f"loss must give one number per example, shape {tuple(y.shape[:1])}; got {losses.shape}")
-        return losses
+        def forward() -> Tensor:
+            with keras.StatelessScope(list(zip(self.model.trainable_variables, values, strict=True))):
+                return losses_of(self.model, self._loss, x, y)
+
+        return not leaks(self.layers, forward, values)
 
     def parts(self, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, mode: Tensor) -> list[VariablesPart]:
         """Variables and their per-unit gradients; variables that the loss does not need are left out.
@@ -118,14 +127,6 @@ class Gradients:
             NotCapturable: a layer is given something that does not have an example in each row.
             ConfigError: the loss function gives something else than a number for each example.
         """
-        if self.by_layer:
-            return self._parts_by_layer(x, y, rows, loss_weights, mode)
-        part = vectorised.whole_model(self.model, self._loss, x, y, rows, loss_weights, mode)
-        return [(tuple(self.model.trainable_variables), part)]
-
-    def _parts_by_layer(
-        self, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, mode: Tensor
-    ) -> list[VariablesPart]:
         first = self.first_layers(rows)
         copies = first.copies(x.shape[0]) if first else []
         layers = [captured for captured in self.layers if not (first and captured.layer in first.layers)]
@@ -133,13 +134,13 @@ class Gradients:
         def forward() -> Tensor:
             with shared_draws(self.model, mode):
                 outputs = first.outputs(x, copies, rows.count) if first else self.model(x, training=True)
-            losses = self._of_outputs(outputs, y)
+            losses = checked_losses(self._loss, outputs, y)
             return losses * tf.cast(loss_weights, losses.dtype)
 
         calls, of_copies = record(layers, forward, copies)
         _try_random_deltas(calls, mode)
         found = [
-            (captured, _part(captured, own, rows))
+            (captured, _form(captured.layer)(captured, own, rows))
             for captured, own in zip(layers, map(_needed, calls), strict=True)
             if own
         ]
@@ -167,6 +168,8 @@ class Gradients:
         rows, real = Rows(*mask.shape), tf.reduce_any(mask, axis=1)
         parts = self.parts(x, y, rows, loss_weights if rows.each == 1 else loss_weights * _shares(mask), mode)
         total = tf.add_n([part.squared_norms() for _, part in parts])
+        held = [tensor for _, part in parts for tensor in part.held]
+        self.held = [*held, total]
         finite = tf.math.is_finite(total)
         norms = tf.sqrt(total) * ROOT
         # Divided by the larger of the two: a norm of 0 is nothing to divide by.
@@ -174,7 +177,6 @@ class Gradients:
         factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
         sums = self._sums(parts, factors, finite)
         clipped = tf.math.count_nonzero(finite & real & (norms > bound))
-        held = [tensor for _, part in parts for tensor in part.held]
         found = tf.cond(mode == CallMode.TRAINING, lambda: tf.zeros(rows.units, tf.int32), lambda: fingerprints(held))
         return Clipped(sums, clipped, tf.math.count_nonzero(real & ~finite), norms, found)
 
@@ -230,7 +232,22 @@ def _shares(mask: Tensor) -> Tensor:
     return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])
 
 
-def _part(captured: CapturedLayer, calls: list[Call], rows: Rows) -> Part:
-    if not captured.fast:
-        return vectorised.layer(captured, calls, rows)
-    return dense(captured, calls, rows) if is_plain_dense(captured.layer) else convolution(captured, calls, rows)
+FORMS: tuple[tuple[Callable[[Layer], bool], Callable[[CapturedLayer, Sequence[Call], Rows], Part]], ...] = (
+    (is_plain_dense, dense),
+    (is_plain_convolution, convolution),
+    (is_plain_embedding, Embedded),
+    (is_plain_normalization, normalization),
+)
+"""Which layers have which form for the gradients of their units."""
+
+
+def _form(layer: Layer) -> Callable[[CapturedLayer, Sequence[Call], Rows], Part]:
+    """Return the form for a layer.
+
+    Raises:
+        NotCapturable: there is none.
+    """
+    for is_of_kind, form in FORMS:
+        if is_of_kind(layer):
+            return form
+    raise NotCapturable(f"layer {layer.name!r} has no form of its own for the gradients of units")

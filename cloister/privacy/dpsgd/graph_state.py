@@ -7,7 +7,6 @@ that come after. A trial sees that only if made-up examples cause it. A graph sh
 import tensorflow as tf
 
 from cloister.core.errors import UnsupportedModel
-from cloister.core.model_state import is_seed
 from cloister.core.tensors import Network
 from cloister.privacy.dpsgd.graphs import with_functions
 from cloister.privacy.dpsgd.refusals import LEARNT
@@ -31,7 +30,7 @@ draw from a state of their own."""
 
 
 def refuse_state(graph: tf.Graph, model: Network) -> None:
-    """Refuse a graph that may write anything but the states of random number generators, or never computes the same.
+    """Refuse a graph that may write a variable, keep anything of an example, or never computes the same.
 
     Args:
         graph: of a traced function that uses the model.
@@ -44,9 +43,8 @@ def refuse_state(graph: tf.Graph, model: Network) -> None:
     for used in graph.variables:
         if id(used) not in known:
             raise UnsupportedModel(f"the model uses {used.name}, a variable that Keras does not know; use add_weight")
-    of_seeds = _dtypes_of_seeds(model)
     for operation in (one for own in with_functions(graph) for one in own.get_operations()):
-        if operation.type == ASSIGN and operation.get_attr("dtype") not in of_seeds:
+        if operation.type == ASSIGN:
             raise UnsupportedModel(f"the model may change a variable {LEARNT}")
         if operation.type in UNORDERED:
             raise UnsupportedModel(
@@ -56,17 +54,8 @@ def refuse_state(graph: tf.Graph, model: Network) -> None:
         if _keeps(operation):
             raise UnsupportedModel(
                 f"the model uses {operation.type}, which could keep something of an example; use operations without a "
-                "state, random numbers of a keras.random.SeedGenerator, and unroll=True for recurrent layers"
+                "state, and random numbers of a keras.random.SeedGenerator"
             )
-
-
-def _dtypes_of_seeds(model: Network) -> set[tf.DType]:
-    """Those that no other variable of the model has: which variable an operation in a loop writes is not looked up."""
-    of_seeds, others = (
-        {tf.as_dtype(variable.dtype) for variable in model.variables if is_seed(variable) == wanted}
-        for wanted in (True, False)
-    )
-    return of_seeds - others
 
 
 def _keeps(operation: tf.Operation) -> bool:

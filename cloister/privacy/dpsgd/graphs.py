@@ -1,8 +1,10 @@
-"""All graphs that a traced function consists of."""
+"""What a traced function consists of, and whether XLA can compile it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
+
+from cloister.core.tensors import Compiled
 
 
 def with_functions(graph: tf.Graph) -> Iterator[tf.Graph]:
@@ -22,3 +24,17 @@ def _walk(graph: tf.Graph, seen: set[str]) -> Iterator[tf.Graph]:
                 if function.name and function.name not in seen:
                     seen.add(function.name)
                     yield from _walk(graph._get_function(function.name).graph, seen)
+
+
+def is_known_to_xla(function: Compiled, signature: Sequence[tf.TensorSpec]) -> bool:
+    """Return whether XLA can compile a function: nothing is computed to find out.
+
+    Args:
+        function: made with `jit_compile=True`.
+        signature: of its arguments.
+    """
+    try:
+        function.experimental_get_compiler_ir(*signature)()
+    except Exception:  # XLA says what it lacks, and TensorFlow that it has no XLA, in exceptions of many kinds
+        return False
+    return True

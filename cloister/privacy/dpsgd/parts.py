@@ -7,9 +7,10 @@ example; those of one unit follow each other.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from cloister.core.tensors import Tensor
 from cloister.privacy.dpsgd.rounding import UNDERFLOW, UNIT
@@ -44,6 +45,20 @@ class Rows:
     def summed(self, tensor: Tensor) -> Tensor:
         """A tensor of shape (rows, ...), added up over the rows of each unit: (U, ...)."""
         return tensor if self.each == 1 else added_up(self.by_unit(tensor))
+
+
+class Sums(NamedTuple):
+    """What is computed of some units. Nothing of it is noised.
+
+    Attributes:
+        arrays: for each trainable variable.
+        clipped: how many units were scaled down.
+        non_finite: how many had no finite gradient, and contributed zero.
+    """
+
+    arrays: list[NDArray]
+    clipped: int
+    non_finite: int
 
 
 class Part(Protocol):

@@ -4,12 +4,12 @@ TensorFlow adds up over an axis in the middle, and over many terms, in an order 
 begins. A trial sees that only where such a sum has several terms: not behind a maximum over positions, or where an
 activation is saturated. So each such operation is replaced while a graph is traced, whoever makes it: a layer, a
 gradient, or vectorisation. The replacement is a product of matrices, `parts.added_up`. A softmax is replaced by the
-operations that it consists of. What is left in a graph, as in a function that was traced before, is found by
-`uneven_operations`.
+operations that it consists of. A sum of three or more terms becomes a chain: two equal calls of `AddN` gave different
+sums. What is left in a graph, as in a function that was traced before, is found by `uneven_operations`.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -18,6 +18,7 @@ from tensorflow.python.framework import op_callbacks
 
 from cloister.core.tensors import Tensor
 from cloister.privacy.dpsgd.graphs import with_functions
+from cloister.privacy.dpsgd.isolation_rules import StaticValues
 from cloister.privacy.dpsgd.parts import added_up
 
 REPLACED = ("Sum", "Mean")
@@ -38,15 +39,49 @@ BROADCAST = ("Pow", "Atan2", "Xlogy", "Xlog1py")
 
 @contextmanager
 def even_sums() -> Iterator[None]:
-    """Replace the sums, means and softmaxes that are traced in the block, in this thread.
+    """Replace the sums, means, softmaxes and sums of terms that are traced in the block, in this thread.
 
     By a part of TensorFlow that is not public: no public one reaches the operations that gradients make.
     """
-    op_callbacks.add_op_callback(_replaced)
+    with _calling(_replaced):
+        yield
+
+
+@contextmanager
+def chained_sums() -> Iterator[None]:
+    """Replace each sum of three or more terms that is traced in the block by a chain, in this thread.
+
+    `AddN` adds its terms in an order that follows from whose memory is free: equal calls gave different sums.
+    """
+    with _calling(_chained):
+        yield
+
+
+@contextmanager
+def _calling(callback: Callable[..., list[Tensor] | None]) -> Iterator[None]:
+    """Have TensorFlow ask a callback about each operation that is traced in the block. It asks one alone."""
+    op_callbacks.add_op_callback(callback)
     try:
         yield
     finally:
-        op_callbacks.remove_op_callback(_replaced)
+        op_callbacks.remove_op_callback(callback)
+
+
+def _chained(
+    kind: str,
+    inputs: Sequence[Tensor],
+    attributes: Sequence[tf.compat.v1.AttrValue],
+    outputs: Sequence[Tensor],
+    op_name: str | None = None,
+    graph: tf.Graph | None = None,
+) -> list[Tensor] | None:
+    """What takes the place of an `AddN` that was traced; None: the operation stays."""
+    if graph is None or kind != "AddN" or len(inputs) < 3:
+        return None
+    total = inputs[0]
+    for term in inputs[1:]:
+        total = tf.raw_ops.AddV2(x=total, y=term)
+    return [total]
 
 
 def _replaced(
@@ -60,6 +95,8 @@ def _replaced(
     """What takes the place of the outputs of an operation that was traced; None: they stay."""
     if graph is None:
         return None
+    if kind == "AddN":
+        return _chained(kind, inputs, attributes, outputs, op_name, graph)
     if kind == SOFTMAX:
         return [_softmax(*inputs)]
     if kind in REPLACED and _depends_on_place(*inputs):
@@ -99,7 +136,7 @@ def _depends_on_place(tensor: Tensor, axes: Tensor) -> bool:
     Not where the first axis is added up, where examples are expected: rows are then mixed. In a tensor whose examples
     lie along another axis such sums came out alike for all examples in all shapes that were tried.
     """
-    known, shape = tf.get_static_value(axes), tensor.shape
+    known, shape = StaticValues().of(axes), tensor.shape
     if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
         return False
     if known is None or shape.rank is None:
@@ -119,7 +156,7 @@ def _arrangement(tensor: Tensor, axes: Tensor) -> tuple[Tensor, Tensor, tuple[Te
     Returns:
         An order of axes; the shape of terms; the shape that is left, with ones for axes that are added up and without.
     """
-    known = tf.get_static_value(axes)
+    known = StaticValues().of(axes)
     if known is None or not tensor.shape.is_fully_defined():
         return _arrangement_in_the_graph(tensor, axes)
     sizes = tuple(tensor.shape)
@@ -164,6 +201,8 @@ def _casts_evenly(target: tf.DType) -> bool:
 
 def _is_uneven(operation: tf.Operation) -> bool:
     kind = operation.type
+    if kind == "AddN":
+        return len(operation.inputs) > 2
     if kind in REPLACED + LEFT:
         return _depends_on_place(*operation.inputs)
     if kind == "Cast":

@@ -1,4 +1,4 @@
-"""Models that are known to have no private per-example gradients, refused by the names of their layers."""
+"""What a refused model is told: the layer, the reason and a replacement."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +11,14 @@ from cloister.core.tensors import Layer, Network
 DTYPES = ("float32", "float64")
 LEARNT = "while training: state learnt from data without noise; use a layer without state"
 ACTIVITY = "activity_regularizer"
+GIVEN = ("input_mean", "input_vocabulary", "bin_boundaries")
+"""Attributes of a preprocessing layer that hold what its maker gave it, and not what it learnt from data."""
 PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 """Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
 
 
 @contextmanager
-def refusing_what_cannot_be_tried() -> Iterator[None]:
+def refusing_what_cannot_be_computed() -> Iterator[None]:
     """Raises UnsupportedModel in the place of any exception that is none of ours, with its type and not its text."""
     try:
         yield
@@ -24,8 +26,8 @@ def refusing_what_cannot_be_tried() -> Iterator[None]:
         raise
     except Exception as error:
         raise UnsupportedModel(
-            f"per-example gradients of this model cannot be computed ({type(error).__name__} in a trial on made-up "
-            "examples); give recurrent layers unroll=True, or look for a layer that does not work on one example alone"
+            f"gradients of this model cannot be computed: {type(error).__name__} while its training was traced; "
+            "`model.fit` on a few examples with run_eagerly=False shows where"
         ) from error
 
 
@@ -51,10 +53,10 @@ def _reasons(layer: Layer) -> Iterator[str]:
             "normalises an example with the others of its batch and keeps their statistics un-noised; "
             "use keras.layers.GroupNormalization or LayerNormalization"
         )
-    if hasattr(layer, "adapt") and getattr(layer, "input_mean", None) is None:
+    if hasattr(layer, "adapt") and all(getattr(layer, name, None) is None for name in GIVEN):
         yield (
             "learns from data outside of the private steps; use keras.layers.Rescaling, "
-            "or give keras.layers.Normalization a public mean and variance"
+            "or give the layer a public mean and variance, vocabulary or bin_boundaries"
         )
     if getattr(layer, "stateful", False):
         yield "carries state from batch to batch; set stateful=False"

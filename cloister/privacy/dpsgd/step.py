@@ -1,27 +1,25 @@
 """A private step of gradient descent: clip each unit's gradient, sum, noise, divide, descend."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import keras
-import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.core.arrays import aligned
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Optimizer, Tensor
-from cloister.privacy.dpsgd.checks import checked
-from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums, LossWeights
+from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
 from cloister.privacy.dpsgd.descent import descent
-from cloister.privacy.dpsgd.draws import seeds_of
+from cloister.privacy.dpsgd.draws import Seeds
 from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
+from cloister.privacy.dpsgd.in_rows import InRows
+from cloister.privacy.dpsgd.losses import Loss, LossWeights
 from cloister.privacy.dpsgd.precision import use_single_precision
 from cloister.privacy.dpsgd.probe import Probe, made_up
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm
-from cloister.privacy.dpsgd.vectorised import Loss
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
@@ -59,15 +57,16 @@ class DpSgd:
             for nothing, and any model pass.
 
     Attributes:
-        method: `layers`, or `model` where the layers of this model cannot be looked at one by one.
-        kernels: how each layer's gradients are held, by its path; known after the first step.
+        method: `rows`, or `in turn` where units are computed one after another.
+        kernels: how each layer's gradients are held in rows, by its path.
         overstatement: η; contributions are clipped to S/(1 + η), see `rounding`.
 
     Guarantee: one unit's joining or leaving a batch moves the un-noised sum, as it is computed, by at most S in L2, for
-        any weights and inputs, provided that an example's gradient is the same at every place of a call, which trials
-        on made-up examples check and do not prove. Exact noise of standard deviation σS, and a little more, is added to
-        it on a public grid, once for a step: it costs what a Gaussian mechanism of noise multiplier σ does, for
-        add-or-remove of a unit (`exact_noise`). Amplification by sampling is for batches from `batches.poisson` alone.
+        any weights and inputs. In turn that needs no assumption on the model or the processor. In rows it assumes that
+        kernels keep rows apart, and that an example's gradient is the same at every place of a call, which trials check
+        and do not prove. Exact noise of standard deviation σS, and a little more, is added to the sum on a public grid,
+        once for a step: it costs what a Gaussian mechanism of noise multiplier σ does, for add-or-remove of a unit
+        (`exact_noise`). Amplification by sampling is for batches from `batches.poisson` alone.
 
     Raises:
         UnsupportedModel: examples of this model have no gradients of their own, with the reason and the replacement.
@@ -103,30 +102,28 @@ class DpSgd:
         self.noise = GaussianNoise() if noise is None else noise
         optimizer.build(model.trainable_variables)
         probe = made_up(model) if probe is None else probe
-        self._clipped_sums = ClippedSums(checked(model, loss, probe), probe, batching, loss_weights)
+        self._clipped_sums = ClippedSums(model, loss, probe, batching, loss_weights)
         self._descend = descent(optimizer, model.trainable_variables)
-        self.reseed()
+        self.reseed(0 if self.noise.seeded else None)
 
     @property
     def method(self) -> str:
-        """`layers` or `model`."""
-        return "layers" if self._clipped_sums.gradients.by_layer else "model"
+        """`rows`, or `in turn` where units are computed one after another."""
+        return "rows" if isinstance(self._clipped_sums.engine, InRows) else "in turn"
 
     @property
     def kernels(self) -> dict[str, str]:
-        """How each layer's gradients are held."""
-        return self._clipped_sums.gradients.kernels
+        """How each layer's gradients are held in rows."""
+        engine = self._clipped_sums.engine
+        return engine.gradients.kernels if isinstance(engine, InRows) else {}
 
-    def reseed(self) -> None:
-        """Let random layers draw from the operating system's entropy from here on, unless the noise is seeded too.
+    def reseed(self, seed: int | Sequence[int] | None = None) -> None:
+        """Draw the random numbers of random layers afresh from here on.
 
-        A mask of dropout belongs to a place in the batch: one example more shifts those of all behind it. As long as
-        masks are independent and secret that is no difference (their laws are the same, and the bound holds for each);
-        known to somebody, they would tell who was drawn, and let one example move the sum by more than S.
+        Args:
+            seed: for tests and papers; None: from the operating system's entropy.
         """
-        for variable in seeds_of(self.model) if not self.noise.seeded else ():
-            words = np.frombuffer(os.urandom(4 * variable.shape[0]), np.uint32)
-            variable.assign((words >> 1).astype(variable.dtype))
+        self._clipped_sums.seeds = Seeds(seed)
 
     def step(
         self, x: NDArray, y: NDArray, clipping_norm: float | None = None, groups: NDArray | None = None

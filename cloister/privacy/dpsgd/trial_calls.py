@@ -8,6 +8,7 @@ import enum
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import tensorflow as tf
 
 from cloister.core.tensors import Network, Tensor
@@ -36,7 +37,7 @@ def shared_draws(model: Network, mode: Tensor) -> Iterator[None]:
     """Unless `mode` is `TRAINING`, replace each random layer by a multiplication by 0, 1 or 2, alike for all examples.
 
     Args:
-        model: whose gradients are computed layer by layer. For others see `vectorised.whole_model`.
+        model: whose gradients are computed layer by layer.
         mode: a `CallMode`, scalar: the graph that is tried is the one that is used.
     """
     with ExitStack() as patches:
@@ -48,7 +49,7 @@ def shared_draws(model: Network, mode: Tensor) -> Iterator[None]:
 def _shared_unless_trained(mode: Tensor, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(inputs: Tensor, *args: object, **kwargs: object) -> Tensor:
         # Products with 0, 1 or 2 are exact at every place.
-        shared = tf.round(2 * tf.random.stateless_uniform(tf.shape(inputs)[1:], seed=(0, 0), dtype=inputs.dtype))
+        shared = tf.constant(np.random.default_rng(0).integers(0, 3, inputs.shape[1:]), inputs.dtype)
         return tf.where(mode == CallMode.TRAINING, original(inputs, *args, **kwargs), inputs * shared)
 
     return call
@@ -64,7 +65,7 @@ def with_random_deltas(delta: Tensor, mode: Tensor, seed: int) -> Tensor:
     """
 
     def replacement() -> Tensor:
-        row = tf.random.stateless_normal(tf.shape(delta)[1:], seed=(seed, 1), dtype=delta.dtype)
-        return tf.broadcast_to(row, tf.shape(delta))
+        row = tf.constant(np.random.default_rng(seed).standard_normal(delta.shape[1:]), delta.dtype)
+        return tf.broadcast_to(row, delta.shape)
 
     return tf.cond(mode == CallMode.RANDOM_DELTAS, replacement, lambda: delta)

@@ -73,13 +73,13 @@ KINDS = {
     "dense of groups": Kind((3,), (3,), plain_dense, each=3),
     "conv gram": Kind((4, 4, 3), (2, 2, 4), conv("gram")),
     "conv gram of groups": Kind((4, 4, 3), (2, 2, 4), conv("gram"), each=2),
-    "conv rows": Kind((4, 4, 2), (2, 2, 3), conv("rows")),
-    "conv shift": Kind((4, 4, 2), (2, 2, 3), conv("shift")),
+    "conv one-hot": Kind((4, 4, 2), (2, 2, 3), conv("one-hot")),
+    "conv gather": Kind((4, 4, 2), (2, 2, 3), conv("gather")),
     "conv loop": Kind((4, 4, 2), (2, 2, 3), conv("loop")),
-    "vectorised": Kind((), (4, 6), lambda _, deltas, rows: PerUnit("vectorised", [deltas], rows)),
-    "vectorised groups": Kind((), (4, 6), lambda _, deltas, rows: PerUnit("vectorised", [deltas], rows), each=2),
+    "one by one": Kind((), (4, 6), lambda _, deltas, rows: PerUnit("one by one", [deltas], rows)),
+    "one by one in groups": Kind((), (4, 6), lambda _, deltas, rows: PerUnit("one by one", [deltas], rows), each=2),
 }
-"""Depthwise convolutions, embeddings and whole models are held as `vectorised` ones are."""
+"""Normalizations are held one by one, as gradients."""
 
 
 def drawn(rng, shape, rows, each):

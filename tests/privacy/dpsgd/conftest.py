@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cloister.privacy.dpsgd import clipped_sums
+from cloister.privacy.dpsgd import checks, in_rows
 from cloister.privacy.dpsgd.strides import stride
 
 HERE = Path(__file__).parent
@@ -13,15 +13,12 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 
 @pytest.fixture(autouse=True)
-def every_layer_is_known(request, monkeypatch):
-    """Trials are tested by themselves, as if every layer and loss were known; not with the mark `known_layers`."""
-    from examples_of_dpsgd import as_if_known  # found by the path above
-
-    if not request.node.get_closest_marker("known_layers"):
-        as_if_known(monkeypatch)
+def rows_where_they_can_be(monkeypatch):
+    """Small networks are computed in rows too, so that these tests need no large ones."""
+    monkeypatch.setattr(checks, "LARGE", 0)
 
 
 @pytest.fixture(autouse=True)
 def few_graphs(monkeypatch):
     """Two graphs for rows in the place of up to 13: each takes seconds to compile."""
-    monkeypatch.setattr(clipped_sums, "FEWER", max(clipped_sums.FEWER, stride() // 2))
+    monkeypatch.setattr(in_rows, "FEWER", max(in_rows.FEWER, stride() // 2))

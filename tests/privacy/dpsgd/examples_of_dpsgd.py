@@ -8,19 +8,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cloister.privacy.dpsgd import checks, trials
-from cloister.privacy.dpsgd.clipped_sums import ClippedSums
+from cloister.privacy.dpsgd import clipped_sums
+from cloister.privacy.dpsgd.in_rows import InRows
 from cloister.privacy.dpsgd.rounding import Batching
 from cloister.privacy.dpsgd.step import DpSgd
 
 LOSS = keras.losses.sparse_categorical_crossentropy
 layers = keras.layers
-
-
-def as_if_known(monkeypatch: Any) -> None:
-    """Take every layer and loss for known."""
-    monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss, label_axes: True)
-    monkeypatch.setattr(trials, "keeps_rows", lambda model, forward: True)
 
 
 def gradient_of_one(model: Any, x: np.ndarray, y: np.ndarray, loss: Any = LOSS) -> list[np.ndarray]:
@@ -66,9 +60,14 @@ def first_moves(step: DpSgd, x: np.ndarray, y: np.ndarray, bound: float = 1.0) -
     return norm([a.astype(np.float64) - b for a, b in zip(*sums, strict=True)]) / bound
 
 
+def take_in_turn(monkeypatch: Any) -> None:
+    """Have every model computed one unit after another."""
+    monkeypatch.setattr(clipped_sums, "checked", lambda model, loss, probe: None)
+
+
 def untried(monkeypatch: Any) -> None:
     """A twin that takes it on trust that an example has one gradient everywhere."""
-    monkeypatch.setattr(ClippedSums, "_have_one_gradient", lambda sums, calls, random_sets: True)
+    monkeypatch.setattr(InRows, "_have_one_gradient", lambda sums, calls, random_sets: True)
 
 
 def batch(model: Any, size: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,7 @@ from examples_of_dpsgd import (
 from support import mostly_slow
 
 from cloister.core.errors import ConfigError, UnsupportedModel
-from cloister.privacy.dpsgd.clipped_sums import _cast
+from cloister.privacy.dpsgd.batches import _cast
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 layers = keras.layers
@@ -88,20 +88,6 @@ def normalization():
     return learnt
 
 
-class RarelyCoupled(keras.Layer):
-    """Couples examples where one of them is large."""
-
-    def call(self, x):
-        return x + keras.ops.mean(keras.ops.relu(x - 10.0), axis=0, keepdims=True)
-
-
-class CoupledBelow(keras.Layer):
-    """Couples examples where one of them is negative and large."""
-
-    def call(self, x):
-        return x - keras.ops.max(keras.ops.relu(-x - 20.0), axis=0, keepdims=True)
-
-
 class Raises(keras.Layer):
     """Works on a batch, and on nothing else."""
 
@@ -114,19 +100,16 @@ class Raises(keras.Layer):
         return x * self.scale
 
 
-def masked_recurrent(unroll=False):
+def masked_recurrent():
     embedded = layers.Embedding(11, 4, mask_zero=True)
-    return functional((5,), lambda x: head(layers.LSTM(4, unroll=unroll)(embedded(x))), "int32")
+    return functional((5,), lambda x: head(layers.LSTM(4)(embedded(x))), "int32")
 
 
 REFUSED = {
-    "RarelyCoupled.*other examples of its batch, and DP-SGD computes": lambda: small(RarelyCoupled()),
-    "changes with the other examples": lambda: small(CoupledBelow()),
-    "TypeError in a trial.*recurrent layers unroll=True": masked_recurrent,
     "float16, whose norms": lambda: small(layers.Dense(3, dtype="float16")),
     "BatchNormalization.*GroupNormalization": lambda: small(layers.BatchNormalization()),
     "Normalization.*public mean": lambda: small(normalization()),
-    "other examples of its batch": lambda: small(BatchMean()),
+    "BatchMean.* takes the examples of a batch together": lambda: small(BatchMean()),
     "changes while training": lambda: small(Counter()),
     "loss of its own": lambda: small(Penalty()),
     "weight_decay": lambda: small(layers.Dense(3, kernel_regularizer="l2")),
@@ -142,25 +125,26 @@ def small_frozen():
     return model
 
 
-@pytest.mark.known_layers
-@pytest.mark.parametrize("reason", mostly_slow(REFUSED, [reason for reason in REFUSED if "recurrent" not in reason]))
+@pytest.mark.parametrize("reason", REFUSED)
 def test_refusals_give_the_reason_and_what_to_do(reason):
     with pytest.raises(UnsupportedModel, match=reason):
         dp_sgd(REFUSED[reason]())
 
 
 @pytest.mark.slow
-def test_what_is_refused_with_a_loop_is_right_without():
-    model = perturbed(masked_recurrent(unroll=True))
+def test_a_recurrent_layer_with_a_mask_is_computed_in_turn():
+    model = perturbed(masked_recurrent())
     x, y = batch(model, 5)
-    assert relative_error(dp_sgd(model).clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 3e-4
+    step = dp_sgd(model)
+    assert relative_error(step.clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 3e-4
+    assert step.method == "in turn"
 
 
-def test_an_exception_of_a_trial_is_a_refusal_that_tells_its_type_alone():
+def test_an_exception_of_a_trace_is_a_refusal_that_tells_its_type_alone():
     model = ByHand()
     model.top, model.middle = Raises(), layers.Dense(3, activation="softmax")
     model(np.ones((3, 4), np.float32))
-    with pytest.raises(UnsupportedModel, match="RuntimeError in a trial") as refusal:
+    with pytest.raises(UnsupportedModel, match="RuntimeError while its training was traced") as refusal:
         dp_sgd(model, probe=(np.eye(3, 4, dtype=np.float32), np.arange(3) % 3))
     assert "patient" not in str(refusal.value)
 
@@ -179,7 +163,7 @@ def test_a_loss_that_couples_examples_is_refused():
 
     model = small()
     x, y = batch(model, 3)
-    with pytest.raises(UnsupportedModel, match="other examples"):
+    with pytest.raises(UnsupportedModel, match="takes the examples of a batch together"):
         dp_sgd(model, loss=loss, probe=(x, y))
 
 
@@ -187,7 +171,7 @@ def test_a_frozen_batch_normalization_is_a_constant():
     frozen = layers.BatchNormalization()
     model = small(layers.Dense(4), frozen)
     frozen.trainable = False
-    assert dp_sgd(model).method == "layers"
+    assert dp_sgd(model).method == "rows"
 
 
 def between():
@@ -220,7 +204,7 @@ def test_penalties_on_frozen_weights_are_constants_and_on_activities_are_not():
             with pytest.raises(UnsupportedModel, match="adds a penalty"):
                 dp_sgd(model)
         else:
-            assert dp_sgd(model).method == "layers"
+            assert dp_sgd(model).method == "rows"
 
 
 FALLS_BACK = {
@@ -231,40 +215,40 @@ FALLS_BACK = {
 
 
 @pytest.mark.parametrize("name", mostly_slow(FALLS_BACK, ["tied to another layer"]))
-def test_a_weight_used_past_its_layer_makes_the_model_fall_back(name):
+def test_a_weight_used_past_its_layer_has_units_taken_in_turn(name):
     model = perturbed(FALLS_BACK[name]())
     step = dp_sgd(model)
-    assert step.method == "model"
+    assert step.method == "in turn"
     x, y = batch(model, 6)
     assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
 
 
-def test_one_variable_in_two_layers_makes_the_model_fall_back():
+def test_one_variable_in_two_layers_has_units_taken_in_turn():
     first = layers.Dense(6, use_bias=False)
     first.build((None, 6))
     model = small(first, layers.Activation("tanh"), Borrowed(first))
     step = dp_sgd(model)
-    assert step.method == "model"
+    assert step.method == "in turn"
     x, y = batch(model, 6)
     assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
 
 
-def test_custom_layers_with_weights_are_vectorised_alone():
+def test_a_layer_of_ones_own_is_computed_in_turn():
     model = perturbed(small(layers.Dense(4), Scaled()))
     step = dp_sgd(model)
     x, y = batch(model, 6)
     assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
-    assert step.method == "layers" and sorted(step.kernels.values()) == ["dense", "dense", "vectorised"]
+    assert step.method == "in turn" and not step.kernels
 
 
 @pytest.mark.slow
-def test_a_model_with_weights_of_its_own_is_taken_as_a_whole():
+def test_a_model_with_weights_of_its_own_is_taken_in_turn():
     model = ByHand()
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((6, 4), np.float32), rng.integers(0, 3, 6)
     model(x)
     step = dp_sgd(model, probe=(x[:3], y[:3]))
-    assert step.method == "model"
+    assert step.method == "in turn"
     assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
 
 

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from examples_of_dpsgd import (
     LOSS,
     MODELS,
@@ -27,14 +26,13 @@ from examples_of_dpsgd import (
     sequence,
     shared,
     smooth,
+    take_in_turn,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import convolution
-from cloister.privacy.dpsgd.gradients import Gradients
-from cloister.privacy.dpsgd.trial_calls import CallMode
 from cloister.tasks import mnist
 
 layers = keras.layers
@@ -76,27 +74,27 @@ def assert_equal_to_brute_force(model, size=8, **options):
 
 
 FORMS = {
-    "group_norm": {"vectorised"},
-    "shared": {"rows + rows", "dense one by one", "dense"},
+    "group_norm": {"normalization"},
+    "shared": {"gather + gather", "dense one by one", "dense"},
     "deep_convolution": {"gram"},
     "large_convolution": {"loop"},
-    "odd_convolutions": {"shift"},
+    "odd_convolutions": {"gather"},
     "sequence": {"dense gram", "dense one by one"},
-    "embedding": {"vectorised"},
+    "embedding": {"embedding", "normalization"},
 }
 
 
 @pytest.mark.parametrize("name", mostly_slow(MODELS, ["sequence"]))
 def test_equal_to_brute_force(name):
     step = assert_equal_to_brute_force(smooth(perturbed(MODELS[name]())), size=7)
-    assert step.method == "layers"
+    assert step.method == "rows"
     assert set(step.kernels.values()) >= FORMS[name]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [mnist._mlp, mnist._cnn])
 def test_the_models_of_the_thesis(build):
-    assert assert_equal_to_brute_force(smooth(build()), size=5, batch_size=5).method == "layers"
+    assert assert_equal_to_brute_force(smooth(build()), size=5, batch_size=5).method == "rows"
 
 
 @pytest.mark.long
@@ -108,9 +106,8 @@ def test_slower_models(build):
 
 def assert_equal_with_kinks(build):
     model = in_double_precision(build)
-    step = assert_equal_to_brute_force(model, size=5, batch_size=5)
+    assert_equal_to_brute_force(model, size=5, batch_size=5)
     assert {variable.dtype for variable in model.trainable_variables} == {"float64"}
-    assert step.method == "layers"
 
 
 @pytest.mark.slow
@@ -182,21 +179,16 @@ def test_generated_models(model):
     assert_equal_to_brute_force(perturbed(model), size=5)
 
 
-def test_the_whole_model_at_once_is_the_same():
+def test_units_in_turn_have_the_same_sum(monkeypatch):
     model = smooth(perturbed(group_norm()))
-    x, y = (tf.constant(array) for array in batch(model, 5))
-    given = (
-        x,
-        y,
-        tf.ones(5, tf.float64),
-        tf.constant([[True]] * 5),
-        tf.constant(0.5, tf.float64),
-        tf.constant(CallMode.TRAINING),
-    )
-    by_layer, clipped, *_ = Gradients(model, LOSS, True).clipped(*given)
-    whole, clipped_whole, *_ = Gradients(model, LOSS, False).clipped(*given)
-    assert relative_error([g.numpy() for g in whole], [g.numpy() for g in by_layer]) < TOLERANCE
-    assert int(clipped) == int(clipped_whole) > 0
+    x, y = batch(model, 5)
+    rows = dp_sgd(model).clipped_sum(x, y, 0.5)
+    take_in_turn(monkeypatch)
+    step = dp_sgd(model)
+    turns = step.clipped_sum(x, y, 0.5)
+    assert step.method == "in turn"
+    assert relative_error(turns.sums, rows.sums) < TOLERANCE
+    assert turns.clipped == rows.clipped > 0
 
 
 @pytest.mark.slow
@@ -263,18 +255,15 @@ def test_what_is_not_finite_contributes_zero(build, bad):
     assert amidst.non_finite == 1 and all(np.isfinite(total).all() for total in amidst.sums)
 
 
-def test_what_is_not_finite_contributes_zero_as_a_whole_model():
+def test_what_is_not_finite_contributes_zero_in_turn(monkeypatch):
+    take_in_turn(monkeypatch)
     model = smooth(perturbed(sequence()))
     x, y = batch(model, 4)
     x[1] = np.inf
-    gradients = Gradients(model, LOSS, False)
-    weights, mask, bound = tf.ones(4, tf.float64), tf.constant([[True]] * 4), tf.constant(0.5, tf.float64)
-    sums, _, non_finite, *_ = gradients.clipped(
-        tf.constant(x), tf.constant(y), weights, mask, bound, tf.constant(CallMode.TRAINING)
-    )
-    assert int(non_finite) == 1
+    found = dp_sgd(model).clipped_sum(x, y, 0.5)
+    assert found.non_finite == 1
     keep = [0, 2, 3]
-    assert relative_error([g.numpy() for g in sums], brute_force(model, x[keep], y[keep], 0.5)) < TOLERANCE
+    assert relative_error(found.sums, brute_force(model, x[keep], y[keep], 0.5)) < TOLERANCE
 
 
 def test_nothing_is_compiled_twice():

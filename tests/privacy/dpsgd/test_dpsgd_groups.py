@@ -17,6 +17,7 @@ from examples_of_dpsgd import (
     perturbed,
     relative_error,
     smooth,
+    take_in_turn,
 )
 from statistics_of_noise import std_is
 from support import mostly_slow
@@ -73,7 +74,7 @@ def assert_equal_to_brute_force(model, **options):
     mostly_slow(["shared", "odd_convolutions", "sequence", "embedding", "deep_convolution"], ["sequence"]),
 )
 def test_the_mean_of_a_group_is_clipped(name):
-    assert assert_equal_to_brute_force(smooth(perturbed(MODELS[name]()))).method == "layers"
+    assert assert_equal_to_brute_force(smooth(perturbed(MODELS[name]()))).method == "rows"
 
 
 @pytest.mark.long
@@ -82,13 +83,9 @@ def test_the_mean_of_a_group_is_clipped_in_other_models(build):
     assert_equal_to_brute_force(smooth(perturbed(build())))
 
 
-@pytest.mark.slow
-def test_the_mean_of_a_group_is_clipped_as_a_whole_model(monkeypatch):
-    def refused(gradients, *_):
-        return False
-
-    monkeypatch.setattr("cloister.privacy.dpsgd.trials.Trial.agrees_by_layer", refused)
-    assert assert_equal_to_brute_force(smooth(perturbed(MODELS["shared"]()))).method == "model"
+def test_the_mean_of_a_group_is_clipped_in_turn(monkeypatch):
+    take_in_turn(monkeypatch)
+    assert assert_equal_to_brute_force(smooth(perturbed(MODELS["sequence"]()))).method == "in turn"
 
 
 def sensitivity(step, x, y, bound):

@@ -9,7 +9,7 @@ from examples_of_dpsgd import LOSS, batch, dp_sgd, first_moves, functional, head
 from support import failures, mostly_slow
 
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd import clipped_sums, dense, exact_noise, one_by_one, parts, rounding
+from cloister.privacy.dpsgd import clipped_sums, dense, exact_noise, in_rows, one_by_one, parts, rounding
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.dpsgd.running_sum import RunningSum
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -20,7 +20,8 @@ MANY_CASES = 10**6
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow(KINDS, ["outer", "gram of groups", "dense one by one", "conv gram", "conv shift", "vectorised"])
+    "name",
+    mostly_slow(KINDS, ["outer", "gram of groups", "dense one by one", "conv gram", "conv gather", "one by one"]),
 )
 def test_one_unit_moves_the_sum_of_every_kernel_by_the_bound_at_most(name):
     assert 0.5 < search(name, CASES) <= 1
@@ -104,7 +105,7 @@ class TestTheSearchCatches:
             return whole(self) / 4
 
         monkeypatch.setattr(parts.PerUnit, "squared_norms", one_of_them)
-        assert search("vectorised groups", CASES) > 1.1
+        assert search("one by one in groups", CASES) > 1.1
 
 
 def two_dense():
@@ -127,7 +128,7 @@ def test_large_inputs_and_small_deltas_do_not_escape_the_clip(scale, gap, bound)
 def test_positions_that_cancel_do_not_escape_the_clip(scale):
     rng = np.random.default_rng(0)
     model = keras.Sequential([keras.Input((2, 64)), layers.Dense(64), layers.Flatten(), layers.Dense(3, "softmax")])
-    step = dp_sgd(model, batch_size=1)
+    step = dp_sgd(model, batch_size=2)
     kernel = scale * rng.standard_normal((64, 3))
     model.set_weights([np.zeros((64, 64)), np.zeros(64), np.concatenate([kernel, -kernel]), np.zeros(3)])
     x = np.repeat(rng.uniform(0, 1, (1, 1, 64)), 2, axis=1).astype(np.float32)
@@ -189,7 +190,7 @@ class TestWhoeverElseIsThere:
 
     @pytest.mark.slow
     def test_a_number_of_places_that_does_not_suit_the_processor_is_caught(self, monkeypatch):
-        monkeypatch.setattr(clipped_sums, "stride", lambda: self.SIZE)
+        monkeypatch.setattr(in_rows, "stride", lambda: self.SIZE)
         untried(monkeypatch)
         if self.moved() <= 1:
             pytest.skip("on this processor an example is computed in the same way at each of 15 places")
@@ -228,7 +229,7 @@ class TestTheLastPlaceOfACall:
 
     @pytest.mark.slow
     def test_a_size_that_was_tried_with_made_up_examples_alone_is_caught(self, monkeypatch):
-        monkeypatch.setattr(clipped_sums, "stride", lambda: 3)
+        monkeypatch.setattr(in_rows, "stride", lambda: 3)
         if self.moved() <= 1:
             pytest.skip("on this processor an exponential comes out the same at each of three places")
 

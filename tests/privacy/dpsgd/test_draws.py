@@ -4,8 +4,6 @@ The order of TensorFlow's sum over positions depends on where in memory an examp
 multiple of 8. The server chooses weights by which dropout has no effect and the last bit of that sum is amplified.
 """
 
-from contextlib import nullcontext
-
 import keras
 import numpy as np
 import pytest
@@ -13,10 +11,9 @@ import tensorflow as tf
 from examples_of_dpsgd import batch, dp_sgd, first_moves, untried
 from support import mostly_slow
 
-from cloister.privacy.dpsgd import clipped_sums
-from cloister.privacy.dpsgd.clipped_sums import TrialCall
+from cloister.privacy.dpsgd import in_rows
 from cloister.privacy.dpsgd.parts import added_up, fingerprints
-from cloister.privacy.dpsgd.strides import stride
+from cloister.privacy.dpsgd.reductions import chained_sums
 from cloister.privacy.dpsgd.trial_calls import CallMode
 
 layers = keras.layers
@@ -54,21 +51,21 @@ def farthest(step, seeds, chosen=steep):
 @pytest.fixture
 def as_tensorflow_adds_up(monkeypatch):
     """A twin whose sums over positions are left as they are, and are not looked for."""
-    monkeypatch.setattr(clipped_sums, "even_sums", nullcontext)
-    monkeypatch.setattr(clipped_sums, "uneven_operations", lambda graph: [])
+    monkeypatch.setattr(in_rows, "even_sums", chained_sums)
+    monkeypatch.setattr(in_rows, "uneven_operations", lambda graph: [])
 
 
 @pytest.mark.slow
 def test_dropout_does_not_hide_that_a_gradient_depends_on_its_place(as_tensorflow_adds_up):
     step = dp_sgd(network(), batch_size=16)
-    assert not step._clipped_sums.same_at_every_place
+    assert step.method == "in turn"
     assert 0 < farthest(step, range(4)) <= 1
 
 
 @pytest.mark.slow
 def test_a_gradient_does_not_depend_on_its_place():
     step = dp_sgd(network(), batch_size=16)
-    assert step._clipped_sums.same_at_every_place
+    assert step.method == "rows"
     assert 0 < farthest(step, range(4)) <= 1
 
 
@@ -81,40 +78,10 @@ def test_without_the_trial_one_example_moves_the_sum_by_more_than_the_bound(as_t
 def text():
     """A convolution shared by two parts of a text, and the largest of each filter's numbers over each part."""
     keras.utils.set_random_seed(3)
-    inputs, convolution = keras.Input((40,), dtype="int32"), layers.Conv1D(13, 3, activation="relu")
-    embedded, largest = layers.Embedding(50, 9)(inputs), layers.GlobalMaxPooling1D()
-    both = layers.Concatenate()([largest(convolution(embedded[:, :13])), largest(convolution(embedded[:, 13:]))])
+    inputs, convolution = keras.Input((1, 40), dtype="int32"), layers.Conv2D(13, (1, 3), activation="relu")
+    embedded, largest = layers.Embedding(50, 9)(inputs), layers.GlobalMaxPooling2D()
+    both = layers.Concatenate()([largest(convolution(embedded[:, :, :13])), largest(convolution(embedded[:, :, 13:]))])
     return keras.Model(inputs, layers.Dense(10, activation="softmax")(both))
-
-
-def level(model, seed):
-    """All positions are the largest ones, and what the two parts give the biases cancels but for roundings."""
-    embedding, convolution, top = (layer for layer in model.layers if layer.trainable_variables)
-    embedding.set_weights([np.zeros(embedding.embeddings.shape)])
-    convolution.set_weights([np.zeros(convolution.kernel.shape), np.full(convolution.bias.shape, 2.0**-60)])
-    half = 2.0**35 * np.random.default_rng(seed).standard_normal((13, 10))
-    top.set_weights([np.concatenate([half, -half]), np.zeros(10)])
-
-
-@pytest.mark.slow
-def test_a_sum_of_which_an_example_has_one_term_is_tried_with_many(as_tensorflow_adds_up):
-    step = dp_sgd(text(), batch_size=16)
-    sums, (x, y) = step._clipped_sums, batch(step.model, 1)
-    assert not sums.same_at_every_place
-    weights = step.model.get_weights()
-    assert 0 < farthest(step, range(4), level) <= 1
-    step.model.set_weights(weights)
-    # The graph for several places, which the trial refused.
-    sums.places = stride()
-    sums._graphs = {sums.places: sums._compile(sums.places)}
-    assert sums._show_one_gradient([TrialCall(x[0], y[0])])
-    assert not sums._show_one_gradient([TrialCall(x[0], y[0], CallMode.RANDOM_DELTAS)])
-
-
-@pytest.mark.slow
-def test_without_the_trial_it_lets_one_example_move_the_sum_by_more_than_the_bound(as_tensorflow_adds_up, monkeypatch):
-    untried(monkeypatch)
-    assert farthest(dp_sgd(text(), batch_size=16), range(4), level) > 2
 
 
 def off_by_a_bit(array, places, ups):
@@ -175,25 +142,17 @@ TOGETHER = {
 def test_models_that_have_one_gradient_at_every_place_are_computed_together(case):
     build, cap = TOGETHER[case]
     step = dp_sgd(build(), batch_size=16, group_cap=cap)
-    assert step._clipped_sums.same_at_every_place and step._clipped_sums.places >= 16
+    assert step.method == "rows" and step._clipped_sums.engine.places >= 16
 
 
-class MyDropout(layers.Dropout):
-    """Anybody's: a model with it is computed as a whole."""
-
-
-@pytest.mark.parametrize(
-    ("drawing", "method"), mostly_slow([(layers.Dropout, "layers"), (MyDropout, "model")], [(layers.Dropout, "layers")])
-)
-def test_in_a_trial_all_examples_use_the_same_random_numbers(drawing, method):
-    hidden = layers.Dense(16), drawing(0.5)
+def test_in_a_trial_all_examples_use_the_same_random_numbers():
+    hidden = layers.Dense(16), layers.Dropout(0.5)
     model = keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3, activation="softmax")])
     step, (x, y) = dp_sgd(model, batch_size=2, microbatch_size=2), batch(model, 1)
-    sums = step._clipped_sums
-    assert step.method == method
-    every, labels, mask = np.repeat(x, sums.places, 0), np.repeat(y, sums.places, 0), np.ones((sums.places, 1), bool)
+    rows, seeds = step._clipped_sums.engine, np.zeros((1, 2), np.int64)
+    every, labels, mask = np.repeat(x, rows.places, 0), np.repeat(y, rows.places, 0), np.ones((rows.places, 1), bool)
     modes = (CallMode.SHARED_DRAWS, CallMode.SHARED_DRAWS, CallMode.TRAINING)
-    norms = [sums._call(every, labels, mask, 1.0, mode=mode).norms.numpy() for mode in modes]
+    norms = [rows._call(every, labels, mask, 1.0, seeds, mode=mode).norms.numpy() for mode in modes]
     assert len({*norms[0].round(4), *norms[1].round(4)}) == 1
     assert len({*norms[2].round(4)}) > 1
 

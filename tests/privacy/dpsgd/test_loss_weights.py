@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, gradient_of_one, head, norm, relative_error
+from examples_of_dpsgd import (
+    LOSS,
+    batch,
+    brute_force,
+    dp_sgd,
+    functional,
+    gradient_of_one,
+    head,
+    norm,
+    relative_error,
+    take_in_turn,
+)
 from support import mostly_slow
 
 from cloister.core.errors import ConfigError
@@ -29,10 +40,10 @@ def model():
     return functional((6,), head)
 
 
-@pytest.fixture(params=mostly_slow(["layers", "model"], ["layers"]))
+@pytest.fixture(params=mostly_slow(["rows", "in turn"], ["rows"]))
 def method(request, monkeypatch):
-    if request.param == "model":
-        monkeypatch.setattr("cloister.privacy.dpsgd.trials.Trial.agrees_by_layer", lambda *_: False)
+    if request.param == "in turn":
+        take_in_turn(monkeypatch)
     return request.param
 
 

@@ -4,8 +4,6 @@ In each of the networks a sum over positions that is no layer's own has one term
 server chooses weights by which it has many, and by which all but its roundings cancels.
 """
 
-from contextlib import nullcontext
-
 import keras
 import numpy as np
 import pytest
@@ -13,8 +11,8 @@ import tensorflow as tf
 from examples_of_dpsgd import batch, brute_force, dp_sgd, first_moves, functional, head, relative_error
 from support import mostly_slow
 
-from cloister.privacy.dpsgd import clipped_sums
-from cloister.privacy.dpsgd.reductions import even_sums, uneven_operations
+from cloister.privacy.dpsgd import in_rows
+from cloister.privacy.dpsgd.reductions import chained_sums, even_sums, uneven_operations
 from cloister.privacy.dpsgd.strides import stride
 
 layers = keras.layers
@@ -139,12 +137,13 @@ def below_saturation(model, rng):
 
 
 NETWORKS = {
-    "a gate": (excited, open_gate, "layers"),
-    "a wrapper": (parts_of_text, level, "layers"),
-    "the whole model": (taken_whole, level, "model"),
-    "a threshold": (saturated, above_threshold, "layers"),
-    "many positions": (large, below_saturation, "layers"),
+    "a gate": (excited, open_gate, "rows"),
+    "a wrapper": (parts_of_text, level, "in turn"),
+    "the whole model": (taken_whole, level, "in turn"),
+    "a threshold": (saturated, above_threshold, "rows"),
+    "many positions": (large, below_saturation, "rows"),
 }
+IN_ROWS = [name for name, (_, _, method) in NETWORKS.items() if method == "rows"]
 
 
 def farthest(build, choose):
@@ -162,26 +161,25 @@ def test_one_example_moves_the_sum_by_the_bound_at_most(name):
     build, choose, method = NETWORKS[name]
     step, moved = farthest(build, choose)
     assert 0 < moved <= 1 and step.method == method
-    assert step._clipped_sums.same_at_every_place and step._clipped_sums.places >= BATCH
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", IN_ROWS)
 def test_as_tensorflow_adds_up_it_moves_it_by_more_and_no_trial_shows_it(name, monkeypatch):
-    monkeypatch.setattr(clipped_sums, "even_sums", nullcontext)
-    monkeypatch.setattr(clipped_sums, "uneven_operations", lambda graph: [])
+    monkeypatch.setattr(in_rows, "even_sums", chained_sums)
+    monkeypatch.setattr(in_rows, "uneven_operations", lambda graph: [])
     build, choose, _ = NETWORKS[name]
     step, moved = farthest(build, choose)
-    assert moved > 1.2 and step._clipped_sums.same_at_every_place
+    assert moved > 1.2 and step.method == "rows"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", IN_ROWS)
 def test_where_sums_are_left_as_they_are_one_unit_is_computed_at_a_time(name, monkeypatch):
-    monkeypatch.setattr(clipped_sums, "even_sums", nullcontext)
+    monkeypatch.setattr(in_rows, "even_sums", chained_sums)
     build, choose, _ = NETWORKS[name]
     step, moved = farthest(build, choose)
-    assert moved <= 1 and not step._clipped_sums.same_at_every_place and step._clipped_sums.places == 1
+    assert moved <= 1 and step.method == "in turn"
 
 
 REDUCED = {
@@ -325,7 +323,7 @@ UNEVEN = {
 @pytest.mark.parametrize("build", UNEVEN.values(), ids=UNEVEN)
 def test_operations_that_are_left_are_computed_for_one_unit_at_a_time(build):
     step = dp_sgd(build(), batch_size=BATCH)
-    assert not step._clipped_sums.same_at_every_place
+    assert step.method == "in turn"
 
 
 FOUND = {

@@ -10,7 +10,7 @@ from examples_of_dpsgd import batch, dp_sgd
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
-from cloister.privacy.dpsgd import clipped_sums
+from cloister.privacy.dpsgd import in_rows
 from cloister.privacy.dpsgd.rewriting import PASSES, as_traced
 
 layers = keras.layers
@@ -70,9 +70,9 @@ def kinds_of_operations():
 )
 @pytest.mark.parametrize("rewritten", [False, True])
 def test_a_sum_of_terms_is_added_up_in_one_order(form, rewritten, monkeypatch):
-    monkeypatch.setattr(clipped_sums, "FEWER", 1000)  # one graph: each takes half a minute
+    monkeypatch.setattr(in_rows, "FEWER", 1000)  # one graph: each takes half a minute
     if rewritten:
-        monkeypatch.setattr(clipped_sums, "as_traced", nullcontext)
+        monkeypatch.setattr(in_rows, "as_traced", nullcontext)
     build, batch_size, size = LARGE[form]
     model, steep = build()
     with kinds_of_operations() as kinds:

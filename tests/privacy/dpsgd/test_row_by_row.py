@@ -22,10 +22,9 @@ from examples_of_dpsgd import (
 )
 from support import mostly_slow
 
-from cloister.privacy.dpsgd import checks, clipped_sums, gradients, row_by_row, trials
-from cloister.privacy.dpsgd.clipped_sums import TrialCall
+from cloister.privacy.dpsgd import checks, gradients, in_rows, row_by_row
 from cloister.privacy.dpsgd.convolution import MANY_EXAMPLES
-from cloister.privacy.dpsgd.parts import Rows
+from cloister.privacy.dpsgd.in_rows import TrialCall
 from cloister.privacy.dpsgd.row_by_row import RowByRow
 from cloister.privacy.dpsgd.strides import stride
 
@@ -128,9 +127,9 @@ class LastBit(RowByRow):
 def test_rows_of_which_a_bit_depends_on_their_number_are_not_used(weights, monkeypatch):
     monkeypatch.setattr(row_by_row, "RowByRow", LastBit)
     step, x, y = amplified(loss_weights=weights)
-    step._clipped_sums._loss_weights = None
+    step._clipped_sums.engine._loss_weights = None
     assert farthest(step, x, y) <= 1
-    assert step._clipped_sums.same_at_every_place and "row by row" not in forms(step)
+    assert step.method == "rows" and "row by row" not in forms(step)
 
 
 @pytest.mark.slow
@@ -145,7 +144,7 @@ def test_rows_of_which_a_bit_depends_on_their_number_would_break_the_bound(monke
 def graphs(request, monkeypatch):
     """Row by row as it is, and a twin whose graphs TensorFlow rewrites, untried."""
     if request.param == "rewritten":
-        monkeypatch.setattr(clipped_sums, "as_traced", nullcontext)
+        monkeypatch.setattr(in_rows, "as_traced", nullcontext)
         untried(monkeypatch)
     return request.param
 
@@ -204,7 +203,7 @@ def test_rows_are_not_rewritten_apart_in_the_backward_pass(graphs):
 @pytest.mark.slow
 def test_weights_at_the_beginning_hide_no_difference_between_rows(monkeypatch):
     """With all gradients of the first layer zero, as the weights have it, the trial sees what TensorFlow rewrites."""
-    monkeypatch.setattr(clipped_sums, "as_traced", nullcontext)
+    monkeypatch.setattr(in_rows, "as_traced", nullcontext)
     model = rewritten_apart(lambda x: keras.activations.gelu(x, approximate=True))
     kernel, bias = model.layers[0].get_weights()
     model.layers[0].set_weights([0 * kernel, bias - 100])
@@ -233,7 +232,7 @@ def differing(step, scale):
     """How many of six examples have another norm at some place of some graph, with weights that many times as large."""
     strided_one = next(layer for layer in step.model.layers if getattr(layer, "filters", 0) == 5)
     strided_one.set_weights([scale * array for array in strided_one.get_weights()])
-    sums, model, found = step._clipped_sums, step.model, 0
+    sums, model, found = step._clipped_sums.engine, step.model, 0
     for x, y in zip(*batch(model, 6, seed=2), strict=True):
         call = TrialCall(x, y)
         norms = np.concatenate([sums._norms_and_fingerprints([call], units)[:, 0] for units in sums._graphs])
@@ -251,9 +250,9 @@ def differing(step, scale):
     ],
 )
 def test_an_example_is_the_same_to_the_last_bit_at_every_place_of_every_graph(activation, monkeypatch):
-    monkeypatch.setattr(clipped_sums, "FEWER", BETWEEN)
+    monkeypatch.setattr(in_rows, "FEWER", BETWEEN)
     step = dp_sgd(strided(activation, layers.MaxPooling2D(1)), batch_size=PLACES)
-    assert sorted(step._clipped_sums._graphs) == [*range(PLACES // 2, PLACES, BETWEEN), PLACES]
+    assert sorted(step._clipped_sums.engine._graphs) == [*range(PLACES // 2, PLACES, BETWEEN), PLACES]
     assert not differing(step, 1.0) and not differing(step, 1e3)
 
 
@@ -274,7 +273,7 @@ class PutTogether(RowByRow):
 def test_an_operation_that_was_moved_over_all_rows_is_caught(monkeypatch):
     for module in (checks, gradients):
         monkeypatch.setattr(module, "row_by_row", lambda model: PutTogether(model, 2))
-    monkeypatch.setattr(clipped_sums, "as_traced", nullcontext)
+    monkeypatch.setattr(in_rows, "as_traced", nullcontext)
     untried(monkeypatch)
     if not differing(dp_sgd(strided("softplus"), batch_size=PLACES), 1e3):
         pytest.skip("on this processor rows that are computed together come out alike")
@@ -305,7 +304,6 @@ def test_an_empty_place_raises_no_exception_that_no_example_does(form):
     first = (layers.Conv2D(6, 3, activation="relu"), layers.AveragePooling2D(8)) if form == "by row" else ()
     model = fragile(*first, shape=(60, 60, 1) if first else (3, 3, 1))
     step = dp_sgd(model, batch_size=PLACES)
-    assert ("row by row" in forms(step)) == (form == "by row")
     for size in (5, 8, 11, 12, 13, 16):
         x, y = batch(model, size)
         found = step.clipped_sum(x, y, 0.5 * (1 + step.overstatement))
@@ -314,7 +312,7 @@ def test_an_empty_place_raises_no_exception_that_no_example_does(form):
 
 @pytest.mark.slow
 def test_graphs_from_half_of_the_places_on_are_there_from_the_start_and_none_is_made_later(monkeypatch):
-    monkeypatch.setattr(clipped_sums, "FEWER", BETWEEN)
+    monkeypatch.setattr(in_rows, "FEWER", BETWEEN)
     traces = []
 
     def loss(y, outputs):
@@ -324,7 +322,7 @@ def test_graphs_from_half_of_the_places_on_are_there_from_the_start_and_none_is_
     model = pictures()
     x, y = batch(model, 20)
     step = dp_sgd(model, loss=loss, probe=(x[:3], y[:3]), batch_size=PLACES)
-    assert sorted(step._clipped_sums._graphs) == [*range(PLACES // 2, PLACES, BETWEEN), PLACES]
+    assert sorted(step._clipped_sums.engine._graphs) == [*range(PLACES // 2, PLACES, BETWEEN), PLACES]
     traces.clear()
     for size in (3, 1, 4, 0, 12, PLACES, 13, 20):
         step.step(x[:size], y[:size])
@@ -353,17 +351,17 @@ def test_a_number_that_is_changed_in_python_changes_nothing_for_some_batches_alo
 
 @pytest.mark.slow
 def test_the_first_layers_take_no_more_rows_than_are_drawn(monkeypatch):
-    monkeypatch.setattr(clipped_sums, "FEWER", BETWEEN)
+    monkeypatch.setattr(in_rows, "FEWER", BETWEEN)
     rows, original = [], RowByRow.copies
     monkeypatch.setattr(RowByRow, "copies", lambda self, count: rows.append(count) or original(self, count))
     model = pictures()
     half, step = PLACES // 2, dp_sgd(model, batch_size=PLACES)
     sizes = list(range(half, PLACES + 1, BETWEEN))
-    assert rows[-len(sizes) :] == [PLACES, *sizes[:-1]] and sorted(step._clipped_sums._graphs) == sizes
+    assert rows[-len(sizes) :] == [PLACES, *sizes[:-1]] and sorted(step._clipped_sums.engine._graphs) == sizes
     calls = []
-    for units, graph in step._clipped_sums._graphs.items():
+    for units, graph in step._clipped_sums.engine._graphs.items():
         counted = lambda *given, units=units, graph=graph: calls.append((units, given[0].shape[0])) or graph(*given)  # noqa: E731
-        step._clipped_sums._graphs[units] = counted
+        step._clipped_sums.engine._graphs[units] = counted
     for size in (3, half + 1, half + 2 * BETWEEN, half + 2 * BETWEEN + 1, PLACES):
         step.clipped_sum(*batch(model, size), 1.0)
     assert calls == [(half + more, half + more) for more in (0, BETWEEN, 2 * BETWEEN, 3 * BETWEEN, half)]
@@ -390,7 +388,7 @@ class TestOthersAreComputedAsBefore:
 
     @pytest.mark.slow
     def test_more_rows_than_a_graph_has_copies_for(self):
-        assert self.of(pictures(), batch_size=80) == {"rows", "shift", "dense"}
+        assert self.of(pictures(), batch_size=80) == {"one-hot", "gather", "dense"}
 
     @pytest.mark.slow
     def test_a_model_that_is_no_plain_chain_of_layers(self):
@@ -416,7 +414,7 @@ class TestOthersAreComputedAsBefore:
                 ]
             )
         )
-        assert found == {"vectorised", "loop", "dense"}
+        assert found == {"normalization", "loop", "dense"}
 
     @pytest.mark.slow
     def test_a_model_that_draws(self):
@@ -425,26 +423,3 @@ class TestOthersAreComputedAsBefore:
         step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 5)
         found = step.clipped_sum(x, y, 0.5)
         assert "row by row" in forms(step) and 0 < norm(found.sums) <= 5 * 0.5
-
-    @pytest.mark.slow
-    def test_where_rows_come_out_wrong(self, monkeypatch):
-        """The gradients of rows are mixed up: the trial sees it."""
-        right = RowByRow.part
-        monkeypatch.setattr(RowByRow, "part", lambda self, gradients, rows: right(self, gradients[::-1], rows))
-        assert "row by row" not in self.of(pictures())
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(("kinks", "form"), [(3, "row by row"), (4, "loop")])
-    def test_where_rows_disagree_under_all_weights_that_are_tried(self, kinks, form, monkeypatch):
-        agrees, disagreed = trials.Trial.agrees_by_layer, []
-
-        def beside_a_kink(self, gradients):
-            if gradients.first_layers(Rows(PLACES, 1)) is None or len(disagreed) == kinks:
-                return agrees(self, gradients)
-            disagreed.append(self)
-            return False
-
-        monkeypatch.setattr(trials.Trial, "agrees_by_layer", beside_a_kink)
-        assert form in self.of(pictures())
-        values = [trial._values[0].numpy() for trial in disagreed]
-        assert len(disagreed) == kinks and not np.array_equal(*values[:2])

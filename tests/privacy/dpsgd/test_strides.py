@@ -73,4 +73,4 @@ def test_the_stride_follows_from_how_many_rows_are_computed_together(block, expe
 def test_without_a_number_that_suits_one_unit_is_computed_at_a_time(asked_anew, monkeypatch):
     monkeypatch.setattr(strides, "STRIDES", ())
     step = dp_sgd(functional((5,), lambda x: head(layers.Dense(7)(x))))
-    assert step._clipped_sums.places == 1 and not step._clipped_sums.same_at_every_place
+    assert step.method == "in turn"

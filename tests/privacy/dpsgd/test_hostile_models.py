@@ -1,6 +1,7 @@
-"""A model with a layer or loss that is not known is computed one unit at a time: examples cannot mix.
+"""Models whose layers mix examples where no trial would show it: refused, computed in turn, or proved harmless.
 
-In each of the networks a layer of one's own mixes the examples of a batch in a way that no trial shows.
+The first ones come with weights and inputs by which one example moved the sum by 2 to 80 times the bound, in versions
+that knew layers by lists and tried models on made-up examples.
 """
 
 from functools import partial
@@ -11,30 +12,25 @@ import pytest
 import tensorflow as tf
 from examples_of_dpsgd import (
     LOSS,
-    as_if_known,
+    BatchMean,
     batch,
     brute_force,
     dp_sgd,
-    first_moves,
     functional,
     head,
     norm,
     relative_error,
+    small,
 )
-from support import mostly_slow
+from support import failures
 
 from cloister.core.errors import UnsupportedModel
-from cloister.privacy.dpsgd import checks
-from cloister.privacy.dpsgd.clipped_sums import ClippedSums
-from cloister.privacy.dpsgd.gradients import Gradients
-from cloister.privacy.dpsgd.known_layers import LOSSES_OF_EQUAL_RANKS, keeps_examples_apart
 from cloister.privacy.dpsgd.strides import stride
 from cloister.tasks import alzheimer_mri, digits, images, mnist
 
 layers, ops = keras.layers, keras.ops
 COUNT = max(stride(), 2)
 """Of examples: as many as a call has room for."""
-pytestmark = pytest.mark.known_layers
 
 
 class LargestScore(layers.Layer):
@@ -149,42 +145,6 @@ def positions_behind_the_end(model):
     return x, np.zeros(COUNT, int), 1e-3
 
 
-BREAKS = {
-    "roundings": (attention, large_scores),
-    "gradients": (clipped_within, one_large_gradient),
-    "whole numbers": (last_token, empty_texts),
-    "exceptions": (at_position, positions_behind_the_end),
-}
-
-
-def moves(name):
-    """The step, and how far leaving out the first or the last example moves its sum, in S, at most."""
-    build, choose = BREAKS[name]
-    model = build()
-    step = dp_sgd(model, batch_size=COUNT, probe=batch(model, 3))
-    x, y, bound = choose(model)
-    sums = [step.clipped_sum(x[part], y[part], bound).sums for part in (slice(None), slice(1, None), slice(-1))]
-    far = [norm([a.astype(float) - b for a, b in zip(sums[0], other, strict=True)]) / bound for other in sums[1:]]
-    return step, max(far)
-
-
-@pytest.mark.parametrize("name", mostly_slow(BREAKS, ["gradients"]))
-def test_one_example_moves_the_sum_by_the_bound_at_most(name):
-    step, far = moves(name)
-    assert 0 < far <= 1 and step._clipped_sums.places == 1
-
-
-@pytest.mark.long
-@pytest.mark.skipif(stride() == 1, reason="no number of examples suits this processor: each is computed alone")
-@pytest.mark.parametrize("name", BREAKS)
-def test_if_its_layer_was_thought_to_be_known_it_moves_it_by_more(name, monkeypatch):
-    """No trial shows it, but for different examples beside each other, which show some."""
-    monkeypatch.setattr(ClippedSums, "_are_same_beside_others", lambda self, calls, found: True)
-    as_if_known(monkeypatch)
-    step, far = moves(name)
-    assert far > 1.2 and step._clipped_sums.same_at_every_place
-
-
 class Bins(layers.Layer):
     """Of the second half of a text's numbers the sums in bins, which the first half names."""
 
@@ -197,31 +157,153 @@ class Bins(layers.Layer):
         return (shape[0], 4)
 
 
-def fifth_bins(monkeypatch, together):
-    """How far a text that names a bin that there is none of moves the sum, in S."""
-    if together:
-        monkeypatch.setattr(checks, "partial", lambda make, *given, one_at_a_time: partial(make, *given))
-        monkeypatch.setattr(checks, "_by_layer", lambda make, trials: None)
-    model = functional((128,), lambda x: layers.Dense(3, activation="softmax")(Bins()(x)), "int32")
-    step = dp_sgd(model, batch_size=COUNT)
+def bins():
+    return functional((128,), lambda x: layers.Dense(3, activation="softmax")(Bins()(x)), "int32")
+
+
+def a_fifth_bin(model):
+    """Which there is none of: it was the next text's first."""
     model.set_weights([np.zeros((4, 3)), np.zeros(3)])
     x = np.zeros((COUNT, 128), np.int32)
-    x[0, :64], x[:, 64:] = 4 * np.minimum(np.arange(1, 65), COUNT - 1), 100  # the fifth bin is the next text's first
+    x[0, :64], x[:, 64:] = 4 * np.minimum(np.arange(1, 65), COUNT - 1), 100
     x[0, 64:] = np.where(np.arange(64) < COUNT - 1, -(10**6), 0)
-    return step, first_moves(step, x, np.zeros(COUNT, int))
+    return x, np.zeros(COUNT, int), 1.0
 
 
-@pytest.mark.slow
-def test_one_example_names_nothing_of_another(monkeypatch):
-    step, far = fifth_bins(monkeypatch, together=False)
-    assert far <= 1 and step._clipped_sums.places == 1
+def with_a_number():
+    """Adds a number to all features of an example. Keras takes it for a bias of the batch if there are as many."""
+    inputs = keras.Input((4,))
+    wide, one = layers.Dense(COUNT)(inputs), layers.Dot(axes=1)([inputs, inputs])
+    return keras.Model(inputs, head(layers.Add()([wide, one])))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(stride() == 1, reason="no number of examples suits this processor: each is computed alone")
-def test_vectorised_together_it_would(monkeypatch):
-    step, far = fifth_bins(monkeypatch, together=True)
-    assert far > 2 and step._clipped_sums.same_at_every_place
+def one_large_number(model):
+    wide, top = (layer for layer in model.layers if layer.trainable_variables)
+    wide.set_weights([np.zeros((4, COUNT)), np.full(COUNT, -1.0)])
+    top.set_weights([np.tile([1.0, -1.0, 0.0, 0.0, 0.0], (COUNT, 1)), np.zeros(5)])
+    x = np.full((COUNT, 4), 0.1, np.float32)
+    x[0] = 100
+    return x, np.full(COUNT, 2), 1.0
+
+
+def mean_of_all(threshold=1e12):
+    """A mask with an axis too many: the mean is over all examples, and attention repeats it for each."""
+
+    def inner(x):
+        row, large = layers.Reshape((1, 4)), layers.ReLU(threshold=threshold)(x)
+        mean = layers.GlobalAveragePooling1D()(row(large), mask=np.ones((1, 1, 1), bool))
+        seen = layers.Attention()([row(x), layers.Reshape((1, 4))(mean)])
+        return layers.Dense(3, activation="softmax", name="top")(layers.Add()([x, layers.Flatten()(seen)]))
+
+    return functional((4,), inner)
+
+
+def numbers_out_of_reach(model):
+    """Of any trial."""
+    kernel = np.zeros((4, 3))
+    kernel[:2] = [[1e-10, -1e-10, 0.0], [-9.0, 9.0, 0.0]]
+    model.get_layer("top").set_weights([kernel, np.zeros(3)])
+    x = np.zeros((16, 4), np.float32)
+    x[1:, 1], x[0] = 1.0, [1e13, 0.0, 0.0, 0.0]
+    return x, np.full(16, 2), 1.0
+
+
+BREAKS = {
+    "roundings": (attention, large_scores),
+    "gradients": (clipped_within, one_large_gradient),
+    "whole numbers": (last_token, empty_texts),
+    "exceptions": (at_position, positions_behind_the_end),
+    "bins": (bins, a_fifth_bin),
+    "a number for each example": (with_a_number, one_large_number),
+    "a mean of all": (mean_of_all, numbers_out_of_reach),
+}
+
+
+def moves(name):
+    """How far leaving out the first or the last example moves the sum, in S, at most; 0 for a refused model."""
+    build, choose = BREAKS[name]
+    model = build()
+    try:
+        step = dp_sgd(model, batch_size=COUNT, probe=batch(model, 3))
+    except UnsupportedModel:
+        return 0.0
+    x, y, bound = choose(model)
+    sums = [step.clipped_sum(x[part], y[part], bound).sums for part in (slice(None), slice(1, None), slice(-1))]
+    return max(norm([a.astype(float) - b for a, b in zip(sums[0], other, strict=True)]) / bound for other in sums[1:])
+
+
+def test_one_example_moves_the_sum_by_the_bound_at_most():
+    def one(name):
+        assert moves(name) <= 1
+
+    assert not failures(BREAKS, one)
+
+
+class FromTheOneBefore(keras.Layer):
+    """Couples each example with the one in front of it: the first one with none."""
+
+    def call(self, x):
+        return x + keras.ops.concatenate([keras.ops.zeros_like(x[:1]), x[:-1]])
+
+
+class CoupledByWeight(keras.Layer):
+    """Couples examples as far as a weight says, which a server sends, whether it is trained or not."""
+
+    def __init__(self, trained=True):
+        super().__init__()
+        self.trained = trained
+
+    def build(self, shape):
+        self.share = self.add_weight(shape=(1,), initializer="zeros", name="share", trainable=self.trained)
+
+    def call(self, x):
+        return x + keras.ops.relu(self.share) * keras.ops.mean(x, axis=0, keepdims=True)
+
+
+class LogMean(layers.Layer):
+    """Has no number for half of what is given to it."""
+
+    def call(self, x):
+        return keras.ops.log(x) - keras.ops.mean(keras.ops.log(x), axis=0, keepdims=True)
+
+
+def centred(x):
+    """By operations that are no layers."""
+    return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+MIXING = {
+    "BatchMean": BatchMean,
+    "CoupledByWeight": CoupledByWeight,
+    "UnitNormalization": lambda: layers.UnitNormalization(axis=0),
+    "Softmax": lambda: layers.Softmax(axis=0),
+    "LogMean": LogMean,
+    "the model or its loss": lambda: centred,
+}
+
+
+def test_a_layer_that_mixes_examples_is_refused_by_its_name():
+    """A server's weights or made-up examples may hide it: the proof looks at neither."""
+
+    def one(name):
+        with pytest.raises(UnsupportedModel, match=f"{name}.* takes the examples of a batch together"):
+            dp_sgd(small(layers.Dense(4), MIXING[name]()))
+
+    assert not failures(MIXING, one)
+
+
+def test_a_layer_of_which_the_proof_cannot_tell_is_computed_in_turn():
+    assert dp_sgd(small(layers.Dense(4), FromTheOneBefore())).method == "in turn"
+
+
+def test_a_loss_that_mixes_examples_is_refused():
+    def capped(y, p):
+        losses = LOSS(y, p)
+        return ops.minimum(losses, 5 * ops.mean(losses))
+
+    model = small(layers.Dense(4))
+    with pytest.raises(UnsupportedModel, match="the model or its loss takes the examples"):
+        dp_sgd(model, loss=capped, probe=batch(model, 3))
 
 
 def between(*inner, shape=(6, 4)):
@@ -278,19 +360,6 @@ def normalised_before(x):
     return head(layers.Flatten()(shared(layers.Reshape((1, 6))(shared(layers.GlobalMaxPooling1D()(x))))))
 
 
-KNOWN = {
-    "pictures": lambda: between(layers.Conv2D(3, 2, activation="relu"), layers.MaxPooling2D(), shape=(8, 8, 1)),
-    "a normalisation": lambda: between(layers.LayerNormalization(), layers.Dropout(0.5)),
-    "within a wrapper": lambda: between(layers.TimeDistributed(layers.Dense(3))),
-    "both directions": lambda: between(layers.Bidirectional(layers.LSTM(3, unroll=True, return_sequences=True))),
-    "attention": lambda: functional((6, 4), lambda x: head(layers.Flatten()(layers.MultiHeadAttention(2, 3)(x, x)))),
-    "nested": lambda: between(keras.Sequential([keras.Input((6, 4)), layers.Dense(3)])),
-    "a residual": lambda: two_branches(layers.Add(), layers.Dense(6), layers.ReLU()),
-    "scaled": lambda: between(layers.Rescaling(2.0, offset=1)),
-    "an activation that is a layer": lambda: between(layers.Dense(3, activation=layers.LeakyReLU())),
-}
-
-
 def masked(pool):
     """A mean of three positions, with a mask for all examples."""
     return functional((3, 4), lambda x: head(pool(x, mask=np.ones((1, 3), bool))))
@@ -313,7 +382,64 @@ def with_a_call_of_its_own(layer):
     return layer
 
 
-UNKNOWN = {
+def pairs(own, of_each):
+    """The largest difference of something of each example and of something that is said to have one row for each.
+
+    If that has one row more in front, or none, Keras gives all differences of two examples, and says nothing.
+    """
+
+    def inner(x):
+        row = layers.Reshape((1, 4))(layers.Dense(4)(x))
+        difference = layers.Subtract()([own(x), of_each(row)])
+        return layers.Dense(3, activation="softmax")(layers.GlobalMaxPooling1D()(difference))
+
+    return functional((4,), inner)
+
+
+def with_an_axis_in_front(layer):
+    return pairs(layer, layers.Identity())
+
+
+def for_two_ranks():
+    shared = layers.Normalization(axis=1, mean=[0.0], variance=[1.0])
+    shared.build((None, 1, 4))
+    return pairs(shared, shared)
+
+
+def reshaping_activations(x):
+    row = layers.Activation(layers.Reshape((1, 4)))(layers.Dense(4)(x))
+    largest = layers.Activation(layers.GlobalMaxPooling1D())(layers.Subtract()([x, row]))
+    return layers.Dense(3, activation="softmax")(largest)
+
+
+IN_ROWS = {
+    "pictures": lambda: between(layers.Conv2D(3, 2, activation="relu"), layers.MaxPooling2D(), shape=(8, 8, 1)),
+    "a normalisation": lambda: between(layers.LayerNormalization(), layers.Dropout(0.5)),
+    "nested": lambda: between(keras.Sequential([keras.Input((6, 4)), layers.Dense(3)])),
+    "a residual": lambda: two_branches(layers.Add(), layers.Dense(6), layers.ReLU()),
+    "scaled": lambda: between(layers.Rescaling(2.0, offset=1)),
+    "an activation that is a layer": lambda: between(layers.Dense(3, activation=layers.LeakyReLU())),
+}
+
+
+SHIPPED = {
+    "digits": digits._mlp,
+    "mnist, mlp": mnist._mlp,
+    "mnist, cnn": mnist._cnn,
+    "emnist": partial(images._two_convolutions, 62),
+    "alzheimer-mri": partial(alzheimer_mri._cnn, (32, 32, 1)),
+}
+
+
+@pytest.mark.slow(minutes=1)
+def test_keras_own_layers_and_the_networks_of_tasks_are_computed_in_rows():
+    def one(name):
+        assert dp_sgd((IN_ROWS | SHIPPED)[name]()).method == "rows"
+
+    assert not failures(IN_ROWS | SHIPPED, one)
+
+
+ODD = {
     "a layer with a call of its own": lambda: between(with_a_call_of_its_own(layers.Identity())),
     "an activation with a call of its own": lambda: between(
         layers.Dense(3, activation=with_a_call_of_its_own(layers.ReLU()))
@@ -344,16 +470,13 @@ UNKNOWN = {
     "a difference of two ranks": lambda: merged_before(layers.Subtract()),
     "a normalisation for two ranks": lambda: functional((4, 6), normalised_before),
     "a layer that was built for another rank": lambda: functional((4, 6), built_before),
-    "lengths that are not known": lambda: functional(
-        (None, 6), lambda x: head(layers.GlobalMaxPooling1D()(layers.Add()([x, layers.ReLU()(x)])))
-    ),
     "an activation that adds an axis": lambda: between(layers.Dense(4, activation=layers.Reshape((1, 24)))),
     "an activation that makes a mask": lambda: between(layers.Activation(layers.Masking(5.0))),
     "a scale with axes of its own": lambda: between(layers.Rescaling(np.ones((1, 1, 1, 1), np.float32))),
     "a mask that an inner model makes": lambda: between(
         keras.Sequential([keras.Input((6, 4)), layers.Masking()]), layers.TimeDistributed(layers.Flatten())
     ),
-    "a mask of words": lambda: functional((6,), lambda x: head(layers.Embedding(5, 4, mask_zero=True)(x)), "int32"),
+    "a mask of words": lambda: functional((6,), lambda x: head(layers.Embedding(7, 4, mask_zero=True)(x)), "int32"),
     "an inner model that is given a narrower input": lambda: functional(
         (6,), lambda x: head(sum_of_two()([x, layers.Dense(1)(x)]))
     ),
@@ -382,115 +505,35 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("build", KNOWN.values(), ids=KNOWN)
-def test_what_is_known(build):
-    assert keeps_examples_apart(build(), LOSS, 1)
-
-
-SHIPPED = {
-    "digits": digits._mlp,
-    "mnist, mlp": mnist._mlp,
-    "mnist, cnn": mnist._cnn,
-    "emnist": partial(images._two_convolutions, 62),
-    "alzheimer-mri": partial(alzheimer_mri._cnn, (32, 32, 1)),
+OTHERWISE = {
+    "a row for all examples": mean_of_all,
+    "a scale with axes of its own": lambda: with_an_axis_in_front(layers.Rescaling(np.ones((1, 1, 1), np.float32))),
+    "a layer that was built for another rank": for_two_ranks,
+    "an activation that adds an axis": lambda: functional((4,), reshaping_activations),
+    "a narrower input": lambda: functional(
+        (6,), lambda x: layers.Dense(3, activation="softmax")(sum_of_two()([x, layers.Dense(1)(x)]))
+    ),
 }
 
 
-@pytest.mark.parametrize("build", SHIPPED.values(), ids=SHIPPED)
-def test_the_networks_of_tasks_are_known(build):
-    """Each would be many times slower."""
-    assert keeps_examples_apart(build(), LOSS, 1)
+@pytest.mark.slow(minutes=1)
+def test_what_is_odd_is_right_or_refused():
+    """Sums are those of Keras alone, one example at a time."""
+
+    def one(name):
+        keras.utils.set_random_seed(0)
+        model = (ODD | OTHERWISE)[name]()
+        x, y = batch(model, 5)
+        try:
+            step = dp_sgd(model, probe=(x[:3], y[:3]))
+        except UnsupportedModel:
+            return
+        assert relative_error(step.clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 1e-3
+
+    assert not failures(ODD | OTHERWISE, one)
 
 
-@pytest.mark.parametrize("build", UNKNOWN.values(), ids=UNKNOWN)
-def test_what_is_not_known(build):
-    assert not keeps_examples_apart(build(), LOSS, 1)
-
-
-def test_a_loss_of_ones_own_is_not_known():
-    assert not keeps_examples_apart(between(), lambda y, outputs: LOSS(y, outputs), 1)
-
-
-@pytest.mark.parametrize("loss", [keras.losses.hinge, keras.losses.squared_hinge])
-def test_a_loss_that_looks_at_the_labels_of_all_examples_is_not_known(loss):
-    labels, outputs = np.array([[0.0], [-1.0]], np.float32), np.full((2, 1), 0.5, np.float32)
-    assert loss(labels, outputs)[0] != loss(labels[:1], outputs[:1])[0]
-    assert not keeps_examples_apart(between(), loss, 1)
-
-
-@pytest.mark.parametrize("loss", LOSSES_OF_EQUAL_RANKS)
-def test_a_loss_that_repeats_labels_is_known_where_they_have_the_axes_of_outputs(loss):
-    assert keeps_examples_apart(between(), loss, 2) and not keeps_examples_apart(between(), loss, 1)
-
-
-def test_a_loss_that_repeats_labels_is_refused():
-    model = functional((4,), layers.Dense(1, activation="softplus"))
-    with pytest.raises(UnsupportedModel, match="the loss"):
-        dp_sgd(model, loss=keras.losses.poisson, probe=(np.ones((3, 4), np.float32), np.ones(3, np.float32)))
-
-
-@pytest.mark.parametrize("name", mostly_slow(["roundings", "gradients"], ["gradients"]))
-def test_different_examples_beside_each_other_show_some(name, monkeypatch):
-    as_if_known(monkeypatch)
-    step, far = moves(name)
-    assert far <= 1 and not step._clipped_sums.same_at_every_place
-
-
-def with_a_number(features):
-    """Adds a number to all features of an example. Keras takes it for a bias of the batch if there are as many."""
-    inputs = keras.Input((4,))
-    wide, one = layers.Dense(features)(inputs), layers.Dot(axes=1)([inputs, inputs])
-    return keras.Model(inputs, head(layers.Add()([wide, one])))
-
-
-def moved_by_a_number(monkeypatch, is_known):
-    """The step, and how far one example moves its sum, in S."""
-    if is_known:
-        as_if_known(monkeypatch)
-    model = with_a_number(COUNT)
-    step = dp_sgd(model, batch_size=COUNT)
-    wide, top = (layer for layer in model.layers if layer.trainable_variables)
-    wide.set_weights([np.zeros((4, COUNT)), np.full(COUNT, -1.0)])
-    top.set_weights([np.tile([1.0, -1.0, 0.0, 0.0, 0.0], (COUNT, 1)), np.zeros(5)])
-    x, y = np.full((COUNT, 4), 0.1, np.float32), np.full(COUNT, 2)
-    x[0] = 100
-    one, other = (step.clipped_sum(x[part], y[part], 1.0).sums for part in (slice(None), slice(1, None)))
-    return step, norm([a.astype(float) - b for a, b in zip(one, other, strict=True)])
-
-
-def test_a_number_for_each_example_moves_the_sum_by_the_bound_at_most(monkeypatch):
-    _, far = moved_by_a_number(monkeypatch, is_known=False)
-    assert 0 < far <= 1
-
-
-@pytest.mark.skipif(stride() == 1, reason="no number of examples suits this processor: each is computed alone")
-@pytest.mark.slow
-def test_different_examples_beside_each_other_show_that_it_is_mixed(monkeypatch):
-    """Keras does so for as many examples as the call has room for, and for none of the fewer ones of other trials."""
-    step, far = moved_by_a_number(monkeypatch, is_known=True)
-    assert far <= 1 and step._clipped_sums.places == 1
-    monkeypatch.setattr(ClippedSums, "_are_same_beside_others", lambda self, calls, found: True)
-    step, far = moved_by_a_number(monkeypatch, is_known=True)
-    assert far > 2 and step._clipped_sums.places == COUNT
-
-
-def large_pictures(activation):
-    inner = (layers.Conv2D(3, 3, activation=activation), layers.MaxPooling2D(4))
-    return between(*inner, shape=(60, 60, 1))
-
-
-ALONE = {"a layer": lambda: between(MyDense(3)), "large pictures": lambda: large_pictures(tf.nn.softplus)}
-
-
-@pytest.mark.parametrize("build", mostly_slow(ALONE.values(), [ALONE["a layer"]]))
-def test_what_is_computed_one_unit_at_a_time_has_right_sums(build):
-    model = build()
+def test_a_model_of_ones_own_layer_has_right_sums():
+    model = between(LargestScore(), layers.Dense(3))
     x, y = batch(model, 5)
-    step = dp_sgd(model)
-    assert relative_error(step.clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 1e-4
-    assert step._clipped_sums.places == 1
-
-
-def test_without_rows_one_unit_is_computed_at_a_time_too():
-    model = between(MyDense(3))
-    assert Gradients(model, LOSS, by_layer=True, one_at_a_time=True).without_rows().one_at_a_time
+    assert relative_error(dp_sgd(model).clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 1e-4

@@ -1,0 +1,212 @@
+"""Prove which unit's data each tensor of a traced graph depends on.
+
+A unit's gradient must depend on that unit alone. `prove` follows the units from a graph's inputs through each
+operation, each function that the graph calls, each branch and each loop. `isolation_rules` has one rule for each type
+of operation. What no rule covers is refused.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+
+import tensorflow as tf
+
+from cloister.core.tensors import Tensor
+from cloister.privacy.dpsgd.graph_state import KEEP_NOTHING, REFUSED, REFUSED_PREFIXES, UNORDERED
+from cloister.privacy.dpsgd.graphs import with_functions
+from cloister.privacy.dpsgd.isolation_rules import (
+    GUARDS,
+    Label,
+    Listed,
+    Mixes,
+    NotIsolated,
+    One,
+    Refused,
+    Rows,
+    StaticValues,
+    Step,
+    Unproved,
+    joined,
+    misfit,
+    outputs,
+)
+
+__all__ = ["Label", "Listed", "Mixes", "NotIsolated", "One", "Rows", "Unproved", "labels", "prove"]
+
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+BRANCHES = {"If": True, "StatelessIf": True, "Case": False, "StatelessCase": False}
+"""Types that choose one of several functions; whether the choice is of two, by a condition."""
+INPUTS = ("Placeholder", "Const")
+"""Types of a function's inputs: a small constant from outside a function is copied into it, and passed to it too."""
+LOOPS = ("While", "StatelessWhile")
+
+
+def prove(graph: tf.Graph, units: int, rows: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """Prove that each row of each target depends on one unit alone, or on no unit.
+
+    Args:
+        graph: of a traced function.
+        units: at least 2.
+        rows: placeholders of the graph whose first axis holds the examples, unit by unit, each unit with equally
+            many. All other inputs must hold nothing of a unit.
+        targets: tensors of the graph. The first axis of each is divided evenly among the units, in their order. A
+            target that depends on no unit may have any shape.
+
+    Raises:
+        Mixes: an operation takes several units together.
+        Unproved: no rule covers an operation, the graph may keep something between calls, or a target has its units
+            along another axis or in another order.
+    """
+    given: dict[int, Label] = {}
+    for row in rows:
+        if not row.shape.rank or not row.shape[0] or row.shape[0] % units:
+            raise Unproved(row.op, f"does not hold {units} units along its first axis: {row.shape}")
+        given[id(row)] = Rows(0, row.shape[0] // units)
+    for target, label in zip(targets, labels(graph, units, given, targets), strict=True):
+        if label is None:
+            continue
+        if not isinstance(label, Rows) or label.axis != 0 or target.shape[0] != units * label.inner:
+            raise Unproved(target.op, f"does not give rows of {units} units in order: {label}")
+
+
+def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Sequence[Tensor]) -> list[Label]:
+    """Label tensors of a graph by the units that they depend on.
+
+    Args:
+        graph: of a traced function.
+        units: at least 2.
+        given: the label of each placeholder that depends on units, by the `id` of the placeholder's tensor.
+        targets: tensors of the graph.
+
+    Raises:
+        Mixes: an operation takes several units together.
+        Unproved: no rule covers an operation, or the graph may keep something between calls.
+        ValueError: fewer than two units, or a label for something other than a placeholder of the graph.
+    """
+    if units < 2:
+        raise ValueError(f"units must be at least 2, got {units}")
+    for own in with_functions(graph):
+        for operation in own.get_operations():
+            _refuse_effects(operation)
+    inputs = [operation.outputs[0] for operation in graph.get_operations() if operation.type == "Placeholder"]
+    found = {tensor.name: given[id(tensor)] for tensor in inputs if id(tensor) in given}
+    if len(found) != len(given):
+        raise ValueError("labels are given for tensors that are not placeholders of the graph")
+    made = _labels(graph, units, found, targets)
+    for label in made:
+        if isinstance(label, Refused):
+            raise label.error
+    return made
+
+
+def _refuse_effects(operation: tf.Operation) -> None:
+    """Refuse an operation that may write, read files, call Python, keep a state or add up in another order each time.
+
+    Operations that no target needs are refused too: a graph with effects computes them all the same.
+    """
+    kind = operation.type
+    named = kind.startswith(REFUSED_PREFIXES) or kind in REFUSED or "Dataset" in kind
+    if named or (operation.op_def.is_stateful and kind not in KEEP_NOTHING):
+        raise Unproved(operation, "may write, read a file, call Python or keep a state")
+    if kind in UNORDERED:
+        raise Unproved(operation, "adds up in an order that follows from timing")
+
+
+def _labels(graph: tf.Graph, units: int, given: Mapping[str, Label], targets: Sequence[Tensor]) -> list[Label]:
+    """Label tensors of one graph, from labels of its placeholders by name."""
+    values, found = StaticValues(), dict(given)
+    for operation in _in_order(graph, targets):
+        if operation.type in INPUTS:
+            made: Sequence[Label] = [found.get(operation.outputs[0].name)]
+        else:
+            own = tuple(found[tensor.name] for tensor in operation.inputs)
+            made = _made(Step(operation, own, units, values))
+        if len(made) != len(operation.outputs):
+            raise Unproved(operation, "gives another number of outputs than its rule")
+        for tensor, label in zip(operation.outputs, made, strict=True):
+            reason = misfit(label, tensor, units)
+            found[tensor.name] = Refused(Unproved(operation, reason)) if reason else label
+    return [found[tensor.name] for tensor in targets]
+
+
+def _in_order(graph: tf.Graph, targets: Sequence[Tensor]) -> Iterator[tf.Operation]:
+    """Give each operation that a call computes, after all that it waits for.
+
+    Stateful operations are computed though no target needs them: one may raise an exception.
+    """
+    todo = [tensor.op for tensor in targets]
+    todo += [operation for operation in graph.get_operations() if operation.op_def.is_stateful]
+    before: dict[tf.Operation, list[tf.Operation]] = {}
+    while todo:
+        operation = todo.pop()
+        if operation not in before:
+            before[operation] = [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+            todo += before[operation]
+    try:
+        yield from TopologicalSorter(before).static_order()
+    except CycleError as error:
+        raise Unproved(error.args[1][0], "is part of a cycle") from error
+
+
+def _made(step: Step) -> Sequence[Label]:
+    """Label the outputs of an operation, which may call functions of its graph."""
+    operation = step.operation
+    if operation.type in CALLS:
+        return _called(step, operation.get_attr("f").name, step.labels)
+    if operation.type in BRANCHES:
+        return _chosen(step)
+    if operation.type in LOOPS:
+        return _looped(step)
+    if operation.type in GUARDS and any(label is not None for label in step.labels):
+        raise Unproved(operation, "raises an exception that depends on a unit")
+    try:
+        return outputs(step)
+    except NotIsolated as error:
+        return [Refused(error)] * len(operation.outputs)
+
+
+def _called(step: Step, name: str, own: Sequence[Label]) -> list[Label]:
+    """Label the outputs of a function, from labels of its inputs."""
+    function = step.operation.graph._get_function(name).graph
+    if len(function.inputs) != len(own) or any(tensor.op.type not in INPUTS for tensor in function.inputs):
+        raise Unproved(step.operation, "calls a function with other inputs than its own")
+    given = {tensor.name: label for tensor, label in zip(function.inputs, own, strict=True)}
+    return _labels(function, step.units, given, function.outputs)
+
+
+def _chosen(step: Step) -> list[Label]:
+    """Label what one of several functions gives; the choice must depend on no unit."""
+    operation, (choice, *own) = step.operation, step.labels
+    if choice is not None:
+        raise Unproved(operation, "chooses a branch by units")
+    if BRANCHES[operation.type]:
+        functions = [operation.get_attr(branch) for branch in ("then_branch", "else_branch")]
+    else:
+        functions = operation.get_attr("branches")
+    first, *others = (_called(step, function.name, own) for function in functions)
+    for other in others:
+        first = _merged(step, first, other)
+    return first
+
+
+def _looped(step: Step) -> list[Label]:
+    """Label what a loop gives: labels that its body keeps, whatever the number of rounds.
+
+    The number of rounds must depend on no unit.
+    """
+    operation, own = step.operation, list(step.labels)
+    cond, body = (operation.get_attr(name).name for name in ("cond", "body"))
+    for _ in range(2 * len(own) + 2):
+        if _called(step, cond, own) != [None]:
+            raise Unproved(operation, "ends its loop by units")
+        found = _merged(step, own, _called(step, body, own))
+        if found == own:
+            return own
+        own = found
+    raise Unproved(operation, "has no labels that its loop keeps")
+
+
+def _merged(step: Step, some: Sequence[Label], others: Sequence[Label]) -> list[Label]:
+    """Join labels one by one."""
+    if len(some) != len(others):
+        raise Unproved(step.operation, "calls functions with different numbers of outputs")
+    return [joined(step.operation, one, other) for one, other in zip(some, others, strict=True)]

@@ -1,0 +1,675 @@
+"""Label the outputs of one operation of a graph, for each type of operation that has a rule.
+
+A label states on which units' data a tensor may depend. A rule reads an operation's type, attributes, static shapes
+and the labels of its inputs. A type without a rule is refused as soon as an input depends on a unit.
+
+Rules describe what an operation computes. They rest on these premises:
+
+    Kernels   a kernel reads nothing of one row into another row of a call of fixed shape (tested on each platform)
+    Shapes    a static shape is true; a wrong `set_shape` in a model is not found
+    Errors    a gather, a sparse cross-entropy, an integer division or an integer power may raise for a unit's numbers;
+              the caller repeats such a call without the unit
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from cloister.core.errors import PrivacyError
+from cloister.core.tensors import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Label a tensor: entry j of an axis depends on unit `(j // inner) % units` alone."""
+
+    axis: int
+    inner: int = 1
+
+
+@dataclass(frozen=True)
+class One:
+    """Label a tensor that depends on one unit alone."""
+
+    unit: int
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Label a list of tensors, or an optional tensor, by the label that fits each element."""
+
+    item: "Label"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Label a tensor that is not proved to keep units apart, which does no harm while no target depends on it."""
+
+    error: "NotIsolated"
+
+
+Label: TypeAlias = Rows | One | Listed | Refused | None
+"""None: the tensor depends on no unit's data."""
+
+
+class NotIsolated(PrivacyError):
+    """Report an operation of a graph whose outputs are not proved to keep units apart."""
+
+    def __init__(self, operation: tf.Operation, reason: str) -> None:
+        super().__init__(f"{operation.type} ({operation.name}) {reason}")
+        self.operation: str = operation.name
+        self.kind: str = operation.type
+        self.reason = reason
+
+
+class Mixes(NotIsolated):
+    """Report an operation that takes several units together."""
+
+
+class Unproved(NotIsolated):
+    """Report an operation that no rule covers as it is used."""
+
+
+FOLDED = {
+    *("Add", "AddV2", "BroadcastGradientArgs", "Cast", "ConcatOffset", "ConcatV2", "DynamicStitch", "Equal"),
+    *("ExpandDims", "Fill", "FloorDiv", "FloorMod", "GatherV2", "Greater", "GreaterEqual", "Identity"),
+    *("InvertPermutation", "Less", "LessEqual", "ListDiff", "Max", "Maximum", "Min", "Minimum", "Mul", "Neg"),
+    *("NotEqual", "Pack", "Prod", "Range", "RealDiv", "Reshape", "ReverseV2", "Select", "SelectV2", "Slice"),
+    *("Squeeze", "StridedSlice", "Sub", "Sum", "Tile", "Transpose", "Where"),
+}
+"""Types that are computed while a graph is examined, for sizes and axes."""
+MOST_FOLDED = 64
+"""Largest number of entries of such a result."""
+
+
+class StaticValues:
+    """Find the whole numbers of one graph that follow from constants and static shapes alone."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, NDArray | None] = {}
+
+    def of(self, tensor: Tensor) -> NDArray | None:
+        """Return the numbers of a tensor, or None if they are not known."""
+        if tensor.name not in self._known:
+            self._known[tensor.name] = self._folded(tensor)
+        return self._known[tensor.name]
+
+    def _folded(self, tensor: Tensor) -> NDArray | None:
+        value = tf.get_static_value(tensor)
+        if value is not None:
+            return np.asarray(value)
+        operation, counts = tensor.op, tensor.dtype.is_integer or tensor.dtype.is_bool
+        if operation.type == "ShapeN":
+            shape = operation.inputs[tensor.value_index].shape
+            return np.array(shape, tensor.dtype.as_numpy_dtype) if shape.is_fully_defined() else None
+        if operation.type not in FOLDED or not counts or (tensor.shape.num_elements() or 0) > MOST_FOLDED:
+            return None
+        values = [self.of(one) for one in operation.inputs]
+        return None if any(one is None for one in values) else np.asarray(_run(operation, values)[tensor.value_index])
+
+
+def _run(operation: tf.Operation, values: Sequence[NDArray | None]) -> Sequence[Tensor]:
+    """Compute an operation at once, on numbers."""
+    function, rest = getattr(tf.raw_ops, operation.type), iter(values)
+    arguments: dict[str, object] = {}
+    for argument in operation.op_def.input_arg:
+        many = operation.get_attr(argument.number_attr) if argument.number_attr else None
+        arguments[argument.name] = next(rest) if many is None else [next(rest) for _ in range(many)]
+    for name in set(inspect.signature(function).parameters) - {*arguments, "name"}:
+        arguments[name] = operation.get_attr(name)
+    with tf.init_scope():
+        results = function(**arguments)
+    return results if isinstance(results, (list, tuple)) else [results]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Hold one operation with the labels of its inputs."""
+
+    operation: tf.Operation
+    labels: tuple[Label, ...]
+    units: int
+    values: StaticValues
+
+    def attribute(self, name: str) -> tf.compat.v1.AttrValue:
+        """Return an attribute of the operation, or None if its type has no such attribute."""
+        known = any(one.name == name for one in self.operation.op_def.attr)
+        return self.operation.get_attr(name) if known else None
+
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """Return a shape that is known in full."""
+        if not tensor.shape.is_fully_defined():
+            raise Unproved(self.operation, f"has a shape that is not known: {tensor.shape}")
+        return tuple(tensor.shape)
+
+    def rank(self, place: int) -> int:
+        """Return the rank of an input."""
+        rank = self.operation.inputs[place].shape.rank
+        if rank is None:
+            raise Unproved(self.operation, f"has an input {place} whose rank is not known")
+        return int(rank)
+
+    def value(self, place: int) -> NDArray:
+        """Return the numbers of an input that depends on no unit and is known while tracing."""
+        value = self.values.of(self.operation.inputs[place]) if self.labels[place] is None else None
+        if value is None:
+            raise Unproved(self.operation, f"has an input {place} that is not known while tracing")
+        return value
+
+    def axes(self, place: int, rank: int) -> list[int]:
+        """Return the axes that an input names, counted from the first axis."""
+        return [int(axis) % rank for axis in np.ravel(self.value(place))]
+
+    def only(self, *places: int) -> Rows:
+        """Return the label that some inputs share, while all other inputs depend on no unit."""
+        if any(label is not None for place, label in enumerate(self.labels) if place not in places):
+            raise Unproved(self.operation, "has sizes, axes, weights or other arguments that depend on units")
+        return self.agreed(self.labels[place] for place in places)
+
+    def agreed(self, labels: Iterable[Label]) -> Rows:
+        """Return the label that all labelled inputs share."""
+        found = {label for label in labels if label is not None}
+        if len(found) > 1:
+            raise Mixes(self.operation, "takes units along different axes together")
+        label = found.pop() if found else None
+        if not isinstance(label, Rows):
+            raise Unproved(self.operation, "takes a list where a tensor is expected")
+        return label
+
+
+Rule: TypeAlias = Callable[[Step], Sequence[Label]]
+RULES: dict[str, Rule] = {}
+"""The rule of each type of operation that may have inputs of units."""
+GUARDS = ("Assert", "CheckNumerics", "CheckNumericsV2")
+SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
+"""Types that give the same for all inputs of one static shape."""
+KEYS = ("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg", "StatelessRandomGetAlg")
+DRAWS = {
+    f"Stateless{kind}{version}"
+    for kind in ("RandomUniform", "RandomNormal", "RandomUniformFullInt", "RandomUniformInt", "TruncatedNormal")
+    for version in ("", "V2")
+}
+
+
+def outputs(step: Step) -> Sequence[Label]:
+    """Label the outputs of an operation that calls no function of its graph.
+
+    Raises:
+        Mixes: the operation takes several units together.
+        Unproved: no rule covers it.
+    """
+    operation, kind, labels = step.operation, step.operation.type, step.labels
+    if kind == "AddN" and len(labels) > 2:
+        raise Unproved(operation, "adds three or more inputs in an order that follows from timing; add two at a time")
+    if kind in ("Identity", "IdentityN"):
+        return labels
+    if kind in SIZES and all(tensor.shape.is_fully_defined() for tensor in operation.inputs):
+        return [None] * len(operation.outputs)
+    refused = [label for label in labels if isinstance(label, Refused)]
+    if refused:
+        return refused[:1] * len(operation.outputs)
+    if kind.startswith("Stateless") and kind not in KEYS:
+        return _drawn(step)
+    if all(label is None for label in labels):
+        return [None] * len(operation.outputs)
+    return _ruled(step)
+
+
+def _ruled(step: Step) -> Sequence[Label]:
+    """Label the outputs of an operation that has inputs of units."""
+    kind, others = step.operation.type, {type(label) for label in step.labels} - {Rows, type(None)}
+    if kind not in RULES:
+        raise Unproved(step.operation, "has no rule, and depends on units")
+    if kind in OF_LISTS or not others:
+        return RULES[kind](step)
+    if Listed in others:
+        raise Unproved(step.operation, "has no rule for lists")
+    return _of_ones(step)
+
+
+def _of_ones(step: Step) -> Sequence[Label]:
+    """Label what is computed of single units; a pure operation on one unit stays of that unit."""
+    found = {label for label in step.labels if label is not None}
+    if len(found) == 1:
+        return [*found] * len(step.operation.outputs)
+    if step.operation.type in ("Pack", "ConcatV2"):
+        return _stacked(step)
+    raise Mixes(step.operation, "takes several units together")
+
+
+def _drawn(step: Step) -> Sequence[Label]:
+    """Give each unit a slice of the first axis: slices are independent of each other."""
+    if step.operation.type not in DRAWS or any(label is not None for label in step.labels):
+        raise Unproved(step.operation, "draws random numbers in a way that has no rule")
+    shape = step.shape(step.operation.outputs[0])
+    if not shape or not shape[0] or shape[0] % step.units:
+        raise Unproved(step.operation, "draws random numbers that several units share")
+    return [Rows(0, shape[0] // step.units)]
+
+
+def misfit(label: Label, tensor: Tensor, units: int) -> str | None:
+    """Return why a tensor cannot have a label, or None if it can."""
+    if label is None or isinstance(label, Refused):
+        return None
+    if isinstance(label, Listed) != (tensor.dtype == tf.variant) or tensor.dtype == tf.resource:
+        return "gives a tensor of another type than its label"
+    if not isinstance(label, Rows):
+        return None
+    rank = tensor.shape.rank
+    if rank is None or not 0 <= label.axis < rank or tensor.shape[label.axis] is None:
+        return f"has an axis of units whose length is not known: {tensor.shape}"
+    if tensor.shape[label.axis] % (units * label.inner):
+        return f"has {tensor.shape[label.axis]} entries along the axis of {units} units"
+    return None
+
+
+def joined(operation: tf.Operation, one: Label, other: Label) -> Label:
+    """Return the label that fits a tensor of either label."""
+    if other is None or isinstance(one, Refused) or one == other:
+        return one
+    if one is None or isinstance(other, Refused):
+        return other
+    if not isinstance(one, Listed) or not isinstance(other, Listed):
+        return Refused(Unproved(operation, "gives tensors that depend on units in different ways"))
+    item = joined(operation, one.item, other.item)
+    return item if isinstance(item, Refused) else Listed(item)
+
+
+def _add(kinds: str, rule: Rule) -> None:
+    RULES.update(dict.fromkeys(kinds.split(), rule))
+
+
+def _rule(kinds: str) -> Callable[[Rule], Rule]:
+    def added(rule: Rule) -> Rule:
+        _add(kinds, rule)
+        return rule
+
+    return added
+
+
+# Rules that keep an axis ---------------------------------------------------------------------------------------------
+
+Axes: TypeAlias = Callable[[Step], Iterable[int]]
+
+
+def _apart(kinds: str, taken: Axes, reason: str, error: type[NotIsolated] = Unproved) -> None:
+    """Add a rule that keeps the label of the first input, unless the axis of units is among those taken together."""
+
+    def kept(step: Step) -> Sequence[Label]:
+        label = step.only(0)
+        if label.axis in taken(step):
+            raise error(step.operation, reason)
+        return [label] * len(step.operation.outputs)
+
+    _add(kinds, kept)
+
+
+_apart(
+    "Abs Acos Acosh Asin Asinh Atan Atanh Cast Ceil ComplexAbs Conj Cos Cosh Digamma Elu EnsureShape Erf Erfc Erfinv "
+    "Exp Expm1 Floor Imag Inv IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri Neg PreventGradient "
+    "Real Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Snapshot Softplus Softsign Sqrt Square "
+    "StopGradient Tan Tanh BiasAdd MatrixBandPart Tile",  # a copy of whole rounds of units is whole rounds too
+    lambda step: (),
+    "",
+)
+_apart("Softmax LogSoftmax TopKV2", lambda step: [step.rank(0) - 1], "compares entries along the axis of units", Mixes)
+_apart("Cumsum Cumprod", lambda step: step.axes(1, step.rank(0)), "accumulates along the axis of units", Mixes)
+_apart("ReverseV2", lambda step: step.axes(1, step.rank(0)), "moves units to places of other units")
+_apart("Roll", lambda step: step.axes(2, step.rank(0)), "moves units to places of other units")
+_apart(
+    "MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3",
+    lambda step: range(step.rank(0) - 2, step.rank(0)),
+    "takes a diagonal along the axis of units",
+)
+_apart(
+    "Pad PadV2 MirrorPad MirrorPadGrad",
+    lambda step: np.flatnonzero(step.value(1).any(axis=1)),
+    "pads the axis of units",
+)
+_apart(  # blocks are outermost along the first axis, so units repeat in order
+    "SpaceToBatchND BatchToSpaceND", lambda step: range(1, step.rank(0)), "has units along another axis than the first"
+)
+
+
+@_rule("Sum Mean Max Min Prod Any All EuclideanNorm ArgMax ArgMin")
+def _reduced(step: Step) -> Sequence[Label]:
+    label, axes = step.only(0), set(step.axes(1, step.rank(0)))
+    if label.axis in axes:
+        raise Mixes(step.operation, "reduces the axis of units")
+    before = 0 if step.attribute("keep_dims") else sum(axis < label.axis for axis in axes)
+    return [Rows(label.axis - before, label.inner)]
+
+
+@_rule(
+    "Add AddV2 Atan2 BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex Div DivNoNan Equal FloorDiv FloorMod Greater "
+    "GreaterEqual LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod Mul MulNoNan NotEqual Pow RealDiv "
+    "RightShift SelectV2 SquaredDifference Sub TruncateDiv TruncateMod Xdivy Xlog1py Xlogy "
+    "EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad "
+    "SoftsignGrad SqrtGrad TanhGrad"
+)
+def _broadcast(step: Step) -> Sequence[Label]:
+    """Align inputs at their last axes; an axis of units is never of length 1, so it is never repeated."""
+    ranks = [step.rank(place) for place in range(len(step.labels))]
+    return [step.agreed(_shifted(label, max(ranks) - rank) for label, rank in zip(step.labels, ranks, strict=True))]
+
+
+def _shifted(label: Label, by: int) -> Label:
+    return Rows(label.axis + by, label.inner) if isinstance(label, Rows) else label
+
+
+_add("Select", lambda step: [step.agreed(step.labels)])  # a condition of lower rank is aligned at the first axis
+_add("BroadcastTo", lambda step: [_shifted(step.only(0), len(step.shape(step.operation.outputs[0])) - step.rank(0))])
+
+EXAMPLES = {
+    "Conv2D Conv3D DepthwiseConv2dNative MaxPool AvgPool MaxPool3D AvgPool3D SpaceToDepth DepthToSpace": (0,),
+    "ResizeBilinear ResizeBicubic ResizeNearestNeighbor ResizeNearestNeighborGrad": (0,),
+    "AvgPoolGrad AvgPool3DGrad": (1,),
+    "ResizeBilinearGrad ResizeBicubicGrad": (0, 1),
+    "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits": (0, 1),
+    "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput": (2,),
+    "MaxPoolGrad MaxPool3DGrad": (0, 1, 2),
+}
+"""Inputs, by place, that hold examples along the first axis. Others hold weights or sizes."""
+
+
+def _examples(step: Step) -> Sequence[Label]:
+    (places,) = (places for kinds, places in EXAMPLES.items() if step.operation.type in kinds.split())
+    label = step.only(*places)
+    if label.axis != 0 or step.attribute("data_format") not in (None, b"NHWC", b"NDHWC"):
+        raise Unproved(step.operation, "has units along another axis than the first, or channels before positions")
+    windows = [step.attribute(name) for name in ("ksize", "strides", "dilations")]
+    if any(isinstance(window, list) and window and window[0] != 1 for window in windows):
+        raise Unproved(step.operation, "has a window over units")
+    if any((step.attribute("explicit_paddings") or [])[:2]):
+        raise Unproved(step.operation, "pads the axis of units")
+    return [label] * len(step.operation.outputs)
+
+
+_add(" ".join(EXAMPLES), _examples)
+
+
+@_rule(
+    "BiasAddGrad L2Loss Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter "
+    "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3"
+)
+def _adds_up_examples(step: Step) -> Sequence[Label]:
+    along_first = all(label is None or (isinstance(label, Rows) and label.axis == 0) for label in step.labels)
+    if along_first and step.attribute("is_training") is not False:
+        raise Mixes(step.operation, "adds up over units")
+    raise Unproved(step.operation, "has no rule for these axes or options")
+
+
+# Products ------------------------------------------------------------------------------------------------------------
+
+
+@_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
+def _product(step: Step) -> Sequence[Label]:
+    names = ("transpose_a", "transpose_b") if step.operation.type == "MatMul" else ("adj_x", "adj_y")
+    ranks, found = (step.rank(0), step.rank(1)), list[Label]()
+    for place, label in enumerate(step.labels):
+        if not isinstance(label, Rows):
+            continue
+        behind = ranks[place] - 1 - label.axis
+        if behind > 1:  # a batch of matrices
+            found.append(Rows(max(ranks) - 1 - behind, label.inner))
+        elif behind == (place if step.attribute(names[place]) else 1 - place):
+            found.append(Rows(max(ranks) - 2 + place, label.inner))
+        else:
+            raise Mixes(step.operation, "adds up over units")
+    return [step.agreed(found)]
+
+
+@_rule("Einsum")
+def _einsum(step: Step) -> Sequence[Label]:
+    left, right = step.attribute("equation").decode().replace(" ", "").split("->")
+    if "." in left + right:
+        raise Unproved(step.operation, "has an ellipsis")
+    pairs = zip(left.split(","), step.labels, strict=True)
+    letters = {(term[label.axis], label.inner) for term, label in pairs if isinstance(label, Rows)}
+    if len(letters) > 1:
+        raise Mixes(step.operation, "multiplies units with each other")
+    ((letter, inner),) = letters
+    if letter not in right:
+        raise Mixes(step.operation, "adds up over units")
+    return [Rows(right.index(letter), inner)]
+
+
+# Shapes --------------------------------------------------------------------------------------------------------------
+
+
+@_rule("Reshape Squeeze")
+def _reshaped(step: Step) -> Sequence[Label]:
+    """Find the axis along which units change as often as before, in the order of all entries."""
+    label, old, new = step.only(0), step.shape(step.operation.inputs[0]), step.shape(step.operation.outputs[0])
+    run = label.inner * math.prod(old[label.axis + 1 :])  # so many entries in a row are of one unit
+    for axis, length in enumerate(new):
+        behind = math.prod(new[axis + 1 :])
+        if behind and run % behind == 0 and length and length % (step.units * (run // behind)) == 0:
+            return [Rows(axis, run // behind)]
+    raise Unproved(step.operation, f"turns {old} into {new}, which has no axis of units")
+
+
+def _inserted(label: Rows, axis: int) -> Rows:
+    return Rows(label.axis + (axis <= label.axis), label.inner)
+
+
+def _own_axis(step: Step, more: int = 0) -> int:
+    """Return the attribute `axis`, counted from the first axis."""
+    return int(step.attribute("axis") % (step.rank(0) + more))
+
+
+_add("ExpandDims", lambda step: [_inserted(step.only(0), step.axes(1, step.rank(0) + 1)[0])])
+_add("OneHot", lambda step: [_inserted(step.only(0), _own_axis(step, 1))])
+_add("Pack", lambda step: [_inserted(step.agreed(step.labels), _own_axis(step, 1))])
+
+
+@_rule("Transpose ConjugateTranspose")
+def _transposed(step: Step) -> Sequence[Label]:
+    label = step.only(0)
+    return [Rows(step.axes(1, step.rank(0)).index(label.axis), label.inner)]
+
+
+@_rule("ConcatV2")
+def _appended(step: Step) -> Sequence[Label]:
+    """Keep an axis of units that is not appended to, or append whole rounds of all units to it."""
+    *labels, _ = step.labels
+    label, (axis,) = step.agreed(labels), step.axes(len(labels), step.rank(0))
+    if label.axis == axis and None in labels:
+        raise Unproved(step.operation, "appends other entries to the axis of units")
+    return [label]
+
+
+def _stacked(step: Step) -> Sequence[Label]:
+    """Label what puts each single unit once, in order, along an axis."""
+    if step.operation.type == "Pack":
+        labels, axis, lengths = step.labels, _own_axis(step, 1), {1}
+    else:
+        labels = step.labels[:-1]
+        (axis,) = step.axes(len(labels), step.rank(0))
+        lengths = {step.shape(tensor)[axis] for tensor in step.operation.inputs[: len(labels)]}
+    if labels != tuple(One(unit) for unit in range(step.units)) or len(lengths) != 1:
+        raise Unproved(step.operation, "stacks units in another order, or not each of them once")
+    return [Rows(axis, lengths.pop())]
+
+
+@_rule("Unpack")
+def _unpacked(step: Step) -> Sequence[Label]:
+    label, axis, count = step.only(0), _own_axis(step), len(step.operation.outputs)
+    if axis == label.axis:
+        return [One(place // label.inner % step.units) for place in range(count)]
+    return [Rows(label.axis - (axis < label.axis), label.inner)] * count
+
+
+# Choices -------------------------------------------------------------------------------------------------------------
+
+
+def _cut(numbers: NDArray, label: Rows, units: int, axis: int) -> Rows | One | None:
+    """Label what keeps some entries of the axis of units, along an axis of the result; None: no label fits."""
+    own = numbers // label.inner % units
+    if own.size and (own == own[0]).all():
+        return One(int(own[0]))
+    for inner in (label.inner, 1, own.size // units):
+        if inner and own.size % (units * inner) == 0 and np.array_equal(own, np.arange(own.size) // inner % units):
+            return Rows(axis, inner)
+    return None
+
+
+def _cut_or_refuse(step: Step, numbers: NDArray, label: Rows, axis: int) -> Rows | One:
+    found = _cut(numbers, label, step.units, axis)
+    if found is None:
+        raise Unproved(step.operation, "keeps some units and drops others, or changes their order")
+    return found
+
+
+Index: TypeAlias = int | slice | EllipsisType | None
+"""What stands for one axis in an index of NumPy."""
+
+
+def _index(step: Step) -> tuple[Index, ...]:
+    """Return a strided slice as an index of NumPy."""
+    masks = {name: step.attribute(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    index: list[Index] = []
+    for place, (begin, end, stride) in enumerate(zip(*(map(int, step.value(i)) for i in (1, 2, 3)), strict=True)):
+        marked = {name for name, mask in masks.items() if mask >> place & 1}
+        if "ellipsis" in marked or "new_axis" in marked:
+            index.append(... if "ellipsis" in marked else None)
+        elif "shrink_axis" in marked:
+            index.append(begin)
+        else:
+            index.append(slice(None if "begin" in marked else begin, None if "end" in marked else end, stride))
+    return tuple(index)
+
+
+def _kept(step: Step, shape: tuple[int, ...], axis: int) -> tuple[NDArray, int]:
+    """Find which entries of an axis a strided slice keeps, and along which axis of the result."""
+    along = [-1 if one == axis else 1 for one in range(len(shape))]
+    taken = np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)[_index(step)]
+    moving = [one for one, length in enumerate(taken.shape) if length > 1 and taken.strides[one]]
+    if not taken.size:
+        raise Unproved(step.operation, "gives an empty tensor")
+    if not moving:
+        return np.ravel(taken.flat[0]), 0
+    return taken[tuple(slice(None) if one == moving[0] else 0 for one in range(taken.ndim))], moving[0]
+
+
+@_rule("StridedSlice")
+def _strided_slice(step: Step) -> Sequence[Label]:
+    label = step.only(0)
+    numbers, axis = _kept(step, step.shape(step.operation.inputs[0]), label.axis)
+    return [_cut_or_refuse(step, numbers, label, axis)]
+
+
+@_rule("StridedSliceGrad")
+def _strided_slice_gradient(step: Step) -> Sequence[Label]:
+    """Find the axis of the larger tensor along which the entries that are put into it lie as their units do."""
+    label, shape = step.only(4), tuple(map(int, step.value(0)))
+    for axis, length in enumerate(shape):
+        for inner in {label.inner, length // step.units} - {0}:
+            if length % (step.units * inner) == 0:
+                numbers, place = _kept(step, shape, axis)
+                if _cut(numbers, Rows(axis, inner), step.units, place) == label:
+                    return [Rows(axis, inner)]
+    raise Unproved(step.operation, "puts units into a tensor that has no axis of units")
+
+
+@_rule("Slice")
+def _slice(step: Step) -> Sequence[Label]:
+    label = step.only(0)
+    length = step.shape(step.operation.outputs[0])[label.axis]
+    return [_cut_or_refuse(step, int(step.value(1)[label.axis]) + np.arange(length), label, label.axis)]
+
+
+@_rule("Split SplitV")
+def _split(step: Step) -> Sequence[Label]:
+    place, at = (1, 0) if step.operation.type == "Split" else (0, 2)
+    label, (axis,) = step.only(place), step.axes(at, step.rank(place))
+    if axis != label.axis:
+        return [label] * len(step.operation.outputs)
+    lengths = [step.shape(tensor)[axis] for tensor in step.operation.outputs]
+    parts = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+    return [_cut_or_refuse(step, numbers, label, axis) for numbers in parts]
+
+
+@_rule("GatherV2")
+def _gather(step: Step) -> Sequence[Label]:
+    """Follow the axis of units of the table and of the indices into the result."""
+    table, indices, _ = step.labels
+    batch, (axis,) = step.attribute("batch_dims"), step.axes(2, step.rank(0))
+    if not 0 <= batch <= axis or (isinstance(table, Rows) and table.axis == axis):
+        raise Unproved(step.operation, "chooses among units, or counts its axes in a way that has no rule")
+    behind = isinstance(table, Rows) and table.axis > axis
+    late = isinstance(indices, Rows) and indices.axis >= batch
+    moved = _shifted(table, step.rank(1) - 1 - batch if behind else 0), _shifted(indices, axis - batch if late else 0)
+    return [step.agreed(moved)]
+
+
+@_rule("ResourceGather")
+def _lookup(step: Step) -> Sequence[Label]:
+    if step.attribute("batch_dims"):
+        raise Unproved(step.operation, "counts its axes in a way that has no rule")
+    return [step.only(1)]
+
+
+# Lists of tensors ----------------------------------------------------------------------------------------------------
+
+OF_LISTS = {
+    *("AddN", "OptionalFromValue", "OptionalGetValue", "TensorListElementShape", "TensorListFromTensor"),
+    *("TensorListGetItem", "TensorListLength", "TensorListPopBack", "TensorListPushBack", "TensorListSetItem"),
+    "TensorListStack",
+}
+"""Types whose rules take every kind of label."""
+
+
+@_rule("AddN")
+def _sum_of_two(step: Step) -> Sequence[Label]:
+    if any(isinstance(label, Listed) for label in step.labels):
+        return [joined(step.operation, step.labels[0], step.labels[-1])]
+    return _of_ones(step) if any(isinstance(label, One) for label in step.labels) else [step.agreed(step.labels)]
+
+
+def _item(step: Step, *places: int) -> Label:
+    """Return the label of a list's elements, while all inputs but the list and `places` depend on no unit."""
+    first, *_ = step.labels
+    if any(label is not None for place, label in enumerate(step.labels) if place not in (0, *places)):
+        raise Unproved(step.operation, "has places or sizes that depend on units")
+    if not isinstance(first, Listed | None):
+        raise Unproved(step.operation, "takes a tensor where a list is expected")
+    return first.item if first else None
+
+
+def _list(item: Label) -> Label:
+    return None if item is None else item if isinstance(item, Refused) else Listed(item)
+
+
+_add("TensorListLength TensorListElementShape", lambda step: [_item(step) and None])  # no length depends on units
+_add("TensorListGetItem OptionalGetValue", lambda step: [_item(step)] * len(step.operation.outputs))
+_add("TensorListStack", lambda step: [_shifted(_item(step), 1)])
+_add("TensorListPopBack", lambda step: [_list(_item(step)), _item(step)])
+
+
+@_rule("TensorListSetItem TensorListPushBack")
+def _list_changed(step: Step) -> Sequence[Label]:
+    place = 2 if step.operation.type == "TensorListSetItem" else 1
+    return [_list(joined(step.operation, _item(step, place), step.labels[place]))]
+
+
+@_rule("TensorListFromTensor")
+def _list_from_tensor(step: Step) -> Sequence[Label]:
+    label, shape = step.labels
+    if shape is not None or not step.shape(step.operation.inputs[0]) or label == Rows(0, getattr(label, "inner", 1)):
+        raise Unproved(step.operation, "makes a list of units, or one of unknown length")
+    return [Listed(_shifted(label, -1))]
+
+
+@_rule("OptionalFromValue")
+def _optional(step: Step) -> Sequence[Label]:
+    if len(step.labels) != 1:
+        raise Unproved(step.operation, "holds several tensors")
+    return [_list(step.labels[0])]
