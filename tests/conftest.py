@@ -1,6 +1,7 @@
 """What is said before the tests begin, and what all of them share."""
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from cloister.server import run
 FAST = "not slow and not runtimes and not docker and not long"
 MINUTES = 8
 """That the tests which are `FAST` take at most, on two idle cores."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give TensorFlow one thread in each worker of the fast tests: threads of two workers wait for each other."""
+    if hasattr(config, "workerinput") and config.getoption("markexpr") == FAST:
+        os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
 
 @pytest.fixture(autouse=True)
