@@ -140,6 +140,8 @@ def record(
             patches.enter_context(_listening(captured, heard, tape))
         total = tf.reduce_sum(forward())
     outputs = [output for heard in calls for call in heard for output in call.outputs]
+    if not tf.executing_eagerly() and any(output.graph is not total.graph for output in outputs):
+        raise NotCapturable("a layer is called within a loop, a branch or a function of its own")
     gradients = tape.gradient(total, [*outputs, *given])
     deltas = iter(gradients)
     for heard in calls:

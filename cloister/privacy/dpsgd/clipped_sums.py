@@ -95,7 +95,7 @@ class ClippedSums:
         refuse_coarse_precision()
         units = self._units(x, y, groups)
         total = RunningSum()
-        clipped, non_finite, bound = 0, 0, clipping_norm / (1 + self._batching.overstatement)
+        clipped, non_finite, bound = 0, 0, clipping_norm / (1 + self.engine.overstatement)
         for piece in pieces(len(units), self._units_at_once(len(units))):
             for found in self._computed(x, y, *units.table(piece, self._cap), bound):
                 total.add(found.arrays, before=piece.start)

@@ -15,6 +15,9 @@ from cloister.privacy.dpsgd.dense import gram, gram_squares
 from cloister.privacy.dpsgd.parts import Rows, rows_times
 from cloister.privacy.dpsgd.rounding import MAX_POSITIONS
 
+MAX_PAIRS = 1 << 24
+"""Pairs of positions of a call: each takes some 25 bytes."""
+
 
 def is_plain_embedding(layer: Layer) -> bool:
     """Return whether the layer looks rows of one trained table up."""
@@ -33,18 +36,23 @@ class Embedded:
         rows: which rows of a tensor belong to a unit.
 
     Raises:
-        NotCapturable: there are too many positions for products of all pairs, or a row is not of one example.
+        NotCapturable: there are too many pairs of positions, or a row is not of one example.
     """
 
     kernel = "embedding"
 
     def __init__(self, captured: CapturedLayer, calls: Sequence[Call], rows: Rows) -> None:
-        indices = [_positions(tf.cast(call.first_input, tf.int32), rows, axes=0) for call in calls]
+        size = captured.variables[0].shape[0]
+        given = [_positions(tf.cast(call.first_input, tf.int32), rows, axes=0) for call in calls]
+        # Keras counts negative indices from the end.
+        indices = [tf.where(each < 0, each + size, each) for each in given]
         deltas = [_positions(tf.cast(call.deltas[0], tf.float64), rows, axes=1) for call in calls]
         self._indices, self._deltas = tf.concat(indices, 1), tf.concat(deltas, 1)
         if self._indices.shape[1] > MAX_POSITIONS:
             raise NotCapturable("an embedding of this many positions")
-        self._size = captured.variables[0].shape[0]
+        if rows.units * self._indices.shape[1] ** 2 > MAX_PAIRS:
+            raise NotCapturable("an embedding whose pairs of positions take too much memory")
+        self._size = size
         self.held: Sequence[Tensor] = (self._indices, self._deltas)
 
     def squared_norms(self) -> Tensor:

@@ -180,17 +180,6 @@ class Gradients:
         found = tf.cond(mode == CallMode.TRAINING, lambda: tf.zeros(rows.units, tf.int32), lambda: fingerprints(held))
         return Clipped(sums, clipped, tf.math.count_nonzero(real & ~finite), norms, found)
 
-    def weighted(self, x: Tensor, y: Tensor, factors: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Squared norms of examples, shape (B,), and Σ factors[i]·gradient[i], without any bound.
-
-        Args:
-            x, y: a batch of B examples.
-            factors: of each, shape (B,), double.
-        """
-        parts = self.parts(x, y, Rows(x.shape[0]), tf.ones_like(factors), tf.constant(CallMode.TRAINING))
-        total = tf.add_n([part.squared_norms() for _, part in parts])
-        return total, self._sums(parts, factors, tf.math.is_finite(total))
-
     def _sums(self, parts: list[VariablesPart], factors: Tensor, finite: Tensor) -> list[Tensor]:
         sums = {
             id(variable): total

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from cloister.core.errors import UnsupportedModel
 from cloister.core.tensors import Network
-from cloister.privacy.dpsgd.graphs import with_functions
+from cloister.privacy.dpsgd.graphs import is_used, with_functions
 from cloister.privacy.dpsgd.refusals import LEARNT
 
 REFUSED_PREFIXES = ("PyFunc", "EagerPyFunc", "Inplace", "Debug")
@@ -46,6 +46,11 @@ def refuse_state(graph: tf.Graph, model: Network) -> None:
     for operation in (one for own in with_functions(graph) for one in own.get_operations()):
         if operation.type == ASSIGN:
             raise UnsupportedModel(f"the model may change a variable {LEARNT}")
+        if operation.type == "AddN" and len(operation.inputs) > 2 and is_used(operation):
+            raise UnsupportedModel(
+                f"the model adds {len(operation.inputs)} terms by a function that was traced before, in an order that "
+                "timing decides; leave tf.function out of its layers, or add terms with +"
+            )
         if operation.type in UNORDERED:
             raise UnsupportedModel(
                 f"the model uses the gradient {operation.type}, which TensorFlow adds up in another order each time; "

@@ -26,6 +26,16 @@ def _walk(graph: tf.Graph, seen: set[str]) -> Iterator[tf.Graph]:
                     yield from _walk(graph._get_function(function.name).graph, seen)
 
 
+def is_used(operation: tf.Operation) -> bool:
+    """Return whether anything uses an operation: one that was replaced is left in the graph, and is not computed.
+
+    Args:
+        operation: of a traced function.
+    """
+    results = {id(output) for output in operation.graph.outputs}
+    return any(output.consumers() or id(output) in results for output in operation.outputs)
+
+
 def is_known_to_xla(function: Compiled, signature: Sequence[tf.TensorSpec]) -> bool:
     """Return whether XLA can compile a function: nothing is computed to find out.
 

@@ -69,6 +69,7 @@ class InRows:
     Attributes:
         gradients: as given.
         places: units that a call has room for.
+        overstatement: η, of sums in single precision.
         same_at_every_place: whether trials found a unit's gradient the same at each place.
 
     Guarantee: nothing that is held of a unit depends on another unit's data. It is the same at every place, as far as
@@ -84,6 +85,7 @@ class InRows:
     ) -> None:
         self.gradients, self._probe = gradients, probe
         self._cap, self._loss_weights = batching.group_cap, loss_weights
+        self.overstatement = batching.overstatement
         self.places = stride() * -(-batching.at_once // stride())
         self._graphs = {self.places: self._compile(self.places)}
         self.same_at_every_place = self._is_even() and self._passes_full_trial()

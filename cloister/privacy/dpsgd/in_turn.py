@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from cloister.core.errors import UnsupportedModel
 from cloister.core.tensors import Compiled, Network, Tensor
 from cloister.privacy.dpsgd.batches import filled
 from cloister.privacy.dpsgd.draws import Seeds, seeded, seeds_of
@@ -22,7 +23,7 @@ from cloister.privacy.dpsgd.parts import Sums
 from cloister.privacy.dpsgd.probe import Probe
 from cloister.privacy.dpsgd.reductions import chained_sums
 from cloister.privacy.dpsgd.rewriting import as_traced
-from cloister.privacy.dpsgd.rounding import Batching
+from cloister.privacy.dpsgd.rounding import SLACK, Batching
 
 AT_ONCE = 1024
 """Units of a call at most: their sum in double precision is within 2⁻¹⁸·S of the exact one for 2²⁵ units in all."""
@@ -44,6 +45,8 @@ class InTurn:
 
     Attributes:
         places: units that a call has room for.
+        overstatement: η, of sums in double precision.
+        graph: of a call, as it was traced.
 
     Guarantee: a unit's contribution is a function of the unit, its random numbers and the weights. It is no longer than
         the bound in L2. This needs no assumption on how rows of a batch are computed.
@@ -59,6 +62,7 @@ class InTurn:
         self._loss, self._loss_weights, self._probe = loss, loss_weights, probe
         self._variables = model.trainable_variables
         self._size = sum(math.prod(variable.shape) for variable in self._variables)
+        self.overstatement = SLACK
         self._compiled = self._compile()
 
     def __call__(self, x: NDArray, y: NDArray, mask: NDArray, bound: float, seeds: Seeds) -> Sums:
@@ -74,9 +78,8 @@ class InTurn:
             filled(array, self.places * self._cap, made_up.dtype)
             for array, made_up in zip((x, y), self._probe, strict=True)
         )
-        weights = np.asarray(weights_of(tf.constant(y), self._loss_weights)).reshape(self.places, self._cap)
-        shares = np.zeros_like(weights)
-        shares[: len(mask)] = weights[: len(mask)] * mask / np.maximum(mask.sum(axis=1, keepdims=True), 1)
+        shares = np.zeros((self.places, self._cap))
+        shares[: len(mask)] = mask / np.maximum(mask.sum(axis=1, keepdims=True), 1)
         given = (
             tf.constant(self._by_unit(x)),
             tf.constant(self._by_unit(y)),
@@ -105,43 +108,67 @@ class InTurn:
         ]
         with as_traced():
             plain = tf.function(self._sums, input_signature=signature, autograph=False).get_concrete_function()
-            refuse_state(plain.graph, self._model)
-            if _has_convolutions(plain.graph):
+            self.graph = plain.graph
+            refuse_state(self.graph, self._model)
+            self._refuse_hidden_weights()
+            if _has_convolutions(self.graph):
                 return plain
             fused = tf.function(self._sums, input_signature=signature, autograph=False, jit_compile=True)
             return fused if is_known_to_xla(fused, signature) else plain
+
+    def _refuse_hidden_weights(self) -> None:
+        """Refuse a graph that reads weights past `_sums`: their gradient would be taken for zero.
+
+        Raises:
+            UnsupportedModel: a function that was traced before reads a weight.
+        """
+        weights = {id(variable.value.handle): variable.path for variable in self._variables}
+        for handle, inside in self.graph.captures:
+            if id(handle) in weights and len(inside.consumers()) > 1:
+                raise UnsupportedModel(
+                    f"{weights[id(handle)]} is read by a function that was traced before, past DP-SGD; leave "
+                    "tf.function and custom gradients over weights out of its layer"
+                )
 
     def _sums(
         self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, count: Tensor, bound: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         values = [tf.convert_to_tensor(variable.value) for variable in self._variables]
 
-        def add(number: Tensor, totals: list[Tensor], clipped: Tensor, non_finite: Tensor) -> tuple[object, ...]:
+        def step(number: Tensor, pending: list[Tensor], *found: Tensor) -> tuple[Tensor, ...]:
             gradients = self._gradients(values, x[number], y[number], shares[number], seeds[number])
-            squares = tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
-            norm = tf.sqrt(squares * (1 + ROUNDED * self._size))
-            is_finite = tf.math.is_finite(norm)
-            factor = tf.where(is_finite, bound / tf.maximum(norm, bound), tf.zeros_like(norm))
-            return (
-                number + 1,
-                # A factor of 0 gives 0, also for numbers that are not finite.
-                [
-                    total + tf.math.multiply_no_nan(gradient, factor)
-                    for total, gradient in zip(totals, gradients, strict=True)
-                ],
-                clipped + tf.cast(is_finite & (norm > bound), tf.int32),
-                non_finite + tf.cast(~is_finite, tf.int32),
-            )
+            return number + 1, gradients, *self._added(pending, bound, *found)
 
-        zeros = [tf.zeros(variable.shape, tf.float64) for variable in self._variables]
+        zeros = [tf.zeros_like(value) for value in values]
+        totals = [tf.zeros(value.shape, tf.float64) for value in values]
+        start = (tf.constant(0), zeros, totals, tf.constant(0), tf.constant(0))
         with chained_sums():
-            _, sums, clipped, non_finite = tf.while_loop(
-                lambda number, *_: number < count, add, (tf.constant(0), zeros, tf.constant(0), tf.constant(0))
-            )
-        return sums, clipped, non_finite
+            _, pending, *found = tf.while_loop(lambda number, *_: number < count, step, start)
+            return self._added(pending, bound, *found)
+
+    def _added(
+        self, pending: list[Tensor], bound: Tensor, totals: list[Tensor], clipped: Tensor, non_finite: Tensor
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Add a unit's gradient, cut to the bound.
+
+        The gradient comes out of the loop's last iteration, as numbers in memory. XLA could compute one that is made
+        here twice, with other roundings for its norm than for the sum.
+        """
+        gradients = [tf.cast(gradient, tf.float64) for gradient in pending]
+        squares = tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
+        norm = tf.sqrt(squares * (1 + ROUNDED * self._size))
+        is_finite = tf.math.is_finite(norm)
+        factor = tf.where(is_finite, bound / tf.maximum(norm, bound), tf.zeros_like(norm))
+        # A factor of 0 gives 0, also for numbers that are not finite.
+        contribution = [tf.math.multiply_no_nan(gradient, factor) for gradient in gradients]
+        return (
+            [total + part for total, part in zip(totals, contribution, strict=True)],
+            clipped + tf.cast(is_finite & (norm > bound), tf.int32),
+            non_finite + tf.cast(~is_finite, tf.int32),
+        )
 
     def _gradients(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor) -> list[Tensor]:
-        """Return one unit's gradient with respect to each variable, in double precision."""
+        """Return one unit's gradient with respect to each variable."""
         own = list(zip(self._variables, values, strict=True))
         with (
             tf.GradientTape(watch_accessed_variables=False) as tape,
@@ -149,9 +176,9 @@ class InTurn:
         ):
             tape.watch(values)
             losses = losses_of(self._model, self._loss, x, y)
-            total = tf.reduce_sum(losses * tf.cast(shares, losses.dtype))
+            total = tf.reduce_sum(losses * tf.cast(shares * weights_of(y, self._loss_weights), losses.dtype))
         found = tape.gradient(total, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return [tf.cast(gradient, tf.float64) for gradient in found]
+        return [tf.convert_to_tensor(gradient) for gradient in found]
 
 
 def _has_convolutions(graph: tf.Graph) -> bool:

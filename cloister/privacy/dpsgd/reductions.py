@@ -2,8 +2,8 @@
 
 TensorFlow adds up over an axis in the middle, and over many terms, in an order that depends on where in memory a row
 begins. A trial sees that only where such a sum has several terms: not behind a maximum over positions, or where an
-activation is saturated. So each such operation is replaced while a graph is traced, whoever makes it: a layer, a
-gradient, or vectorisation. The replacement is a product of matrices, `parts.added_up`. A softmax is replaced by the
+activation is saturated. So each such operation is replaced while a graph is traced, in a layer or in a
+gradient. The replacement is a product of matrices, `parts.added_up`. A softmax is replaced by the
 operations that it consists of. A sum of three or more terms becomes a chain: two equal calls of `AddN` gave different
 sums. What is left in a graph, as in a function that was traced before, is found by `uneven_operations`.
 """
@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
 from cloister.core.tensors import Tensor
-from cloister.privacy.dpsgd.graphs import with_functions
+from cloister.privacy.dpsgd.graphs import is_used, with_functions
 from cloister.privacy.dpsgd.isolation_rules import StaticValues
 from cloister.privacy.dpsgd.parts import added_up
 
@@ -185,13 +185,7 @@ def uneven_operations(graph: tf.Graph) -> list[str]:
     Args:
         graph: of a traced function.
     """
-    return [op.name for own in with_functions(graph) for op in own.get_operations() if _is_used(op) and _is_uneven(op)]
-
-
-def _is_used(operation: tf.Operation) -> bool:
-    """Whether anything uses it: an operation that was replaced is left in the graph, and is not computed."""
-    results = {id(output) for output in operation.graph.outputs}
-    return any(output.consumers() or id(output) in results for output in operation.outputs)
+    return [op.name for own in with_functions(graph) for op in own.get_operations() if is_used(op) and _is_uneven(op)]
 
 
 def _casts_evenly(target: tf.DType) -> bool:

@@ -98,11 +98,11 @@ class DpSgd:
         self.batch_size, self.microbatch_size = batching.batch_size, batching.at_once
         self.noise_multiplier = noise_multiplier
         self.clipping_norm = clipping_norm
-        self.overstatement = batching.overstatement
         self.noise = GaussianNoise() if noise is None else noise
         optimizer.build(model.trainable_variables)
         probe = made_up(model) if probe is None else probe
         self._clipped_sums = ClippedSums(model, loss, probe, batching, loss_weights)
+        self.overstatement = self._clipped_sums.engine.overstatement
         self._descend = descent(optimizer, model.trainable_variables)
         self.reseed(0 if self.noise.seeded else None)
 

@@ -533,6 +533,52 @@ def test_what_is_odd_is_right_or_refused():
     assert not failures(ODD | OTHERWISE, one)
 
 
+class InALoop(layers.Layer):
+    """A dense layer that is called once a step of a loop: the gradient of what it gives is hidden from the outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4, activation="tanh")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return tf.while_loop(lambda k, h: k < 3, lambda k, h: (k + 1, self.dense(h)), (0, x))[1]
+
+
+def test_a_layer_within_a_loop_is_trained():
+    model = small(layers.Dense(4), InALoop())
+    x, y = batch(model, 5)
+    assert relative_error(dp_sgd(model).clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 1e-4
+
+
+class TracedBefore(layers.Layer):
+    """Multiplies by a weight in a function that was compiled before DP-SGD begins."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[1:], initializer="ones")
+        self.compiled = tf.function(lambda x: x * self.scale, input_signature=[tf.TensorSpec([None, *shape[1:]])])
+        self.compiled.get_concrete_function()
+
+    def call(self, x):
+        return self.compiled(x)
+
+
+def test_a_weight_that_is_read_past_dp_sgd_is_refused():
+    """Its gradient would be taken for zero, and it would not be trained."""
+    with pytest.raises(UnsupportedModel, match="is read by a function that was traced before"):
+        dp_sgd(small(layers.Dense(4), TracedBefore()))
+
+
+def test_indices_below_zero_count_from_the_end():
+    model = functional((3,), lambda x: head(layers.Flatten()(layers.Embedding(7, 2)(x))), "int32")
+    x, y = np.array([[-1, 2, -7], [0, 1, 6]], np.int32), np.array([0, 1])
+    step = dp_sgd(model)
+    assert relative_error(step.clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 1e-4
+    assert "embedding" in step.kernels.values()
+
+
 def test_a_model_of_ones_own_layer_has_right_sums():
     model = between(LargestScore(), layers.Dense(3))
     x, y = batch(model, 5)
