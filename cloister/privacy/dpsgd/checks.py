@@ -1,4 +1,4 @@
-"""Whether a model can be trained with DP-SGD, and how its units' gradients are to be computed.
+"""Refuse models that DP-SGD cannot train, and choose how the gradients of units are computed.
 
 A few kinds of layers are refused by name, for their remedy (`refusals`). A model whose graph provably takes several
 examples together is refused (`isolation`). A model that cannot be looked at layer by layer is computed unit by unit.
@@ -95,7 +95,7 @@ def _refuse_mixed_losses(model: Network, loss: Loss, probe: Probe) -> None:
     except Mixes as found:
         _refuse_mixing(model, found)
     except Unproved:
-        pass  # whatever it is, units in turn do not meet
+        pass  # units in turn do not meet
 
 
 def _refuse_mixing(model: Network, found: Mixes) -> None:

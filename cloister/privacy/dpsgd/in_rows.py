@@ -1,8 +1,8 @@
 """The clipped sum of a microbatch, all of its units in one computation of fixed shape.
 
-A unit's gradient must be computed the same to the last bit whoever else is in the batch. Otherwise weights that amplify
+A unit's gradient must be computed the same to the last bit beside any other units. Otherwise weights that amplify
 rounding errors let one joining unit change the gradients of all others, and so the sum by more than the bound. So every
-call has the same shape, whatever the size of a batch. Within a call, processors compute the last few numbers of a
+call has the same shape, for a batch of any size. Within a call, processors compute the last few numbers of a
 tensor by other instructions, and the last few rows of a product of matrices in another order. A trial finds that only
 by chance, since few numbers come out differently: calls have room for a multiple of a number that suits the processor
 (`strides`).
@@ -172,11 +172,11 @@ class InRows:
         return compiled
 
     def _is_even(self) -> bool:
-        """Whether no operation of a graph is of a kind that may compute rows differently."""
+        """Return whether no operation of a graph is of a kind that may compute rows differently."""
         return not any(uneven_operations(graph.graph) for graph in self._graphs.values())
 
     def _passes_full_trial(self) -> bool:
-        """Whether made-up examples have one gradient at every place, for all that is tried in the largest graph."""
+        """Return whether made-up examples have one gradient at every place of the largest graph."""
         x, y = self._probe
         calls = [TrialCall(one, label) for one, label in zip(x, y, strict=True)]
         # Every position of a constant is a maximum, where another example has one.
@@ -185,12 +185,12 @@ class InRows:
         return self._have_one_gradient(calls, random_sets=2)
 
     def _passes_short_trial(self) -> bool:
-        """Whether one made-up example has one gradient at every place of every graph."""
+        """Return whether one made-up example has one gradient at every place of every graph."""
         x, y = self._probe
         return self._have_one_gradient([TrialCall(x[0], y[0])], random_sets=1)
 
     def _have_one_gradient(self, calls: Sequence[TrialCall], random_sets: int) -> bool:
-        """Whether examples have one gradient, under the model's weights, moved a little, and under random ones."""
+        """Return whether examples have one gradient, under moved weights and under random ones."""
         model = self.gradients.model
         for weights in (other_weights(model, moved), *(random_weights(model, number) for number in range(random_sets))):
             with weights:
@@ -199,7 +199,7 @@ class InRows:
         return True
 
     def _show_one_gradient(self, calls: Sequence[TrialCall]) -> bool:
-        """Whether each example has one norm and one fingerprint at every place of every graph, and one norm is finite.
+        """Return whether each example has one norm and one fingerprint at every place, and one norm is finite.
 
         Beside other examples too. The fingerprint shows every bit of what is held.
         """
@@ -211,7 +211,7 @@ class InRows:
         return same and finite and self._are_same_beside_others(calls, [rows[0] for rows in found])
 
     def _are_same_beside_others(self, calls: Sequence[TrialCall], found: Sequence[NDArray]) -> bool:
-        """Whether examples in turn at the places of the largest graph have what each has among its equals.
+        """Return whether examples in turn at the places of the largest graph have what each has among its equals.
 
         True where there are no two to try.
 
@@ -226,7 +226,7 @@ class InRows:
         return np.array_equal(mixed, np.stack(found)[_turns(len(shared), self.places)], equal_nan=True)
 
     def _norms_and_fingerprints(self, calls: Sequence[TrialCall], units: int) -> NDArray:
-        """Of examples in turn at the places of the graph for so many units: shape (units, 2). All have one mode."""
+        """Return norms and fingerprints of examples in turn at the places of a graph, shape (units, 2)."""
         turns = np.repeat(_turns(len(calls), units), self._cap)
         every, labels = (np.stack(one)[turns] for one in ([call.x for call in calls], [call.y for call in calls]))
         seeds = np.zeros((len(seeds_of(self.gradients.model)), 2), np.int64)
@@ -235,5 +235,5 @@ class InRows:
 
 
 def _turns(examples: int, places: int) -> NDArray:
-    """Which example stands at each place."""
+    """Return which example stands at each place."""
     return np.arange(places) % examples

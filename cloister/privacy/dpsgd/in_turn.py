@@ -1,7 +1,7 @@
 """The clipped sum of a batch, one unit after another in one compiled loop.
 
 It suits any model: with one unit an iteration, no layer can mix two of them, and a unit is computed in one shape,
-whoever else is in the batch. The body of the loop reads the unit's rows, its random numbers and the weights. It adds to
+beside any other units. The body of the loop reads the unit's rows, its random numbers and the weights. It adds to
 a running sum that it does not read otherwise, and a graph that could keep anything else is refused (`graph_state`).
 """
 
