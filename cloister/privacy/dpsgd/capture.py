@@ -38,7 +38,7 @@ class Call:
 
     @property
     def first_input(self) -> Tensor:
-        """What the layer was called with first."""
+        """Return the first argument of the call."""
         return self.args[0] if self.args else self.kwargs["inputs"]
 
     @property

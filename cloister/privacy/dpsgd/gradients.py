@@ -227,7 +227,7 @@ FORMS: tuple[tuple[Callable[[Layer], bool], Callable[[CapturedLayer, Sequence[Ca
     (is_plain_embedding, Embedded),
     (is_plain_normalization, normalization),
 )
-"""Which layers have which form for the gradients of their units."""
+"""Pairs of a test for a kind of layer, and the form in which gradients of its units are held."""
 
 
 def _form(layer: Layer) -> Callable[[CapturedLayer, Sequence[Call], Rows], Part]:

@@ -1,4 +1,4 @@
-"""What a traced function consists of, and whether XLA can compile it."""
+"""Look into traced functions: their graphs, their used operations, and XLA's support of them."""
 
 from collections.abc import Iterator, Sequence
 

@@ -135,8 +135,7 @@ class InRows:
         """The numbers of units below all places that the first layers have a graph for.
 
         All graphs are made at one time: what a layer or the loss reads from Python while it is traced, such as a rate
-        that somebody changes later, would be one thing in this graph and another in that, and a unit more would change
-        everybody's gradient.
+        that changes later, would differ between graphs, and a unit more would change every gradient.
         """
         if self.gradients.first_layers(Rows(self.places, self._cap)) is None:
             return range(0)

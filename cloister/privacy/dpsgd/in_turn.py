@@ -49,7 +49,7 @@ class InTurn:
         graph: of a call, as it was traced.
 
     Guarantee: a unit's contribution is a function of the unit, its random numbers and the weights. It is no longer than
-        the bound in L2. This needs no assumption on how rows of a batch are computed.
+        the bound in L2. It assumes that equal inputs give equal results, not how rows of a batch are computed.
 
     Raises:
         UnsupportedModel: the graph may keep something of a unit.

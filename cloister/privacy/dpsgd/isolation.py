@@ -189,7 +189,7 @@ def _chosen(step: Step) -> list[Label]:
 
 
 def _looped(step: Step) -> list[Label]:
-    """Label what a loop gives: labels that its body keeps, whatever the number of rounds.
+    """Label the outputs of a loop by labels that its body keeps in every round.
 
     The number of rounds must depend on no unit.
     """

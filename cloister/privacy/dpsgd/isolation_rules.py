@@ -529,7 +529,7 @@ def _cut_or_refuse(step: Step, numbers: NDArray, label: Rows, axis: int) -> Rows
 
 
 Index: TypeAlias = int | slice | EllipsisType | None
-"""What stands for one axis in an index of NumPy."""
+"""One axis of a NumPy index."""
 
 
 def _index(step: Step) -> tuple[Index, ...]:

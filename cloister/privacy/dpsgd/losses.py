@@ -8,7 +8,7 @@ from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Tensor
 
 LossWeights = Callable[[Tensor], Tensor]
-"""What losses are multiplied with, from labels: a number for each, or one for all."""
+"""Factors of the losses, from labels: a number for each, or one for all."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Losses of shape (rows,) from labels and the model's outputs, each of its own example alone."""
 

@@ -48,7 +48,7 @@ class Rows:
 
 
 class Sums(NamedTuple):
-    """What is computed of some units. Nothing of it is noised.
+    """Hold the clipped sum of some units, and counts. Nothing of it is noised.
 
     Attributes:
         arrays: for each trainable variable.

@@ -75,7 +75,7 @@ def _chained(
     op_name: str | None = None,
     graph: tf.Graph | None = None,
 ) -> list[Tensor] | None:
-    """What takes the place of an `AddN` that was traced; None: the operation stays."""
+    """Return the chain in the place of an `AddN`; None: the operation stays."""
     if graph is None or kind != "AddN" or len(inputs) < 3:
         return None
     total = inputs[0]

@@ -1,4 +1,4 @@
-"""What a refused model is told: the layer, the reason and a replacement."""
+"""Refuse models with the name of the layer, the reason and a replacement."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -62,11 +62,11 @@ class DpSgd:
         overstatement: η; contributions are clipped to S/(1 + η), see `rounding`.
 
     Guarantee: one unit's joining or leaving a batch moves the un-noised sum, as it is computed, by at most S in L2, for
-        any weights and inputs. In turn that needs no assumption on the model or the processor. In rows it assumes that
-        kernels keep rows apart, and that an example's gradient is the same at every place of a call, which trials check
-        and do not prove. Exact noise of standard deviation σS, and a little more, is added to the sum on a public grid,
-        once for a step: it costs what a Gaussian mechanism of noise multiplier σ does, for add-or-remove of a unit
-        (`exact_noise`). Amplification by sampling is for batches from `batches.poisson` alone.
+        any weights and inputs. In turn it assumes that an operation gives equal results for equal inputs. In rows it
+        assumes that kernels keep rows apart, and that an example's gradient is the same at every place of a call, which
+        trials check and do not prove. Exact noise of standard deviation σS, and a little more, is added to the sum on a
+        public grid, once for a step: it costs what a Gaussian mechanism of noise multiplier σ does, for add-or-remove
+        of a unit (`exact_noise`). Amplification by sampling is for batches from `batches.poisson` alone.
 
     Raises:
         UnsupportedModel: examples of this model have no gradients of their own, with the reason and the replacement.
