@@ -116,12 +116,11 @@ def private(kind: str, batch: int) -> Any:
     """Ours."""
     import keras
 
-    from cloister.privacy.dpsgd.rounding import Batching
     from cloister.privacy.dpsgd.step import DpSgd
 
     return DpSgd(
         keras_model(kind),
-        batching=Batching(batch),
+        batch_size=batch,
         noise_multiplier=MULTIPLIER,
         clipping_norm=CLIP,
         optimizer=keras.optimizers.SGD(RATE),

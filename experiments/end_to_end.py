@@ -296,18 +296,18 @@ def central_trainer(model: Any, settings: Mapping[str, Any]) -> Any:
     """DP-SGD on a model."""
     import keras
 
-    from cloister.privacy.dpsgd.rounding import Batching
     from cloister.privacy.dpsgd.step import DpSgd
     from cloister.privacy.mechanisms.noise import GaussianNoise
 
-    return DpSgd(
+    trainer = DpSgd(
         model.keras,
-        batching=Batching(settings["batch-size"], microbatch_size=650),
+        batch_size=settings["batch-size"],
         noise_multiplier=settings["noise-multiplier"],
         clipping_norm=settings["clipping-norm"],
         optimizer=keras.optimizers.SGD(settings["learning-rate"]),
-        noise=GaussianNoise(settings["seed"]),
     )
+    trainer.noise = GaussianNoise(settings["seed"])
+    return trainer
 
 
 def central_privacy(noise_multiplier: float, rate: float, steps: int, target: float) -> tuple[float, float]:
@@ -316,7 +316,7 @@ def central_privacy(noise_multiplier: float, rate: float, steps: int, target: fl
     from cloister.privacy.accounting.events import Gaussian
     from cloister.privacy.accounting.vocabulary import Sampling
 
-    account = Account().plus(Gaussian(noise_multiplier, Sampling("poisson", rate)), steps)
+    account = Account().plus(Gaussian(noise_multiplier, Sampling("bounded-poisson", rate)), steps)
     return account.delta(target, "published"), account.epsilon(1e-5)
 
 

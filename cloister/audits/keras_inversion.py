@@ -227,13 +227,12 @@ def private_gradient(
         noise_multiplier: σ.
         clipping_norm: S.
     """
-    from cloister.privacy.dpsgd.rounding import Batching
     from cloister.privacy.dpsgd.step import DpSgd
 
     before = model.get_weights()
     step = DpSgd(
         model,
-        batching=Batching(1),
+        batch_size=1,
         noise_multiplier=noise_multiplier,
         clipping_norm=clipping_norm,
         optimizer=keras.optimizers.SGD(1.0),

@@ -10,7 +10,7 @@ from cloister.config.secure import SWITCHED_OFF
 from cloister.core.digits import at_least, at_most, rounded_up
 from cloister.core.errors import BudgetExhausted, CloisterError
 from cloister.privacy.accounting.events import Event, Gaussian, Pure
-from cloister.privacy.accounting.filters import cost, filter_for, minimum_multiplier
+from cloister.privacy.accounting.filters import OverflowFilter, cost, filter_for, minimum_multiplier
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.mechanisms.local import LocalGaussian
 from cloister.server.build import Plan, build
@@ -59,6 +59,7 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
     if not limit:
         return
     sizes, kept = sizes_known(plan, grid), filter_for("renyi", limit, privacy.target_delta)
+    _require_room_for_draws(plan, sizes)
     available = kept.limit(limit, privacy.target_delta)
 
     def dearest(multiplier: float) -> list[float]:
@@ -77,6 +78,18 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
         f"{privacy.target_delta:g}, so that no client would train: one takes {at_most(100 * each / available)} % of "
         f"it, or more; use a larger budget{remedy}"
     )
+
+
+def _require_room_for_draws(plan: Plan, sizes: Sequence[LocalSteps]) -> None:
+    """Refuse a δ that has no room for the steps of one round, whatever the noise.
+
+    Raises:
+        BudgetExhausted: it has none, for any client.
+    """
+    draws, limit, delta = OverflowFilter(), plan.config.privacy.client.max_epsilon, plan.config.privacy.target_delta
+    rounds = [sum(cost(draws, event) for event in at) for at in _of_clients(plan, sizes, 1.0)]
+    if min(rounds, default=0.0) > draws.limit(limit, delta):
+        raise BudgetExhausted(draws.refusal(0.0, min(rounds), limit, delta, "a client of this run"))
 
 
 def _of_clients(plan: Plan, sizes: Sequence[LocalSteps], multiplier: float) -> list[list[Event]]:

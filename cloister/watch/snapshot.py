@@ -7,13 +7,14 @@ what they hide from their own files (who was drawn, how long it took) is hidden 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from cloister.core.errors import CloisterError, ConfigError
 from cloister.deploy.control import living_nodes
 from cloister.deploy.warm.meeting import warnings_of
 from cloister.privacy.accounting.events import Unaccounted
-from cloister.privacy.accounting.filters import share
+from cloister.privacy.accounting.filters import largest_share
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.reports.rundir import LEDGER
 from cloister.server.reports.status import RunState, hides_progress, newest_run, run_directories, run_state
@@ -152,8 +153,8 @@ def _spent(ledger: Ledger) -> dict[tuple[str, str], float]:
         relation = ledger.relation_of(budget.unit, budget.relation)
         found.pop((ledger.name, budget.unit), None)
         if budget.epsilon:
-            spent = ledger.spent(budget.unit, budget.filter, relation)
-            found[ledger.name, budget.unit] = share(spent, budget.filter.limit(budget.epsilon, budget.delta))
+            spent = partial(ledger.spent, budget.unit, relation=relation)
+            found[ledger.name, budget.unit] = largest_share(budget.filter, spent, budget.epsilon, budget.delta)
     return found
 
 

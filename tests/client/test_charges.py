@@ -65,7 +65,7 @@ def node(tmp_path):
 
 
 class TestEachCombination:
-    STEPS = Repeated(Gaussian(1.0, Sampling("poisson", 0.25)), 4)
+    STEPS = Repeated(Gaussian(1.0, Sampling("bounded-poisson", 0.25)), 4)
 
     def test_dp_sgd(self, node):
         promise = (Gaussian(3.0),)
@@ -142,7 +142,7 @@ class TestEachCombination:
 class TestEachCharge:
     """With its mechanism and its clip, for whoever reads the ledger."""
 
-    STEPS = Repeated(Gaussian(1.0, Sampling("poisson", 0.25)), 4)
+    STEPS = Repeated(Gaussian(1.0, Sampling("bounded-poisson", 0.25)), 4)
     PROMISE = (Gaussian(3.0), Gaussian(4.0))
 
     def found(self, settings, node, kind=TrainRequest, number=1):

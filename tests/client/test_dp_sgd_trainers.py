@@ -197,7 +197,7 @@ def test_the_optimizer_starts_afresh():
     for _ in range(2):
         started(trainer)
         moves.append(moved(trainer, learning_rate=0.01))
-    np.testing.assert_array_equal(*moves)
+    np.testing.assert_allclose(*moves, rtol=1e-5)  # units have other places, and other roundings
 
 
 def test_another_batch_size_is_refused():

@@ -100,18 +100,18 @@ class TestTheTrueNumberShowsNowhere:
         settings = DP_SGD | {"client.local-epochs": 2}
         arrays_of(answer(settings, node))
         (entry,) = entries_of(node, "example")
-        assert entry.event == Repeated(Gaussian(1.0, Sampling("poisson", 10 / STATED)), 8)
+        assert entry.event == Repeated(Gaussian(1.0, Sampling("bounded-poisson", 10 / STATED)), 8)
         assert len(counted.batches) == 8, "as many steps as were charged"
 
     def test_the_rate_is_that_of_the_stated_size(self, tmp_path, monkeypatch):
-        """20 steps over 400 rows at q = 1/4: 2,000 in all, give or take 6 standard deviations of 39.
+        """20 steps at q = 1/4 over 40 of 400 rows: 200 in all, give or take 6 standard deviations of 12.
 
-        At the rate of the rows that are there, 10/400, it would be 200.
+        Over all that are there it would be 2,000.
         """
         counted, node = Counted(monkeypatch), own_node(tmp_path, write_data(tmp_path, 400))
         arrays_of(answer(DP_SGD | {"client.local-epochs": 5}, node))
         assert len(counted.batches) == 20
-        assert abs(sum(counted.batches) - 2000) < 6 * np.sqrt(8000 * 0.25 * 0.75)
+        assert abs(sum(counted.batches) - 200) < 6 * np.sqrt(800 * 0.25 * 0.75)
 
     def test_the_noise_of_a_reply(self, tmp_path):
         """With a clip next to none a reply is noise: its size is that of the planned steps, whatever the rows.
@@ -161,7 +161,7 @@ def test_a_size_in_the_policy_decides(tmp_path):
     node = own_node(tmp_path) | {"policy": policy}
     arrays_of(answer(DP_SGD, node))
     (entry,) = entries_of(node, "example")
-    assert entry.event == Repeated(Gaussian(1.0, Sampling("poisson", 10 / 80)), 8)
+    assert entry.event == Repeated(Gaussian(1.0, Sampling("bounded-poisson", 10 / 80)), 8)
 
 
 class TestGroups:
@@ -236,7 +236,7 @@ class TestGroups:
             assert not entries_of(node, "example")
             (entry,) = entries_of(node, "group")
             events.add(entry.event)
-        assert events == {Repeated(Gaussian(1.0, Sampling("poisson", 0.5)), 2)}
+        assert events == {Repeated(Gaussian(1.0, Sampling("bounded-poisson", 0.5)), 2)}
 
     def test_a_failure_is_answered_like_a_success(self, tmp_path):
         node = own_node(tmp_path, tmp_path / "none.npz")

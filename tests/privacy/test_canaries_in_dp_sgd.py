@@ -16,7 +16,6 @@ from cloister.privacy.accounting.account import Account
 from cloister.privacy.dpsgd.exact_noise import grid_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
-from cloister.privacy.dpsgd.rounding import Batching
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
@@ -104,14 +103,14 @@ class Stuck(DpSgd):
 def keras_steps(kind=DpSgd, sigma=SIGMA):
     dp_sgd = kind(
         linear_network(SIZE),
-        batching=Batching(COUNT),
+        batch_size=COUNT,
         noise_multiplier=sigma,
         clipping_norm=CLIP,
         optimizer=keras.optimizers.SGD(1.0),
         loss=linear_loss,
-        noise=GaussianNoise(5),
         probe=(np.random.default_rng(0).uniform(0.1, 1, (3, SIZE)).astype(np.float32), np.zeros(3, np.int64)),
     )
+    dp_sgd.noise = GaussianNoise(5)
     return on_linear_network(dp_sgd)
 
 

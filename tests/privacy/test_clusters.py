@@ -8,6 +8,7 @@ from sklearn.cluster import KMeans
 from support import failures
 
 from cloister.core.arrays import Layout
+from cloister.privacy.mechanisms import kmeans
 from cloister.privacy.mechanisms.kmeans import TOGETHER, clustered, lloyd, scattered
 
 
@@ -159,6 +160,18 @@ def test_a_start_is_the_same_for_the_same_models():
 def test_a_start_is_the_same_in_any_unit_of_length():
     points, _ = groups(60, 11, 3, dtype=np.float64)
     assert scattered_among(points * 1e200, 4) == scattered_among(points, 4) == scattered_among(points * 1e-200, 4)
+
+
+def test_of_several_draws_of_a_start_the_tightest_counts(monkeypatch):
+    def spread(seed):
+        points, _ = groups(60, 11, 5, seed, dtype=np.float64)
+        centres = points[scattered_among(points, 5)]
+        return np.square(points - centres[lloyd(points, centres)]).sum()
+
+    several = [spread(seed) for seed in range(5)]
+    monkeypatch.setattr(kmeans, "DRAWS", 1)
+    one = [spread(seed) for seed in range(5)]
+    assert all(np.array(several) <= one) and sum(several) < 0.99 * sum(one)
 
 
 @pytest.mark.slow

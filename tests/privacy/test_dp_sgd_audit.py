@@ -19,7 +19,6 @@ from cloister.privacy.dpsgd.clipped_sums import ClippedSum
 from cloister.privacy.dpsgd.exact_noise import grid_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
-from cloister.privacy.dpsgd.rounding import Batching
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
@@ -44,13 +43,13 @@ class Right(DpSgd):
     def __init__(self, **options):
         super().__init__(
             linear(),
-            batching=Batching(OTHERS + 1),
+            batch_size=OTHERS + 1,
             noise_multiplier=SIGMA,
             clipping_norm=CLIP,
             optimizer=keras.optimizers.SGD(1.0),
-            noise=GaussianNoise(5),
             **options,
         )
+        self.noise = GaussianNoise(5)
         self._sums = {}
 
     def clipped_sum(self, x, y, clipping_norm, groups=None):

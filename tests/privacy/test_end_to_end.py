@@ -289,7 +289,7 @@ class TestStatement:
     def test_the_claim_for_an_example_is_that_of_its_steps(self):
         facts = self.of()
         claim = facts["claims"][0]
-        independent = Account().plus(Gaussian(4.0, Sampling("poisson", 1 / 6)), 6 * 64)
+        independent = Account().plus(Gaussian(4.0, Sampling("bounded-poisson", 1 / 6)), 6 * 64)
         assert facts["status"] == "sound" and claim["unit"] == "example" and claim["steps"] == 384
         assert claim["by-accountant"] == {name: independent.epsilon(DELTA, name) for name in ("rdp", "pld")}
         assert claim["epsilon"] == min(claim["by-accountant"].values()) == pytest.approx(3.594, abs=1e-3)

@@ -61,7 +61,7 @@ class TestEvents:
         cases = [
             (
                 partial(Sampling, "shuffled"),
-                "unknown kind of sampling 'shuffled'; known: none, poisson, without-replacement",
+                "unknown kind of sampling 'shuffled'; known: none, poisson, bounded-poisson, without-replacement",
             ),
             (
                 partial(Sampling, "poisson", 0.0),

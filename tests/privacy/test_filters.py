@@ -3,11 +3,13 @@
 import math
 from functools import cache
 
+import dp_accounting
 import mpmath as mp
 import numpy as np
 import oracles
 import pytest
 from accounts import account, cohorts, poisson
+from dp_accounting.pld import pld_privacy_accountant
 from scipy import stats
 
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
@@ -15,6 +17,7 @@ from cloister.privacy.accounting.account import FINE, Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.filters import (
+    RESERVE,
     GaussianFilter,
     RenyiFilter,
     cost,
@@ -25,7 +28,8 @@ from cloister.privacy.accounting.filters import (
     to_json,
 )
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
+from cloister.privacy.accounting.vocabulary import OVERFLOW, UNSAMPLED, Sampling
+from cloister.privacy.dpsgd.batches import places_of
 
 SMALL = 1e-5
 BUDGETS = pytest.mark.parametrize(
@@ -42,14 +46,16 @@ def room(order, epsilon, delta):
 class TestTheLimit:
     @BUDGETS
     def test_of_gaussian_dp_is_where_the_exact_curve_meets_delta(self, epsilon, delta):
-        mu = math.sqrt(GaussianFilter().limit(epsilon, delta))
-        assert oracles.gaussian_delta(epsilon, 1 / mu) == pytest.approx(delta, rel=1e-6)
-        assert oracles.gaussian_delta(epsilon, 1 / (mu * (1 + 1e-6))) > delta
+        mu, left = math.sqrt(GaussianFilter().limit(epsilon, delta)), (1 - RESERVE) * delta
+        assert oracles.gaussian_delta(epsilon, 1 / mu) == pytest.approx(left, rel=1e-6)
+        assert oracles.gaussian_delta(epsilon, 1 / (mu * (1 + 1e-6))) > left
 
     @BUDGETS
     def test_of_rényi_dp_is_the_conversion_turned_round(self, epsilon, delta):
         for order in (1.5, 4, 64):
-            assert RenyiFilter(order).limit(epsilon, delta) == pytest.approx(max(0, room(order, epsilon, delta)))
+            assert RenyiFilter(order).limit(epsilon, delta) == pytest.approx(
+                max(0, room(order, epsilon, (1 - RESERVE) * delta)), rel=1e-9
+            )
 
     @BUDGETS
     def test_what_fills_it_is_within_the_budget_by_the_truth(self, epsilon, delta):
@@ -151,7 +157,8 @@ class TestWhoeverChooses:
         full = self.rest(first)
         for above, below in ((full, math.inf), (math.inf, full), (full, 2 * full), (full, full)):
             assert adaptive_delta(self.EPSILON, first, above, below, threshold) <= self.DELTA * (1 + 1e-6)
-        assert adaptive_delta(self.EPSILON, first, full, full, threshold) == pytest.approx(self.DELTA, rel=1e-6)
+        spent = adaptive_delta(self.EPSILON, first, full, full, threshold)
+        assert spent == pytest.approx((1 - RESERVE) * self.DELTA, rel=1e-6)
 
     def test_and_would_not_stay_within_a_tenth_less(self):
         """The positive control: a filter that allows 10 % more is found out."""
@@ -400,3 +407,48 @@ class TestExactly:
     def test_a_filter_of_rényi_has_a_float_for_an_order(self):
         chosen = filter_for("renyi", 2.0, SMALL)
         assert type(chosen.order) is float and from_json(to_json(chosen)) == chosen
+
+
+class TestDrawsThatFillAllPlaces:
+    """Nothing is claimed of them: their probability is part of δ."""
+
+    STEP = Gaussian(1.0, Sampling("bounded-poisson", 0.01))
+    PLAIN = Gaussian(1.0, Sampling("poisson", 0.01))
+
+    @pytest.mark.parametrize("accountant", ["rdp", "pld"])
+    def test_delta_is_larger_by_their_probability(self, accountant):
+        steps = [Account().plus(event, 1000) for event in (self.STEP, self.PLAIN)]
+        left = 1e-5 - 1000 * OVERFLOW
+        assert steps[0].epsilon(1e-5, accountant) == steps[1].epsilon(left, accountant)
+        epsilon = steps[1].epsilon(1e-9, accountant)
+        assert steps[0].delta(epsilon, accountant) == steps[1].delta(epsilon, accountant) + 1000 * OVERFLOW
+
+    def test_a_delta_that_has_no_room_for_them_is_never_reached(self):
+        assert Account().plus(self.STEP, 1000).epsilon(1000 * OVERFLOW) == math.inf
+
+    def test_epsilon_is_that_of_truncated_draws_by_dp_accounting(self):
+        """Which sits units out that find no place, and needs the number of all units."""
+        batch, units, steps = 64, 6400, 1000
+        room = places_of(batch)
+        event = dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(units, batch / units, room, 1.0)
+        theirs = pld_privacy_accountant.PLDAccountant().compose(event, steps).get_epsilon(1e-5)
+        assert Account().plus(self.STEP, steps).epsilon(1e-5, "pld") == pytest.approx(theirs, rel=1e-6)
+
+    def test_a_budget_has_room_for_a_thousandth_of_delta_of_them(self, tmp_path):
+        delta = 200.5 * OVERFLOW / RESERVE
+        budget = PrivacyBudget(Ledger(tmp_path / "data.jsonl"), "run", "example", delta=delta, max_epsilon=1e3)
+        assert budget.fits([Gaussian(1e3, Sampling("bounded-poisson", 1e-3))]) == 200
+        assert budget.fits([Gaussian(1e3, Sampling("poisson", 1e-3))]) > 1e6
+        budget.spend(Repeated(Gaussian(1e3, Sampling("bounded-poisson", 1e-3)), 200), 1)
+        with pytest.raises(BudgetExhausted, match=r"has room for 200 steps of DP-SGD, and .* would hold 201"):
+            budget.spend(Gaussian(1e3, Sampling("bounded-poisson", 1e-3)), 2)
+
+    def test_releases_that_were_made_without_a_budget_show_in_what_is_spent(self, tmp_path):
+        ledger, step = Ledger(tmp_path / "data.jsonl"), Gaussian(300.0, Sampling("bounded-poisson", 1e-3))
+        PrivacyBudget(ledger, "free", "example").spend(Repeated(step, 2000), 1)
+        budget = PrivacyBudget(ledger, "kept", "example", delta=1e-12, max_epsilon=8.0)
+        assert budget.share() > 1 and budget.fits([step]) == 0
+
+    def test_what_stands_for_several_steps_has_the_probability_of_all(self):
+        assert Repeated(self.STEP, 10).overflow == 10 * OVERFLOW == Repeated(self.STEP, 10).replaced().overflow
+        assert Account([Repeated(self.STEP, 10)]).overflow == 10 * OVERFLOW and self.PLAIN.overflow == 0

@@ -27,7 +27,7 @@ def test_as_many_poisson_batches_as_the_event_counts(examples, batch_size, epoch
     event = steps.event(2.0)
     assert isinstance(event, Repeated)
     assert len(list(steps.batches(1))) == event.count == epochs * -(-examples // batch_size)
-    assert event.event == Gaussian(2.0, Sampling("poisson", min(1.0, batch_size / examples)))
+    assert event.event == Gaussian(2.0, Sampling("bounded-poisson", min(1.0, batch_size / examples)))
 
 
 @given(sizes, sizes, st.integers(1, 4))
@@ -85,10 +85,15 @@ class TestUnitsThatAreThere:
 
     def test_are_drawn_from_whatever_number_is_public(self):
         steps = LocalSteps(100, 20, 5)
-        for present, expected in ((1000, range(1000)), (7, range(7)), (None, range(100))):
+        for present, expected, kept in ((1000, 1000, 100), (7, 7, 7), (None, 100, 100)):
             batches = list(steps.batches(2, present))
-            assert len(batches) == 25 and set(np.concatenate(batches)) <= set(expected)
-            assert len(np.concatenate(batches)) == pytest.approx(5 * len(expected), abs=6 * np.sqrt(4 * len(expected)))
+            assert len(batches) == 25 and set(np.concatenate(batches)) <= set(range(expected))
+            assert len(set(np.concatenate(batches))) <= kept, "of more units as many as are stated take part in a round"
+            assert len(np.concatenate(batches)) == pytest.approx(5 * kept, abs=6 * np.sqrt(4 * kept))
+
+    def test_others_take_part_in_another_round(self):
+        rounds = [set(np.concatenate(list(LocalSteps(100, 20, 5).batches(None, 1000)))) for _ in range(2)]
+        assert rounds[0] != rounds[1] and max(map(max, rounds)) > 500
 
     def test_would_show_in_a_shuffled_order(self):
         steps = LocalSteps(10, 5, 1, "shuffle")

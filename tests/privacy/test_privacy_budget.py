@@ -124,14 +124,14 @@ class TestABudget:
         assert budget.spent() == pytest.approx(1 / 16) and budget.share() == pytest.approx(1 / 16 / budget.limit)
 
     def test_know_what_is_spent_at_the_cost_of_one_release(self, path, monkeypatch):
-        """Fifty releases are priced once each, not anew for each that follows."""
+        """Fifty releases are priced once each by both filters, not anew for each that follows."""
         priced = []
         monkeypatch.setattr(filters, "cost", lambda *arguments: priced.append(arguments) or cost(*arguments))
         budget = PrivacyBudget(Ledger(path), "run", max_epsilon=50.0)
         for number in range(50):
             with budget.release(Gaussian(50.0 + number), number):
                 pass
-        assert len(priced) == 50
+        assert len(priced) == 100
         assert budget.spent() == pytest.approx(sum((50.0 + number) ** -2 for number in range(50)))
 
     def test_have_a_delta_that_is_a_probability(self, path):

@@ -81,12 +81,12 @@ def entries(tmp_path, node, unit="example"):
 
 
 def step(examples, sigma=2.0, batch=36):
-    return Repeated(Gaussian(sigma, Sampling("poisson", batch / examples)), math.ceil(examples / batch))
+    return Repeated(Gaussian(sigma, Sampling("bounded-poisson", batch / examples)), math.ceil(examples / batch))
 
 
 def spent(rounds, examples=359):
     """Recomputed from the configuration alone."""
-    return Account().plus(Gaussian(2.0, Sampling("poisson", 36 / examples)), 10 * rounds).epsilon(DELTA)
+    return Account().plus(Gaussian(2.0, Sampling("bounded-poisson", 36 / examples)), 10 * rounds).epsilon(DELTA)
 
 
 @pytest.mark.parametrize("model", mostly_slow(["softmax", "mlp"], ["softmax"]))
@@ -124,7 +124,7 @@ def test_simulated_clients_count_in_their_state(tmp_path):
     run(grid, config, silent())
     for context in grid._contexts.values():
         ((event, count),) = context.state.config_records["example-releases"].items()
-        assert count == 30 and json.loads(event)["sampling"]["kind"] == "poisson"
+        assert count == 30 and json.loads(event)["sampling"]["kind"] == "bounded-poisson"
 
 
 class TestBudget:

@@ -1,7 +1,6 @@
 """DP-SGD for Keras models."""
 
-import math
-
+import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
@@ -10,8 +9,9 @@ from cloister.client.training.dp_sgd_trainer import PrivateTrainer
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd.losses import LossWeights
-from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, Batching, largest_microbatch
+from cloister.core.tensors import Tensor
+from cloister.privacy.dpsgd.losses import Loss
+from cloister.privacy.dpsgd.probe import made_up
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Recipe
@@ -46,11 +46,13 @@ class PrivateKerasTrainer(PrivateTrainer):
         self._optimizer, batch_size = optimizer_named(recipe.optimizer), recipe.batch_size
         self._dp_sgd = DpSgd(
             model.keras,
-            batching=Batching(batch_size, _microbatch_size(batch_size, privacy), group_cap),
+            batch_size=batch_size,
             noise_multiplier=privacy.dp_sgd.noise_multiplier,
             clipping_norm=privacy.dp_sgd.clipping_norm,
             optimizer=self._optimizer,
-            loss_weights=_loss_weights(recipe),
+            loss=_loss(recipe),
+            probe=made_up(model.keras),
+            group_cap=group_cap,
         )
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
 
@@ -75,18 +77,16 @@ class PrivateKerasTrainer(PrivateTrainer):
         self._dp_sgd.step(chosen.x, chosen.y, bound, chosen.groups)
 
 
-def _loss_weights(recipe: Recipe) -> LossWeights | None:
-    """What multiplies an example's own loss, and so its gradient before that is clipped; None: nothing does."""
+def _loss(recipe: Recipe) -> Loss:
+    """Return the loss of an example, multiplied with the weight of its class before the gradient is clipped."""
     found = recipe.weights(np.arange(len(recipe.class_weights) or 1))
     if found is None:
-        return None
+        return keras.losses.sparse_categorical_crossentropy
     weights = tf.constant(found)
-    return lambda labels: tf.gather(weights, labels) if recipe.class_weights else weights[0]
 
+    def weighted(labels: Tensor, outputs: Tensor) -> Tensor:
+        losses = keras.losses.sparse_categorical_crossentropy(labels, outputs)
+        own = tf.gather(weights, labels) if recipe.class_weights else weights[0]
+        return losses * tf.cast(own, losses.dtype)
 
-def _microbatch_size(batch_size: int, privacy: PrivacyConfig) -> int:
-    """So many examples that most Poisson batches are one microbatch: padding costs less than another call."""
-    wanted = (
-        batch_size if privacy.dp_sgd.batch_sampling == "shuffle" else batch_size + math.ceil(2 * math.sqrt(batch_size))
-    )
-    return max(1, min(wanted, largest_microbatch(batch_size, DEFAULT_OVERSTATEMENT)))
+    return weighted

@@ -83,6 +83,7 @@ class Account:
         self._precision = 0.0  # Σ 1/z² of the releases that are one Gaussian together; ∞ where one has no bound
         self._others: Counter[Event] = Counter()  # those with curves of their own
         self._leakage = 0.0
+        self._overflow = 0.0
         for event in events:
             self._add(event)
 
@@ -115,6 +116,7 @@ class Account:
         else:
             self._precision += count / multiplier**2 if multiplier else math.inf
         self._leakage += count * release.leakage
+        self._overflow += count * release.overflow
 
     def epsilon(self, delta: float, accountant: Accountant = "rdp") -> float:
         """The least ε for which the events are (ε, δ)-DP, as far as this accountant can show; ∞ if it can show none.
@@ -134,7 +136,9 @@ class Account:
         if self.is_empty:
             return 0.0
         check.one_of(ACCOUNTANTS, accountant=accountant)
-        return max(0.0, float(ACCOUNTANTS[accountant][0](self, delta)))
+        if delta <= self._overflow:
+            return math.inf
+        return max(0.0, float(ACCOUNTANTS[accountant][0](self, delta - self._overflow)))
 
     def delta(self, epsilon: float, accountant: Accountant = "rdp") -> float:
         """The least δ for which the events are (ε, δ)-DP, as far as this accountant can show; 1 if it can show none.
@@ -149,7 +153,7 @@ class Account:
         if self.is_empty:
             return 0.0
         check.one_of(ACCOUNTANTS, accountant=accountant)
-        return min(1.0, float(ACCOUNTANTS[accountant][1](self, epsilon)))
+        return min(1.0, float(ACCOUNTANTS[accountant][1](self, epsilon)) + self._overflow)
 
     def renyi(self, order: float) -> float:
         """Rényi divergence of this order of everything together; ∞ where there is no bound."""
@@ -162,6 +166,11 @@ class Account:
         """
         others = sum(count * event.mu_squared(self.relation) for event, count in self._others.items())
         return float(self._precision * units_of(self.relation) ** 2 + others)
+
+    @property
+    def overflow(self) -> float:
+        """Return Σ of the probabilities that a release is not what its event says (`Event.overflow`)."""
+        return self._overflow
 
     def leakage(self) -> float:
         """Σ of what each release leaks within its neighbourhood (d-privacy); ∞ where there is no bound."""

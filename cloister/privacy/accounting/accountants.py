@@ -200,7 +200,7 @@ def sampled_curve(
     # dp-accounting's Rényi accountant takes the multiplier as it is under either relation: halve it here.
     halved = multiplier / units_of(relation)
     unsampled = np.array(orders) / (2 * halved**2)
-    if sampling.share == 1 or (relation == "replace-one" and sampling.kind == "poisson"):
+    if sampling.share == 1 or (relation == "replace-one" and sampling.is_poisson):
         return unsampled
     accountant = rdp_privacy_accountant.RdpAccountant(orders, RULES[relation])
     sampled = _as_dp_event(halved, sampling)
@@ -214,7 +214,7 @@ def sampled_curve(
 
 def _as_dp_event(multiplier: float, sampling: Sampling) -> dp_accounting.DpEvent:
     inner = dp_accounting.GaussianDpEvent(multiplier)
-    if sampling.kind == "poisson":
+    if sampling.is_poisson:
         return dp_accounting.PoissonSampledDpEvent(sampling.probability, inner)
     return dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.cohort, inner)
 

@@ -7,7 +7,7 @@ of leakage. What was spent is in a store: a ledger on disk, or the state that a 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
@@ -18,7 +18,16 @@ from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError
 from cloister.core.state import State
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Event, Unaccounted
-from cloister.privacy.accounting.filters import EXACT, Filter, FilterKind, LeakageFilter, cost, filter_for, share
+from cloister.privacy.accounting.filters import (
+    EXACT,
+    Filter,
+    FilterKind,
+    LeakageFilter,
+    OverflowFilter,
+    cost,
+    filter_for,
+    largest_share,
+)
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation, Unit
 
@@ -228,14 +237,20 @@ class PrivacyBudget(Generic[AnyStore]):
         return self.ledger.spent(self.unit, self.filter, self.kept_for)
 
     def share(self) -> float:
-        """Spent of the limit, where there is a budget: 1 is all of it."""
-        return share(self.spent(), self.limit)
+        """Return the share of the budget that is spent: 1 is all of it."""
+        relation = self.kept_for
+        return largest_share(
+            self.filter,
+            lambda each: self.ledger.spent(self.unit, each, relation),
+            self.max_epsilon,
+            self.delta,
+        )
 
     def cost(self, event: Event) -> float:
         """What a release would add to what is spent."""
         return cost(self.filter, event, self.kept_for)
 
-    def fits(self, events: Iterable[Event]) -> int | None:
+    def fits(self, events: Sequence[Event]) -> int | None:
         """How many more times these events may happen together within the budget; None: there is no budget.
 
         Args:
@@ -243,16 +258,30 @@ class PrivacyBudget(Generic[AnyStore]):
         """
         if not self.max_epsilon:
             return None
-        each, room = sum(self.cost(event) for event in events), self.limit - self.spent()
-        # As calibration leaves a little of a limit: costs are added up one by one, and each addition rounds.
-        return int(max(0.0, (1 - EXACT) * room / each)) if each else None
+        times = []
+        for chosen in self._kept:
+            spent, each = self._spent(chosen, events)
+            # As calibration leaves a little of a limit: costs are added up one by one, and each addition rounds.
+            room = (1 - EXACT) * (chosen.limit(self.max_epsilon, self.delta) - spent)
+            times += [int(max(0.0, room / each))] if each else []
+        return min(times, default=None)
 
     @property
     def kept_for(self) -> Relation:
         """The relation that the budget is kept for: a promise about replacing a client stays one in later runs."""
         return self.ledger.relation_of(self.unit, self.relation)
 
-    def require(self, events: Iterable[Event]) -> None:
+    @property
+    def _kept(self) -> tuple[Filter, ...]:
+        """Return all filters that keep the budget."""
+        return (self.filter,) if self.unit == "neighbourhood" else (self.filter, OverflowFilter())
+
+    def _spent(self, chosen: Filter, events: Iterable[Event]) -> tuple[float, float]:
+        """Return what is spent under a filter, and what these events would add."""
+        relation = self.kept_for
+        return self.ledger.spent(self.unit, chosen, relation), sum(cost(chosen, event, relation) for event in events)
+
+    def require(self, events: Sequence[Event]) -> None:
         """Refuse if these events would pass the budget.
 
         Raises:
@@ -261,10 +290,11 @@ class PrivacyBudget(Generic[AnyStore]):
         self._rule()
         if not self.max_epsilon:
             return
-        before = self.spent()
-        after = before + sum(self.cost(event) for event in events)
-        if math.isinf(after) or after > self.limit:
-            raise BudgetExhausted(self.filter.refusal(before, after, self.max_epsilon, self.delta, self.ledger.name))
+        for chosen in self._kept:
+            before, more = self._spent(chosen, events)
+            after = before + more
+            if math.isinf(after) or after > chosen.limit(self.max_epsilon, self.delta):
+                raise BudgetExhausted(chosen.refusal(before, after, self.max_epsilon, self.delta, self.ledger.name))
 
     def spend(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> str:
         """Record a release that is about to be made: from here on it counts as spent.

@@ -62,6 +62,8 @@ class Event:
     """
 
     kind: ClassVar[str]
+    overflow = 0.0
+    """Probability, at most, that the release is not what the event says, which δ has room for."""
 
     def __init_subclass__(cls, kind: str) -> None:
         super().__init_subclass__()
@@ -169,6 +171,11 @@ class Gaussian(Event, kind="gaussian"):
                 f"got {self.noise_multiplier}"
             )
 
+    @property
+    def overflow(self) -> float:  # type: ignore[override]
+        """Return that of the draw."""
+        return self.sampling.overflow
+
     def rounded(self) -> "Gaussian":
         """With the multiplier rounded down to one of `GRID` in a doubling."""
         steps = math.floor(GRID * math.log2(self.noise_multiplier))
@@ -214,8 +221,8 @@ class Gaussian(Event, kind="gaussian"):
         return math.inf
 
     def replaced(self) -> "Gaussian":
-        """Half the multiplier, and no draw."""
-        return Gaussian(self.noise_multiplier / 2)
+        """Half the multiplier, and no draw that hides a unit."""
+        return Gaussian(self.noise_multiplier / 2, Sampling(self.sampling.kind) if self.overflow else UNSAMPLED)
 
     def __str__(self) -> str:
         return f"gaussian, z = {at_least(self.noise_multiplier)}{self.sampling}"
@@ -238,6 +245,11 @@ class Repeated(Event, kind="repeated"):
             raise PrivacyError("what is repeated must be a gaussian event")
         if type(self.count) is not int or not 0 < self.count <= MAX_COUNT:
             raise PrivacyError(f"a count of releases must be a whole number from 1 to {MAX_COUNT}, got {self.count!r}")
+
+    @property
+    def overflow(self) -> float:  # type: ignore[override]
+        """Return that of all releases together."""
+        return self.count * self.event.overflow
 
     def parts(self) -> tuple[Event, int]:
         """The release that is repeated, and how often."""

@@ -19,11 +19,13 @@ from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.account import FINE, Account
 from cloister.privacy.accounting.events import Event, Gaussian, accountants
-from cloister.privacy.accounting.vocabulary import MAX_MULTIPLIER, UNSAMPLED, Relation, Sampling
+from cloister.privacy.accounting.vocabulary import MAX_MULTIPLIER, OVERFLOW, UNSAMPLED, Relation, Sampling
 
 FilterKind = Literal["gaussian", "renyi"]
 ROUNDING = 1e-12
 """By which a sum of leakages may pass its limit: ten releases of 0.4 are 4."""
+RESERVE = 2.0**-10
+"""Share of δ that is kept for draws of which nothing is claimed (`Sampling.overflow`)."""
 EXACT = 1e-9
 """Share of a limit that calibration leaves: a ledger adds costs up one by one, and rounds each time."""
 
@@ -85,7 +87,7 @@ class GaussianFilter(Filter):
 
         Args: as `Filter.limit`.
         """
-        return accountants().gaussian_parameter(epsilon, delta) ** 2
+        return accountants().gaussian_parameter(epsilon, (1 - RESERVE) * delta) ** 2
 
     def spent(self, account: Account) -> float:
         """What an account comes to: Σ μᵢ²; ∞ where there is no bound."""
@@ -120,7 +122,7 @@ class RenyiFilter(Filter):
 
         Args: as `Filter.limit`.
         """
-        return max(0.0, _capacity(self.order, epsilon, delta))
+        return max(0.0, _capacity(self.order, epsilon, (1 - RESERVE) * delta))
 
     def spent(self, account: Account) -> float:
         """What an account comes to: Σ RDPᵢ(α); ∞ where there is no bound."""
@@ -159,8 +161,55 @@ class LeakageFilter(Filter):
         return "a sum of leakages"
 
 
+@dataclass(frozen=True)
+class OverflowFilter(Filter):
+    """Σ of the probabilities of draws of which nothing is claimed ≤ the part of δ that is kept for them.
+
+    Guarantee: releases that another filter keeps at (1 - `RESERVE`)·δ are (ε, δ)-DP together, these draws included:
+        but for an event of probability Σ at most, they are what their events say.
+    """
+
+    def limit(self, epsilon: float, delta: float) -> float:
+        """Return `RESERVE` of δ.
+
+        Args: as `Filter.limit`.
+        """
+        return RESERVE * delta
+
+    def spent(self, account: Account) -> float:
+        """Return the sum of the probabilities of an account."""
+        return account.overflow
+
+    def refusal(self, before: float, after: float, epsilon: float, delta: float, owner: str) -> str:
+        """Name the number of steps that δ has room for: more noise makes it no larger.
+
+        Args: as `Filter.refusal`.
+        """
+        room = int(RESERVE * delta / OVERFLOW)
+        return (
+            f"δ = {delta:g} has room for {room} steps of DP-SGD, and {owner} would hold {round(after / OVERFLOW)}: use "
+            "fewer steps, or a larger δ (privacy.target-delta of a run, target-delta of a node)"
+        )
+
+    def __str__(self) -> str:
+        return "draws that fill all places"
+
+
 RECORDED: Mapping[str, Callable[..., Filter]] = {"gaussian": GaussianFilter, "renyi": RenyiFilter}
 """The filters that a ledger may name, by kind."""
+
+
+def largest_share(chosen: Filter, spent: Callable[[Filter], float], epsilon: float, delta: float) -> float:
+    """Return the larger share of a budget that is spent: under its filter, or by draws of which nothing is claimed.
+
+    Args:
+        chosen: the filter of the budget.
+        spent: what was spent under a filter.
+        epsilon: ε of the budget.
+        delta: δ of the budget.
+    """
+    kept = (chosen,) if isinstance(chosen, LeakageFilter) else (chosen, OverflowFilter())
+    return max(share(spent(each), each.limit(epsilon, delta)) for each in kept)
 
 
 def share(spent: float, limit: float) -> float:
@@ -176,7 +225,7 @@ def share(spent: float, limit: float) -> float:
 def filter_for(kind: FilterKind, epsilon: float, delta: float) -> Filter:
     """The filter of a kind for a budget; of an (ε, δ) alone, so that nothing that was released can enter.
 
-    The Rényi order is that of `FINE` at which a budget has room for the most Gaussian releases: the largest B(α)/α.
+    The Rényi order is that of `FINE` with the largest B(α)/α at δ: room for most Gaussian releases, or nearly so.
 
     Args:
         kind: of the filter.
@@ -259,9 +308,7 @@ def _planned(epsilon: float, delta: float, sampling: Sampling) -> Filter:
     """The filter that a run with such a draw brings to a ledger without one."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta must be above 0 and below 1, got {delta}")
-    return filter_for(
-        "renyi" if sampling.kind == "poisson" and sampling.probability < 1 else "gaussian", epsilon, delta
-    )
+    return filter_for("renyi" if sampling.is_poisson and sampling.probability < 1 else "gaussian", epsilon, delta)
 
 
 def minimum_multiplier(spent: Callable[[float], float], limit: float, budget: str) -> float:

@@ -13,6 +13,7 @@ from cloister.core.digits import at_most
 from cloister.core.text import counted
 from cloister.privacy.accounting.account import by_accountant
 from cloister.privacy.accounting.events import Unaccounted
+from cloister.privacy.accounting.filters import largest_share
 from cloister.privacy.accounting.ledger import Budget, Ledger
 from cloister.privacy.accounting.vocabulary import Relation, Unit
 from cloister.privacy.claims.server import IF_FIXED
@@ -119,15 +120,14 @@ def _of_the_budget(ledger: Ledger, unit: Unit, relation: Relation) -> list[str]:
     last = next((budget for budget in reversed(ledger.budgets) if budget.unit == unit), None)
     if last is None or not last.epsilon:
         return []
-    spent, limit = ledger.spent(unit, last.filter, relation), last.filter.limit(last.epsilon, last.delta)
+    share = largest_share(last.filter, lambda each: ledger.spent(unit, each, relation), last.epsilon, last.delta)
     told = f"{at_most(last.epsilon, 6)} at δ = {at_most(last.delta)}"
-    if spent > limit:
+    if share > 1:
         return [f"{unit}, {relation}: more is spent than the budget of ε = {told}"]
-    share = 100 * spent / limit if limit else 0.0
     return [
         f"{unit}, {relation}: ε ≤ {told}, "
         "also if later runs were chosen by what earlier ones released; "
-        f"{at_most(share, 3)} % spent"
+        f"{at_most(100 * share, 3)} % spent"
     ]
 
 

@@ -1,5 +1,7 @@
 """Which units take part in a step of DP-SGD, and which examples belong to a unit."""
 
+import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from cloister.core import check
 from cloister.core.errors import ConfigError
+from cloister.privacy.accounting.vocabulary import OVERFLOW
 
 Batch = NDArray[np.intp]
 """Indices of examples, or of units, without repetition; possibly none."""
@@ -37,6 +40,19 @@ def poisson(examples: int, rate: float, steps: int, seed: int | None = None) -> 
     draw, threshold = _uniform(seed), round(rate * 2.0**64)
     # A whole 2^64 does not fit into 64 bits: comparing with the last number that takes part does.
     return (np.flatnonzero(draw(examples) <= np.uint64(max(threshold, 1) - 1)) for _ in range(steps))
+
+
+def places_of(batch_size: int) -> int:
+    """Return M, the places that units of a batch are given.
+
+    The size n of a Poisson batch is a sum of independent draws, of mean μ ≤ B. So P[n ≥ M] ≤ exp(M - μ - M·ln(M/μ))
+    (Chernoff), which grows with μ: M is the smallest number for which it is at most `OVERFLOW` at μ = B.
+
+    Args:
+        batch_size: B > 0, the expected number of units of a batch, or more.
+    """
+    limit = math.log(OVERFLOW)
+    return next(m for m in itertools.count(batch_size + 1) if m - batch_size - m * math.log(m / batch_size) <= limit)
 
 
 def shuffle(examples: int, batch_size: int, steps: int, seed: int | None = None) -> Iterator[Batch]:
@@ -122,51 +138,36 @@ class Members:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def table(self, piece: slice, cap: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    def table(self, numbers: NDArray[np.intp], cap: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
         """The examples of some of the groups, a row each. It takes groups × cap of memory, so not all at once.
 
         Args:
-            piece: which groups.
+            numbers: of groups.
             cap: columns; of a larger group the first so many examples are kept.
 
         Returns:
             Indices of examples, shape (groups, cap), and which of them are meant: a row is filled up with its first.
         """
         column = np.arange(cap)
-        mask = column < self._sizes[piece, None]
-        return self._order[self._starts[piece, None] + np.where(mask, column, 0)], mask
+        mask = column < self._sizes[numbers, None]
+        return self._order[self._starts[numbers, None] + np.where(mask, column, 0)], mask
 
 
-def _cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
-    """The rows in a type, with floats cut to the limits of unsigned or narrow integers, and NaN as 0.
+def cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
+    """Return the rows in a type, with floats cut to the limits of unsigned or narrow integers, and NaN as 0.
 
     NumPy's own cast of such numbers depends on where they stand, and so on who else is there. To refuse them would tell
     about a row that decided about the type of a file.
+
+    Args:
+        rows: of examples.
+        dtype: of the result.
     """
     rows, target = np.asarray(rows), np.dtype(dtype)
     if rows.dtype.kind == "f" and target.kind in "iu" and (target.itemsize < 4 or target == np.uint32):
         limits = np.iinfo(target)
         rows = np.clip(np.nan_to_num(rows.astype(np.float64)), limits.min, limits.max)
     return rows.astype(target, copy=False)
-
-
-def filled(rows: NDArray, size: int, dtype: DTypeLike) -> NDArray:
-    """Return the rows, with the first one again behind them up to `size`.
-
-    An example of zeros, which no one has, could raise an exception that none of the others does: whether a place is
-    empty would decide about all.
-
-    Args:
-        rows: one or more.
-        size: at least as many.
-        dtype: of the result.
-    """
-    rows = _cast(rows, dtype)
-    if len(rows) == size:
-        return rows
-    filled = np.empty((size, *rows.shape[1:]), rows.dtype)
-    filled[: len(rows)], filled[len(rows) :] = rows, rows[0]
-    return filled
 
 
 def _uniform(seed: int | None) -> Callable[[int], NDArray[np.uint64]]:

@@ -14,7 +14,6 @@ import tensorflow as tf
 from cloister.core.errors import PrivacyError
 from cloister.core.model_state import is_seed
 from cloister.core.tensors import Layer, Network, Tensor, Variable
-from cloister.privacy.dpsgd.draws import replaced_call
 
 
 class NotCapturable(PrivacyError):
@@ -120,34 +119,29 @@ def _is_plain(layer: Layer) -> bool:
     return not layer.lora_enabled and trained == [id(variable) for variable in expected]
 
 
-def record(
-    found: Sequence[CapturedLayer], forward: Callable[[], Tensor], given: Sequence[Sequence[Tensor]] = ()
-) -> tuple[list[list[Call]], list[list[Tensor]]]:
+def record(found: Sequence[CapturedLayer], forward: Callable[[], Tensor]) -> list[list[Call]]:
     """Run `forward`, which gives a loss per example, and one backward pass.
 
     Args:
         found: the layers of the model that `forward` runs.
         forward: gives the losses, shape (batch,).
-        given: other tensors that it uses.
 
     Returns:
-        The calls of each layer, with their gradients; the gradients of the summed losses with respect to `given`.
+        The calls of each layer, with their gradients.
     """
     calls: list[list[Call]] = [[] for _ in found]
     with tf.GradientTape(watch_accessed_variables=False) as tape, ExitStack() as patches:
-        tape.watch(given)
         for captured, heard in zip(found, calls, strict=True):
-            patches.enter_context(_listening(captured, heard, tape))
+            patches.enter_context(listening(captured, heard, tape))
         total = tf.reduce_sum(forward())
     outputs = [output for heard in calls for call in heard for output in call.outputs]
     if not tf.executing_eagerly() and any(output.graph is not total.graph for output in outputs):
         raise NotCapturable("a layer is called within a loop, a branch or a function of its own")
-    gradients = tape.gradient(total, [*outputs, *given])
-    deltas = iter(gradients)
+    deltas = iter(tape.gradient(total, outputs))
     for heard in calls:
         for call in heard:
             call.deltas = [next(deltas) for _ in call.outputs]
-    return calls, gradients[len(outputs) :]
+    return calls
 
 
 def leaks(found: Sequence[CapturedLayer], forward: Callable[[], Tensor], values: Sequence[Tensor]) -> list[int]:
@@ -161,13 +155,13 @@ def leaks(found: Sequence[CapturedLayer], forward: Callable[[], Tensor], values:
     with tf.GradientTape(watch_accessed_variables=False) as tape, ExitStack() as patches:
         tape.watch(values)
         for captured in found:
-            patches.enter_context(_listening(captured, [], tape))
+            patches.enter_context(listening(captured, [], tape))
         total = tf.reduce_sum(forward())
     return [i for i, gradient in enumerate(tape.gradient(total, values)) if gradient is not None]
 
 
 @contextmanager
-def _listening(captured: CapturedLayer, heard: list[Call], tape: tf.GradientTape) -> Iterator[None]:
+def listening(captured: CapturedLayer, heard: list[Call], tape: tf.GradientTape) -> Iterator[None]:
     """Have the layer tell of its calls while the block runs.
 
     Its own weights look constant to every tape: what still reaches one of them does not go through its layer.
@@ -182,7 +176,7 @@ def _listening(captured: CapturedLayer, heard: list[Call], tape: tf.GradientTape
         heard.append(own)
         return outputs
 
-    with replaced_call(layer, call):
+    with _replaced_call(layer, call):
         yield
 
 
@@ -208,3 +202,22 @@ def _call_whole(_: Layer, original: Callable[..., Tensor], own: Call, tape: tf.G
     for output in own.outputs:
         tape.watch(output)
     return outputs
+
+
+@contextmanager
+def _replaced_call(layer: Layer, call: Callable[..., Tensor]) -> Iterator[None]:
+    """Replace a layer's `call` while the block runs.
+
+    Args:
+        layer: of a model.
+        call: the replacement.
+    """
+    replaced = vars(layer).get("call")
+    # Past Keras' own bookkeeping of attributes, which would take a function for a part of the layer.
+    object.__setattr__(layer, "call", call)
+    try:
+        yield
+    finally:
+        object.__delattr__(layer, "call")
+        if replaced is not None:
+            object.__setattr__(layer, "call", replaced)

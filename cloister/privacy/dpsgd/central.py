@@ -19,7 +19,8 @@ def train(
     Args:
         dp_sgd: holds the model, and says how large a batch is expected to be: B.
         x, y: n ≥ B examples.
-        steps: how many to take; an accountant is told of as many Poisson-sampled Gaussian events of rate B/n.
+        steps: how many to take; an accountant is told of as many Gaussian events, drawn by
+            `Sampling("bounded-poisson", B/n)`.
         sampling: `poisson`: each example takes part with probability B/n. `shuffle`: equal parts of a random order, for
             comparison; no amplification may be claimed for it.
         seed: of the batches, for tests; the operating system by default.

@@ -21,10 +21,8 @@ from cloister.privacy.dpsgd.losses import Loss, losses_of
 from cloister.privacy.dpsgd.probe import Probe, check_probe
 from cloister.privacy.dpsgd.reductions import chained_sums
 from cloister.privacy.dpsgd.refusals import LEARNT, refuse_by_name, refusing_what_cannot_be_computed
-from cloister.privacy.dpsgd.row_by_row import row_by_row
 
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-MATRICES = (keras.layers.Dense, keras.layers.Embedding)
 LARGE = 1 << 16
 """Weights of matrices from which on rows are faster than turns for a network with convolutions, measured."""
 UNITS = 11
@@ -35,7 +33,7 @@ PENALTY = (
 )
 
 
-def checked(model: Network, loss: Loss, probe: Probe) -> Gradients | None:
+def checked(model: Network, loss: Loss, probe: Probe, group_cap: int) -> Gradients | None:
     """Return the model's gradients layer by layer; None: they are to be computed one unit in turn.
 
     Nothing is computed of the probe: its shapes and types are what counts.
@@ -43,7 +41,8 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients | None:
     Args:
         model: built, of one input and one output.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
-        probe: x and y of a few made-up examples.
+        probe: x and y of a few examples, of which the shapes and types count.
+        group_cap: the most examples of a unit.
 
     Raises:
         UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and what to use in its place.
@@ -53,22 +52,24 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients | None:
     refuse_by_name(model)
     with refusing_what_cannot_be_computed():
         _refuse_mixed_losses(model, loss, probe)
-        if _is_faster_in_turn(model):
+        if _is_faster_in_turn(model, group_cap):
             return None
         try:
-            gradients = Gradients(model, loss, by_row=row_by_row(model) is not None)
+            gradients = Gradients(model, loss)
         except NotCapturable:
             return None
         return gradients if _reach_all(gradients, probe) else None
 
 
-def _is_faster_in_turn(model: Network) -> bool:
+def _is_faster_in_turn(model: Network, group_cap: int) -> bool:
     """Return whether units are cheap one by one: an example keeps the processor busy, and its gradient is small.
 
-    In turn a unit's gradient is made as a whole. That is little beside convolutions, and much for a large dense layer.
+    In turn a unit's gradient is made as a whole, but for that of a dense layer, if a unit is one example. That is
+    little beside convolutions, and much for a large matrix.
     """
     leaves = [layer for layer in model._flatten_layers() if layer.trainable_variables and not list(layer._layers)]
-    large = sum(layer.count_params() for layer in leaves if isinstance(layer, MATRICES))
+    made = keras.layers.Embedding if group_cap == 1 else (keras.layers.Embedding, keras.layers.Dense)
+    large = sum(layer.count_params() for layer in leaves if isinstance(layer, made))
     return large < LARGE and any(isinstance(layer, CONVOLUTIONS) for layer in leaves)
 
 

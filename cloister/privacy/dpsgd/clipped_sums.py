@@ -1,33 +1,36 @@
 """The clipped sum of a batch of any size.
 
-A model whose graph is proved to keep units apart, and whose units come out alike at every place, is computed in rows
-(`in_rows`): many units in a call of fixed shape. Any other model is computed in turn (`in_turn`): one unit after
-another.
+A model whose graph is proved to keep units apart is computed in rows (`in_rows`): calls of fixed shape, in which each
+unit has a place by a secret lot. Any other model is computed in turn (`in_turn`): one unit after another.
+
+In rows, kernels may compute a unit otherwise at another place. So who else takes part must not decide where a unit is.
+The batch has M places in all, by its expected size alone (`batches.places_of`). The lot gives each of n < M units one
+of them, every choice being equally likely. One unit more takes one of the empty places, each with the same
+probability, and the others keep theirs. The proof is in `docs/privacy.md`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network
-from cloister.privacy.dpsgd.batches import Members, pieces
+from cloister.privacy.dpsgd.batches import Members, pieces, places_of
 from cloister.privacy.dpsgd.checks import checked
-from cloister.privacy.dpsgd.draws import Seeds
-from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.privacy.dpsgd.draws import Draws
 from cloister.privacy.dpsgd.in_rows import InRows
 from cloister.privacy.dpsgd.in_turn import InTurn
-from cloister.privacy.dpsgd.losses import Loss, LossWeights
+from cloister.privacy.dpsgd.losses import Loss
 from cloister.privacy.dpsgd.parts import Sums
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
 from cloister.privacy.dpsgd.probe import Probe
 from cloister.privacy.dpsgd.refusals import refusing_what_cannot_be_computed
-from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
-from cloister.privacy.dpsgd.running_sum import RunningSum
-from cloister.privacy.dpsgd.strides import stride
+from cloister.privacy.dpsgd.rounding import check_clipping_norm
+
+EMPTY = -1
+"""In the place of a unit's number, where there is none."""
 
 
 @dataclass(frozen=True)
@@ -53,32 +56,27 @@ class ClippedSums:
     Args:
         model: built, of one input and one output.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
-        probe: x and y of a few made-up examples.
-        batching: B, the units of a call, and the most examples of a unit.
-        loss_weights: as in `InRows`.
+        probe: x and y of a few examples, of which the shapes and types count.
+        batch_size: B, the expected number of units of a batch.
+        group_cap: the most examples of a unit.
 
     Attributes:
         engine: what computes the units.
-        seeds: of random layers.
+        draws: of places, and of random layers.
 
-    Guarantee: one unit's joining or leaving a batch moves the sum by at most S in L2, for any weights and inputs, as
-        `rounding` proves. In rows, that takes what `InRows` says: for models that draw random numbers, it holds given
-        the numbers that each unit draws.
+    Guarantee: one unit's joining or leaving a batch of fewer than M units moves the sum by at most S in L2, for any
+        weights and inputs, for each fixed choice of the others' places and random numbers. In rows, that takes what
+        `InRows` assumes.
 
     Raises:
         UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and the replacement.
-        ConfigError: `loss_weights` give something else than a number for each label, or one for all.
     """
 
-    def __init__(
-        self, model: Network, loss: Loss, probe: Probe, batching: Batching, loss_weights: LossWeights | None = None
-    ) -> None:
-        if loss_weights is not None:
-            _check_loss_weights(loss_weights, probe[1])
-        self._model, self._batching, self._cap = model, batching, batching.group_cap
-        self.seeds = Seeds()
+    def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
+        self._model, self._cap, self._room = model, group_cap, places_of(batch_size)
+        self.draws = Draws()
         with refusing_what_cannot_be_computed():
-            self.engine = _engine(model, loss, probe, batching, loss_weights)
+            self.engine = _engine(model, loss, probe, batch_size, group_cap)
 
     def of(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
         """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
@@ -94,13 +92,13 @@ class ClippedSums:
         check_clipping_norm(clipping_norm)
         refuse_coarse_precision()
         units = self._units(x, y, groups)
-        total = RunningSum()
+        total: list[NDArray] = []
         clipped, non_finite, bound = 0, 0, clipping_norm / (1 + self.engine.overstatement)
-        for piece in pieces(len(units), self._units_at_once(len(units))):
-            for found in self._computed(x, y, *units.table(piece, self._cap), bound):
-                total.add(found.arrays, before=piece.start)
+        for numbers in self._calls(len(units)):
+            for found in self._computed(x, y, units, numbers, bound, self.engine.seeds(self.draws)):
+                total = _added(total, found.arrays)
                 clipped, non_finite = clipped + found.clipped, non_finite + found.non_finite
-        return ClippedSum(total.value() or tuple(self._nothing()), len(units), clipped, non_finite)
+        return ClippedSum(tuple(total or self._nothing()), len(units), clipped, non_finite)
 
     def _nothing(self) -> list[NDArray]:
         variables = self._model.trainable_variables
@@ -113,54 +111,60 @@ class ClippedSums:
             raise ConfigError(f"groups must be given where group_cap is {self._cap}")
         return Members(np.arange(len(x)) if groups is None else groups)
 
-    def _units_at_once(self, count: int) -> int:
-        if isinstance(self.engine, InTurn):
-            return self.engine.places
-        return examples_at_once(count, self._batching.batch_size, self._batching.at_once)
+    def _calls(self, count: int) -> Iterator[NDArray[np.intp]]:
+        """Yield the number of the unit at each place of each call. A call without units adds nothing, and is left out.
 
-    def _computed(self, x: NDArray, y: NDArray, table: NDArray, mask: NDArray, bound: float) -> Iterator[Sums]:
-        """Sums and counts. Where a unit's computation raises an exception, the others contribute all the same."""
+        More units than there is room for, which a Poisson batch has next to never, get further places.
+        """
+        if isinstance(self.engine, InTurn):
+            yield from (np.arange(count)[piece] for piece in pieces(count, self.engine.places))
+            return
+        calls = -(-max(self._room, count) // self.engine.places)
+        lot = np.full(calls * self.engine.places, EMPTY)
+        lot[self.draws.places(count, len(lot))] = np.arange(count)
+        yield from (call for call in lot.reshape(calls, -1) if (call != EMPTY).any())
+
+    def _computed(
+        self, x: NDArray, y: NDArray, units: Members, numbers: NDArray[np.intp], bound: float, seeds: NDArray[np.int64]
+    ) -> Iterator[Sums]:
+        """Yield sums and counts. Where a unit's computation raises an exception, the others contribute all the same.
+
+        Each keeps its place and its random numbers. An empty place repeats a unit: an example of zeros, which no one
+        has, could raise an exception that none of the others does.
+        """
+        drawn = np.flatnonzero(numbers != EMPTY)
+        if isinstance(self.engine, InTurn):
+            table, mask = units.table(numbers[drawn], self._cap)
+            own = seeds[drawn]
+        else:
+            table, mask = units.table(np.where(numbers == EMPTY, numbers[drawn[0]], numbers), self._cap)
+            mask[numbers == EMPTY] = False
+            own = seeds
         try:
-            yield self.engine(_taken(x, table), _taken(y, table), mask, bound, self.seeds)
-        except Exception:  # whatever it is, it must not tell the others' sum that it happened
-            if len(table) == 1:
+            yield self.engine(x[table.ravel()], y[table.ravel()], mask, bound, own)
+        except Exception:  # of any kind: the others' sum must not show that it happened
+            if len(drawn) == 1:
                 yield Sums(self._nothing(), 0, 1)
                 return
-            for half in pieces(len(table), -(-len(table) // 2)):
-                yield from self._computed(x, y, table[half], mask[half], bound)
+            for half in np.array_split(drawn, 2):
+                kept = np.full_like(numbers, EMPTY)
+                kept[half] = numbers[half]
+                yield from self._computed(x, y, units, kept, bound, seeds)
 
 
-def _engine(
-    model: Network, loss: Loss, probe: Probe, batching: Batching, loss_weights: LossWeights | None
-) -> InRows | InTurn:
-    """In rows, if that is proved to keep units apart and trials find every place alike; in turn otherwise."""
-    gradients = checked(model, loss, probe)
-    ways: list[Gradients] = []
-    if gradients and batching.at_once > 1 and stride() > 1:
-        ways = [gradients, gradients.without_rows()] if gradients.by_row else [gradients]
-    for own in ways:
+def _added(total: list[NDArray], more: list[NDArray]) -> list[NDArray]:
+    """Return the sum in double precision; what was found first as it is."""
+    if not total:
+        return more
+    return [np.add(old, new, dtype=np.float64) for old, new in zip(total, more, strict=True)]
+
+
+def _engine(model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> InRows | InTurn:
+    """Return the engine in rows, if the graph is proved to keep units apart; in turn otherwise."""
+    gradients = checked(model, loss, probe, group_cap)
+    if gradients:
         try:
-            rows = InRows(own, probe, batching, loss_weights)
+            return InRows(gradients, probe, batch_size, group_cap)
         except Exception:  # not isolated, not captured, or not traced in rows for another reason: one unit is
-            continue
-        if rows.same_at_every_place:
-            return rows
-    return InTurn(model, loss, probe, batching, loss_weights)
-
-
-def _check_loss_weights(loss_weights: LossWeights, labels: NDArray) -> None:
-    """Raises ConfigError unless they give a number for each label, or one for all.
-
-    Later an exception would be taken for a unit's own, and the unit would contribute zero.
-    """
-    found = tuple(tf.convert_to_tensor(loss_weights(tf.constant(labels))).shape)
-    if found not in ((), (len(labels),)):
-        raise ConfigError(f"loss_weights must give one number per example, shape {(len(labels),)}, or one; got {found}")
-
-
-def _taken(rows: NDArray, table: NDArray) -> NDArray:
-    """The rows of a table's numbers, without a copy if they follow each other."""
-    numbers = table.ravel()
-    if np.array_equal(numbers, np.arange(numbers[0], numbers[0] + len(numbers))):
-        return rows[numbers[0] : numbers[0] + len(numbers)]
-    return rows[numbers]
+            pass
+    return InTurn(model, loss, probe, batch_size, group_cap)

@@ -20,7 +20,7 @@ import tensorflow as tf
 from cloister.core.tensors import Layer, Tensor
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable
 from cloister.privacy.dpsgd.dense import gram, gram_is_cheaper, gram_squares
-from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, added_up, rows_times
+from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times
 
 LARGE_OUTPUT = 700
 """Positions from which one example keeps both cores busy."""
@@ -85,7 +85,7 @@ def held(layer: Layer, named: Sequence[tuple[str, Tensor, Tensor]], rows: Rows) 
     kernels = tf.add_n([forms[name](layer, inputs, deltas) for name, inputs, deltas in named])
     gradients = [kernels]
     if layer.use_bias:
-        gradients.append(tf.add_n([added_up(_positions(deltas)) for _, _, deltas in named]))
+        gradients.append(tf.add_n([tf.reduce_sum(_positions(deltas), axis=1) for _, _, deltas in named]))
     return PerUnit(" + ".join(name for name, _, _ in named), gradients, rows)
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from cloister.core.tensors import Tensor
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable
-from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, added_up, rows_times, squares
+from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times, squares
 from cloister.privacy.dpsgd.rounding import MASS_PER_NORM, MAX_POSITIONS
 
 GRAM_COST = 3
@@ -37,7 +37,7 @@ def dense(captured: CapturedLayer, calls: Sequence[Call], rows: Rows) -> Part:
         return Gram(inputs, deltas, bias)
     gradients = [tf.matmul(inputs, deltas, transpose_a=True)]
     if bias:
-        gradients.append(added_up(deltas))
+        gradients.append(tf.reduce_sum(deltas, axis=1))
     return PerUnit("dense one by one", gradients, Rows(rows.units))
 
 
@@ -79,10 +79,11 @@ class Outer:
 
         Args:
             factors: of each unit, shape (U,).
-            clean: puts zeros where a unit's numbers are not finite.
+            clean: not needed: empty places and units without a finite gradient, whose factors are 0, are left out.
         """
-        inputs = _flat(clean(self._inputs))
-        deltas = _flat(rows_times(clean(self._deltas), factors))
+        counted = tf.where(factors > 0)[:, 0]
+        inputs, deltas, own = (tf.gather(each, counted) for each in (self._inputs, self._deltas, factors))
+        inputs, deltas = _flat(inputs), _flat(rows_times(deltas, own))
         kernel = tf.matmul(inputs, deltas, transpose_a=True)
         return [kernel, tf.reduce_sum(deltas, axis=0)] if self._bias else [kernel]
 

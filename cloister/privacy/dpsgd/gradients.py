@@ -1,6 +1,5 @@
-"""The clipped sum of a microbatch's per-unit gradients, as one computation of fixed shape."""
+"""The clipped sum of a call's per-unit gradients, as one computation of fixed shape."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,15 +17,13 @@ from cloister.privacy.dpsgd.capture import (
     leaks,
     record,
 )
-from cloister.privacy.dpsgd.convolution import MANY_EXAMPLES, convolution
+from cloister.privacy.dpsgd.convolution import convolution
 from cloister.privacy.dpsgd.dense import dense
 from cloister.privacy.dpsgd.embedding import Embedded, is_plain_embedding
-from cloister.privacy.dpsgd.losses import Loss, checked_losses, losses_of
+from cloister.privacy.dpsgd.losses import Loss, losses_of
 from cloister.privacy.dpsgd.normalization import is_plain_normalization, normalization
-from cloister.privacy.dpsgd.parts import Part, Rows, fingerprints
+from cloister.privacy.dpsgd.parts import Part, Rows
 from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR
-from cloister.privacy.dpsgd.row_by_row import RowByRow, row_by_row
-from cloister.privacy.dpsgd.trial_calls import CallMode, shared_draws, with_random_deltas
 
 ROOT = 1 + 2.0**-40
 """Makes up for roundings of a root, and of the sum of a few squares under it, in double precision."""
@@ -42,15 +39,11 @@ class Clipped(NamedTuple):
         sums: for each trainable variable.
         clipped: how many units were scaled down.
         non_finite: how many had no finite gradient, and contributed zero.
-        norms: of all units, shape (U,), double.
-        fingerprints: of what is held of each unit, shape (U,), int32; zeros in training.
     """
 
     sums: list[Tensor]
     clipped: Tensor
     non_finite: Tensor
-    norms: Tensor
-    fingerprints: Tensor
 
 
 class Gradients:
@@ -59,7 +52,6 @@ class Gradients:
     Args:
         model: a built Keras model of one input and one output.
         loss: of each example by itself.
-        by_row: compute the first layers of a network of large pictures for one example after another.
 
     Attributes:
         layers: those with weights, as small as possible.
@@ -71,32 +63,14 @@ class Gradients:
         NotCapturable: this model's layers cannot be looked at one by one, or one has no form of its own.
     """
 
-    def __init__(self, model: Network, loss: Loss, by_row: bool = False) -> None:
+    def __init__(self, model: Network, loss: Loss) -> None:
         self.model = model
         self._loss = loss
         self.layers: list[CapturedLayer] = captured_layers(model)
         for captured in self.layers:
             _form(captured.layer)
-        self._row_by_row = row_by_row(model) if by_row else None
         self.kernels: dict[str, str] = {}
         self.held: list[Tensor] = []
-
-    def first_layers(self, rows: Rows) -> RowByRow | None:
-        """What computes the first layers of a microbatch for one example after another; None: nothing does.
-
-        Args:
-            rows: of the microbatch.
-        """
-        return self._row_by_row if rows.count <= MANY_EXAMPLES else None
-
-    @property
-    def by_row(self) -> bool:
-        """Whether first layers are computed for one example after another."""
-        return self._row_by_row is not None
-
-    def without_rows(self) -> "Gradients":
-        """The same, with all layers computed for all examples of a microbatch together."""
-        return Gradients(self.model, self._loss)
 
     def reach_all(self, x: Tensor, y: Tensor) -> bool:
         """Return whether the weights reach the losses through calls of their layers alone.
@@ -112,46 +86,34 @@ class Gradients:
 
         return not leaks(self.layers, forward, values)
 
-    def parts(self, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, mode: Tensor) -> list[VariablesPart]:
+    def parts(self, x: Tensor, y: Tensor, rows: Rows, shares: Tensor) -> list[VariablesPart]:
         """Variables and their per-unit gradients; variables that the loss does not need are left out.
 
         Args:
-            x: examples, those of a unit next to each other. There may be fewer than rows where `first_layers` takes
-                one after another.
+            x: examples, those of a unit next to each other.
             y: a label in each row.
             rows: which examples are a unit.
-            loss_weights: shape (rows,), double: what each example's loss is multiplied with.
-            mode: a `CallMode`, scalar.
+            shares: shape (rows,), double: what each example's loss is multiplied with.
 
         Raises:
             NotCapturable: a layer is given something that does not have an example in each row.
             ConfigError: the loss function gives something else than a number for each example.
         """
-        first = self.first_layers(rows)
-        copies = first.copies(x.shape[0]) if first else []
-        layers = [captured for captured in self.layers if not (first and captured.layer in first.layers)]
 
         def forward() -> Tensor:
-            with shared_draws(self.model, mode):
-                outputs = first.outputs(x, copies, rows.count) if first else self.model(x, training=True)
-            losses = checked_losses(self._loss, outputs, y)
-            return losses * tf.cast(loss_weights, losses.dtype)
+            losses = losses_of(self.model, self._loss, x, y)
+            return losses if rows.each == 1 else losses * tf.cast(shares, losses.dtype)
 
-        calls, of_copies = record(layers, forward, copies)
-        _try_random_deltas(calls, mode)
+        calls = record(self.layers, forward)
         found = [
             (captured, _form(captured.layer)(captured, own, rows))
-            for captured, own in zip(layers, map(_needed, calls), strict=True)
+            for captured, own in zip(self.layers, map(_needed, calls), strict=True)
             if own
         ]
         self.kernels = {captured.layer.path: part.kernel for captured, part in found}
-        parts: list[VariablesPart] = [(captured.variables, part) for captured, part in found]
-        if first:
-            self.kernels |= dict.fromkeys((layer.path for layer in first.layers if layer.variables), first.kernel)
-            parts.append((first.variables, first.part(of_copies, rows)))
-        return parts
+        return [(captured.variables, part) for captured, part in found]
 
-    def clipped(self, x: Tensor, y: Tensor, loss_weights: Tensor, mask: Tensor, bound: Tensor, mode: Tensor) -> Clipped:
+    def clipped(self, x: Tensor, y: Tensor, mask: Tensor, bound: Tensor) -> Clipped:
         """Σ over the units of gradient·min(1, bound/‖gradient‖), a unit's gradient being the mean of its examples'.
 
         Norms are overstated by what roundings may have taken from them. A unit whose gradient, or the square of its
@@ -159,26 +121,21 @@ class Gradients:
 
         Args:
             x, y: U·cap examples, those of a unit next to each other.
-            loss_weights: shape (U·cap,), double: what each example's loss is multiplied with.
             mask: shape (U, cap), False for padding: of what stands there nothing reaches the sums. An empty unit
                 counts for nothing.
             bound: above 0, double.
-            mode: a `CallMode`, scalar.
         """
         rows, real = Rows(*mask.shape), tf.reduce_any(mask, axis=1)
-        parts = self.parts(x, y, rows, loss_weights if rows.each == 1 else loss_weights * _shares(mask), mode)
+        parts = self.parts(x, y, rows, _shares(mask))
         total = tf.add_n([part.squared_norms() for _, part in parts])
-        held = [tensor for _, part in parts for tensor in part.held]
-        self.held = [*held, total]
+        self.held = [*(tensor for _, part in parts for tensor in part.held), total]
         finite = tf.math.is_finite(total)
         norms = tf.sqrt(total) * ROOT
         # Divided by the larger of the two: a norm of 0 is nothing to divide by.
         factors = tf.where(finite & real, bound / tf.maximum(norms, bound), tf.zeros_like(norms))
         factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
-        sums = self._sums(parts, factors, finite)
         clipped = tf.math.count_nonzero(finite & real & (norms > bound))
-        found = tf.cond(mode == CallMode.TRAINING, lambda: tf.zeros(rows.units, tf.int32), lambda: fingerprints(held))
-        return Clipped(sums, clipped, tf.math.count_nonzero(real & ~finite), norms, found)
+        return Clipped(self._sums(parts, factors, finite), clipped, tf.math.count_nonzero(real & ~finite))
 
     def _sums(self, parts: list[VariablesPart], factors: Tensor, finite: Tensor) -> list[Tensor]:
         sums = {
@@ -190,11 +147,6 @@ class Gradients:
             sums[id(variable)] if id(variable) in sums else tf.zeros(variable.shape, variable.dtype)
             for variable in self.model.trainable_variables
         ]
-
-
-def _try_random_deltas(calls: list[list[Call]], mode: Tensor) -> None:
-    for number, call in enumerate(itertools.chain.from_iterable(calls)):
-        call.deltas = [None if delta is None else with_random_deltas(delta, mode, number) for delta in call.deltas]
 
 
 def _needed(calls: list[Call]) -> list[Call]:

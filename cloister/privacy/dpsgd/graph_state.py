@@ -1,7 +1,7 @@
 """What a traced graph could carry from one unit to the next, which is refused.
 
 A unit's gradient must depend on that unit alone. A model that keeps a running mean, say, gives another gradient to all
-that come after. A trial sees that only if made-up examples cause it. A graph shows what it may write, on any branch.
+that come after. A graph shows what it may write, on any branch.
 """
 
 import tensorflow as tf

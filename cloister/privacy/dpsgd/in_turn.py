@@ -3,9 +3,15 @@
 It suits any model: with one unit an iteration, no layer can mix two of them, and a unit is computed in one shape,
 beside any other units. The body of the loop reads the unit's rows, its random numbers and the weights. It adds to
 a running sum that it does not read otherwise, and a graph that could keep anything else is refused (`graph_state`).
+
+The gradient of a dense layer is the outer product of its input and its delta. Of a wide one these two are kept for each
+unit, the delta scaled by the unit's factor, and multiplied once behind the loop.
 """
 
 import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -13,24 +19,58 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.core.errors import UnsupportedModel
-from cloister.core.tensors import Compiled, Network, Tensor
-from cloister.privacy.dpsgd.batches import filled
-from cloister.privacy.dpsgd.draws import Seeds, seeded, seeds_of
+from cloister.core.tensors import Compiled, Network, Tensor, Variable
+from cloister.privacy.dpsgd.batches import cast, places_of
+from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable, is_plain_dense, listening
+from cloister.privacy.dpsgd.draws import Draws, seeded, seeds_of
 from cloister.privacy.dpsgd.graph_state import refuse_state
 from cloister.privacy.dpsgd.graphs import is_known_to_xla, with_functions
-from cloister.privacy.dpsgd.losses import Loss, LossWeights, losses_of, weights_of
+from cloister.privacy.dpsgd.losses import Loss, losses_of
 from cloister.privacy.dpsgd.parts import Sums
 from cloister.privacy.dpsgd.probe import Probe
 from cloister.privacy.dpsgd.reductions import chained_sums
 from cloister.privacy.dpsgd.rewriting import as_traced
-from cloister.privacy.dpsgd.rounding import SLACK, Batching
+from cloister.privacy.dpsgd.rounding import SLACK
 
 AT_ONCE = 1024
-"""Units of a call at most: their sum in double precision is within 2⁻¹⁸·S of the exact one for 2²⁵ units in all."""
+"""Units of a call at most: their sum in double precision is within 2⁻²⁰·S of the exact one for 2¹⁷ units in all."""
 ROUNDED = 2.0**-51
 """By how much a sum of squares is overstated for each of them: no order of additions in double loses more than half."""
+UNDERFLOW = 2.0**-1021
+"""What the square of a double can lose where it is too small. The other number of an outer product may be large."""
+WIDE = 1 << 14
+"""Numbers of a dense kernel from which on its gradient is not made for each unit."""
 CONVOLUTION = ("Conv", "DepthwiseConv")
 """Beginnings of the names of operations for which XLA has slower code than TensorFlow, and compiles for a minute."""
+
+
+class _Unit(NamedTuple):
+    """Hold one unit's gradients.
+
+    Attributes:
+        gradients: of the variables that are no wide layer's.
+        inputs, deltas: of each wide layer, whose outer product is the gradient of its kernel.
+    """
+
+    gradients: list[Tensor]
+    inputs: list[Tensor]
+    deltas: list[Tensor]
+
+
+class _Found(NamedTuple):
+    """Hold what units have added up to.
+
+    Attributes:
+        totals: of the variables that are no wide layer's, in double precision.
+        inputs, deltas: of each wide layer, a `tf.TensorArray` with an element for each unit, the deltas scaled.
+        clipped, non_finite: as in `Sums`.
+    """
+
+    totals: list[Tensor]
+    inputs: list[tf.TensorArray]
+    deltas: list[tf.TensorArray]
+    clipped: Tensor
+    non_finite: Tensor
 
 
 class InTurn:
@@ -40,8 +80,8 @@ class InTurn:
         model: built.
         loss: (labels, outputs) -> (rows,), of each example by itself.
         probe: examples of the shapes and types that the model takes.
-        batching: the units in a call, and the most examples of a unit.
-        loss_weights: what the loss of an example is multiplied with, from its own label alone; None: nothing.
+        batch_size: B, the expected number of units of a batch.
+        group_cap: the most examples of a unit.
 
     Attributes:
         places: units that a call has room for.
@@ -55,36 +95,43 @@ class InTurn:
         UnsupportedModel: the graph may keep something of a unit.
     """
 
-    def __init__(
-        self, model: Network, loss: Loss, probe: Probe, batching: Batching, loss_weights: LossWeights | None = None
-    ) -> None:
-        self._model, self._cap, self.places = model, batching.group_cap, min(batching.at_once, AT_ONCE)
-        self._loss, self._loss_weights, self._probe = loss, loss_weights, probe
+    def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
+        self._model, self._cap, self.places = model, group_cap, min(places_of(batch_size), AT_ONCE)
+        self._loss, self._probe = loss, probe
         self._variables = model.trainable_variables
         self._size = sum(math.prod(variable.shape) for variable in self._variables)
         self.overstatement = SLACK
-        self._compiled = self._compile()
+        self._wide = _wide_layers(model) if group_cap == 1 else []
+        try:
+            self._compiled = self._compile()
+        except NotCapturable:
+            self._wide = []
+            self._compiled = self._compile()
 
-    def __call__(self, x: NDArray, y: NDArray, mask: NDArray, bound: float, seeds: Seeds) -> Sums:
+    def seeds(self, draws: Draws) -> NDArray[np.int64]:
+        """Return the seeds of a call: of each unit its own.
+
+        Args:
+            draws: where they come from.
+        """
+        return draws.seeds(self.places, len(seeds_of(self._model)))
+
+    def __call__(self, x: NDArray, y: NDArray, mask: NDArray, bound: float, seeds: NDArray[np.int64]) -> Sums:
         """Return Σ gradient·min(1, bound/‖gradient‖) over the units, in double precision.
 
         Args:
             x, y: units·cap examples, those of a unit next to each other.
             mask: shape (units, cap), False for padding; at most `places` units.
             bound: above 0.
-            seeds: of random layers.
+            seeds: of random layers, of each unit.
         """
-        x, y = (
-            filled(array, self.places * self._cap, made_up.dtype)
-            for array, made_up in zip((x, y), self._probe, strict=True)
-        )
         shares = np.zeros((self.places, self._cap))
         shares[: len(mask)] = mask / np.maximum(mask.sum(axis=1, keepdims=True), 1)
         given = (
-            tf.constant(self._by_unit(x)),
-            tf.constant(self._by_unit(y)),
+            tf.constant(self._by_unit(x, self._probe[0])),
+            tf.constant(self._by_unit(y, self._probe[1])),
             tf.constant(shares),
-            tf.constant(seeds(self.places, len(seeds_of(self._model)))),
+            tf.constant(np.concatenate([seeds, np.zeros((self.places - len(seeds), *seeds.shape[1:]), np.int64)])),
             tf.constant(len(mask)),
             tf.constant(bound, tf.float64),
         )
@@ -92,8 +139,11 @@ class InTurn:
             arrays, clipped, non_finite = self._compiled(*given)
         return Sums([np.asarray(array) for array in arrays], int(clipped), int(non_finite))
 
-    def _by_unit(self, rows: NDArray) -> NDArray:
-        return rows.reshape(self.places, self._cap, *rows.shape[1:])
+    def _by_unit(self, rows: NDArray, like: NDArray) -> NDArray:
+        """Return the examples of each unit, in the type of others; the loop reads nothing behind the last unit."""
+        table = np.zeros((self.places * self._cap, *rows.shape[1:]), like.dtype)
+        table[: len(rows)] = cast(rows, like.dtype)
+        return table.reshape(self.places, self._cap, *rows.shape[1:])
 
     def _compile(self) -> Compiled:
         x, y = self._probe
@@ -135,50 +185,131 @@ class InTurn:
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         values = [tf.convert_to_tensor(variable.value) for variable in self._variables]
 
-        def step(number: Tensor, pending: list[Tensor], *found: Tensor) -> tuple[Tensor, ...]:
-            gradients = self._gradients(values, x[number], y[number], shares[number], seeds[number])
-            return number + 1, gradients, *self._added(pending, bound, *found)
+        def step(number: Tensor, pending: _Unit, found: _Found) -> tuple[Tensor, _Unit, _Found]:
+            unit = self._unit(values, x[number], y[number], shares[number], seeds[number])
+            return number + 1, unit, self._added(number, pending, bound, found)
 
-        zeros = [tf.zeros_like(value) for value in values]
-        totals = [tf.zeros(value.shape, tf.float64) for value in values]
-        start = (tf.constant(0), zeros, totals, tf.constant(0), tf.constant(0))
         with chained_sums():
-            _, pending, *found = tf.while_loop(lambda number, *_: number < count, step, start)
-            return self._added(pending, bound, *found)
+            start = (tf.constant(0), *self._nothing())
+            last, pending, found = tf.while_loop(lambda number, *_: number < count, step, start)
+            found = self._added(last, pending, bound, found)
+            return self._in_order(found), found.clipped, found.non_finite
 
-    def _added(
-        self, pending: list[Tensor], bound: Tensor, totals: list[Tensor], clipped: Tensor, non_finite: Tensor
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
+    def _nothing(self) -> tuple[_Unit, _Found]:
+        """Return the gradients of no unit, and what no units add up to."""
+        others = [variable for variable in self._variables if not self._is_wide(variable)]
+        kernels = [captured.variables[0] for captured in self._wide]
+        unit = _Unit(
+            [tf.zeros(variable.shape, variable.dtype) for variable in others],
+            [tf.zeros(kernel.shape[0], kernel.dtype) for kernel in kernels],
+            [tf.zeros(kernel.shape[1], kernel.dtype) for kernel in kernels],
+        )
+        inputs, deltas = (
+            [
+                tf.TensorArray(tf.float64, self.places + 1, element_shape=kernel.shape[axis : axis + 1])
+                for kernel in kernels
+            ]
+            for axis in (0, 1)
+        )
+        totals = [tf.zeros(variable.shape, tf.float64) for variable in others]
+        return unit, _Found(totals, inputs, deltas, tf.constant(0), tf.constant(0))
+
+    def _added(self, number: Tensor, pending: _Unit, bound: Tensor, found: _Found) -> _Found:
         """Add a unit's gradient, cut to the bound.
 
         The gradient comes out of the loop's last iteration, as numbers in memory. XLA could compute one that is made
         here twice, with other roundings for its norm than for the sum.
         """
-        gradients = [tf.cast(gradient, tf.float64) for gradient in pending]
-        squares = tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
-        norm = tf.sqrt(squares * (1 + ROUNDED * self._size))
+        unit = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float64), pending)
+        squares = [tf.reduce_sum(tf.square(gradient)) for gradient in unit.gradients]
+        for captured, *pair in zip(self._wide, unit.inputs, unit.deltas, strict=True):
+            of_input, of_delta = (tf.reduce_sum(tf.square(each)) + UNDERFLOW * each.shape[0] for each in pair)
+            squares.append((of_input + float(captured.layer.use_bias)) * of_delta)
+        norm = tf.sqrt(tf.add_n(squares) * (1 + ROUNDED * self._size))
         is_finite = tf.math.is_finite(norm)
         factor = tf.where(is_finite, bound / tf.maximum(norm, bound), tf.zeros_like(norm))
-        # A factor of 0 gives 0, also for numbers that are not finite.
-        contribution = [tf.math.multiply_no_nan(gradient, factor) for gradient in gradients]
-        return (
-            [total + part for total, part in zip(totals, contribution, strict=True)],
-            clipped + tf.cast(is_finite & (norm > bound), tf.int32),
-            non_finite + tf.cast(~is_finite, tf.int32),
+
+        def scaled(tensors: list[Tensor], by: Tensor) -> list[Tensor]:
+            # A factor of 0 gives 0, also for numbers that are not finite.
+            return [tf.math.multiply_no_nan(tensor, by) for tensor in tensors]
+
+        inputs = scaled(unit.inputs, tf.cast(is_finite, tf.float64))
+        return _Found(
+            [total + part for total, part in zip(found.totals, scaled(unit.gradients, factor), strict=True)],
+            [kept.write(number, each) for kept, each in zip(found.inputs, inputs, strict=True)],
+            [kept.write(number, each) for kept, each in zip(found.deltas, scaled(unit.deltas, factor), strict=True)],
+            found.clipped + tf.cast(is_finite & (norm > bound), tf.int32),
+            found.non_finite + tf.cast(~is_finite, tf.int32),
         )
 
-    def _gradients(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor) -> list[Tensor]:
-        """Return one unit's gradient with respect to each variable."""
+    def _in_order(self, found: _Found) -> list[Tensor]:
+        """Return the sum for each variable."""
+        sums = {}
+        for captured, inputs, deltas in zip(self._wide, found.inputs, found.deltas, strict=True):
+            every = deltas.stack()
+            kernel = tf.matmul(inputs.stack(), every, transpose_a=True)
+            for variable, total in zip(captured.variables, (kernel, tf.reduce_sum(every, axis=0)), strict=False):
+                sums[id(variable)] = total
+        others = iter(found.totals)
+        return [sums[id(variable)] if self._is_wide(variable) else next(others) for variable in self._variables]
+
+    def _is_wide(self, variable: Variable) -> bool:
+        return any(variable is own for captured in self._wide for own in captured.variables)
+
+    def _unit(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor) -> _Unit:
+        """Return one unit's gradients.
+
+        Raises:
+            NotCapturable: a wide layer is called otherwise than once, for one position, or its weights are used by
+                something else.
+        """
         own = list(zip(self._variables, values, strict=True))
+        calls: list[list[Call]] = [[] for _ in self._wide]
         with (
+            ExitStack() as patches,
             tf.GradientTape(watch_accessed_variables=False) as tape,
             keras.StatelessScope([*own, *seeded(self._model, seeds)]),
         ):
             tape.watch(values)
+            for captured, heard in zip(self._wide, calls, strict=True):
+                patches.enter_context(listening(captured, heard, tape))
             losses = losses_of(self._model, self._loss, x, y)
-            total = tf.reduce_sum(losses * tf.cast(shares * weights_of(y, self._loss_weights), losses.dtype))
-        found = tape.gradient(total, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return [tf.convert_to_tensor(gradient) for gradient in found]
+            total = tf.reduce_sum(losses * tf.cast(shares, losses.dtype))
+        outputs = _only_outputs(self._wide, calls, total)
+        found = tape.gradient(total, [*values, *outputs])
+        gradients = []
+        for variable, value, gradient in zip(self._variables, values, found, strict=False):
+            if not self._is_wide(variable):
+                gradients.append(tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient))
+            elif gradient is not None:
+                raise NotCapturable("a wide layer's weights are used by something else")
+        for (call,), output, delta in zip(calls, outputs, found[len(values) :], strict=True):
+            call.deltas = [tf.zeros_like(output) if delta is None else delta]
+        pairs = [call.pair for (call,) in calls]
+        return _Unit(gradients, [each[0] for each, _ in pairs], [each[0] for _, each in pairs])
+
+
+def _wide_layers(model: Network) -> list[CapturedLayer]:
+    """Return the dense layers whose gradients are too large to be made for each unit."""
+    layers = {id(layer): layer for layer in model._flatten_layers() if is_plain_dense(layer)}.values()
+    wide = [layer for layer in layers if layer.trainable_variables and math.prod(layer.kernel.shape) >= WIDE]
+    return [CapturedLayer(layer, tuple(layer.trainable_variables), True) for layer in wide]
+
+
+def _only_outputs(wide: Sequence[CapturedLayer], calls: Sequence[list[Call]], total: Tensor) -> list[Tensor]:
+    """Return the one output of each wide layer.
+
+    Raises:
+        NotCapturable: a layer is called otherwise than once, for one position, in the graph of the losses.
+    """
+    for captured, heard in zip(wide, calls, strict=True):
+        ends = [(call.first_input.shape, call.outputs[0]) for call in heard]
+        expected = [[1, size] for size in captured.variables[0].shape]
+        if len(ends) != 1 or [list(ends[0][0]), list(ends[0][1].shape)] != expected:
+            raise NotCapturable("a wide layer is called otherwise than once, for one position")
+        if ends[0][1].graph is not total.graph:
+            raise NotCapturable("a wide layer is called within a loop, a branch or a function of its own")
+    return [call.outputs[0] for (call,) in calls]
 
 
 def _has_convolutions(graph: tf.Graph) -> bool:

@@ -15,6 +15,7 @@ from cloister.privacy.dpsgd.graph_state import KEEP_NOTHING, REFUSED, REFUSED_PR
 from cloister.privacy.dpsgd.graphs import with_functions
 from cloister.privacy.dpsgd.isolation_rules import (
     GUARDS,
+    RAISING,
     Label,
     Listed,
     Mixes,
@@ -38,6 +39,10 @@ BRANCHES = {"If": True, "StatelessIf": True, "Case": False, "StatelessCase": Fal
 INPUTS = ("Placeholder", "Const")
 """Types of a function's inputs: a small constant from outside a function is copied into it, and passed to it too."""
 LOOPS = ("While", "StatelessWhile")
+MOVES = ("Cast", "ExpandDims", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice")
+"""Types that give the whole numbers that they are given."""
+ONE_BY_ONE = ("Add", "AddV2", "GreaterEqual", "Less", "Maximum", "Minimum", "Select", "SelectV2", "Sub")
+"""Types that compute a whole number out of each and of one for all, as where indices below zero count from the end."""
 
 
 def prove(graph: tf.Graph, units: int, rows: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
@@ -91,7 +96,7 @@ def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Seq
     found = {tensor.name: given[id(tensor)] for tensor in inputs if id(tensor) in given}
     if len(found) != len(given):
         raise ValueError("labels are given for tensors that are not placeholders of the graph")
-    made = _labels(graph, units, found, targets)
+    made = _labels(graph, units, found, targets, frozenset(found))
     for label in made:
         if isinstance(label, Refused):
             raise label.error
@@ -111,21 +116,54 @@ def _refuse_effects(operation: tf.Operation) -> None:
         raise Unproved(operation, "adds up in an order that follows from timing")
 
 
-def _labels(graph: tf.Graph, units: int, given: Mapping[str, Label], targets: Sequence[Tensor]) -> list[Label]:
-    """Label tensors of one graph, from labels of its placeholders by name."""
+def _labels(
+    graph: tf.Graph,
+    units: int,
+    given: Mapping[str, Label],
+    targets: Sequence[Tensor],
+    own: frozenset[str] = frozenset(),
+) -> list[Label]:
+    """Label tensors of one graph, from labels of its placeholders by name; `own` hold units as they were given."""
     values, found = StaticValues(), dict(given)
     for operation in _in_order(graph, targets):
         if operation.type in INPUTS:
             made: Sequence[Label] = [found.get(operation.outputs[0].name)]
         else:
-            own = tuple(found[tensor.name] for tensor in operation.inputs)
-            made = _made(Step(operation, own, units, values))
+            _refuse_raising(operation, found, own)
+            made = _made(Step(operation, tuple(found[tensor.name] for tensor in operation.inputs), units, values))
         if len(made) != len(operation.outputs):
             raise Unproved(operation, "gives another number of outputs than its rule")
         for tensor, label in zip(operation.outputs, made, strict=True):
             reason = misfit(label, tensor, units)
             found[tensor.name] = Refused(Unproved(operation, reason)) if reason else label
     return [found[tensor.name] for tensor in targets]
+
+
+def _refuse_raising(operation: tf.Operation, found: Mapping[str, Label], own: frozenset[str]) -> None:
+    """Refuse an exception that depends on more than the whole numbers that a unit holds.
+
+    Another place, or other random numbers, could then raise it for a unit, and not for its copy in an empty place.
+    """
+    if operation.type not in RAISING:
+        return
+    decides = operation.inputs[RAISING[operation.type]]
+    if decides.dtype.is_integer and found[decides.name] is not None and not _is_held(decides, found, own):
+        raise Unproved(operation, "may raise an exception for numbers that were computed or drawn")
+
+
+def _is_held(tensor: Tensor, found: Mapping[str, Label], own: frozenset[str]) -> bool:
+    """Return whether a tensor follows from whole numbers that a unit holds, alike at every place."""
+    operation = tensor.op
+    if not (tensor.dtype.is_integer or tensor.dtype.is_bool):
+        return False
+    if operation.type == "Placeholder":
+        return tensor.name in own
+    if operation.type not in MOVES + ONE_BY_ONE:
+        return False
+    others = [each for each in operation.inputs if found[each.name] is None]
+    if operation.type in ONE_BY_ONE and any(each.shape.rank != 0 for each in others):
+        return False
+    return all(_is_held(each, found, own) for each in operation.inputs if found[each.name] is not None)
 
 
 def _in_order(graph: tf.Graph, targets: Sequence[Tensor]) -> Iterator[tf.Operation]:

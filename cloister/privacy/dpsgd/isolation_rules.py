@@ -7,8 +7,8 @@ Rules describe what an operation computes. They rest on these premises:
 
     Kernels   a kernel reads nothing of one row into another row of a call of fixed shape (tested on each platform)
     Shapes    a static shape is true; a wrong `set_shape` in a model is not found
-    Errors    a gather, a sparse cross-entropy, an integer division or an integer power may raise for a unit's numbers;
-              the caller repeats such a call without the unit
+    Errors    a gather, a sparse cross-entropy, an integer division or an integer power may raise for whole numbers that
+              a unit holds; for numbers that are computed or drawn it is refused (`isolation`)
 """
 
 import inspect
@@ -188,6 +188,10 @@ Rule: TypeAlias = Callable[[Step], Sequence[Label]]
 RULES: dict[str, Rule] = {}
 """The rule of each type of operation that may have inputs of units."""
 GUARDS = ("Assert", "CheckNumerics", "CheckNumericsV2")
+RAISING = {"GatherV2": 1, "ResourceGather": 1, "SparseSoftmaxCrossEntropyWithLogits": 1} | dict.fromkeys(
+    ("Div", "FloorDiv", "FloorMod", "Mod", "Pow", "TruncateDiv", "TruncateMod"), 1
+)
+"""Types that raise an exception for some whole numbers, and the place of the input that decides."""
 SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 """Types that give the same for all inputs of one static shape."""
 KEYS = ("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg", "StatelessRandomGetAlg")

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Event, Gaussian, Repeated, Unaccounted
@@ -13,8 +15,7 @@ from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
 from cloister.privacy.mechanisms.circumstances import Circumstances
 
 MAX_BATCH = 1 << 16
-"""Units of a batch on average, by the public number. A site with many times more draws larger ones: bounds on roundings
-hold for 2^25 (`running_sum`)."""
+"""Units of a batch on average, by the public number: bounds on roundings hold for batches of 2^17."""
 NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 
 
@@ -25,18 +26,19 @@ class LocalSteps:
     A unit is an example, or a group of examples that are clipped together.
 
     Args:
-        examples: N > 0, the public number of units: q and the number of steps depend on it and show it. How many units
-            there really are may be another number.
+        examples: N > 0, the public number of units: q and the number of steps depend on it and show it. There may be
+            fewer units. Of more, N take part in a round.
         batch_size: B > 0, what a noised sum is divided by, and the size of a batch on average, in units.
         epochs: E > 0.
         sampling: `poisson`: E·⌈N/B⌉ steps, in each of which every unit takes part with probability B/N. `shuffle`: in
             each epoch N units in a random order are cut into ⌊N/B⌋ batches, and those behind sit out.
 
     Guarantee (for neighbours that differ in whether the gradients of one unit count): a `poisson` step is a Gaussian
-        mechanism sampled with q = B/N, whatever the true number of units. Under `shuffle` the order does not depend on
-        the examples, and whatever it is, a unit is in at most one batch of an epoch: the other steps are
-        post-processing of what was released before, on data that do not differ. So a whole epoch is one Gaussian
-        mechanism of multiplier σ, without amplification, also against somebody who knows the order.
+        mechanism sampled with q = B/N, whatever the true number of units. Nothing is claimed of a draw that fills all
+        places. Its probability is at most `OVERFLOW`. Under `shuffle` the order does not depend on the examples, and a
+        unit is in at most one batch of an epoch. The other steps are post-processing of what was released before, on
+        data that do not differ. So a whole epoch is one Gaussian mechanism of multiplier σ, without amplification, also
+        against somebody who knows the order.
 
     Raises:
         ConfigError: a number is out of range, or batches are so large that roundings are not bounded.
@@ -76,15 +78,23 @@ class LocalSteps:
             PrivacyError: the batches of a shuffled order would show how many units there are.
         """
         if self.sampling == "poisson":
-            return poisson(self.examples if present is None else present, self.rate, self.count, seed)
+            return self._poisson(self.examples if present is None else present, seed)
         if present not in (None, self.examples):
             raise PrivacyError("privacy.batch-sampling = 'shuffle' needs a public number of units; use 'poisson'")
         return shuffle(self.examples, min(self.batch_size, self.examples), self.count, seed)
 
+    def _poisson(self, present: int, seed: int | None) -> Iterator[Batch]:
+        """Return batches of N units at most: of more, N are drawn at random for the round."""
+        drawn = poisson(min(present, self.examples), self.rate, self.count, seed)
+        if present <= self.examples:
+            return drawn
+        kept = np.random.default_rng(seed).permutation(present)[: self.examples]
+        return (kept[batch] for batch in drawn)
+
     def event(self, noise_multiplier: float) -> Event:
         """What a round with this σ costs one unit."""
         if self.sampling == "poisson":
-            return Repeated(Gaussian(noise_multiplier, Sampling("poisson", self.rate)), self.count)
+            return Repeated(Gaussian(noise_multiplier, Sampling("bounded-poisson", self.rate)), self.count)
         return Repeated(Gaussian(noise_multiplier), self.epochs)
 
 

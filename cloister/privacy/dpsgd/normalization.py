@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from cloister.core.tensors import Layer, Tensor
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable
-from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, added_up
+from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows
 
 KINDS = (keras.layers.LayerNormalization, keras.layers.GroupNormalization)
 
@@ -43,7 +43,6 @@ def _gradients(captured: CapturedLayer, call: Call, rows: Rows) -> list[Tensor]:
     unmoved = [(variable, tf.zeros_like(variable)) for variable in captured.variables if variable is layer.beta]
     with keras.StatelessScope([*unscaled, *unmoved]):
         normalized = layer.call(inputs)
-    of_scale, of_offset = (
-        added_up(tf.reshape(each, [rows.count, -1, each.shape[-1]])) for each in (deltas * normalized, deltas)
-    )
+    by_row = [tf.reshape(each, [rows.count, -1, each.shape[-1]]) for each in (deltas * normalized, deltas)]
+    of_scale, of_offset = (tf.reduce_sum(each, axis=1) for each in by_row)
     return [of_scale if variable is layer.gamma else of_offset for variable in captured.variables]

@@ -8,11 +8,10 @@ import numpy as np
 from cloister.core.arrays import Row
 from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
 from cloister.privacy.dpsgd.rounding import check_clipping_norm
-from cloister.privacy.dpsgd.running_sum import RunningSum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 SLACK = 2.0**-16
-"""What roundings in double precision may add to S: enough for 2^25 units of 2^30 numbers each."""
+"""What roundings in double precision may add to S: enough for 2^17 units of 2^30 numbers each."""
 
 
 def noisy_sum(
@@ -33,10 +32,10 @@ def noisy_sum(
         noise_multiplier: σ ≥ 0.
         noise: where the key of the noise comes from.
 
-    Guarantee: one unit's joining or leaving moves the un-noised sum by at most S in L2, and noise is exact: see
-        `exact_noise`. It costs what a Gaussian mechanism of noise multiplier σ does. Contributions are clipped to
-        S/(1 + `SLACK`), which makes up for roundings. A gradient that is not finite, or whose computation raises an
-        exception, contributes zero and changes nothing for the others.
+    Guarantee: among at most 2^17 units one unit's joining or leaving moves the un-noised sum by at most S in L2, and
+        noise is exact: see `exact_noise`. It costs what a Gaussian mechanism of noise multiplier σ does. Contributions
+        are clipped to S/(1 + `SLACK`), which makes up for roundings. A gradient that is not finite, or whose
+        computation raises an exception, contributes zero and changes nothing for the others.
 
     Raises:
         ConfigError: a number is out of range.
@@ -44,11 +43,11 @@ def noisy_sum(
     Source: Abadi et al. (2016), arXiv:1607.00133, Algorithm 1.
     """
     check_clipping_norm(clipping_norm)
-    total = RunningSum([np.zeros(piece.size) for piece in like])
+    sums = tuple(np.zeros(piece.size) for piece in like)
     grid = grid_of(clipping_norm, noise_multiplier, sum(piece.size for piece in like))
-    for number, gradient in enumerate(gradients):
-        total.add(_contribution(gradient, like, clipping_norm / (1 + SLACK)), before=number)
-    sums = total.value()
+    for gradient in gradients:
+        for total, part in zip(sums, _contribution(gradient, like, clipping_norm / (1 + SLACK)), strict=True):
+            total += part
     noised_sum(sums, grid, noise, out=sums)
     return sums
 

@@ -1,6 +1,6 @@
 """What a layer's per-unit gradients are asked for, whatever form they are held in.
 
-A unit is what is clipped as one: an example, or a group of examples. Tensors of a microbatch have a row for each
+A unit is what is clipped as one: an example, or a group of examples. Tensors of a call have a row for each
 example; those of one unit follow each other.
 """
 
@@ -23,7 +23,7 @@ PART = 512
 
 @dataclass(frozen=True)
 class Rows:
-    """The shape of a microbatch.
+    """The shape of a call.
 
     Attributes:
         units: U > 0.
@@ -44,7 +44,7 @@ class Rows:
 
     def summed(self, tensor: Tensor) -> Tensor:
         """A tensor of shape (rows, ...), added up over the rows of each unit: (U, ...)."""
-        return tensor if self.each == 1 else added_up(self.by_unit(tensor))
+        return tensor if self.each == 1 else tf.reduce_sum(self.by_unit(tensor), axis=1)
 
 
 class Sums(NamedTuple):
@@ -116,29 +116,6 @@ class PerUnit:
         return [_combined(clean(gradient), factors) for gradient in self.held]
 
 
-def fingerprints(held: Sequence[Tensor]) -> Tensor:
-    """A checksum of each unit's tensors. If the bits of two units differ, theirs are equal with probability 2^-31.
-
-    The probability is over the multipliers, which are random and fixed. Norms do not show the last bit of a bias beside
-    thousands of other numbers. Integers add up to the same in any order.
-
-    Args:
-        held: tensors of leading size U.
-
-    Returns:
-        Shape (U,), int32. +0 and -0 count as equal.
-    """
-    total = tf.add_n([_hashed(tensor, number) for number, tensor in enumerate(held)])
-    return tf.cast(tf.bitwise.right_shift(total, tf.constant(32, tf.int64)), tf.int32)
-
-
-def _hashed(tensor: Tensor, seed: int) -> Tensor:
-    """Σ of words of 32 bits times random numbers of 64 bits: of two sums of other words the upper halves differ."""
-    words = tf.reshape(tf.bitcast(tensor + tf.zeros([], tensor.dtype), tf.int32), [tensor.shape[0], -1])
-    factors = tf.random.stateless_uniform(words.shape[1:], (seed, 2), minval=None, maxval=None, dtype=tf.int64)
-    return tf.reduce_sum(tf.cast(words, tf.int64) * factors, axis=1)
-
-
 def squares(tensor: Tensor) -> Tensor:
     """The sum of squares of everything in each row, in double precision, and never less than the exact one.
 
@@ -164,22 +141,6 @@ def _width(shape: Sequence[int]) -> int:
             return width * max((part for part in range(1, PART // width + 1) if axis % part == 0), default=1)
         width *= axis
     return width
-
-
-def added_up(tensor: Tensor) -> Tensor:
-    """The sum over the second axis, the same to the last bit wherever a row stands.
-
-    The order of TensorFlow's sum over an axis in the middle depends on where in memory a row begins. Products of
-    matrices came out alike for every row in all shapes that were tried.
-
-    Args:
-        tensor: shape (rows, terms, ...).
-    """
-    flat = tf.reshape(tensor, [*tensor.shape[:2], -1]) if tensor.shape.rank != 3 else tensor
-    rows, terms, _ = tf.unstack(tf.shape(flat))
-    ones = tf.ones(tf.stack([rows, 1, terms]), tensor.dtype)
-    total = tf.squeeze(tf.matmul(ones, flat), axis=1)
-    return total if tensor.shape.rank == 3 else tf.reshape(total, [tensor.shape[0], *tensor.shape[2:]])
 
 
 def rows_times(tensor: Tensor, factors: Tensor) -> Tensor:

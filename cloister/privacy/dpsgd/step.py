@@ -8,18 +8,20 @@ import keras
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from cloister.core import check
 from cloister.core.arrays import aligned
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Optimizer, Tensor
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
 from cloister.privacy.dpsgd.descent import descent
-from cloister.privacy.dpsgd.draws import Seeds
+from cloister.privacy.dpsgd.draws import Draws
 from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
 from cloister.privacy.dpsgd.in_rows import InRows
-from cloister.privacy.dpsgd.losses import Loss, LossWeights
+from cloister.privacy.dpsgd.local_steps import MAX_BATCH
+from cloister.privacy.dpsgd.losses import Loss
 from cloister.privacy.dpsgd.precision import use_single_precision
 from cloister.privacy.dpsgd.probe import Probe, made_up
-from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm
+from cloister.privacy.dpsgd.rounding import check_clipping_norm
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
@@ -44,29 +46,31 @@ class DpSgd:
 
     Args:
         model: built, of one input and one output; its state other than weights must not come from data.
-        batching: B, the size of a batch, and how it is cut into computations.
+        batch_size: B > 0, public: the divisor of a noised sum, and the expected number of units in a batch.
         noise_multiplier: σ ≥ 0.
         clipping_norm: S, from `rounding.MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`; a step may be given
             another.
         optimizer: any Keras optimizer; it sees the noised mean alone, so what it does is post-processing.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
-        noise: where the keys of the noise come from; the operating system by default.
-        probe: x and y of three made-up examples, to check the model with. Needed where the loss is not a classifier's.
-        loss_weights: what the loss of an example is multiplied with, from its own label alone, which nothing checks;
-            None: nothing. The model is checked without them: who chooses them could have the made-up examples count
-            for nothing, and any model pass.
+        probe: x and y of three made-up examples, of which the shapes and types count. Needed where the loss is not a
+            classifier's.
+        group_cap: the most examples of a unit, > 0. At 1 a unit is an example. Above, it is a group of examples: its
+            gradient is the mean of theirs, and is clipped to S as one.
 
     Attributes:
         method: `rows`, or `in turn` where units are computed one after another.
         kernels: how each layer's gradients are held in rows, by its path.
+        noise: where the keys of the noise come from: the operating system, or a seed that is set for tests.
         overstatement: η; contributions are clipped to S/(1 + η), see `rounding`.
 
-    Guarantee: one unit's joining or leaving a batch moves the un-noised sum, as it is computed, by at most S in L2, for
-        any weights and inputs. In turn it assumes that an operation gives equal results for equal inputs. In rows it
-        assumes that kernels keep rows apart, and that an example's gradient is the same at every place of a call, which
-        trials check and do not prove. Exact noise of standard deviation σS, and a little more, is added to the sum on a
-        public grid, once for a step: it costs what a Gaussian mechanism of noise multiplier σ does, for add-or-remove
-        of a unit (`exact_noise`). Amplification by sampling is for batches from `batches.poisson` alone.
+    Guarantee: a step on a batch from `batches.poisson`, of at most B units on average, costs what a Poisson-sampled
+        Gaussian mechanism of noise multiplier σ does, for add-or-remove of a unit, with δ larger by
+        `vocabulary.OVERFLOW`. One unit moves the
+        un-noised sum, as it is computed, by at most S in L2, for any weights and inputs, and no other unit's part of
+        it. Exact noise of standard deviation σS, and a little more, is added on a public grid (`exact_noise`). In turn
+        this assumes that an operation gives equal results for equal inputs. In rows it assumes too that kernels keep
+        rows apart in calls of one shape. Other batches cost what a Gaussian mechanism without sampling does, if at most
+        `batches.places_of(B)` units take part.
 
     Raises:
         UnsupportedModel: examples of this model have no gradients of their own, with the reason and the replacement.
@@ -79,15 +83,19 @@ class DpSgd:
         self,
         model: Network,
         *,
-        batching: Batching,
+        batch_size: int,
         noise_multiplier: float,
         clipping_norm: float,
         optimizer: Optimizer,
         loss: Loss = keras.losses.sparse_categorical_crossentropy,
-        noise: GaussianNoise | None = None,
         probe: Probe | None = None,
-        loss_weights: LossWeights | None = None,
+        group_cap: int = 1,
     ) -> None:
+        check.positive(batch_size=batch_size, group_cap=group_cap)
+        if batch_size > MAX_BATCH:
+            raise ConfigError(
+                f"batch_size must be at most {MAX_BATCH}, got {batch_size}: roundings are bounded up to it"
+            )
         check_clipping_norm(clipping_norm)
         self._parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
         grid_of(clipping_norm, noise_multiplier, self._parameters)  # refuses what a step would refuse
@@ -95,16 +103,15 @@ class DpSgd:
             raise ConfigError("probe must be given with a loss of your own: x and y of three made-up examples")
         use_single_precision()
         self.model = model
-        self.batch_size, self.microbatch_size = batching.batch_size, batching.at_once
+        self.batch_size = batch_size
         self.noise_multiplier = noise_multiplier
         self.clipping_norm = clipping_norm
-        self.noise = GaussianNoise() if noise is None else noise
+        self.noise = GaussianNoise()
         optimizer.build(model.trainable_variables)
         probe = made_up(model) if probe is None else probe
-        self._clipped_sums = ClippedSums(model, loss, probe, batching, loss_weights)
+        self._clipped_sums = ClippedSums(model, loss, probe, batch_size, group_cap)
         self.overstatement = self._clipped_sums.engine.overstatement
         self._descend = descent(optimizer, model.trainable_variables)
-        self.reseed(0 if self.noise.seeded else None)
 
     @property
     def method(self) -> str:
@@ -113,17 +120,17 @@ class DpSgd:
 
     @property
     def kernels(self) -> dict[str, str]:
-        """How each layer's gradients are held in rows."""
+        """Return how each layer's gradients are held in rows."""
         engine = self._clipped_sums.engine
         return engine.gradients.kernels if isinstance(engine, InRows) else {}
 
     def reseed(self, seed: int | Sequence[int] | None = None) -> None:
-        """Draw the random numbers of random layers afresh from here on.
+        """Draw places and the random numbers of random layers afresh from here on.
 
         Args:
             seed: for tests and papers; None: from the operating system's entropy.
         """
-        self._clipped_sums.seeds = Seeds(seed)
+        self._clipped_sums.draws = Draws(seed)
 
     def step(
         self, x: NDArray, y: NDArray, clipping_norm: float | None = None, groups: NDArray | None = None

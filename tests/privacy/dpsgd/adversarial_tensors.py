@@ -17,7 +17,6 @@ from cloister.privacy.dpsgd.dense import Gram, Outer, dense
 from cloister.privacy.dpsgd.gradients import Gradients, cleaner
 from cloister.privacy.dpsgd.parts import PerUnit
 from cloister.privacy.dpsgd.rounding import overstatement
-from cloister.privacy.dpsgd.trial_calls import CallMode
 
 UNITS = 8
 BOUNDS = (1e-12, 1e-6, 1.0, 1e6)
@@ -136,7 +135,7 @@ class Drawn(Gradients):
     def __init__(self, kind):
         self.kind = kind
 
-    def parts(self, x, y, rows, shares, kind):
+    def parts(self, x, y, rows, shares):
         return [((), self.kind.part(x, y, rows))]
 
     def _sums(self, parts, factors, finite):
@@ -152,8 +151,7 @@ def compiled(name):
     masks = [everybody] + [everybody & (np.arange(UNITS) != left)[:, None] for left in range(UNITS)]
 
     def sums(inputs, deltas, bound):
-        weights, trained = tf.ones(rows, tf.float64), tf.constant(CallMode.TRAINING)
-        found = [Drawn(kind).clipped(inputs, deltas, weights, tf.constant(mask), bound, trained) for mask in masks]
+        found = [Drawn(kind).clipped(inputs, deltas, tf.constant(mask), bound) for mask in masks]
         return [sums for sums, *_ in found]
 
     return tf.function(sums, input_signature=[*signature, tf.TensorSpec([], tf.float64)], autograph=False)

@@ -1,7 +1,6 @@
 """Models to try DP-SGD on, and its sum by brute force: one example at a time, with Keras alone."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import keras
@@ -9,8 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from cloister.privacy.dpsgd import clipped_sums
-from cloister.privacy.dpsgd.in_rows import InRows
-from cloister.privacy.dpsgd.rounding import Batching
 from cloister.privacy.dpsgd.step import DpSgd
 
 LOSS = keras.losses.sparse_categorical_crossentropy
@@ -48,26 +45,39 @@ def dp_sgd(model: Any, **options: Any) -> DpSgd:
     return made(DpSgd, model, **(defaults | options))
 
 
-def made(kind: type[DpSgd], model: Any, **options: Any) -> DpSgd:
-    """DP-SGD, or a twin of it, with how batches are cut among its options."""
-    batching = {field.name: options.pop(field.name) for field in fields(Batching) if field.name in options}
-    return kind(model, batching=Batching(**batching), **options)
+def made(kind: type[DpSgd], model: Any, noise: Any = None, **options: Any) -> DpSgd:
+    """DP-SGD, or a twin of it, with seeded draws."""
+    step = kind(model, **options)
+    step.noise = step.noise if noise is None else noise
+    step.reseed(0)
+    return step
 
 
-def first_moves(step: DpSgd, x: np.ndarray, y: np.ndarray, bound: float = 1.0) -> float:
-    """By how much the first example moves the sum of a batch, in units of S."""
-    sums = [step.clipped_sum(x[start:], y[start:], bound).sums for start in (0, 1)]
-    return norm([a.astype(np.float64) - b for a, b in zip(*sums, strict=True)]) / bound
+def coupled(step: DpSgd, x: np.ndarray, y: np.ndarray, bound: float, leaving: int, seed: int = 0) -> list[Any]:
+    """The sums of a batch with and without a unit: the others keep their places and their random numbers."""
+    sums, own = [], step._clipped_sums
+    units = own._units(x, y, None)
+    for left in (None, leaving):
+        step.reseed(seed)
+        total = own._nothing()
+        for numbers in list(own._calls(len(x))):
+            numbers = np.where(numbers == left, clipped_sums.EMPTY, numbers)
+            for found in own._computed(
+                x, y, units, numbers, bound / (1 + step.overstatement), own.engine.seeds(own.draws)
+            ):
+                total = [np.add(old, new, dtype=np.float64) for old, new in zip(total, found.arrays, strict=True)]
+        sums.append(total)
+    return sums
+
+
+def moved(step: DpSgd, x: np.ndarray, y: np.ndarray, bound: float = 1.0, leaving: int = 0, seed: int = 0) -> float:
+    """By how much an example moves the sum of a batch, in units of S."""
+    return norm([a - b for a, b in zip(*coupled(step, x, y, bound, leaving, seed), strict=True)]) / bound
 
 
 def take_in_turn(monkeypatch: Any) -> None:
     """Have every model computed one unit after another."""
-    monkeypatch.setattr(clipped_sums, "checked", lambda model, loss, probe: None)
-
-
-def untried(monkeypatch: Any) -> None:
-    """A twin that takes it on trust that an example has one gradient everywhere."""
-    monkeypatch.setattr(InRows, "_have_one_gradient", lambda sums, calls, random_sets: True)
+    monkeypatch.setattr(clipped_sums, "checked", lambda *_: None)
 
 
 def batch(model: Any, size: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

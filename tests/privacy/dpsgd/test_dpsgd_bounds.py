@@ -4,38 +4,29 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from cloister.core.errors import ConfigError
+from cloister.privacy.accounting.vocabulary import OVERFLOW
+from cloister.privacy.dpsgd.batches import places_of
 from cloister.privacy.dpsgd.rounding import (
-    DEFAULT_OVERSTATEMENT,
     EXTRA,
     MAXIMUM_CLIPPING_NORM,
     MAXIMUM_OVERSTATEMENT,
     MINIMUM_CLIPPING_NORM,
-    Batching,
     check_clipping_norm,
-    check_microbatch_size,
-    examples_at_once,
-    largest_batch,
-    largest_microbatch,
+    most_at_once,
     overstatement,
 )
 
-SIZES = (1, 4, 10, 100, 600, 5000, 50_000, 207_861)
+SIZES = (1, 4, 10, 100, 600, 5000, 1 << 16)
 
 
-def exactly(batch_size, microbatch_size):
-    """η = 2·γ·n_max and the slack, as fractions."""
+def exactly(batch_size, at_once):
+    """η = 2·γ·M and the slack, as fractions."""
     u = Fraction(1, 2**24)
-    gamma = (microbatch_size + EXTRA) * u / (1 - (microbatch_size + EXTRA) * u)
-    return 2 * gamma * largest_batch(batch_size) + Fraction(1, 2**16)
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "largest"), [(1, 9), (4, 16), (8, 24), (9, 25), (10, 27), (100, 144), (600, 702), (5000, 5287)]
-)
-def test_the_largest_batch_is_four_deviations_above_the_expected_size(batch_size, largest):
-    assert largest_batch(batch_size) == largest
+    gamma = (at_once + EXTRA) * u / (1 - (at_once + EXTRA) * u)
+    return 2 * gamma * places_of(batch_size) + Fraction(1, 2**16)
 
 
 @pytest.mark.parametrize("batch_size", SIZES)
@@ -45,66 +36,19 @@ def test_what_is_taken_off_the_bound_is_what_roundings_can_add(batch_size):
 
 
 @pytest.mark.parametrize("batch_size", SIZES)
-def test_the_largest_microbatch_keeps_the_limit_and_one_more_example_does_not(batch_size):
-    for limit, size in (
-        (MAXIMUM_OVERSTATEMENT, largest_microbatch(batch_size)),
-        (DEFAULT_OVERSTATEMENT, largest_microbatch(batch_size, DEFAULT_OVERSTATEMENT)),
-    ):
-        assert exactly(batch_size, size) <= limit < exactly(batch_size, size + 1)
+def test_the_most_units_at_once_keep_the_limit_and_one_more_does_not(batch_size):
+    most = most_at_once(batch_size)
+    assert most >= 1
+    assert exactly(batch_size, most) <= MAXIMUM_OVERSTATEMENT < exactly(batch_size, most + 1)
 
 
-@pytest.mark.parametrize("batch_size", SIZES)
-def test_the_bound_holds_for_batches_of_any_size(batch_size):
-    """Roundings of a call times examples never exceed what η was computed for, but with one example a call."""
-    size = largest_microbatch(batch_size)
-    allowed = largest_batch(batch_size) * (size + EXTRA)
-    for count in (1, batch_size, largest_batch(batch_size), 3 * batch_size, 100 * batch_size):
-        once = examples_at_once(count, batch_size, size)
-        assert 1 <= once <= size and (once == 1 or count * (once + EXTRA) <= allowed)
-
-
-@pytest.mark.parametrize(
-    ("count", "at_once"),
-    [(0, 64), (1, 64), (144, 64), (145, 63), (146, 63), (147, 62), (1000, 5), (1632, 2), (1633, 1), (10**6, 1)],
-)
-def test_of_a_larger_batch_as_many_fewer_go_into_a_call(count, at_once):
-    """Of 100 expected examples 144 at most are computed 64 at a time: 144·(64 + 4) = 9792."""
-    found = examples_at_once(count, 100, 64)
-    assert found == at_once and type(found) is int
-
-
-class TestBatching:
-    def test_a_microbatch_is_the_batch_or_what_costs_a_sixteenth_of_the_bound(self):
-        assert Batching(100).at_once == 100 and Batching(600, 7).at_once == 7
-        assert Batching(5000).at_once == largest_microbatch(5000, 1 / 16) == 95 and Batching(200_000).at_once == 1
-        assert Batching(5000).overstatement == overstatement(5000, 95) <= 1 / 16
-
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            ({"batch_size": 0}, "batch_size must be > 0, got 0"),
-            ({"batch_size": 4, "group_cap": 0}, "group_cap must be > 0, got 0"),
-            ({"batch_size": 4, "microbatch_size": 0}, "microbatch_size must be > 0, got 0"),
-            (
-                {"batch_size": 5000, "microbatch_size": 195},
-                "microbatch_size must be <= 194 for batch_size = 5000, got 195: roundings of a sum over more examples "
-                "could move it by more than the clipping norm allows for",
-            ),
-            (
-                {"batch_size": 207_862, "microbatch_size": 1},
-                "batch_size = 207862 is too large for sums in single precision to be bounded",
-            ),
-        ],
-    )
-    def test_sizes_that_are_not_bounded_are_refused(self, options, says):
-        with pytest.raises(ConfigError) as refused:
-            Batching(**options)
-        assert str(refused.value) == says
-
-    @pytest.mark.parametrize(("batch_size", "microbatch_size"), [(5000, 194), (207_861, 1), (173_072, 2), (1, 115_686)])
-    def test_the_largest_sizes_are_taken(self, batch_size, microbatch_size):
-        check_microbatch_size(batch_size, microbatch_size)
-        assert Batching(batch_size, microbatch_size).overstatement <= MAXIMUM_OVERSTATEMENT
+@pytest.mark.parametrize("batch_size", [1, 8, 100, 600])
+def test_a_poisson_batch_fills_all_places_as_seldom_as_delta_has_room_for(batch_size):
+    """It does so for every number of units with this mean; a tenth fewer places would not do."""
+    room = places_of(batch_size)
+    assert stats.poisson.sf(room - 1, batch_size) <= OVERFLOW < stats.poisson.sf(int(0.9 * room) - 1, batch_size)
+    for population in (batch_size, 2 * batch_size, 1000 * batch_size):
+        assert stats.binom.sf(room - 1, population, batch_size / population) <= OVERFLOW
 
 
 @pytest.mark.parametrize(

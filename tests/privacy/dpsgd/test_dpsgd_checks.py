@@ -14,10 +14,10 @@ from examples_of_dpsgd import (
     brute_force,
     dp_sgd,
     embedding,
-    first_moves,
     functional,
     group_norm,
     head,
+    moved,
     perturbed,
     relative_error,
     small,
@@ -25,7 +25,7 @@ from examples_of_dpsgd import (
 from support import mostly_slow
 
 from cloister.core.errors import ConfigError, UnsupportedModel
-from cloister.privacy.dpsgd.batches import _cast
+from cloister.privacy.dpsgd.batches import cast
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 layers = keras.layers
@@ -136,7 +136,7 @@ def test_a_recurrent_layer_with_a_mask_is_computed_in_turn():
     model = perturbed(masked_recurrent())
     x, y = batch(model, 5)
     step = dp_sgd(model)
-    assert relative_error(step.clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 3e-4
+    assert relative_error(step.clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 5e-4
     assert step.method == "in turn"
 
 
@@ -220,7 +220,7 @@ def test_a_weight_used_past_its_layer_has_units_taken_in_turn(name):
     step = dp_sgd(model)
     assert step.method == "in turn"
     x, y = batch(model, 6)
-    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 5e-4
 
 
 def test_one_variable_in_two_layers_has_units_taken_in_turn():
@@ -230,14 +230,14 @@ def test_one_variable_in_two_layers_has_units_taken_in_turn():
     step = dp_sgd(model)
     assert step.method == "in turn"
     x, y = batch(model, 6)
-    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 5e-4
 
 
 def test_a_layer_of_ones_own_is_computed_in_turn():
     model = perturbed(small(layers.Dense(4), Scaled()))
     step = dp_sgd(model)
     x, y = batch(model, 6)
-    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 5e-4
     assert step.method == "in turn" and not step.kernels
 
 
@@ -249,7 +249,7 @@ def test_a_model_with_weights_of_its_own_is_taken_in_turn():
     model(x)
     step = dp_sgd(model, probe=(x[:3], y[:3]))
     assert step.method == "in turn"
-    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 5e-4
 
 
 def test_checking_leaves_the_model_alone():
@@ -265,7 +265,8 @@ def test_checking_leaves_the_model_alone():
     "options, key",
     [
         ({"batch_size": 0}, "batch_size"),
-        ({"microbatch_size": 0}, "microbatch_size"),
+        ({"group_cap": 0}, "group_cap must be > 0, got 0"),
+        ({"batch_size": 65_537}, "batch_size must be at most 65536, got 65537"),
         ({"clipping_norm": float("nan")}, "clipping_norm"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"loss": keras.losses.mean_squared_error}, "probe"),
@@ -294,7 +295,7 @@ def test_floats_out_of_range_are_cast_alike_wherever_they_stand(bad):
     kernel[0, :2] = 200.0, -200.0
     step.model.layers[-1].set_weights([kernel, np.array([-100.0, 100.0, 0.0, 0.0, 0.0])])
     for size in (8, 16, 48):
-        assert first_moves(step, np.full((size, 1), bad, np.float32), np.full(size, 2), 1e-3) <= 1
+        assert moved(step, np.full((size, 1), bad, np.float32), np.full(size, 2), 1e-3) <= 1
 
 
 def test_they_are_cut_to_the_limits_of_the_type():
@@ -303,4 +304,4 @@ def test_they_are_cut_to_the_limits_of_the_type():
         ("uint32", [0, 300, 0, 2**32 - 1, 7]),
         ("int8", [-5, 127, 0, 127, 7]),
     ):
-        assert _cast(np.array([-5.0, 300.0, np.nan, np.inf, 7.9], np.float32), dtype).tolist() == expected
+        assert cast(np.array([-5.0, 300.0, np.nan, np.inf, 7.9], np.float32), dtype).tolist() == expected

@@ -25,7 +25,6 @@ from support import mostly_slow
 from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.gradients import Gradients
-from cloister.privacy.dpsgd.rounding import Batching
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
@@ -64,7 +63,7 @@ def assert_equal_to_brute_force(model, **options):
     bound = float(np.median([norm(mean_gradient(model, x, y, kept(group))) for group in np.unique(GROUPS)]))
     step = dp_sgd(model, group_cap=CAP, batch_size=4, **options)
     found = step.clipped_sum(x, y, bound, GROUPS)
-    assert relative_error(found.sums, by_brute_force(model, x, y, bound, GROUPS)) < 3e-4
+    assert relative_error(found.sums, by_brute_force(model, x, y, bound, GROUPS)) < 5e-4
     assert found.examples == 4 and 0 < found.clipped < 4
     return step
 
@@ -118,7 +117,8 @@ def test_clipping_examples_in_the_place_of_groups_is_caught():
     model = functional((8,), lambda x: head(x, 3))
     broken = ClipsExamples(
         model,
-        batching=Batching(4, group_cap=CAP),
+        batch_size=4,
+        group_cap=CAP,
         noise_multiplier=1.0,
         clipping_norm=1.0,
         optimizer=keras.optimizers.SGD(0.1),
@@ -158,7 +158,7 @@ def test_a_broken_example_takes_its_group_and_nobody_else():
 @pytest.mark.slow
 def test_memory_does_not_follow_the_number_of_groups():
     """A server chooses the cap: of a batch with more groups than memory lasts for nothing would be trained."""
-    step = dp_sgd(functional((6,), head), group_cap=5000, batch_size=64, microbatch_size=16)
+    step = dp_sgd(functional((6,), head), group_cap=5000, batch_size=8)
 
     def peak(count):
         x, y = np.ones((count, 6), np.float32), np.zeros(count, int)

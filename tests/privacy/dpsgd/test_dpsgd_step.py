@@ -25,6 +25,7 @@ from statistics_of_noise import is_normal, std_is
 from support import mostly_slow
 
 from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd import in_rows
 from cloister.privacy.dpsgd import step as steps
 from cloister.privacy.dpsgd.batches import pieces
 from cloister.privacy.dpsgd.central import train
@@ -51,7 +52,7 @@ class NoisePerMicrobatch(DpSgd):
     """Each microbatch's sum is noised as if it were all."""
 
     def step(self, x, y, clipping_norm=None, groups=None):
-        for piece in pieces(len(x), self.microbatch_size):
+        for piece in pieces(len(x), 3):
             counts = super().step(x[piece], y[piece], clipping_norm)
         return counts
 
@@ -98,8 +99,9 @@ def sensitivity(step, x, y):
 
 
 @pytest.mark.parametrize("size", mostly_slow([B, 21, 3, 0], [21, 0]))
-def test_noise_is_as_large_as_it_should_be_whatever_the_batch(model, size):
-    assert std_is(noise_of(make(DpSgd, model, microbatch_size=3), *batch(model, size)), SIGMA * S)
+def test_noise_is_as_large_as_it_should_be_whatever_the_batch(model, size, monkeypatch):
+    monkeypatch.setattr(in_rows, "most_at_once", lambda batch_size: 3)
+    assert std_is(noise_of(make(DpSgd, model), *batch(model, size)), SIGMA * S)
 
 
 @pytest.mark.parametrize("wrong", mostly_slow([2 / 3, 3 / 2], [2 / 3]))
@@ -123,7 +125,7 @@ def test_noise_is_normal_and_never_the_same_twice(model):
     ),
 )
 def test_broken_noise_is_caught(model, twin, size):
-    assert not std_is(noise_of(make(twin, model, microbatch_size=3), *batch(model, size)), SIGMA * S)
+    assert not std_is(noise_of(make(twin, model), *batch(model, size)), SIGMA * S)
 
 
 @pytest.mark.parametrize("build", [None, pytest.param(shared, marks=pytest.mark.slow)])
@@ -141,7 +143,7 @@ def test_a_skipped_clip_is_caught(model):
 def test_the_divisor_is_the_configured_batch_size(model):
     x, y = batch(model, 21)
     expected = [-total / B for total in brute_force(model, x, y, S)]
-    assert relative_error(moved(make(DpSgd, model, noise_multiplier=0.0), x, y), expected) < 3e-4
+    assert relative_error(moved(make(DpSgd, model, noise_multiplier=0.0), x, y), expected) < 5e-4
 
 
 def test_what_is_released_lies_on_a_public_grid(model):
@@ -201,7 +203,7 @@ def test_a_step_may_have_its_own_bound(model):
     before = [np.array(variable) for variable in model.trainable_variables]
     step.step(x, y, clipping_norm=0.1)
     apart = [np.array(a) - b for a, b in zip(model.trainable_variables, before, strict=True)]
-    assert relative_error(apart, expected) < 3e-4
+    assert relative_error(apart, expected) < 5e-4
     assert step.clipping_norm == S
 
 

@@ -56,10 +56,10 @@ def test_layers_that_mix_examples_are_refused_whatever_they_would_draw(mix, seed
 
 @pytest.mark.slow
 def test_a_layer_whose_draws_are_not_known_is_given_one_example_at_a_time():
-    """It could mix examples for other numbers than those of the trial."""
+    """It mixes examples for one state in ten; of a subclass the graph shows what it does."""
     for layer, method in (
         (MixedNowAndThen(1), "in turn"),
-        (MyDropout(0.5), "in turn"),
+        (MyDropout(0.5), "rows"),
         (layers.Dropout(0.5), "rows"),
         (layers.GaussianNoise(0.5), "rows"),
     ):

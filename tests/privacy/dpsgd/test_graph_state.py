@@ -1,7 +1,4 @@
-"""What a graph could carry from one example to the next is refused, or is each example's own.
-
-Made-up examples show nothing of it in any trial.
-"""
+"""What a graph could carry from one example to the next is refused, or is each example's own."""
 
 import keras
 import pytest

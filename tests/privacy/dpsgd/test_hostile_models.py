@@ -18,19 +18,17 @@ from examples_of_dpsgd import (
     dp_sgd,
     functional,
     head,
-    norm,
+    moved,
     relative_error,
     small,
 )
 from support import failures
 
 from cloister.core.errors import UnsupportedModel
-from cloister.privacy.dpsgd.strides import stride
 from cloister.tasks import alzheimer_mri, digits, images, mnist
 
 layers, ops = keras.layers, keras.ops
-COUNT = max(stride(), 2)
-"""Of examples: as many as a call has room for."""
+COUNT = 16
 
 
 class LargestScore(layers.Layer):
@@ -228,8 +226,7 @@ def moves(name):
     except UnsupportedModel:
         return 0.0
     x, y, bound = choose(model)
-    sums = [step.clipped_sum(x[part], y[part], bound).sums for part in (slice(None), slice(1, None), slice(-1))]
-    return max(norm([a.astype(float) - b for a, b in zip(sums[0], other, strict=True)]) / bound for other in sums[1:])
+    return max(moved(step, x, y, bound, leaving) for leaving in (0, len(x) - 1))
 
 
 def test_one_example_moves_the_sum_by_the_bound_at_most():
@@ -550,7 +547,7 @@ class InALoop(layers.Layer):
 def test_a_layer_within_a_loop_is_trained():
     model = small(layers.Dense(4), InALoop())
     x, y = batch(model, 5)
-    assert relative_error(dp_sgd(model).clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 1e-4
+    assert relative_error(dp_sgd(model).clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 5e-4
 
 
 class TracedBefore(layers.Layer):
@@ -575,11 +572,11 @@ def test_indices_below_zero_count_from_the_end():
     model = functional((3,), lambda x: head(layers.Flatten()(layers.Embedding(7, 2)(x))), "int32")
     x, y = np.array([[-1, 2, -7], [0, 1, 6]], np.int32), np.array([0, 1])
     step = dp_sgd(model)
-    assert relative_error(step.clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 1e-4
+    assert relative_error(step.clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 5e-4
     assert "embedding" in step.kernels.values()
 
 
 def test_a_model_of_ones_own_layer_has_right_sums():
     model = between(LargestScore(), layers.Dense(3))
     x, y = batch(model, 5)
-    assert relative_error(dp_sgd(model).clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 1e-4
+    assert relative_error(dp_sgd(model).clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 5e-4

@@ -5,15 +5,14 @@ from contextlib import nullcontext
 import keras
 import numpy as np
 import pytest
-from examples_of_dpsgd import LOSS, Scaled, batch, functional, head, norm, perturbed
+from examples_of_dpsgd import LOSS, Scaled, batch, brute_force, functional, head, norm, perturbed, relative_error, small
 from support import failures
 
 from cloister.core.errors import UnsupportedModel
 from cloister.privacy.dpsgd import in_turn
-from cloister.privacy.dpsgd.draws import Seeds
+from cloister.privacy.dpsgd.draws import Draws
 from cloister.privacy.dpsgd.in_turn import InTurn
 from cloister.privacy.dpsgd.probe import made_up
-from cloister.privacy.dpsgd.rounding import Batching
 
 layers = keras.layers
 
@@ -43,13 +42,19 @@ NAMES = ("tanh", "sigmoid", "softplus")
 MODELS = (recurrent, own, residuals)
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Dense layers of these models are wide enough for their gradients not to be made."""
+    monkeypatch.setattr(in_turn, "WIDE", 20)
+
+
 def turns(build):
     model = perturbed(build())
-    return InTurn(model, LOSS, made_up(model), Batching(8)), *batch(model, 8)
+    return InTurn(model, LOSS, made_up(model), 8, 1), *batch(model, 8)
 
 
 def summed(engine, x, y, bound=1.0):
-    return engine(x, y, np.ones((len(x), 1), bool), bound, Seeds(0))
+    return engine(x, y, np.ones((len(x), 1), bool), bound, engine.seeds(Draws(0))[: len(x)])
 
 
 def test_hostile_units_beside_it_change_no_bit_of_a_units_contribution():
@@ -90,7 +95,7 @@ def test_a_gradient_that_cancels_is_as_long_as_its_norm_says():
         return layers.Dense(3, activation="softmax")(layers.Subtract()([shared(x[:, :5]), shared(x[:, 5:])]))
 
     model = functional((10,), inner)
-    engine = InTurn(model, LOSS, made_up(model), Batching(8))
+    engine = InTurn(model, LOSS, made_up(model), 8, 1)
     rng = np.random.default_rng(0)
     for scale in (1e6, 1e12, 1e15):
         model.set_weights([rng.standard_normal((5, 4)), scale * rng.standard_normal((4, 3)), np.zeros(3)])
@@ -98,3 +103,63 @@ def test_a_gradient_that_cancels_is_as_long_as_its_norm_says():
         for other in (half, np.nextafter(half, np.float32(2))):
             x = np.concatenate([half, other], axis=1)
             assert norm(summed(engine, x, np.array([1]), 1e-3).arrays) <= 1e-3
+
+
+def tied():
+    """A kernel that its layer uses, and something else."""
+
+    class Tied(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(6, use_bias=False)
+
+        def build(self, shape):
+            self.dense.build(shape)
+
+        def call(self, x):
+            return self.dense(x) + keras.ops.matmul(x, keras.ops.transpose(self.dense.kernel))
+
+    return small(Tied())
+
+
+def called_twice():
+    twice = layers.Dense(6, activation="tanh")
+    return small(twice, twice)
+
+
+def of_positions():
+    return functional((3, 6), lambda x: head(layers.Dense(8, activation="tanh")(x)))
+
+
+WIDE = {"a chain": (lambda: small(layers.Dense(6, activation="tanh")), 2)} | {
+    build.__name__: (build, 0) for build in (tied, called_twice, of_positions)
+}
+
+
+def test_a_gradient_that_is_not_made_is_right_and_kept_apart_only_where_a_layer_is_called_once():
+    def check(name):
+        build, count = WIDE[name]
+        model = perturbed(build())
+        x, y = batch(model, 5)
+        engine = InTurn(model, LOSS, made_up(model), 8, 1)
+        found = summed(engine, x, y, 0.3 / (1 + engine.overstatement))
+        assert len(engine._wide) == count
+        assert relative_error(found.arrays, brute_force(model, x, y, 0.3)) < 1e-4
+
+    assert not failures(WIDE, check)
+
+
+def test_squares_of_doubles_that_underflow_do_not_escape_the_clip():
+    """An input near 10¹⁵³ times a delta near 10⁻¹⁵⁴ moves the sum, and the square of the delta is 0."""
+
+    def inner(x):
+        return layers.Dense(3, activation="softmax", dtype="float64")(layers.Dense(8, dtype="float64")(x))
+
+    model = functional((8,), inner, "float64")
+    engine = InTurn(model, LOSS, made_up(model), 8, 1)
+    first, top = model.layers[1:]
+    first.set_weights([np.zeros((8, 8)), np.zeros(8)])
+    for power in np.arange(-170.0, -140.0, 2.0):
+        top.set_weights([10.0**power * np.random.default_rng(0).standard_normal((8, 3)), np.zeros(3)])
+        found = summed(engine, np.full((1, 8), 1e153), np.array([1]), 1.0)
+        assert len(engine._wide) == 2 and norm(found.arrays) <= 1

@@ -1,0 +1,326 @@
+"""Places in rows: no unit has a say in where another one is computed, or in a bit of what is held of it.
+
+The server chooses weights by which the last bit of a sum decides about the direction of a gradient. Then a unit that is
+computed at another place can have quite another gradient.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from examples_of_dpsgd import (
+    MODELS,
+    BatchMean,
+    Reversed,
+    Scaled,
+    batch,
+    coupled,
+    dp_sgd,
+    functional,
+    head,
+    moved,
+    norm,
+    perturbed,
+    small,
+)
+from support import failures, mostly_slow
+
+from cloister.privacy.dpsgd import checks, in_rows, in_turn
+from cloister.privacy.dpsgd.batches import places_of
+from cloister.privacy.dpsgd.clipped_sums import EMPTY
+from cloister.privacy.dpsgd.draws import Draws
+from cloister.privacy.dpsgd.rewriting import as_traced
+
+layers = keras.layers
+BATCH = 16
+
+
+def excited(channels=12):
+    """A gate of each channel, by which a product is broadcast over positions, before a maximum over them."""
+
+    def inner(x):
+        for _ in range(3):
+            x = layers.Conv2D(channels, 3, padding="same", activation="relu")(x)
+        gate = layers.Dense(4, activation="relu")(layers.GlobalMaxPooling2D()(x))
+        gate = layers.Reshape((1, 1, channels))(layers.Dense(channels, activation="sigmoid")(gate))
+        x = layers.GlobalMaxPooling2D()(layers.Multiply()([x, gate]))
+        return layers.Dense(10, activation="softmax")(x)
+
+    return functional((8, 8, 3), inner)
+
+
+def open_gate(model, rng):
+    *first, last, narrow, wide, top = (layer for layer in model.layers if layer.trainable_variables)
+    channels = last.filters
+    for layer in first:
+        layer.set_weights([np.zeros(weight.shape) for weight in layer.get_weights()])
+    last.set_weights([np.zeros(last.kernel.shape), np.full(channels, rng.uniform(1, 2))])
+    signs = np.where(np.arange(channels) % 2, 1, -1)
+    top.set_weights([signs[:, None] * rng.standard_normal(10) * 2.0**-30, np.zeros(10)])
+    narrow.set_weights([np.zeros(narrow.kernel.shape), np.full(4, 2.0**-110)])
+    kernel = np.round(rng.standard_normal((4, channels)) * 64) / 64
+    kernel[:, -1] -= (kernel @ signs) * signs[-1]
+    wide.set_weights([2.0**75 * kernel, np.zeros(channels)])
+
+
+def saturated(channels=12):
+    """A mean over positions, of which nothing shows below the threshold of the layer behind it."""
+    first = (
+        layers.Conv2D(8, 3, activation="relu"),
+        layers.MaxPooling2D(2),
+        layers.Conv2D(channels, 3, activation="relu"),
+    )
+    rest = (layers.GlobalAveragePooling2D(), layers.ReLU(threshold=1e6), layers.Dense(10, activation="softmax"))
+    return keras.Sequential([keras.Input((28, 28, 1)), *first, *rest])
+
+
+def above_threshold(model, rng):
+    first, second, top = (layer for layer in model.layers if layer.trainable_variables)
+    first.set_weights([rng.standard_normal(first.kernel.shape) / 3, rng.uniform(0, 1, first.bias.shape)])
+    ulp = np.spacing(np.float32(1))
+    kernel = rng.standard_normal(second.kernel.shape)
+    second.set_weights([2e7 * ulp * kernel, np.full(second.bias.shape, 1.3e7)])
+    kernel = rng.standard_normal(top.kernel.shape).astype(np.float32)
+    kernel -= kernel.mean(axis=0)
+    top.set_weights([2.0**35 / 1e7 * kernel, -(2.0**35) * 1.3 * kernel.astype(np.float64).sum(axis=0)])
+
+
+def dropping(channels=12):
+    first = (layers.Conv2D(8, 3, activation="relu"), layers.MaxPooling2D(2), layers.Dropout(0.25))
+    rest = (layers.Conv2D(channels, 3, activation="relu"), layers.GlobalAveragePooling2D())
+    return keras.Sequential([keras.Input((28, 28, 1)), *first, *rest, layers.Dense(10, activation="softmax")])
+
+
+def steep(model, rng):
+    """The mean over positions is nothing but the biases, and behind it all but their roundings cancels."""
+    first, second, top = (layer for layer in model.layers if layer.trainable_variables)
+    biases = rng.uniform(1, 2, second.bias.shape).astype(np.float32)
+    first.set_weights([np.zeros(first.kernel.shape), -np.ones(first.bias.shape)])
+    second.set_weights([np.zeros(second.kernel.shape), biases])
+    kernel, exact = rng.standard_normal(top.kernel.shape), biases.astype(float)
+    kernel -= exact[:, None] * (exact @ kernel) / (exact @ exact)
+    top.set_weights([2.0**35 * kernel, np.zeros(top.bias.shape)])
+
+
+def swinging():
+    inner = (layers.Dense(13), layers.LayerNormalization(), layers.Activation(tf.sin))
+    return keras.Sequential([keras.Input((13,)), *inner, layers.Dense(5, activation="softmax")])
+
+
+def fast(model, rng):
+    model.layers[0].set_weights([rng.standard_normal(weight.shape) for weight in model.layers[0].get_weights()])
+    model.layers[1].gamma.assign(np.full(13, 1e9))
+
+
+HOSTILE = {
+    "a gate": (excited, open_gate),
+    "a threshold": (saturated, above_threshold),
+    "dropout": (dropping, steep),
+    "a swing": (swinging, fast),
+}
+
+
+def farthest(name):
+    """How far the first example moves the sum of a batch, in S, at most, under weights that are chosen."""
+    build, choose = HOSTILE[name]
+    keras.utils.set_random_seed(3)
+    step = dp_sgd(build(), batch_size=BATCH)
+    assert step.method == "rows"
+    moves = []
+    for seed in range(6):
+        choose(step.model, np.random.default_rng(seed))
+        moves.append(moved(step, *batch(step.model, BATCH, seed=2), seed=seed))
+    return max(moves)
+
+
+@pytest.mark.parametrize("name", mostly_slow(HOSTILE, ["a swing"]))
+def test_one_example_moves_the_sum_by_the_bound_at_most(name):
+    assert 0 < farthest(name) <= 1
+
+
+@pytest.mark.slow
+def test_places_by_rank_are_caught(monkeypatch):
+    """One unit more shifts all behind it, as in versions that filled calls in order."""
+
+    def by_rank(step, x, y, bound=1.0, leaving=0, seed=0):
+        step.reseed(seed)
+        step._clipped_sums.draws.places = lambda units, room: list(range(units))
+        sums = [step.clipped_sum(x[start:], y[start:], bound).sums for start in (0, 1)]
+        return norm([a.astype(np.float64) - b for a, b in zip(*sums, strict=True)]) / bound
+
+    monkeypatch.setitem(globals(), "moved", by_rank)
+    if max(map(farthest, HOSTILE)) <= 1:
+        pytest.skip("on this processor these networks compute every place alike")
+
+
+def held_of(step):
+    """A function that gives what is held of the units of a call, before it is summed."""
+    engine = step._clipped_sums.engine
+
+    def traced(x, y, mask):
+        with in_rows.chained_sums(), keras.StatelessScope(in_rows.seeded(step.model, np.zeros((9, 2), np.int64))):
+            engine.gradients.clipped(x, y, mask, tf.constant(1.0, tf.float64))
+            return list(engine.gradients.held)
+
+    return tf.function(traced, autograph=False)
+
+
+def amplified(model, rng):
+    """Weights from 1e-38 to 1e38: each layer has a scale of its own, and what follows may take it back."""
+    for variable in model.trainable_variables:
+        scale = 10.0 ** rng.uniform(-38, 38) if rng.random() < 0.5 else 10.0 ** rng.uniform(-3, 3)
+        variable.assign(np.clip(scale * rng.standard_normal(variable.shape), -3e38, 3e38))
+
+
+def others_differ(step, cases):
+    """How often a bit of what is held of one unit changes with the data of the others, in calls of one shape."""
+    engine, held, rng, count = step._clipped_sums.engine, held_of(step), np.random.default_rng(1), 0
+    places = engine.places
+    x, y = batch(step.model, places)
+    mask = np.ones((places, 1), bool)
+    for _ in range(cases):
+        amplified(step.model, rng)
+        other, kept = x.copy(), rng.integers(places)
+        others = np.arange(places) != kept
+        if np.issubdtype(x.dtype, np.floating):
+            other[others] = rng.choice([np.nan, np.inf, 1e38, -1e38, 1e-40, 0.0, 1.0])
+        else:
+            other[others] = 0
+        with as_traced():
+            found = [held(*map(tf.constant, (each, y, mask))) for each in (x, other)]
+        count += len({b"".join(np.asarray(of)[kept].tobytes() for of in one) for one in found}) - 1
+    return count
+
+
+@pytest.mark.parametrize("name", mostly_slow(MODELS, ["sequence"]))
+def test_no_bit_of_a_unit_depends_on_the_others(name):
+    step = dp_sgd(MODELS[name]())
+    assert step.method == "rows" and others_differ(step, 20) == 0
+
+
+def test_a_layer_that_adds_a_batch_mean_is_caught(monkeypatch):
+    monkeypatch.setattr(checks, "_refuse_mixed_losses", lambda *_: None)
+    monkeypatch.setattr(in_rows, "prove", lambda *_: None)
+    step = dp_sgd(small(layers.Dense(4), BatchMean()))
+    assert step.method == "rows" and others_differ(step, 20) > 0
+
+
+def test_a_unit_that_leaves_takes_no_bit_of_the_others_along():
+    """The sum without it is that of the others alone: its factor is 0, and the rest is added in one order."""
+    step = dp_sgd(perturbed(MODELS["sequence"]()))
+    x, y = batch(step.model, 7)
+    x[3] = np.nan
+    with_it, without = coupled(step, x, y, 0.5, leaving=3)
+    assert all(np.array_equal(a, b) for a, b in zip(with_it, without, strict=True))
+
+
+class TestTheLot:
+    def test_gives_every_choice_of_places_the_same_probability(self):
+        draws, counts = Draws(0), np.zeros((5, 5), int)
+        for _ in range(20_000):
+            first, second = draws.places(2, 5)
+            counts[first, second] += 1
+        assert not counts.diagonal().any()
+        apart = counts[~np.eye(5, dtype=bool)]
+        assert apart.size == 20 and np.abs(apart - 1000).max() < 5 * np.sqrt(1000)
+
+    def test_is_drawn_from_the_operating_system(self):
+        assert Draws().places(40, 90) != Draws().places(40, 90)
+        assert Draws(1).places(40, 90) == Draws(1).places(40, 90)
+
+    @pytest.mark.parametrize("count", [0, 1, 5, 41, 42, 60])
+    def test_gives_each_unit_one_place_in_calls_of_one_shape(self, count, monkeypatch):
+        monkeypatch.setattr(in_rows, "most_at_once", lambda batch_size: 10)
+        own = dp_sgd(functional((4,), head))._clipped_sums
+        calls = list(own._calls(count))
+        assert sorted(number for call in calls for number in call if number != EMPTY) == list(range(count))
+        assert all(len(call) == own.engine.places == 9 for call in calls)
+        assert len(calls) <= -(-max(places_of(8), count) // 9)
+
+    def test_calls_hold_no_more_of_units_than_memory_has_room_for(self, monkeypatch):
+        whole = dp_sgd(MODELS["embedding"]())._clipped_sums.engine
+        monkeypatch.setattr(in_rows, "MEMORY", 20_000)
+        step = dp_sgd(MODELS["embedding"]())
+        assert 1 < step._clipped_sums.engine.places < whole.places
+        assert step.clipped_sum(*batch(step.model, 12), 1.0).examples == 12
+
+
+@pytest.mark.slow
+def test_equal_calls_give_equal_sums():
+    """Of what is summed in an order that timing decides, two of a few hundred calls differ."""
+
+    def check(name):
+        step = dp_sgd(perturbed((MODELS | {"own": lambda: small(Scaled(), Reversed())})[name]()))
+        x, y = batch(step.model, 8)
+        sums = set()
+        for _ in range(200):
+            step.reseed(0)
+            sums.add(b"".join(array.tobytes() for array in step.clipped_sum(x, y, 0.5).sums))
+        assert len(sums) == 1
+
+    assert not failures([*MODELS, "own"], check)
+
+
+class LooksUp(layers.Layer):
+    """Looks a row of a table up by a number that it computes; it raises an exception where there is none."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number, self.dropout = number, layers.Dropout(0.5)
+
+    def call(self, x):
+        return tf.gather(tf.eye(6), self.number(self, x))
+
+    def compute_output_shape(self, shape):
+        return (*shape[:-1], 6)
+
+
+def of_draws(layer, x):
+    """One of two numbers; there is a row for the first."""
+    return 5 * tf.cast(layer.dropout(tf.ones_like(x), training=True)[:, 0], tf.int32)
+
+
+def of_floats(layer, x):
+    return tf.cast(x[:, 0], tf.int32)
+
+
+def of_places(layer, x):
+    return x[:, 0] + tf.range(tf.shape(x)[0])
+
+
+RAISING = {
+    "numbers that were drawn": lambda: functional((3,), lambda x: head(LooksUp(of_draws)(x))),
+    "numbers that were rounded": lambda: functional((3,), lambda x: head(LooksUp(of_floats)(x))),
+    "the place": lambda: functional((3,), lambda x: head(LooksUp(of_places)(x)), "int32"),
+}
+
+
+def test_an_exception_that_a_copy_at_another_place_could_raise_keeps_a_model_from_rows():
+    def check(name):
+        assert dp_sgd(RAISING[name]()).method == "in turn"
+
+    assert not failures(RAISING, check)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_one_that_a_units_own_numbers_raise_does_not(dtype):
+    model = functional((3,), lambda x: head(layers.Flatten()(layers.Embedding(6, 2)(x))), dtype)
+    step = dp_sgd(model)
+    x = np.zeros((5, 3), dtype)
+    x[2] = 100
+    found = step.clipped_sum(x, np.zeros(5, int), 1.0)
+    assert step.method == "rows" and found.non_finite == 1
+
+
+def test_whether_a_unit_raises_an_exception_depends_on_no_other(monkeypatch):
+    """Half of all masks raise one. Others drawn for the units beside one that raised would leave fewer."""
+    monkeypatch.setattr(in_turn, "is_known_to_xla", lambda *_: False)  # XLA raises none
+
+    def inner(x):
+        own = LooksUp(of_draws)(x)
+        return head(layers.Concatenate()([own, layers.Dense(3)(x)]))
+
+    step = dp_sgd(functional((3,), inner))
+    x, y = np.ones((8, 3), np.float32), np.zeros(8, int)
+    failed = sum(step.clipped_sum(x, y, 1.0).non_finite for _ in range(40))
+    assert step.method == "in turn" and abs(failed - 160) < 6 * np.sqrt(320) / 2
