@@ -81,7 +81,7 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
 
 
 def _require_room_for_draws(plan: Plan, sizes: Sequence[LocalSteps]) -> None:
-    """Refuse a δ that has no room for the steps of one round, whatever the noise.
+    """Refuse a δ that has no room for the steps of one round, with any noise.
 
     Raises:
         BudgetExhausted: it has none, for any client.

@@ -4,8 +4,8 @@ A model whose graph is proved to keep units apart is computed in rows (`in_rows`
 unit has a place by a secret lot. Any other model is computed in turn (`in_turn`): one unit after another.
 
 In rows, kernels may compute a unit otherwise at another place. So who else takes part must not decide where a unit is.
-The batch has M places in all, by its expected size alone (`batches.places_of`). The lot gives each of n < M units one
-of them, every choice being equally likely. One unit more takes one of the empty places, each with the same
+The batch has M places or a few more, by its expected size alone (`batches.places_of`). The lot gives each of n < M
+units one of them, every choice being equally likely. One unit more takes one of the empty places, each with the same
 probability, and the others keep theirs. The proof is in `docs/privacy.md`.
 """
 

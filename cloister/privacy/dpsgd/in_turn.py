@@ -37,7 +37,7 @@ AT_ONCE = 1024
 ROUNDED = 2.0**-51
 """By how much a sum of squares is overstated for each of them: no order of additions in double loses more than half."""
 UNDERFLOW = 2.0**-1021
-"""What the square of a double can lose where it is too small. The other number of an outer product may be large."""
+"""Bound on what a square of a double loses where it is too small. The other number of a product may be large."""
 WIDE = 1 << 14
 """Numbers of a dense kernel from which on its gradient is not made for each unit."""
 CONVOLUTION = ("Conv", "DepthwiseConv")

@@ -11,7 +11,7 @@ from cloister.privacy.dpsgd.rounding import check_clipping_norm
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 SLACK = 2.0**-16
-"""What roundings in double precision may add to S: enough for 2^17 units of 2^30 numbers each."""
+"""Share of S for roundings in double precision: enough for 2^17 units of 2^30 numbers each."""
 
 
 def noisy_sum(

@@ -65,12 +65,11 @@ class DpSgd:
 
     Guarantee: a step on a batch from `batches.poisson`, of at most B units on average, costs what a Poisson-sampled
         Gaussian mechanism of noise multiplier σ does, for add-or-remove of a unit, with δ larger by
-        `vocabulary.OVERFLOW`. One unit moves the
-        un-noised sum, as it is computed, by at most S in L2, for any weights and inputs, and no other unit's part of
-        it. Exact noise of standard deviation σS, and a little more, is added on a public grid (`exact_noise`). In turn
-        this assumes that an operation gives equal results for equal inputs. In rows it assumes too that kernels keep
-        rows apart in calls of one shape. Other batches cost what a Gaussian mechanism without sampling does, if at most
-        `batches.places_of(B)` units take part.
+        `vocabulary.OVERFLOW`. One unit moves the un-noised sum, as it is computed, by at most S in L2, for any weights
+        and inputs, and no other unit's part of it. Exact noise of standard deviation σS, and a little more, is added
+        on a public grid (`exact_noise`). In turn this assumes that an operation gives equal results for equal inputs.
+        In rows it assumes too that kernels keep rows apart in calls of one shape. Other batches cost what a Gaussian
+        mechanism without sampling does, if at most `batches.places_of(B)` units take part.
 
     Raises:
         UnsupportedModel: examples of this model have no gradients of their own, with the reason and the replacement.

@@ -150,16 +150,16 @@ def test_a_gradient_that_is_not_made_is_right_and_kept_apart_only_where_a_layer_
 
 
 def test_squares_of_doubles_that_underflow_do_not_escape_the_clip():
-    """An input near 10¹⁵³ times a delta near 10⁻¹⁵⁴ moves the sum, and the square of the delta is 0."""
+    """An input near 10¹⁵⁴ times a delta near 10⁻¹⁵⁴ moved the sum by 9·S: the squares of the delta are 0."""
 
     def inner(x):
-        return layers.Dense(3, activation="softmax", dtype="float64")(layers.Dense(8, dtype="float64")(x))
+        return layers.Dense(3, activation="softmax", dtype="float64")(layers.Dense(256, dtype="float64")(x))
 
     model = functional((8,), inner, "float64")
     engine = InTurn(model, LOSS, made_up(model), 8, 1)
     first, top = model.layers[1:]
-    first.set_weights([np.zeros((8, 8)), np.zeros(8)])
-    for power in np.arange(-170.0, -140.0, 2.0):
-        top.set_weights([10.0**power * np.random.default_rng(0).standard_normal((8, 3)), np.zeros(3)])
-        found = summed(engine, np.full((1, 8), 1e153), np.array([1]), 1.0)
+    first.set_weights([np.zeros((8, 256)), np.zeros(256)])
+    for delta in 1e-154 * np.linspace(0.5, 1.4, 10):
+        top.set_weights([np.tile([delta, -delta, 0.0], (256, 1)), np.zeros(3)])
+        found = summed(engine, np.full((1, 8), 4e153), np.array([1]), 1.0)
         assert len(engine._wide) == 2 and norm(found.arrays) <= 1
