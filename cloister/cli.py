@@ -2,7 +2,9 @@
 
 import json as jsonlib
 import os
+import platform
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -245,7 +247,7 @@ def status(
         raise typer.Exit(FAILED)
 
 
-check = typer.Typer(help="Try out what you wrote, before a run.", no_args_is_help=True)
+check = typer.Typer(help="Try out what you wrote, or this machine, before a run.", no_args_is_help=True)
 app.add_typer(check, name="check")
 
 
@@ -270,6 +272,33 @@ def check_task(
         typer.echo(str(line))
         kinds.add(line.kind)
     if "fault" in kinds:
+        raise typer.Exit(FAILED)
+
+
+@check.command("kernels")
+def check_kernels(
+    seconds: Annotated[int, typer.Option(min=1, help="How long to try; each model is tried once at least.")] = 60,
+) -> None:
+    """Try on this machine whether TensorFlow computes each example alone, as DP-SGD takes for granted.
+
+    It gives small models numbers of every scale, and computes each of them three times. What is kept of one example
+    must not change by a bit with the others, nor from one call to the next.
+
+    Exit code 0: nothing changed; 1: something did, and DP-SGD has no guarantee here.
+    """
+    until = time.monotonic() + seconds
+    from cloister.audits import keras_kernels as kernels
+    from cloister.bench.machine import Machine
+
+    machine = Machine.now()
+    typer.echo(
+        f"{platform.machine()}, {machine.processor}, TensorFlow {machine.versions['tensorflow']} "
+        f"on {kernels.computes_on()}"
+    )
+    trials = kernels.tried(until)
+    for line in kernels.told(trials):
+        typer.echo(line)
+    if kernels.are_broken(trials):
         raise typer.Exit(FAILED)
 
 

@@ -264,7 +264,7 @@ def server_epsilon(config: Any, rounds: int) -> dict[str, Any]:
 def central(arguments: argparse.Namespace) -> dict[str, Any]:
     """DP-SGD on all of MNIST in one place, an epoch being 100 Poisson batches of 600 on average."""
     from cloister.config.run import TaskConfig
-    from cloister.privacy.dpsgd import central as trainer
+    from cloister.privacy.dpsgd import step as trainer
     from cloister.tasks.mnist import Mnist
 
     settings = CENTRAL | ({} if arguments.sigma is None else {"noise-multiplier": arguments.sigma})

@@ -261,7 +261,7 @@ def _unclipped(*_):
 
 BROKEN = {
     "updates that are not projected": "cloister.privacy.mechanisms.local.factor_for",
-    "gradients that are not clipped": "cloister.privacy.dpsgd.one_by_one._factor",
+    "gradients that are not clipped": "cloister.privacy.dpsgd.exact_noise._factor",
 }
 
 

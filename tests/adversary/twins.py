@@ -22,7 +22,7 @@ from cloister.core.arrays import from_record, to_record
 from cloister.core.identity import assume_run
 from cloister.privacy.accounting.events import to_json
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.dpsgd import local_steps, one_by_one
+from cloister.privacy.dpsgd import exact_noise, local_steps
 from cloister.privacy.mechanisms.discrete import sampler
 from cloister.privacy.mechanisms.noise import Maker
 from cloister.privacy.mechanisms.selection import PrivateChoice
@@ -111,7 +111,7 @@ class Coupling:
 def coupled(coupling):
     with (
         mock.patch.object(local_steps, "poisson", coupling.poisson),
-        mock.patch.object(one_by_one, "noised_sum", coupling.noised_sum),
+        mock.patch.object(exact_noise, "noised_sum", coupling.noised_sum),
         mock.patch.object(Maker, "add_on_grid", lambda maker, target, std, *_: coupling.add_on_grid(target, std)),
         mock.patch.object(sampler.Maker, "add", lambda *given: coupling.add_whole(*given)),
         mock.patch.object(NoiseSource, "secret", lambda *_: str(coupling.message).encode()),

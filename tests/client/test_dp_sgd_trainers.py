@@ -11,7 +11,7 @@ from cloister.client.training.dp_sgd_keras_trainer import PrivateKerasTrainer
 from cloister.client.training.dp_sgd_numpy_trainer import PrivateNumpyTrainer
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError, PrivacyError, UnsupportedModel
-from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.privacy.dpsgd.exact_noise import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel

@@ -25,7 +25,7 @@ from cloister.config.run import parse
 from cloister.core.errors import ConfigError, DataError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
-from cloister.privacy.dpsgd import one_by_one
+from cloister.privacy.dpsgd import exact_noise
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks import TASKS
 from cloister.tasks.base import Examples
@@ -83,7 +83,7 @@ class Counted:
     """Counts private steps and who is in each."""
 
     def __init__(self, monkeypatch):
-        self.batches, real = [], one_by_one.noisy_sum
+        self.batches, real = [], exact_noise.noisy_sum
 
         def noisy_sum(gradients, *arguments, **options):
             listed = list(gradients)

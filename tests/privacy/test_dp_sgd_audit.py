@@ -16,9 +16,8 @@ from cloister.audits.epsilon import Trials
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum
-from cloister.privacy.dpsgd.exact_noise import grid_of
+from cloister.privacy.dpsgd.exact_noise import grid_of, noisy_sum
 from cloister.privacy.dpsgd.local_steps import LocalSteps
-from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
@@ -154,5 +153,5 @@ class TestARound:
         assert self.told_apart(CLIP) <= claim and 0 < self.told_apart(1e3 * CLIP) <= claim
 
     def test_without_a_clip_it_would_be_caught(self, monkeypatch):
-        monkeypatch.setattr("cloister.privacy.dpsgd.one_by_one._factor", lambda gradient, clipping_norm: 1.0)
+        monkeypatch.setattr("cloister.privacy.dpsgd.exact_noise._factor", lambda gradient, clipping_norm: 1.0)
         assert self.told_apart(20 * CLIP) > Account([self.STEPS.event(SIGMA)]).epsilon(DELTA, "pld")

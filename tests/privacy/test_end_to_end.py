@@ -16,6 +16,7 @@ from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
 from cloister.privacy.claims.end_to_end import (
     CLIENTS_ARE_NEIGHBOURS,
     EVERYBODY,
+    IF_KERNELS_KEEP_ROWS_APART,
     PUBLISHED_CLIENT_REASONS,
     UNITS_ARE_NEIGHBOURS,
     Setting,
@@ -240,6 +241,7 @@ class TestStatement:
             noise_multiplier=4.0,
             steps=3 * steps.count,
             sampling=sampling,
+            condition=IF_KERNELS_KEEP_ROWS_APART,
         )
         client = Figure(
             "client",
@@ -251,6 +253,7 @@ class TestStatement:
             accountant="pld",
             noise_multiplier=multiplier,
             releases=3,
+            condition=IF_KERNELS_KEEP_ROWS_APART,
         )
         recovered = recovered_multiplier(4.0, 2 * steps.examples / 100)
         published = Figure(
@@ -271,6 +274,12 @@ class TestStatement:
             parameters=mechanism.parameters(),
             sizes=(OfSize(steps.examples, 3, (unit, client), (published,)),),
         )
+
+    def test_a_further_condition_is_said_beside_the_premise_on_kernels(self):
+        claim = dp_sgd_claim(LocalDpSgd(4.0, 1.0), [LocalSteps(640, 100, 2)], 2, DELTA, Circumstances())
+        (size,) = claim.on_condition("it holds if the sun shines").sizes
+        expected = f"{IF_KERNELS_KEEP_ROWS_APART}, and if the sun shines"
+        assert [figure.condition for figure in size.figures] == [expected] * 2
 
     def test_each_size_has_its_own_figures_and_every_reason_is_said(self):
         sizes = [LocalSteps(8, 8, 1), LocalSteps(16, 8, 1)]

@@ -10,8 +10,7 @@ from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Tensor
-from cloister.privacy.dpsgd.losses import Loss
-from cloister.privacy.dpsgd.probe import made_up
+from cloister.privacy.dpsgd.losses import Loss, made_up
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Recipe

@@ -9,7 +9,7 @@ from cloister.client.training.dp_sgd_trainer import PrivateTrainer
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.arrays import Row
-from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.privacy.dpsgd.exact_noise import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.numpy_model import NumpyModel

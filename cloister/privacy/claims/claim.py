@@ -202,8 +202,13 @@ class DpSgdClaim(Claim):
         return replace(self, reasons=(*self.reasons, *found), sizes=sizes) if found else self
 
     def on_condition(self, condition: str) -> "DpSgdClaim":
-        """The claim, whose figures rest on this."""
-        return self._each(lambda figure: replace(figure, condition=condition))
+        """The claim, whose figures rest on this too."""
+
+        def resting(figure: Figure) -> Figure:
+            both = figure.condition and f"{figure.condition}, and {condition.removeprefix('it holds ')}"
+            return replace(figure, condition=both or condition)
+
+        return self._each(resting)
 
     def counting(self, counts: str) -> "DpSgdClaim":
         """The claim, whose figures count this beside what was released."""

@@ -1,8 +1,9 @@
-"""Which units take part in a step of DP-SGD, and which examples belong to a unit."""
+"""Which units take part in a step of DP-SGD, which examples belong to a unit, and where a unit is in a call."""
 
 import itertools
 import math
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -120,6 +121,38 @@ def rows_of(units: Sequence[NDArray[np.intp]], batch: Batch) -> tuple[NDArray[np
     chosen = [units[number] for number in batch]
     groups = np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
     return (np.concatenate(chosen) if chosen else np.zeros(0, np.intp)), groups
+
+
+class Draws:
+    """Draw places and seeds, from the operating system or from a number for tests.
+
+    Both are as secret as the noise. Random numbers belong to a unit's place in a call, not to the unit: they depend on
+    no unit's data.
+
+    Args:
+        seed: None: the operating system's entropy.
+    """
+
+    def __init__(self, seed: int | Sequence[int] | None = None) -> None:
+        self._rng = random.SystemRandom() if seed is None else random.Random(repr(seed))
+
+    def seeds(self, *shape: int) -> NDArray[np.int64]:
+        """Return fresh seeds, shape (*shape, 2).
+
+        Args:
+            shape: of what needs a seed each.
+        """
+        words = np.frombuffer(self._rng.randbytes(8 * math.prod(shape)), np.uint32)
+        return (words >> 1).astype(np.int64).reshape(*shape, 2)
+
+    def places(self, units: int, room: int) -> list[int]:
+        """Return a place for each unit: every choice of different places is as likely as any other.
+
+        Args:
+            units: at most `room`.
+            room: places.
+        """
+        return self._rng.sample(range(room), units)
 
 
 class Members:

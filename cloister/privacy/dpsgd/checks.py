@@ -1,102 +1,124 @@
-"""Refuse models that DP-SGD cannot train, and choose how the gradients of units are computed.
+"""Refuse models and processors on which DP-SGD has no guarantee, with the reason and a remedy.
 
-A few kinds of layers are refused by name, for their remedy (`refusals`). A model whose graph provably takes several
-examples together is refused (`isolation`). A model that cannot be looked at layer by layer is computed unit by unit.
+A few kinds of layers are refused by name, for their remedy. A model whose graph provably takes several examples
+together is refused (`isolation`). So is one that adds a loss of its own or changes its state.
 """
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import keras
 import tensorflow as tf
 
-from cloister.core.errors import UnsupportedModel
+from cloister.core.errors import CloisterError, ConfigError, UnsupportedModel
 from cloister.core.model_state import is_seed
-from cloister.core.tensors import Network, Tensor
-from cloister.privacy.dpsgd.capture import NotCapturable
-from cloister.privacy.dpsgd.draws import seeded, seeds_of
-from cloister.privacy.dpsgd.gradients import Gradients
-from cloister.privacy.dpsgd.graph_state import refuse_state
+from cloister.core.tensors import Layer, Network, Tensor
+from cloister.privacy.dpsgd.graphs import LEARNT, chained_sums, refuse_effects
 from cloister.privacy.dpsgd.isolation import Mixes, Unproved, prove
-from cloister.privacy.dpsgd.losses import Loss, losses_of
-from cloister.privacy.dpsgd.probe import Probe, check_probe
-from cloister.privacy.dpsgd.reductions import chained_sums
-from cloister.privacy.dpsgd.refusals import LEARNT, refuse_by_name, refusing_what_cannot_be_computed
+from cloister.privacy.dpsgd.losses import Loss, Probe, check_probe, losses_of, seeded, seeds_of, specs_of
 
-CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-LARGE = 1 << 16
-"""Weights of matrices from which on rows are faster than turns for a network with convolutions, measured."""
+DTYPES = ("float32", "float64")
+ACTIVITY = "activity_regularizer"
+GIVEN = ("input_mean", "input_vocabulary", "bin_boundaries")
+"""Attributes of a preprocessing layer that hold what its maker gave it, and not what it learnt from data."""
+PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
+"""Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
 UNITS = 11
 """Examples in a trace: a number that other axes of a model rarely have."""
 PENALTY = (
     "a layer adds a loss of its own (add_loss or a regularizer), which is not an example's; add it to the loss "
     "function, or use weight_decay of the optimizer"
 )
+COARSE_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE")
+"""Environment variables that let oneDNN compute products of float32 numbers in fewer bits."""
 
 
-def checked(model: Network, loss: Loss, probe: Probe, group_cap: int) -> Gradients | None:
-    """Return the model's gradients layer by layer; None: they are to be computed one unit in turn.
+@contextmanager
+def refusing_what_cannot_be_computed() -> Iterator[None]:
+    """Raises UnsupportedModel in the place of any exception that is none of ours, with its type and not its text."""
+    try:
+        yield
+    except CloisterError:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"gradients of this model cannot be computed: {type(error).__name__} while its training was traced; "
+            "`model.fit` on a few examples with run_eagerly=False shows where"
+        ) from error
+
+
+def refuse(model: Network, loss: Loss, probe: Probe) -> None:
+    """Refuse a model that DP-SGD cannot train.
 
     Nothing is computed of the probe: its shapes and types are what counts.
 
     Args:
-        model: built, of one input and one output.
+        model: built.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
         probe: x and y of a few examples, of which the shapes and types count.
-        group_cap: the most examples of a unit.
 
     Raises:
         UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and what to use in its place.
         ConfigError: the probe has another number of examples, or the loss does not give a number for each.
     """
     check_probe(probe)
-    refuse_by_name(model)
-    with refusing_what_cannot_be_computed():
-        _refuse_mixed_losses(model, loss, probe)
-        if _is_faster_in_turn(model, group_cap):
-            return None
-        try:
-            gradients = Gradients(model, loss)
-        except NotCapturable:
-            return None
-        return gradients if _reach_all(gradients, probe) else None
-
-
-def _is_faster_in_turn(model: Network, group_cap: int) -> bool:
-    """Return whether units are cheap one by one: an example keeps the processor busy, and its gradient is small.
-
-    In turn a unit's gradient is made as a whole, but for that of a dense layer, if a unit is one example. That is
-    little beside convolutions, and much for a large matrix.
-    """
-    leaves = [layer for layer in model._flatten_layers() if layer.trainable_variables and not list(layer._layers)]
-    made = keras.layers.Embedding if group_cap == 1 else (keras.layers.Embedding, keras.layers.Dense)
-    large = sum(layer.count_params() for layer in leaves if isinstance(layer, made))
-    return large < LARGE and any(isinstance(layer, CONVOLUTIONS) for layer in leaves)
-
-
-def _refuse_mixed_losses(model: Network, loss: Loss, probe: Probe) -> None:
-    """Refuse a model whose losses provably depend on several examples, or that changes its state.
-
-    Raises:
-        UnsupportedModel: names the layer, and what to use in its place.
-    """
+    _refuse_by_name(model)
     scopes: list[keras.StatelessScope] = []
 
     def losses(x: Tensor, y: Tensor, seeds: Tensor) -> Tensor:
-        with keras.StatelessScope(seeded(model, seeds), collect_losses=True) as scope, chained_sums():
+        values = [(variable, tf.convert_to_tensor(variable.value)) for variable in model.trainable_variables]
+        with keras.StatelessScope([*values, *seeded(model, seeds)], collect_losses=True) as scope, chained_sums():
             scopes.append(scope)
             return losses_of(model, loss, x, y)
 
-    specs = _specs(probe)
-    specs.append(tf.TensorSpec([len(seeds_of(model)), 2], tf.int64))
-    graph = tf.function(losses, autograph=False).get_concrete_function(*specs).graph
+    specs = [specs_of([UNITS], examples) for examples in probe]
+    seeds = tf.TensorSpec([len(seeds_of(model)), 2], tf.int64)
+    graph = tf.function(losses, autograph=False).get_concrete_function(*specs, seeds).graph
     _refuse_changes(model, scopes[-1])
-    refuse_state(graph, model)
+    refuse_effects(graph, model)
     try:
-        prove(graph, UNITS, graph.inputs[:2], graph.outputs)
+        prove(graph, UNITS, graph.inputs[: len(tf.nest.flatten(specs))], graph.outputs)
     except Mixes as found:
         _refuse_mixing(model, found)
     except Unproved:
         pass  # units in turn do not meet
+
+
+def _refuse_by_name(model: Network) -> None:
+    """Refuse what is known not to have private per-example gradients.
+
+    Raises:
+        UnsupportedModel: names the layer, the reason and the replacement.
+    """
+    for layer in model._flatten_layers():
+        for reason in _reasons(layer):
+            raise UnsupportedModel(f"layer {layer.name!r} ({type(layer).__name__}) {reason}")
+    if not model.trainable_variables:
+        raise UnsupportedModel("the model has no trainable weights")
+
+
+def _reasons(layer: Layer) -> Iterator[str]:
+    layers = keras.layers
+    if type(layer).__name__ in ("MixUp", "CutMix"):
+        yield "mixes the examples of a batch at random; leave it out"
+    if isinstance(layer, layers.BatchNormalization) and layer.trainable:
+        yield (
+            "normalises an example with the others of its batch and keeps their statistics un-noised; "
+            "use keras.layers.GroupNormalization or LayerNormalization"
+        )
+    if hasattr(layer, "adapt") and all(getattr(layer, name, None) is None for name in GIVEN):
+        yield (
+            "learns from data outside of the private steps; use keras.layers.Rescaling, "
+            "or give the layer a public mean and variance, vocabulary or bin_boundaries"
+        )
+    if getattr(layer, "stateful", False):
+        yield "carries state from batch to batch; set stateful=False"
+    if any(getattr(layer, name, None) for name in PENALTIES if layer.trainable or name == ACTIVITY):
+        yield "adds a penalty to the loss of the batch; use weight_decay of the optimizer, or add it to the loss"
+    if layer.compute_dtype != layer.variable_dtype or layer.compute_dtype not in DTYPES:
+        yield f"computes in {layer.compute_dtype}, whose norms are too coarse to bound; use float32"
 
 
 def _refuse_mixing(model: Network, found: Mixes) -> None:
@@ -124,17 +146,25 @@ def _refuse_changes(model: Network, scope: keras.StatelessScope) -> None:
         raise UnsupportedModel(f"{changed[0]} changes {LEARNT}")
 
 
-def _reach_all(gradients: Gradients, probe: Probe) -> bool:
-    """Return whether a trace of the model shows no way from weights to losses past their layers."""
-    found: list[bool] = []
-
-    def trace(x: Tensor, y: Tensor) -> None:
-        found.append(gradients.reach_all(x, y))
-
-    tf.function(trace, autograph=False).get_concrete_function(*_specs(probe))
-    return found[0]
+def use_single_precision() -> None:
+    """Switch TensorFloat-32 off for this process: its products keep 11 of 24 bits, and no bound of ours holds then."""
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    refuse_coarse_precision()
 
 
-def _specs(probe: Probe) -> list[tf.TensorSpec]:
-    """Return what a trace of `UNITS` examples takes."""
-    return [tf.TensorSpec([UNITS, *array.shape[1:]], array.dtype) for array in probe]
+def refuse_coarse_precision() -> None:
+    """Refuse to compute where float32 products may be coarser than float32.
+
+    Raises:
+        ConfigError: TensorFloat-32 is on, or the environment lets oneDNN use a coarser format.
+    """
+    if tf.config.experimental.tensor_float_32_execution_enabled():
+        raise ConfigError(
+            "TensorFloat-32 is on, and clipping cannot be bounded in it; leave "
+            "tf.config.experimental.enable_tensor_float_32_execution(False) as DpSgd sets it"
+        )
+    for name in COARSE_MODES:
+        if os.environ.get(name, "strict").lower() not in ("", "strict"):
+            raise ConfigError(
+                f"environment variable {name} must be unset or STRICT for DP-SGD, got {os.environ[name]!r}"
+            )

@@ -17,16 +17,11 @@ from numpy.typing import NDArray
 
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network
-from cloister.privacy.dpsgd.batches import Members, pieces, places_of
-from cloister.privacy.dpsgd.checks import checked
-from cloister.privacy.dpsgd.draws import Draws
-from cloister.privacy.dpsgd.in_rows import InRows
+from cloister.privacy.dpsgd.batches import Draws, Members, pieces, places_of
+from cloister.privacy.dpsgd.checks import refuse, refuse_coarse_precision, refusing_what_cannot_be_computed
+from cloister.privacy.dpsgd.in_rows import InRows, Sums
 from cloister.privacy.dpsgd.in_turn import InTurn
-from cloister.privacy.dpsgd.losses import Loss
-from cloister.privacy.dpsgd.parts import Sums
-from cloister.privacy.dpsgd.precision import refuse_coarse_precision
-from cloister.privacy.dpsgd.probe import Probe
-from cloister.privacy.dpsgd.refusals import refusing_what_cannot_be_computed
+from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, count_of, take
 from cloister.privacy.dpsgd.rounding import check_clipping_norm
 
 EMPTY = -1
@@ -54,7 +49,7 @@ class ClippedSums:
     """Clipped sums of batches of a model's examples.
 
     Args:
-        model: built, of one input and one output.
+        model: built.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
         probe: x and y of a few examples, of which the shapes and types count.
         batch_size: B, the expected number of units of a batch.
@@ -73,12 +68,12 @@ class ClippedSums:
     """
 
     def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
-        self._model, self._cap, self._room = model, group_cap, places_of(batch_size)
+        self._model, self._probe, self._cap, self._room = model, probe, group_cap, places_of(batch_size)
         self.draws = Draws()
         with refusing_what_cannot_be_computed():
             self.engine = _engine(model, loss, probe, batch_size, group_cap)
 
-    def of(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
+    def of(self, x: Examples, y: Examples, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
         """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
 
         Args:
@@ -104,19 +99,20 @@ class ClippedSums:
         variables = self._model.trainable_variables
         return [np.zeros(variable.shape, variable.dtype) for variable in variables]
 
-    def _units(self, x: NDArray, y: NDArray, groups: NDArray | None) -> Members:
-        if len(x) != len(y) or (groups is not None and len(groups) != len(x)):
-            raise ConfigError(f"x, y and groups must have one length, got {len(x)} and {len(y)}")
+    def _units(self, x: Examples, y: Examples, groups: NDArray | None) -> Members:
+        count = count_of(x, y, self._probe)
         if groups is None and self._cap > 1:
             raise ConfigError(f"groups must be given where group_cap is {self._cap}")
-        return Members(np.arange(len(x)) if groups is None else groups)
+        if groups is not None and len(groups) != count:
+            raise ConfigError(f"groups must have the length of x and y, {count}; got {len(groups)}")
+        return Members(np.arange(count) if groups is None else groups)
 
     def _calls(self, count: int) -> Iterator[NDArray[np.intp]]:
         """Yield the number of the unit at each place of each call. A call without units adds nothing, and is left out.
 
         More units than there is room for, which a Poisson batch has next to never, get further places.
         """
-        if isinstance(self.engine, InTurn):
+        if not self.engine.in_fixed_places:
             yield from (np.arange(count)[piece] for piece in pieces(count, self.engine.places))
             return
         calls = -(-max(self._room, count) // self.engine.places)
@@ -125,7 +121,13 @@ class ClippedSums:
         yield from (call for call in lot.reshape(calls, -1) if (call != EMPTY).any())
 
     def _computed(
-        self, x: NDArray, y: NDArray, units: Members, numbers: NDArray[np.intp], bound: float, seeds: NDArray[np.int64]
+        self,
+        x: Examples,
+        y: Examples,
+        units: Members,
+        numbers: NDArray[np.intp],
+        bound: float,
+        seeds: NDArray[np.int64],
     ) -> Iterator[Sums]:
         """Yield sums and counts. Where a unit's computation raises an exception, the others contribute all the same.
 
@@ -133,15 +135,15 @@ class ClippedSums:
         has, could raise an exception that none of the others does.
         """
         drawn = np.flatnonzero(numbers != EMPTY)
-        if isinstance(self.engine, InTurn):
-            table, mask = units.table(numbers[drawn], self._cap)
-            own = seeds[drawn]
-        else:
+        if self.engine.in_fixed_places:
             table, mask = units.table(np.where(numbers == EMPTY, numbers[drawn[0]], numbers), self._cap)
             mask[numbers == EMPTY] = False
             own = seeds
+        else:
+            table, mask = units.table(numbers[drawn], self._cap)
+            own = seeds[drawn]
         try:
-            yield self.engine(x[table.ravel()], y[table.ravel()], mask, bound, own)
+            yield self.engine(take(x, table.ravel()), take(y, table.ravel()), mask, bound, own)
         except Exception:  # of any kind: the others' sum must not show that it happened
             if len(drawn) == 1:
                 yield Sums(self._nothing(), 0, 1)
@@ -161,10 +163,8 @@ def _added(total: list[NDArray], more: list[NDArray]) -> list[NDArray]:
 
 def _engine(model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> InRows | InTurn:
     """Return the engine in rows, if the graph is proved to keep units apart; in turn otherwise."""
-    gradients = checked(model, loss, probe, group_cap)
-    if gradients:
-        try:
-            return InRows(gradients, probe, batch_size, group_cap)
-        except Exception:  # not isolated, not captured, or not traced in rows for another reason: one unit is
-            pass
-    return InTurn(model, loss, probe, batch_size, group_cap)
+    refuse(model, loss, probe)
+    try:
+        return InRows(model, loss, probe, batch_size, group_cap)
+    except Exception:  # not isolated, not captured, or not traced in rows for another reason: one unit is
+        return InTurn(model, loss, probe, batch_size, group_cap)

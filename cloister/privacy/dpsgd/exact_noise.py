@@ -21,6 +21,7 @@ The noise is larger than σS by D/(D - √p - 1): by 5·10⁻⁵ of it for 0.8 m
 """
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +30,7 @@ from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.core.errors import ConfigError
 from cloister.core.threads import Span, for_each_span, spans
+from cloister.privacy.dpsgd.rounding import SLACK, check_clipping_norm
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian, Maker
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -98,3 +100,61 @@ def noised_sum(sums: Row, grid: Grid, noise: GaussianNoise, out: Row, size: floa
         maker.onto_grid(span.of(sums), places[span], scale, unit, span.of(out))
 
     for_each_span(list(places), work, source.maker)
+
+
+def noisy_sum(
+    gradients: Iterable[Callable[[], Row]],
+    like: Row,
+    *,
+    clipping_norm: float,
+    noise_multiplier: float,
+    noise: GaussianNoise,
+) -> Row:
+    """Σ gradient·min(1, S/‖gradient‖) + exact noise of standard deviation σS, in float64.
+
+    Args:
+        gradients: one for each unit of the batch, possibly none; called once, it gives that unit's gradient. A unit is
+            an example, or a group of them with the mean of its examples' gradients.
+        like: flat arrays of the shapes of a gradient.
+        clipping_norm: S, from `rounding.MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`.
+        noise_multiplier: σ ≥ 0.
+        noise: where the key of the noise comes from.
+
+    Guarantee: among at most 2^17 units one unit's joining or leaving moves the un-noised sum by at most S in L2, and
+        noise is exact. It costs what a Gaussian mechanism of noise multiplier σ does. Contributions are clipped to
+        S/(1 + `rounding.SLACK`): enough for roundings of 2^17 units of 2^30 numbers each. A gradient that is not
+        finite, or whose computation raises an exception, contributes zero and changes nothing for the others.
+
+    Raises:
+        ConfigError: a number is out of range.
+
+    Source: Abadi et al. (2016), arXiv:1607.00133, Algorithm 1.
+    """
+    check_clipping_norm(clipping_norm)
+    sums = tuple(np.zeros(piece.size) for piece in like)
+    grid = grid_of(clipping_norm, noise_multiplier, sum(piece.size for piece in like))
+    for gradient in gradients:
+        for total, part in zip(sums, _contribution(gradient, like, clipping_norm / (1 + SLACK)), strict=True):
+            total += part
+    noised_sum(sums, grid, noise, out=sums)
+    return sums
+
+
+def _contribution(gradient: Callable[[], Row], like: Row, bound: float) -> Row:
+    """In double precision, no longer than the bound; zero where there is no finite gradient."""
+    nothing = tuple(np.zeros(piece.size) for piece in like)
+    try:
+        found = tuple(
+            np.asarray(part, np.float64).reshape(piece.shape) for part, piece in zip(gradient(), like, strict=True)
+        )
+    except Exception:  # whatever it is, it must not tell the others' sum that it happened
+        return nothing
+    factor = _factor(found, bound)
+    return tuple(factor * part for part in found) if factor else nothing
+
+
+def _factor(gradient: Row, bound: float) -> float:
+    # Squares of doubles underflow below 1e-162: what is lost there is far below any bound that is accepted.
+    with np.errstate(over="ignore"):
+        norm = math.sqrt(sum(float(np.square(part).sum()) for part in gradient))
+    return min(1.0, bound / norm) if 0 < norm < math.inf else 0.0

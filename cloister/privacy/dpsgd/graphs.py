@@ -1,14 +1,99 @@
-"""Look into traced functions: their graphs, their used operations, and XLA's support of them."""
+"""Traced graphs: computed as they were traced, without state, each sum in the order of its terms.
+
+Equal calls must give equal results, and a unit must leave nothing behind for others. TensorFlow departs from this:
+
+- It rewrites a graph before it runs it (Grappler), by the names that operations happen to have. So what was traced
+  alike comes out differently, by its place in a batch, say. `as_traced` switches that off.
+- `AddN` adds its terms in an order that follows from whose memory is free. `chained_sums` makes each a chain.
+- A graph may write variables, read files or call Python. `refuse_effects` refuses such a graph, on any branch.
+
+Weights can be chosen by which the last bit of a sum changes the direction of a whole gradient.
+"""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_callbacks
 
-from cloister.core.tensors import Compiled
+from cloister.core.errors import UnsupportedModel
+from cloister.core.tensors import Compiled, Network, Tensor
+
+PASSES = ("arithmetic_optimization", "constant_folding", "remapping")
+"""Those that put other arithmetic in the place of what was traced. The memory optimizer does so too."""
+LEARNT = "while training: state learnt from data without noise; use a layer without state"
+REFUSED_PREFIXES = ("PyFunc", "EagerPyFunc", "Inplace", "Debug")
+"""Of operations that are refused, though TensorFlow counts some as stateless: they call Python, whose inside cannot be
+seen, change a constant, or write files."""
+REFUSED = ("Batch", "BatchFunction", "Unbatch", "UnbatchGrad", "ReadFile", "MatchingFiles", "Abort")
+"""More of those: they wait for other calls, read what one may have written, or end the process. Data sets may use
+files."""
+UNORDERED = ("CropAndResizeGradImage", "CropAndResizeGradBoxes")
+"""Operations that add up in the order in which threads come, and so give another gradient in each call."""
+KEEP_NOTHING = (
+    *("ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"),
+    *("If", "While", "Case", "StatefulPartitionedCall"),
+    *("Assert", "CheckNumerics", "CheckNumericsV2"),
+)
+"""Operations that TensorFlow counts as stateful, and that are accepted. Others make tables or queues, read files, or
+draw from a state of their own."""
+
+
+@contextmanager
+def as_traced() -> Iterator[None]:
+    """Leave the arithmetic of the graphs that this thread calls in the block as it was traced.
+
+    `tf.config.optimizer` has no option for the memory optimizer, and those that it has belong to the process. So the
+    thread's own options are set, by a part of TensorFlow that is not public: without it there is no DP-SGD.
+    """
+    own = context.context()
+    before = own.function_call_options
+    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
+    options, kinds = config.graph_options.rewrite_options, rewriter_config_pb2.RewriterConfig
+    for name in PASSES:
+        setattr(options, name, kinds.OFF)
+    options.memory_optimization = kinds.NO_MEM_OPT
+    own.function_call_options = context.FunctionCallOptions(executor_type=before.executor_type, config_proto=config)
+    try:
+        yield
+    finally:
+        own.function_call_options = before
+
+
+@contextmanager
+def chained_sums() -> Iterator[None]:
+    """Replace each sum of three or more terms that is traced in the block by a chain, in this thread.
+
+    By a part of TensorFlow that is not public: no public one reaches the operations that gradients make.
+    """
+    op_callbacks.add_op_callback(_chained)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(_chained)
+
+
+def _chained(
+    kind: str,
+    inputs: Sequence[Tensor],
+    attributes: Sequence[tf.compat.v1.AttrValue],
+    outputs: Sequence[Tensor],
+    op_name: str | None = None,
+    graph: tf.Graph | None = None,
+) -> list[Tensor] | None:
+    """Return the chain in the place of an `AddN`; None: the operation stays."""
+    if graph is None or kind != "AddN" or len(inputs) < 3:
+        return None
+    total = inputs[0]
+    for term in inputs[1:]:
+        total = tf.raw_ops.AddV2(x=total, y=term)
+    return [total]
 
 
 def with_functions(graph: tf.Graph) -> Iterator[tf.Graph]:
-    """A graph, and once each the graphs of all functions that it calls.
+    """Yield a graph, and once each the graphs of all functions that it calls.
 
     Args:
         graph: of a traced function.
@@ -26,16 +111,6 @@ def _walk(graph: tf.Graph, seen: set[str]) -> Iterator[tf.Graph]:
                     yield from _walk(graph._get_function(function.name).graph, seen)
 
 
-def is_used(operation: tf.Operation) -> bool:
-    """Return whether anything uses an operation: one that was replaced is left in the graph, and is not computed.
-
-    Args:
-        operation: of a traced function.
-    """
-    results = {id(output) for output in operation.graph.outputs}
-    return any(output.consumers() or id(output) in results for output in operation.outputs)
-
-
 def is_known_to_xla(function: Compiled, signature: Sequence[tf.TensorSpec]) -> bool:
     """Return whether XLA can compile a function: nothing is computed to find out.
 
@@ -48,3 +123,65 @@ def is_known_to_xla(function: Compiled, signature: Sequence[tf.TensorSpec]) -> b
     except Exception:  # XLA says what it lacks, and TensorFlow that it has no XLA, in exceptions of many kinds
         return False
     return True
+
+
+def refuse_effects(graph: tf.Graph, model: Network) -> None:
+    """Refuse a graph that may keep anything of an example, never computes the same, or reads weights unseen.
+
+    Args:
+        graph: of a traced function that reads each trainable variable once, by itself.
+        model: whose variables Keras knows.
+
+    Raises:
+        UnsupportedModel: names a variable, or the operation; not which variable is written.
+    """
+    known = {id(variable.value) for variable in model.variables}
+    for used in graph.variables:
+        if id(used) not in known:
+            raise UnsupportedModel(f"the model uses {used.name}, a variable that Keras does not know; use add_weight")
+    trained = {id(variable.value.handle): variable.path for variable in model.trainable_variables}
+    for handle, inside in graph.captures:
+        if id(handle) in trained and len(inside.consumers()) > 1:
+            raise UnsupportedModel(
+                f"{trained[id(handle)]} is read by a function that was traced before, past DP-SGD; leave "
+                "tf.function and custom gradients over weights out of its layer"
+            )
+    for operation in (one for own in with_functions(graph) for one in own.get_operations()):
+        reason = _effect(operation)
+        if reason:
+            raise UnsupportedModel(f"the model {reason}")
+
+
+def _effect(operation: tf.Operation) -> str | None:
+    kind = operation.type
+    if kind == "AssignVariableOp":
+        return f"may change a variable {LEARNT}"
+    if kind == "AddN" and len(operation.inputs) > 2 and _is_used(operation):
+        return (
+            f"adds {len(operation.inputs)} terms by a function that was traced before, in an order that "
+            "timing decides; leave tf.function out of its layers, or add terms with +"
+        )
+    if kind in UNORDERED:
+        return (
+            f"uses the gradient {kind}, which TensorFlow adds up in another order each time; "
+            "crop images before they reach a trained layer"
+        )
+    if may_keep(operation):
+        return (
+            f"uses {kind}, which could keep something of an example; use operations without a "
+            "state, and random numbers of a keras.random.SeedGenerator"
+        )
+    return None
+
+
+def may_keep(operation: tf.Operation) -> bool:
+    """Return whether an operation may write, read a file, call Python or keep a state."""
+    kind = operation.type
+    is_refused = kind.startswith(REFUSED_PREFIXES) or kind in REFUSED or "Dataset" in kind
+    return is_refused or (operation.op_def.is_stateful and kind not in KEEP_NOTHING)
+
+
+def _is_used(operation: tf.Operation) -> bool:
+    """Return whether anything uses an operation: one that was replaced is left in the graph, and is not computed."""
+    results = {id(output) for output in operation.graph.outputs}
+    return any(output.consumers() or id(output) in results for output in operation.outputs)

@@ -2,44 +2,67 @@
 
 A call has `places` rows of units. Each unit that was drawn has a place of its own, by a secret lot (`clipped_sums`);
 the other places repeat one of the units and count for nothing. `isolation` proves of the graph that a row depends on
-one unit alone. The arithmetic of the graph is left as it was traced (`rewriting`, `reductions`).
+one unit alone. The arithmetic of the graph is left as it was traced (`graphs`).
 """
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.core.tensors import Compiled, Tensor
-from cloister.privacy.dpsgd.batches import cast, places_of
-from cloister.privacy.dpsgd.draws import Draws, seeded, seeds_of
-from cloister.privacy.dpsgd.gradients import Clipped, Gradients
-from cloister.privacy.dpsgd.graph_state import refuse_state
+from cloister.core.tensors import Compiled, Layer, Network, Tensor, Variable
+from cloister.privacy.dpsgd.batches import Draws, cast, places_of
+from cloister.privacy.dpsgd.capture import NotCapturable, record
+from cloister.privacy.dpsgd.forms import Form, Part, Rows, form_of
+from cloister.privacy.dpsgd.graphs import as_traced, chained_sums, refuse_effects
 from cloister.privacy.dpsgd.isolation import prove
-from cloister.privacy.dpsgd.parts import Sums
-from cloister.privacy.dpsgd.probe import Probe
-from cloister.privacy.dpsgd.reductions import chained_sums
-from cloister.privacy.dpsgd.rewriting import as_traced
-from cloister.privacy.dpsgd.rounding import most_at_once, overstatement
+from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, losses_of, seeded, seeds_of, specs_of
+from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR, most_at_once, overstatement
 
 MEMORY = 1 << 30
 """Bytes of units that a call may be given and hold, beside what layers put out. A batch that needs more takes several
 calls."""
+ROOT = 1 + 2.0**-40
+"""Makes up for roundings of a root, and of the sum of a few squares under it, in double precision."""
+
+
+class Sums(NamedTuple):
+    """Hold the clipped sum of some units, and counts. Nothing of it is noised.
+
+    Attributes:
+        arrays: for each trainable variable.
+        clipped: how many units were scaled down.
+        non_finite: how many had no finite gradient, and contributed zero.
+    """
+
+    arrays: list[NDArray]
+    clipped: int
+    non_finite: int
+
+    @classmethod
+    def of(cls, arrays: Sequence[Tensor], clipped: Tensor, non_finite: Tensor) -> "Sums":
+        """Return what a compiled call gave."""
+        return cls([np.asarray(array) for array in arrays], int(clipped), int(non_finite))
 
 
 class InRows:
     """Clipped sums of a model's units, a row each.
 
     Args:
-        gradients: of the model.
+        model: built.
+        loss: (labels, outputs) -> (rows,), of each example by itself.
         probe: x and y of a few examples, of which the shapes and types count.
         batch_size: B, the expected number of units of a batch.
         group_cap: the most examples of a unit.
 
     Attributes:
-        gradients: as given.
+        model: as given.
+        kernels: how each layer's gradients are held, by its path.
+        held: of the graph, what is held of units, with leading size `places`. All that is computed else follows from
+            it, by operations on rows and by sums of rows times factors.
         places: units that a call has room for.
         overstatement: η, of sums in single precision.
 
@@ -53,12 +76,18 @@ class InRows:
         UnsupportedModel: the graph may keep something of a unit.
     """
 
-    def __init__(self, gradients: Gradients, probe: Probe, batch_size: int, group_cap: int) -> None:
-        self.gradients, self._probe, self._cap = gradients, probe, group_cap
+    method = "rows"
+    in_fixed_places = True
+
+    def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
+        self.model, self._loss, self._probe, self._cap = model, loss, probe, group_cap
+        self._forms = _layers_with_forms(model)
+        self.kernels: dict[str, str] = {}
+        self.held: list[Tensor] = []
         room = places_of(batch_size)
         self.places = _evenly(room, most_at_once(batch_size))
         self._compiled = self._compile()
-        size = sum(math.prod(held.shape) * held.dtype.size for held in (*gradients.held, *self._compiled.inputs))
+        size = sum(math.prod(held.shape) * held.dtype.size for held in (*self.held, *self._compiled.inputs))
         if size > MEMORY:
             self.places = _evenly(room, max(1, MEMORY * self.places // size))
             self._compiled = self._compile()
@@ -70,9 +99,9 @@ class InRows:
         Args:
             draws: where they come from.
         """
-        return draws.seeds(len(seeds_of(self.gradients.model)))
+        return draws.seeds(len(seeds_of(self.model)))
 
-    def __call__(self, x: NDArray, y: NDArray, mask: NDArray, bound: float, seeds: NDArray[np.int64]) -> Sums:
+    def __call__(self, x: Examples, y: Examples, mask: NDArray, bound: float, seeds: NDArray[np.int64]) -> Sums:
         """Return Σ gradient·min(1, bound/‖gradient‖) over the units.
 
         Args:
@@ -81,16 +110,13 @@ class InRows:
             bound: above 0.
             seeds: of random layers.
         """
-        given = (
-            tf.constant(cast(x, self._probe[0].dtype)),
-            tf.constant(cast(y, self._probe[1].dtype)),
-            tf.constant(mask),
-            tf.constant(seeds),
-            tf.constant(bound, tf.float64),
-        )
+        x, y = (tf.nest.map_structure(_as_like, *pair) for pair in zip(self._probe, (x, y), strict=True))
         with as_traced():
-            found = Clipped(*self._compiled(*given))
-        return Sums([np.asarray(total) for total in found.sums], int(found.clipped), int(found.non_finite))
+            return Sums.of(*self._compiled(x, y, tf.constant(mask), tf.constant(seeds), tf.constant(bound, tf.float64)))
+
+    def with_held(self) -> Compiled:
+        """Return the graph of a call that gives `held` beside the sums, for `audits.keras_kernels` to compare."""
+        return self._traced(lambda *given: (self._sums(*given), self.held))
 
     def _compile(self) -> Compiled:
         """Return the graph of a call, which is proved to keep units apart.
@@ -98,27 +124,140 @@ class InRows:
         Raises:
             NotIsolated: it is not.
         """
-        x, y = self._probe
-        rows = self.places * self._cap
+        compiled = self._traced(self._sums)
+        refuse_effects(compiled.graph, self.model)
+        if self.places > 1:
+            of_units = len(tf.nest.flatten(self._probe)) + 1
+            prove(compiled.graph, self.places, compiled.graph.inputs[:of_units], self.held)
+        return compiled
+
+    def _traced(self, computed: Callable[..., object]) -> Compiled:
         signature = [
-            tf.TensorSpec([rows, *x.shape[1:]], x.dtype),
-            tf.TensorSpec([rows, *y.shape[1:]], y.dtype),
+            *(specs_of([self.places * self._cap], examples) for examples in self._probe),
             tf.TensorSpec([self.places, self._cap], tf.bool),
-            tf.TensorSpec([len(seeds_of(self.gradients.model)), 2], tf.int64),
+            tf.TensorSpec([len(seeds_of(self.model)), 2], tf.int64),
             tf.TensorSpec([], tf.float64),
         ]
-
-        def traced(x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor) -> Clipped:
-            with chained_sums(), keras.StatelessScope(seeded(self.gradients.model, seeds)):
-                return self.gradients.clipped(x, y, mask, bound)
-
         # Functions that a layer compiles itself keep the options under which they are traced.
         with as_traced():
-            compiled = tf.function(traced, input_signature=signature, autograph=False).get_concrete_function()
-        refuse_state(compiled.graph, self.gradients.model)
-        if self.places > 1:
-            prove(compiled.graph, self.places, compiled.graph.inputs[:3], self.gradients.held)
-        return compiled
+            return tf.function(computed, input_signature=signature, autograph=False).get_concrete_function()
+
+    def _sums(
+        self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        with chained_sums():
+            parts = self._parts(x, y, Rows(self.places, self._cap), _shares(mask), seeds)
+            added, clipped, non_finite, norms = clip([part for _, part in parts], tf.reduce_any(mask, axis=1), bound)
+            self.held = [*(tensor for _, part in parts for tensor in part.held), norms]
+            sums = {
+                id(variable): total
+                for (variables, _), totals in zip(parts, added, strict=True)
+                for variable, total in zip(variables, totals, strict=True)
+            }
+            variables = self.model.trainable_variables
+            for variable in variables:  # the loss does not need what has no sum
+                sums.setdefault(id(variable), tf.zeros(variable.shape, variable.dtype))
+            return [sums[id(variable)] for variable in variables], clipped, non_finite
+
+    def _parts(
+        self, x: Tensor, y: Tensor, rows: Rows, shares: Tensor, seeds: Tensor
+    ) -> list[tuple[list[Variable], Part]]:
+        """Return variables with their per-unit gradients; variables that the loss does not need are left out.
+
+        Args:
+            x, y: examples, those of a unit next to each other.
+            rows: which examples are a unit.
+            shares: shape (rows,), double: what each example's loss is multiplied with.
+            seeds: of random layers.
+
+        Raises:
+            NotCapturable: a layer is given something that does not have an example in each row.
+        """
+
+        def losses() -> Tensor:
+            found = losses_of(self.model, self._loss, x, y)
+            return found if rows.each == 1 else found * tf.cast(shares, found.dtype)
+
+        values = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
+        recorded = record(self.model, [layer for layer, _ in self._forms], values, seeded(self.model, seeds), losses)
+        parts: list[tuple[list[Variable], Part]] = []
+        for (layer, form), calls in zip(self._forms, recorded.calls, strict=True):
+            needed = [call for call in calls if call.delta is not None]
+            if needed:
+                part = form(layer, needed, rows)
+                parts.append((layer.trainable_variables, part))
+                self.kernels[layer.path] = part.kernel
+        return parts
+
+
+def _layers_with_forms(model: Network) -> list[tuple[Layer, Form]]:
+    """Return the layers that own the trainable variables of a model, each variable in exactly one, with their forms.
+
+    Raises:
+        NotCapturable: two layers share a variable, or a layer that owns one has no form.
+    """
+    found = list(_walk(model, set()))
+    claimed = [id(variable) for layer, _ in found for variable in layer.trainable_variables]
+    if sorted(claimed) != sorted(id(variable) for variable in model.trainable_variables):
+        raise NotCapturable("a weight belongs to two layers, or to none")
+    return found
+
+
+def _walk(layer: Layer, seen: set[int]) -> Iterator[tuple[Layer, Form]]:
+    if id(layer) in seen or not layer.trainable_variables:
+        return
+    seen.add(id(layer))
+    form = form_of(layer)
+    if form:
+        yield layer, form
+    elif any(variable.trainable for variable in layer._trainable_variables):
+        raise NotCapturable(f"layer {layer.name!r} has no form of its own for the gradients of units")
+    else:
+        for sublayer in layer._layers:
+            yield from _walk(sublayer, seen)
+
+
+def clip(parts: Sequence[Part], real: Tensor, bound: Tensor) -> tuple[list[list[Tensor]], Tensor, Tensor, Tensor]:
+    """Return Σ gradient·min(1, bound/‖gradient‖) over the units, two counts, and squared norms.
+
+    Norms are overstated by what roundings may have taken from them. A unit whose gradient, or the square of its norm,
+    is not finite contributes zero.
+
+    Args:
+        parts: gradients of U units with respect to some of the variables each.
+        real: shape (U,), False for an empty unit: it counts for nothing.
+        bound: above 0, double.
+
+    Returns:
+        For each part its sums; how many units were clipped; how many were not finite; squared norms, shape (U,).
+    """
+    total = tf.add_n([part.squared_norms() for part in parts])
+    finite = tf.math.is_finite(total)
+    all_finite = tf.reduce_all(finite)
+    norms = tf.sqrt(total) * ROOT
+    # Divided by the larger of the two: a norm of 0 is nothing to divide by.
+    factors = tf.where(finite & real, bound / tf.maximum(norms, bound), tf.zeros_like(norms))
+    factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
+
+    def clean(tensor: Tensor) -> Tensor:
+        """Put zeros in the rows that are not finite. It takes a pass over the memory, so it is done only if needed."""
+        rows = tf.reshape(finite, [-1] + [1] * (len(tensor.shape) - 1))
+        return tf.cond(all_finite, lambda: tensor, lambda: tf.where(rows, tensor, tf.zeros_like(tensor)))
+
+    sums = [part.weighted_sum(factors, clean) for part in parts]
+    clipped = tf.math.count_nonzero(finite & real & (norms > bound))
+    return sums, clipped, tf.math.count_nonzero(real & ~finite), total
+
+
+def _shares(mask: Tensor) -> Tensor:
+    """Return one part of its unit's examples for each example, 0 for padding; shape (U·cap,), double."""
+    counted = tf.cast(mask, tf.float64)
+    # An empty unit has no examples to divide by; its share is 0 all the same.
+    return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])
+
+
+def _as_like(like: NDArray, rows: NDArray) -> Tensor:
+    return tf.constant(cast(rows, like.dtype))
 
 
 def _evenly(room: int, most: int) -> int:

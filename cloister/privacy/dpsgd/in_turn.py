@@ -2,7 +2,7 @@
 
 It suits any model: with one unit an iteration, no layer can mix two of them, and a unit is computed in one shape,
 beside any other units. The body of the loop reads the unit's rows, its random numbers and the weights. It adds to
-a running sum that it does not read otherwise, and a graph that could keep anything else is refused (`graph_state`).
+a running sum that it does not read otherwise, and a graph that could keep anything else is refused (`graphs`).
 
 The gradient of a dense layer is the outer product of its input and its delta. Of a wide one these two are kept for each
 unit, the delta scaled by the unit's factor, and multiplied once behind the loop.
@@ -10,26 +10,18 @@ unit, the delta scaled by the unit's factor, and multiplied once behind the loop
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.core.errors import UnsupportedModel
-from cloister.core.tensors import Compiled, Network, Tensor, Variable
-from cloister.privacy.dpsgd.batches import cast, places_of
-from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable, is_plain_dense, listening
-from cloister.privacy.dpsgd.draws import Draws, seeded, seeds_of
-from cloister.privacy.dpsgd.graph_state import refuse_state
-from cloister.privacy.dpsgd.graphs import is_known_to_xla, with_functions
-from cloister.privacy.dpsgd.losses import Loss, losses_of
-from cloister.privacy.dpsgd.parts import Sums
-from cloister.privacy.dpsgd.probe import Probe
-from cloister.privacy.dpsgd.reductions import chained_sums
-from cloister.privacy.dpsgd.rewriting import as_traced
+from cloister.core.tensors import Compiled, Layer, Network, Tensor, Variable
+from cloister.privacy.dpsgd.batches import Draws, cast, places_of
+from cloister.privacy.dpsgd.capture import Call, NotCapturable, is_plain_dense, record
+from cloister.privacy.dpsgd.graphs import as_traced, chained_sums, is_known_to_xla, refuse_effects, with_functions
+from cloister.privacy.dpsgd.in_rows import Sums
+from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, losses_of, seeded, seeds_of, specs_of
 from cloister.privacy.dpsgd.rounding import SLACK
 
 AT_ONCE = 1024
@@ -84,6 +76,7 @@ class InTurn:
         group_cap: the most examples of a unit.
 
     Attributes:
+        model: as given.
         places: units that a call has room for.
         overstatement: η, of sums in double precision.
         graph: of a call, as it was traced.
@@ -95,8 +88,12 @@ class InTurn:
         UnsupportedModel: the graph may keep something of a unit.
     """
 
+    method = "in turn"
+    in_fixed_places = False
+
     def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
-        self._model, self._cap, self.places = model, group_cap, min(places_of(batch_size), AT_ONCE)
+        self.kernels: dict[str, str] = {}
+        self.model, self._cap, self.places = model, group_cap, min(places_of(batch_size), AT_ONCE)
         self._loss, self._probe = loss, probe
         self._variables = model.trainable_variables
         self._size = sum(math.prod(variable.shape) for variable in self._variables)
@@ -114,9 +111,9 @@ class InTurn:
         Args:
             draws: where they come from.
         """
-        return draws.seeds(self.places, len(seeds_of(self._model)))
+        return draws.seeds(self.places, len(seeds_of(self.model)))
 
-    def __call__(self, x: NDArray, y: NDArray, mask: NDArray, bound: float, seeds: NDArray[np.int64]) -> Sums:
+    def __call__(self, x: Examples, y: Examples, mask: NDArray, bound: float, seeds: NDArray[np.int64]) -> Sums:
         """Return Σ gradient·min(1, bound/‖gradient‖) over the units, in double precision.
 
         Args:
@@ -128,57 +125,38 @@ class InTurn:
         shares = np.zeros((self.places, self._cap))
         shares[: len(mask)] = mask / np.maximum(mask.sum(axis=1, keepdims=True), 1)
         given = (
-            tf.constant(self._by_unit(x, self._probe[0])),
-            tf.constant(self._by_unit(y, self._probe[1])),
+            *(tf.nest.map_structure(self._by_unit, *pair) for pair in zip(self._probe, (x, y), strict=True)),
             tf.constant(shares),
             tf.constant(np.concatenate([seeds, np.zeros((self.places - len(seeds), *seeds.shape[1:]), np.int64)])),
             tf.constant(len(mask)),
             tf.constant(bound, tf.float64),
         )
         with as_traced():
-            arrays, clipped, non_finite = self._compiled(*given)
-        return Sums([np.asarray(array) for array in arrays], int(clipped), int(non_finite))
+            return Sums.of(*self._compiled(*given))
 
-    def _by_unit(self, rows: NDArray, like: NDArray) -> NDArray:
+    def _by_unit(self, like: NDArray, rows: NDArray) -> Tensor:
         """Return the examples of each unit, in the type of others; the loop reads nothing behind the last unit."""
         table = np.zeros((self.places * self._cap, *rows.shape[1:]), like.dtype)
         table[: len(rows)] = cast(rows, like.dtype)
-        return table.reshape(self.places, self._cap, *rows.shape[1:])
+        return tf.constant(table.reshape(self.places, self._cap, *rows.shape[1:]))
 
     def _compile(self) -> Compiled:
-        x, y = self._probe
         rows = [self.places, self._cap]
         signature = [
-            tf.TensorSpec([*rows, *x.shape[1:]], x.dtype),
-            tf.TensorSpec([*rows, *y.shape[1:]], y.dtype),
+            *(specs_of(rows, examples) for examples in self._probe),
             tf.TensorSpec(rows, tf.float64),
-            tf.TensorSpec([self.places, len(seeds_of(self._model)), 2], tf.int64),
+            tf.TensorSpec([self.places, len(seeds_of(self.model)), 2], tf.int64),
             tf.TensorSpec([], tf.int32),
             tf.TensorSpec([], tf.float64),
         ]
         with as_traced():
             plain = tf.function(self._sums, input_signature=signature, autograph=False).get_concrete_function()
             self.graph = plain.graph
-            refuse_state(self.graph, self._model)
-            self._refuse_hidden_weights()
+            refuse_effects(self.graph, self.model)
             if _has_convolutions(self.graph):
                 return plain
             fused = tf.function(self._sums, input_signature=signature, autograph=False, jit_compile=True)
             return fused if is_known_to_xla(fused, signature) else plain
-
-    def _refuse_hidden_weights(self) -> None:
-        """Refuse a graph that reads weights past `_sums`: their gradient would be taken for zero.
-
-        Raises:
-            UnsupportedModel: a function that was traced before reads a weight.
-        """
-        weights = {id(variable.value.handle): variable.path for variable in self._variables}
-        for handle, inside in self.graph.captures:
-            if id(handle) in weights and len(inside.consumers()) > 1:
-                raise UnsupportedModel(
-                    f"{weights[id(handle)]} is read by a function that was traced before, past DP-SGD; leave "
-                    "tf.function and custom gradients over weights out of its layer"
-                )
 
     def _sums(
         self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, count: Tensor, bound: Tensor
@@ -186,7 +164,7 @@ class InTurn:
         values = [tf.convert_to_tensor(variable.value) for variable in self._variables]
 
         def step(number: Tensor, pending: _Unit, found: _Found) -> tuple[Tensor, _Unit, _Found]:
-            unit = self._unit(values, x[number], y[number], shares[number], seeds[number])
+            unit = self._unit(values, *(_at(number, given) for given in (x, y, shares, seeds)))
             return number + 1, unit, self._added(number, pending, bound, found)
 
         with chained_sums():
@@ -198,7 +176,7 @@ class InTurn:
     def _nothing(self) -> tuple[_Unit, _Found]:
         """Return the gradients of no unit, and what no units add up to."""
         others = [variable for variable in self._variables if not self._is_wide(variable)]
-        kernels = [captured.variables[0] for captured in self._wide]
+        kernels = [layer.kernel for layer in self._wide]
         unit = _Unit(
             [tf.zeros(variable.shape, variable.dtype) for variable in others],
             [tf.zeros(kernel.shape[0], kernel.dtype) for kernel in kernels],
@@ -222,9 +200,9 @@ class InTurn:
         """
         unit = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float64), pending)
         squares = [tf.reduce_sum(tf.square(gradient)) for gradient in unit.gradients]
-        for captured, *pair in zip(self._wide, unit.inputs, unit.deltas, strict=True):
+        for layer, *pair in zip(self._wide, unit.inputs, unit.deltas, strict=True):
             of_input, of_delta = (tf.reduce_sum(tf.square(each)) + UNDERFLOW * each.shape[0] for each in pair)
-            squares.append((of_input + float(captured.layer.use_bias)) * of_delta)
+            squares.append((of_input + float(layer.use_bias)) * of_delta)
         norm = tf.sqrt(tf.add_n(squares) * (1 + ROUNDED * self._size))
         is_finite = tf.math.is_finite(norm)
         factor = tf.where(is_finite, bound / tf.maximum(norm, bound), tf.zeros_like(norm))
@@ -245,16 +223,16 @@ class InTurn:
     def _in_order(self, found: _Found) -> list[Tensor]:
         """Return the sum for each variable."""
         sums = {}
-        for captured, inputs, deltas in zip(self._wide, found.inputs, found.deltas, strict=True):
+        for layer, inputs, deltas in zip(self._wide, found.inputs, found.deltas, strict=True):
             every = deltas.stack()
             kernel = tf.matmul(inputs.stack(), every, transpose_a=True)
-            for variable, total in zip(captured.variables, (kernel, tf.reduce_sum(every, axis=0)), strict=False):
+            for variable, total in zip(layer.trainable_variables, (kernel, tf.reduce_sum(every, axis=0)), strict=False):
                 sums[id(variable)] = total
         others = iter(found.totals)
         return [sums[id(variable)] if self._is_wide(variable) else next(others) for variable in self._variables]
 
     def _is_wide(self, variable: Variable) -> bool:
-        return any(variable is own for captured in self._wide for own in captured.variables)
+        return any(variable is own for layer in self._wide for own in layer.trainable_variables)
 
     def _unit(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor) -> _Unit:
         """Return one unit's gradients.
@@ -263,53 +241,45 @@ class InTurn:
             NotCapturable: a wide layer is called otherwise than once, for one position, or its weights are used by
                 something else.
         """
-        own = list(zip(self._variables, values, strict=True))
-        calls: list[list[Call]] = [[] for _ in self._wide]
-        with (
-            ExitStack() as patches,
-            tf.GradientTape(watch_accessed_variables=False) as tape,
-            keras.StatelessScope([*own, *seeded(self._model, seeds)]),
-        ):
-            tape.watch(values)
-            for captured, heard in zip(self._wide, calls, strict=True):
-                patches.enter_context(listening(captured, heard, tape))
-            losses = losses_of(self._model, self._loss, x, y)
-            total = tf.reduce_sum(losses * tf.cast(shares, losses.dtype))
-        outputs = _only_outputs(self._wide, calls, total)
-        found = tape.gradient(total, [*values, *outputs])
-        gradients = []
-        for variable, value, gradient in zip(self._variables, values, found, strict=False):
-            if not self._is_wide(variable):
-                gradients.append(tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient))
-            elif gradient is not None:
-                raise NotCapturable("a wide layer's weights are used by something else")
-        for (call,), output, delta in zip(calls, outputs, found[len(values) :], strict=True):
-            call.deltas = [tf.zeros_like(output) if delta is None else delta]
-        pairs = [call.pair for (call,) in calls]
-        return _Unit(gradients, [each[0] for each, _ in pairs], [each[0] for _, each in pairs])
+
+        def losses() -> Tensor:
+            found = losses_of(self.model, self._loss, x, y)
+            return found * tf.cast(shares, found.dtype)
+
+        recorded = record(self.model, self._wide, values, seeded(self.model, seeds), losses)
+        gradients = [
+            tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
+            for variable, value, gradient in zip(self._variables, values, recorded.gradients, strict=True)
+            if not self._is_wide(variable)
+        ]
+        pairs = [_only_pair(layer, calls) for layer, calls in zip(self._wide, recorded.calls, strict=True)]
+        return _Unit(gradients, [each for each, _ in pairs], [each for _, each in pairs])
 
 
-def _wide_layers(model: Network) -> list[CapturedLayer]:
+def _wide_layers(model: Network) -> list[Layer]:
     """Return the dense layers whose gradients are too large to be made for each unit."""
     layers = {id(layer): layer for layer in model._flatten_layers() if is_plain_dense(layer)}.values()
-    wide = [layer for layer in layers if layer.trainable_variables and math.prod(layer.kernel.shape) >= WIDE]
-    return [CapturedLayer(layer, tuple(layer.trainable_variables), True) for layer in wide]
+    return [layer for layer in layers if math.prod(layer.kernel.shape) >= WIDE]
 
 
-def _only_outputs(wide: Sequence[CapturedLayer], calls: Sequence[list[Call]], total: Tensor) -> list[Tensor]:
-    """Return the one output of each wide layer.
+def _only_pair(layer: Layer, calls: Sequence[Call]) -> tuple[Tensor, Tensor]:
+    """Return the input and the delta of a wide layer.
 
     Raises:
-        NotCapturable: a layer is called otherwise than once, for one position, in the graph of the losses.
+        NotCapturable: the layer is called otherwise than once, for one position.
     """
-    for captured, heard in zip(wide, calls, strict=True):
-        ends = [(call.first_input.shape, call.outputs[0]) for call in heard]
-        expected = [[1, size] for size in captured.variables[0].shape]
-        if len(ends) != 1 or [list(ends[0][0]), list(ends[0][1].shape)] != expected:
-            raise NotCapturable("a wide layer is called otherwise than once, for one position")
-        if ends[0][1].graph is not total.graph:
-            raise NotCapturable("a wide layer is called within a loop, a branch or a function of its own")
-    return [call.outputs[0] for (call,) in calls]
+    shapes = [[list(call.first_input.shape), list(call.output.shape)] for call in calls]
+    if shapes != [[[1, size] for size in layer.kernel.shape]]:
+        raise NotCapturable("a wide layer is called otherwise than once, for one position")
+    (call,) = calls
+    call.delta = tf.zeros_like(call.output) if call.delta is None else call.delta
+    inputs, deltas = call.pair
+    return inputs[0], deltas[0]
+
+
+def _at(number: Tensor, examples: Tensor) -> Tensor:
+    """Return what stands at a place along the first axis."""
+    return tf.nest.map_structure(lambda tensor: tensor[number], examples)
 
 
 def _has_convolutions(graph: tf.Graph) -> bool:

@@ -1,8 +1,8 @@
 """Prove which unit's data each tensor of a traced graph depends on.
 
 A unit's gradient must depend on that unit alone. `prove` follows the units from a graph's inputs through each
-operation, each function that the graph calls, each branch and each loop. `isolation_rules` has one rule for each type
-of operation. What no rule covers is refused.
+operation and each function that the graph calls. `isolation_rules` has one rule for each type of operation. What no
+rule covers, as branches and loops over units, is refused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,34 +11,28 @@ from graphlib import CycleError, TopologicalSorter
 import tensorflow as tf
 
 from cloister.core.tensors import Tensor
-from cloister.privacy.dpsgd.graph_state import KEEP_NOTHING, REFUSED, REFUSED_PREFIXES, UNORDERED
-from cloister.privacy.dpsgd.graphs import with_functions
+from cloister.privacy.dpsgd.graphs import UNORDERED, may_keep, with_functions
 from cloister.privacy.dpsgd.isolation_rules import (
     GUARDS,
     RAISING,
     Label,
-    Listed,
     Mixes,
     NotIsolated,
-    One,
     Refused,
     Rows,
     StaticValues,
     Step,
     Unproved,
-    joined,
     misfit,
     outputs,
 )
 
-__all__ = ["Label", "Listed", "Mixes", "NotIsolated", "One", "Rows", "Unproved", "labels", "prove"]
+__all__ = ["Label", "Mixes", "NotIsolated", "Rows", "Unproved", "labels", "prove"]
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-BRANCHES = {"If": True, "StatelessIf": True, "Case": False, "StatelessCase": False}
-"""Types that choose one of several functions; whether the choice is of two, by a condition."""
+CONTROL = ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
 INPUTS = ("Placeholder", "Const")
 """Types of a function's inputs: a small constant from outside a function is copied into it, and passed to it too."""
-LOOPS = ("While", "StatelessWhile")
 MOVES = ("Cast", "ExpandDims", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice")
 """Types that give the whole numbers that they are given."""
 ONE_BY_ONE = ("Add", "AddV2", "GreaterEqual", "Less", "Maximum", "Minimum", "Select", "SelectV2", "Sub")
@@ -108,11 +102,9 @@ def _refuse_effects(operation: tf.Operation) -> None:
 
     Operations that no target needs are refused too: a graph with effects computes them all the same.
     """
-    kind = operation.type
-    named = kind.startswith(REFUSED_PREFIXES) or kind in REFUSED or "Dataset" in kind
-    if named or (operation.op_def.is_stateful and kind not in KEEP_NOTHING):
+    if may_keep(operation):
         raise Unproved(operation, "may write, read a file, call Python or keep a state")
-    if kind in UNORDERED:
+    if operation.type in UNORDERED:
         raise Unproved(operation, "adds up in an order that follows from timing")
 
 
@@ -190,12 +182,11 @@ def _made(step: Step) -> Sequence[Label]:
     operation = step.operation
     if operation.type in CALLS:
         return _called(step, operation.get_attr("f").name, step.labels)
-    if operation.type in BRANCHES:
-        return _chosen(step)
-    if operation.type in LOOPS:
-        return _looped(step)
-    if operation.type in GUARDS and any(label is not None for label in step.labels):
-        raise Unproved(operation, "raises an exception that depends on a unit")
+    if any(label is not None for label in step.labels):
+        if operation.type in CONTROL:
+            raise Unproved(operation, "branches or loops with units")
+        if operation.type in GUARDS:
+            raise Unproved(operation, "raises an exception that depends on a unit")
     try:
         return outputs(step)
     except NotIsolated as error:
@@ -209,42 +200,3 @@ def _called(step: Step, name: str, own: Sequence[Label]) -> list[Label]:
         raise Unproved(step.operation, "calls a function with other inputs than its own")
     given = {tensor.name: label for tensor, label in zip(function.inputs, own, strict=True)}
     return _labels(function, step.units, given, function.outputs)
-
-
-def _chosen(step: Step) -> list[Label]:
-    """Label what one of several functions gives; the choice must depend on no unit."""
-    operation, (choice, *own) = step.operation, step.labels
-    if choice is not None:
-        raise Unproved(operation, "chooses a branch by units")
-    if BRANCHES[operation.type]:
-        functions = [operation.get_attr(branch) for branch in ("then_branch", "else_branch")]
-    else:
-        functions = operation.get_attr("branches")
-    first, *others = (_called(step, function.name, own) for function in functions)
-    for other in others:
-        first = _merged(step, first, other)
-    return first
-
-
-def _looped(step: Step) -> list[Label]:
-    """Label the outputs of a loop by labels that its body keeps in every round.
-
-    The number of rounds must depend on no unit.
-    """
-    operation, own = step.operation, list(step.labels)
-    cond, body = (operation.get_attr(name).name for name in ("cond", "body"))
-    for _ in range(2 * len(own) + 2):
-        if _called(step, cond, own) != [None]:
-            raise Unproved(operation, "ends its loop by units")
-        found = _merged(step, own, _called(step, body, own))
-        if found == own:
-            return own
-        own = found
-    raise Unproved(operation, "has no labels that its loop keeps")
-
-
-def _merged(step: Step, some: Sequence[Label], others: Sequence[Label]) -> list[Label]:
-    """Join labels one by one."""
-    if len(some) != len(others):
-        raise Unproved(step.operation, "calls functions with different numbers of outputs")
-    return [joined(step.operation, one, other) for one, other in zip(some, others, strict=True)]

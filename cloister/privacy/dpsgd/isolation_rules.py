@@ -35,27 +35,13 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class One:
-    """Label a tensor that depends on one unit alone."""
-
-    unit: int
-
-
-@dataclass(frozen=True)
-class Listed:
-    """Label a list of tensors, or an optional tensor, by the label that fits each element."""
-
-    item: "Label"
-
-
-@dataclass(frozen=True)
 class Refused:
     """Label a tensor that is not proved to keep units apart, which does no harm while no target depends on it."""
 
     error: "NotIsolated"
 
 
-Label: TypeAlias = Rows | One | Listed | Refused | None
+Label: TypeAlias = Rows | Refused | None
 """None: the tensor depends on no unit's data."""
 
 
@@ -180,7 +166,7 @@ class Step:
             raise Mixes(self.operation, "takes units along different axes together")
         label = found.pop() if found else None
         if not isinstance(label, Rows):
-            raise Unproved(self.operation, "takes a list where a tensor is expected")
+            raise Unproved(self.operation, "depends on units by an argument alone")
         return label
 
 
@@ -223,29 +209,9 @@ def outputs(step: Step) -> Sequence[Label]:
         return _drawn(step)
     if all(label is None for label in labels):
         return [None] * len(operation.outputs)
-    return _ruled(step)
-
-
-def _ruled(step: Step) -> Sequence[Label]:
-    """Label the outputs of an operation that has inputs of units."""
-    kind, others = step.operation.type, {type(label) for label in step.labels} - {Rows, type(None)}
     if kind not in RULES:
-        raise Unproved(step.operation, "has no rule, and depends on units")
-    if kind in OF_LISTS or not others:
-        return RULES[kind](step)
-    if Listed in others:
-        raise Unproved(step.operation, "has no rule for lists")
-    return _of_ones(step)
-
-
-def _of_ones(step: Step) -> Sequence[Label]:
-    """Label what is computed of single units; a pure operation on one unit stays of that unit."""
-    found = {label for label in step.labels if label is not None}
-    if len(found) == 1:
-        return [*found] * len(step.operation.outputs)
-    if step.operation.type in ("Pack", "ConcatV2"):
-        return _stacked(step)
-    raise Mixes(step.operation, "takes several units together")
+        raise Unproved(operation, "has no rule, and depends on units")
+    return RULES[kind](step)
 
 
 def _drawn(step: Step) -> Sequence[Label]:
@@ -262,28 +228,14 @@ def misfit(label: Label, tensor: Tensor, units: int) -> str | None:
     """Return why a tensor cannot have a label, or None if it can."""
     if label is None or isinstance(label, Refused):
         return None
-    if isinstance(label, Listed) != (tensor.dtype == tf.variant) or tensor.dtype == tf.resource:
-        return "gives a tensor of another type than its label"
-    if not isinstance(label, Rows):
-        return None
+    if tensor.dtype in (tf.variant, tf.resource):
+        return "gives a list of tensors, or a handle"
     rank = tensor.shape.rank
     if rank is None or not 0 <= label.axis < rank or tensor.shape[label.axis] is None:
         return f"has an axis of units whose length is not known: {tensor.shape}"
     if tensor.shape[label.axis] % (units * label.inner):
         return f"has {tensor.shape[label.axis]} entries along the axis of {units} units"
     return None
-
-
-def joined(operation: tf.Operation, one: Label, other: Label) -> Label:
-    """Return the label that fits a tensor of either label."""
-    if other is None or isinstance(one, Refused) or one == other:
-        return one
-    if one is None or isinstance(other, Refused):
-        return other
-    if not isinstance(one, Listed) or not isinstance(other, Listed):
-        return Refused(Unproved(operation, "gives tensors that depend on units in different ways"))
-    item = joined(operation, one.item, other.item)
-    return item if isinstance(item, Refused) else Listed(item)
 
 
 def _add(kinds: str, rule: Rule) -> None:
@@ -352,9 +304,9 @@ def _reduced(step: Step) -> Sequence[Label]:
 
 
 @_rule(
-    "Add AddV2 Atan2 BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex Div DivNoNan Equal FloorDiv FloorMod Greater "
-    "GreaterEqual LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod Mul MulNoNan NotEqual Pow RealDiv "
-    "RightShift SelectV2 SquaredDifference Sub TruncateDiv TruncateMod Xdivy Xlog1py Xlogy "
+    "Add AddN AddV2 Atan2 BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex Div DivNoNan Equal FloorDiv FloorMod "
+    "Greater GreaterEqual LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod Mul MulNoNan NotEqual Pow "
+    "RealDiv RightShift SelectV2 SquaredDifference Sub TruncateDiv TruncateMod Xdivy Xlog1py Xlogy "
     "EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad "
     "SoftsignGrad SqrtGrad TanhGrad"
 )
@@ -490,42 +442,27 @@ def _appended(step: Step) -> Sequence[Label]:
     return [label]
 
 
-def _stacked(step: Step) -> Sequence[Label]:
-    """Label what puts each single unit once, in order, along an axis."""
-    if step.operation.type == "Pack":
-        labels, axis, lengths = step.labels, _own_axis(step, 1), {1}
-    else:
-        labels = step.labels[:-1]
-        (axis,) = step.axes(len(labels), step.rank(0))
-        lengths = {step.shape(tensor)[axis] for tensor in step.operation.inputs[: len(labels)]}
-    if labels != tuple(One(unit) for unit in range(step.units)) or len(lengths) != 1:
-        raise Unproved(step.operation, "stacks units in another order, or not each of them once")
-    return [Rows(axis, lengths.pop())]
-
-
 @_rule("Unpack")
 def _unpacked(step: Step) -> Sequence[Label]:
     label, axis, count = step.only(0), _own_axis(step), len(step.operation.outputs)
     if axis == label.axis:
-        return [One(place // label.inner % step.units) for place in range(count)]
+        raise Unproved(step.operation, "takes units apart")
     return [Rows(label.axis - (axis < label.axis), label.inner)] * count
 
 
 # Choices -------------------------------------------------------------------------------------------------------------
 
 
-def _cut(numbers: NDArray, label: Rows, units: int, axis: int) -> Rows | One | None:
+def _cut(numbers: NDArray, label: Rows, units: int, axis: int) -> Rows | None:
     """Label what keeps some entries of the axis of units, along an axis of the result; None: no label fits."""
     own = numbers // label.inner % units
-    if own.size and (own == own[0]).all():
-        return One(int(own[0]))
     for inner in (label.inner, 1, own.size // units):
         if inner and own.size % (units * inner) == 0 and np.array_equal(own, np.arange(own.size) // inner % units):
             return Rows(axis, inner)
     return None
 
 
-def _cut_or_refuse(step: Step, numbers: NDArray, label: Rows, axis: int) -> Rows | One:
+def _cut_or_refuse(step: Step, numbers: NDArray, label: Rows, axis: int) -> Rows:
     found = _cut(numbers, label, step.units, axis)
     if found is None:
         raise Unproved(step.operation, "keeps some units and drops others, or changes their order")
@@ -619,61 +556,3 @@ def _lookup(step: Step) -> Sequence[Label]:
     if step.attribute("batch_dims"):
         raise Unproved(step.operation, "counts its axes in a way that has no rule")
     return [step.only(1)]
-
-
-# Lists of tensors ----------------------------------------------------------------------------------------------------
-
-OF_LISTS = {
-    *("AddN", "OptionalFromValue", "OptionalGetValue", "TensorListElementShape", "TensorListFromTensor"),
-    *("TensorListGetItem", "TensorListLength", "TensorListPopBack", "TensorListPushBack", "TensorListSetItem"),
-    "TensorListStack",
-}
-"""Types whose rules take every kind of label."""
-
-
-@_rule("AddN")
-def _sum_of_two(step: Step) -> Sequence[Label]:
-    if any(isinstance(label, Listed) for label in step.labels):
-        return [joined(step.operation, step.labels[0], step.labels[-1])]
-    return _of_ones(step) if any(isinstance(label, One) for label in step.labels) else [step.agreed(step.labels)]
-
-
-def _item(step: Step, *places: int) -> Label:
-    """Return the label of a list's elements, while all inputs but the list and `places` depend on no unit."""
-    first, *_ = step.labels
-    if any(label is not None for place, label in enumerate(step.labels) if place not in (0, *places)):
-        raise Unproved(step.operation, "has places or sizes that depend on units")
-    if not isinstance(first, Listed | None):
-        raise Unproved(step.operation, "takes a tensor where a list is expected")
-    return first.item if first else None
-
-
-def _list(item: Label) -> Label:
-    return None if item is None else item if isinstance(item, Refused) else Listed(item)
-
-
-_add("TensorListLength TensorListElementShape", lambda step: [_item(step) and None])  # no length depends on units
-_add("TensorListGetItem OptionalGetValue", lambda step: [_item(step)] * len(step.operation.outputs))
-_add("TensorListStack", lambda step: [_shifted(_item(step), 1)])
-_add("TensorListPopBack", lambda step: [_list(_item(step)), _item(step)])
-
-
-@_rule("TensorListSetItem TensorListPushBack")
-def _list_changed(step: Step) -> Sequence[Label]:
-    place = 2 if step.operation.type == "TensorListSetItem" else 1
-    return [_list(joined(step.operation, _item(step, place), step.labels[place]))]
-
-
-@_rule("TensorListFromTensor")
-def _list_from_tensor(step: Step) -> Sequence[Label]:
-    label, shape = step.labels
-    if shape is not None or not step.shape(step.operation.inputs[0]) or label == Rows(0, getattr(label, "inner", 1)):
-        raise Unproved(step.operation, "makes a list of units, or one of unknown length")
-    return [Listed(_shifted(label, -1))]
-
-
-@_rule("OptionalFromValue")
-def _optional(step: Step) -> Sequence[Label]:
-    if len(step.labels) != 1:
-        raise Unproved(step.operation, "holds several tensors")
-    return [_list(step.labels[0])]

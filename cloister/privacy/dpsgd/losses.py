@@ -1,12 +1,24 @@
-"""The losses of examples, each by itself."""
+"""What a model is given and what it loses: examples, their losses, and the seeds of random layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
 
 from cloister.core.errors import ConfigError
-from cloister.core.tensors import Network, Tensor
+from cloister.core.model_state import is_seed
+from cloister.core.tensors import Network, Tensor, Variable
 
+Examples: TypeAlias = NDArray | Sequence["Examples"] | Mapping[str, "Examples"]
+"""An example in each row of an array, or of each array of a tuple, list or dict, as the model takes or gives them."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Losses of shape (rows,) from labels and the model's outputs, each of its own example alone."""
+MADE_UP = 3
+"""Made-up examples of a probe."""
+Probe = tuple[Examples, Examples]
+"""x and y of `MADE_UP` made-up examples. Their shapes and types count; nothing is computed of them."""
 
 
 def losses_of(model: Network, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
@@ -21,6 +33,76 @@ def losses_of(model: Network, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
         ConfigError: the loss function gives something else.
     """
     losses = loss(y, model(x, training=True))
-    if losses.shape != y.shape[:1]:
-        raise ConfigError(f"loss must give one number per example, shape {tuple(y.shape[:1])}; got {losses.shape}")
+    rows = tuple(tf.nest.flatten(x)[0].shape[:1])
+    if not isinstance(losses, tf.Tensor) or tuple(losses.shape) != rows:
+        got = losses.shape if isinstance(losses, tf.Tensor) else type(losses).__name__
+        raise ConfigError(f"loss must give one number per example, shape {rows}; got {got}")
     return losses
+
+
+def made_up(model: Network) -> Probe:
+    """Return examples for a classifier: zeros.
+
+    Raises:
+        ConfigError: the model does not say what it takes and gives; give a probe.
+    """
+    inputs, outputs = (list(getattr(model, name, None) or ()) for name in ("inputs", "outputs"))
+    if not inputs or len(outputs) != 1 or any(None in end.shape[1:] for end in inputs + outputs):
+        raise ConfigError("probe must be given for a model without inputs and one output of known shapes")
+    given = inputs[0] if len(inputs) == 1 else model.input
+    x = tf.nest.map_structure(lambda spec: np.zeros((MADE_UP, *spec.shape[1:]), spec.dtype), given)
+    return x, np.zeros((MADE_UP, *outputs[0].shape[1:-1]), np.int64)
+
+
+def check_probe(probe: Probe) -> None:
+    """Raise ConfigError unless each array of x and y has `MADE_UP` examples."""
+    if {len(array) for array in tf.nest.flatten(probe)} != {MADE_UP}:
+        shapes = " and ".join(str(array.shape) for array in tf.nest.flatten(probe))
+        raise ConfigError(f"probe must be x and y of {MADE_UP} examples, got {shapes}")
+
+
+def count_of(x: Examples, y: Examples, probe: Probe) -> int:
+    """Return how many examples there are.
+
+    Raises:
+        ConfigError: arrays are of different lengths, or not of the probe's structure and shapes.
+    """
+    lengths = {len(array) for array in tf.nest.flatten((x, y))}
+    if len(lengths) != 1:
+        raise ConfigError(f"x and y must have one length, got {sorted(lengths)}")
+    for name, given, like in zip("xy", (x, y), probe, strict=True):
+        try:
+            tf.nest.assert_same_structure(given, like, check_types=False)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{name} must be arrays in the structure of the probe's {name}") from None
+        for array, made in zip(tf.nest.flatten(given), tf.nest.flatten(like), strict=True):
+            if np.shape(array)[1:] != made.shape[1:]:
+                raise ConfigError(
+                    f"{name} must have shape (n, {', '.join(map(str, made.shape[1:]))}), got {np.shape(array)}"
+                )
+    return int(lengths.pop())
+
+
+def take(examples: Examples, rows: NDArray[np.intp]) -> Examples:
+    """Return some of the examples."""
+    return tf.nest.map_structure(lambda array: array[rows], examples)
+
+
+def specs_of(rows: Sequence[int], examples: Examples) -> Examples:
+    """Return what a graph takes: for each array a spec of shape (*rows, ...) and of its type."""
+    return tf.nest.map_structure(lambda array: tf.TensorSpec([*rows, *array.shape[1:]], array.dtype), examples)
+
+
+def seeds_of(model: Network) -> list[Variable]:
+    """Return all states of random number generators of a model; none: the model draws nothing."""
+    return [variable for variable in model.non_trainable_variables if is_seed(variable)]
+
+
+def seeded(model: Network, seeds: Tensor) -> list[tuple[Variable, Tensor]]:
+    """Return what a `keras.StatelessScope` needs for random layers to draw from these seeds.
+
+    Args:
+        model: whose layers draw.
+        seeds: shape (random layers, 2), whole numbers.
+    """
+    return [(state, tf.cast(seeds[number], state.dtype)) for number, state in enumerate(seeds_of(model))]

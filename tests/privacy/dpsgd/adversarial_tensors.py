@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cloister.privacy.dpsgd import convolution, exact_noise
-from cloister.privacy.dpsgd.capture import Call, CapturedLayer
-from cloister.privacy.dpsgd.dense import Gram, Outer, dense
-from cloister.privacy.dpsgd.gradients import Gradients, cleaner
-from cloister.privacy.dpsgd.parts import PerUnit
+from cloister.privacy.dpsgd import exact_noise
+from cloister.privacy.dpsgd.capture import Call
+from cloister.privacy.dpsgd.forms import Gram, Outer, PerUnit, Rows, dense
+from cloister.privacy.dpsgd.in_rows import clip
 from cloister.privacy.dpsgd.rounding import overstatement
 
 UNITS = 8
@@ -40,21 +39,8 @@ class Kind:
     each: int = 1
 
 
-def conv(form):
-    def part(inputs, deltas, rows):
-        layer = SimpleNamespace(
-            kernel_size=(3, 3), strides=(1, 1), dilation_rate=(1, 1), padding="valid", use_bias=True
-        )
-        if form == "gram":
-            return convolution.Gram(layer, inputs, deltas, rows)
-        return convolution.held(layer, [(form, inputs, deltas)], rows)
-
-    return part
-
-
 def plain_dense(inputs, deltas, rows):
-    layer = CapturedLayer(SimpleNamespace(use_bias=True), (), True)
-    return dense(layer, [Call((inputs,), {}, [], [deltas])], rows)
+    return dense(SimpleNamespace(use_bias=True), [Call((inputs,), {}, None, deltas)], rows)
 
 
 def by_positions(kind):
@@ -70,11 +56,6 @@ KINDS = {
     "gram of groups": Kind((2, 7), (2, 5), by_positions(Gram), each=3),
     "dense one by one": Kind((4, 3), (4, 3), plain_dense),
     "dense of groups": Kind((3,), (3,), plain_dense, each=3),
-    "conv gram": Kind((4, 4, 3), (2, 2, 4), conv("gram")),
-    "conv gram of groups": Kind((4, 4, 3), (2, 2, 4), conv("gram"), each=2),
-    "conv one-hot": Kind((4, 4, 2), (2, 2, 3), conv("one-hot")),
-    "conv gather": Kind((4, 4, 2), (2, 2, 3), conv("gather")),
-    "conv loop": Kind((4, 4, 2), (2, 2, 3), conv("loop")),
     "one by one": Kind((), (4, 6), lambda _, deltas, rows: PerUnit("one by one", [deltas], rows)),
     "one by one in groups": Kind((), (4, 6), lambda _, deltas, rows: PerUnit("one by one", [deltas], rows), each=2),
 }
@@ -129,30 +110,16 @@ def search(name, cases, seed=0):
     return max(farthest(name, rng) for _ in range(-(-cases // UNITS)))
 
 
-class Drawn(Gradients):
-    """The sum that is released, out of tensors that are given in the place of a model's."""
-
-    def __init__(self, kind):
-        self.kind = kind
-
-    def parts(self, x, y, rows, shares):
-        return [((), self.kind.part(x, y, rows))]
-
-    def _sums(self, parts, factors, finite):
-        return parts[0][1].weighted_sum(factors, cleaner(finite))
-
-
 @cache
 def compiled(name):
     """The sums of everybody and of all but each in turn, compiled once for each kernel."""
     kind, rows = KINDS[name], UNITS * KINDS[name].each
     signature = [tf.TensorSpec([rows, *shape], tf.float32) for shape in (kind.inputs, kind.deltas)]
-    everybody = np.ones((UNITS, kind.each), bool)
-    masks = [everybody] + [everybody & (np.arange(UNITS) != left)[:, None] for left in range(UNITS)]
+    present = [np.arange(UNITS) != left for left in range(-1, UNITS)]
 
     def sums(inputs, deltas, bound):
-        found = [Drawn(kind).clipped(inputs, deltas, tf.constant(mask), bound) for mask in masks]
-        return [sums for sums, *_ in found]
+        parts = [kind.part(inputs, deltas, Rows(UNITS, kind.each))]
+        return [clip(parts, real, bound)[0][0] for real in present]
 
     return tf.function(sums, input_signature=[*signature, tf.TensorSpec([], tf.float64)], autograph=False)
 

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from examples_of_dpsgd import dp_sgd
 
-from cloister.privacy.dpsgd import descent as module
-from cloister.privacy.dpsgd.descent import descent
+from cloister.privacy.dpsgd import step as module
+from cloister.privacy.dpsgd.step import _descent
 
 LARGE = (600, 500)
 """More numbers than are worth compiling."""
@@ -27,7 +27,7 @@ def after_steps(optimizer, worth, monkeypatch, shapes=(LARGE, (500,)), steps=3):
     rng = np.random.default_rng(0)
     variables = [keras.Variable(rng.standard_normal(shape).astype(np.float32)) for shape in shapes]
     optimizer.build(variables)
-    step = descent(optimizer, variables)
+    step = _descent(optimizer, variables)
     for _ in range(steps):
         step(*[rng.standard_normal(shape).astype(np.float32) for shape in shapes])
     return step, [np.array(variable) for variable in (*variables, *optimizer.variables)]
@@ -62,7 +62,7 @@ def test_the_rate_may_change_between_steps(monkeypatch):
     monkeypatch.setattr(module, "WORTH_COMPILING", 0)
     optimizer, variable = keras.optimizers.SGD(1.0), keras.Variable(np.zeros(3, np.float32))
     optimizer.build([variable])
-    step = descent(optimizer, [variable])
+    step = _descent(optimizer, [variable])
     step(np.ones(3, np.float32))
     optimizer.learning_rate = 0.5
     step(np.ones(3, np.float32))

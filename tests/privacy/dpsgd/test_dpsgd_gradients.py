@@ -6,25 +6,20 @@ import pytest
 from examples_of_dpsgd import (
     LOSS,
     MODELS,
-    SLOWER,
+    TURNS,
     batch,
     brute_force,
-    deep_convolution,
-    depthwise,
     dp_sgd,
     embedding,
     functional,
     group_norm,
     head,
     in_double_precision,
-    large_convolution,
     norm,
     norms,
-    odd_convolutions,
     perturbed,
     relative_error,
     sequence,
-    shared,
     smooth,
     take_in_turn,
 )
@@ -32,7 +27,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import mostly_slow
 
-from cloister.privacy.dpsgd import convolution, in_rows
+from cloister.privacy.dpsgd import in_rows
 from cloister.tasks import mnist
 
 layers = keras.layers
@@ -74,11 +69,8 @@ def assert_equal_to_brute_force(model, size=8, **options):
 
 
 FORMS = {
-    "group_norm": {"normalization"},
-    "shared": {"gather + gather", "dense one by one", "dense"},
-    "deep_convolution": {"gram"},
-    "large_convolution": {"loop"},
-    "odd_convolutions": {"gather"},
+    "normalized": {"normalization", "dense one by one"},
+    "shared": {"dense one by one", "dense"},
     "sequence": {"dense gram", "dense one by one"},
     "embedding": {"embedding", "normalization"},
 }
@@ -92,13 +84,13 @@ def test_equal_to_brute_force(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [mnist._mlp, mnist._cnn])
-def test_the_models_of_the_thesis(build):
-    assert assert_equal_to_brute_force(smooth(build()), size=5, batch_size=5).method == "rows"
+@pytest.mark.parametrize("build, method", [(mnist._mlp, "rows"), (mnist._cnn, "in turn")])
+def test_the_models_of_the_thesis(build, method):
+    assert assert_equal_to_brute_force(smooth(build()), size=5, batch_size=5).method == method
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("build", [mri, *SLOWER.values()])
+@pytest.mark.parametrize("build", [mri, *TURNS.values()])
 def test_slower_models(build):
     model = smooth(build())
     assert_equal_to_brute_force(perturbed(model) if build is not mri else model, size=5, batch_size=5)
@@ -112,7 +104,7 @@ def assert_equal_with_kinks(build):
 
 @pytest.mark.slow
 def test_equal_to_brute_force_with_kinks():
-    assert_equal_with_kinks(lambda: perturbed(shared()))
+    assert_equal_with_kinks(lambda: perturbed(MODELS["shared"]()))
 
 
 def small_mri():
@@ -120,30 +112,13 @@ def small_mri():
 
 
 THESIS = [small_mri, mnist._mlp, mnist._cnn]
-KINKED = [group_norm, odd_convolutions, deep_convolution, large_convolution, sequence, depthwise]
+KINKED = [group_norm, sequence, TURNS["odd_convolutions"], TURNS["depthwise"]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", THESIS + KINKED)
 def test_other_models_with_kinks(build):
     assert_equal_with_kinks(build if build in THESIS else lambda: perturbed(build()))
-
-
-@pytest.mark.parametrize("form", convolution.KERNELS)
-@pytest.mark.parametrize(
-    "padding, strides, dilation",
-    mostly_slow(
-        [(p, *form) for p in ("same", "valid") for form in (((1, 1), (1, 1)), ((2, 3), (1, 1)), ((1, 1), (2, 3)))],
-        [("same", (2, 3), (1, 1))],
-    ),
-)
-def test_every_form_of_convolution(form, padding, strides, dilation, monkeypatch):
-    if form == "loop" and dilation != (1, 1):
-        pytest.skip("never chosen for a dilated convolution")
-    monkeypatch.setattr(convolution, "choose", lambda *_: form)
-    conv = layers.Conv2D(3, (3, 2), strides, padding, dilation_rate=dilation)
-    step = assert_equal_to_brute_force(functional((9, 8, 2), lambda x: head(conv(x))), size=5)
-    assert form in step.kernels.values()
 
 
 @st.composite
@@ -180,7 +155,7 @@ def test_generated_models(model):
 
 
 def test_units_in_turn_have_the_same_sum(monkeypatch):
-    model = smooth(perturbed(group_norm()))
+    model = smooth(perturbed(MODELS["normalized"]()))
     x, y = batch(model, 5)
     rows = dp_sgd(model).clipped_sum(x, y, 0.5)
     take_in_turn(monkeypatch)
@@ -195,7 +170,7 @@ def test_units_in_turn_have_the_same_sum(monkeypatch):
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_calls_and_empty_places_change_nothing(at_once, monkeypatch):
     monkeypatch.setattr(in_rows, "most_at_once", lambda batch_size: at_once)
-    model = smooth(perturbed(shared()))
+    model = smooth(perturbed(MODELS["shared"]()))
     step = dp_sgd(model)
     for size in (1, 3, 42, 43):
         x, y = batch(model, size)
@@ -237,8 +212,7 @@ def test_no_contribution_is_longer_than_the_bound(build):
 @pytest.mark.parametrize(
     "build, bad",
     mostly_slow(
-        [(sequence, np.inf), (odd_convolutions, 3e38), (large_convolution, np.inf)]
-        + [(build, np.nan) for build in MODELS.values() if build is not embedding],
+        [(sequence, np.inf)] + [(build, np.nan) for build in MODELS.values() if build is not embedding],
         [(sequence, np.inf)],
     ),
 )

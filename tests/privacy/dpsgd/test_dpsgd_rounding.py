@@ -9,8 +9,8 @@ from examples_of_dpsgd import LOSS, dp_sgd, functional, head, norm
 from support import failures, mostly_slow
 
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd import dense, exact_noise, one_by_one, parts, rounding
-from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.privacy.dpsgd import exact_noise, forms, rounding
+from cloister.privacy.dpsgd.exact_noise import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 layers = keras.layers
@@ -20,7 +20,7 @@ MANY_CASES = 10**6
 
 @pytest.mark.parametrize(
     "name",
-    mostly_slow(KINDS, ["outer", "gram of groups", "dense one by one", "conv gram", "conv gather", "one by one"]),
+    mostly_slow(KINDS, ["outer", "gram of groups", "dense one by one", "one by one"]),
 )
 def test_one_unit_moves_the_sum_of_every_kernel_by_the_bound_at_most(name):
     assert 0.5 < search(name, CASES) <= 1
@@ -38,12 +38,12 @@ def test_nor_in_many_cases():
 )
 def test_squares_are_never_less_than_exact_ones_and_hardly_more(shape, width, scale):
     """Rows whose last axis is longer than `WIDEST` are added up in equal parts of `PART` at most."""
-    assert parts._width(shape) == width
+    assert forms._width(shape) == width
     numbers = (scale * np.random.default_rng(3).standard_normal((4, *shape))).astype(np.float32)
     numbers[1] = np.abs(numbers[1]).max()
     exact = np.square(numbers.astype(np.float64).reshape(4, -1)).sum(axis=1)
-    found = np.asarray(parts.squares(tf.constant(numbers)))
-    allowed = 4 * (parts.WIDEST + 1) * rounding.UNIT * exact + 2 * numbers[0].size * rounding.UNDERFLOW
+    found = np.asarray(forms.squares(tf.constant(numbers)))
+    allowed = 4 * (forms.WIDEST + 1) * rounding.UNIT * exact + 2 * numbers[0].size * rounding.UNDERFLOW
     assert (found >= exact).all() and (found <= exact + allowed).all()
 
 
@@ -58,17 +58,14 @@ class TestTheSearchCatches:
         def squares(tensor):
             return tf.cast(tf.reduce_sum(tf.square(tf.reshape(tensor, [tensor.shape[0], -1])), axis=1), tf.float64)
 
-        monkeypatch.setattr(dense, "squares", squares)
-        monkeypatch.setattr(parts, "squares", squares)
+        monkeypatch.setattr(forms, "squares", squares)
         assert search("outer", CASES) > 1.1
 
-    @pytest.mark.parametrize("name", ["gram", pytest.param("conv gram", marks=pytest.mark.slow)])
-    def test_sums_in_single_precision_where_positions_cancel(self, name, monkeypatch):
+    def test_sums_in_single_precision_where_positions_cancel(self, monkeypatch):
         def squares(inputs, deltas):
             return tf.maximum(tf.reduce_sum(inputs * deltas, axis=(1, 2)), 0)
 
-        monkeypatch.setattr(dense, "gram_squares", squares)
-        monkeypatch.setattr("cloister.privacy.dpsgd.convolution.gram_squares", squares)
+        monkeypatch.setattr(forms, "gram_squares", squares)
         original = tf.matmul
 
         def single(a, b, transpose_a=False, transpose_b=False):
@@ -78,7 +75,7 @@ class TestTheSearchCatches:
             return tf.cast(original(*narrow, transpose_a=True), tf.float64)
 
         monkeypatch.setattr(tf, "matmul", single)
-        assert search(name, CASES) > 1.1
+        assert search("gram", CASES) > 1.1
 
     def test_gram_in_single_precision(self, monkeypatch):
         def gram(tensor):
@@ -88,8 +85,8 @@ class TestTheSearchCatches:
         def squares(inputs, deltas):
             return tf.maximum(tf.reduce_sum(inputs * deltas, axis=(1, 2)), 0)
 
-        monkeypatch.setattr(dense, "gram", gram)
-        monkeypatch.setattr(dense, "gram_squares", squares)
+        monkeypatch.setattr(forms, "gram", gram)
+        monkeypatch.setattr(forms, "gram_squares", squares)
         assert search("gram", CASES) > 1.1
 
     @pytest.mark.slow
@@ -98,12 +95,12 @@ class TestTheSearchCatches:
         assert search("outer", CASES) > 1.002
 
     def test_examples_that_are_clipped_in_the_place_of_groups(self, monkeypatch):
-        whole = parts.PerUnit.squared_norms
+        whole = forms.PerUnit.squared_norms
 
         def one_of_them(self):
             return whole(self) / 4
 
-        monkeypatch.setattr(parts.PerUnit, "squared_norms", one_of_them)
+        monkeypatch.setattr(forms.PerUnit, "squared_norms", one_of_them)
         assert search("one by one in groups", CASES) > 1.1
 
 
@@ -202,7 +199,7 @@ def test_one_by_one_in_numpy_at_every_scale(seed):
 
 
 def test_a_factor_that_is_skipped_one_by_one_is_caught(monkeypatch):
-    monkeypatch.setattr(one_by_one, "_factor", lambda gradient, bound: 1.0)
+    monkeypatch.setattr(exact_noise, "_factor", lambda gradient, bound: 1.0)
     total = noisy_sum(
         [lambda: (np.full(4, 9.0),)], (np.zeros(4),), clipping_norm=1.0, noise_multiplier=0.0, noise=GaussianNoise(1)
     )

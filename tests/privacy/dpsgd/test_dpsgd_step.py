@@ -28,9 +28,8 @@ from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd import in_rows
 from cloister.privacy.dpsgd import step as steps
 from cloister.privacy.dpsgd.batches import pieces
-from cloister.privacy.dpsgd.central import train
 from cloister.privacy.dpsgd.exact_noise import grid_of
-from cloister.privacy.dpsgd.step import DpSgd
+from cloister.privacy.dpsgd.step import DpSgd, train
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 S, SIGMA, B = 0.5, 2.0, 8

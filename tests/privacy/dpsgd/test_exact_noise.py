@@ -12,8 +12,7 @@ from cloister.core import threads
 from cloister.core.errors import ConfigError
 from cloister.core.threads import BLOCK
 from cloister.privacy.dpsgd import exact_noise
-from cloister.privacy.dpsgd.exact_noise import SCALING, grid_of, noised_sum, rounding_steps
-from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.privacy.dpsgd.exact_noise import SCALING, grid_of, noised_sum, noisy_sum, rounding_steps
 from cloister.privacy.dpsgd.rounding import MAXIMUM_CLIPPING_NORM, MINIMUM_CLIPPING_NORM
 from cloister.privacy.mechanisms.discrete.sampler import MAX_EXACT, REACH, Maker
 from cloister.privacy.mechanisms.noise import GaussianNoise

@@ -10,9 +10,9 @@ from support import failures
 
 from cloister.core.errors import UnsupportedModel
 from cloister.privacy.dpsgd import in_turn
-from cloister.privacy.dpsgd.draws import Draws
+from cloister.privacy.dpsgd.batches import Draws
 from cloister.privacy.dpsgd.in_turn import InTurn
-from cloister.privacy.dpsgd.probe import made_up
+from cloister.privacy.dpsgd.losses import made_up
 
 layers = keras.layers
 

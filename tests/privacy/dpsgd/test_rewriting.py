@@ -11,7 +11,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
 from cloister.privacy.dpsgd import in_rows
-from cloister.privacy.dpsgd.rewriting import PASSES, as_traced
+from cloister.privacy.dpsgd.graphs import PASSES, as_traced
 
 layers = keras.layers
 
@@ -25,8 +25,8 @@ def network():
     """With weights by which these roundings are an example's whole gradient."""
     keras.utils.set_random_seed(5)
     filters = 32
-    first = layers.Conv2D(filters, 3, activation=quintic)
-    second = layers.Conv2D(5, 3, strides=4, activation=tf.sin)
+    first = layers.Dense(filters, activation=quintic)
+    second = layers.Conv2D(5, 3, strides=4, activation=tf.sin, trainable=False)
     rest = (layers.MaxPooling2D(1), layers.Flatten(), layers.Dense(5, activation="softmax"))
     model = keras.Sequential([keras.Input((28, 28, 1)), first, second, *rest])
     rng, one = np.random.default_rng(189), np.float32(1)

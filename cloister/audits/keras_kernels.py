@@ -1,0 +1,204 @@
+"""Try on this machine what DP-SGD takes for granted of kernels, on small models.
+
+In rows: in calls of one shape, no bit of what is held of a unit changes with the numbers in the other rows. In rows and
+in turn: equal calls give equal results. Trials can only show that a premise is false: they prove nothing.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from cloister.core.tensors import Layer, Network, Tensor
+from cloister.privacy.dpsgd.checks import use_single_precision
+from cloister.privacy.dpsgd.clipped_sums import ClippedSums
+from cloister.privacy.dpsgd.graphs import as_traced
+from cloister.privacy.dpsgd.in_rows import InRows
+from cloister.privacy.dpsgd.in_turn import InTurn
+from cloister.privacy.dpsgd.losses import made_up, seeds_of
+
+layers = keras.layers
+EXTREMES = (math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-40, 0.0, 1.0)
+"""What stands in the other rows in the place of numbers."""
+TABLE = 7
+"""Rows of each table in which a model looks inputs up."""
+LINE = "{:30} {:38} {:>6} {:>5} {:>12} {:>12}"
+KEPT = "In all {} cases this platform kept rows apart, and equal calls gave equal results."
+BROKEN = "DP-SGD has no guarantee on this platform: do not use it here."
+
+
+class Trial:
+    """Cases of one model that is computed in rows, in calls of one shape.
+
+    Args:
+        engine: of the model, whose weights change from case to case.
+        seed: of all that is drawn. None: from the operating system's entropy.
+
+    Attributes:
+        engine: as given.
+        cases: how many were tried.
+        changed: cases in which a bit of what is held of a unit changed with the numbers in the other rows.
+        differed: cases in which two equal calls differed in a bit of what is held, or of the sums.
+    """
+
+    def __init__(self, engine: InRows, seed: int | None = None) -> None:
+        self.engine, self._rng = engine, np.random.default_rng(seed)
+        self.cases = self.changed = self.differed = 0
+        self._call = engine.with_held()
+        self._specs: tuple[tf.TensorSpec, ...] = self._call.structured_input_signature[0]
+
+    def case(self) -> None:
+        """Draw weights, examples and a place. Compare two equal calls, and one with extreme numbers in other rows."""
+        model, rng, (x, y, mask, seeds, _) = self.engine.model, self._rng, self._specs
+        _amplify(model, rng)
+        place = int(rng.integers(self.engine.places))
+        own = np.repeat(np.arange(self.engine.places) == place, mask.shape[1])
+        examples, extremes = _usual(x, rng), _extreme(x, rng)
+        labels, others = rng.integers(model.outputs[0].shape[-1], size=(2, *y.shape))
+        extremes[own], others[own] = examples[own], labels[own]
+        rest = (np.ones(mask.shape, bool), rng.integers(1 << 31, size=seeds.shape), 1.0)
+        one, again = (self._bits(place, examples, labels, *rest) for _ in range(2))
+        self.cases += 1
+        self.changed += one[0] != self._bits(place, extremes, others, *rest)[0]
+        self.differed += one != again
+
+    def _bits(self, place: int, *given: NDArray | float) -> tuple[bytes, bytes]:
+        """Return what a call holds of the unit at a place, and all that it gives."""
+        with as_traced():
+            found, held = self._call(*(tf.constant(each, spec.dtype) for each, spec in zip(given, self._specs)))
+        every = [np.asarray(tensor).tobytes() for tensor in tf.nest.flatten((found, held))]
+        return b"".join(np.asarray(tensor)[place].tobytes() for tensor in held), b"".join(every)
+
+
+class TrialInTurn:
+    """Cases of one model that is computed in turn. Units do not meet, so equal calls are all there is to compare.
+
+    Args:
+        engine: of the model, whose weights change from case to case.
+        seed: of all that is drawn. None: from the operating system's entropy.
+
+    Attributes:
+        engine, cases, differed: as of a `Trial`.
+        changed: 0.
+    """
+
+    def __init__(self, engine: InTurn, seed: int | None = None) -> None:
+        self.engine, self._rng = engine, np.random.default_rng(seed)
+        self.cases = self.changed = self.differed = 0
+
+    def case(self) -> None:
+        """Draw weights and examples, and compare two equal calls."""
+        model, rng, places = self.engine.model, self._rng, self.engine.places
+        _amplify(model, rng)
+        x = rng.standard_normal((places, *model.inputs[0].shape[1:]))
+        y = rng.integers(model.outputs[0].shape[-1], size=places)
+        seeds = rng.integers(1 << 31, size=(places, len(seeds_of(model)), 2))
+        one, again = (self.engine(x, y, np.ones((places, 1), bool), 1.0, seeds) for _ in range(2))
+        self.cases += 1
+        self.differed += [each.tobytes() for each in one.arrays] != [each.tobytes() for each in again.arrays]
+
+
+def _amplify(model: Network, rng: np.random.Generator) -> None:
+    """Give each variable weights of a scale of its own, from 1e-38 to 1e38: what follows may take it back."""
+    for variable in model.trainable_variables:
+        scale = 10.0 ** rng.uniform(-38, 38) if rng.random() < 0.5 else 10.0 ** rng.uniform(-3, 3)
+        variable.assign(np.clip(scale * rng.standard_normal(variable.shape), -3e38, 3e38))
+
+
+def _usual(spec: tf.TensorSpec, rng: np.random.Generator) -> NDArray:
+    return rng.standard_normal(spec.shape) if spec.dtype.is_floating else rng.integers(TABLE, size=spec.shape)
+
+
+def _extreme(spec: tf.TensorSpec, rng: np.random.Generator) -> NDArray:
+    """Return one or two extreme numbers, in any order."""
+    numbers = rng.choice(EXTREMES if spec.dtype.is_floating else (0, TABLE - 1), rng.integers(1, 3))
+    return rng.choice(numbers, spec.shape)
+
+
+def _stack(shape: tuple[int, ...], *inner: Layer) -> Network:
+    return keras.Sequential([keras.Input(shape), *inner, layers.Flatten(), layers.Dense(5, activation="softmax")])
+
+
+def _frozen(shape: tuple[int, ...], *inner: Layer) -> Network:
+    """Return a model in which a trained layer stands before and behind frozen ones, so that gradients go through."""
+    for layer in inner:
+        layer.trainable = False
+    return _stack(shape, layers.Dense(4, activation="tanh"), *inner)
+
+
+def _of_words(inner: Callable[[Tensor], Tensor]) -> Network:
+    words = keras.Input((9,), dtype="int32")
+    pooled = layers.GlobalAveragePooling1D()(inner(layers.Embedding(TABLE, 6)(words)))
+    return keras.Model(words, layers.Dense(5, activation="softmax")(pooled))
+
+
+def _attention(x: Tensor) -> Tensor:
+    query, key, value = (layers.Dense(6)(x) for _ in range(3))
+    products = keras.ops.matmul(query, keras.ops.transpose(key, (0, 2, 1)))
+    return x + keras.ops.matmul(keras.ops.softmax(products / math.sqrt(6)), value)
+
+
+MODELS: Mapping[str, tuple[Callable[[], Network], int, int]] = {
+    "dense, wide": (lambda: _stack((784,), layers.Dense(128, "relu"), layers.Dropout(0.5)), 96, 1),
+    "dense, several positions": (lambda: _stack((6, 80), layers.Dense(96, "relu"), layers.Dense(3, "tanh")), 4, 1),
+    "dense, units of three examples": (lambda: _stack((13,), layers.Dense(16, "gelu")), 2, 3),
+    "embedding, pooling": (lambda: _of_words(layers.LayerNormalization()), 64, 1),
+    "embedding, attention": (lambda: _of_words(_attention), 16, 1),
+    "group normalization": (lambda: _stack((5, 5, 3), layers.Dense(8), layers.GroupNormalization(4)), 8, 1),
+    "frozen convolution, pooling": (lambda: _frozen((12, 12, 2), layers.Conv2D(8, 3), layers.MaxPooling2D()), 32, 1),
+    "frozen recurrence": (lambda: _frozen((5, 3), layers.LSTM(6, unroll=True, use_cudnn=False)), 1, 1),
+    "trained convolution": (lambda: _stack((12, 12, 2), layers.Conv2D(8, 3), layers.MaxPooling2D()), 16, 1),
+    "trained recurrence": (lambda: _stack((5, 3), layers.GRU(6, use_cudnn=False)), 16, 1),
+}
+"""By name: what builds a model, B, and the most examples of a unit. Calls have from 18 to 189 places."""
+
+
+def tried(until: float) -> dict[str, Trial | TrialInTurn]:
+    """Return trials of all models, in turn until the time is up. Each has a case at least.
+
+    Args:
+        until: a time of `time.monotonic`.
+    """
+    use_single_precision()
+    trials = {name: _trial(*given) for name, given in MODELS.items()}
+    for trial in itertools.cycle(trials.values()):
+        if trial.cases and time.monotonic() >= until:
+            break
+        trial.case()
+    return trials
+
+
+def _trial(build: Callable[[], Network], size: int, cap: int) -> Trial | TrialInTurn:
+    model = build()
+    engine = ClippedSums(model, keras.losses.sparse_categorical_crossentropy, made_up(model), size, cap).engine
+    return Trial(engine) if isinstance(engine, InRows) else TrialInTurn(engine)
+
+
+def computes_on() -> str:
+    """Return the device that TensorFlow computes on: `CPU:0`, or a GPU with its name where TensorFlow knows it."""
+    device = tf.linalg.matmul(tf.eye(2), tf.eye(2)).device.rpartition("device:")[2]
+    gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return " ".join([device, *(gpu["device_name"] for gpu in gpus if "device_name" in gpu)])
+
+
+def told(trials: Mapping[str, Trial | TrialInTurn]) -> Iterator[str]:
+    """Yield a table with a line for each model, and the verdict.
+
+    Args:
+        trials: by the names of their models.
+    """
+    yield LINE.format("model", "kernels", "places", "cases", "rows changed", "calls differ")
+    for name, trial in trials.items():
+        kernels = ", ".join(sorted(set(trial.engine.kernels.values()))) or trial.engine.method
+        yield LINE.format(name, kernels, trial.engine.places, trial.cases, trial.changed, trial.differed)
+    yield BROKEN if are_broken(trials) else KEPT.format(sum(trial.cases for trial in trials.values()))
+
+
+def are_broken(trials: Mapping[str, Trial | TrialInTurn]) -> bool:
+    """Return whether a row changed or a call differed, in any trial."""
+    return any(trial.changed or trial.differed for trial in trials.values())

@@ -1,0 +1,378 @@
+"""Forms in which per-unit gradients of a layer are held, out of its inputs and the gradients of its outputs.
+
+A unit is what is clipped as one: an example, or a group of examples. Tensors of a call have a row for each example;
+those of one unit follow each other. Examples of a group, and calls of a layer that is called more than once, are
+further positions of one unit.
+
+A dense layer's gradient at one position is the outer product of an input a and its delta d, so its norm is ‖a‖·‖d‖
+(Goodfellow, 2015, arXiv:1510.01799). At T positions it is Σ_t a_t d_tᵀ, with squared norm Σ_{s,t} (a_s·a_t)(d_s·d_t)
+(Li et al., 2022, arXiv:2110.05679, §4). Either way the clipped sum is one product of matrices, of deltas scaled first.
+An embedding is a dense layer whose inputs are one-hot: a_s·a_t is 1 where two indices are equal.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from cloister.core.tensors import Layer, Tensor
+from cloister.privacy.dpsgd.capture import Call, NotCapturable, is_plain_dense
+from cloister.privacy.dpsgd.rounding import MASS_PER_NORM, MAX_POSITIONS, UNDERFLOW, UNIT
+
+WIDEST = 4096
+"""Squares that are added up in float32 before double precision takes over."""
+PART = 512
+"""The same where an axis is longer than that and is cut: each number of a sum overstates it a little more."""
+GRAM_COST = 3
+"""What a multiplication of the Gram form costs, in double precision, beside one of the ordinary form."""
+MAX_PAIRS = 1 << 24
+"""Pairs of positions of a call of an embedding: each takes some 25 bytes."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The shape of a call.
+
+    Attributes:
+        units: U > 0.
+        each: rows of every unit, > 0.
+    """
+
+    units: int
+    each: int = 1
+
+    @property
+    def count(self) -> int:
+        """Rows in all."""
+        return self.units * self.each
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of shape (rows, ...), added up over the rows of each unit: (U, ...)."""
+        if self.each == 1:
+            return tensor
+        return tf.reduce_sum(tf.reshape(tensor, [self.units, self.each, *tensor.shape[1:]]), axis=1)
+
+    def by_position(self, tensor: Tensor, axes: int = 1) -> Tensor:
+        """Return a tensor of shape (rows, ..., *last axes) as (U, T, *last axes).
+
+        Args:
+            tensor: of a call of a layer.
+            axes: how many axes a position has.
+
+        Raises:
+            NotCapturable: it does not have an example in each row.
+        """
+        if tensor.shape[0] != self.count:
+            raise NotCapturable("a layer's inputs do not have an example in each row")
+        return tf.reshape(tensor, [self.units, -1, *tensor.shape[tensor.shape.rank - axes :]])
+
+
+class Part(Protocol):
+    """The gradients of each of U units with respect to some of the variables.
+
+    Attributes:
+        kernel: the name of the form they are held in.
+        held: tensors of leading size U from which everything else is computed.
+    """
+
+    kernel: str
+    held: Sequence[Tensor]
+
+    def squared_norms(self) -> Tensor:
+        """Shape (U,), double: no less than each unit's squared L2 norm over these variables.
+
+        Guarantee: √ of it also bounds what `rounding` multiplies with γ. Where a gradient is not finite, nor is this.
+        """
+
+    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Σ factors[i]·gradient[i] for every variable, in single or double precision.
+
+        Args:
+            factors: shape (U,), double; 0 for each unit without a finite gradient.
+            clean: replaces such units' rows of a tensor of leading size U by zeros, since 0·∞ is not 0.
+        """
+
+
+class PerUnit:
+    """Gradients held one by one: tensors of shape (U, *variable.shape).
+
+    What is bounded is what is held, so it does not matter with what roundings that was computed.
+
+    Args:
+        kernel: a name.
+        gradients: for each variable those of every row, shape (rows, *variable.shape).
+        rows: which rows are a unit.
+    """
+
+    def __init__(self, kernel: str, gradients: Sequence[Tensor], rows: Rows) -> None:
+        self.kernel = kernel
+        self.held: Sequence[Tensor] = [rows.summed(gradient) for gradient in gradients]
+
+    def squared_norms(self) -> Tensor:
+        """As `Part` says."""
+        return tf.add_n([squares(gradient) for gradient in self.held])
+
+    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """As `Part` says.
+
+        Args:
+            factors: of each unit, shape (U,).
+            clean: puts zeros where a unit's numbers are not finite.
+        """
+        return [_combined(clean(gradient), factors) for gradient in self.held]
+
+
+def squares(tensor: Tensor) -> Tensor:
+    """The sum of squares of everything in each row, in double precision, and never less than the exact one.
+
+    Squares of float32 numbers are added up in float32, `WIDEST` at most: n of them are understated by less than 2nu,
+    and by `UNDERFLOW` each where they are too small. Both are added. What overflows is infinite, so not finite.
+
+    Returns:
+        Shape (rows,).
+    """
+    size = math.prod(tensor.shape[1:])
+    width = _width(tensor.shape[1:])
+    wide = tf.cast(tensor, tf.float64) if width == 1 else tensor
+    blocks = tf.reduce_sum(tf.square(tf.reshape(wide, [tensor.shape[0], -1, width])), axis=2)
+    total = tf.reduce_sum(tf.cast(blocks, tf.float64), axis=1)
+    return total * (1 + 2 * (width + 1) * UNIT) + size * UNDERFLOW
+
+
+def _width(shape: Sequence[int]) -> int:
+    """The size of as many of the last axes as `WIDEST` allows for, and of an equal part of the next one."""
+    width = 1
+    for axis in reversed(shape):
+        if width * axis > WIDEST:
+            return width * max((part for part in range(1, PART // width + 1) if axis % part == 0), default=1)
+        width *= axis
+    return width
+
+
+def rows_times(tensor: Tensor, factors: Tensor) -> Tensor:
+    """Each row of a tensor of leading size U times its factor.
+
+    Args:
+        tensor: of leading size U.
+        factors: shape (U,).
+    """
+    return tensor * tf.reshape(tf.cast(factors, tensor.dtype), [-1] + [1] * (len(tensor.shape) - 1))
+
+
+def _combined(gradient: Tensor, factors: Tensor) -> Tensor:
+    factors = tf.cast(factors, gradient.dtype)
+    if gradient.shape[0] == 1:
+        return gradient[0] * factors[0]  # as a product of matrices it took five times as long
+    rows = tf.reshape(gradient, [gradient.shape[0], -1])
+    return tf.reshape(tf.linalg.matvec(rows, factors, transpose_a=True), gradient.shape[1:])
+
+
+def dense(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
+    """Return the cheapest form for the number of positions.
+
+    Args:
+        layer: a plain dense layer.
+        calls: of the layer in one forward computation.
+        rows: how many rows of a tensor belong to a unit, and how many units there are.
+    """
+    bias = bool(layer.use_bias)
+    pairs = [tuple(map(rows.by_position, call.pair)) for call in calls]
+    inputs, deltas = (tf.concat(same, axis=1) for same in zip(*pairs, strict=True))
+    positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
+    if positions == 1:
+        return Outer(inputs, deltas, bias)
+    if _gram_is_cheaper(positions, fan_in, fan_out):
+        return Gram(inputs, deltas, bias)
+    gradients = [tf.matmul(inputs, deltas, transpose_a=True)]
+    if bias:
+        gradients.append(tf.reduce_sum(deltas, axis=1))
+    return PerUnit("dense one by one", gradients, Rows(rows.units))
+
+
+def _gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
+    """Whether products of positions are less than the weights' gradients, and few enough for the bound to hold.
+
+    Args:
+        positions: rows of a unit.
+        fan_in, fan_out: numbers that go into the layer and come out, for each.
+    """
+    return positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out
+
+
+class Outer:
+    """A position per unit: nothing of the size of the weights is made for a unit.
+
+    No positions can cancel, so the bound on the norm is that on the roundings of a sum in single precision too.
+    """
+
+    kernel = "dense"
+
+    def __init__(self, inputs: Tensor, deltas: Tensor, bias: bool) -> None:
+        self._inputs, self._deltas, self._bias = inputs, deltas, bias
+        self.held: Sequence[Tensor] = (inputs, deltas)
+
+    def squared_norms(self) -> Tensor:
+        """(‖a‖² + 1)·‖d‖², the 1 being the bias."""
+        return (squares(self._inputs) + float(self._bias)) * squares(self._deltas)
+
+    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Aᵀ(f·D): the ordinary gradient, of deltas scaled first.
+
+        Args:
+            factors: of each unit, shape (U,).
+            clean: not needed: empty places and units without a finite gradient, whose factors are 0, are left out.
+        """
+        counted = tf.where(factors > 0)[:, 0]
+        inputs, deltas, own = (tf.gather(each, counted) for each in (self._inputs, self._deltas, factors))
+        inputs, deltas = _flat(inputs), _flat(rows_times(deltas, own))
+        kernel = tf.matmul(inputs, deltas, transpose_a=True)
+        return [kernel, tf.reduce_sum(deltas, axis=0)] if self._bias else [kernel]
+
+
+class Gram(Outer):
+    """Several positions per unit, fewer than the weights have rows or columns.
+
+    Positions can cancel each other: a norm that came out too small would let a contribution pass the bound, and so
+    would the roundings of a sum whose terms are longer than their total. Both are computed in double precision, in
+    which products of single-precision numbers are exact, and what positions weigh together counts towards the norm.
+    """
+
+    kernel = "dense gram"
+
+    def __init__(self, inputs: Tensor, deltas: Tensor, bias: bool) -> None:
+        super().__init__(tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64), bias)
+
+    def squared_norms(self) -> Tensor:
+        """Σ_{s,t} (a_s·a_t + 1)(d_s·d_t), the 1 being the bias, and a part of (Σ_t ‖(a_t, 1)‖‖d_t‖)²."""
+        return gram_squares(gram(self._inputs) + float(self._bias), gram(self._deltas))
+
+
+def gram(tensor: Tensor) -> Tensor:
+    """The products of all pairs of rows: (U, T, n) to (U, T, T), of numbers in double precision."""
+    return tf.matmul(tensor, tensor, transpose_b=True)
+
+
+def gram_squares(inputs: Tensor, deltas: Tensor) -> Tensor:
+    """No less than the squared norms of Σ_t a_t d_tᵀ, nor than (Σ_t ‖a_t‖‖d_t‖ / `MASS_PER_NORM`)².
+
+    Rounding takes at most (n + T² + 2)·2⁻⁵² of the squared mass from the sum of products, n numbers in a and d: less
+    than half of what is added.
+
+    Args:
+        inputs, deltas: the Gram matrices of a and of d, shape (U, T, T), in double precision.
+
+    Returns:
+        Shape (U,).
+    """
+    total = tf.reduce_sum(inputs * deltas, axis=(1, 2))
+    mass = tf.reduce_sum(tf.sqrt(tf.linalg.diag_part(inputs) * tf.linalg.diag_part(deltas)), axis=1)
+    # Rounding may take what should be 0 below it.
+    return tf.maximum(total, tf.zeros_like(total)) + tf.square(mass / MASS_PER_NORM)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tf.reshape(tensor, [-1, tensor.shape[-1]])
+
+
+def is_plain_embedding(layer: Layer) -> bool:
+    """Return whether the layer looks rows of one trained table up."""
+    trained = [id(variable) for variable in layer.trainable_variables]
+    return type(layer) is keras.layers.Embedding and not layer.lora_enabled and trained == [id(layer._embeddings)]
+
+
+class Embedded:
+    """A table's gradients by unit, held as indices and deltas.
+
+    Positions of one index can cancel, as those of a dense layer can. So norms and sums are in double precision.
+
+    Args:
+        layer: a plain embedding.
+        calls: of the layer in one forward computation.
+        rows: which rows of a tensor belong to a unit.
+
+    Raises:
+        NotCapturable: there are too many pairs of positions, or a row is not of one example.
+    """
+
+    kernel = "embedding"
+
+    def __init__(self, layer: Layer, calls: Sequence[Call], rows: Rows) -> None:
+        size = layer.embeddings.shape[0]
+        given = [rows.by_position(tf.cast(call.first_input, tf.int32), axes=0) for call in calls]
+        # Keras counts negative indices from the end.
+        indices = [tf.where(each < 0, each + size, each) for each in given]
+        deltas = [rows.by_position(tf.cast(call.delta, tf.float64)) for call in calls]
+        self._indices, self._deltas = tf.concat(indices, 1), tf.concat(deltas, 1)
+        if self._indices.shape[1] > MAX_POSITIONS:
+            raise NotCapturable("an embedding of this many positions")
+        if rows.units * self._indices.shape[1] ** 2 > MAX_PAIRS:
+            raise NotCapturable("an embedding whose pairs of positions take too much memory")
+        self._size = size
+        self.held: Sequence[Tensor] = (self._indices, self._deltas)
+
+    def squared_norms(self) -> Tensor:
+        """As `Part` says: Σ over pairs of positions with one index of d_s·d_t, and a part of the squared mass."""
+        same = self._indices[:, :, None] == self._indices[:, None, :]
+        return gram_squares(tf.cast(same, tf.float64), gram(self._deltas))
+
+    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """As `Part` says.
+
+        Args:
+            factors: of each unit, shape (U,).
+            clean: puts zeros where a unit's numbers are not finite.
+        """
+        deltas = rows_times(clean(self._deltas), factors)
+        flat = tf.reshape(deltas, [-1, deltas.shape[-1]])
+        return [tf.math.unsorted_segment_sum(flat, tf.reshape(self._indices, [-1]), self._size)]
+
+
+def is_plain_normalization(layer: Layer) -> bool:
+    """Return whether the layer scales and moves what it has normalized, all of it trained."""
+    kinds = (keras.layers.LayerNormalization, keras.layers.GroupNormalization)
+    return type(layer) in kinds and len(layer.trainable_variables) == len(layer.weights)
+
+
+def normalization(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
+    """Return gradients held one by one: Σ over positions of δ·x̂ for the scale, and of δ for the offset.
+
+    Args:
+        layer: a normalization of each example by itself.
+        calls: of the layer in one forward computation.
+        rows: which rows of a tensor belong to a unit.
+
+    Raises:
+        NotCapturable: the layer scales another axis than the last.
+    """
+    per_call = [_of_scale_and_offset(layer, call, rows) for call in calls]
+    return PerUnit("normalization", [tf.add_n(same) for same in zip(*per_call, strict=True)], rows)
+
+
+def _of_scale_and_offset(layer: Layer, call: Call, rows: Rows) -> list[Tensor]:
+    variables, (inputs, deltas) = layer.trainable_variables, call.pair
+    axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
+    if axis not in (-1, inputs.shape.rank - 1) or any(len(variable.shape) != 1 for variable in variables):
+        raise NotCapturable("a normalization that scales another axis than the last")
+    neutral = [(each, tf.ones_like(each) if each is layer.gamma else tf.zeros_like(each)) for each in variables]
+    with keras.StatelessScope(neutral):
+        normalized = layer.call(inputs)
+    every = Rows(rows.count)
+    of_scale, of_offset = (tf.reduce_sum(every.by_position(each), axis=1) for each in (deltas * normalized, deltas))
+    return [of_scale if variable is layer.gamma else of_offset for variable in variables]
+
+
+Form: TypeAlias = Callable[[Layer, Sequence[Call], Rows], Part]
+FORMS: tuple[tuple[Callable[[Layer], bool], Form], ...] = (
+    (is_plain_dense, dense),
+    (is_plain_embedding, Embedded),
+    (is_plain_normalization, normalization),
+)
+"""Pairs of a test for a kind of layer, and the form in which gradients of its units are held."""
+
+
+def form_of(layer: Layer) -> Form | None:
+    """Return the form for a layer, or None if it has none."""
+    return next((form for is_of_kind, form in FORMS if is_of_kind(layer)), None)

@@ -1,0 +1,104 @@
+"""`cloister check kernels`: it passes where kernels keep rows apart, and says so where something does not."""
+
+import itertools
+import math
+from functools import partial
+from types import SimpleNamespace
+
+import keras
+import pytest
+import tensorflow as tf
+from examples_of_dpsgd import BatchMean, small
+from typer.testing import CliRunner
+
+from cloister.audits import keras_kernels as kernels
+from cloister.cli import FAILED, app
+from cloister.privacy.dpsgd import checks, in_rows, in_turn
+
+TWIN = {"twin": (lambda: small(keras.layers.Dense(4), keras.layers.Dense(4)), 1, 1)}
+CASES = 40
+"""Of all models together. Some show nothing: all that is held of a unit is then NaN."""
+
+
+def tried(models, monkeypatch):
+    """The command on models: its exit code, and the lines of a table and a verdict."""
+    ticks = itertools.count(1)
+    clock = SimpleNamespace(monotonic=lambda: 0 if next(ticks) <= CASES - len(models) else math.inf)
+    monkeypatch.setattr(kernels, "time", clock)
+    monkeypatch.setattr(kernels, "MODELS", models)
+    for kind in ("Trial", "TrialInTurn"):
+        monkeypatch.setattr(kernels, kind, partial(getattr(kernels, kind), seed=1))
+    done = CliRunner().invoke(app, ["check", "kernels", "--seconds", "1"])
+    platform, header, *lines, verdict = done.stdout.splitlines()
+    assert "TensorFlow" in platform and header.split()[0] == "model"
+    return done.exit_code, lines, verdict
+
+
+def counts(line):
+    """Cases, rows that changed and calls that differed."""
+    return tuple(map(int, line.split()[-3:]))
+
+
+def test_a_line_for_each_model_and_nothing_changes(monkeypatch):
+    code, lines, verdict = tried(kernels.MODELS, monkeypatch)
+    assert code == 0 and verdict == kernels.KEPT.format(CASES) and len(lines) >= 8
+    for name, line in zip(kernels.MODELS, lines, strict=True):
+        assert line.startswith(name) and counts(line) == (CASES / len(kernels.MODELS), 0, 0)
+    for kernel in ("dense", "dense gram", "dense one by one", "embedding", "normalization", "in turn"):
+        assert any(kernel in line for line in lines)
+
+
+def test_a_layer_that_adds_a_batch_mean_is_reported(monkeypatch):
+    monkeypatch.setattr(checks, "prove", lambda *_: None)
+    monkeypatch.setattr(in_rows, "prove", lambda *_: None)
+    coupled = {"coupled": (lambda: small(keras.layers.Dense(4), BatchMean()), 1, 1)}
+    code, (first, second), verdict = tried(TWIN | coupled, monkeypatch)
+    assert code == FAILED and verdict == kernels.BROKEN
+    assert counts(first)[1:] == (0, 0) and counts(second)[1] > 0 == counts(second)[2]
+
+
+@pytest.mark.parametrize("of_sums", [True, False])
+def test_equal_calls_that_differ_are_reported(of_sums, monkeypatch):
+    """The second of three calls has another sum, or other norms: the first and the third are equal."""
+    with_held = in_rows.InRows.with_held
+
+    def unsteady(engine):
+        graph, number = with_held(engine), itertools.count()
+
+        def call(*given):
+            found, held = graph(*given)
+            if next(number) % 3 != 1:
+                return found, held
+            if of_sums:
+                (first, *sums), *counted = found
+                return ([first + 1, *sums], *counted), held
+            return found, [*held[:-1], tf.zeros_like(held[-1])]
+
+        call.structured_input_signature = graph.structured_input_signature
+        return call
+
+    monkeypatch.setattr(in_rows.InRows, "with_held", unsteady)
+    code, (line,), verdict = tried(TWIN, monkeypatch)
+    cases, changed, differed = counts(line)
+    assert code == FAILED and verdict == kernels.BROKEN and cases == CASES and changed == 0 < differed
+
+
+@pytest.mark.parametrize(("until", "cases"), [(0, 1), (5, 6)])
+def test_it_stops_when_the_time_is_up(until, cases, monkeypatch):
+    """The first case comes in any case, and a second passes before each of the others."""
+    monkeypatch.setattr(kernels, "MODELS", TWIN)
+    monkeypatch.setattr(kernels, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    assert kernels.tried(until)["twin"].cases == cases
+
+
+def test_turns_that_differ_are_reported(monkeypatch):
+    computed, number = in_turn.InTurn.__call__, itertools.count()
+
+    def unsteady(engine, *given):
+        found = computed(engine, *given)
+        return found._replace(arrays=[array + next(number) for array in found.arrays])
+
+    monkeypatch.setattr(in_turn.InTurn, "__call__", unsteady)
+    recurrent = {"recurrent": kernels.MODELS["trained recurrence"]}
+    code, (line,), verdict = tried(recurrent, monkeypatch)
+    assert code == FAILED and verdict == kernels.BROKEN and counts(line)[2] == CASES

@@ -1,0 +1,99 @@
+"""Models of several inputs and outputs, as tuples and dicts of arrays."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from examples_of_dpsgd import batch, dp_sgd, functional, head, norm, relative_error, take_in_turn
+
+from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd.losses import made_up, take
+
+layers = keras.layers
+BOUND = 3.0
+
+
+def model_of(structure):
+    """Two inputs and two outputs that share a layer."""
+    keras.utils.set_random_seed(7)
+    left, right = keras.Input((4,), name="left"), keras.Input((3, 2), name="right")
+    both = layers.Concatenate()([layers.Dense(5, "tanh")(left), layers.Flatten()(layers.Dense(4, "tanh")(right))])
+    kind, size = layers.Dense(3, "softmax", name="kind")(both), layers.Dense(1, name="size")(both)
+    if structure is dict:
+        return keras.Model({"left": left, "right": right}, {"kind": kind, "size": size})
+    return keras.Model((left, right), (kind, size))
+
+
+def loss(y, outputs):
+    (kind, size), (scores, number) = (tf.nest.flatten(each) for each in (y, outputs))
+    return keras.losses.sparse_categorical_crossentropy(kind, scores) + keras.losses.mean_squared_error(size, number)
+
+
+def examples(structure, count, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((count, 4)).astype(np.float32), rng.standard_normal((count, 3, 2)).astype(np.float32)
+    y = rng.integers(0, 3, count), rng.standard_normal((count, 1)).astype(np.float32)
+    if structure is dict:
+        return dict(zip(("left", "right"), x, strict=True)), dict(zip(("kind", "size"), y, strict=True))
+    return x, y
+
+
+def by_brute_force(model, x, y, count):
+    total = [np.zeros(variable.shape) for variable in model.trainable_variables]
+    for i in range(count):
+        with tf.GradientTape() as tape:
+            own = tf.reduce_sum(loss(take(y, slice(i, i + 1)), model(take(x, slice(i, i + 1)), training=True)))
+        gradient = [np.float64(each) for each in tape.gradient(own, [each.value for each in model.trainable_variables])]
+        factor = min(1.0, BOUND / norm(gradient))
+        total = [old + factor * new for old, new in zip(total, gradient, strict=True)]
+    return total
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("structure", [dict, tuple])
+def test_the_sum_is_that_of_one_example_at_a_time(structure, in_turn, monkeypatch):
+    if in_turn:
+        take_in_turn(monkeypatch)
+    model = model_of(structure)
+    step = dp_sgd(model, loss=loss, probe=examples(structure, 3))
+    found = step.clipped_sum(*examples(structure, 7, seed=1), BOUND)
+    assert step.method == ("in turn" if in_turn else "rows")
+    assert relative_error(found.sums, by_brute_force(model, *examples(structure, 7, seed=1), 7)) < 8e-4
+    assert 0 < found.clipped < 7
+
+
+def test_a_classifier_of_several_inputs_needs_no_probe():
+    left, right = keras.Input((4,), name="a"), keras.Input((3,), dtype="int32", name="b")
+    both = layers.Concatenate()([left, layers.Flatten()(layers.Embedding(5, 2)(right))])
+    model = keras.Model({"a": left, "b": right}, head(both))
+    x, y = made_up(model)
+    assert {name: (array.shape, str(array.dtype)) for name, array in x.items()} == {
+        "a": ((3, 4), "float32"),
+        "b": ((3, 3), "int32"),
+    }
+    assert dp_sgd(model).step(x, y).examples == 3
+
+
+WRONG = {
+    "a missing input": (lambda x, y: ({"left": x["left"]}, y), "structure"),
+    "an array in the place of a dict": (lambda x, y: (x["left"], y), "structure"),
+    "lengths that differ": (lambda x, y: (x | {"left": x["left"][:2]}, y), "one length"),
+    "another width": (lambda x, y: (x | {"left": x["left"][:, :3]}, y), "n, 4"),
+    "labels of another shape": (lambda x, y: (x, y | {"size": y["size"][:, 0]}), "n, 1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_examples_that_the_model_does_not_take_are_refused(name):
+    """Each of them would raise an exception, and so contribute zero without a word."""
+    change, said = WRONG[name]
+    step = dp_sgd(model_of(dict), loss=loss, probe=examples(dict, 3))
+    with pytest.raises(ConfigError, match=said):
+        step.clipped_sum(*change(*examples(dict, 6)), BOUND)
+
+
+def test_one_array_of_another_width_is_refused():
+    step = dp_sgd(functional((6,), head))
+    x, y = batch(step.model)
+    with pytest.raises(ConfigError, match="n, 6"):
+        step.step(x[:, :5], y)
