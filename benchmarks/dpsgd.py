@@ -97,11 +97,18 @@ def keras_steps(kind: str, batch: int, vectorized: bool) -> dict[str, Callable[[
 def plain_step(kind: str, batch: int) -> Callable[[], object]:
     """What a ratio is to: compiled, without XLA."""
     import keras
+
+    return compiled_step(keras_model(kind), keras.losses.sparse_categorical_crossentropy, *examples(kind, batch))
+
+
+def compiled_step(model: Any, loss: Callable[[Any, Any], Any], x: Any, y: Any) -> Callable[[], object]:
+    """Take a plain step of any model; x and y are arrays, or tuples or dicts of them."""
+    import keras
     import tensorflow as tf
 
-    model, optimizer, loss = keras_model(kind), keras.optimizers.SGD(RATE), keras.losses.sparse_categorical_crossentropy
+    optimizer = keras.optimizers.SGD(RATE)
     optimizer.build(model.trainable_variables)
-    x, y = (tf.constant(array) for array in examples(kind, batch))
+    x, y = tf.nest.map_structure(tf.constant, (x, y))
 
     @tf.function
     def step(x: Any, y: Any) -> None:

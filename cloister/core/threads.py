@@ -1,7 +1,7 @@
 """Long arrays in spans that fit a core's cache, and work on them that several threads share."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,6 +17,8 @@ WORTH_A_THREAD = 1 << 20
 """Numbers below which a thread costs more than it gains."""
 
 Workspace = TypeVar("Workspace")
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,18 @@ def for_each_span(
         return take(workspaces[0])
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(take, workspaces))
+
+
+def in_threads(work: Callable[[Task], Result], tasks: Sequence[Task], threads: int) -> Iterator[Result]:
+    """Yield what some work gives for each task, in the order of the tasks.
+
+    Args:
+        work: called with a task.
+        tasks: independent of each other.
+        threads: how many at the same time.
+    """
+    if min(threads, len(tasks)) < 2:
+        yield from map(work, tasks)
+        return
+    with ThreadPoolExecutor(min(threads, len(tasks))) as pool:
+        yield from pool.map(work, tasks)

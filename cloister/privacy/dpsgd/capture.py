@@ -26,7 +26,7 @@ class Call:
 
     Attributes:
         args, kwargs: what the layer was called with.
-        output: what came out; of a dense layer, before its activation.
+        output: what came out; of a layer with an activation, before it.
         delta: the gradient of the summed losses with respect to `output`; None where the loss does not need it.
     """
 
@@ -60,10 +60,17 @@ class Recorded(NamedTuple):
 
 def is_plain_dense(layer: Layer) -> bool:
     """Return whether the layer computes activation(x·kernel + bias), all of it trained."""
-    if type(layer) is not keras.layers.Dense or layer.lora_enabled:
-        return False
-    expected = [layer._kernel, layer.bias] if layer.use_bias else [layer._kernel]
-    return [id(variable) for variable in layer.trainable_variables] == [id(variable) for variable in expected]
+    return type(layer) is keras.layers.Dense and _is_plain(layer)
+
+
+def is_plain_einsum(layer: Layer) -> bool:
+    """Return whether the layer computes activation(einsum(equation, x, kernel) + bias), all of it trained."""
+    return type(layer) is keras.layers.EinsumDense and _is_plain(layer)
+
+
+def _is_plain(layer: Layer) -> bool:
+    expected = [each for each in (layer._kernel, layer.bias) if each is not None]
+    return not layer.lora_enabled and list(map(id, layer.trainable_variables)) == list(map(id, expected))
 
 
 def record(
@@ -95,10 +102,13 @@ def record(
         tape.watch(values)
         for layer, heard in zip(layers, calls, strict=True):
             patches.enter_context(_listening(layer, heard, tape))
-        total = tf.reduce_sum(losses())
+        found_losses = losses()
+        total = tf.reduce_sum(found_losses)
     every = [call for heard in calls for call in heard]
     if any(call.output.graph is not total.graph for call in every):
         raise NotCapturable("a layer is called within a loop, a branch or a function of its own")
+    for call in every:
+        _spread(call, found_losses.shape[0])
     found = tape.gradient(total, [*(call.output for call in every), *values])
     for call, delta in zip(every, found, strict=False):
         call.delta = delta
@@ -110,6 +120,26 @@ def record(
     return Recorded(calls, gradients)
 
 
+def _spread(call: Call, rows: int) -> None:
+    """Give a call a row for each example, if it has none and its output is only added to something that has.
+
+    So it is with embeddings of positions. Each row of the sum then has the delta of its own example.
+
+    Args:
+        call: of a layer. Its input and its output are replaced.
+        rows: how many examples there are.
+    """
+    shape, consumers = call.output.shape, call.output.consumers()
+    if (shape.rank and shape[0] == rows) or len(consumers) != 1 or consumers[0].type != "AddV2":
+        return
+    (total,) = consumers[0].outputs
+    lacking = total.shape.rank - shape.rank  # axes
+    if total.shape == [rows, *(shape if lacking else shape[1:])] and lacking in (0, 1):
+        inputs = call.first_input[None] if lacking else call.first_input
+        call.args, call.kwargs = (tf.repeat(inputs, rows, axis=0),), {}
+        call.output = total
+
+
 @contextmanager
 def _listening(layer: Layer, heard: list[Call], tape: tf.GradientTape) -> Iterator[None]:
     """Have the layer tell of its calls while the block runs.
@@ -117,7 +147,8 @@ def _listening(layer: Layer, heard: list[Call], tape: tf.GradientTape) -> Iterat
     Its own weights look constant to every tape: what still reaches one of them does not go through its layer.
     """
     original, replaced = layer.call, vars(layer).get("call")
-    called = _call_before_activation if is_plain_dense(layer) else _call_whole
+    has_activation = is_plain_dense(layer) or is_plain_einsum(layer)
+    called = _call_before_activation if has_activation else _call_whole
 
     def call(*args: object, **kwargs: object) -> Tensor:
         constants = [(variable, tf.stop_gradient(variable.value)) for variable in layer.trainable_variables]

@@ -9,6 +9,7 @@ units one of them, every choice being equally likely. One unit more takes one of
 probability, and the others keep theirs. The proof is in `docs/privacy.md`.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network
-from cloister.privacy.dpsgd.batches import Draws, Members, pieces, places_of
+from cloister.core.threads import in_threads
+from cloister.privacy.dpsgd.batches import Draws, Members, places_of
 from cloister.privacy.dpsgd.checks import refuse, refuse_coarse_precision, refusing_what_cannot_be_computed
 from cloister.privacy.dpsgd.in_rows import InRows, Sums
 from cloister.privacy.dpsgd.in_turn import InTurn
@@ -87,12 +89,17 @@ class ClippedSums:
         check_clipping_norm(clipping_norm)
         refuse_coarse_precision()
         units = self._units(x, y, groups)
+        bound = clipping_norm / (1 + self.engine.overstatement)
+        calls = [(numbers, self.engine.seeds(self.draws)) for numbers in self._calls(len(units))]
+
+        def computed(call: tuple[NDArray[np.intp], NDArray[np.int64]]) -> list[Sums]:
+            return list(self._computed(x, y, units, call[0], bound, call[1]))
+
         total: list[NDArray] = []
-        clipped, non_finite, bound = 0, 0, clipping_norm / (1 + self.engine.overstatement)
-        for numbers in self._calls(len(units)):
-            for found in self._computed(x, y, units, numbers, bound, self.engine.seeds(self.draws)):
-                total = _added(total, found.arrays)
-                clipped, non_finite = clipped + found.clipped, non_finite + found.non_finite
+        clipped, non_finite = 0, 0
+        for found in itertools.chain.from_iterable(in_threads(computed, calls, self.engine.threads)):
+            total = _added(total, found.arrays)
+            clipped, non_finite = clipped + found.clipped, non_finite + found.non_finite
         return ClippedSum(tuple(total or self._nothing()), len(units), clipped, non_finite)
 
     def _nothing(self) -> list[NDArray]:
@@ -113,7 +120,8 @@ class ClippedSums:
         More units than there is room for, which a Poisson batch has next to never, get further places.
         """
         if not self.engine.in_fixed_places:
-            yield from (np.arange(count)[piece] for piece in pieces(count, self.engine.places))
+            parts = max(-(-count // self.engine.places), min(count, self.engine.threads))
+            yield from np.array_split(np.arange(count), parts) if count else ()
             return
         calls = -(-max(self._room, count) // self.engine.places)
         lot = np.full(calls * self.engine.places, EMPTY)

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from cloister.core.tensors import Layer, Tensor
-from cloister.privacy.dpsgd.capture import Call, NotCapturable, is_plain_dense
+from cloister.privacy.dpsgd.capture import Call, NotCapturable, is_plain_dense, is_plain_einsum
 from cloister.privacy.dpsgd.rounding import MASS_PER_NORM, MAX_POSITIONS, UNDERFLOW, UNIT
 
 WIDEST = 4096
@@ -178,8 +178,17 @@ def dense(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
         calls: of the layer in one forward computation.
         rows: how many rows of a tensor belong to a unit, and how many units there are.
     """
-    bias = bool(layer.use_bias)
     pairs = [tuple(map(rows.by_position, call.pair)) for call in calls]
+    return _of_positions(pairs, bool(layer.use_bias))
+
+
+def _of_positions(pairs: Sequence[tuple[Tensor, ...]], bias: bool) -> Part:
+    """Return the cheapest form for Σ_t a_t d_tᵀ, and Σ_t d_t for the bias.
+
+    Args:
+        pairs: of each call the inputs and deltas, of shapes (U, T, numbers in) and (U, T, numbers out).
+        bias: whether there is one.
+    """
     inputs, deltas = (tf.concat(same, axis=1) for same in zip(*pairs, strict=True))
     positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     if positions == 1:
@@ -189,7 +198,7 @@ def dense(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
     gradients = [tf.matmul(inputs, deltas, transpose_a=True)]
     if bias:
         gradients.append(tf.reduce_sum(deltas, axis=1))
-    return PerUnit("dense one by one", gradients, Rows(rows.units))
+    return PerUnit("dense one by one", gradients, Rows(inputs.shape[0]))
 
 
 def _gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
@@ -275,6 +284,63 @@ def gram_squares(inputs: Tensor, deltas: Tensor) -> Tensor:
 
 def _flat(tensor: Tensor) -> Tensor:
     return tf.reshape(tensor, [-1, tensor.shape[-1]])
+
+
+class Einsum:
+    """A layer of `keras.layers.EinsumDense`, such as those of attention: a dense layer on tensors that are turned.
+
+    A letter of the equation, but for the first, stands for positions, for numbers in or for numbers out, as it is in
+    input and output, in input and kernel, or in output and kernel.
+
+    Args:
+        layer: of an equation without other letters, whose bias is one for each number out.
+        calls: of the layer in one forward computation.
+        rows: which rows of a tensor belong to a unit.
+
+    Raises:
+        NotCapturable: the equation is another.
+    """
+
+    def __init__(self, layer: Layer, calls: Sequence[Call], rows: Rows) -> None:
+        given, self._kernel, made = layer.equation.replace(" ", "").replace("->", ",").split(",")
+        positions = [letter for letter in made[1:] if letter in given]
+        self._ins, self._outs = ([letter for letter in term[1:] if letter in self._kernel] for term in (given, made))
+        self._bias = layer.bias
+        orders = [given[0], *positions, *self._ins], [made[0], *positions, *self._outs]
+        is_known = sorted(orders[0]) == sorted(given) and sorted(orders[1]) == sorted(made) and given[0] == made[0]
+        if not is_known or sorted(self._ins + self._outs) != sorted(self._kernel) or "." in layer.equation:
+            raise NotCapturable("an einsum of another kind than products of numbers in and numbers out")
+        self._sizes = dict(zip(self._kernel, layer.kernel.shape, strict=True))
+        if self._bias is not None and sorted(layer.bias_axes) != sorted(self._outs):
+            raise NotCapturable("an einsum whose bias is not one for each number out")
+        pairs = []
+        for call in calls:
+            turned = (
+                tf.transpose(tensor, [term.index(letter) for letter in order])
+                for tensor, term, order in zip(call.pair, (given, made), orders, strict=True)
+            )
+            axes = len(self._ins), len(self._outs)
+            flat = [rows.by_position(each, own) for each, own in zip(turned, axes, strict=True)]
+            pairs.append(tuple(tf.reshape(each, [*each.shape[:2], -1]) for each in flat))
+        self._part = _of_positions(pairs, self._bias is not None)
+        self.kernel, self.held = self._part.kernel, self._part.held
+
+    def squared_norms(self) -> Tensor:
+        """As `Part` says."""
+        return self._part.squared_norms()
+
+    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """As `Part` says.
+
+        Args:
+            factors: of each unit, shape (U,).
+            clean: puts zeros where a unit's numbers are not finite.
+        """
+        kernel, *bias = self._part.weighted_sum(factors, clean)
+        order = self._ins + self._outs
+        apart = tf.reshape(kernel, [self._sizes[letter] for letter in order])
+        turned = tf.transpose(apart, [order.index(letter) for letter in self._kernel])
+        return [turned, *(tf.reshape(each, self._bias.shape) for each in bias)]
 
 
 def is_plain_embedding(layer: Layer) -> bool:
@@ -367,6 +433,7 @@ def _of_scale_and_offset(layer: Layer, call: Call, rows: Rows) -> list[Tensor]:
 Form: TypeAlias = Callable[[Layer, Sequence[Call], Rows], Part]
 FORMS: tuple[tuple[Callable[[Layer], bool], Form], ...] = (
     (is_plain_dense, dense),
+    (is_plain_einsum, Einsum),
     (is_plain_embedding, Embedded),
     (is_plain_normalization, normalization),
 )

@@ -78,6 +78,7 @@ class InRows:
 
     method = "rows"
     in_fixed_places = True
+    threads = 1  # TensorFlow uses all cores for one call
 
     def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
         self.model, self._loss, self._probe, self._cap = model, loss, probe, group_cap

@@ -9,6 +9,7 @@ unit, the delta scaled by the unit's factor, and multiplied once behind the loop
 """
 
 import math
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from cloister.core.tensors import Compiled, Layer, Network, Tensor, Variable
 from cloister.privacy.dpsgd.batches import Draws, cast, places_of
 from cloister.privacy.dpsgd.capture import Call, NotCapturable, is_plain_dense, record
-from cloister.privacy.dpsgd.graphs import as_traced, chained_sums, is_known_to_xla, refuse_effects, with_functions
+from cloister.privacy.dpsgd.graphs import as_traced, chained_sums, refuse_effects, with_functions
 from cloister.privacy.dpsgd.in_rows import Sums
 from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, losses_of, seeded, seeds_of, specs_of
 from cloister.privacy.dpsgd.rounding import SLACK
@@ -30,6 +31,7 @@ ROUNDED = 2.0**-51
 """By how much a sum of squares is overstated for each of them: no order of additions in double loses more than half."""
 UNDERFLOW = 2.0**-1021
 """Bound on what a square of a double loses where it is too small. The other number of a product may be large."""
+CORES = os.cpu_count() or 1
 WIDE = 1 << 14
 """Numbers of a dense kernel from which on its gradient is not made for each unit."""
 CONVOLUTION = ("Conv", "DepthwiseConv")
@@ -78,6 +80,7 @@ class InTurn:
     Attributes:
         model: as given.
         places: units that a call has room for.
+        threads: calls at the same time.
         overstatement: η, of sums in double precision.
         graph: of a call, as it was traced.
 
@@ -98,6 +101,7 @@ class InTurn:
         self._variables = model.trainable_variables
         self._size = sum(math.prod(variable.shape) for variable in self._variables)
         self.overstatement = SLACK
+        self.threads = 1
         self._wide = _wide_layers(model) if group_cap == 1 else []
         try:
             self._compiled = self._compile()
@@ -141,6 +145,11 @@ class InTurn:
         return tf.constant(table.reshape(self.places, self._cap, *rows.shape[1:]))
 
     def _compile(self) -> Compiled:
+        """Return the compiled loop.
+
+        XLA makes one program of it, which computes on one core. So several calls of some units run at the same time.
+        It is compiled for no units, of which nothing is computed.
+        """
         rows = [self.places, self._cap]
         signature = [
             *(specs_of(rows, examples) for examples in self._probe),
@@ -156,7 +165,12 @@ class InTurn:
             if _has_convolutions(self.graph):
                 return plain
             fused = tf.function(self._sums, input_signature=signature, autograph=False, jit_compile=True)
-            return fused if is_known_to_xla(fused, signature) else plain
+            try:
+                fused(*tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), signature))
+            except Exception:  # XLA says what it lacks, and TensorFlow that it has no XLA, in exceptions of many kinds
+                return plain
+            self.threads = CORES
+            return fused
 
     def _sums(
         self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, count: Tensor, bound: Tensor

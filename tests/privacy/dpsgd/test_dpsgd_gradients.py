@@ -7,6 +7,7 @@ from examples_of_dpsgd import (
     LOSS,
     MODELS,
     TURNS,
+    Positions,
     batch,
     brute_force,
     dp_sgd,
@@ -73,6 +74,7 @@ FORMS = {
     "shared": {"dense one by one", "dense"},
     "sequence": {"dense gram", "dense one by one"},
     "embedding": {"embedding", "normalization"},
+    "attention": {"dense one by one", "embedding", "normalization"},
 }
 
 
@@ -119,6 +121,42 @@ KINKED = [group_norm, sequence, TURNS["odd_convolutions"], TURNS["depthwise"]]
 @pytest.mark.parametrize("build", THESIS + KINKED)
 def test_other_models_with_kinks(build):
     assert_equal_with_kinks(build if build in THESIS else lambda: perturbed(build()))
+
+
+EQUATIONS = {
+    "abc,cde->abde": ((5, 2, 3), "de", "dense one by one"),
+    "abcd,ecd->abe": ((3, 20), "e", "dense gram"),
+    "abcd,edc->aeb": ((20, 3), None, "dense gram"),
+    "abcd,cdfe->abef": ((3, 15, 14), "ef", "dense gram"),
+    "abcd,bcde->ae": ((7,), "e", "dense"),
+}
+"""The shape of the output, the bias, and the form."""
+
+
+@pytest.mark.parametrize("equation", mostly_slow(EQUATIONS, ["abcd,cdfe->abef"]))
+def test_every_kind_of_einsum(equation):
+    shape, bias, form = EQUATIONS[equation]
+    given = (5, 4) if len(equation.split(",")[0]) == 3 else (3, 12, 11)
+    layer = layers.EinsumDense(equation, shape, activation="tanh", bias_axes=bias)
+    step = assert_equal_to_brute_force(perturbed(functional(given, lambda x: head(layer(x)))), size=5)
+    assert step.method == "rows" and form in step.kernels.values()
+
+
+@pytest.mark.parametrize("equation, shape, bias", [("...b,bc->...c", 3, None), ("abc,bd->adc", (3, 4), "c")])
+def test_other_einsums_are_computed_in_turn(equation, shape, bias):
+    layer = layers.EinsumDense(equation, shape, bias_axes=bias)
+    assert assert_equal_to_brute_force(functional((5, 4), lambda x: head(layer(x))), size=5).method == "in turn"
+
+
+class AddsTwice(Positions):
+    def call(self, x):
+        row = self.table(keras.ops.arange(x.shape[1]))
+        return x + row + keras.ops.sum(row)
+
+
+def test_an_embedding_of_positions_with_another_use_is_computed_in_turn():
+    step = assert_equal_to_brute_force(perturbed(functional((5, 6), lambda x: head(AddsTwice()(x)))), size=5)
+    assert step.method == "in turn"
 
 
 @st.composite

@@ -1,0 +1,220 @@
+"""Architectures as Keras' example pages write them: a step of DP-SGD beside a plain one, in turns, on random numbers.
+
+python benchmarks/architectures.py [NAME ...]
+"""
+
+import argparse
+import statistics
+import time
+import traceback
+from functools import partial
+from typing import Any
+
+import numpy as np
+from common import table
+from dpsgd import CLIP, MULTIPLIER, RATE, compiled_step, seconds
+from machine import machine
+from numpy.typing import NDArray
+
+from cloister.core.errors import ConfigError, UnsupportedModel
+from cloister.tasks.backend import import_keras
+
+keras = import_keras()
+layers, losses, ops = keras.layers, keras.losses, keras.ops
+BATCH, REPEATS = 64, 9
+RNG = np.random.default_rng(0)
+softmax = partial(layers.Dense, activation="softmax")
+
+
+def numbers(*shape: int) -> NDArray:
+    """Draw from 0 to 1 for each example."""
+    return RNG.random((BATCH, *shape), np.float32)
+
+
+def classes(count: int, *shape: int) -> NDArray:
+    """Draw from 0, ..., count - 1 for each example."""
+    return RNG.integers(0, count, (BATCH, *shape), np.int32)
+
+
+class _Positions(layers.Layer):
+    """Adds an embedding of each position."""
+
+    def build(self, shape: Any) -> None:
+        self.embedding = layers.Embedding(*shape[1:])
+        self.embedding.build(None)
+
+    def call(self, x: Any) -> Any:
+        return x + self.embedding(ops.arange(x.shape[1]))
+
+
+class _Block(layers.Layer):
+    """Attends, then applies two dense layers, each with dropout, a sum and a normalization."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(heads, width)
+        self.dense = keras.Sequential([layers.Dense(width, "relu"), layers.Dense(width)])
+        self.norms = [layers.LayerNormalization(epsilon=1e-6) for _ in range(2)]
+        self.dropouts = [layers.Dropout(0.1) for _ in range(2)]
+
+    def call(self, x: Any) -> Any:
+        x = self.norms[0](x + self.dropouts[0](self.attention(x, x)))
+        return self.norms[1](x + self.dropouts[1](self.dense(x)))
+
+
+def _text_transformer(x: Any) -> Any:
+    x = layers.GlobalAveragePooling1D()(_Block(32, 2)(_Positions()(layers.Embedding(500, 32)(x))))
+    return softmax(2)(layers.Dropout(0.1)(layers.Dense(20, "relu")(layers.Dropout(0.1)(x))))
+
+
+def _masked_bidirectional_lstm(x: Any) -> Any:
+    x = layers.Bidirectional(layers.LSTM(32, return_sequences=True))(layers.Embedding(500, 32, mask_zero=True)(x))
+    return softmax(2)(layers.Bidirectional(layers.LSTM(32))(x))
+
+
+def _tabular(x: Any) -> Any:
+    bins = layers.Discretization(bin_boundaries=[0.25, 0.5, 0.75])(x[:, :3])
+    rest = layers.Normalization(mean=0.5, variance=0.1)(x[:, 3:])
+    x = layers.Concatenate()([layers.Flatten()(layers.Embedding(4, 8)(bins)), rest])
+    return softmax(2)(layers.Dropout(0.5)(layers.Dense(32, "relu")(x)))
+
+
+def _mini_xception(x: Any) -> Any:
+    x = layers.Conv2D(16, 3, strides=2, padding="same")(layers.Rescaling(2.0, -1.0)(x))
+    x = ops.relu(layers.GroupNormalization(8)(x))
+    for width in (32, 64):
+        skip = layers.Conv2D(width, 1, strides=2, padding="same")(x)
+        x = layers.GroupNormalization(8)(layers.SeparableConv2D(width, 3, padding="same")(ops.relu(x)))
+        x = layers.Add()([layers.MaxPooling2D(3, strides=2, padding="same")(x), skip])
+    return softmax(2)(layers.Dropout(0.25)(layers.GlobalAveragePooling2D()(x)))
+
+
+def _frozen_mobilenet_v2(x: Any) -> Any:
+    body = keras.applications.MobileNetV2(input_shape=(64, 64, 3), include_top=False, weights=None, alpha=0.35)
+    body.trainable = False
+    return softmax(5)(layers.Dropout(0.2)(layers.GlobalAveragePooling2D()(body(x, training=False))))
+
+
+def _u_net(x: Any) -> Any:
+    fine = layers.Conv2D(8, 3, activation="relu", padding="same")(x)
+    coarse = layers.Conv2D(16, 3, activation="relu", padding="same")(layers.MaxPooling2D()(fine))
+    x = layers.Concatenate()([fine, layers.UpSampling2D()(coarse)])
+    x = layers.Conv2DTranspose(8, 3, activation="relu", padding="same")(x)
+    return layers.Conv2D(3, 1, activation="softmax")(x)
+
+
+def _conv1d(x: Any) -> Any:
+    x = layers.ReLU()(layers.GroupNormalization(8)(layers.Conv1D(32, 3, padding="same")(x)))
+    return softmax(3)(layers.GlobalAveragePooling1D()(layers.Conv1D(32, 3, padding="same", activation="relu")(x)))
+
+
+def _autoencoder(x: Any) -> Any:
+    code = layers.Dense(16, "relu")(layers.Dense(64, "relu")(layers.Flatten()(x)))
+    picture = layers.Dense(28 * 28, "sigmoid")(layers.Dense(64, "relu")(code))
+    return {"picture": layers.Reshape((28, 28, 1))(picture), "class": softmax(10)(code)}
+
+
+def _two_inputs(x: Any) -> Any:
+    x = layers.Concatenate()([x["numbers"], layers.Flatten()(layers.Embedding(20, 8)(x["categories"]))])
+    return softmax(2)(layers.Dense(32, "relu")(x))
+
+
+def _convolved(x: Any, width: int, size: int) -> Any:
+    return layers.GroupNormalization(8)(layers.Conv2D(width, size, padding="same", use_bias=False)(x))
+
+
+def _resnet(x: Any) -> Any:
+    x = ops.relu(_convolved(x, 16, 3))
+    for width in (16, 16, 32, 32, 64, 64):
+        x = x if x.shape[-1] == width else layers.MaxPooling2D()(x)
+        skip = x if x.shape[-1] == width else _convolved(x, width, 1)
+        x = ops.relu(skip + _convolved(ops.relu(_convolved(x, width, 3)), width, 3))
+    return softmax(10)(layers.GlobalAveragePooling2D()(x))
+
+
+def _vision_transformer(x: Any) -> Any:
+    x = _Positions()(layers.Dense(32)(layers.Reshape((16, 192))(ops.image.extract_patches(x, 8))))
+    for _ in range(2):
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(2, 16, dropout=0.1)(y, y)])
+        x = layers.Add()([x, layers.Dense(32)(layers.Dense(64, "gelu")(layers.LayerNormalization()(x)))])
+    return softmax(10)(layers.Flatten()(layers.LayerNormalization()(x)))
+
+
+def of_classes(y: Any, outputs: Any) -> Any:
+    """Return the loss of each example: the cross-entropy, its mean where there are several."""
+    return ops.mean(ops.reshape(losses.sparse_categorical_crossentropy(y, outputs), (y.shape[0], -1)), axis=1)
+
+
+def of_autoencoder(y: Any, outputs: Any) -> Any:
+    """Return the loss of each example, of both outputs."""
+    missed = ops.mean(ops.square(y["picture"] - outputs["picture"]), axis=(1, 2, 3))
+    return missed + 0.1 * of_classes(y["class"], outputs["class"])
+
+
+of_labels = partial(losses.binary_crossentropy, from_logits=True)
+PICTURES = numbers(28, 28, 1)
+TEXTS = np.where(np.arange(40) <= classes(40, 1), 1 + classes(499, 40), 0)  # zeros after the end of each
+ARCHITECTURES: dict[str, Any] = {
+    "text_transformer": (_text_transformer, classes(500, 40), classes(2), of_classes),
+    "masked_bidirectional_lstm": (_masked_bidirectional_lstm, TEXTS, classes(2), of_classes),
+    "tabular": (_tabular, numbers(10), classes(2), of_classes),
+    "mini_xception": (_mini_xception, numbers(48, 48, 3), classes(2), of_classes),
+    "frozen_mobilenet_v2": (_frozen_mobilenet_v2, numbers(64, 64, 3), classes(5), of_classes),
+    "u_net": (_u_net, numbers(32, 32, 1), classes(3, 32, 32), of_classes),
+    "conv1d": (_conv1d, numbers(64, 3), classes(3), of_classes),
+    "autoencoder": (_autoencoder, PICTURES, {"picture": PICTURES, "class": classes(10)}, of_autoencoder),
+    "two_inputs": (_two_inputs, {"numbers": numbers(6), "categories": classes(20, 3)}, classes(2), of_classes),
+    "resnet": (_resnet, numbers(32, 32, 3), classes(10), of_classes),
+    "vision_transformer": (_vision_transformer, numbers(32, 32, 3), classes(10), of_classes),
+    "gru": (lambda x: layers.Dense(1)(layers.GRU(32)(x)), numbers(24, 4), numbers(1), losses.mean_squared_error),
+    "several_labels": (lambda x: layers.Dense(5)(layers.Dense(32)(x)), numbers(20), numbers(5).round(), of_labels),
+    "batch_normalization": (lambda x: softmax(3)(layers.BatchNormalization()(x)), numbers(8), classes(3), of_classes),
+}
+"""What makes the outputs from the inputs, x, y, and the loss of each example."""
+
+
+def measured(build: Any, x: Any, y: Any, loss: Any) -> list[str]:
+    """Return the cells of a row behind the name."""
+    from cloister.privacy.dpsgd.step import DpSgd
+
+    named = x if isinstance(x, dict) else {"x": x}
+    inputs = {name: keras.Input(array.shape[1:], dtype=array.dtype.name, name=name) for name, array in named.items()}
+    inputs = inputs if named is x else inputs["x"]
+    model = keras.Model(inputs, build(inputs))
+    probe = keras.tree.map_structure(lambda array: array[:3], (x, y))
+    settings = {"batch_size": BATCH, "noise_multiplier": MULTIPLIER, "clipping_norm": CLIP, "loss": loss}
+    start = -time.perf_counter()
+    ours = DpSgd(model, optimizer=keras.optimizers.SGD(RATE), probe=probe, **settings)
+    counts = ours.step(x, y)
+    start += time.perf_counter()
+    if counts.non_finite:
+        raise RuntimeError(f"{counts.non_finite} of {counts.examples} examples have no finite gradient")
+    taken = seconds({"plain": compiled_step(model, loss, x, y), "DP-SGD": lambda: ours.step(x, y)}, REPEATS)
+    wall, busy, our_wall, our_busy = (1e3 * statistics.median(kind) for own in taken.values() for kind in zip(*own))
+    return [ours.method, *(f"{value:.1f}" for value in (start, busy, our_busy, wall, our_wall, our_busy / busy))]
+
+
+def main() -> None:
+    """Print a row for each architecture, then what refusals say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(ARCHITECTURES)}")
+    names = parser.parse_args().names or ARCHITECTURES
+    machine()
+    rows, refusals = [], ""
+    for name in names:
+        try:
+            cells = measured(*ARCHITECTURES[name])
+        except (UnsupportedModel, ConfigError) as refusal:
+            cells, refusals = ["refused"], f"{refusals}{name}: {refusal}\n"
+        except Exception:
+            cells = ["failed"]
+            traceback.print_exc()
+        rows.append([name, *cells, *[""] * (7 - len(cells))])
+    times = [f"{name}, {kind} ms" for kind in ("processor", "wall") for name in ("plain", "DP-SGD")]
+    table(["", "way", "start, s", *times, "ratio"], rows)
+    print(refusals, end="")
+
+
+if __name__ == "__main__":
+    main()
