@@ -171,7 +171,7 @@ ARCHITECTURES: dict[str, Any] = {
     "several_labels": (lambda x: layers.Dense(5)(layers.Dense(32)(x)), numbers(20), numbers(5).round(), of_labels),
     "batch_normalization": (lambda x: softmax(3)(layers.BatchNormalization()(x)), numbers(8), classes(3), of_classes),
 }
-"""What makes the outputs from the inputs, x, y, and the loss of each example."""
+"""Makers of outputs from inputs, with x, y, and the loss of each example."""
 
 
 def measured(build: Any, x: Any, y: Any, loss: Any) -> list[str]:

@@ -281,8 +281,8 @@ def check_kernels(
 ) -> None:
     """Try on this machine whether TensorFlow computes each example alone, as DP-SGD takes for granted.
 
-    It gives small models numbers of every scale, and computes each of them three times. What is kept of one example
-    must not change by a bit with the others, nor from one call to the next.
+    It gives small models weights of every scale. What is kept of one example must not change by a bit with the
+    numbers of the others, nor from one call to the next.
 
     Exit code 0: nothing changed; 1: something did, and DP-SGD has no guarantee here.
     """

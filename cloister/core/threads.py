@@ -1,4 +1,4 @@
-"""Long arrays in spans that fit a core's cache, and work on them that several threads share."""
+"""Work that several threads share: calls, and long arrays in spans that fit a core's cache."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

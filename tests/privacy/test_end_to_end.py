@@ -16,7 +16,7 @@ from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
 from cloister.privacy.claims.end_to_end import (
     CLIENTS_ARE_NEIGHBOURS,
     EVERYBODY,
-    IF_KERNELS_KEEP_ROWS_APART,
+    IF_KERNELS_ARE_STEADY,
     PUBLISHED_CLIENT_REASONS,
     UNITS_ARE_NEIGHBOURS,
     Setting,
@@ -241,7 +241,7 @@ class TestStatement:
             noise_multiplier=4.0,
             steps=3 * steps.count,
             sampling=sampling,
-            condition=IF_KERNELS_KEEP_ROWS_APART,
+            condition=IF_KERNELS_ARE_STEADY,
         )
         client = Figure(
             "client",
@@ -253,7 +253,7 @@ class TestStatement:
             accountant="pld",
             noise_multiplier=multiplier,
             releases=3,
-            condition=IF_KERNELS_KEEP_ROWS_APART,
+            condition=IF_KERNELS_ARE_STEADY,
         )
         recovered = recovered_multiplier(4.0, 2 * steps.examples / 100)
         published = Figure(
@@ -278,7 +278,7 @@ class TestStatement:
     def test_a_further_condition_is_said_beside_the_premise_on_kernels(self):
         claim = dp_sgd_claim(LocalDpSgd(4.0, 1.0), [LocalSteps(640, 100, 2)], 2, DELTA, Circumstances())
         (size,) = claim.on_condition("it holds if the sun shines").sizes
-        expected = f"{IF_KERNELS_KEEP_ROWS_APART}, and if the sun shines"
+        expected = f"{IF_KERNELS_ARE_STEADY}, and if the sun shines"
         assert [figure.condition for figure in size.figures] == [expected] * 2
 
     def test_each_size_has_its_own_figures_and_every_reason_is_said(self):

@@ -25,9 +25,9 @@ UNITS_ARE_NEIGHBOURS = {
     "group": "the gradients of all examples of one group count or not; how many groups a client has is public",
 }
 CLIENTS_ARE_NEIGHBOURS = "the gradients of all examples of one client count or not; its noise is added in both cases"
-IF_KERNELS_KEEP_ROWS_APART = (
-    "it holds if TensorFlow computes each example of a batch by itself on the clients' processors, as it did on x86-64 "
-    "(`cloister check kernels` tries a machine)"
+IF_KERNELS_ARE_STEADY = (
+    "it holds if TensorFlow, where a client trains with it, computes equal calls equally and each example of a batch "
+    "by itself, as it did on x86-64 (`cloister check kernels` tries a machine)"
 )
 PUBLISHED_CLIENT_REASONS = (
     "the noise N(0, σ²S²) is on the sum of a batch, and the formula takes it for noise on the mean of a batch: it "
@@ -216,7 +216,7 @@ def _sound_figures(
         noise_multiplier=sigma,
         steps=rounds * steps.count,
         sampling=f"poisson, {steps.rate:.4g}" if steps.sampling == "poisson" else "shuffle, no amplification claimed",
-        condition=IF_KERNELS_KEEP_ROWS_APART,
+        condition=IF_KERNELS_ARE_STEADY,
     )
     epsilon, multiplier = sound_client(steps, sigma, rounds, delta)
     # What a choice tells of one unit, it tells of each of a client's.
@@ -231,7 +231,7 @@ def _sound_figures(
         accountant="pld",
         noise_multiplier=multiplier,
         releases=rounds,
-        condition=IF_KERNELS_KEEP_ROWS_APART,
+        condition=IF_KERNELS_ARE_STEADY,
     )
     return unit.counted(account, delta), client
 

@@ -10,7 +10,7 @@
     capture       one backward pass that keeps what went into chosen layers, and the gradient of what came out
     forms         per-unit gradients of a layer: squared norms and weighted sums
     graphs        graphs are computed as they were traced, without state, each sum in the order of its terms
-    losses        what a model is given and what it loses
+    losses        examples as a model takes them, their losses, the seeds of random layers
     batches       which units take part in a step, and how many places they are given; without TensorFlow
     local_steps   what a client takes and releases in a round; without TensorFlow
     rounding      by how much contributions are clipped shorter than S, so that roundings cannot take a sum past it

@@ -1,4 +1,4 @@
-"""Which units take part in a step of DP-SGD, which examples belong to a unit, and where a unit is in a call."""
+"""Draw the units that take part in a step of DP-SGD, find their examples, and draw their places in a call."""
 
 import itertools
 import math

@@ -28,12 +28,15 @@ class Call:
         args, kwargs: what the layer was called with.
         output: what came out; of a layer with an activation, before it.
         delta: the gradient of the summed losses with respect to `output`; None where the loss does not need it.
+        is_spread: whether the layer was called without examples, as an embedding of positions is, and the input and
+            the output were given a row for each.
     """
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
     output: Tensor = None
     delta: Tensor = None
+    is_spread: bool = False
 
     @property
     def first_input(self) -> Tensor:
@@ -97,11 +100,11 @@ def record(
     with (
         ExitStack() as patches,
         tf.GradientTape(watch_accessed_variables=False) as tape,
-        keras.StatelessScope([*own, *states]),
+        keras.StatelessScope([*own, *states]) as scope,
     ):
         tape.watch(values)
         for layer, heard in zip(layers, calls, strict=True):
-            patches.enter_context(_listening(layer, heard, tape))
+            patches.enter_context(_listening(layer, heard, tape, scope))
         found_losses = losses()
         total = tf.reduce_sum(found_losses)
     every = [call for heard in calls for call in heard]
@@ -137,24 +140,27 @@ def _spread(call: Call, rows: int) -> None:
     if total.shape == [rows, *(shape if lacking else shape[1:])] and lacking in (0, 1):
         inputs = call.first_input[None] if lacking else call.first_input
         call.args, call.kwargs = (tf.repeat(inputs, rows, axis=0),), {}
-        call.output = total
+        call.output, call.is_spread = total, True
 
 
 @contextmanager
-def _listening(layer: Layer, heard: list[Call], tape: tf.GradientTape) -> Iterator[None]:
+def _listening(layer: Layer, heard: list[Call], tape: tf.GradientTape, scope: keras.StatelessScope) -> Iterator[None]:
     """Have the layer tell of its calls while the block runs.
 
-    Its own weights look constant to every tape: what still reaches one of them does not go through its layer.
+    Its own weights look constant to every tape: what still reaches one of them does not go through its layer. They are
+    made so in the one scope there is: another would hide the values of all other variables.
     """
     original, replaced = layer.call, vars(layer).get("call")
     has_activation = is_plain_dense(layer) or is_plain_einsum(layer)
     called = _call_before_activation if has_activation else _call_whole
 
     def call(*args: object, **kwargs: object) -> Tensor:
-        constants = [(variable, tf.stop_gradient(variable.value)) for variable in layer.trainable_variables]
-        own = Call(args, kwargs)
-        with keras.StatelessScope(constants):
-            output = called(layer, original, own, tape)
+        own, before = Call(args, kwargs), [(variable, variable.value) for variable in layer.trainable_variables]
+        for variable, value in before:
+            scope.add_update((variable, tf.stop_gradient(value)))
+        output = called(layer, original, own, tape)
+        for each in before:
+            scope.add_update(each)
         heard.append(own)
         return output
 

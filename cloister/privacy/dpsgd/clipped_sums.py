@@ -23,7 +23,7 @@ from cloister.privacy.dpsgd.batches import Draws, Members, places_of
 from cloister.privacy.dpsgd.checks import refuse, refuse_coarse_precision, refusing_what_cannot_be_computed
 from cloister.privacy.dpsgd.in_rows import InRows, Sums
 from cloister.privacy.dpsgd.in_turn import InTurn
-from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, count_of, take
+from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, as_probed, take
 from cloister.privacy.dpsgd.rounding import check_clipping_norm
 
 EMPTY = -1
@@ -88,7 +88,8 @@ class ClippedSums:
         """
         check_clipping_norm(clipping_norm)
         refuse_coarse_precision()
-        units = self._units(x, y, groups)
+        x, y, count = as_probed(x, y, self._probe)
+        units = self._units(count, groups)
         bound = clipping_norm / (1 + self.engine.overstatement)
         calls = [(numbers, self.engine.seeds(self.draws)) for numbers in self._calls(len(units))]
 
@@ -106,8 +107,7 @@ class ClippedSums:
         variables = self._model.trainable_variables
         return [np.zeros(variable.shape, variable.dtype) for variable in variables]
 
-    def _units(self, x: Examples, y: Examples, groups: NDArray | None) -> Members:
-        count = count_of(x, y, self._probe)
+    def _units(self, count: int, groups: NDArray | None) -> Members:
         if groups is None and self._cap > 1:
             raise ConfigError(f"groups must be given where group_cap is {self._cap}")
         if groups is not None and len(groups) != count:

@@ -27,7 +27,7 @@ WIDEST = 4096
 PART = 512
 """The same where an axis is longer than that and is cut: each number of a sum overstates it a little more."""
 GRAM_COST = 3
-"""What a multiplication of the Gram form costs, in double precision, beside one of the ordinary form."""
+"""Cost of a multiplication of the Gram form, in double precision, beside one of the ordinary form."""
 MAX_PAIRS = 1 << 24
 """Pairs of positions of a call of an embedding: each takes some 25 bytes."""
 
@@ -82,13 +82,13 @@ class Part(Protocol):
     held: Sequence[Tensor]
 
     def squared_norms(self) -> Tensor:
-        """Shape (U,), double: no less than each unit's squared L2 norm over these variables.
+        """Return no less than each unit's squared L2 norm over these variables, shape (U,), double.
 
         Guarantee: √ of it also bounds what `rounding` multiplies with γ. Where a gradient is not finite, nor is this.
         """
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Σ factors[i]·gradient[i] for every variable, in single or double precision.
+        """Return Σ factors[i]·gradient[i] for every variable, in single or double precision.
 
         Args:
             factors: shape (U,), double; 0 for each unit without a finite gradient.
@@ -126,7 +126,7 @@ class PerUnit:
 
 
 def squares(tensor: Tensor) -> Tensor:
-    """The sum of squares of everything in each row, in double precision, and never less than the exact one.
+    """Return the sum of squares of everything in each row, in double precision, and never less than the exact one.
 
     Squares of float32 numbers are added up in float32, `WIDEST` at most: n of them are understated by less than 2nu,
     and by `UNDERFLOW` each where they are too small. Both are added. What overflows is infinite, so not finite.
@@ -143,7 +143,7 @@ def squares(tensor: Tensor) -> Tensor:
 
 
 def _width(shape: Sequence[int]) -> int:
-    """The size of as many of the last axes as `WIDEST` allows for, and of an equal part of the next one."""
+    """Return the size of as many of the last axes as `WIDEST` allows for, and of an equal part of the next one."""
     width = 1
     for axis in reversed(shape):
         if width * axis > WIDEST:
@@ -153,7 +153,7 @@ def _width(shape: Sequence[int]) -> int:
 
 
 def rows_times(tensor: Tensor, factors: Tensor) -> Tensor:
-    """Each row of a tensor of leading size U times its factor.
+    """Return each row of a tensor of leading size U times its factor.
 
     Args:
         tensor: of leading size U.
@@ -202,7 +202,7 @@ def _of_positions(pairs: Sequence[tuple[Tensor, ...]], bias: bool) -> Part:
 
 
 def _gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
-    """Whether products of positions are less than the weights' gradients, and few enough for the bound to hold.
+    """Return whether products of positions are less than the weights' gradients, and few enough for the bound to hold.
 
     Args:
         positions: rows of a unit.
@@ -224,11 +224,11 @@ class Outer:
         self.held: Sequence[Tensor] = (inputs, deltas)
 
     def squared_norms(self) -> Tensor:
-        """(‖a‖² + 1)·‖d‖², the 1 being the bias."""
+        """Return (‖a‖² + 1)·‖d‖², the 1 being the bias."""
         return (squares(self._inputs) + float(self._bias)) * squares(self._deltas)
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Aᵀ(f·D): the ordinary gradient, of deltas scaled first.
+        """Return Aᵀ(f·D): the ordinary gradient, of deltas scaled first.
 
         Args:
             factors: of each unit, shape (U,).
@@ -255,17 +255,17 @@ class Gram(Outer):
         super().__init__(tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64), bias)
 
     def squared_norms(self) -> Tensor:
-        """Σ_{s,t} (a_s·a_t + 1)(d_s·d_t), the 1 being the bias, and a part of (Σ_t ‖(a_t, 1)‖‖d_t‖)²."""
+        """Return Σ_{s,t} (a_s·a_t + 1)(d_s·d_t), the 1 being the bias, and a part of (Σ_t ‖(a_t, 1)‖‖d_t‖)²."""
         return gram_squares(gram(self._inputs) + float(self._bias), gram(self._deltas))
 
 
 def gram(tensor: Tensor) -> Tensor:
-    """The products of all pairs of rows: (U, T, n) to (U, T, T), of numbers in double precision."""
+    """Return the products of all pairs of rows: (U, T, n) to (U, T, T), of numbers in double precision."""
     return tf.matmul(tensor, tensor, transpose_b=True)
 
 
 def gram_squares(inputs: Tensor, deltas: Tensor) -> Tensor:
-    """No less than the squared norms of Σ_t a_t d_tᵀ, nor than (Σ_t ‖a_t‖‖d_t‖ / `MASS_PER_NORM`)².
+    """Return no less than the squared norms of Σ_t a_t d_tᵀ, nor than (Σ_t ‖a_t‖‖d_t‖ / `MASS_PER_NORM`)².
 
     Rounding takes at most (n + T² + 2)·2⁻⁵² of the squared mass from the sum of products, n numbers in a and d: less
     than half of what is added.
@@ -289,8 +289,11 @@ def _flat(tensor: Tensor) -> Tensor:
 class Einsum:
     """A layer of `keras.layers.EinsumDense`, such as those of attention: a dense layer on tensors that are turned.
 
-    A letter of the equation, but for the first, stands for positions, for numbers in or for numbers out, as it is in
-    input and output, in input and kernel, or in output and kernel.
+    The first letter of the equation stands for examples. Each of the others is in two of three terms:
+
+        input and output    a position
+        input and kernel    numbers in
+        output and kernel   numbers out
 
     Args:
         layer: of an equation without other letters, whose bias is one for each number out.
@@ -419,6 +422,8 @@ def normalization(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
 
 def _of_scale_and_offset(layer: Layer, call: Call, rows: Rows) -> list[Tensor]:
     variables, (inputs, deltas) = layer.trainable_variables, call.pair
+    if call.is_spread:
+        raise NotCapturable("a normalization of something that is no example's")
     axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
     if axis not in (-1, inputs.shape.rank - 1) or any(len(variable.shape) != 1 for variable in variables):
         raise NotCapturable("a normalization that scales another axis than the last")

@@ -148,8 +148,8 @@ class InRows:
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         with chained_sums():
             parts = self._parts(x, y, Rows(self.places, self._cap), _shares(mask), seeds)
-            added, clipped, non_finite, norms = clip([part for _, part in parts], tf.reduce_any(mask, axis=1), bound)
-            self.held = [*(tensor for _, part in parts for tensor in part.held), norms]
+            added, clipped, non_finite, squares = clip([part for _, part in parts], tf.reduce_any(mask, axis=1), bound)
+            self.held = [*(tensor for _, part in parts for tensor in part.held), squares]
             sums = {
                 id(variable): total
                 for (variables, _), totals in zip(parts, added, strict=True)

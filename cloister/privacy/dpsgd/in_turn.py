@@ -9,7 +9,6 @@ unit, the delta scaled by the unit's factor, and multiplied once behind the loop
 """
 
 import math
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.core.tensors import Compiled, Layer, Network, Tensor, Variable
+from cloister.core.threads import THREADS
 from cloister.privacy.dpsgd.batches import Draws, cast, places_of
 from cloister.privacy.dpsgd.capture import Call, NotCapturable, is_plain_dense, record
 from cloister.privacy.dpsgd.graphs import as_traced, chained_sums, refuse_effects, with_functions
@@ -31,7 +31,6 @@ ROUNDED = 2.0**-51
 """By how much a sum of squares is overstated for each of them: no order of additions in double loses more than half."""
 UNDERFLOW = 2.0**-1021
 """Bound on what a square of a double loses where it is too small. The other number of a product may be large."""
-CORES = os.cpu_count() or 1
 WIDE = 1 << 14
 """Numbers of a dense kernel from which on its gradient is not made for each unit."""
 CONVOLUTION = ("Conv", "DepthwiseConv")
@@ -147,30 +146,36 @@ class InTurn:
     def _compile(self) -> Compiled:
         """Return the compiled loop.
 
-        XLA makes one program of it, which computes on one core. So several calls of some units run at the same time.
-        It is compiled for no units, of which nothing is computed.
+        XLA makes one program of it, which computes on one core. So several calls of fewer places run at the same time,
+        but for wide layers, of which each call multiplies all that is kept. The program is compiled by a call without
+        units, of which nothing is computed.
         """
+        with as_traced():
+            plain = tf.function(self._sums, input_signature=self._signature(), autograph=False).get_concrete_function()
+            self.graph = plain.graph
+            refuse_effects(self.graph, self.model)
+            if _has_convolutions(self.graph):
+                return plain
+            whole, self.threads = self.places, 1 if self._wide else THREADS
+            self.places = -(-whole // self.threads)
+            signature = self._signature()
+            fused = tf.function(self._sums, input_signature=signature, autograph=False, jit_compile=True)
+            try:
+                fused(*tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), signature))
+            except Exception:  # XLA says what it lacks, and TensorFlow that it has no XLA, in exceptions of many kinds
+                self.places, self.threads = whole, 1
+                return plain
+            return fused
+
+    def _signature(self) -> list[tf.TensorSpec]:
         rows = [self.places, self._cap]
-        signature = [
+        return [
             *(specs_of(rows, examples) for examples in self._probe),
             tf.TensorSpec(rows, tf.float64),
             tf.TensorSpec([self.places, len(seeds_of(self.model)), 2], tf.int64),
             tf.TensorSpec([], tf.int32),
             tf.TensorSpec([], tf.float64),
         ]
-        with as_traced():
-            plain = tf.function(self._sums, input_signature=signature, autograph=False).get_concrete_function()
-            self.graph = plain.graph
-            refuse_effects(self.graph, self.model)
-            if _has_convolutions(self.graph):
-                return plain
-            fused = tf.function(self._sums, input_signature=signature, autograph=False, jit_compile=True)
-            try:
-                fused(*tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), signature))
-            except Exception:  # XLA says what it lacks, and TensorFlow that it has no XLA, in exceptions of many kinds
-                return plain
-            self.threads = CORES
-            return fused
 
     def _sums(
         self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, count: Tensor, bound: Tensor

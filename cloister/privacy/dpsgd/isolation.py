@@ -146,7 +146,7 @@ def _refuse_raising(operation: tf.Operation, found: Mapping[str, Label], own: fr
 def _is_held(tensor: Tensor, found: Mapping[str, Label], own: frozenset[str]) -> bool:
     """Return whether a tensor follows from whole numbers that a unit holds, alike at every place."""
     operation = tensor.op
-    if not (tensor.dtype.is_integer or tensor.dtype.is_bool):
+    if not isinstance(found[tensor.name], Rows) or not (tensor.dtype.is_integer or tensor.dtype.is_bool):
         return False
     if operation.type == "Placeholder":
         return tensor.name in own

@@ -1,4 +1,4 @@
-"""What a model is given and what it loses: examples, their losses, and the seeds of random layers."""
+"""Examples as a model takes them, their losses, and the seeds of its random layers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -48,7 +48,9 @@ def made_up(model: Network) -> Probe:
     """
     inputs, outputs = (list(getattr(model, name, None) or ()) for name in ("inputs", "outputs"))
     if not inputs or len(outputs) != 1 or any(None in end.shape[1:] for end in inputs + outputs):
-        raise ConfigError("probe must be given for a model without inputs and one output of known shapes")
+        raise ConfigError(
+            "probe must be given: the model does not name its inputs, or has several outputs, or axes of unknown length"
+        )
     given = inputs[0] if len(inputs) == 1 else model.input
     x = tf.nest.map_structure(lambda spec: np.zeros((MADE_UP, *spec.shape[1:]), spec.dtype), given)
     return x, np.zeros((MADE_UP, *outputs[0].shape[1:-1]), np.int64)
@@ -61,26 +63,28 @@ def check_probe(probe: Probe) -> None:
         raise ConfigError(f"probe must be x and y of {MADE_UP} examples, got {shapes}")
 
 
-def count_of(x: Examples, y: Examples, probe: Probe) -> int:
-    """Return how many examples there are.
+def as_probed(x: Examples, y: Examples, probe: Probe) -> tuple[Examples, Examples, int]:
+    """Return examples as NumPy arrays in the probe's own structure, and how many there are.
 
     Raises:
         ConfigError: arrays are of different lengths, or not of the probe's structure and shapes.
     """
-    lengths = {len(array) for array in tf.nest.flatten((x, y))}
-    if len(lengths) != 1:
-        raise ConfigError(f"x and y must have one length, got {sorted(lengths)}")
+    made, lengths = [], set()
     for name, given, like in zip("xy", (x, y), probe, strict=True):
         try:
             tf.nest.assert_same_structure(given, like, check_types=False)
         except (TypeError, ValueError):
             raise ConfigError(f"{name} must be arrays in the structure of the probe's {name}") from None
-        for array, made in zip(tf.nest.flatten(given), tf.nest.flatten(like), strict=True):
-            if np.shape(array)[1:] != made.shape[1:]:
-                raise ConfigError(
-                    f"{name} must have shape (n, {', '.join(map(str, made.shape[1:]))}), got {np.shape(array)}"
-                )
-    return int(lengths.pop())
+        arrays = list(map(np.asarray, tf.nest.flatten(given)))
+        for array, expected in zip(arrays, tf.nest.flatten(like), strict=True):
+            if array.ndim == 0 or array.shape[1:] != expected.shape[1:]:
+                shape = ", ".join(map(str, ("n", *expected.shape[1:])))
+                raise ConfigError(f"{name} must have shape ({shape}), got {array.shape}")
+        lengths |= set(map(len, arrays))
+        made.append(tf.nest.pack_sequence_as(like, arrays))
+    if len(lengths) != 1:
+        raise ConfigError(f"x and y must have one length, got {sorted(lengths)}")
+    return made[0], made[1], lengths.pop()
 
 
 def take(examples: Examples, rows: NDArray[np.intp]) -> Examples:

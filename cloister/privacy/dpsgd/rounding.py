@@ -5,7 +5,7 @@ S/(1 + η), where η·S/(1 + η) is proved to be at least what roundings add to 
 example more. With u = 2⁻²⁴, at most m examples in a call of a kernel and at most M examples in a batch, as many as have
 places (`batches.places_of`):
 
-1. Norms are overstated (`parts.squares`, `dense.gram_squares`), so that in exact arithmetic fᵢ·‖gᵢ‖ ≤ S/(1 + η), and
+1. Norms are overstated (`forms.squares`, `forms.gram_squares`), so that in exact arithmetic fᵢ·‖gᵢ‖ ≤ S/(1 + η), and
    where positions can cancel also fᵢ·Σ_t‖a_t‖‖d_t‖ ≤ `MASS_PER_NORM`·S/(1 + η).
 2. A sum over m examples takes at most m + 2 roundings on the way of each term, in whatever order it is added up, so it
    is within γ·Σᵢ fᵢ‖gᵢ‖ of the exact one, γ = (m + `EXTRA`)u/(1 - (m + `EXTRA`)u) (Higham, 2002, §3.1 and §4.2).

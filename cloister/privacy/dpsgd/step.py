@@ -19,7 +19,7 @@ from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
 from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
 from cloister.privacy.dpsgd.graphs import is_known_to_xla
 from cloister.privacy.dpsgd.local_steps import MAX_BATCH
-from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, count_of, made_up, take
+from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, as_probed, made_up, take
 from cloister.privacy.dpsgd.rounding import check_clipping_norm
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -212,8 +212,7 @@ def train(
     Args:
         dp_sgd: holds the model, and says how large a batch is expected to be: B.
         x, y: n ≥ B examples.
-        steps: how many to take; an accountant is told of as many Gaussian events, drawn by
-            `Sampling("bounded-poisson", B/n)`.
+        steps: how many to take. Each costs a Gaussian event, drawn by `Sampling("bounded-poisson", B/n)`.
         sampling: `poisson`: each example takes part with probability B/n. `shuffle`: equal parts of a random order, for
             comparison; no amplification may be claimed for it.
         seed: of the batches, for tests; the operating system by default.
@@ -222,7 +221,7 @@ def train(
         ConfigError: the sampling is unknown, or there are fewer examples than a batch is expected to have.
     """
     check.one_of(("poisson", "shuffle"), sampling=sampling)
-    count = count_of(x, y, dp_sgd.probe)
+    x, y, count = as_probed(x, y, dp_sgd.probe)
     if sampling == "poisson":
         drawn = batches.poisson(count, dp_sgd.batch_size / count, steps, seed)
     else:

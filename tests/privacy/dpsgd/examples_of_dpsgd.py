@@ -57,7 +57,7 @@ def made(kind: type[DpSgd], model: Any, noise: Any = None, **options: Any) -> Dp
 def coupled(step: DpSgd, x: np.ndarray, y: np.ndarray, bound: float, leaving: int, seed: int = 0) -> list[Any]:
     """The sums of a batch with and without a unit: the others keep their places and their random numbers."""
     sums, own = [], step._clipped_sums
-    units = own._units(x, y, None)
+    units = own._units(len(y), None)
     for left in (None, leaving):
         step.reseed(seed)
         total = own._nothing()

@@ -142,7 +142,7 @@ def test_every_kind_of_einsum(equation):
     assert step.method == "rows" and form in step.kernels.values()
 
 
-@pytest.mark.parametrize("equation, shape, bias", [("...b,bc->...c", 3, None), ("abc,bd->adc", (3, 4), "c")])
+@pytest.mark.parametrize("equation, shape, bias", [("...b,bc->...c", 3, None), ("abc,bd->adc", (4, 4), "c")])
 def test_other_einsums_are_computed_in_turn(equation, shape, bias):
     layer = layers.EinsumDense(equation, shape, bias_axes=bias)
     assert assert_equal_to_brute_force(functional((5, 4), lambda x: head(layer(x))), size=5).method == "in turn"
@@ -156,6 +156,23 @@ class AddsTwice(Positions):
 
 def test_an_embedding_of_positions_with_another_use_is_computed_in_turn():
     step = assert_equal_to_brute_force(perturbed(functional((5, 6), lambda x: head(AddsTwice()(x)))), size=5)
+    assert step.method == "in turn"
+
+
+class Centred(layers.Layer):
+    """Adds something that it normalizes, and that is no example's."""
+
+    def build(self, shape):
+        self.rows = np.random.default_rng(3).standard_normal(shape[1:]).astype(np.float32)
+        self.normalization = layers.GroupNormalization(2)
+        self.normalization.build(self.rows.shape)
+
+    def call(self, x):
+        return x + self.normalization(keras.ops.convert_to_tensor(self.rows))
+
+
+def test_a_normalization_of_what_is_no_examples_is_right():
+    step = assert_equal_to_brute_force(perturbed(functional((5, 6), lambda x: head(Centred()(x)))), size=5)
     assert step.method == "in turn"
 
 

@@ -115,3 +115,29 @@ def test_dropout_differs_between_examples_and_between_steps():
         both = step.clipped_sum(x, y, 100.0).sums
         assert relative_error(one[0], one[1]) > 0.05
         assert relative_error([total / 2 for total in both], one[1]) > 0.05
+
+
+class DropsWithin(layers.Layer):
+    """A dense layer whose activation draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = layers.Dropout(0.5)
+        self.dense = layers.Dense(8, activation=lambda x: self.dropout(keras.ops.tanh(x), training=True))
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_a_draw_within_a_dense_layer_follows_its_seed():
+    """Places are the same each time; only the seeds of the masks differ."""
+    step = dp_sgd(small(DropsWithin()))
+    x, y = batch(step.model)
+    sums = []
+    for seed in (1, 1, 2):
+        step.reseed(seed)
+        step._clipped_sums.draws.places = lambda units, room: list(range(units))
+        sums.append(step.clipped_sum(x, y, 1e3).sums)
+    assert step.method == "rows"
+    assert all(np.array_equal(*same) for same in zip(*sums[:2], strict=True))
+    assert norm([one - other for one, other in zip(*sums[1:], strict=True)]) > 1e-2

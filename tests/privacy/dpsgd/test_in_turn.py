@@ -5,7 +5,19 @@ from contextlib import nullcontext
 import keras
 import numpy as np
 import pytest
-from examples_of_dpsgd import LOSS, Scaled, batch, brute_force, functional, head, norm, perturbed, relative_error, small
+from examples_of_dpsgd import (
+    LOSS,
+    Scaled,
+    batch,
+    brute_force,
+    dp_sgd,
+    functional,
+    head,
+    norm,
+    perturbed,
+    relative_error,
+    small,
+)
 from support import failures
 
 from cloister.core.errors import UnsupportedModel
@@ -163,3 +175,18 @@ def test_squares_of_doubles_that_underflow_do_not_escape_the_clip():
         top.set_weights([np.tile([delta, -delta, 0.0], (256, 1)), np.zeros(3)])
         found = summed(engine, np.full((1, 8), 4e153), np.array([1]), 1.0)
         assert len(engine._wide) == 2 and norm(found.arrays) <= 1
+
+
+def test_calls_at_the_same_time_are_those_one_after_another(monkeypatch):
+    monkeypatch.setattr(in_turn, "THREADS", 4)
+    monkeypatch.setattr(in_turn, "WIDE", 1000)
+    step = dp_sgd(perturbed(recurrent()), batch_size=40)
+    x, y = batch(step.model, 40)
+    x[17] = np.inf
+    sums, calls = [], []
+    for threads in (4, 1):
+        step._clipped_sums.engine.threads = threads
+        sums.append(step.clipped_sum(x, y, 0.5))
+        calls.append(len(list(step._clipped_sums._calls(40))))
+    assert calls == [4, 2] and [found.non_finite for found in sums] == [1, 1]
+    assert relative_error(sums[0].sums, sums[1].sums) < 1e-12

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 from examples_of_dpsgd import batch, dp_sgd, functional, head, norm, relative_error, take_in_turn
@@ -72,6 +73,21 @@ def test_a_classifier_of_several_inputs_needs_no_probe():
         "b": ((3, 3), "int32"),
     }
     assert dp_sgd(model).step(x, y).examples == 3
+
+
+@pytest.mark.parametrize("given", [list, tuple])
+@pytest.mark.parametrize("probed", [list, tuple])
+def test_lists_and_tuples_of_arrays_are_alike(given, probed):
+    (x, y), (some, labels) = examples(tuple, 5), examples(tuple, 3)
+    step = dp_sgd(model_of(tuple), loss=loss, probe=(probed(some), labels))
+    assert step.clipped_sum(given(x), given(y), BOUND).non_finite == 0
+
+
+@pytest.mark.parametrize("convert", [tf.constant, pd.DataFrame])
+def test_other_arrays_than_those_of_numpy_are_taken(convert):
+    step = dp_sgd(functional((6,), head))
+    x, y = batch(step.model)
+    assert step.clipped_sum(convert(x), tf.constant(y), BOUND).non_finite == 0
 
 
 WRONG = {
