@@ -252,9 +252,10 @@ def transcript(sites, direction, tmp_path_factory, monkeypatch):
 
 
 def test_the_sums_are_the_same(transcript):
+    """Of 650 numbers, one passes 8 deviations of the noise once in 10⁵ rounds; a sum's largest lies at 10 or more."""
     deviation = Z * 2**20
     for one, other in zip(*(transcript(world)[2] for world in (0, 1)), strict=True):
-        assert np.abs(one - other).max() < 10 * deviation < np.abs(one).max()
+        assert np.abs(one - other).max() < 8 * deviation < np.abs(one).max()
 
 
 def test_sizes_and_numbers_of_each_node_s_messages_are_the_same(transcript):
