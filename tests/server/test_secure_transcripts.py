@@ -252,7 +252,7 @@ def transcript(sites, direction, tmp_path_factory, monkeypatch):
 
 
 def test_the_sums_are_the_same(transcript):
-    """Of 650 numbers, one passes 8 deviations of the noise once in 10⁵ rounds; a sum's largest lies at 10 or more."""
+    """Compare with 8 deviations of the noise, which one of 650 differences passes once in 10⁵ rounds."""
     deviation = Z * 2**20
     for one, other in zip(*(transcript(world)[2] for world in (0, 1)), strict=True):
         assert np.abs(one - other).max() < 8 * deviation < np.abs(one).max()

@@ -147,7 +147,7 @@ def _contribution(gradient: Callable[[], Row], like: Row, bound: float) -> Row:
         found = tuple(
             np.asarray(part, np.float64).reshape(piece.shape) for part, piece in zip(gradient(), like, strict=True)
         )
-    except Exception:  # whatever it is, it must not tell the others' sum that it happened
+    except Exception:  # of any kind: the others' sum must not show that it happened
         return nothing
     factor = _factor(found, bound)
     return tuple(factor * part for part in found) if factor else nothing

@@ -22,11 +22,11 @@ from cloister.core.errors import UnsupportedModel
 from cloister.core.tensors import Compiled, Network, Tensor
 
 PASSES = ("arithmetic_optimization", "constant_folding", "remapping")
-"""Those that put other arithmetic in the place of what was traced. The memory optimizer does so too."""
+"""Passes that put other arithmetic in the place of what was traced. The memory optimizer does so too."""
 LEARNT = "while training: state learnt from data without noise; use a layer without state"
 REFUSED_PREFIXES = ("PyFunc", "EagerPyFunc", "Inplace", "Debug")
-"""Of operations that are refused, though TensorFlow counts some as stateless: they call Python, whose inside cannot be
-seen, change a constant, or write files."""
+"""Beginnings of types that are refused, though TensorFlow counts some as stateless. They call Python, whose inside
+cannot be seen, change a constant, or write files."""
 REFUSED = ("Batch", "BatchFunction", "Unbatch", "UnbatchGrad", "ReadFile", "MatchingFiles", "Abort")
 """More of those: they wait for other calls, read what one may have written, or end the process. Data sets may use
 files."""

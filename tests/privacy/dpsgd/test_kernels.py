@@ -17,7 +17,7 @@ from cloister.privacy.dpsgd import checks, in_rows, in_turn
 
 TWIN = {"twin": (lambda: small(keras.layers.Dense(4), keras.layers.Dense(4)), 1, 1)}
 CASES = 44
-"""Of all models together. Some show nothing: all that is held of a unit is then NaN."""
+"""Cases of all models together. Some show nothing: all that is held of a unit is then NaN."""
 
 
 def tried(models, monkeypatch):
