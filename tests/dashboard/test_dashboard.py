@@ -158,14 +158,14 @@ def test_what_an_ended_run_claims(tmp_path):
     (steps / "config.json").write_text(json.dumps(settings))
     client = Asking(application(Places(runs=tmp_path)))
     shown = page(client, "/")
-    assert re.search(r"early digits global-dp 3/3 ended: operator 28\.4 no protection in practice", shown)
+    assert re.search(r"early digits global-dp 3/3 ended: operator 28\.4 weak", shown)
     assert re.search(r"steps digits dp-sgd on clients 3/3 ended: as-asked 3 \(example\)", shown)
-    assert shown.count("no protection in practice") == 1
-    assert "28.4, for one client; it is no protection in practice" in page(client, "/runs/early")
+    assert shown.count("weak") == 1
+    assert "28.4, for one client; it is weak" in page(client, "/runs/early")
     assert "ε that is claimed 3, for one example" in page(client, "/runs/steps")
     state = status.run_state(tmp_path / "early")
     told = status.told(state, None)
-    assert state.claimed == 28.37 and "  ε 28.4 claimed, for one client; no protection in practice" in told
+    assert state.claimed == 28.37 and "  ε 28.4 claimed, for one client; weak" in told
 
 
 def test_budgets(tmp_path):

@@ -61,9 +61,15 @@ class TestTheBestGuess:
         assert probability * 100 - 1e-4 <= shown <= probability * 100 + 0.1
 
 
-def test_a_guess_that_is_right_just_as_often_as_allowed_is_allowed(monkeypatch):
-    monkeypatch.setattr(worth, "SURE", best_guess(1.0, 1e-5))
-    assert worth.is_practical(1.0, 1e-5) and not worth.is_practical(1.001, 1e-5)
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "name"),
+    [
+        *((0.0, 0.0, "strong"), (1.0, 1e-5, "strong"), (1.001, 1e-5, "reasonable"), (10.0, 0.01, "reasonable")),
+        *((10.001, 0.0, "weak"), (math.inf, 0.0, "weak"), (0.5, 0.011, "weak")),
+    ],
+)
+def test_the_tiers_are_those_of_the_field(epsilon, delta, name):
+    assert worth.tier(epsilon, delta) == name
 
 
 class TestSentences:
@@ -89,12 +95,12 @@ class TestSentences:
 
     def test_a_figure_without_a_number_protects_nobody(self):
         (told,) = meanings(stated(replace(OF_RUN, epsilon=None)))
-        assert not told.practical and told.who.startswith("There is a claim for every client")
+        assert not told.practical and told.who.startswith("There is a weak claim for every client")
         assert "with a probability of at most 100 % instead of 50 % (ε = inf" in told.how_much
 
     def test_a_guess_that_is_nearly_certain_is_called_so(self):
         (told,) = meanings(stated(replace(OF_RUN, epsilon=4.0)))
-        assert "(ε = 4, δ = 1e-05), so that the guess may be nearly certain, and at most" in told.how_much
+        assert "(ε = 4, δ = 1e-05: reasonable), so that the guess may be nearly certain, and at most" in told.how_much
         (doubtful,) = meanings(stated(OF_RUN))
         assert "certain" not in doubtful.how_much
 
@@ -115,7 +121,7 @@ class TestSentences:
         assert "ε = 12.75" in lines[1] and "before ε = 4 for one example is passed" in lines[-1]
         assert (
             summary_of_clients(claim)
-            == "dp-sgd (sound, but no protection in practice; ε = 12.75 for one example of a client with 64)"
+            == "dp-sgd (sound, weak; ε = 12.75 for one example of a client with 64)"
         )
         assert summary_of_clients(replace(claim, reasons=("no noise",))) == "dp-sgd (heuristic)"
         (told,) = meanings(stated(mechanism="none", clients=claim))
@@ -123,12 +129,13 @@ class TestSentences:
         (without,) = meanings(stated(mechanism="none", clients=replace(claim, parameters={})))
         assert "budget" not in without.how_much and len(render_clients(replace(claim, parameters={}))) == len(lines) - 1
 
-    def test_what_protects_nobody_is_called_so_in_the_same_words_everywhere(self):
-        said = stated(Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 7.999, 1e-5))
+    @pytest.mark.parametrize(("epsilon", "name"), [(0.9, "strong"), (7.999, "reasonable"), (10.1, "weak")])
+    def test_a_tier_has_one_name_everywhere(self, epsilon, name):
+        said = stated(Figure("client", "add-or-remove", None, OUTSIDERS, RUN, epsilon, 1e-5))
         (told,) = meanings(said)
-        assert "no protection in practice" in told.who and "which is no protection in practice" in told.how_much
-        assert render(said)[0].endswith("sound, but no protection in practice") and not told.practical
-        assert summary(said.claim).endswith("(sound, but no protection in practice)")
+        assert ("a weak claim" in told.who) is (name == "weak") is not told.practical
+        assert f": {name})" in told.how_much
+        assert render(said)[0].endswith(f"sound, {name}") and summary(said.claim).endswith(f"(sound, {name})")
 
     @pytest.mark.parametrize(
         "statement",

@@ -114,7 +114,7 @@ def nothing_released(*figures, lasting=True):
     return stated(replace(OF_RUN, epsilon=0.0), *figures, rounds=0, ledger=ledger)
 
 
-ABOUT_ONE = f"{LEFT_OUT}73.2 % instead of 50 % (ε = 1, δ = 1e-05), and at most 88.1 %{OF_A_PART}"
+ABOUT_ONE = f"{LEFT_OUT}73.2 % instead of 50 % (ε = 1, δ = 1e-05: strong), and at most 88.1 %{OF_A_PART}"
 NONE_LEFT = "Nothing was released: no round was run, and the model is the one that the run began with."
 UNBOUNDED = "; over all runs in the ledger nothing is bounded, as earlier ones released without a guarantee."
 EARLIER = "Earlier runs in the ledger keep their own claims: all together ε = 2, δ = 1e-05"
@@ -154,22 +154,21 @@ OF_THE_SERVER += [
         of_server(
             who="The run protects every single example of every client: it hides which of any two versions of it was "
             "used for one example.",
-            how_much=f"{EXCHANGED}98.3 % instead of 50 % (ε = 4, δ = 1e-05), so that the guess may be nearly certain.",
+            how_much=f"{EXCHANGED}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable), so that the guess may be nearly certain.",
         ),
     ),
     (
         stated(replace(OF_RUN, relation="replace-one", epsilon=7.999, delta=0.0), OF_ALL),
         of_server(
-            who="There is a claim for every client, with everything it holds, but it is no protection in practice of "
-            "which of any two versions of it was used for one client.",
-            how_much=f"{EXCHANGED}99.97 % instead of 50 % (ε = 7.999, δ = 0), which is no protection in practice.",
-            practical=False,
+            who="The run protects every client, with everything it holds: it hides which of any two versions of it was "
+            "used for one client.",
+            how_much=f"{EXCHANGED}99.97 % instead of 50 % (ε = 7.999, δ = 0: reasonable), so that the guess may be nearly certain.",
         ),
     ),
     (
         stated(replace(OF_RUN, epsilon=4.0), OF_ALL),
         of_server(
-            how_much=f"{LEFT_OUT}98.3 % instead of 50 % (ε = 4, δ = 1e-05), so that the guess may be nearly certain, "
+            how_much=f"{LEFT_OUT}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable), so that the guess may be nearly certain, "
             f"and at most 99.97 %{OF_A_PART}.",
         ),
     ),
@@ -177,37 +176,41 @@ OF_THE_SERVER += [
         stated(replace(OF_RUN, unit="ward", epsilon=0.0, delta=0.0), replace(OF_ALL, epsilon=0.0, delta=0.0)),
         of_server(
             who="The run protects ward: it hides whether the data of one ward was used at all.",
-            how_much=f"{LEFT_OUT}50.0 % instead of 50 % (ε = 0, δ = 0).",
+            how_much=f"{LEFT_OUT}50.0 % instead of 50 % (ε = 0, δ = 0: strong).",
         ),
     ),
     (
         stated(replace(OF_RUN, epsilon=0.0, delta=0.0), replace(OF_ALL, epsilon=0.5, delta=0.0)),
         of_server(
-            how_much=f"{LEFT_OUT}50.0 % instead of 50 % (ε = 0, δ = 0), and at most 50.0 %{OF_A_PART}; over all runs "
+            how_much=f"{LEFT_OUT}50.0 % instead of 50 % (ε = 0, δ = 0: strong), and at most 50.0 %{OF_A_PART}; over all runs "
             "in the ledger 62.3 % (ε = 0.5, δ = 0).",
         ),
     ),
     (
         stated(replace(OF_RUN, delta=0.05), replace(OF_ALL, epsilon=1.0)),
         of_server(
-            how_much=f"{LEFT_OUT}74.5 % instead of 50 % (ε = 1, δ = 0.05), and at most 90.3 %{OF_A_PART}.",
+            who="There is a weak claim for every client, with everything it holds: it hardly hides whether the data of "
+            "one client was used at all.",
+            practical=False,
+            how_much=f"{LEFT_OUT}74.5 % instead of 50 % (ε = 1, δ = 0.05: weak), and at most 90.3 %{OF_A_PART}.",
         ),
     ),
     (
         stated(replace(OF_RUN, unit="example", relation="replace-one", epsilon=4.59, delta=0.05), OF_ALL),
         of_server(
-            who="There is a claim for every single example of every client, but it is no protection in practice of "
-            "which of any two versions of it was used for one example.",
-            how_much=f"{EXCHANGED}99.05 % instead of 50 % (ε = 4.59, δ = 0.05), which is no protection in practice.",
+            who="There is a weak claim for every single example of every client: it hardly hides which of any two "
+            "versions of it was used for one example.",
+            how_much=f"{EXCHANGED}99.05 % instead of 50 % (ε = 4.59, δ = 0.05: weak), so that the guess may be nearly certain.",
             practical=False,
         ),
     ),
     (
         stated(replace(OF_RUN, unit="example", epsilon=0.0, delta=0.97), replace(OF_ALL, epsilon=0.0)),
         of_server(
-            who="The run protects every single example of every client: it hides whether the data of one example was "
-            "used at all.",
-            how_much=f"{LEFT_OUT}98.5 % instead of 50 % (ε = 0, δ = 0.97), so that the guess may be nearly certain.",
+            who="There is a weak claim for every single example of every client: it hardly hides whether the data of "
+            "one example was used at all.",
+            how_much=f"{LEFT_OUT}98.5 % instead of 50 % (ε = 0, δ = 0.97: weak), so that the guess may be nearly certain.",
+            practical=False,
         ),
     ),
     *(
@@ -256,7 +259,7 @@ ASKED = (
     "; nodes were asked to stop training before ε = 4 for one {} is passed (privacy.client-max-epsilon); the figures "
     "do not count on that, as each node keeps its budget itself."
 )
-ABOUT_A_CLIENT = f"{EXCHANGED}88.1 % instead of 50 % (ε = 2, δ = 1e-05)"
+ABOUT_A_CLIENT = f"{EXCHANGED}88.1 % instead of 50 % (ε = 2, δ = 1e-05: reasonable)"
 OF_TWO = "; this ε is that of a client with 65 examples; other sizes go down to ε = 0 with 64 examples."
 OF_THE_CLIENTS = [
     (
@@ -275,23 +278,23 @@ OF_THE_CLIENTS = [
     ),
     (
         dp_sgd({64: 0.0, 65: 2.0}),
-        by_clients(f"{LEFT_OUT}88.1 % instead of 50 % (ε = 2, δ = 1e-05){OF_TWO}{SIZES}."),
+        by_clients(f"{LEFT_OUT}88.1 % instead of 50 % (ε = 2, δ = 1e-05: reasonable){OF_TWO}{SIZES}."),
     ),
     (
         dp_sgd({64: 0.0, 65: 2.0}, known=True, parameters=BUDGET),
         by_clients(
-            f"{LEFT_OUT}88.1 % instead of 50 % (ε = 2, δ = 1e-05){OF_TWO} By Rényi DP no client has a size that costs "
+            f"{LEFT_OUT}88.1 % instead of 50 % (ε = 2, δ = 1e-05: reasonable){OF_TWO} By Rényi DP no client has a size that costs "
             f"more. A client as a whole is hardly protected{ASKED.format('example')}"
         ),
     ),
     (
         dp_sgd({8: 12.75}, unit="group", known=True),
         by_clients(
-            f"{LEFT_OUT}100 % instead of 50 % (ε = 12.75, δ = 1e-05), which is no protection in practice; this ε is "
-            "that of a client with 8 groups. By Rényi DP no client has a size that costs more. A client as a whole is "
+            f"{LEFT_OUT}100 % instead of 50 % (ε = 12.75, δ = 1e-05: weak), so that the guess may be nearly certain; "
+            "this ε is that of a client with 8 groups. By Rényi DP no client has a size that costs more. A client as a whole is "
             "hardly protected.",
-            "There is a claim for every group of examples of every client (all examples of one patient, or of one "
-            "writer), but it is no protection in practice of whether the data of one group was used at all.",
+            "There is a weak claim for every group of examples of every client (all examples of one patient, or of one "
+            "writer): it hardly hides whether the data of one group was used at all.",
             practical=False,
         ),
     ),
@@ -343,19 +346,19 @@ def test_the_servers_come_before_the_clients_unless_they_alone_guarantee_nothing
         (local(reasons=("so",)), "gaussian (heuristic)", None),
         (local(LOCAL, reasons=("so",)), "gaussian (heuristic)", None),
         (local(replace(LOCAL, epsilon=None), Figure("neighbourhood", epsilon=3.0)), "gaussian (sound)", None),
-        (local(replace(LOCAL, epsilon=0.5), LOCAL), "gaussian (sound; ε = 2 for one client)", 2.0),
+        (local(replace(LOCAL, epsilon=0.5), LOCAL), "gaussian (sound, reasonable; ε = 2 for one client)", 2.0),
         (
             local(replace(LOCAL, epsilon=0.0), replace(LOCAL, epsilon=0.5)),
-            "gaussian (sound; ε = 0.5 for one client)",
+            "gaussian (sound, strong; ε = 0.5 for one client)",
             0.5,
         ),
         (dp_sgd({}), "dp-sgd (sound)", None),
         (dp_sgd({64: 0.0}, rounds=0), "dp-sgd (nobody trained)", 0.0),
-        (dp_sgd({64: 0.5, 65: 0.0}), "dp-sgd (sound; ε = 0.5 for one example of a client with 64)", 0.5),
-        (dp_sgd({64: 2.0, 65: 3.0}, unit="group"), "dp-sgd (sound; ε = 3 for one group of a client with 65)", 3.0),
+        (dp_sgd({64: 0.5, 65: 0.0}), "dp-sgd (sound, strong; ε = 0.5 for one example of a client with 64)", 0.5),
+        (dp_sgd({64: 2.0, 65: 3.0}, unit="group"), "dp-sgd (sound, reasonable; ε = 3 for one group of a client with 65)", 3.0),
         (
             dp_sgd({64: 9.0, 65: 3.0}),
-            "dp-sgd (sound, but no protection in practice; ε = 9 for one example of a client with 64)",
+            "dp-sgd (sound, reasonable; ε = 9 for one example of a client with 64)",
             9.0,
         ),
     ],

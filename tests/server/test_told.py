@@ -52,14 +52,14 @@ def test_a_seed_of_the_noise_is_told_to_nobody(tmp_path, kind):
 def test_a_sound_claim_that_is_worth_nothing_says_so_at_the_start_and_at_the_end(tmp_path, multiplier, weak):
     _, said = told(tmp_path, SOUND | {"tensorboard": False, "privacy.noise-multiplier": multiplier})
     opening, closing = said.split("Result")
-    assert ("sound, but no protection in practice" in opening) is weak
-    assert ("sound, but no protection in practice" in closing) is weak
+    assert ("sound, weak" in opening) is weak
+    assert ("sound, weak" in closing) is weak
     assert "ε at most" in opening
 
 
-@pytest.mark.parametrize(("epsilon", "weak"), [(None, False), (0.5, False), (4.595, False), (4.596, True)])
-def test_the_limit_of_that_is_a_guess_that_is_right_99_times_in_100(epsilon, weak):
-    assert ("no protection in practice" in strength(epsilon)) is weak
+@pytest.mark.parametrize(("epsilon", "told"), [(None, "sound"), (0.5, "sound, strong"), (10.5, "sound, weak")])
+def test_a_sound_claim_has_a_tier_where_its_epsilon_is_known(epsilon, told):
+    assert strength(epsilon) == told
 
 
 def test_early_stopping_shows_the_scores_of_the_model_it_keeps(tmp_path, monkeypatch):

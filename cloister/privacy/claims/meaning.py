@@ -14,7 +14,7 @@ from cloister.privacy.claims.words import (
     render_largest,
     strength,
 )
-from cloister.privacy.claims.worth import NO_PROTECTION, best_guess, is_practical
+from cloister.privacy.claims.worth import best_guess, tier
 
 NO_BOUND = (
     "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
@@ -43,7 +43,7 @@ class Meaning:
         who: is protected.
         against: whom.
         how_much: in words, with its numbers.
-        practical: whether a guess may not always be right in practice; a guarantee that is not protects nobody.
+        practical: whether its tier is not weak.
     """
 
     about: str
@@ -105,7 +105,7 @@ def _of_server(statement: Statement) -> Meaning:
     if statement.released_nothing:
         return Meaning(about, True, f"{_sentence(NOTHING_RELEASED)}.", NO_GUESS, _of_other_runs(statement))
     how_much = _how_much(figure) + _condition(figure) + _over_all_runs(statement)
-    return Meaning(about, True, _who(figure), _against(claim, figure), how_much, _is_practical(figure))
+    return Meaning(about, True, _who(figure), _against(claim, figure), how_much, _tier(figure) != "weak")
 
 
 def _against(claim: Claim, figure: Figure) -> str:
@@ -161,7 +161,7 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     budget = f"; {told}" if (told := beyond_budget(claim)) else ""
     how_much = _how_much(figure) + _condition(figure) + sizes + budget + "."
     against = f"The claim holds against {figure.adversary}."
-    return Meaning(about, True, _who(figure), against, how_much, _is_practical(figure))
+    return Meaning(about, True, _who(figure), against, how_much, _tier(figure) != "weak")
 
 
 def weakest(claim: ClientClaim) -> Figure | None:
@@ -210,13 +210,13 @@ def _without_guarantee(about: str, claim: Claim) -> Meaning:
 
 def _who(figure: Figure) -> str:
     whom = HELD.get(figure.unit, figure.unit)
-    if not _is_practical(figure):
-        return f"There is a claim for {whom}, but it is {NO_PROTECTION} of {_secret(figure)}."
+    if _tier(figure) == "weak":
+        return f"There is a weak claim for {whom}: it hardly hides {_secret(figure)}."
     return f"The run protects {whom}: it hides {_secret(figure)}."
 
 
-def _is_practical(figure: Figure) -> bool:
-    return is_practical(figure.bound, figure.delta or 0.0)
+def _tier(figure: Figure) -> str:
+    return tier(figure.bound, figure.delta or 0.0)
 
 
 def _secret(figure: Figure) -> str:
@@ -236,11 +236,10 @@ def _how_much(figure: Figure) -> str:
     guess = _guess(figure)
     told = (
         f"Somebody who knows everything else, and takes {_between(figure)} for equally likely, guesses right which of "
-        f"the two it was with a probability of at most {percent(guess)} instead of 50 % ({_parameters(figure)})"
+        f"the two it was with a probability of at most {percent(guess)} instead of 50 % ({_parameters(figure)}: "
+        f"{_tier(figure)})"
     )
-    if not _is_practical(figure):
-        told += f", which is {NO_PROTECTION}"
-    elif guess > LITTLE_DOUBT:
+    if guess > LITTLE_DOUBT:
         told += ", so that the guess may be nearly certain"
     if figure.unit == "client" and figure.relation == "add-or-remove":
         part = best_guess_of_a_part(figure.bound, figure.delta or 0.0)

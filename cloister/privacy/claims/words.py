@@ -13,7 +13,7 @@ from cloister.privacy.claims.claim import (
     Statement,
 )
 from cloister.privacy.claims.server import RUN
-from cloister.privacy.claims.worth import NO_PROTECTION, is_practical
+from cloister.privacy.claims.worth import tier
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 NOT_KNOWN = (
@@ -26,8 +26,8 @@ NOBODY_TRAINED = "no client trained: nothing that follows from its data left any
 
 
 def strength(epsilon: float | None) -> str:
-    """What to call a sound claim of this ε; None: it is not known."""
-    return "sound" if is_practical(epsilon) else f"sound, but {NO_PROTECTION}"
+    """Return the status of a sound claim with its tier; None: its ε is not known."""
+    return "sound" if epsilon is None else f"sound, {tier(epsilon)}"
 
 
 def contract(claim: Claim, epsilon: float | None = None) -> str:
@@ -226,5 +226,5 @@ def _render_local_figure(figure: Figure) -> str:
     if figure.leakage is not None:
         return f"leakage of at most {at_most(figure.leakage)} within distance {figure.radius:.4g}, {figure.scope}"
     at = f" at δ = {at_most(figure.delta)}" if figure.delta else ", pure"
-    worth = "" if is_practical(figure.epsilon) else f", which is {NO_PROTECTION}"
+    worth = "" if figure.epsilon is None else f", {tier(figure.epsilon, figure.delta or 0.0)}"
     return f"ε = {at_most(figure.epsilon)}{at} for everything a client holds, {figure.relation}, {figure.scope}{worth}"

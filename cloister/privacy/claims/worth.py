@@ -1,14 +1,14 @@
-"""What an ε is worth: the best guess that it allows, and from which one on it protects nobody in practice.
+"""What an ε is worth: the best guess that it allows, and its tier.
 
-The one threshold, and the words for it, that the plan, the console, the reports and the dashboard go by. A line that
-shows ε without its δ is judged as if δ were 0; the sentences of the report count it in.
+The plan, the console, the reports and the dashboard use these words.
 """
 
 import math
 
-SURE = 0.99
-"""A guess that may be right more often than this is as good as certain: above ε = 4.6."""
-NO_PROTECTION = "no protection in practice"
+TIERS = {"strong": 1.0, "reasonable": 10.0, "weak": math.inf}
+"""The largest ε of each tier, for the unit at hand: Ponomareva et al. (2023), How to DP-fy ML, arXiv:2303.00654, §5.2."""
+LARGE_DELTA = 0.01
+"""A guarantee of a larger δ is weak, whatever its ε: with that probability it may not hold."""
 
 
 def best_guess(epsilon: float, delta: float) -> float:
@@ -42,14 +42,16 @@ def best_guess(epsilon: float, delta: float) -> float:
     return 1 - (1 - delta) * wrong
 
 
-def is_practical(epsilon: float | None, delta: float = 0.0) -> bool:
-    """Whether a guarantee with this ε leaves doubt about a guess; None: there is nothing to judge.
+def tier(epsilon: float, delta: float = 0.0) -> str:
+    """Return `strong`, `reasonable` or `weak`.
 
     Args:
         epsilon, delta: as in `best_guess`.
 
     Examples:
-        >>> is_practical(4.5), is_practical(8.0)
-        (True, False)
+        >>> tier(1.0), tier(8.0, 1e-5), tier(12.0), tier(0.5, 0.1)
+        ('strong', 'reasonable', 'weak', 'weak')
     """
-    return epsilon is None or best_guess(epsilon, delta) <= SURE
+    if delta > LARGE_DELTA:
+        return "weak"
+    return next(name for name, largest in TIERS.items() if epsilon <= largest)

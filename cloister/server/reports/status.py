@@ -22,7 +22,7 @@ from cloister.privacy.claims.claim import Figure
 from cloister.privacy.claims.meaning import weakest
 from cloister.privacy.claims.record import statement_of
 from cloister.privacy.claims.server import RUN
-from cloister.privacy.claims.worth import NO_PROTECTION, is_practical
+from cloister.privacy.claims.worth import tier
 from cloister.server.reports.rundir import BEGUN, RUNNING
 
 STOPPED_AFTER = 60
@@ -91,9 +91,9 @@ class RunState:
 
     @property
     def worth(self) -> str:
-        """What the ε that is shown of it is, in words, where that is no protection; else empty."""
+        """Return `weak` where that is the tier of the ε that is shown; else an empty string."""
         shown = self.epsilon if self.claimed is None and self.state == "running" else self.claimed
-        return "" if is_practical(shown) else NO_PROTECTION
+        return "weak" if shown is not None and tier(shown) == "weak" else ""
 
     def without_ledger(self) -> "RunState":
         """The same without what it tells of its ledger, where other runs spend that must not be seen to."""

@@ -123,7 +123,7 @@ CLAIM = """
 {% for told in meanings %}
 <div class="claim{{ ' sound' if told.guaranteed and told.practical }}">
 <h3>{{ 'No guarantee from' if not told.guaranteed else 'Guaranteed by' if told.practical
-else 'No protection in practice: the guarantee by' }} {{ told.about }}</h3>
+else 'Weak: the guarantee by' }} {{ told.about }}</h3>
 {% for sentence in told.sentences %}<p>{{ sentence | code }}</p>
 {% endfor %}</div>
 {% endfor %}
@@ -134,7 +134,8 @@ else 'No protection in practice: the guarantee by' }} {{ told.about }}</h3>
 {% if figures %}
 <h3>The figures</h3>
 <div class="wide" tabindex="0"><table>
-<caption>ε by the tightest accountant, and what it is about. A smaller ε protects more.</caption>
+<caption>ε by the tightest accountant, and what it is about. A smaller ε protects more: strong up to 1, reasonable up to
+10, weak above (Ponomareva et al., 2023).</caption>
 <thead><tr><th scope="col">Of</th><th scope="col">Unit</th><th scope="col" class="n">ε</th>
 <th scope="col" class="n">δ</th>
 <th scope="col" class="n">Best guess</th><th scope="col">Against</th><th scope="col">Scope and conditions</th></tr>
