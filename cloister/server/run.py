@@ -32,6 +32,7 @@ from cloister.server.evaluation import CentralEvaluation
 from cloister.server.lasting import (
     confine_ledger,
     is_lasting,
+    is_simulated,
     refuse_closing,
     refuse_forgetful_nodes,
     render_budget,
@@ -111,6 +112,7 @@ class _Scene:
     rounds: list[Round] = field(default_factory=list)
     sites: Sites = field(default_factory=Sites)
     sizes: tuple[LocalSteps, ...] = ()
+    simulated: bool = False
 
     @property
     def progress(self) -> Progress | None:
@@ -145,8 +147,8 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
         stopping = EarlyStopping(config.evaluation.patience, config.privacy.split_round)
         directory = _directory(plan, grid, clients, earlier, stack)
-        sizes = sizes_known(plan, grid)
-        scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier, sizes=sizes)
+        scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier)
+        scene = replace(scene, sizes=sizes_known(plan, grid), simulated=is_simulated(grid))
         _enter(scene, grid)
         scene = _open(scene, stack, clients)
         with Stop().listening() as stop, _observers(scene, grid) as observers:
@@ -407,7 +409,8 @@ def _statement(scene: _Scene, loop: RoundLoop) -> Statement:
     clients = _client_claim(scene, loop, asked, ended_by_choice)
     planned = plan.planned(layout) if ended_by_choice else None
     lasting = is_lasting(plan, scene.directory.path)
-    return statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed, lasting)
+    said = statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed, lasting)
+    return replace(said, simulated=scene.simulated)
 
 
 def _client_claim(scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: bool) -> ClientClaim | None:

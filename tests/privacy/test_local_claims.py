@@ -192,5 +192,5 @@ class TestBoth:
         assert "the server" in claim().adversary and "its own code" in claim().adversary
 
     def test_an_epsilon_that_is_worth_nothing_is_called_so(self, claim):
-        assert any(line.endswith(", weak") or ", weak:" in line for line in render_clients(claim(client_noise_multiplier=0.5)))
+        assert any(", weak" in line for line in render_clients(claim(client_noise_multiplier=0.5)))
         assert not any("weak" in line for line in render_clients(claim(client_noise_multiplier=1e4)))

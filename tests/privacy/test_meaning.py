@@ -15,7 +15,7 @@ from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState
 from cloister.privacy.claims.meaning import best_guess_of_a_part, meanings, percent, summary_of_clients
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
-from cloister.privacy.claims.words import render, render_clients, render_largest, summary
+from cloister.privacy.claims.words import SIMULATED, render, render_clients, render_largest, summary
 from cloister.privacy.claims.worth import best_guess
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
@@ -119,15 +119,18 @@ class TestSentences:
         claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes, parameters={"privacy.client-max-epsilon": 4.0})
         lines = render_clients(claim)
         assert "ε = 12.75" in lines[1] and "before ε = 4 for one example is passed" in lines[-1]
-        assert (
-            summary_of_clients(claim)
-            == "dp-sgd (sound, weak; ε = 12.75 for one example of a client with 64)"
-        )
+        assert summary_of_clients(claim) == "dp-sgd (sound, weak; ε = 12.75 for one example of a client with 64)"
         assert summary_of_clients(replace(claim, reasons=("no noise",))) == "dp-sgd (heuristic)"
         (told,) = meanings(stated(mechanism="none", clients=claim))
         assert "do not count on that, as each node keeps its budget itself." in told.how_much
         (without,) = meanings(stated(mechanism="none", clients=replace(claim, parameters={})))
         assert "budget" not in without.how_much and len(render_clients(replace(claim, parameters={}))) == len(lines) - 1
+
+    def test_a_simulation_says_so_first_and_keeps_it_in_its_record(self):
+        said = replace(stated(OF_RUN), simulated=True)
+        assert render(said)[0] == SIMULATED and render(stated(OF_RUN)) == render(said)[1:]
+        assert next(iter(record(said))) == "simulation" and statement_of(record(said)) == said
+        assert "simulation" not in record(stated(OF_RUN))
 
     @pytest.mark.parametrize(("epsilon", "name"), [(0.9, "strong"), (7.999, "reasonable"), (10.1, "weak")])
     def test_a_tier_has_one_name_everywhere(self, epsilon, name):

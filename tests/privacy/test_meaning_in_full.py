@@ -77,6 +77,7 @@ def without(about, why):
 
 
 HEURISTIC = "adds noise, but this is no guarantee against anybody:"
+CERTAIN = ", so that the guess may be nearly certain"
 OF_THE_SERVER = [
     (
         stated(mechanism="none"),
@@ -154,7 +155,7 @@ OF_THE_SERVER += [
         of_server(
             who="The run protects every single example of every client: it hides which of any two versions of it was "
             "used for one example.",
-            how_much=f"{EXCHANGED}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable), so that the guess may be nearly certain.",
+            how_much=f"{EXCHANGED}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable){CERTAIN}.",
         ),
     ),
     (
@@ -162,13 +163,13 @@ OF_THE_SERVER += [
         of_server(
             who="The run protects every client, with everything it holds: it hides which of any two versions of it was "
             "used for one client.",
-            how_much=f"{EXCHANGED}99.97 % instead of 50 % (ε = 7.999, δ = 0: reasonable), so that the guess may be nearly certain.",
+            how_much=f"{EXCHANGED}99.97 % instead of 50 % (ε = 7.999, δ = 0: reasonable){CERTAIN}.",
         ),
     ),
     (
         stated(replace(OF_RUN, epsilon=4.0), OF_ALL),
         of_server(
-            how_much=f"{LEFT_OUT}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable), so that the guess may be nearly certain, "
+            how_much=f"{LEFT_OUT}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable){CERTAIN}, "
             f"and at most 99.97 %{OF_A_PART}.",
         ),
     ),
@@ -182,8 +183,8 @@ OF_THE_SERVER += [
     (
         stated(replace(OF_RUN, epsilon=0.0, delta=0.0), replace(OF_ALL, epsilon=0.5, delta=0.0)),
         of_server(
-            how_much=f"{LEFT_OUT}50.0 % instead of 50 % (ε = 0, δ = 0: strong), and at most 50.0 %{OF_A_PART}; over all runs "
-            "in the ledger 62.3 % (ε = 0.5, δ = 0).",
+            how_much=f"{LEFT_OUT}50.0 % instead of 50 % (ε = 0, δ = 0: strong), and at most 50.0 %{OF_A_PART}; over "
+            "all runs in the ledger 62.3 % (ε = 0.5, δ = 0).",
         ),
     ),
     (
@@ -200,7 +201,7 @@ OF_THE_SERVER += [
         of_server(
             who="There is a weak claim for every single example of every client: it hardly hides which of any two "
             "versions of it was used for one example.",
-            how_much=f"{EXCHANGED}99.05 % instead of 50 % (ε = 4.59, δ = 0.05: weak), so that the guess may be nearly certain.",
+            how_much=f"{EXCHANGED}99.05 % instead of 50 % (ε = 4.59, δ = 0.05: weak){CERTAIN}.",
             practical=False,
         ),
     ),
@@ -209,7 +210,7 @@ OF_THE_SERVER += [
         of_server(
             who="There is a weak claim for every single example of every client: it hardly hides whether the data of "
             "one example was used at all.",
-            how_much=f"{LEFT_OUT}98.5 % instead of 50 % (ε = 0, δ = 0.97: weak), so that the guess may be nearly certain.",
+            how_much=f"{LEFT_OUT}98.5 % instead of 50 % (ε = 0, δ = 0.97: weak){CERTAIN}.",
             practical=False,
         ),
     ),
@@ -283,16 +284,16 @@ OF_THE_CLIENTS = [
     (
         dp_sgd({64: 0.0, 65: 2.0}, known=True, parameters=BUDGET),
         by_clients(
-            f"{LEFT_OUT}88.1 % instead of 50 % (ε = 2, δ = 1e-05: reasonable){OF_TWO} By Rényi DP no client has a size that costs "
-            f"more. A client as a whole is hardly protected{ASKED.format('example')}"
+            f"{LEFT_OUT}88.1 % instead of 50 % (ε = 2, δ = 1e-05: reasonable){OF_TWO} By Rényi DP no client has a size "
+            f"that costs more. A client as a whole is hardly protected{ASKED.format('example')}"
         ),
     ),
     (
         dp_sgd({8: 12.75}, unit="group", known=True),
         by_clients(
-            f"{LEFT_OUT}100 % instead of 50 % (ε = 12.75, δ = 1e-05: weak), so that the guess may be nearly certain; "
-            "this ε is that of a client with 8 groups. By Rényi DP no client has a size that costs more. A client as a whole is "
-            "hardly protected.",
+            f"{LEFT_OUT}100 % instead of 50 % (ε = 12.75, δ = 1e-05: weak){CERTAIN}; "
+            "this ε is that of a client with 8 groups. By Rényi DP no client has a size that costs more. A client as a "
+            "whole is hardly protected.",
             "There is a weak claim for every group of examples of every client (all examples of one patient, or of one "
             "writer): it hardly hides whether the data of one group was used at all.",
             practical=False,
@@ -355,7 +356,11 @@ def test_the_servers_come_before_the_clients_unless_they_alone_guarantee_nothing
         (dp_sgd({}), "dp-sgd (sound)", None),
         (dp_sgd({64: 0.0}, rounds=0), "dp-sgd (nobody trained)", 0.0),
         (dp_sgd({64: 0.5, 65: 0.0}), "dp-sgd (sound, strong; ε = 0.5 for one example of a client with 64)", 0.5),
-        (dp_sgd({64: 2.0, 65: 3.0}, unit="group"), "dp-sgd (sound, reasonable; ε = 3 for one group of a client with 65)", 3.0),
+        (
+            dp_sgd({64: 2.0, 65: 3.0}, unit="group"),
+            "dp-sgd (sound, reasonable; ε = 3 for one group of a client with 65)",
+            3.0,
+        ),
         (
             dp_sgd({64: 9.0, 65: 3.0}),
             "dp-sgd (sound, reasonable; ε = 9 for one example of a client with 64)",

@@ -253,6 +253,7 @@ class Statement:
         clients: about the mechanism on the clients; None without one.
         planned: events that count beside those in the ledger, each with how often: they were planned, and the run was
             ended before by somebody who sees its models, or by a rule about them.
+        simulated: whether one process played the clients: the claim is about the protocol, and not about people.
     """
 
     claim: Claim
@@ -261,6 +262,7 @@ class Statement:
     ledger: LedgerState
     clients: ClientClaim | None = None
     planned: tuple[tuple[Event, int], ...] = ()
+    simulated: bool = False
 
     @property
     def released_nothing(self) -> bool:

@@ -45,6 +45,8 @@ def record(statement: Statement) -> dict[str, object]:
         "unprotected": list(statement.claim.unprotected),
         "ledger": _kebab(statement.ledger),
     }
+    if statement.simulated:
+        content = {"simulation": True, **content}
     if statement.planned:
         content["planned"] = [{"event": to_json(event), "count": count} for event, count in statement.planned]
     return content if statement.clients is None else {**content, "clients": record_clients(statement.clients)}
@@ -112,7 +114,8 @@ def statement_of(content: Mapping[str, Any]) -> Statement:
         ledger = LedgerState(**_snake(content["ledger"]))
         clients = _read_clients(content["clients"]) if "clients" in content else None
         planned = tuple((from_json(item["event"]), int(item["count"])) for item in content.get("planned", ()))
-        return Statement(claim, content["rounds"], content["sampling"], ledger, clients, planned)
+        simulated = bool(content.get("simulation"))
+        return Statement(claim, content["rounds"], content["sampling"], ledger, clients, planned, simulated)
     except (KeyError, TypeError, AttributeError, PrivacyError) as error:
         raise ValueError(f"no statement about a run's privacy: {type(error).__name__}") from None
 

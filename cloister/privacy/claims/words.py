@@ -21,6 +21,9 @@ NOT_KNOWN = (
     "own ledger, and `cloister plan --public-size N` says what a site that states N comes to"
 )
 KNOWN = "figures are for sizes that they have: the smallest, the middle, the largest and, by Rényi DP, the costliest"
+SIMULATED = (
+    "simulation: one process played server and clients; the claims are about the protocol, not about people at sites"
+)
 NOTHING_RELEASED = "nothing was released: no round was run, and the model is the one that the run began with"
 NOBODY_TRAINED = "no client trained: nothing that follows from its data left any of them"
 
@@ -96,8 +99,9 @@ def summary(claim: Claim) -> str:
 
 
 def render(statement: Statement) -> list[str]:
-    """A statement as lines of plain text: about the server's mechanism, then about the clients'."""
-    return [*_render_server(statement), *(render_clients(statement.clients) if statement.clients else ())]
+    """Return a statement as lines of plain text: about the server's mechanism, then about the clients'."""
+    simulated = [SIMULATED] if statement.simulated else []
+    return [*simulated, *_render_server(statement), *(render_clients(statement.clients) if statement.clients else ())]
 
 
 def _render_server(statement: Statement) -> list[str]:

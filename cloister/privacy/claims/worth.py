@@ -6,7 +6,10 @@ The plan, the console, the reports and the dashboard use these words.
 import math
 
 TIERS = {"strong": 1.0, "reasonable": 10.0, "weak": math.inf}
-"""The largest ε of each tier, for the unit at hand: Ponomareva et al. (2023), How to DP-fy ML, arXiv:2303.00654, §5.2."""
+"""Largest ε of each tier, for the unit at hand.
+
+Source: Ponomareva et al. (2023), How to DP-fy ML, arXiv:2303.00654, §5.2.
+"""
 LARGE_DELTA = 0.01
 """A guarantee of a larger δ is weak, whatever its ε: with that probability it may not hold."""
 

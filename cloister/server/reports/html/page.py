@@ -7,6 +7,7 @@ from cloister.config.run import changed
 from cloister.core.files import atomic_path
 from cloister.privacy.claims.claim import DpSgdClaim
 from cloister.privacy.claims.meaning import meanings
+from cloister.privacy.claims.words import SIMULATED
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.figures import confusion, curves
 from cloister.server.reports.html.filling import filled
@@ -109,6 +110,7 @@ def _about(facts: Facts) -> str:
 def _claim(facts: Facts) -> dict[str, object]:
     statement = facts.statement
     return {
+        "simulated": SIMULATED if statement is not None and statement.simulated else "",
         "meanings": meanings(statement) if statement is not None else (),
         "figures": figure_rows(claims_of(facts)),
         "of_whole_clients": any(isinstance(claim, DpSgdClaim) for claim in claims_of(facts)),

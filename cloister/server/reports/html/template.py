@@ -120,6 +120,7 @@ MACROS = """
 CLAIM = """
 <section class="page" id="claim" aria-labelledby="claim-title">
 <h2 id="claim-title">What is guaranteed</h2>
+{% if simulated %}<p class="claim">{{ simulated[0] | upper }}{{ simulated[1:] }}.</p>{% endif %}
 {% for told in meanings %}
 <div class="claim{{ ' sound' if told.guaranteed and told.practical }}">
 <h3>{{ 'No guarantee from' if not told.guaranteed else 'Guaranteed by' if told.practical
@@ -299,7 +300,7 @@ PAGE = (
 {% block title %}Privacy report of {{ name }}{% endblock %}
 {% block skip %}Skip to the claim{% endblock %}
 {% block header %}
-<p class="small muted">Cloister · privacy report of a federated training run</p>
+<p class="small muted">Cloister · privacy report of a {{ "simulated " if simulated }}federated training run</p>
 <h1>{{ name }}</h1>
 <p class="muted">{{ about }}</p>
 {% endblock %}
