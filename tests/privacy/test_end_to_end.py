@@ -15,7 +15,6 @@ from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
 from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
 from cloister.privacy.claims.end_to_end import (
     CLIENTS_ARE_NEIGHBOURS,
-    EVERYBODY,
     IF_KERNELS_ARE_STEADY,
     PUBLISHED_CLIENT_REASONS,
     UNITS_ARE_NEIGHBOURS,
@@ -30,6 +29,7 @@ from cloister.privacy.claims.end_to_end import (
     sound_example,
     standing_for_all,
 )
+from cloister.privacy.claims.local import AGAINST, UNPROTECTED
 from cloister.privacy.claims.record import record_clients
 from cloister.privacy.dpsgd.local_steps import NO_NOISE, LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.circumstances import SEEDED, Circumstances
@@ -204,7 +204,7 @@ class TestStatement:
         mechanism, steps = LocalDpSgd(4.0, 1.0), LocalSteps(600, 100, 1, "poisson")
         (size,) = dp_sgd_claim(mechanism, [steps], 64, DELTA, Circumstances()).sizes
         (_, client), (published,) = size.figures, size.heuristic
-        assert client.adversary == EVERYBODY and client.releases == published.releases == 64
+        assert client.adversary == AGAINST and client.releases == published.releases == 64
         assert published.formula == "σ/√k" and published.accountant == "published"
         rounds = Account().plus(Gaussian(published.noise_multiplier), 64)
         assert published.epsilon == rounds.epsilon(DELTA, "published") != rounds.epsilon(DELTA)
@@ -233,7 +233,7 @@ class TestStatement:
             mechanism.unit,
             "add-or-remove",
             UNITS_ARE_NEIGHBOURS[mechanism.unit],
-            EVERYBODY,
+            AGAINST,
             epsilon=min(found.values()),
             delta=1e-6,
             accountant="pld",
@@ -247,7 +247,7 @@ class TestStatement:
             "client",
             "add-or-remove",
             CLIENTS_ARE_NEIGHBOURS,
-            EVERYBODY,
+            AGAINST,
             epsilon=Account([Gaussian(multiplier)] * 3).epsilon(rest, "pld") + choices * steps.examples,
             delta=1e-6,
             accountant="pld",
@@ -272,6 +272,7 @@ class TestStatement:
             "dp-sgd",
             unit=mechanism.unit,
             parameters=mechanism.parameters(),
+            unprotected=(UNPROTECTED,),
             sizes=(OfSize(steps.examples, 3, (unit, client), (published,)),),
         )
 
@@ -292,7 +293,7 @@ class TestStatement:
         alone = [dp_sgd_claim(LocalDpSgd(4.0, 1.0), [steps], 2, DELTA, Circumstances()).sizes for steps in sizes]
         assert sound.sizes == alone[0] + alone[1] and not sound.seeded
         assert replace(sound, sizes=()) == DpSgdClaim(
-            "dp-sgd", unit="example", parameters=LocalDpSgd(4.0, 1.0).parameters()
+            "dp-sgd", unit="example", parameters=LocalDpSgd(4.0, 1.0).parameters(), unprotected=(UNPROTECTED,)
         )
 
     def test_the_claim_for_an_example_is_that_of_its_steps(self):

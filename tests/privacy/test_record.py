@@ -72,10 +72,19 @@ CLIENTS = [
                 {"groups": 8, "rounds": 3, "claims": [RECORDED], "heuristic": [NOT_RECORDED]},
                 {"groups": 9, "rounds": 3, "claims": [], "heuristic": []},
             ],
+            "unprotected": [],
         },
     ),
     (
-        DpSgdClaim("dp-sgd", ("it is seeded",), "example", parameters={"a": 1.0}, seeded=True, sizes=(OfSize(64, 2),)),
+        DpSgdClaim(
+            "dp-sgd",
+            ("it is seeded",),
+            "example",
+            parameters={"a": 1.0},
+            unprotected=("who replies",),
+            seeded=True,
+            sizes=(OfSize(64, 2),),
+        ),
         {
             "status": "heuristic",
             "mechanism": "dp-sgd",
@@ -85,6 +94,7 @@ CLIENTS = [
             "sizes-are-known": False,
             "see": SEE,
             "by-examples": [{"examples": 64, "rounds": 2, "claims": [], "heuristic": []}],
+            "unprotected": ["who replies"],
         },
     ),
     (

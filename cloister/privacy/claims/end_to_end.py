@@ -16,10 +16,10 @@ from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Pure
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
 from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
+from cloister.privacy.claims.local import AGAINST, UNPROTECTED
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.circumstances import Circumstances
 
-EVERYBODY = "everybody else, the server and the other clients together: the noise is added on the client"
 UNITS_ARE_NEIGHBOURS = {
     "example": "the gradients of one example count or not; how many examples a client has is public",
     "group": "the gradients of all examples of one group count or not; how many groups a client has is public",
@@ -190,6 +190,7 @@ def dp_sgd_claim(
         reasons=(*mechanism.caveats(), *circumstances.caveats()),
         unit=mechanism.unit,
         parameters=dict(mechanism.parameters()),
+        unprotected=(UNPROTECTED,),
         seeded=circumstances.seeded,
     )
     of_sizes = []
@@ -212,7 +213,7 @@ def _sound_figures(
         mechanism.unit,
         "add-or-remove",
         UNITS_ARE_NEIGHBOURS[mechanism.unit],
-        EVERYBODY,
+        AGAINST,
         noise_multiplier=sigma,
         steps=rounds * steps.count,
         sampling=f"poisson, {steps.rate:.4g}" if steps.sampling == "poisson" else "shuffle, no amplification claimed",
@@ -225,7 +226,7 @@ def _sound_figures(
         "client",
         "add-or-remove",
         CLIENTS_ARE_NEIGHBOURS,
-        EVERYBODY,
+        AGAINST,
         epsilon=epsilon + choices,
         delta=delta,
         accountant="pld",

@@ -58,7 +58,7 @@ def record_clients(claim: ClientClaim) -> dict[str, object]:
     if isinstance(claim, DpSgdClaim):
         sizes = _all(lambda size: _size(claim.unit, size), claim.sizes)
         known = {"sizes-are-known": claim.known, "see": SEE_KNOWN if claim.known else SEE}
-        return {**content, **_noise(claim), **known, "by-examples": sizes}
+        return {**content, **_noise(claim), **known, "by-examples": sizes, "unprotected": list(claim.unprotected)}
     if claim.mechanism == "laplace":
         content["leakage-of-a-release"] = claim.leakage_of_a_release
     return {
@@ -130,7 +130,8 @@ def _read_clients(content: Mapping[str, Any]) -> ClientClaim:
             for size in content["by-examples"]
         )
         known = bool(content.get("sizes-are-known"))
-        return DpSgdClaim(**common, sizes=sizes, known=known, unit=unit or "client")
+        unprotected = tuple(content.get("unprotected", ()))
+        return DpSgdClaim(**common, sizes=sizes, known=known, unit=unit or "client", unprotected=unprotected)
     return LocalClaim(
         **common,
         unit=content["unit"],

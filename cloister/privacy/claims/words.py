@@ -106,7 +106,7 @@ def render(statement: Statement) -> list[str]:
 
 def _render_server(statement: Statement) -> list[str]:
     claim = statement.claim
-    unprotected = [f"  leaves without noise: {item}" for item in claim.unprotected]
+    unprotected = _unprotected(claim)
     if claim.status == "none":
         seen = "every client's model" if statement.clients is None else "what every client sends"
         return [f"privacy on the server: none. The server, and whoever sees its records, sees {seen}.", *unprotected]
@@ -199,6 +199,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
         first = f"clients: dp-sgd, {_worth(claim, dearest)}; {KNOWN if claim.known else NOT_KNOWN}"
         if claim.nobody_trained:
             return [first, f"  {NOBODY_TRAINED}", *_reasons(claim), *budget]
+        budget += _unprotected(claim)
         sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
         largest = [f"  the largest ε is {told}"] if (told := render_largest(claim)) and sizes[1:] else []
         return [first, *_reasons(claim), *largest, *sizes, *budget]
@@ -223,7 +224,11 @@ def _render_local(claim: LocalClaim) -> list[str]:
         f"  {_render_local_figure(figure)}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
         for figure in claim.figures
     ]
-    return lines + [f"  leaves without noise: {item}" for item in claim.unprotected]
+    return lines + _unprotected(claim)
+
+
+def _unprotected(claim: Claim | ClientClaim) -> list[str]:
+    return [f"  leaves without noise: {item}" for item in claim.unprotected]
 
 
 def _render_local_figure(figure: Figure) -> str:
