@@ -65,7 +65,7 @@ def of_node(node: Asked, whose: str, rounds: int) -> Iterator[Allowance]:
     for budget, charge in planned_charges(node.request, node.node):
         yield from _of(budget, charge.events, whose, rounds)
     if node.request.config.privacy.client.counts_leakage:
-        yield from _of(leakage_budget(node.request, node.node), (leaked(node.request),), whose, rounds)
+        yield from _of(leakage_budget(node.request, node.node), leaked(node.request), whose, rounds)
 
 
 def _of(budget: PrivacyBudget, events: tuple[Event, ...], whose: str, rounds: int) -> Iterator[Allowance]:

@@ -168,7 +168,7 @@ def _events(config: RunConfig, node: Asked) -> Sequence[Event]:
     """What a round costs the unit of the budget."""
     request = replace(node.request, config=config)
     if config.privacy.client.counts_leakage:
-        return (leaked(request),)
+        return leaked(request)
     unit = node.unit if config.privacy.client.clips_gradients else "client"
     (events,) = (charge.events for charge in charges_of(request, node.node) if charge.unit == unit)
     return events

@@ -160,8 +160,7 @@ BOUNDS = [
     (OPEN, "client.batch-size", {"max_batch_size": 8}, 8, 9, ""),
     (OPEN, "client.local-epochs", {"max_local_epochs": 4}, 4, 5, ""),
     (OPEN, "task.test-fraction", {"max_test_fraction": 0.25}, 0.25, 0.26, ""),
-    (CHOICE, "privacy.clusters", {"max_hypotheses": 2}, 2, 3, ""),
-    (CHOICE, "privacy.choice-epsilon", {"max_choice_epsilon": 0.5}, 0.5, 0.6, ""),
+    (CHOICE, "privacy.clusters", {"max_hypotheses": 2, "max_choice_epsilon": 0.5}, 2, 3, ""),
     (DP_SGD, "client.local-epochs", {"max_steps": 72, "public_size": 40}, 2, 3, "steps of training"),
     (OPEN, "client.local-epochs", {"max_steps": 72, "public_size": 40}, 2, 3, "steps of training"),
 ]
@@ -178,8 +177,18 @@ class TestLimits:
 
     @pytest.mark.parametrize(("settings", "key", "rule", "within", "outside", "called"), BOUNDS)
     def test_without_the_rule_either_will_do(self, tmp_path, settings, key, rule, within, outside, called):
+        needed = {"max_choice_epsilon": 1.0} if settings is CHOICE else {}
         for value in (within, outside):
-            ask(tmp_path, settings | {key: value}, **ANY)
+            ask(tmp_path, settings | {key: value}, **(ANY | needed))
+
+    def test_a_choice_costs_at_most_what_the_policy_says(self, tmp_path):
+        ask(tmp_path, CHOICE, **(ANY | {"max_choice_epsilon": 0.5}))
+        rule = "privacy.choice-epsilon = 0.6, demanded: at most 0.5"
+        refused(rule, tmp_path, CHOICE | {"privacy.choice-epsilon": 0.6}, **(ANY | {"max_choice_epsilon": 0.5}))
+
+    def test_a_policy_without_a_limit_on_choices_allows_none(self, tmp_path):
+        refused("privacy.clusters = 2: a choice among hypotheses is a release", tmp_path, CHOICE, **ANY)
+        ask(tmp_path, CHOICE, **(ANY | {"max_epsilon": 8.0}))
 
     def test_what_the_recipe_says_counts_as_what_the_run_says(self, tmp_path):
         recipe = {key: value for key, value in METRIC.items() if not key.startswith("client.")}

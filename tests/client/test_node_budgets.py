@@ -287,7 +287,7 @@ class TestBudgets:
 class TestMessagesADay:
     @pytest.fixture
     def limited(self, tmp_path, node):
-        return node | {"policy": str(policy_file(tmp_path, **DAILY))}
+        return node | {"policy": str(policy_file(tmp_path, **DAILY, max_choice_epsilon=1.0))}
 
     @pytest.mark.parametrize(
         ("settings", "message"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asking import (
+    CHOICE,
     DP_SGD,
     GAUSSIAN,
     GLOBAL,
@@ -39,6 +40,8 @@ from cloister.privacy.mechanisms.noise import GaussianNoise
 
 NU = 5.0
 NOISED = {"gaussian": GAUSSIAN, "published": LAPLACE, "laplace": LAPLACE | {"privacy.radius": 1.0}}
+CHOOSING = LAPLACE | CHOICE | {"privacy.radius": 1.0}
+EXACT = {k: v for k, v in CHOOSING.items() if k != "privacy.choice-epsilon"} | {"privacy.choice": "exact"}
 TOLD = {"num-examples": 17, "train-loss": 0.5}
 
 
@@ -235,6 +238,18 @@ class TestLeakage:
                     released(*asked)
                 assert not any(digit in str(refusal.value) for digit in "0123456789")
         assert len(trained) == releases == len(entries_of(node, "neighbourhood"))
+
+    def test_a_private_choice_among_hypotheses_leaks_its_epsilon(self, node):
+        sent_by(moved(1.0), CHOOSING, node, models=(SOFTMAX, SOFTMAX))
+        assert ledger_of_node(node).leakage() == pytest.approx(P / NU + 0.5)
+
+    @pytest.mark.parametrize("settings", [EXACT, CHOOSING | {"privacy.choice-epsilon": 1e6}])
+    def test_no_limit_allows_a_choice_that_tells_of_a_row(self, node, settings):
+        """Presence of one row was told right in 20 of 20 messages: the choice itself was not counted."""
+        asked = request_of_kind(settings=settings, models=(SOFTMAX, SOFTMAX))
+        here = node_at(settings, node | {"max-leakage": 2 * P / NU, "min-radius": 1.0})
+        with pytest.raises(BudgetExhausted):
+            released(asked, here, pytest.fail)
 
     def test_of_two_replies_at_once_that_both_fit_by_themselves_one_is_made(self, node):
         settings = LAPLACE | {"privacy.max-leakage": 1.5 * P / NU}

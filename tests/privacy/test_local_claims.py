@@ -75,9 +75,11 @@ def test_everything_that_is_said_under_laplace_noise():
         adversary=AGAINST,
         leakage_of_a_release=4.0,
     )
-    # A choice tells of the client, and nothing of how far its models are apart.
+    # A choice is a release too, within the limit of leakage.
     added, replaced, near = claim_of_laplace(3, radius=0.5, max_leakage=6.0, choice_epsilon=0.3).figures
-    assert (added.epsilon, replaced.epsilon, near.leakage) == (9.0, 18.0, 6.0)
+    assert (added.epsilon, replaced.epsilon, near.leakage) == (6.0, 12.0, 6.0)
+    added, replaced, near = claim_of_laplace(3, radius=0.5, choice_epsilon=0.3).figures
+    assert (added.epsilon, replaced.epsilon, near.leakage) == (43.0, 86.0, 43.0)
 
 
 def test_everything_that_is_said_under_gaussian_noise():

@@ -140,6 +140,11 @@ def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
         yield from _outside("privacy.clusters", privacy.server.hypotheses, 0, policy.max_hypotheses)
     if privacy.chooses_privately:
         yield from _outside("privacy.choice-epsilon", privacy.choice_epsilon, 0, policy.max_choice_epsilon)
+        if not (policy.max_choice_epsilon or policy.has_budget):
+            yield (
+                f"privacy.clusters = {privacy.server.hypotheses}: a choice among hypotheses is a release, and no rule "
+                "of this policy limits it; state max-choice-epsilon or a budget in policy.toml"
+            )
 
 
 def _about_plan(policy: Policy, request: TrainRequest, node: Node) -> Iterator[str]:

@@ -12,7 +12,7 @@ from cloister.client.tally import LeakageTally
 from cloister.core.arrays import Layout
 from cloister.core.errors import BudgetExhausted, PrivacyError
 from cloister.privacy.accounting.budget import PrivacyBudget, Store
-from cloister.privacy.accounting.events import Laplace, Unaccounted
+from cloister.privacy.accounting.events import Event, Laplace, Pure, Unaccounted
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 logger = logging.getLogger("cloister.client")
@@ -37,7 +37,7 @@ def limit_leakage(request: Request, node: Node, call_next: Handler) -> Reply:
     if isinstance(request, TrainRequest) and request.config.privacy.client.counts_leakage:
         _refuse_free_radius(request.config.privacy.client.bound, node.config)
         with folder_unnamed(node.config):
-            leakage_budget(request, node).require([leaked(request)])
+            leakage_budget(request, node).require(leaked(request))
     elif node.config.max_leakage:
         raise BudgetExhausted(
             "this node has a limit (max-leakage), and this would leave without the noise that it counts"
@@ -82,7 +82,8 @@ def _count_leakage(request: TrainRequest, node: Node) -> None:
         return
     with folder_unnamed(node.config):
         # Nothing tells a release apart that was made and not handed on: both count.
-        leakage_budget(request, node).spend(leaked(request), request.round, "laplace")
+        for event in leaked(request):
+            leakage_budget(request, node).spend(event, request.round, "laplace")
 
 
 def leakage_budget(request: TrainRequest, node: Node) -> PrivacyBudget[Store]:
@@ -102,15 +103,22 @@ def _store(request: TrainRequest, node: Node) -> Store:
     return ledger_of(node.config, request.config.task.name) if kept else LeakageTally(node.state)
 
 
-def leaked(request: TrainRequest) -> Laplace | Unaccounted:
-    """What one release leaks: p/ν within the radius; the published radius is the update's own length, counted as 1."""
+def leaked(request: TrainRequest) -> tuple[Event, ...]:
+    """Return what a reply leaks: p/ν within the radius, and ε of a private choice among hypotheses.
+
+    The published radius is the update's own length, counted as 1.
+
+    Args:
+        request: of a run that counts leakage.
+    """
     privacy, parameters = request.config.privacy, Layout.of(request.models[0]).size
-    if privacy.noise_seed != -1:
-        return Unaccounted("the noise is seeded: whoever knows privacy.noise-seed can remove it")
+    if caveats := privacy.circumstances.caveats():
+        return (Unaccounted("; ".join(caveats)),)
     if not privacy.client.noise_multiplier:
-        return Unaccounted("privacy.client-noise-multiplier is 0: there is no noise")
+        return (Unaccounted("privacy.client-noise-multiplier is 0: there is no noise"),)
     radius = privacy.client.bound or 1.0
-    return Laplace(parameters / privacy.client.noise_multiplier / radius, radius)
+    release = Laplace(parameters / privacy.client.noise_multiplier / radius, radius)
+    return (release, Pure(privacy.choice_epsilon)) if privacy.chooses_privately else (release,)
 
 
 def _refuse_free_radius(radius: float, node: NodeConfig) -> None:

@@ -277,7 +277,6 @@ class Pure(Event, kind="pure"):
     """
 
     epsilon: float
-    leakage = math.inf
 
     def __post_init__(self) -> None:
         if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, int | float):
@@ -287,6 +286,11 @@ class Pure(Event, kind="pure"):
         # Beyond, squares overflow, and a ledger that holds one could not be added up.
         if self.epsilon > MAX_PURE_EPSILON:
             raise PrivacyError(f"the ε of a pure release must be at most {MAX_PURE_EPSILON:g}")
+
+    @property
+    def leakage(self) -> float:
+        """Return ε: it bounds the release for any two values, so for two within a neighbourhood too."""
+        return self.epsilon
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
         """It is no Gaussian.

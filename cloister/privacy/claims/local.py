@@ -34,8 +34,8 @@ def laplace_claim(
     """The claim about one client under `privacy.client = 'laplace'`.
 
     With a radius: pure differential privacy for everything that the client holds, p/ν a release and ε of a private
-    choice where there are hypotheses, added up over rounds; and beside it d-privacy within the radius, where releases
-    add up too (Galli et al., 2023, Theorem 4.2). Without one nothing.
+    choice where there are hypotheses, added up over rounds; and beside it d-privacy within the radius, where both add
+    up too (Galli et al., 2023, Theorem 4.2). Without one nothing.
 
     Args:
         mechanism: of the client.
@@ -51,11 +51,10 @@ def laplace_claim(
     claim = replace(claim, leakage_of_a_release=parameters / multiplier if multiplier else None)
     if claim.reasons or not isinstance(mechanism, LocalLaplace):
         return claim
-    maximum = rounds * parameters / multiplier
+    maximum = rounds * parameters / multiplier + circumstances.epsilon_of_choices(rounds)
     leakage = min(maximum, counts * max_leakage) if max_leakage else maximum
-    pure = leakage + circumstances.epsilon_of_choices(rounds)
     added, replaced = (
-        _figure(relation, rounds, units_of(relation) * pure, 0.0, "pure") for relation in get_args(Relation)
+        _figure(relation, rounds, units_of(relation) * leakage, 0.0, "pure") for relation in get_args(Relation)
     )
     return replace(claim, figures=(added, replaced, _d_privacy(mechanism.radius, rounds, leakage)))
 
