@@ -71,6 +71,20 @@ def test_sites_that_train_in_another_framework(module_of, tmp_path, example):
     assert np.mean(scores.argmax(axis=1) == test.y) == pytest.approx(last)
 
 
+def test_no_mechanism_is_claimed_for_clients_that_state_none(module_of, tmp_path):
+    """Its clients train without noise, whatever the run asks for."""
+    client = module_of("scikit_learn", "sites.client_app")
+    settings = {key: value for key, value in settings_of("scikit_learn").items() if not key.startswith("privacy.")}
+    asked = {"privacy.server": "none", "privacy.client": "dp-sgd", "num-rounds": 1, "client.batch-size": 32}
+    config = parse(settings | asked | {"output-dir": str(tmp_path), "tensorboard": False, "report": False})
+    claim = run(LocalGrid.simulated(client.app, config.flat(), 10), config).statement.clients
+    assert (claim.status, claim.reasons) == (
+        "heuristic",
+        ("no reply states that its client applied dp-sgd as this run asks for it",),
+    )
+    assert not any(size.figures for size in claim.sizes)
+
+
 class TestAFrozenBackbone:
     @pytest.fixture
     def package(self, monkeypatch):

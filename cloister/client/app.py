@@ -2,8 +2,8 @@
 
 message → no_sooner_than → contain_errors → within_deadline        Flower's mods, which read nothing of it
         → request_of, Node.of                                      the typed request and the node, or a refusal
-        → only_what_is_agreed → enforce_policy → mask_update → keep_role → limit_leakage → keep_budget → add_local_noise
-        → handler
+        → attest → only_what_is_agreed → enforce_policy → mask_update → keep_role → limit_leakage → keep_budget
+        → add_local_noise → handler
 A step of a secure aggregation in which nobody trains takes this way instead of the last line:
         → with_early_step → enforce_policy → limit_leakage → foresee_budget → take_part
 """
@@ -15,6 +15,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from cloister.client.handlers import evaluate, keep_personal, train
+from cloister.client.mods.attest import attest
 from cloister.client.mods.budget import foresee_budget, keep_budget
 from cloister.client.mods.deadline import no_sooner_than, within_deadline
 from cloister.client.mods.enforce import enforce_policy
@@ -37,6 +38,7 @@ from cloister.core.wire import SECURE
 
 Step = Callable[[Any, Node, Callable[..., Reply]], Reply]
 STEPS: tuple[Step, ...] = (
+    attest,
     only_what_is_agreed,
     enforce_policy,
     mask_update,

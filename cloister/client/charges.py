@@ -10,9 +10,9 @@ from cloister.client.units import size_of
 from cloister.config.run import TaskConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting.events import Event, Pure, Unaccounted
+from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.vocabulary import Unit
-from cloister.privacy.dpsgd.local_steps import LocalSteps, recorded_event
+from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.training.plan import TrainingPlan
 
 SCORES = "scores"
@@ -98,10 +98,9 @@ def _of_shared_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Char
 def _of_steps(request: TrainRequest, node: Node, unit: Unit) -> Charge:
     """DP-SGD, which protects each unit against everybody."""
     privacy, mechanism = request.config.privacy, request.config.privacy.dp_sgd.mechanism()
-    events = [recorded_event(mechanism, planned_steps(request, node), privacy.circumstances)]
-    if privacy.chooses_privately:
-        events.append(Pure(privacy.choice_epsilon))
-    return Charge(unit, tuple(events), steps_by(request.config.task.group), mechanism.clipping_norm_in(request.round))
+    steps = planned_steps(request, node)
+    events = privacy.circumstances.events(mechanism.caveats(), lambda: [steps.event(mechanism.noise_multiplier)])
+    return Charge(unit, events, steps_by(request.config.task.group), mechanism.clipping_norm_in(request.round))
 
 
 def steps_by(group: str) -> str:
@@ -120,14 +119,13 @@ def _of_local_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Charg
     if mechanism is None:
         unprotected = Unaccounted(f"privacy.client is {name!r}: the server sees models trained without noise")
         return [_of_promise(request, node), Charge(unit, (unprotected,))]
-    if caveats := [*mechanism.caveats(), *privacy.circumstances.caveats()]:
-        none = (Unaccounted("; ".join(caveats)),)
-        return [Charge("client", none, name), Charge(unit, none, name)]
-    events = mechanism.events(Layout.of(request.models[0]).size)
-    if privacy.chooses_privately:
-        events.append(Pure(privacy.choice_epsilon))
-    replaced = tuple(event.replaced() for event in events)
-    return [Charge("client", tuple(events), name, clip), Charge(unit, replaced, name, clip)]
+    parameters = Layout.of(request.models[0]).size
+    events = privacy.circumstances.events(mechanism.caveats(), lambda: mechanism.events(parameters))
+    clip = 0.0 if isinstance(events[0], Unaccounted) else clip
+    return [
+        Charge("client", events, name, clip),
+        Charge(unit, tuple(event.replaced() for event in events), name, clip),
+    ]
 
 
 def planned_steps(request: TrainRequest, node: Node) -> LocalSteps:

@@ -29,6 +29,7 @@ from cloister.core.hypotheses import unstacked
 from cloister.core.wire import (
     ADVERTISE,
     ARRAYS,
+    ATTESTATION,
     CLIPPING_NORM,
     CONFIG,
     DISTANCE,
@@ -49,6 +50,7 @@ from cloister.core.wire import (
 )
 from cloister.privacy.accounting.events import DistributedGaussian, Event, Unaccounted
 from cloister.privacy.accounting.promises import from_wire
+from cloister.privacy.claims.attestation import Attestation
 from cloister.privacy.mechanisms.clipping import MAX_BOUND, MIN_BOUND
 from cloister.secure_aggregation.messages import Delivery
 
@@ -154,11 +156,13 @@ class Reply:
         arrays: a trained model; None: none.
         metrics: numbers about it.
         chosen: index of the model that training began with; it never leaves.
+        attestation: of what the client applied; None: nothing is stated.
     """
 
     arrays: NamedArrays | None = None
     metrics: Mapping[str, float | int] = field(default_factory=dict)
     chosen: int = 0
+    attestation: Attestation | None = None
 
     def content(self) -> RecordDict:
         """The reply as Flower sends it."""
@@ -167,6 +171,8 @@ class Reply:
         content = RecordDict({METRICS: MetricRecord(dict(self.metrics))})
         if self.arrays is not None:
             content[ARRAYS] = to_record(self.arrays)
+        if self.attestation is not None:
+            content[ATTESTATION] = ConfigRecord({ATTESTATION: self.attestation.to_bytes()})
         return content
 
 

@@ -5,13 +5,15 @@ from collections.abc import Callable
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from cloister.core.wire import LEAKAGE, number
+from cloister.core.wire import LEAKAGE, NOISED_LEAKAGE, number
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Event, from_json, to_json
 from cloister.privacy.accounting.filters import Filter, FilterKind
 from cloister.privacy.accounting.vocabulary import Relation, Unit
 
 SPENT, RELEASES = "spent", "releases"
+CHOICE = "choice"
+"""The mechanism under which a choice among hypotheses is counted beside the noised model."""
 
 
 class Tally:
@@ -92,11 +94,13 @@ class Tally:
 
 
 class LeakageTally(Tally):
-    """What a simulated client has leaked within its neighbourhood: one number, and of how many releases."""
+    """What a simulated client has leaked within its neighbourhood: in all, by noised models alone, and in how many."""
 
     @property
     def _record(self) -> MetricRecord:
-        return self._state.metric_records.setdefault(LEAKAGE, MetricRecord({SPENT: 0.0, RELEASES: 0}))
+        record = self._state.metric_records.setdefault(LEAKAGE, MetricRecord({SPENT: 0.0, RELEASES: 0}))
+        record.setdefault(NOISED_LEAKAGE, number(record, SPENT))  # of a run that began without this number
+        return record
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
         """The leakage of all releases; ∞ once something left without noise.
@@ -105,7 +109,24 @@ class LeakageTally(Tally):
         """
         return number(self._record, SPENT)
 
-    def _count(self, event: Event, unit: Unit) -> None:
+    def open(
+        self,
+        event: Event,
+        unit: Unit,
+        run: str,
+        server_round: int,
+        allow: Callable[[], None],
+        mechanism: str = "",
+        clip: float = 0.0,
+    ) -> str:
+        """Count what a release leaks, unless `allow` raises.
+
+        Args: as `Store.open`.
+        """
+        allow()
         record = self._record
         record[SPENT] = number(record, SPENT) + event.leakage
-        record[RELEASES] = int(number(record, RELEASES)) + 1
+        if mechanism != CHOICE:
+            record[NOISED_LEAKAGE] = number(record, NOISED_LEAKAGE) + event.leakage
+            record[RELEASES] = int(number(record, RELEASES)) + 1
+        return ""

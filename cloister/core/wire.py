@@ -10,6 +10,8 @@ CONFIG = "config"
 """The record of settings that the server sends along."""
 METRICS = "metrics"
 """The record of numbers that a client sends back."""
+ATTESTATION = "attestation"
+"""The record, and the field in it, of what a node states that its client applied; absent: it states nothing."""
 
 ROUND = "server-round"
 SEED = "seed"
@@ -44,6 +46,8 @@ EXAMPLES = "num-examples"
 TRAIN_LOSS = "train-loss"
 LEAKAGE = "leakage"
 """The record in which a simulated client counts what it has leaked; it stays with the client."""
+NOISED_LEAKAGE = "noised"
+"""What of it noised models have leaked, without choices among hypotheses."""
 
 
 def number(record: Mapping[str, object], name: str) -> float:

@@ -13,7 +13,7 @@ from cloister.config.run import RunConfig
 from cloister.config.section import Scalar
 from cloister.core.errors import NodeConfigError
 from cloister.core.identity import LOCAL_RUN, assume_run
-from cloister.core.wire import LEAKAGE, number
+from cloister.core.wire import LEAKAGE, NOISED_LEAKAGE, number
 from cloister.local.allocator import keep_memory
 from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 
@@ -125,9 +125,9 @@ class LocalGrid(WatchedGrid):
                 state.metric_records[name] = MetricRecord(values)
 
     def leakages(self) -> list[float]:
-        """What each simulated client has counted for its releases (d-privacy)."""
+        """Return what the noised models of each simulated client have leaked (d-privacy), without its choices."""
         records = (context.state.metric_records.get(LEAKAGE) for context in self._contexts.values())
-        return [number(record, "spent") if record else 0.0 for record in records]
+        return [number(record, NOISED_LEAKAGE) if record else 0.0 for record in records]
 
     def units(self, config: RunConfig, seed: int) -> list[int]:
         """How many examples, or groups of them, each simulated client has; none where any node has data of its own.

@@ -11,12 +11,15 @@ from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
+from cloister.privacy.claims.attestation import Attestation
 from cloister.privacy.claims.claim import CLIENT_BUDGET, ClientClaim
 from cloister.privacy.claims.local import gaussian_claim, laplace_claim
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.server.attested import Attested
 from cloister.server.build import Plan
 
+AS_ASKED = "as this run asks for it"
 SAVING_SECONDS = 60.0
 """How long the end of a run waits for nodes to save their personal models."""
 
@@ -64,9 +67,16 @@ def _steps(plan: Plan, units: int) -> LocalSteps:
 
 
 def client_claim(
-    plan: Plan, layout: Layout, rounds: int, sizes: Sequence[LocalSteps] | None = None
+    plan: Plan,
+    layout: Layout,
+    rounds: int,
+    sizes: Sequence[LocalSteps] | None = None,
+    attested: Attested | None = None,
 ) -> ClientClaim | None:
-    """What may be said about the clients' own mechanism; None without one.
+    """Return the claim about the clients' own mechanism; None without one.
+
+    The claim covers the clients whose replies state the releases that this run asks for, with the sizes that they
+    state, and no others.
 
     Args:
         plan: of the run.
@@ -74,15 +84,29 @@ def client_claim(
         rounds: in which clients were asked to train.
         sizes: the private steps in a round of the clients, with `dp-sgd`; None, or none: what they have is not known,
             and several sizes are taken as examples.
+        attested: what nodes stated in the run; None: it has not begun.
 
     Raises:
         ConfigError: nothing is known about this mechanism.
     """
     privacy = plan.config.privacy
-    mechanism, circumstances = privacy.client.noise_on_update, privacy.circumstances
-    claim: ClientClaim
     if not privacy.client.is_on:
         return None
+    if attested is None or not rounds:
+        claim = _claim(plan, layout, rounds, sizes)
+    else:
+        heard = attested.by_statement()
+        covered = [said for said in heard if said is not None and _is_asked_for(said, plan, layout)]
+        stated = [_steps(plan, said.size) for said in covered] if privacy.client.clips_gradients else []
+        claim = _covering(_claim(plan, layout, rounds, sizes or stated), heard, covered, attested.secret)
+    return claim.without_guarantee(_beside_the_noise(plan))
+
+
+def _claim(plan: Plan, layout: Layout, rounds: int, sizes: Sequence[LocalSteps] | None) -> ClientClaim:
+    """Return the claim about clients that apply the mechanism of the run; arguments and errors of `client_claim`."""
+    privacy = plan.config.privacy
+    mechanism, circumstances = privacy.client.noise_on_update, privacy.circumstances
+    claim: ClientClaim
     if privacy.client.clips_gradients:
         claim = _dp_sgd_claim(plan, rounds, sizes)
     elif isinstance(mechanism, LocalGaussian):
@@ -96,9 +120,43 @@ def client_claim(
     else:
         raise ConfigError(f"privacy.client = {privacy.client.name!r} has no claim")
     limit = privacy.client.max_epsilon
-    if limit:
-        claim = replace(claim, parameters={**claim.parameters, CLIENT_BUDGET: limit})
-    return claim.without_guarantee(_beside_the_noise(plan))
+    return replace(claim, parameters={**claim.parameters, CLIENT_BUDGET: limit}) if limit else claim
+
+
+def _covering(
+    claim: ClientClaim, heard: Mapping[Attestation | None, int], covered: Sequence[Attestation], secret: bool
+) -> ClientClaim:
+    """Return the claim with the clients that it does not cover; without a guarantee where it covers none.
+
+    Args:
+        claim: about all clients.
+        heard: number of replies by what they state; empty: there were none.
+        covered: statements of what the run asks for.
+        secret: whether numbers of replies are.
+    """
+    others = sum(count for said, count in heard.items() if said not in covered)
+    if heard and not covered:
+        return claim.without_guarantee([f"no reply states that its client applied {claim.mechanism} {AS_ASKED}"])
+    told = "some replies" if secret else f"{others} of {sum(heard.values())} replies"
+    missing = f"the clients of {told}, which do not state that they applied {claim.mechanism} {AS_ASKED}"
+    return replace(claim, not_covered=missing) if others else claim
+
+
+def _is_asked_for(said: Attestation, plan: Plan, layout: Layout) -> bool:
+    """Return whether an attestation states the releases, the unit and the group column of this run."""
+    privacy, group = plan.config.privacy, plan.config.task.group
+    if privacy.client.clips_gradients:
+        try:
+            steps = _steps(plan, said.size)
+        except ConfigError:
+            return False  # a size that no client of this run can state
+        dp_sgd, unit = privacy.dp_sgd.mechanism(), "group" if group else "example"
+        events = privacy.circumstances.events(dp_sgd.caveats(), lambda: [steps.event(dp_sgd.noise_multiplier)])
+    else:
+        mechanism, parameters, unit = privacy.client.noise_on_update, layout.size // max(1, plan.hypotheses), "client"
+        assert mechanism is not None
+        events = privacy.circumstances.events(mechanism.caveats(), lambda: mechanism.events(parameters))
+    return said == Attestation(privacy.client.name, unit, events, said.size, group, said.checked)
 
 
 def _beside_the_noise(plan: Plan) -> Iterator[str]:

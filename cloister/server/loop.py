@@ -15,6 +15,7 @@ from flwr.supercore.date import now
 from cloister.aggregation.decorator import Decorator, Measurements
 from cloister.aggregation.screening import Rejection
 from cloister.core.errors import BudgetExhausted, FederationError, TooFewNodes
+from cloister.server.attested import Attested
 from cloister.server.ending import Ended, Ending
 from cloister.server.quorum import Quorum
 from cloister.server.sites import Sites
@@ -90,6 +91,7 @@ class RoundLoop:
         told: gets a sentence when the run pauses.
         sites: learns what nodes are called.
         answered: is called when the replies of a training round are there, before anything is made of them.
+        attested: counts what nodes state that their clients applied.
 
     Attributes:
         ending: how the run ended.
@@ -113,6 +115,7 @@ class RoundLoop:
     told: Callable[[str], None] = lambda _: None
     sites: Sites = field(default_factory=Sites)
     answered: Callable[[], None] = lambda: None
+    attested: Attested = field(default_factory=Attested)
     ending: Ending = field(default_factory=Ending)
     model: ArrayRecord = field(default_factory=ArrayRecord)
     aggregated: int = 0
@@ -197,7 +200,7 @@ class RoundLoop:
             if not self.strategy.has_secret_cohorts:
                 self.sites.learn(self.grid)
             self.asked = number
-            received = self.strategy.collect(number, messages, lambda asked: self._replies(number, asked))
+            received = self.strategy.collect(number, messages, lambda asked: self._trained(number, asked))
         self.answered()
         clock.lap("train")
         aggregated, train = self.strategy.aggregate_train(number, received)
@@ -230,6 +233,12 @@ class RoundLoop:
         except StopAsked:
             return {}  # The model of this round is there: it is kept, without scores, and the next round is not begun.
         return dict(found or {})  # type: ignore[arg-type]
+
+    def _trained(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
+        """Yield the replies to requests to train, once each is counted by what its node states."""
+        for reply in self._replies(number, messages):
+            self.attested.count(reply)
+            yield reply
 
     def _replies(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
         """Send, and wait as long as a round may take; a message nobody has fetched by then is void.

@@ -20,6 +20,7 @@ from cloister.core.arrays import from_record
 from cloister.core.errors import ConfigError
 from cloister.core.files import read_npz, read_text, write_npz
 from cloister.core.state import State, Stateful, joined, part
+from cloister.server.attested import Attested
 from cloister.server.build import Plan
 from cloister.server.reports.rundir import RunDirectory
 from cloister.server.stopping import EarlyStopping
@@ -117,15 +118,16 @@ class Progress:
                 ) from None
 
 
-def stateful_objects(plan: Plan, stopping: EarlyStopping) -> dict[str, Stateful]:
+def stateful_objects(plan: Plan, stopping: EarlyStopping, attested: Attested) -> dict[str, Stateful]:
     """Everything of a run on the server that keeps state from round to round, by name.
 
     Args:
         plan: of the run.
         stopping: of its loop.
+        attested: what nodes have stated.
     """
     roles: dict[str, Stateful] = {} if plan.held_out is None else {"roles": plan.held_out}
-    return {"strategy": plan.strategy, "budget": plan.budget, "stopping": stopping, **roles}
+    return {"strategy": plan.strategy, "budget": plan.budget, "stopping": stopping, "attested": attested, **roles}
 
 
 def _arrays_path(directory: RunDirectory, number: int) -> Path:

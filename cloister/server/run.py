@@ -23,6 +23,7 @@ from cloister.privacy.claims.claim import ClientClaim, Statement
 from cloister.privacy.claims.record import record, running
 from cloister.privacy.claims.server import ALL_PLANNED, IF_NOT_BROKEN, statement
 from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.server.attested import Attested
 from cloister.server.budgets import refuse_impossible_budget
 from cloister.server.build import Plan
 from cloister.server.clients import client_claim, personalise, sizes_known
@@ -113,6 +114,7 @@ class _Scene:
     sites: Sites = field(default_factory=Sites)
     sizes: tuple[LocalSteps, ...] = ()
     simulated: bool = False
+    attested: Attested = field(default_factory=Attested)
 
     @property
     def progress(self) -> Progress | None:
@@ -147,7 +149,8 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
         stopping = EarlyStopping(config.evaluation.patience, config.privacy.split_round)
         directory = _directory(plan, grid, clients, earlier, stack)
-        scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier)
+        attested = Attested(plan.strategy.has_secret_cohorts)
+        scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier, attested=attested)
         scene = replace(scene, sizes=sizes_known(plan, grid), simulated=is_simulated(grid))
         _enter(scene, grid)
         scene = _open(scene, stack, clients)
@@ -233,7 +236,7 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
     """Restore everything that keeps state, and take away what was written after that. Refusals come first."""
     plan, directory, progress = scene.plan, scene.directory, earlier.progress
     if progress is not None:
-        progress.restore(stateful_objects(plan, scene.stopping))
+        progress.restore(stateful_objects(plan, scene.stopping, scene.attested))
     earlier.refuse_more_rounds(plan.config, plan.claim.status == "sound" or plan.config.privacy.client.is_on)
     remember(grid, directory)
     scene.rounds.extend(map(Round.of_line, directory.cut(earlier.last_round)))
@@ -285,6 +288,7 @@ def _loop(scene: _Scene, grid: Grid, observers: list[Observer], stop: Stop) -> R
         told=scene.narrator.note,
         sites=scene.sites,
         answered=lambda: _save_memories(scene, grid),
+        attested=scene.attested,
     )
 
 
@@ -417,7 +421,7 @@ def _client_claim(scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: b
     """What may be said about the clients' own mechanism; where no client trained, that nothing was released."""
     plan = scene.plan
     rounds = 0 if _nobody_trained(scene, loop) else asked + plan.resumes
-    clients = client_claim(plan, scene.layout, rounds, scene.sizes)
+    clients = client_claim(plan, scene.layout, rounds, scene.sizes, scene.attested)
     if clients is not None and ended_by_choice and rounds:
         clients = clients.counting(ALL_PLANNED)
     return clients.on_condition(IF_NOT_BROKEN) if clients is not None and plan.resumes else clients
@@ -462,7 +466,7 @@ def _observers(scene: _Scene, grid: Grid) -> Iterator[list[Observer]]:
     def settle_round(done: Round, arrays: ArrayRecord) -> None:
         """From here on a run that breaks off goes on after this round: everything about it is written."""
         _save_memories(scene, grid)
-        progress = Progress.of(done.number, arrays, stateful_objects(plan, scene.stopping))
+        progress = Progress.of(done.number, arrays, stateful_objects(plan, scene.stopping, scene.attested))
         progress.save(directory, plan.config.keep_checkpoints)
 
     told: list[Observer] = [settle_round, scene.narrator, *([scene.tracker] if scene.tracker else [])]

@@ -285,7 +285,11 @@ class TestLeakage:
         released(request, here, lambda *_: Reply(moved(1.0)))
         with pytest.raises(BudgetExhausted):
             released(request, here, pytest.fail)
-        assert dict(here.state["leakage"]) == {"spent": pytest.approx(P / NU), "releases": 1}
+        assert dict(here.state["leakage"]) == {
+            "spent": pytest.approx(P / NU),
+            "noised": pytest.approx(P / NU),
+            "releases": 1,
+        }
 
     @pytest.mark.parametrize("useless", [{"privacy.client-noise-multiplier": 0.0}, {"privacy.noise-seed": 7}])
     def test_what_no_limit_can_be_kept_for(self, node, useless):

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import Gaussian, Repeated, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
-from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps, recorded_event
+from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.circumstances import Circumstances
 
 sizes = st.integers(1, 60)
@@ -140,21 +140,21 @@ class TestNothingIsClaimed:
         ],
     )
     def test_and_the_reason_is_recorded(self, mechanism, circumstances, reason):
-        event = recorded_event(mechanism, LocalSteps(10, 5, 1), circumstances)
+        (event,) = circumstances.events(mechanism.caveats(), pytest.fail)
         assert isinstance(event, Unaccounted) and reason in event.reason
 
     def test_and_so_are_all_reasons(self):
         events = [
-            recorded_event(LocalDpSgd(noise, 1.0), LocalSteps(10, 5, 1), Circumstances(seeded=seeded))
+            Circumstances(seeded=seeded).events(LocalDpSgd(noise, 1.0).caveats(), pytest.fail)
             for noise, seeded in [(0.0, False), (1.0, True), (0.0, True)]
         ]
-        reasons = [event.reason for event in events]
+        reasons = [event.reason for (event,) in events]
         assert reasons[2] == "; ".join(reasons[:2])
 
-    @pytest.mark.parametrize("hypotheses", [1, 3])
-    def test_but_with_noise_it_is(self, hypotheses):
-        steps = LocalSteps(10, 5, 1)
-        assert recorded_event(LocalDpSgd(1.0, 1.0), steps, Circumstances(hypotheses=hypotheses)) == steps.event(1.0)
+    @pytest.mark.parametrize(("hypotheses", "choices"), [(1, ()), (3, (Pure(0.5),))])
+    def test_but_with_noise_it_is_and_so_is_a_private_choice(self, hypotheses, choices):
+        circumstances, event = Circumstances(hypotheses=hypotheses, choice_epsilon=0.5), LocalSteps(10, 5, 1).event(1.0)
+        assert circumstances.events([], lambda: [event]) == (event, *choices)
 
 
 def test_batches_whose_roundings_are_not_bounded_are_refused():

@@ -204,7 +204,7 @@ class TestSentences:
         assert "this ε is that of a client with 287 examples; other sizes" in told.how_much
         assert "examples of sizes" in before.how_much and "examples of sizes" not in told.how_much
         first, largest, *_ = render_clients(known)
-        assert "sizes that they have" in first and "fewest" not in largest
+        assert "sizes that their nodes state" in first and "fewest" not in largest
         assert "not known here" in render_clients(replace(known, known=False))[0]
 
     def test_of_clients_that_all_abstained_nothing_is_told(self):

@@ -217,7 +217,7 @@ def test_a_sound_run_says_what_it_claims(tmp_path):
         assert claim["unit"] == "client" and claim["relation"] == "add-or-remove" and claim["delta"] == 1e-5
         assert claim["epsilon"] == min(claim["by-accountant"].values()) == claim["by-accountant"]["pld"]
     assert "condition" not in run and everything["condition"] == IF_FIXED
-    assert [IF_FIXED in line for line in render(outcome.statement)[1:3]] == [False, True]
+    assert [IF_FIXED in line for line in render(outcome.statement)[2:4]] == [False, True]
     assert facts["ledger"]["head"] == ledger_of(tmp_path).head and facts["ledger"]["releases-of-this-run"] == 2
     again = go(tmp_path, num_rounds=2).privacy["claims"]
     assert again[0]["epsilon"] == pytest.approx(run["epsilon"]) and again[1]["epsilon"] > 1.3 * run["epsilon"]

@@ -8,11 +8,13 @@ from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
 from cloister.client.mods.enforce import Handler
 from cloister.client.node import Node, NodeConfig, stricter
 from cloister.client.request import KeepRequest, Reply, Request, TrainRequest
-from cloister.client.tally import LeakageTally
+from cloister.client.tally import CHOICE, LeakageTally
 from cloister.core.arrays import Layout
 from cloister.core.errors import BudgetExhausted, PrivacyError
 from cloister.privacy.accounting.budget import PrivacyBudget, Store
 from cloister.privacy.accounting.events import Event, Laplace, Pure, Unaccounted
+from cloister.privacy.mechanisms.circumstances import EXACT, SEEDED
+from cloister.privacy.mechanisms.local import NO_NOISE
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 logger = logging.getLogger("cloister.client")
@@ -82,8 +84,8 @@ def _count_leakage(request: TrainRequest, node: Node) -> None:
         return
     with folder_unnamed(node.config):
         # Nothing tells a release apart that was made and not handed on: both count.
-        for event in leaked(request):
-            leakage_budget(request, node).spend(event, request.round, "laplace")
+        for event, mechanism in zip(leaked(request), ("laplace", CHOICE), strict=False):
+            leakage_budget(request, node).spend(event, request.round, mechanism)
 
 
 def leakage_budget(request: TrainRequest, node: Node) -> PrivacyBudget[Store]:
@@ -104,20 +106,23 @@ def _store(request: TrainRequest, node: Node) -> Store:
 
 
 def leaked(request: TrainRequest) -> tuple[Event, ...]:
-    """Return what a reply leaks: p/ν within the radius, and ε of a private choice among hypotheses.
+    """Return what a reply leaks: p/ν within the radius, and what a choice among hypotheses does.
 
-    The published radius is the update's own length, counted as 1.
+    The published radius is the update's own length, counted as 1. A private choice leaks its ε, an exact one without
+    limit.
 
     Args:
         request: of a run that counts leakage.
     """
     privacy, parameters = request.config.privacy, Layout.of(request.models[0]).size
-    if caveats := privacy.circumstances.caveats():
-        return (Unaccounted("; ".join(caveats)),)
-    if not privacy.client.noise_multiplier:
-        return (Unaccounted("privacy.client-noise-multiplier is 0: there is no noise"),)
-    radius = privacy.client.bound or 1.0
-    release = Laplace(parameters / privacy.client.noise_multiplier / radius, radius)
+    radius, noise = privacy.client.bound or 1.0, privacy.client.noise_multiplier
+    release: Event
+    if privacy.noise_seed != -1 or not noise:
+        release = Unaccounted(NO_NOISE if not noise else SEEDED)
+    else:
+        release = Laplace(parameters / noise / radius, radius)
+    if privacy.chooses_exactly:
+        return release, Unaccounted(EXACT)
     return (release, Pure(privacy.choice_epsilon)) if privacy.chooses_privately else (release,)
 
 

@@ -89,6 +89,7 @@ class Claim:
         unit: whose data the claim is about.
         relation: which cohorts count as neighbours.
         unprotected: what leaves without noise.
+        not_covered: clients that the claim is not about; empty: it is about all that took part.
         parameters: of the mechanism, by their configuration keys.
         seeded: whether the noise can be repeated by whoever knows its seed.
         figures: what is claimed in numbers, once it is known; none where nothing is sound.
@@ -102,6 +103,7 @@ class Claim:
     parameters: dict[str, float | str | bool] = field(default_factory=dict)
     seeded: bool = False
     figures: tuple[Figure, ...] = ()
+    not_covered: str = ""
 
     @property
     def status(self) -> Status:

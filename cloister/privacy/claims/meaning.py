@@ -161,7 +161,8 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     budget = f"; {told}" if (told := beyond_budget(claim)) else ""
     how_much = _how_much(figure) + _condition(figure) + sizes + budget + "."
     against = f"The claim holds against {figure.adversary}."
-    return Meaning(about, True, _who(figure), against, how_much, _tier(figure) != "weak")
+    missing = f" There is no claim about {claim.not_covered}." if claim.not_covered else ""
+    return Meaning(about, True, _who(figure) + missing, against, how_much, _tier(figure) != "weak")
 
 
 def weakest(claim: ClientClaim) -> Figure | None:

@@ -71,12 +71,13 @@ def record_clients(claim: ClientClaim) -> dict[str, object]:
 
 
 def _mechanism(claim: Claim) -> dict[str, object]:
-    return {
+    content: dict[str, object] = {
         "status": claim.status,
         "mechanism": claim.mechanism,
         "reasons": list(claim.reasons),
         "parameters": claim.parameters,
     }
+    return content | ({"not-covered": claim.not_covered} if claim.not_covered else {})
 
 
 def _noise(claim: Claim) -> Mapping[str, str]:
@@ -148,6 +149,7 @@ def _read_mechanism(content: Mapping[str, Any]) -> dict[str, Any]:
         "reasons": tuple(content["reasons"]),
         "parameters": dict(content["parameters"]),
         "seeded": content.get("noise") == "seeded",
+        "not_covered": content.get("not-covered", ""),
     }
 
 

@@ -20,7 +20,7 @@ NOT_KNOWN = (
     "how large they are is not known here: figures are for examples of sizes, what each client has spent stands in its "
     "own ledger, and `cloister plan --public-size N` says what a site that states N comes to"
 )
-KNOWN = "figures are for sizes that they have: the smallest, the middle, the largest and, by Rényi DP, the costliest"
+KNOWN = "figures are for sizes that their nodes state: smallest, middle, largest and, by Rényi DP, costliest"
 SIMULATED = (
     "simulation: one process played server and clients; the claims are about the protocol, not about people at sites"
 )
@@ -228,7 +228,8 @@ def _render_local(claim: LocalClaim) -> list[str]:
 
 
 def _unprotected(claim: Claim | ClientClaim) -> list[str]:
-    return [f"  leaves without noise: {item}" for item in claim.unprotected]
+    missing = [f"  no claim about {claim.not_covered}"] if claim.not_covered else []
+    return [*missing, *(f"  leaves without noise: {item}" for item in claim.unprotected)]
 
 
 def _render_local_figure(figure: Figure) -> str:

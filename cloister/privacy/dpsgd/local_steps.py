@@ -9,10 +9,9 @@ import numpy as np
 
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.accounting.events import Event, Gaussian, Repeated, Unaccounted
+from cloister.privacy.accounting.events import Event, Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
-from cloister.privacy.mechanisms.circumstances import Circumstances
 
 MAX_BATCH = 1 << 16
 """Units of a batch on average, by the public number: bounds on roundings hold for batches of 2^17."""
@@ -145,15 +144,3 @@ class LocalDpSgd:
             "privacy.batch-sampling": self.sampling,
         }
         return named | ({"privacy.group-cap": self.group_cap} if self.group_cap else {})
-
-
-def recorded_event(mechanism: LocalDpSgd, steps: LocalSteps, circumstances: Circumstances) -> Event:
-    """What is entered in a client's ledger for a round, before its training starts.
-
-    Args:
-        mechanism: of the run.
-        steps: of the round.
-        circumstances: of the run.
-    """
-    caveats = [*mechanism.caveats(), *circumstances.caveats()]
-    return Unaccounted("; ".join(caveats)) if caveats else steps.event(mechanism.noise_multiplier)

@@ -1,8 +1,12 @@
 """What a run does beside a client's mechanism that its guarantee depends on."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from cloister.privacy.accounting.events import Event, Pure, Unaccounted
+
 SEEDED = "the noise is seeded: whoever knows privacy.noise-seed can remove it"
+EXACT = "privacy.choice is 'exact': which hypothesis suits the examples is found out without noise"
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,19 @@ class Circumstances:
         """Why nothing can be claimed for a client, whatever its mechanism; empty if something can."""
         caveats = [SEEDED] if self.seeded else []
         if self.hypotheses > 1 and not self.private:
-            caveats.append("privacy.choice is 'exact': which hypothesis suits the examples is found out without noise")
+            caveats.append(EXACT)
         return caveats
+
+    def events(self, caveats: Iterable[str], releases: Callable[[], Iterable[Event]]) -> tuple[Event, ...]:
+        """Return the events of a reply: its releases and a private choice, or one for which nothing is claimed.
+
+        Args:
+            caveats: of the mechanism.
+            releases: returns what the mechanism releases in a reply; called where there is no caveat.
+        """
+        if reasons := "; ".join([*caveats, *self.caveats()]):
+            return (Unaccounted(reasons),)
+        return (*releases(), *([Pure(self.choice_epsilon)] if self.chooses_privately else []))
 
     def epsilon_of_choices(self, rounds: int) -> float:
         """ε of all private choices of a client that took part in so many rounds."""

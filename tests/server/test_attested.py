@@ -1,0 +1,140 @@
+"""The claim about clients covers the replies that state what the run asks for."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from quick_runs import quick_runs  # noqa: F401
+from rich.console import Console
+
+from cloister.client.app import app
+from cloister.config.run import parse
+from cloister.core.arrays import Layout
+from cloister.core.identity import assume_run
+from cloister.local.grid import LocalGrid
+from cloister.privacy.accounting.events import Gaussian, Laplace
+from cloister.privacy.claims.attestation import Attestation
+from cloister.privacy.claims.record import record, statement_of
+from cloister.privacy.claims.words import render_clients
+from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.server.attested import Attested
+from cloister.server.build import build
+from cloister.server.clients import client_claim
+from cloister.server.reports.console import Narrator
+from cloister.server.run import run
+
+DP_SGD = {
+    "task.model": "softmax",
+    "client.local-epochs": 1,
+    "client.batch-size": 32,
+    "privacy.server": "none",
+    "privacy.client": "dp-sgd",
+    "privacy.client-noise-multiplier": 1.5,
+    "tensorboard": False,
+    "report": False,
+}
+LAYOUT = Layout.of({"w": np.zeros(4, np.float32)})
+
+
+def stated(size=0, mechanism="dp-sgd", unit="example", events=None, **more):
+    events = events or (LocalSteps(size, 32, 1).event(1.5),)
+    return Attestation(mechanism, unit, events, size, **more)
+
+
+def heard(*statements, secret=False):
+    assume_run()
+    attested = Attested(secret)
+    asked = Message(RecordDict(), 1, "train")
+    asked.metadata.__dict__["_message_id"] = "1"
+    for said in statements:
+        content = RecordDict()
+        if said is not None:
+            content["attestation"] = ConfigRecord({"attestation": said.to_bytes()})
+        attested.count(Message(content, reply_to=asked))
+    return attested
+
+
+def claim_of(tmp_path, attested, settings=DP_SGD):
+    plan = build(parse(settings | {"output-dir": str(tmp_path)}))
+    return client_claim(plan, LAYOUT, 2, None, attested)
+
+
+def test_figures_are_for_the_sizes_that_nodes_state(tmp_path):
+    """Two sites of 1,200 and 300 spent 0.78 and 1.35; an invented client of 33 examples was claimed instead."""
+    claim = claim_of(tmp_path, heard(stated(1200), stated(300), stated(300)))
+    assert [size.size for size in claim.sizes] == [300, 1200] and claim.known and not claim.not_covered
+    assert claim.status == "sound"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        None,
+        stated(64, mechanism="gaussian"),
+        stated(64, unit="client"),
+        stated(64, group="patient"),
+        stated(64, events=(LocalSteps(64, 32, 1).event(0.1),)),
+        stated(64, events=(LocalSteps(65, 32, 1).event(1.5),)),
+        stated(0, events=(Gaussian(1.5),)),
+    ],
+)
+def test_a_reply_that_states_other_releases_is_not_covered(tmp_path, other):
+    claim = claim_of(tmp_path, heard(stated(300), other, stated(300)))
+    assert [size.size for size in claim.sizes] == [300]
+    missing = "the clients of 1 of 3 replies, which do not state that they applied dp-sgd as this run asks for it"
+    assert claim.not_covered == missing and f"  no claim about {missing}" in render_clients(claim)
+    alone = claim_of(tmp_path, heard(other))
+    assert alone.status == "heuristic" and not any(size.figures for size in alone.sizes)
+
+
+def test_noise_on_an_update_is_claimed_where_it_is_stated(tmp_path):
+    settings = {
+        "task.model": "softmax",
+        "privacy.server": "none",
+        "privacy.client": "laplace",
+        "privacy.client-noise-multiplier": 2.0,
+        "privacy.radius": 1.0,
+    }
+    own = stated(mechanism="laplace", unit="client", events=(Laplace(2.0, 1.0),))
+    mechanism = parse(settings).privacy.client.noise_on_update
+    right = stated(mechanism="laplace", unit="client", events=tuple(mechanism.events(LAYOUT.size)))
+    assert claim_of(tmp_path, heard(right), settings).status == "sound"
+    assert claim_of(tmp_path, heard(own), settings).status == "heuristic"
+
+
+def test_errors_are_no_replies():
+    assume_run()
+    attested, asked = Attested(), Message(RecordDict(), 1, "train")
+    asked.metadata.__dict__["_message_id"] = "1"
+    attested.count(Message(Error(1, "no"), reply_to=asked))
+    assert attested.by_statement() == {}
+
+
+def test_a_secret_draw_shows_no_number_of_replies(tmp_path):
+    attested = heard(stated(300), stated(300), None, None, secret=True)
+    assert attested.by_statement() == {stated(300): 1, None: 1}
+    assert claim_of(tmp_path, attested).not_covered.startswith("the clients of some replies")
+
+
+def test_counts_go_on_in_a_run_that_is_resumed():
+    before, after = heard(stated(300), None), Attested()
+    after.load_state_dict(before.state_dict())
+    assert after.by_statement() == before.by_statement()
+    after.load_state_dict({})
+    assert after.by_statement() == {None: 1}, "a run from before this state existed attested nothing"
+
+
+def test_one_client_of_four_that_states_nothing_is_named_in_the_record(tmp_path):
+    def silent(message, context):
+        reply = app(message, context)
+        if context.node_id == 2:
+            reply.content.pop("attestation", None)
+        return reply
+
+    config = parse(DP_SGD | {"output-dir": str(tmp_path), "num-rounds": 1})
+    run(LocalGrid.simulated(silent, config.flat(), 4), config, Narrator(1, Console(quiet=True)))
+    (path,) = tmp_path.glob("*/privacy.json")
+    facts = json.loads(path.read_text())
+    assert facts["clients"]["not-covered"].startswith("the clients of 1 of 4 replies")
+    assert record(statement_of(facts)).items() <= facts.items()
