@@ -6,7 +6,6 @@ other. The server compares each statement with the releases that its run asks fo
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, from_json, to_json
@@ -49,7 +48,7 @@ class Attestation:
         if not isinstance(content, bytes) or len(content) > MAX_BYTES:
             return None
         try:
-            fields: dict[str, Any] = json.loads(content)
+            fields = json.loads(content)
             found = cls(**(fields | {"events": tuple(from_json(event) for event in fields["events"])}))
         except (ValueError, TypeError, KeyError, RecursionError, PrivacyError):
             return None
