@@ -1,6 +1,7 @@
 """The ClientApp that Flower loads.
 
-message → no_sooner_than → contain_errors → within_deadline        Flower's mods, which read nothing of it
+message → open_and_pack                                            Flower's mods: a packed message is opened,
+        → no_sooner_than → contain_errors → within_deadline        its reply packed; the others read nothing of it
         → request_of, Node.of                                      the typed request and the node, or a refusal
         → attest → only_what_is_agreed → enforce_policy → mask_update → keep_role → limit_leakage → keep_budget
         → add_local_noise → handler
@@ -22,6 +23,7 @@ from cloister.client.mods.enforce import enforce_policy
 from cloister.client.mods.errors import contain_errors
 from cloister.client.mods.filter import only_what_is_agreed
 from cloister.client.mods.local_noise import add_local_noise, limit_leakage
+from cloister.client.mods.packed import open_and_pack
 from cloister.client.mods.roles import keep_role
 from cloister.client.node import Node
 from cloister.client.request import (
@@ -72,7 +74,7 @@ def _passed(steps: Sequence[Step], handler: Callable[..., Reply]) -> Callable[..
     return lambda request, node: steps[0](request, node, inner)
 
 
-app = ClientApp(mods=[no_sooner_than, contain_errors, within_deadline])
+app = ClientApp(mods=[open_and_pack, no_sooner_than, contain_errors, within_deadline])
 app.train()(answered_by(TrainRequest, train))
 app.evaluate()(answered_by(EvaluateRequest, evaluate))
 app.query()(answered_by(KeepRequest, keep_personal))
