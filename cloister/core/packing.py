@@ -17,7 +17,6 @@ of metrics or settings as Flower deflates it.
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
@@ -35,7 +34,7 @@ MAX_IN_RECORD = 2**20
 """Bytes of a value that travels as one ConfigRecord: Flower takes 41 ms to write and read a megabyte of it."""
 MAX_HEADER = 2**20
 """Bytes of a header. Read, it takes up to thirty times as much memory."""
-KINDS: Mapping[str, Any] = {"metrics": MetricRecord, "config": ConfigRecord}
+KINDS: Mapping[str, type[MetricRecord] | type[ConfigRecord]] = {"metrics": MetricRecord, "config": ConfigRecord}
 
 
 def packed(content: RecordDict | Error) -> Value:
@@ -102,11 +101,11 @@ def opened(content: RecordDict, max_records: int) -> RecordDict | Error:
     return RecordDict({**own, **shared})
 
 
-def _described(content: RecordDict | Error) -> tuple[dict[str, Any], list[bytes]]:
+def _described(content: RecordDict | Error) -> tuple[dict[str, object], list[bytes]]:
     """Return the header of a content, and its parts."""
     if isinstance(content, Error):
         return {"error": [content.code, content.reason or ""]}, []
-    records: list[list[Any]] = []
+    records: list[list[object]] = []
     parts: list[bytes] = []
     for name, record in content.items():
         if isinstance(record, ArrayRecord):
@@ -205,7 +204,7 @@ def _read(reader: _Reader, max_records: int) -> RecordDict | Error:
     return content
 
 
-def _arrays(described: Iterable[Iterable[Any]], reader: _Reader) -> Iterator[tuple[str, Array]]:
+def _arrays(described: Iterable[Iterable[object]], reader: _Reader) -> Iterator[tuple[str, Array]]:
     """Return the arrays of a record by name.
 
     Raises:
@@ -217,7 +216,7 @@ def _arrays(described: Iterable[Iterable[Any]], reader: _Reader) -> Iterator[tup
             raise FederationError("a packed message names an array twice")
         names.add(key)
         data = reader.take(_whole(size))
-        yield _text(key), Array(_text(dtype), tuple(map(_whole, shape)), _text(stype), data)
+        yield _text(key), Array(_text(dtype), _shape(shape), _text(stype), data)
 
 
 def _whole(value: object) -> int:
@@ -229,6 +228,17 @@ def _whole(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError
     return value
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    """Return the shape of an array.
+
+    Raises:
+        ValueError: it is another value.
+    """
+    if not isinstance(value, list):
+        raise ValueError
+    return tuple(map(_whole, value))
 
 
 def _text(value: object) -> str:

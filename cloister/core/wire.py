@@ -1,5 +1,6 @@
 """The names of everything that travels in a message, and how a number is read from one."""
 
+import hashlib
 from collections.abc import Mapping
 
 from cloister.core.errors import FederationError
@@ -48,6 +49,10 @@ LEAKAGE = "leakage"
 """The record in which a simulated client counts what it has leaked; it stays with the client."""
 NOISED_LEAKAGE = "noised"
 """What of it noised models have leaked, without choices among hypotheses."""
+
+
+GATE = hashlib.sha256(b"cloister superlink").hexdigest()
+"""What a server's app asks a SuperLink for to learn whether that is `cloister superlink`: the name of no object."""
 
 
 def number(record: Mapping[str, object], name: str) -> float:

@@ -1,5 +1,7 @@
 """The ServerApp that Flower loads."""
 
+import sys
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -18,13 +20,22 @@ def main(grid: Grid, context: Context) -> None:
         FederationError: it ended early for want of nodes or room on the disk. Everything is saved by then; Flower
             counts the run as failed.
     """
-    from cloister.server import malformed
     from cloister.server.run import run
     from cloister.server.stragglers import PatientGrid
 
-    malformed.install()
     with one_line():
         config = parse(context.run_config)
-        outcome = run(PatientGrid(grid, config.late_timeout if config.is_private else None), config)
+        outcome = run(PatientGrid(_packing(grid), config.late_timeout if config.is_private else None), config)
         if outcome.ended in ("too-few-nodes", "disk"):
             raise FederationError(outcome.stopped)
+
+
+def _packing(grid: Grid) -> Grid:
+    """Return the grid of a SuperLink with packed messages; any other as it is, since nothing of it leaves a machine."""
+    # A server's app over HTTP has imported it; elsewhere no run waits for that import.
+    flower = sys.modules.get("flwr.superlink.grid.http_grid")
+    if flower is None or not isinstance(grid, flower.HttpGrid):
+        return grid
+    from cloister.server.grid import PackedGrid
+
+    return PackedGrid.over(grid)

@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
     get_object_children_ids_from_object_content,
     get_object_type_from_object_content,
 )
+
+from cloister.core.packing import MAX_IN_RECORD
 
 FACTOR, SLACK = 2, 8 * 2**20
 """Arrays of a reply may have this many times the bytes of the model that was sent, and so many bytes more."""
@@ -25,6 +27,10 @@ MAX_DESCRIPTION = 2**16
 """Bytes of what describes one array."""
 MAX_METRICS = 2**18
 """Bytes of metrics and settings: read, they take thirty times as much."""
+MAX_ROOT = 2**18
+"""Bytes of the object that names all others, and holds the text of an error."""
+MAX_PACKED = MAX_IN_RECORD + 2**10
+"""Bytes of the records of a reply, of which one may be a packed value, as they are written."""
 
 
 @dataclass
@@ -36,6 +42,11 @@ class MaximumSize:
     """
 
     arrays: int = SLACK
+
+    @property
+    def total(self) -> int:
+        """Return how many bytes the objects of a reply may have together."""
+        return self.arrays + MAX_NAMES
 
     def follow(self, sent: ArrayRecord) -> None:
         """Take replies of the size of a model, and more by `FACTOR` and `SLACK`.
@@ -59,7 +70,8 @@ class MaximumSize:
         for content in contents.values():
             sizes[get_object_type_from_object_content(content)] += len(content)
         names = sizes.total() - sizes[ArrayChunk.__qualname__]
-        if names > MAX_NAMES or sizes[MetricRecord.__qualname__] + sizes[ConfigRecord.__qualname__] > MAX_METRICS:
+        records = sizes[MetricRecord.__qualname__] + sizes[ConfigRecord.__qualname__]
+        if names > MAX_NAMES or records > MAX_PACKED or sizes[Message.__qualname__] > MAX_ROOT:
             raise OverflowError
         if sum(_bytes_of_array(content, contents) for content in contents.values()) > self.arrays:
             raise OverflowError

@@ -58,6 +58,7 @@ from cloister.server.resume import (
 from cloister.server.sites import Sites
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
+from cloister.server.stragglers import Transport, transport_of
 from cloister.server.times import settle, settle_archive
 from cloister.tasks.base import Model
 from cloister.tasks.faults import refuse_faulty
@@ -81,6 +82,7 @@ class Outcome:
         statement: what may be said about its privacy.
         stopped: why it ended early; empty if it did not.
         ended: how it ended, by one of the words of `Ending`; never `no-replies` nor `error`, which are raised.
+        transport: what kept nodes from learning about each other; None: no SuperLink handed messages on.
     """
 
     arrays: ArrayRecord
@@ -90,6 +92,7 @@ class Outcome:
     statement: Statement
     stopped: str
     ended: Ended = "as-asked"
+    transport: Transport | None = None
 
     @property
     def privacy(self) -> dict[str, object]:
@@ -170,7 +173,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         raise failure
     if ending.how == "error":
         raise CloisterError(ending.why)
-    return Outcome(loop.kept, scene.rounds, directory, plan, said, ending.why, ending.how)
+    return Outcome(loop.kept, scene.rounds, directory, plan, said, ending.why, ending.how, transport_of(grid))
 
 
 def _earlier(config: RunConfig, grid: Grid, clients: int, stack: ExitStack) -> Earlier | None:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging import WARNING
 
@@ -36,6 +37,19 @@ AHEAD = 5.0
 """Seconds that the clock of the SuperLink may be ahead: messages have expired for it, and not yet here."""
 
 logger = logging.getLogger("cloister.server")
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What the transport of a run keeps nodes from learning about each other.
+
+    Attributes:
+        packed: every message and every reply was one salted value: no node can compute the name of another one's part.
+        gated: the SuperLink is `cloister superlink`. It hides totals, and gives a node parts of its own messages alone.
+    """
+
+    packed: bool
+    gated: bool
 
 
 class PatientGrid(WatchedGrid):
@@ -182,6 +196,16 @@ class PatientGrid(WatchedGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """As the other grid."""
         return self._inner.pull_messages(message_ids)
+
+
+def transport_of(grid: Grid) -> Transport | None:
+    """Return what is known of the transport of a run; None where no SuperLink hands messages on.
+
+    Args:
+        grid: of the run.
+    """
+    found: Transport | None = getattr(grid.inner, "transport", None) if isinstance(grid, PatientGrid) else None
+    return found
 
 
 def _renewed(messages: list[Message]) -> bool:

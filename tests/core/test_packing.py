@@ -158,6 +158,7 @@ WRONG = {
     "a length below 0": value_of(records(["x", "arrays", [[*ARRAY[:4], -4]]]), bytes(4)),
     "a length with a fraction": value_of(records(["x", "arrays", [[*ARRAY[:4], 4.0]]]), bytes(4)),
     "a shape of text": value_of(records(["x", "arrays", [["w", "float32", ["1"], "", 4]]]), bytes(4)),
+    "a shape that is none": value_of(records(["x", "arrays", [["w", "float32", {}, "", 4]]]), bytes(4)),
     "too short": value_of(records(["x", "arrays", [ARRAY]]), bytes(3)),
     "too long": value_of(records(["x", "arrays", [ARRAY]]), bytes(4 + SALT)),
     "more that is no padding": value_of(records(["x", "arrays", [ARRAY]]), bytes(4), b"\1"),

@@ -1,6 +1,7 @@
 """Open a packed message, and pack the reply to it."""
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import make_message
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
@@ -24,7 +25,7 @@ def open_and_pack(message: Message, context: Context, call_next: ClientAppCallab
             raise FederationError("the server sent an error in place of a message")
     except FederationError as error:
         return _sealed(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"FederationError: {error}"), message)
-    reply = call_next(Message(content, metadata=message.metadata), context)
+    reply = call_next(make_message(message.metadata, content), context)
     return _sealed(reply.error if reply.has_error() else reply.content, message)
 
 

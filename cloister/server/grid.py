@@ -1,0 +1,330 @@
+"""Flower's grid over HTTP, with packed messages, and with replies that are fetched one by one.
+
+Messages to nodes are packed (`core/packing.py`): the model once for all messages of a round, the rest of each message
+by itself. A node whose app does not know packed messages answers with an error of Flower's: it is asked again with
+named arrays, in this round and from then on. So other frameworks' clients take part, and the run no longer says that
+all of its messages were packed.
+
+Flower's own grid asks for many replies at once, waits for the parts of each, and raises whatever a client made go
+wrong: a reply that is half sent, or malformed, costs those of other nodes. Here each message is asked about by itself,
+some at a time. What a node did not send yet is asked for at the next look. What is too large or cannot be read is an
+error of that node, and nothing else. Who replied is known from the message that was asked about.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import islice
+from logging import WARNING
+
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app.message import make_message
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, Metadata, ObjectTree, PullObjectRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.superlink.grid.http_grid import HttpGrid
+from httpx import HTTPStatusError
+
+from cloister.core.errors import FederationError
+from cloister.core.packing import PACKED, SHARED, Value, is_packed, opened, packed
+from cloister.core.wire import GATE
+from cloister.server.reply_size import MAX_METRICS, MAXIMUM, MaximumSize
+from cloister.server.stragglers import Transport
+
+AT_ONCE = 4
+"""Replies that are fetched together: each may take three times its size in memory."""
+MAX_PARTS = 20_000
+"""Objects of a reply: one of named arrays has two for each and more for long ones."""
+MAX_FAILURES = 3
+"""Looks for one reply at which the SuperLink may fail: Flower's fails at each where what a node announced is no
+number."""
+
+logger = logging.getLogger("cloister.server")
+
+
+@dataclass
+class _Asked:
+    """A message that a node was sent.
+
+    Attributes:
+        message: as the server made it.
+        id: of what was sent last for it.
+        is_packed: whether that was packed.
+        failures: looks for its reply at which the SuperLink failed.
+        reply: what was announced of the reply, with the objects that are there; None: nothing was announced.
+    """
+
+    message: Message
+    id: str
+    is_packed: bool
+    failures: int = 0
+    reply: "_Reply | None" = None
+
+    @property
+    def node(self) -> int:
+        return int(self.message.metadata.dst_node_id)
+
+
+@dataclass
+class _Reply:
+    """A reply that is being fetched.
+
+    Attributes:
+        announced: its metadata, as the SuperLink checked them.
+        missing: names of the objects that are to be fetched.
+        contents: of the others.
+        size: bytes of these together.
+    """
+
+    announced: Metadata
+    missing: list[str]
+    contents: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
+
+
+class Unreadable(Exception):
+    """Why a reply does not count. The text holds nothing that a node wrote."""
+
+
+class PackedGrid(HttpGrid):
+    """Flower's grid, which sends packed messages and fetches replies one by one.
+
+    Attributes:
+        maximum: how large a reply may be.
+        transport: what this run's transport was until now.
+    """
+
+    maximum: MaximumSize
+    transport: Transport
+    _asked: dict[str, _Asked]
+    _packings: dict[int, tuple[Message, Message]]
+    _packs: set[int]
+    _plain: set[int]
+
+    @classmethod
+    def over(cls, grid: HttpGrid, maximum: MaximumSize = MAXIMUM) -> "PackedGrid":
+        """Return a grid with the connection of another one.
+
+        Args:
+            grid: of Flower, with its run. It is Flower that closes it.
+            maximum: how large a reply may be.
+        """
+        made = cls.__new__(cls)
+        made.__dict__ = grid.__dict__
+        made.maximum, made.transport = maximum, Transport(packed=True, gated=made._is_gated())
+        made._asked, made._packings, made._packs, made._plain = {}, {}, set(), set()
+        return made
+
+    def _is_gated(self) -> bool:
+        """Return whether the SuperLink answers as `cloister superlink` does for a name that is no object's."""
+        asked = PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=GATE)
+        return bool(self._runtime_client.PullObject(asked).object_found)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages. Where that failed, the same messages sent again are the same to the SuperLink."""
+        messages = list(messages)
+        before, self._packings = self._packings, {}
+        shared: dict[tuple[object, ...], Value] = {}
+        for message in messages:
+            self._packings[id(message)] = before.get(id(message)) or (message, self._sendable(message, shared))
+        ids = list(super().push_messages([self._packings[id(message)][1] for message in messages]))
+        self._packings = {}
+        self._asked = {
+            found: _Asked(message, found, message.metadata.dst_node_id not in self._plain)
+            for found, message in zip(ids, messages, strict=False)
+            if found
+        }
+        return ids
+
+    def _sendable(self, message: Message, shared: dict[tuple[object, ...], Value]) -> Message:
+        """Return the message that is sent for one: with the same metadata, so that its id is known here too.
+
+        Args:
+            message: as the server made it.
+            shared: the packed values of this round, by the records in them; one that is made is added.
+        """
+        if message.metadata.dst_node_id in self._plain:
+            return message
+        models = {name: record for name, record in message.content.items() if isinstance(record, ArrayRecord)}
+        own = RecordDict({name: record for name, record in message.content.items() if name not in models})
+        content = RecordDict({PACKED: packed(own)})
+        if models:
+            key = tuple((name, id(record)) for name, record in models.items())
+            if key not in shared:
+                shared[key] = packed(RecordDict({**models}))
+            content[SHARED] = shared[key]
+        return make_message(message.metadata, content)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """Return the replies that are there as a whole, each when it has been read.
+
+        Raises:
+            RunNotRunningException: the run is over.
+            TransportError: the SuperLink is not to be reached, and Flower has given up.
+        """
+        waiting = iter(message_ids)
+        readers = ThreadPoolExecutor(AT_ONCE, "replies")
+        try:
+            looks = deque(readers.submit(self._look, name) for name in islice(waiting, AT_ONCE))
+            while looks:
+                found = looks.popleft().result()
+                looks.extend(readers.submit(self._look, name) for name in islice(waiting, 1))
+                if found is not None:
+                    yield found
+        finally:
+            # An operator who stops the run does not wait for a SuperLink that is away.
+            readers.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self, name: str) -> Message | None:
+        """Return the reply to a message, if all of it is there; an error of its node, if it cannot be read."""
+        asked = self._asked[name]
+        try:
+            asked.reply = asked.reply or self._announced(asked)
+            if asked.reply is None or not self._is_fetched(asked.reply):
+                return None
+            content = self._read(asked, asked.reply)
+            if self._is_refused_as_packed(asked, content):
+                self._ask_plainly(asked)
+                return None
+        except HTTPStatusError as error:
+            asked.failures += 1
+            if asked.failures < MAX_FAILURES:
+                return None
+            content = _error(f"the SuperLink cannot hand on the reply: {error.response.status_code}")
+        except Unreadable as error:
+            size = asked.reply.size if asked.reply else 0
+            logger.log(WARNING, "a reply of node %s does not count, after %d bytes: %s", asked.node, size, error)
+            content = _error(str(error))
+        self._confirm(asked)
+        return self._as_reply(name, asked, content)
+
+    def _announced(self, asked: _Asked) -> _Reply | None:
+        """Return what is announced of the reply to a message; whatever else Flower hands out is dropped.
+
+        Raises:
+            Unreadable: it has too many objects.
+        """
+        answer = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[asked.id]))
+        for announced, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+            if announced.metadata.reply_to_message_id == asked.id:
+                return _Reply(announced.metadata, _names(tree))
+        return None
+
+    def _is_fetched(self, reply: _Reply) -> bool:
+        """Fetch the objects that are there; return whether all are.
+
+        Raises:
+            Unreadable: the reply is too large, or an object of it is there no more.
+        """
+        while reply.missing:
+            name = reply.missing[-1]
+            asked = PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=name)
+            answer = self._runtime_client.PullObject(asked)
+            if not answer.object_found:
+                raise Unreadable("its node did not send all of it")
+            if not answer.object_available:
+                return False
+            reply.size += len(answer.object_content)
+            if reply.size > self.maximum.total:
+                raise Unreadable(f"a reply may have {self.maximum.total} bytes")
+            reply.contents[reply.missing.pop()] = answer.object_content
+        return True
+
+    def _read(self, asked: _Asked, reply: _Reply) -> RecordDict | Error:
+        """Return what a reply holds. Which node sent it, the message says that was asked about, not the reply.
+
+        A signature of the node over run, node, message id and value is to be checked here, before anything of the
+        reply counts as heard.
+
+        Raises:
+            Unreadable: it cannot be put together.
+        """
+        try:
+            self.maximum.require(reply.contents)
+            found = inflate_object_from_contents(reply.announced.message_id, reply.contents)
+            if not isinstance(found, Message):
+                raise Unreadable("it is no message")
+            if found.has_error():
+                return Error(found.error.code, found.error.reason or "")
+            if reply.announced.src_node_id == SUPERLINK_NODE_ID:
+                raise Unreadable("it came in the name of the SuperLink")
+            if not is_packed(found.content):
+                self._note_plain()
+                return found.content
+            content = opened(found.content, MAX_METRICS)
+        except (Unreadable, FederationError) as error:
+            raise Unreadable(f"a reply cannot be put together: {error}") from None
+        except Exception as error:  # whatever a client can write; without its text, which has what it wrote
+            raise Unreadable(f"a reply cannot be put together: {type(error).__name__}") from None
+        self._packs.add(asked.node)
+        return content
+
+    def _is_refused_as_packed(self, asked: _Asked, content: RecordDict | Error) -> bool:
+        """Return whether an app answered that knows no packed messages: by an error that is none of ours."""
+        assert asked.reply is not None
+        return (
+            asked.is_packed
+            and asked.node not in self._packs
+            and asked.reply.announced.src_node_id == asked.node
+            and isinstance(content, Error)
+            and content.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        )
+
+    def _ask_plainly(self, asked: _Asked) -> None:
+        """Send a node the same message with named arrays."""
+        self._confirm(asked)
+        logger.log(WARNING, "node %s knows no packed messages: it is sent named arrays", asked.node)
+        self._plain.add(asked.node)
+        self._note_plain()
+        again = make_message(copy(asked.message.metadata), asked.message.content)
+        asked.id = next(iter(super().push_messages([again])), "")
+        asked.is_packed, asked.reply = False, None
+
+    def _note_plain(self) -> None:
+        self.transport = Transport(packed=False, gated=self.transport.gated)
+
+    def _confirm(self, asked: _Asked) -> None:
+        """Have the SuperLink delete a reply; one that it keeps costs space alone."""
+        if asked.reply is None:
+            return
+        name = asked.reply.announced.message_id
+        confirmed = ConfirmMessageReceivedRequest(node=self.node, run_id=self.run.run_id, message_object_id=name)
+        try:
+            self._runtime_client.ConfirmMessageReceived(confirmed)
+        except HTTPStatusError as error:
+            logger.log(WARNING, "the SuperLink keeps a reply of node %s: %s", asked.node, error.response.status_code)
+
+    def _as_reply(self, name: str, asked: _Asked, content: RecordDict | Error) -> Message:
+        """Return the reply to a message, under the name by which the round knows that."""
+        metadata = copy(asked.message.metadata)
+        source = asked.reply.announced.src_node_id if asked.reply else asked.node
+        metadata.__dict__.update(
+            _message_id=asked.reply.announced.message_id if asked.reply else "",
+            _src_node_id=source if source == SUPERLINK_NODE_ID else asked.node,
+            _dst_node_id=SUPERLINK_NODE_ID,
+            _reply_to_message_id=name,
+        )
+        if isinstance(content, Error):
+            return make_message(metadata, error=content)
+        return make_message(metadata, content)
+
+
+def _names(tree: ObjectTree) -> list[str]:
+    """Return the names of the objects of a reply, each once: a client decides how often it names one.
+
+    Raises:
+        Unreadable: there are too many.
+    """
+    names = list(islice(iterate_object_tree(tree), MAX_PARTS + 1))
+    if len(names) > MAX_PARTS:
+        raise Unreadable(f"a reply may have {MAX_PARTS} objects")
+    return list(dict.fromkeys(part.object_id for part in names))
+
+
+def _error(reason: str) -> Error:
+    return Error(ErrorCode.UNKNOWN, reason)
