@@ -5,20 +5,17 @@ import os
 import pytest
 from databases import Copies
 from flwr.supercore import sql_mixin
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.superlink.routers.fleet import node_auth
 from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import SuperLink, nodes_of
 
-from cloister.deploy.superlink.abandoned import Sending
-from cloister.deploy.superlink.apart import OwnMessages
+from cloister.deploy.superlink.cleanup import DeletesExpired
+from cloister.deploy.superlink.gate import Gate, GateKnown
 from cloister.deploy.superlink.node_keys import NodeKeys
-from cloister.deploy.superlink.retries import RetryWhenBusy
 from cloister.deploy.superlink.revoked import RevokedKeys
 from cloister.deploy.superlink.runs import RunningRuns
-from cloister.deploy.superlink.unfinished import WholeReplies
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +48,8 @@ def flower_of_the_module():
 def put_back(monkeypatch):
     """Have Flower's own functions restored when the patch ends."""
     for module, names in [
-        (fleet_handlers, (*OwnMessages.names, *RunningRuns.names)),
-        (runtime_handlers, (*WholeReplies.names, *Sending.names, *RetryWhenBusy.names)),
+        (fleet_handlers, (*Gate.names, *RunningRuns.names)),
+        (runtime_handlers, (*GateKnown.names, *DeletesExpired.names)),
         (control_handlers, RevokedKeys.names),
         (node_auth, NodeKeys.names),
         (sql_mixin, ("SQLITE_PRAGMAS",)),
@@ -63,21 +60,19 @@ def put_back(monkeypatch):
 
 
 @pytest.fixture
-def guarded(monkeypatch):
-    """Flower's functions keep every node to its own objects, until the test is over."""
-    for name in OwnMessages.names:  # Abandoned.names among them
-        monkeypatch.setattr(fleet_handlers, name, getattr(fleet_handlers, name))
-    own = OwnMessages()
-    own.install()
-    return own
+def gate(monkeypatch):
+    """Flower's functions behind the gate, until the test is over."""
+    put_back(monkeypatch)
+    gate = Gate()
+    gate.install()
+    GateKnown().install()
+    return gate
 
 
 @pytest.fixture
-def link(guarded):
-    """A SuperLink with two nodes."""
-    link = SuperLink(FLWR_IN_MEMORY_DB_NAME)
-    link.own = guarded
-    return link
+def link(tmp_path):
+    """Flower's SuperLink with two nodes, and with a state on disk."""
+    return SuperLink(str(tmp_path / "state.db"))
 
 
 @pytest.fixture

@@ -7,21 +7,10 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from cloister.deploy.superlink.app import install
+from cloister.deploy.superlink.gate import Gate
 
-OF_NODES = {
-    "get_run": ["OwnMessages"],
-    "pull_messages": ["ReplyLimit", "Abandoned", "OwnMessages"],
-    "pull_object": ["ReplyLimit", "Abandoned", "OwnMessages"],
-    "push_messages": ["ReplyLimit", "OwnMessages"],
-    "push_object": ["ReplyLimit", "OwnMessages"],
-    "confirm_message_received": ["OwnMessages"],
-    "check_abort": ["RunningRuns"],
-}
-OF_APPS = {
-    "push_messages": ["RetryWhenBusy", "Sending", "DeletesExpired"],
-    "pull_messages": ["WholeReplies", "DeletesExpired"],
-    "push_object": ["RetryWhenBusy"],
-}
+OF_NODES = {name: ["Gate"] for name in Gate.names} | {"check_abort": ["RunningRuns"]}
+OF_APPS = {"push_messages": ["DeletesExpired"], "pull_object": ["GateKnown"]}
 OF_KEYS = {"bytes_to_public_key": ["NodeKeys"]}
 OF_OPERATORS = {"register_node": ["RevokedKeys"]}
 

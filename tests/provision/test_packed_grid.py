@@ -18,7 +18,7 @@ from flwr.supercore.state.schema.objectstore_models import StoredObject
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
-from open_link import TRAINED, SuperLink, content, labelled, nodes_of
+from open_link import TRAINED, content, labelled
 from served_app import answered, given, grid_of, sent
 from sqlalchemy import update
 
@@ -29,17 +29,6 @@ from cloister.server import grid as module
 from cloister.server.app import _packing
 from cloister.server.grid import MAX_FAILURES, PackedGrid
 from cloister.server.stragglers import PatientGrid, transport_of
-
-
-@pytest.fixture
-def link(tmp_path):
-    """Flower's SuperLink, with a state on disk."""
-    return SuperLink(str(tmp_path / "state.db"))
-
-
-@pytest.fixture
-def nodes(link):
-    return nodes_of(link)
 
 
 @pytest.fixture

@@ -7,30 +7,13 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from threading import Event
-from types import SimpleNamespace
 
 import pytest
 from closed_link import WIRE, anybody, configuration, signed_by
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SubStatus
 from flwr.proto.control_pb2 import RegisterNodeRequest
-from flwr.proto.fleet_pb2 import (
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-    RegisterNodeFleetRequest,
-)
-from flwr.proto.message_pb2 import Message as WireMessage
-from flwr.proto.message_pb2 import (
-    Metadata,
-    ObjectTree,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
-from flwr.proto.node_pb2 import Node
+from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore import sql_mixin
 from flwr.supercore.auth.typing import AccountInfo
@@ -44,20 +27,17 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
-from flwr.superlink.servicer.runtime import runtime_handlers
 from starlette.testclient import TestClient
 
 from cloister.deploy import certificates
 from cloister.deploy.http_protocol import BoundedH11Protocol, without_key_updates
-from cloister.deploy.superlink import database, door, replies
+from cloister.deploy.superlink import database, door
 from cloister.deploy.superlink import serve as serve_module
 from cloister.deploy.superlink.app import closed_app
 from cloister.deploy.superlink.door import Door
-from cloister.deploy.superlink.interrupted import DeliveredMessage
 from cloister.deploy.superlink.revoked import RevokedKeys
 from cloister.deploy.superlink.runs import SECONDS, RunningRuns
 from cloister.deploy.superlink.serve import expiring
-from cloister.deploy.superlink.unfinished import WholeReplies
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 
@@ -80,11 +60,6 @@ class TestDoor:
     def test_the_interfaces_answer(self, superlink):
         assert superlink.get("/health").status_code == 200
         assert superlink.post("/v1/fleet/pull-messages", content=b"", headers=WIRE).status_code == 401
-
-    def test_the_servers_app_hears_of_what_nodes_have_sent_in_full(self, superlink):
-        shown, taken = runtime_handlers.pull_messages.__self__, fleet_handlers.push_messages.__self__
-        assert isinstance(shown, WholeReplies)
-        assert shown.unfinished is taken.inner["push_messages"].__self__.handover.unfinished
 
     @pytest.fixture
     def small(self, monkeypatch):
@@ -127,159 +102,6 @@ class TestDoor:
 
         answer = TestClient(Door(translating, anybody)).post("/v1/x", content=iter([b"xx"]))
         assert answer.status_code == 413
-
-
-class TestReplies:
-    """A node fetches a model of 100 bytes in two objects, and answers."""
-
-    @pytest.fixture
-    def limit(self, monkeypatch):
-        monkeypatch.setattr(replies, "SLACK", 10)
-        stored = []
-        for name, work in {
-            "pull_messages": lambda request: PullMessagesResponse(messages_list=[WireMessage()]),
-            "pull_object": lambda request: PullObjectResponse(object_found=True, object_content=b"x" * 50),
-            "push_messages": lambda request, state: PushMessagesResponse(),
-            "push_object": lambda request, state: stored.append(request.object_id) or PushObjectResponse(stored=True),
-        }.items():
-            monkeypatch.setattr(fleet_handlers, name, work)
-        replies.ReplyLimit().install()
-        return stored
-
-    def fetch(self, node=1, objects=("a", "b")):
-        fleet_handlers.pull_messages(request=PullMessagesRequest(node=Node(node_id=node)))
-        for name in objects:
-            fleet_handlers.pull_object(request=PullObjectRequest(node=Node(node_id=node), object_id=name))
-
-    def named(self, size):
-        return f"{size:064}"
-
-    def push(self, size, node=1):
-        request = PushObjectRequest(node=Node(node_id=node), object_id=self.named(size), object_content=b"x" * size)
-        return fleet_handlers.push_object(request=request, state=None)
-
-    def refused(self, size, node=1):
-        with pytest.raises(replies.HTTPException) as error:
-            self.push(size, node)
-        return error.value.status_code == 413
-
-    def test_a_reply_in_double_precision_is_taken(self, limit):
-        self.fetch()
-        assert self.push(200).stored and self.push(10).stored and limit == [self.named(200), self.named(10)]
-
-    def test_a_byte_more_is_not_even_in_pieces(self, limit):
-        self.fetch()
-        self.push(200)
-        assert self.refused(11) and self.refused(1) and limit == [self.named(200)]
-
-    def test_a_part_that_is_sent_again_counts_once(self, limit):
-        self.fetch()
-        assert self.push(200).stored and self.push(200).stored and self.push(10).stored
-
-    def test_a_part_that_is_fetched_again_and_gone_counts_as_before(self, limit):
-        self.fetch()
-        limiting = fleet_handlers.pull_object.__self__
-        limiting.inner["pull_object"] = lambda request: PullObjectResponse(object_found=False)
-        fleet_handlers.pull_object(request=PullObjectRequest(node=Node(node_id=1), object_id="a"))
-        assert self.push(200).stored and self.push(10).stored
-
-    def test_what_is_not_there_widens_no_limit(self, limit, monkeypatch):
-        monkeypatch.setattr(replies, "MORE_PARTS", 0)
-        self.fetch(objects=("a",))
-        limiting = fleet_handlers.pull_object.__self__
-        limiting.inner["pull_object"] = lambda request: PullObjectResponse(object_found=False)
-        for name in "bcdefgh":
-            fleet_handlers.pull_object(request=PullObjectRequest(node=Node(node_id=1), object_id=name))
-        with pytest.raises(replies.HTTPException, match="may have 2 parts"):
-            self.announce(3)
-
-    def test_objects_under_ever_new_names_are_refused(self, limit, monkeypatch):
-        monkeypatch.setattr(replies, "MORE_PARTS", 0)
-        self.fetch(objects=("a",))
-        for size in (1, 2, 1):
-            assert self.push(size).stored
-        with pytest.raises(replies.HTTPException, match="may have 2 parts"):
-            for size in (0, 3, 4):
-                self.push(size)
-
-    def test_a_name_that_is_no_hash_is_not_kept(self, limit):
-        self.fetch()
-        request = PushObjectRequest(node=Node(node_id=1), object_id="f" * 10**6, object_content=b"x")
-        with pytest.raises(replies.HTTPException, match="no SHA-256") as error:
-            fleet_handlers.push_object(request=request, state=None)
-        assert error.value.status_code == 400 and not limit
-
-    def test_an_announcement_counts_with_all_that_is_said_in_it(self, limit):
-        self.fetch()
-        with pytest.raises(replies.HTTPException, match="may have 210 bytes"):
-            self.announce(3, said="x" * 211)
-
-    def announce(self, parts, node=1, said=""):
-        tree = ObjectTree(children=[ObjectTree() for _ in range(parts - 1)])
-        spoken = [WireMessage(metadata=Metadata(message_type=said))]
-        request = PushMessagesRequest(node=Node(node_id=node), message_object_trees=[tree], messages_list=spoken)
-        return fleet_handlers.push_messages(request=request, state=None)
-
-    @pytest.mark.parametrize("node", [1, 7])
-    def test_a_reply_of_too_many_parts_is_not_taken(self, limit, monkeypatch, node):
-        monkeypatch.setattr(replies, "MORE_PARTS", 3)
-        monkeypatch.setattr(replies, "UNKNOWN_PARTS", 7)
-        self.fetch()
-        self.announce(7, node)
-        with pytest.raises(replies.HTTPException, match="may have 7 parts"):
-            self.announce(8, node)
-
-    def test_no_more_parts_are_looked_at_than_a_reply_may_have(self, limit, monkeypatch):
-        """A tree of 4 million took 15 s, in which nobody else was answered."""
-        looked_at = []
-        monkeypatch.setattr(
-            replies, "iterate_object_tree", lambda tree: (looked_at.append(part) or part for part in tree.children)
-        )
-        self.fetch(objects=())
-        with pytest.raises(replies.HTTPException, match="may have 200 parts"):
-            self.announce(1000)
-        assert len(looked_at) == 201
-
-    @pytest.mark.parametrize(("trees", "messages"), [(0, 1), (1, 0), (2, 1), (1, 2)])
-    def test_a_node_sends_one_reply_at_a_time(self, limit, trees, messages):
-        self.fetch()
-        request = PushMessagesRequest(
-            node=Node(node_id=1), message_object_trees=[ObjectTree()] * trees, messages_list=[WireMessage()] * messages
-        )
-        with pytest.raises(replies.HTTPException, match="one reply at a time") as error:
-            fleet_handlers.push_messages(request=request, state=None)
-        assert error.value.status_code == 400
-
-    def test_each_message_has_its_reply(self, limit):
-        for _ in range(3):
-            self.fetch()
-            self.push(200)
-        assert self.refused(199)
-
-    def test_fetching_twice_does_not_make_room(self, limit):
-        self.fetch(objects=("a", "b", "a", "b", "a"))
-        assert self.refused(211)
-
-    def test_asking_for_messages_when_there_are_none_does_not_make_room(self, limit, monkeypatch):
-        self.fetch()
-        self.push(200)
-        empty = replies.ReplyLimit()
-        empty.inner["pull_messages"] = lambda request: PullMessagesResponse()
-        before = replies._Exchange()
-        empty.exchanges = {1: before}
-        empty.pull_messages(PullMessagesRequest(node=Node(node_id=1)))
-        assert empty.exchanges[1] is before
-
-    def test_nodes_do_not_count_for_each_other(self, limit):
-        self.fetch(node=1)
-        self.fetch(node=2, objects=("a",))
-        self.push(200, node=1)
-        assert self.refused(111, node=2) and not limit[1:]
-
-    def test_after_a_restart_there_is_a_limit_too(self, limit, monkeypatch):
-        monkeypatch.setattr(replies, "UNKNOWN", 400)
-        self.push(400, node=7)
-        assert self.refused(20, node=7)
 
 
 class TestDatabase:
@@ -356,25 +178,19 @@ class TestDatabase:
         assert state.acknowledge_task_heartbeat(tasks[0]) and not state.acknowledge_task_heartbeat(tasks[1])
         assert [state.get_task_by_token(token) is not None for token in tokens] == [True, False, False]
 
-    def test_what_nodes_were_given_before_is_told_to_the_one_that_serves_them(self, tmp_path, monkeypatch):
+    def test_it_is_made_ready_before_it_is_served(self, tmp_path, monkeypatch):
         (tmp_path / "operators").write_text("0" * 64)
-        known, served = [DeliveredMessage("m", 7, frozenset({"m", "part"}))], []
         config = replace(configuration(tmp_path / "state.db"), insecure=False, superexec_auth_secret=b"secret")
+        served, ready = [], []
         monkeypatch.setattr(sys, "argv", sys.argv)
         monkeypatch.setattr(fleet_handlers, "check_abort", lambda *_: None)
         monkeypatch.setattr(serve_module, "_parse_superlink_lifespan_config", lambda: config)
-        monkeypatch.setattr(serve_module, "recover", lambda path: known if path == tmp_path / "state.db" else [])
-        monkeypatch.setattr(
-            serve_module.uvicorn, "run", lambda **given: served.append((given, fleet_handlers.pull_object))
-        )
+        monkeypatch.setattr(serve_module.database, "wait_for_tasks", ready.append)
+        monkeypatch.setattr(serve_module.uvicorn, "run", lambda **said: served.append((said, list(ready))))
         serve_module.serve(tmp_path / "operators", [])
-        ((given, pull),) = served
-        assert given["ssl_context_factory"] is without_key_updates and given["http"] is BoundedH11Protocol
-        request = PullObjectRequest(node=Node(node_id=7), run_id=1, object_id="part")
-        state = SimpleNamespace(
-            get_object=lambda *_: b"content", store_traffic=lambda *_, **__: None, object_store={"m": b"root"}
-        )
-        assert pull(request=request, state=state).object_content == b"content"
+        ((said, before),) = served
+        assert said["ssl_context_factory"] is without_key_updates and said["http"] is BoundedH11Protocol
+        assert before == [tmp_path / "state.db"]
 
     @pytest.mark.parametrize("exists", [False, True])
     def test_what_is_freed_while_it_is_in_use_is_given_back(self, tmp_path, exists):

@@ -10,10 +10,8 @@ Flower's SuperLink are put together here.
 serve, app, operators      the process; what is in front of what; who may start runs
 door, senders, shortcut    a request before Flower sees it
 in_front                   the noun: methods in the place of Flower's functions, which they call
-apart, handover, uploads, unfinished
-                           a node's messages and replies, kept from all others
-abandoned, interrupted     what was not sent to its end; what went on when the SuperLink was stopped
-replies, cleanup, retries, runs, revoked, node_keys
-                           sizes, what nobody fetches, a busy database, ended runs, keys of nodes
+gate                       a node's own messages and replies, and no totals
+cleanup, runs, revoked, node_keys
+                           what nobody fetches, ended runs, keys of nodes
 database                   the state: patient, bounded
 """

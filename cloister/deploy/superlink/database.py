@@ -3,8 +3,7 @@
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from logging import INFO, WARNING
 from pathlib import Path
@@ -31,8 +30,6 @@ NEARLY = 0.8
 """Of the limit, from which on every look says so."""
 SPARE = 2**30
 """Bytes of the disk below which every look says so."""
-
-_errors: ContextVar[list[str] | None] = ContextVar("errors", default=None)
 
 
 def file_of(name: str) -> Path | None:
@@ -66,40 +63,14 @@ def patient(session: Callable[..., Any]) -> Callable[..., Any]:
             reason = str(error.orig)
             if "locked" in reason:
                 log(WARNING, "the state database was locked for %g s: the client is asked to try again", BUSY_SECONDS)
-                _record("the state database is busy")
                 raise HTTPException(503, "the state database is busy: try again") from None
             if "full" in reason:
                 log(WARNING, "the state database is at its limit, or its disk is full")
-                _record("the state database is full")
                 raise HTTPException(507, "the state database is full") from None
             raise
 
     vars(asked_again)["plain"] = session
     return asked_again
-
-
-@contextmanager
-def errors_inside() -> Iterator[list[str]]:
-    """Collect the errors of the database inside the block, also those that Flower does not raise."""
-    found: list[str] = []
-    token = _errors.set(found)
-    try:
-        yield found
-    finally:
-        _errors.reset(token)
-
-
-def one_transaction(state: object) -> AbstractContextManager[object]:
-    """What is written inside of the block is written as a whole or not at all; a state in memory has no transactions.
-
-    SQLite begins with the first write: what is read before that is of another moment.
-    """
-    return state.session() if isinstance(state, sql_mixin.SqlMixin) else nullcontext()
-
-
-def _record(error: str) -> None:
-    if (found := _errors.get()) is not None:
-        found.append(error)
 
 
 def prepare(path: Path) -> None:

@@ -25,7 +25,6 @@ from cloister.deploy.credentials import read_digests
 from cloister.deploy.http_protocol import BoundedH11Protocol, without_key_updates
 from cloister.deploy.superlink import database
 from cloister.deploy.superlink.app import closed_app
-from cloister.deploy.superlink.interrupted import DeliveredMessage, recover
 from cloister.deploy.superlink.operators import OperatorsOnly
 
 STOP_SECONDS = 30
@@ -56,10 +55,10 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         )
     if not config.enable_supernode_auth:
         log(WARNING, "without --enable-supernode-auth whoever reaches the port can register as a node")
-    before = _keep_database(config.database, max_database * 10**6)
+    _keep_database(config.database, max_database * 10**6)
     _watch_certificates([Path(path) for path in (config.ssl_certfile, config.ssl_ca_certfile) if path])
     uvicorn.run(
-        app=closed_app(replace(config, authn_plugin=OperatorsOnly(digests)), before),
+        app=closed_app(replace(config, authn_plugin=OperatorsOnly(digests))),
         host=config.host,
         port=config.port,
         http=BoundedH11Protocol,
@@ -73,24 +72,17 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
     )
 
 
-def _keep_database(name: str, max_bytes: int) -> list[DeliveredMessage]:
-    """Compact the state database, bound it and watch it; one in memory has nothing to give back, and forgets tasks.
-
-    Returns:
-        What nodes were given before, and have not answered.
-    """
+def _keep_database(name: str, max_bytes: int) -> None:
+    """Compact the state database, bound it and watch it; one in memory has nothing to give back, and forgets tasks."""
     database.set_up(max_bytes)
     if not (path := database.file_of(name)):
-        return []
-    before = []
+        return
     try:
         database.prepare(path)
         database.wait_for_tasks(path)
-        before = recover(path)
     except sqlite3.Error as error:
         log(WARNING, "the state database %s could not be made ready: %s", path.name, error)
     database.watch(path, max_bytes)
-    return before
 
 
 def expiring(paths: Sequence[Path], now: datetime) -> list[str]:

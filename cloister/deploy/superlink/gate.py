@@ -1,0 +1,202 @@
+"""The gate: a node sends replies of its own, confirms and fetches messages of its own, and hears no totals.
+
+Flower checks that a request names the node that signed it, and little else. Any node may send a message that another
+one takes for the server's, or a reply in another one's name; it may delete another one's message, and fetch any object
+whose name it has. What is refused here is logged with the node that asked.
+
+The names of others' objects are kept from a node by packing (`cloister/core/packing.py`), not by the gate.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from logging import WARNING
+from types import ModuleType
+from typing import Any, ClassVar
+
+from fastapi import HTTPException
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, ObjectTree, PullObjectResponse
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore import log
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.state.schema.linkstate_models import MessageIns
+from flwr.supercore.state.schema.objectstore_models import StoredObject
+from flwr.supercore.utils import uint64_to_int64
+from flwr.superlink.servicer.runtime import runtime_handlers
+from sqlalchemy import select, update
+
+from cloister.core.files import DAY
+from cloister.core.wire import GATE
+from cloister.deploy.superlink.in_front import InFront
+
+TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
+"""What Flower adds up over all nodes of a run."""
+MAX_RUNTIME = 7.0 * DAY
+"""Seconds that a client may say it worked: operators are shown their sum."""
+LOUD = 2**30
+"""Bytes that a node sends in answer to one message, at each of which the log names it."""
+AT_ONCE = 500
+"""Names in one statement: SQLite limits them."""
+
+
+class Gate(InFront):
+    """Keeps every node to its own messages and replies.
+
+    Attributes:
+        given: the message that each node was given last, and the names of its objects.
+        sent: bytes that each node has sent since.
+    """
+
+    names = ("get_run", "pull_messages", "pull_object", "confirm_message_received", "push_messages", "push_object")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: dict[int, tuple[str, frozenset[str]]] = {}
+        self.sent: Counter[int] = Counter()
+
+    def get_run(self, request: Any, **others: Any) -> Any:
+        """Describe a run, without what its nodes have sent and how long they took."""
+        answer = self.inner["get_run"](request=request, **others)
+        for name in TOTALS:
+            answer.run.ClearField(name)
+        return answer
+
+    def pull_messages(self, request: Any, state: Any, store: Any) -> Any:
+        """Give a node its next message, once all of it is there.
+
+        A node that is told of a message waits for the rest of it, three minutes if its app was killed meanwhile.
+        """
+        node, cut = request.node.node_id, []
+        while (answer := self.inner["pull_messages"](request=request, state=state, store=store)).messages_list:
+            (tree,) = answer.message_object_trees
+            if isinstance(state, SqlLinkState) and not _is_whole(state, _names(tree)):
+                cut.append(tree.object_id)
+                continue
+            self.given[node] = tree.object_id, frozenset(_names(tree))
+            del self.sent[node]
+            break
+        if cut:
+            _give_again(state, cut)
+        return answer if answer.messages_list else PullMessagesResponse()
+
+    def pull_object(self, request: Any, state: Any) -> Any:
+        """Give a node an object of its own message, until it has confirmed that.
+
+        Flower keeps an object while any message has it: later the node would learn whether another one is to fetch it.
+        """
+        node = request.node.node_id
+        message, names = self.given.get(node) or self._recalled(node, state)
+        if request.object_id in names:
+            answer = self.inner["pull_object"](request=request, state=state)
+            # Looked at afterwards: a confirmation may have overtaken this request.
+            if message in state.object_store:
+                return answer
+        log(WARNING, "refused node %s an object that is not of its own message", node)
+        return PullObjectResponse(object_found=False, object_available=False)
+
+    def _recalled(self, node: int, state: Any) -> tuple[str, frozenset[str]]:
+        """Return the message that an earlier SuperLink gave a node last, and the names of its objects."""
+        if isinstance(state, SqlLinkState):
+            given = (MessageIns.dst_node_id == uint64_to_int64(node)) & (MessageIns.delivered_at != "")
+            with state.session() as session:
+                last = select(MessageIns.message_id).where(given).order_by(MessageIns.delivered_at.desc()).limit(1)
+                message = session.scalar(last)
+            if message and message in state.object_store:
+                self.given[node] = message, frozenset(_names(state.object_store.get_object_tree(message)))
+        return self.given.get(node, ("", frozenset()))
+
+    def confirm_message_received(self, request: Any, state: Any, store: Any) -> Any:
+        """Delete a message that a node has fetched: its own, and one that is there as a whole.
+
+        Flower stores no object of a message that is deleted: the server's app could not send the rest.
+        """
+        node, message = request.node.node_id, request.message_object_id
+        if message not in store:  # deleted by now: the node asks again where an answer was lost
+            return ConfirmMessageReceivedResponse()
+        own, names = self.given.get(node) or self._recalled(node, state)
+        if message != own or not _is_whole(state, names):
+            log(WARNING, "refused node %s the confirmation of a message that it was not given", node)
+            return ConfirmMessageReceivedResponse()
+        self.given.pop(node, None)
+        return self.inner["confirm_message_received"](request=request, state=state, store=store)
+
+    def push_messages(self, request: Any, state: Any) -> Any:
+        """Begin the one reply of a node to a message.
+
+        Raises:
+            HTTPException: 400, the node announces something else.
+        """
+        if why := _why_not(request):
+            log(WARNING, "refused what node %s sent: %s", request.node.node_id, why)
+            raise HTTPException(400, f"this is no reply of the node: {why}")
+        if not all(0 <= seconds <= MAX_RUNTIME for seconds in request.clientapp_runtime_list):  # nor NaN
+            del request.clientapp_runtime_list[:]
+        answer = self.inner["push_messages"](request=request, state=state)
+        message, _ = self.given.get(request.node.node_id, ("", frozenset()))
+        if message == request.messages_list[0].metadata.reply_to_message_id:
+            self.given.pop(request.node.node_id, None)
+            state.object_store.delete(message)  # its node has not confirmed it, and needs it no more
+        return answer
+
+    def push_object(self, request: Any, state: Any) -> Any:
+        """Store an object of a reply, and say which node sends much."""
+        node, before = request.node.node_id, self.sent[request.node.node_id]
+        self.sent[node] += len(request.object_content)
+        if self.sent[node] // LOUD > before // LOUD:
+            log(WARNING, "node %s has sent %d MB in answer to one message", node, self.sent[node] // 10**6)
+        return self.inner["push_object"](request=request, state=state)
+
+
+class GateKnown(InFront):
+    """Tells a server's app that this SuperLink has a gate: by an object under a name that no content has."""
+
+    handlers: ClassVar[ModuleType] = runtime_handlers
+    names = ("pull_object",)
+
+    def pull_object(self, request: Any, state: Any, task: Any) -> Any:
+        """Give the app an object."""
+        if request.object_id == GATE:
+            return PullObjectResponse(object_found=True, object_available=True)
+        return self.inner["pull_object"](request, state, task)
+
+
+def _why_not(request: Any) -> str:
+    """Return why what a node announces is no reply of its own; nothing if it is one."""
+    if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+        return "it is not one message"
+    (message,), (tree,) = request.messages_list, request.message_object_trees
+    about = message.metadata
+    wrong = {
+        "it comes in another name": about.src_node_id != request.node.node_id,
+        "it is not to the SuperLink": about.dst_node_id != SUPERLINK_NODE_ID,
+        "it answers no message": not about.reply_to_message_id,
+        "its id is not that of its first object": about.message_id != tree.object_id,
+        "a time is no number": not (math.isfinite(about.created_at) and math.isfinite(about.ttl)),
+        "its content is not in its objects": bool(message.content.items),
+    }
+    return "; ".join(why for why, is_wrong in wrong.items() if is_wrong)
+
+
+def _names(tree: ObjectTree) -> Iterator[str]:
+    return (part.object_id for part in iterate_object_tree(tree))
+
+
+def _is_whole(state: Any, names: Iterable[str]) -> bool:
+    """Return whether the server's app has sent all of these objects."""
+    if not isinstance(state, SqlLinkState):
+        return all(state.object_store.get(name) for name in names)
+    left, missing = iter(names), select(StoredObject.object_id).where(StoredObject.is_available == 0)
+    with state.session() as session:
+        while few := list(islice(left, AT_ONCE)):
+            if session.scalar(missing.where(StoredObject.object_id.in_(few)).limit(1)) is not None:
+                return False
+    return True
+
+
+def _give_again(state: SqlLinkState, messages: list[str]) -> None:
+    """Have messages that were not given after all be given later."""
+    with state.session() as session:
+        session.execute(update(MessageIns).where(MessageIns.message_id.in_(messages)).values(delivered_at=""))
