@@ -1,10 +1,12 @@
-"""What a message to one node, and its reply, cost a SuperLink: processor time by request, on Flower's way and on ours.
+"""What a message to one node, and its reply, cost a SuperLink: requests and time, on Flower's way and on ours.
 
-python benchmarks/exchange.py [messages]
+python benchmarks/exchange.py [messages] [arrays] [numbers]
 
-Flower's own clients call the SuperLink as its web server would, in this process and one request after the other; its
-database is on disk, and the message has a softmax model of digits. The web server, TLS, and what is lost when requests
-wait for each other come on top.
+The model has so many arrays, of so many numbers together; by default two and 650, as softmax regression of digits. On
+Flower's way each array is an object, and its SuperLink has nothing in front of it. On ours messages and replies are
+packed, behind the gate and the shortcut of `cloister superlink`. The clients call the SuperLink as its web server
+would, in this process and one request after the other; its database is on disk. The web server, TLS, and what is lost
+when requests wait for each other come on top.
 """
 
 import sys
@@ -27,12 +29,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.supernode.fleet_http_connection import http_request_response
+from numpy.typing import NDArray
 from starlette.testclient import TestClient
 
-from cloister.core.arrays import to_record
+from cloister.client.mods.packed import open_and_pack
+from cloister.core.arrays import from_record, to_record
 from cloister.core.wire import ARRAYS
 from cloister.deploy.superlink import database
 from cloister.deploy.superlink.app import closed_app
+from cloister.server.grid import PackedGrid
+from cloister.server.reply_size import MAXIMUM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "provision"))
@@ -40,7 +46,7 @@ from light_nodes import LightNode
 from test_superlink import configuration
 
 ADDRESS = "superlink:1"
-MODEL = {"0": np.zeros((64, 10), np.float32), "1": np.zeros(10, np.float32)}
+Model = dict[str, NDArray]
 
 
 @dataclass
@@ -65,12 +71,13 @@ class Timed:
         self.seconds[scope["path"]] += time.process_time() - began
 
 
-def exchange(app: Any, state: Any, messages: int) -> Timed:
-    """Send messages to one node, and fetch its replies."""
+def exchange(app: Any, state: Any, model: Model, messages: int, packs: bool) -> Timed:
+    """Send messages to one node, and fetch its replies; packed, or as Flower sends them."""
     timed, clients = Timed(app), vars(protobuf_client)["httpx"]
     plain, clients.Client = clients.Client, lambda **_: TestClient(timed, base_url=f"http://{ADDRESS}")
     try:
-        grid, run = _grid(state)
+        flower, run = _grid(state)
+        grid = PackedGrid.over(flower) if packs else flower
         with http_request_response(ADDRESS, True) as connection:
             node = LightNode(connection, {})
             node.contexts[run] = Context(run, node.id, {}, RecordDict(), {})
@@ -79,7 +86,7 @@ def exchange(app: Any, state: Any, messages: int) -> Timed:
                     timed.count.clear()
                     timed.seconds.clear()
                 state.acknowledge_task_heartbeat(TaskIdentity.task_id)
-                _one(grid, node, number)
+                _one(grid, node, {name: array + number for name, array in model.items()})
     finally:
         clients.Client = plain
     return timed
@@ -97,22 +104,25 @@ def _grid(state: Any) -> tuple[HttpGrid, int]:
     return grid, run
 
 
-def _one(grid: HttpGrid, node: LightNode, number: int) -> None:
-    model = {name: array + number for name, array in MODEL.items()}
-    content = RecordDict({ARRAYS: to_record(model), "config": ConfigRecord({"round": number})})
+def _one(grid: HttpGrid, node: LightNode, model: Model) -> None:
+    content = RecordDict({ARRAYS: to_record(model), "config": ConfigRecord({"round": 1})})
     ids = list(grid.push_messages([Message(content, node.id, "train")]))
-    node.answer(*node.receive(), lambda message, _: Message(_trained(message), reply_to=message))
+    node.answer(*node.receive(), lambda message, context: open_and_pack(message, context, _trained))
     (reply,) = grid.pull_messages(ids)
     assert reply.has_content()
 
 
-def _trained(message: Message) -> RecordDict:
-    return RecordDict({ARRAYS: to_record({name: array + 0.5 for name, array in MODEL.items()})})
+def _trained(message: Message, _: Context) -> Message:
+    arrays = {name: array + np.float32(0.5) for name, array in from_record(message.content[ARRAYS]).items()}
+    return Message(RecordDict({ARRAYS: to_record(arrays)}), reply_to=message)
 
 
 def main() -> None:
     """Print the table."""
-    messages = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    messages, arrays, numbers = [*map(int, sys.argv[1:]), *(30, 2, 650)[len(sys.argv) - 1 :]]
+    rng = np.random.default_rng(0)
+    model = {str(number): rng.random(numbers // arrays, np.float32) for number in range(arrays)}
+    MAXIMUM.follow(to_record(model))
     machine()
     quiet()
     # One request after the other, so that none counts the time of another.
@@ -124,24 +134,22 @@ def main() -> None:
         short: Any = closed_app(configuration(folder / "state.db")).app  # within the door, which reads no message
         flower, ours = short.app, dict(vars(fleet_handlers))
         found = []
-        for app, handlers in 2 * [(flower, plain), (short, ours)]:
+        for app, handlers, packs in 2 * [(flower, plain, False), (short, ours, True)]:
             vars(fleet_handlers).update(handlers)
-            found.append(exchange(app, flower.state.linkstate_factory.state(), messages))
+            found.append(exchange(app, flower.state.linkstate_factory.state(), model, messages, packs))
     paths = [path for path, count in found[0].count.items() if count >= messages]
-    lines = [
-        [path.removeprefix("/v1/"), f"{found[0].count[path] / messages:.0f}", *_cost(found, [path], messages)]
-        for path in paths
-    ]
-    lines.append(
-        ["all", f"{sum(found[0].count[path] for path in paths) / messages:.0f}", *_cost(found, paths, messages)]
-    )
-    table(["request", "a message", "ms of them, Flower's way", "ours"], lines)
+    lines = [[path.removeprefix("/v1/"), *_cost(found, [path], messages)] for path in paths]
+    lines.append(["all", *_cost(found, paths, messages)])
+    table(["request", "Flower's way", "ms of them", "ours", "ms of them"], lines)
 
 
 def _cost(found: list[Timed], paths: list[str], messages: int) -> list[str]:
-    """Milliseconds of a message's requests on each way, of two measurements the lesser."""
-    spent = [sum(way.seconds[path] for path in paths) for way in found]
-    return [f"{1e3 * min(spent[at::2]) / messages:.0f}" for at in (0, 1)]
+    """Requests of a message on each way, and their milliseconds, of two measurements the lesser."""
+    cells = []
+    for way in (found[0::2], found[1::2]):
+        cells.append(f"{sum(way[0].count[path] for path in paths) / messages:.0f}")
+        cells.append(f"{1e3 * min(sum(each.seconds[path] for path in paths) for each in way) / messages:.0f}")
+    return cells
 
 
 if __name__ == "__main__":

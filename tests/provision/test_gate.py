@@ -175,6 +175,15 @@ class TestD07AskingForValuesByName:
         assert {*b.announce(reply, tree).objects_to_push} >= {*guesses}, "each is one that nobody sent"
 
 
+def test_a_node_is_given_no_object_of_anothers_message_whose_name_it_has(grid, a, b):
+    """Not even while it has a message of its own."""
+    sent(grid, [a, b])
+    ((theirs,), (own,)) = a.next(), b.next()
+    others = {*names_of(theirs)} - {*names_of(own)}
+    assert others and not any(b.pull(name).object_found for name in others)
+    assert all(b.pull(name).object_found for name in names_of(own))
+
+
 def test_d08_the_last_piece_of_a_large_reply_has_no_name_that_can_be_tried(grid, a, b):
     sent(grid, [a, b])
     large = RecordDict({"a": ArrayRecord({"w": Array(np.zeros(2 * PIECE + 1 - 300, np.uint8))})})
@@ -192,9 +201,11 @@ class TestD09TheModelThatAnotherNodeHasNotFetched:
         return given(b).content["cloister.shared"].object_id
 
     @pytest.mark.parametrize("fetches", [False, True])
-    def test_looks_the_same_after_its_own_confirmation(self, a, b, model, fetches):
+    def test_looks_the_same_after_its_own_confirmation(self, gate, a, b, model, fetches, monkeypatch):
         if fetches:
             given(a)
+        # Nor does the time tell that a copy is read.
+        monkeypatch.setitem(gate.inner, "pull_object", pytest.fail)
         assert not b.pull(model).object_found
 
     def test_looks_the_same_to_a_request_that_the_confirmation_overtakes(self, grid, gate, a, b, monkeypatch):

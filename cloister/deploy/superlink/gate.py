@@ -120,7 +120,7 @@ class Gate(InFront):
         if message != own or not _is_whole(state, names):
             log(WARNING, "refused node %s the confirmation of a message that it was not given", node)
             return ConfirmMessageReceivedResponse()
-        self.given.pop(node, None)
+        self.given.pop(node, None)  # at once: how long Flower takes tells whether another message has the same model
         return self.inner["confirm_message_received"](request=request, state=state, store=store)
 
     def push_messages(self, request: Any, state: Any) -> Any:
