@@ -164,7 +164,7 @@ def _sure(item: Measured) -> str:
 def _claims(privacy: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Sound figures of the run itself, of the server's mechanism and of the clients'."""
     for mechanism in (privacy, privacy.get("clients") or {}):
-        if mechanism.get("status") == "sound":
+        if mechanism.get("status") in ("sound", "conditional"):
             yield from _figures(mechanism)
 
 

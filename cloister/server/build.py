@@ -77,7 +77,7 @@ class Plan:
 
     def maximum_epsilon(self, layout: Layout) -> float | None:
         """ε that this run promises if it runs to its end; None where nothing is promised for the models."""
-        if self.claim.status != "sound":
+        if not self.claim.is_guaranteed:
             return None
         account = composed(self.planned(layout), self.budget.relation, insiders=True)
         return best_epsilon(account, self.budget.delta)[0]

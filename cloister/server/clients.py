@@ -14,6 +14,7 @@ from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
 from cloister.privacy.claims.attestation import Attestation
 from cloister.privacy.claims.claim import CLIENT_BUDGET, ClientClaim
 from cloister.privacy.claims.local import gaussian_claim, laplace_claim
+from cloister.privacy.claims.premises import BUNDLE
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.server.attested import Attested
@@ -126,7 +127,9 @@ def _claim(plan: Plan, layout: Layout, rounds: int, sizes: Sequence[LocalSteps] 
 def _covering(
     claim: ClientClaim, heard: Mapping[Attestation | None, int], covered: Sequence[Attestation], secret: bool
 ) -> ClientClaim:
-    """Return the claim with the clients that it does not cover; without a guarantee where it covers none.
+    """Return the claim with the clients that it does not cover, and with what the others state of their bundle.
+
+    Where no client is covered, the claim has no guarantee.
 
     Args:
         claim: about all clients.
@@ -139,7 +142,9 @@ def _covering(
         return claim.without_guarantee([f"no reply states that its client applied {claim.mechanism} {AS_ASKED}"])
     told = "some replies" if secret else f"{others} of {sum(heard.values())} replies"
     missing = f"the clients of {told}, which do not state that they applied {claim.mechanism} {AS_ASKED}"
-    return replace(claim, not_covered=missing) if others else claim
+    checked = bool(covered) and all(said.checked for said in covered)
+    bundle = BUNDLE.known_as("attested") if checked else BUNDLE
+    return replace(claim, not_covered=missing if others else "", premises=(bundle,))
 
 
 def _is_asked_for(said: Attestation, plan: Plan, layout: Layout) -> bool:

@@ -69,6 +69,11 @@ def _innermost(grid: Grid) -> Grid:
     return grid.inner if isinstance(grid, PatientGrid) else grid
 
 
+def is_in_process(grid: Grid) -> bool:
+    """Whether messages reach their nodes without a SuperLink: this program plays all of them."""
+    return is_simulated(grid) or getattr(_innermost(grid), "keeps_memory", False)
+
+
 def is_simulated(grid: Grid) -> bool:
     """Whether this machine plays every node, so that there is no data but the task's."""
     inner = _innermost(grid)

@@ -20,6 +20,7 @@ from cloister.core.errors import CloisterError, DataError
 from cloister.core.hypotheses import unstacked
 from cloister.core.wire import ROUND, SEED
 from cloister.privacy.claims.claim import ClientClaim, Statement
+from cloister.privacy.claims.premises import BUNDLE, ROSTER, Premise, of_transport
 from cloister.privacy.claims.record import record, running
 from cloister.privacy.claims.server import ALL_PLANNED, IF_NOT_BROKEN, statement
 from cloister.privacy.dpsgd.local_steps import LocalSteps
@@ -32,6 +33,7 @@ from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.lasting import (
     confine_ledger,
+    is_in_process,
     is_lasting,
     is_simulated,
     refuse_closing,
@@ -240,7 +242,7 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
     plan, directory, progress = scene.plan, scene.directory, earlier.progress
     if progress is not None:
         progress.restore(stateful_objects(plan, scene.stopping, scene.attested))
-    earlier.refuse_more_rounds(plan.config, plan.claim.status == "sound" or plan.config.privacy.client.is_on)
+    earlier.refuse_more_rounds(plan.config, plan.claim.is_guaranteed or plan.config.privacy.client.is_on)
     remember(grid, directory)
     scene.rounds.extend(map(Round.of_line, directory.cut(earlier.last_round)))
     after = (*earlier.resumed_after, *([] if progress is None else [progress.round]))
@@ -413,18 +415,27 @@ def _statement(scene: _Scene, loop: RoundLoop) -> Statement:
     ended_by_choice = loop.ending.how != "budget" and loop.aggregated < plan.config.num_rounds
     asked = plan.config.num_rounds if ended_by_choice else loop.asked
     sampling, resumed = render_sampling(plan), plan.resumes > 0
-    clients = _client_claim(scene, loop, asked, ended_by_choice)
+    in_process, found = is_in_process(loop.grid), transport_of(loop.grid) or Transport(False, False)
+    premises = of_transport(in_process, found.gated, found.packed)
+    clients = _client_claim(scene, loop, asked, ended_by_choice, premises)
+    if plan.claim.is_against_server:
+        premises += tuple(premise.known_as("enforced") if in_process else premise for premise in (BUNDLE, ROSTER))
     planned = plan.planned(layout) if ended_by_choice else None
     lasting = is_lasting(plan, scene.directory.path)
     said = statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed, lasting)
-    return replace(said, simulated=scene.simulated)
+    return replace(said, claim=replace(said.claim, premises=premises), simulated=scene.simulated)
 
 
-def _client_claim(scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: bool) -> ClientClaim | None:
+def _client_claim(
+    scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: bool, premises: tuple[Premise, ...]
+) -> ClientClaim | None:
     """What may be said about the clients' own mechanism; where no client trained, that nothing was released."""
     plan = scene.plan
     rounds = 0 if _nobody_trained(scene, loop) else asked + plan.resumes
     clients = client_claim(plan, scene.layout, rounds, scene.sizes, scene.attested)
+    if clients is not None and clients.premises:
+        bundle = BUNDLE.known_as("enforced") if is_in_process(loop.grid) else clients.premises[0]
+        clients = replace(clients, premises=(bundle, *premises))
     if clients is not None and ended_by_choice and rounds:
         clients = clients.counting(ALL_PLANNED)
     return clients.on_condition(IF_NOT_BROKEN) if clients is not None and plan.resumes else clients

@@ -64,7 +64,7 @@ def test_figures_are_for_the_sizes_that_nodes_state(tmp_path):
     """Two sites of 1,200 and 300 spent 0.78 and 1.35; an invented client of 33 examples was claimed instead."""
     claim = claim_of(tmp_path, heard(stated(1200), stated(300), stated(300)))
     assert [size.size for size in claim.sizes] == [300, 1200] and claim.known and not claim.not_covered
-    assert claim.status == "sound"
+    assert claim.is_guaranteed
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,22 @@ def test_noise_on_an_update_is_claimed_where_it_is_stated(tmp_path):
     own = stated(mechanism="laplace", unit="client", events=(Laplace(2.0, 1.0),))
     mechanism = parse(settings).privacy.client.noise_on_update
     right = stated(mechanism="laplace", unit="client", events=tuple(mechanism.events(LAYOUT.size)))
-    assert claim_of(tmp_path, heard(right), settings).status == "sound"
+    assert claim_of(tmp_path, heard(right), settings).is_guaranteed
     assert claim_of(tmp_path, heard(own), settings).status == "heuristic"
+
+
+@pytest.mark.parametrize(
+    ("statements", "known"),
+    [
+        ([stated(300, checked=True)], "attested"),
+        ([stated(300, checked=True), stated(300)], "assumed"),
+        ([stated(300)], "assumed"),
+    ],
+)
+def test_the_bundle_is_attested_where_every_node_that_counts_says_so(tmp_path, statements, known):
+    claim = claim_of(tmp_path, heard(*statements))
+    assert [(premise.name, premise.known) for premise in claim.premises] == [("bundle", known)]
+    assert claim.status == ("sound" if known == "attested" else "conditional")
 
 
 def test_errors_are_no_replies():

@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import changed, parse
 from cloister.local.simulation import simulate
+from cloister.privacy.claims.claim import Claim
 from cloister.privacy.claims.words import strength
 from cloister.server.reports.console import Narrator, contract_of_clients
 from cloister.server.reports.jsonlog import JsonNarrator
@@ -59,7 +60,7 @@ def test_a_sound_claim_that_is_worth_nothing_says_so_at_the_start_and_at_the_end
 
 @pytest.mark.parametrize(("epsilon", "told"), [(None, "sound"), (0.5, "sound, strong"), (10.5, "sound, weak")])
 def test_a_sound_claim_has_a_tier_where_its_epsilon_is_known(epsilon, told):
-    assert strength(epsilon) == told
+    assert strength(Claim("global-dp"), epsilon) == told
 
 
 def test_early_stopping_shows_the_scores_of_the_model_it_keeps(tmp_path, monkeypatch):

@@ -7,9 +7,10 @@ from typing import Literal
 
 from cloister.privacy.accounting.account import Account, by_accountant
 from cloister.privacy.accounting.events import Event
+from cloister.privacy.claims.premises import Premise
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
-Status = Literal["none", "sound", "heuristic"]
+Status = Literal["none", "sound", "conditional", "heuristic"]
 CLIENT_BUDGET = "privacy.client-max-epsilon"
 """The parameter that holds the budget which a run gives its clients, where it gives one."""
 
@@ -90,6 +91,7 @@ class Claim:
         relation: which cohorts count as neighbours.
         unprotected: what leaves without noise.
         not_covered: clients that the claim is not about; empty: it is about all that took part.
+        premises: that the claim rests on, known once the run has ended.
         parameters: of the mechanism, by their configuration keys.
         seeded: whether the noise can be repeated by whoever knows its seed.
         figures: what is claimed in numbers, once it is known; none where nothing is sound.
@@ -104,13 +106,21 @@ class Claim:
     seeded: bool = False
     figures: tuple[Figure, ...] = ()
     not_covered: str = ""
+    premises: tuple[Premise, ...] = ()
 
     @property
     def status(self) -> Status:
-        """`none`, `sound` or `heuristic`."""
+        """`none`; `heuristic` where a reason speaks against it; `conditional` on an open premise; else `sound`."""
         if self.mechanism == "none":
             return "none"
-        return "heuristic" if self.reasons else "sound"
+        if self.reasons:
+            return "heuristic"
+        return "conditional" if any(premise.is_open for premise in self.premises) else "sound"
+
+    @property
+    def is_guaranteed(self) -> bool:
+        """Whether the claim is a theorem about this run, with or without a condition."""
+        return self.status in ("sound", "conditional")
 
     @property
     def is_against_server(self) -> bool:
@@ -270,4 +280,4 @@ class Statement:
     def released_nothing(self) -> bool:
         """Whether the run ended before the server's mechanism had released anything, or could have."""
         releases = self.rounds or self.ledger.releases_of_this_run or self.planned
-        return self.claim.status == "sound" and not releases
+        return self.claim.is_guaranteed and not releases

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cloister.core.digits import at_most
 from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, Statement
+from cloister.privacy.claims.premises import condition
 from cloister.privacy.claims.server import ALL_RUNS, RUN
 from cloister.privacy.claims.words import (
     NOBODY_TRAINED,
@@ -105,7 +106,14 @@ def _of_server(statement: Statement) -> Meaning:
     if statement.released_nothing:
         return Meaning(about, True, f"{_sentence(NOTHING_RELEASED)}.", NO_GUESS, _of_other_runs(statement))
     how_much = _how_much(figure) + _condition(figure) + _over_all_runs(statement)
-    return Meaning(about, True, _who(figure), _against(claim, figure), how_much, _tier(figure) != "weak")
+    who = _who(figure) + _premises(claim)
+    return Meaning(about, True, who, _against(claim, figure), how_much, _tier(figure) != "weak")
+
+
+def _premises(claim: Claim) -> str:
+    """Return the sentence about open premises, behind the first one; empty without any."""
+    told = condition(claim.premises)
+    return f" {told[0].upper()}{told[1:]}." if told else ""
 
 
 def _against(claim: Claim, figure: Figure) -> str:
@@ -162,14 +170,14 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     how_much = _how_much(figure) + _condition(figure) + sizes + budget + "."
     against = f"The claim holds against {figure.adversary}."
     missing = f" There is no claim about {claim.not_covered}." if claim.not_covered else ""
-    return Meaning(about, True, _who(figure) + missing, against, how_much, _tier(figure) != "weak")
+    return Meaning(about, True, _who(figure) + _premises(claim) + missing, against, how_much, _tier(figure) != "weak")
 
 
 def weakest(claim: ClientClaim) -> Figure | None:
     """The figure about the unit with the largest ε; under local noise the one for exchanging all data is the widest."""
     figures: Iterable[Figure] = claim.by_size.values() if isinstance(claim, DpSgdClaim) else claim.figures
     found = [figure for figure in figures if figure.unit == claim.unit and figure.epsilon is not None]
-    return max(found, key=lambda figure: figure.bound, default=None) if claim.status == "sound" else None
+    return max(found, key=lambda figure: figure.bound, default=None) if claim.is_guaranteed else None
 
 
 def summary_of_clients(claim: ClientClaim) -> str:
@@ -180,7 +188,7 @@ def summary_of_clients(claim: ClientClaim) -> str:
     if isinstance(claim, DpSgdClaim) and claim.nobody_trained:
         return f"{claim.mechanism} (nobody trained)"
     told = f"ε = {at_most(figure.epsilon)} for one {figure.unit}{_of(claim)}"
-    return f"{claim.mechanism} ({strength(figure.epsilon)}; {told})"
+    return f"{claim.mechanism} ({strength(claim, figure.epsilon)}; {told})"
 
 
 def _of(claim: ClientClaim) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import from_json, to_json
+from cloister.privacy.claims import premises
 from cloister.privacy.claims.claim import (
     Claim,
     ClientClaim,
@@ -77,7 +78,11 @@ def _mechanism(claim: Claim) -> dict[str, object]:
         "reasons": list(claim.reasons),
         "parameters": claim.parameters,
     }
-    return content | ({"not-covered": claim.not_covered} if claim.not_covered else {})
+    if claim.not_covered:
+        content["not-covered"] = claim.not_covered
+    if claim.premises:
+        content["premises"] = premises.to_json(claim.premises)
+    return content
 
 
 def _noise(claim: Claim) -> Mapping[str, str]:
@@ -150,6 +155,7 @@ def _read_mechanism(content: Mapping[str, Any]) -> dict[str, Any]:
         "parameters": dict(content["parameters"]),
         "seeded": content.get("noise") == "seeded",
         "not_covered": content.get("not-covered", ""),
+        "premises": premises.from_json(content.get("premises", ())),
     }
 
 

@@ -59,7 +59,7 @@ def statement(
         resumed: whether the run broke off and went on: rounds that were released twice are counted twice.
         lasting: whether the ledger is that of other runs on the data too.
     """
-    figures = _figures(claim, budget, planned, resumed) if claim.status == "sound" else ()
+    figures = _figures(claim, budget, planned, resumed) if claim.is_guaranteed else ()
     ledger = LedgerState(
         "ledger.jsonl",
         budget.ledger.head,

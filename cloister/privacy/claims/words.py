@@ -12,6 +12,7 @@ from cloister.privacy.claims.claim import (
     OfSize,
     Statement,
 )
+from cloister.privacy.claims.premises import condition
 from cloister.privacy.claims.server import RUN
 from cloister.privacy.claims.worth import tier
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
@@ -28,9 +29,9 @@ NOTHING_RELEASED = "nothing was released: no round was run, and the model is the
 NOBODY_TRAINED = "no client trained: nothing that follows from its data left any of them"
 
 
-def strength(epsilon: float | None) -> str:
-    """Return the status of a sound claim with its tier; None: its ε is not known."""
-    return "sound" if epsilon is None else f"sound, {tier(epsilon)}"
+def strength(claim: Claim, epsilon: float | None) -> str:
+    """Return the status of a claim, and of a guarantee the tier of its ε; None: ε is not known."""
+    return claim.status if epsilon is None or not claim.is_guaranteed else f"{claim.status}, {tier(epsilon)}"
 
 
 def contract(claim: Claim, epsilon: float | None = None) -> str:
@@ -44,11 +45,13 @@ def contract(claim: Claim, epsilon: float | None = None) -> str:
         return "none on the server, which sees what every client sends"
     named = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
     settings = ", ".join(f"{key} {setting(key, value)}" for key, value in named)
-    if claim.status != "sound":
+    if not claim.is_guaranteed:
         return f"{claim.mechanism} ({settings}); {claim.status}"
     whole = "" if epsilon is None else f"; ε at most {at_most(epsilon)} for the whole run"
     who = f"; secure aggregation, colluding {claim.parameters[COLLUDING]}" if claim.is_against_server else ""
-    return f"{claim.mechanism} ({settings}){who}; {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{whole}"
+    return (
+        f"{claim.mechanism} ({settings}){who}; {strength(claim, epsilon)}; unit: {claim.unit}, {claim.relation}{whole}"
+    )
 
 
 def setting(key: str, value: float | str | bool) -> str:
@@ -82,10 +85,6 @@ def render_resumed(epsilon: float | None, budget: float) -> list[str]:
     ]
 
 
-def _worth(claim: Claim | ClientClaim, epsilon: float | None) -> str:
-    return strength(epsilon) if claim.status == "sound" else claim.status
-
-
 def _of_run(claim: Claim) -> float | None:
     """ε of the run by itself, as the report judges it."""
     return next((figure.bound for figure in claim.figures if figure.scope == RUN), None)
@@ -95,7 +94,7 @@ def summary(claim: Claim) -> str:
     """The mechanism on the server, and how much its claim is worth, in a few words."""
     if claim.status == "none":
         return claim.mechanism
-    return f"{claim.mechanism} ({_worth(claim, _of_run(claim))})"
+    return f"{claim.mechanism} ({strength(claim, _of_run(claim))})"
 
 
 def render(statement: Statement) -> list[str]:
@@ -110,13 +109,13 @@ def _render_server(statement: Statement) -> list[str]:
     if claim.status == "none":
         seen = "every client's model" if statement.clients is None else "what every client sends"
         return [f"privacy on the server: none. The server, and whoever sees its records, sees {seen}.", *unprotected]
-    lines = [f"privacy: {claim.mechanism}, {_worth(claim, _of_run(claim))}", *_reasons(claim)]
+    lines = [f"privacy: {claim.mechanism}, {strength(claim, _of_run(claim))}{_if(claim)}", *_reasons(claim)]
     if statement.released_nothing:
         lines.append(f"  {NOTHING_RELEASED}")
     for figure in claim.figures:
         how = f"; {statement.rounds} rounds, sampling {statement.sampling}" if figure.scope == RUN else ""
         lines.append(_render_figure(figure) + how)
-    if claim.status == "sound" and statement.ledger.holds_releases_without_a_guarantee:
+    if claim.is_guaranteed and statement.ledger.holds_releases_without_a_guarantee:
         lines.append("  no claim over all runs: the ledger holds releases of earlier runs without a guarantee")
     lines += _about_server(claim)
     return lines + unprotected
@@ -196,14 +195,14 @@ def render_clients(claim: ClientClaim) -> list[str]:
     budget = [f"  {told}"] if (told := beyond_budget(claim)) else []
     if isinstance(claim, DpSgdClaim):
         dearest = max((figure.bound for figure in claim.by_size.values()), default=None)
-        first = f"clients: dp-sgd, {_worth(claim, dearest)}; {KNOWN if claim.known else NOT_KNOWN}"
+        first = f"clients: dp-sgd, {strength(claim, dearest)}{_if(claim)}; {KNOWN if claim.known else NOT_KNOWN}"
         if claim.nobody_trained:
             return [first, f"  {NOBODY_TRAINED}", *_reasons(claim), *budget]
         budget += _unprotected(claim)
         sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
         largest = [f"  the largest ε is {told}"] if (told := render_largest(claim)) and sizes[1:] else []
         return [first, *_reasons(claim), *largest, *sizes, *budget]
-    return [f"clients: {claim.mechanism}, {claim.status}", *_reasons(claim), *_render_local(claim), *budget]
+    return [f"clients: {claim.mechanism}, {claim.status}{_if(claim)}", *_reasons(claim), *_render_local(claim), *budget]
 
 
 def _render_size(unit: str, size: OfSize) -> list[str]:
@@ -225,6 +224,12 @@ def _render_local(claim: LocalClaim) -> list[str]:
         for figure in claim.figures
     ]
     return lines + _unprotected(claim)
+
+
+def _if(claim: Claim) -> str:
+    """Return the open premises of a claim, for its first line; empty without any."""
+    told = condition(claim.premises) if claim.is_guaranteed else ""
+    return f"; {told}" if told else ""
 
 
 def _unprotected(claim: Claim | ClientClaim) -> list[str]:

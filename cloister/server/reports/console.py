@@ -204,7 +204,7 @@ def _rows(kept: Round | None, last: Round | None, plan: Plan, statement: Stateme
     if measured and measured.noise_std is not None:
         rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
     if measured and measured.noise_multiplier is not None:
-        nominal = "" if plan.claim.status == "sound" else "nominal "
+        nominal = "" if plan.claim.is_guaranteed else "nominal "
         rows.append((f"{nominal}noise multiplier, last round", at_least(measured.noise_multiplier)))
     rows.append(("rounds", str(last.number if last else 0)))
     return rows

@@ -195,7 +195,7 @@ def _cost(claim: Claim, task: str) -> Cost:
     of_clients = isinstance(claim, DpSgdClaim | LocalClaim)
     figure = weakest(claim) if isinstance(claim, DpSgdClaim | LocalClaim) else _of_run(claim)
     if figure is None or figure.epsilon is None or not math.isfinite(figure.epsilon):
-        return Cost("heuristic" if claim.status == "sound" else claim.status)
+        return Cost("heuristic" if claim.is_guaranteed else claim.status)
     side, relation = ("clients" if of_clients else "server"), figure.relation or claim.relation
     return Cost(claim.status, figure.epsilon, Kind(task, side, figure.unit, relation, figure.delta or 0.0))
 

@@ -202,9 +202,9 @@ def _trust(facts: Facts) -> Iterator[str]:
     elif of_server:
         yield "The server adds its noise itself: it sees every update before, and the sites believe it."
     for claim in claims:
-        if isinstance(claim, DpSgdClaim | LocalClaim) and claim.status == "sound":
+        if isinstance(claim, DpSgdClaim | LocalClaim) and claim.is_guaranteed:
             yield "The clients add noise before anything leaves them: they trust their own nodes, and no server."
-    if not any(claim.status == "sound" for claim in claims):
+    if not any(claim.is_guaranteed for claim in claims):
         yield "Nothing is promised against anybody: whoever sees what clients send, or the models, is trusted."
     yield "No claim is about clients that send false updates."
 
@@ -228,12 +228,12 @@ def _composition(facts: Facts) -> Iterator[str]:
             yield f"A budget of ε = {at_most(figure.epsilon, 6)} over all runs in it was kept; {spent} % is spent."
     if ledger.holds_releases_without_a_guarantee:
         yield "The ledger holds releases without a guarantee about whole clients: no ε bounds all runs for a client."
-        if any(isinstance(claim, DpSgdClaim) and claim.status == "sound" for claim in claims_of(facts)):
+        if any(isinstance(claim, DpSgdClaim) and claim.is_guaranteed for claim in claims_of(facts)):
             yield "What a client's own noise protects is counted over all runs by that client, in its own ledger."
 
 
 def _implementation(facts: Facts) -> Iterator[str]:
-    sound = [claim for claim in claims_of(facts) if claim.status == "sound"]
+    sound = [claim for claim in claims_of(facts) if claim.is_guaranteed]
     for claim in sound:
         unknown = f"{claim.mechanism} is of another package: its author states what rounding does."
         yield SHARED_SUM if claim.is_against_server else FLOATS.get(claim.mechanism, unknown)
@@ -246,7 +246,7 @@ def _implementation(facts: Facts) -> Iterator[str]:
 
 
 def _access(facts: Facts) -> Iterator[str]:
-    if any(claim.status == "sound" for claim in claims_of(facts)):
+    if any(claim.is_guaranteed for claim in claims_of(facts)):
         yield "The models may be seen by those against whom the claim holds."
     else:
         yield "Nothing bounds what the models tell: whoever gets them may learn about the data."

@@ -152,7 +152,7 @@ def _about_epsilon(facts: Facts) -> Iterator[str]:
         yield EPSILON
     elif statement is None:
         yield NONE_WRITTEN
-    elif statement.claim.status != "sound":
+    elif not statement.claim.is_guaranteed:
         yield NONE_CLAIMED
         yield from () if statement.clients is None else (OF_CLIENTS,)
     else:

@@ -127,7 +127,7 @@ def _strongest(facts: Facts) -> tuple[Claim, Figure]:
     """The sound claim that an entry is about, and its largest ε for its unit: the server's before the clients'."""
     for claim in claims_of(facts):
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
-        if claim.status == "sound" and found:
+        if claim.is_guaranteed and found:
             return claim, max(found, key=lambda figure: figure.bound)
     raise ConfigError(
         f"{facts.name} has no sound claim with an ε: the registry is for deployments with a guarantee, so no entry is "
@@ -180,7 +180,7 @@ def _model(facts: Facts, entry: Entry, told: dict[str, str]) -> dict[str, object
 
 
 def _where_noise_is_added(facts: Facts) -> str:
-    sound = [claim for claim in claims_of(facts) if claim.status == "sound"]
+    sound = [claim for claim in claims_of(facts) if claim.is_guaranteed]
     of_server = [claim for claim in sound if not isinstance(claim, DpSgdClaim | LocalClaim)]
     if any(claim.is_against_server for claim in of_server):
         return "Noise is added on the clients, in shares: the server learns a sum with noise, and no single update."

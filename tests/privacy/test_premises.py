@@ -1,0 +1,75 @@
+"""What a claim rests on, and what an open premise makes of it."""
+
+import pytest
+
+from cloister.core.errors import PrivacyError
+from cloister.privacy.claims.claim import Claim, LedgerState, Statement
+from cloister.privacy.claims.premises import APART, BUNDLE, Premise, condition, of_transport
+from cloister.privacy.claims.record import record, statement_of
+from cloister.privacy.claims.words import render
+
+LEDGER = LedgerState("ledger.jsonl", "0" * 64, 1, False)
+STANDING = Premise("kernels", "kernels are steady", "the machine", "assumed", standing=True)
+
+
+def said(premises, **more):
+    return Statement(Claim("global-dp", premises=tuple(premises), **more), 1, "fixed", LEDGER)
+
+
+@pytest.mark.parametrize(
+    ("simulated", "gated", "packed", "known"),
+    [
+        (True, False, False, ("enforced", "enforced")),
+        (False, True, True, ("enforced", "enforced")),
+        (False, True, False, ("assumed", "enforced")),
+        (False, False, True, ("assumed", "assumed")),
+        (False, False, False, ("assumed", "assumed")),
+    ],
+)
+def test_what_each_transport_contributes(simulated, gated, packed, known):
+    found = of_transport(simulated, gated, packed)
+    assert [premise.name for premise in found] == ["apart", "authentic"]
+    assert tuple(premise.known for premise in found) == known
+
+
+@pytest.mark.parametrize(
+    ("known", "status"),
+    [("enforced", "sound"), ("attested", "sound"), ("stated", "conditional"), ("assumed", "conditional")],
+)
+def test_one_premise_that_the_run_does_not_show_makes_the_claim_conditional(known, status):
+    claim = Claim("global-dp", premises=(BUNDLE.known_as("enforced"), APART.known_as(known), STANDING))
+    assert claim.status == status and claim.is_guaranteed
+
+
+def test_a_premise_does_not_make_a_claim_of_none():
+    assert Claim("none", premises=(APART,)).status == "none"
+    assert Claim("global-dp", ("it is seeded",), premises=(APART,)).status == "heuristic"
+
+
+def test_a_premise_is_known_in_one_of_four_ways():
+    with pytest.raises(PrivacyError, match="known = 'hoped'"):
+        APART.known_as("hoped")
+
+
+def test_an_open_premise_stands_in_the_first_line():
+    """Over Flower's SuperLink another client learns which data a client holds; the run said `sound`."""
+    first, *_ = render(said(of_transport(False, False, False)))
+    assert first == (
+        "privacy: global-dp, conditional; it holds if no node learns from the SuperLink what another node sent, or "
+        "whether a guess of it is right, and each reply comes from the node that was asked"
+    )
+    assert "conditional" not in render(said(of_transport(False, True, True)))[0]
+
+
+def test_premises_that_are_enforced_are_no_condition():
+    assert condition([APART.known_as("enforced"), STANDING]) == ""
+
+
+def test_the_record_holds_them_and_is_read_again():
+    content = record(said((APART, BUNDLE.known_as("attested"))))
+    assert content["status"] == "conditional"
+    assert [(one["name"], one["known"]) for one in content["premises"]] == [
+        ("apart", "assumed"),
+        ("bundle", "attested"),
+    ]
+    assert record(statement_of(content)) == content
