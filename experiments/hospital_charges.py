@@ -95,8 +95,8 @@ def rmse_of_other_rows(outcome: Outcome) -> float:
     for arrays in unstacked(from_record(outcome.arrays)):
         model.assign(arrays)
         losses.append(task.losses(data.test.y, model.predict(data.test.x)))
-    assert data.test_groups is not None
-    return float(np.sqrt(_chosen_on_others(np.array(losses), data.test_groups).mean()))
+    assert data.test_owners is not None
+    return float(np.sqrt(_chosen_on_others(np.array(losses), data.test_owners).mean()))
 
 
 def _chosen_on_others(losses: NDArray, owners: NDArray) -> NDArray:

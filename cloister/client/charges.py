@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cloister.client.data import local_data, task_of
+from cloister.client.data import task_of, units_dealt
 from cloister.client.node import Node, NodeConfig
 from cloister.client.request import Request, TrainRequest
 from cloister.client.training.plan import requested_plan
@@ -163,5 +163,4 @@ def dealt(config: TaskConfig, node: NodeConfig, seed: int) -> int:
 
     Args: as `local_data`.
     """
-    train = local_data(config, node, seed, tolerant=True).train
-    return max(1, len(train) if train.groups is None else len(set(train.groups.tolist())))
+    return max(1, len(units_dealt(config, node, seed)))

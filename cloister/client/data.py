@@ -80,12 +80,26 @@ def local_data(config: TaskConfig, node: NodeConfig, seed: int, tolerant: bool =
     if (parts := _handed_out.get()) is not None and node.partition_id is not None:
         own = parts[node.partition_id]
         return LocalData(own, own.take(np.arange(0)))
-    examples = _partition(config, node, seed)
-    if not config.test_fraction:
-        return LocalData(examples, examples.take(np.arange(0)))
-    strata = task_of(config).strata(examples.y)
-    train, test = holdout(strata, config.test_fraction, np.random.default_rng([seed, node.partition_id or 0]))
+    train, test = _dealt_rows(config, node, seed)
+    examples = benchmark_of(config).train
     return LocalData(examples.take(train), examples.take(test))
+
+
+def units_dealt(config: TaskConfig, node: NodeConfig, seed: int) -> NDArray:
+    """Return what names each unit that a simulation deals a client to train on.
+
+    Args: as `local_data`.
+
+    Returns:
+        The numbers of examples, or the names of groups, each once. Two clients with the same one hold data of the same
+        unit.
+    """
+    if (parts := _handed_out.get()) is not None and node.partition_id is not None:
+        first = sum(map(len, parts[: node.partition_id]))
+        return np.arange(first, first + len(parts[node.partition_id]))
+    train, _ = _dealt_rows(config, node, seed)
+    groups = benchmark_of(config).train.groups
+    return train if groups is None else np.unique(groups[train])
 
 
 @lru_cache(maxsize=4)
@@ -105,25 +119,25 @@ def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
     if examples.groups is None:
         # Whoever wrote the task may not have thought of groups: each row by itself is not what the run promises.
         raise DataError(f"task.group = {config.group!r}: task {config.name!r} reads no groups from {path}")
-    return _of_somebody(examples)
+    groups, named = _one_spelling(examples.groups)
+    examples = replace(examples, groups=groups)
+    return examples if named.all() else examples.take(np.flatnonzero(named))
 
 
-def _of_somebody(examples: Examples) -> Examples:
-    """The examples whose group has a name, each name in one spelling.
+def _one_spelling(groups: NDArray) -> tuple[NDArray, NDArray[np.bool_]]:
+    """Return the names of groups, each in one spelling, and which rows have one; a warning counts the others.
 
     A patient whose name has a space more in some rows would be two, and rows without a name one patient together: in
     either case one person would move a sum by more than the clip of one group.
     """
-    if examples.groups is None or examples.groups.dtype.kind != "U":
-        return examples
-    names, places = np.unique(only_text(examples.groups), return_inverse=True)
-    spelt = [_spelt(name) for name in names.tolist()]
-    groups = np.array(spelt, np.str_)[places.ravel()]
-    examples, named = replace(examples, groups=groups), groups != ""
-    if named.all():
-        return examples
-    logger.log(WARNING, "%d of %d rows are left out: they do not say whose they are", (~named).sum(), len(named))
-    return examples.take(np.flatnonzero(named))
+    if groups.dtype.kind != "U":
+        return groups, np.ones(len(groups), np.bool_)
+    names, places = np.unique(only_text(groups), return_inverse=True)
+    groups = np.array([_spelt(name) for name in names.tolist()], np.str_)[places.ravel()]
+    named = groups != ""
+    if not named.all():
+        logger.log(WARNING, "%d of %d rows are left out: they do not say whose they are", (~named).sum(), len(named))
+    return groups, named
 
 
 def _spelt(name: str) -> str:
@@ -144,30 +158,47 @@ def _read(config: TaskConfig, place: Path, tolerant: bool) -> Examples:
     return task.checked(rows.take(np.flatnonzero(keep)), place)
 
 
-def _partition(config: TaskConfig, node: NodeConfig, seed: int) -> Examples:
+def _dealt_rows(config: TaskConfig, node: NodeConfig, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Which training examples of the benchmark a simulated client trains on, and which it scores models with."""
     if node.partition_id is None or node.num_partitions is None:
         raise NodeConfigError("the node configuration must hold 'data-path', or 'partition-id' and 'num-partitions'")
-    dataset, own = benchmark_of(config), _parts(config, node.num_partitions, seed)[node.partition_id]
-    return replace(dataset.train.take(own), groups=_groups(config, dataset, own))
-
-
-def _groups(config: TaskConfig, dataset: Dataset, own: NDArray) -> NDArray | None:
-    """Whose each example is, where the run protects groups: the benchmark's natural owners."""
-    if not config.group:
-        return None
-    if dataset.groups is None:
-        raise DataError(f"task.group = {config.group!r} needs examples with owners, and task {config.name!r} has none")
-    return dataset.groups[own]
+    own = _parts(config, node.num_partitions, seed)[node.partition_id]
+    if not config.test_fraction:
+        return own, own[:0]
+    strata = task_of(config).strata(benchmark_of(config).train.y[own])
+    train, test = holdout(strata, config.test_fraction, np.random.default_rng([seed, node.partition_id]))
+    return own[train], own[test]
 
 
 @lru_cache(maxsize=1)
 def benchmark_of(config: TaskConfig) -> Dataset:
     """The benchmark data of a task, which a simulation deals out; one per process.
 
+    Its training examples are in the groups that `task.group` names, and in none where it names none.
+
     Raises:
-        DataError: it is not on this machine.
+        DataError: it is not on this machine, or has no groups of this name.
     """
-    return dataset_of(task_of(config))
+    return _grouped(config, dataset_of(task_of(config)))
+
+
+def _grouped(config: TaskConfig, data: Dataset) -> Dataset:
+    """The data, whose training examples are in the groups of the run; those that name no group are left out."""
+    if not config.group:
+        return replace(data, train=replace(data.train, groups=None), groups={})
+    if config.group not in data.groups:
+        there = f"there are {', '.join(data.groups)}" if data.groups else "it has none (Dataset.groups)"
+        raise DataError(
+            f"task.group = {config.group!r} names no groups of task {config.name!r}: {there}; task.group = '' protects "
+            "each example by itself"
+        )
+    groups, named = _one_spelling(data.groups[config.group])
+    train = replace(data.train, groups=groups)
+    if named.all():
+        return replace(data, train=train, groups={})
+    rows = np.flatnonzero(named)
+    owners = None if data.owners is None else data.owners[rows]
+    return replace(data, train=train.take(rows), owners=owners, groups={})
 
 
 @lru_cache(maxsize=4)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from cloister.client.data import task_of
+from cloister.client.data import benchmark_of, task_of
 from cloister.client.workbench import workbench_of
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
@@ -34,7 +34,7 @@ from cloister.tasks.faults import (
 )
 from cloister.tasks.frozen import Parameters
 from cloister.tasks.labels import NO_CLASS
-from cloister.tasks.making import dataset_of, explained_model_of
+from cloister.tasks.making import explained_model_of
 
 CLIENTS = 2
 ONE_ROUND: Mapping[str, Scalar] = {"num-rounds": 1, "privacy.server": "none", "tensorboard": False}
@@ -158,7 +158,7 @@ def _parts(task: Task, data: Path | None) -> dict[str, Examples]:
     """Examples by where they come from: a site's file, or the benchmark data."""
     if data is not None:
         return {"read()": task.read(data)}
-    loaded = dataset_of(task)
+    loaded = benchmark_of(task.config)
     return {"load(), train": loaded.train, "load(), test": loaded.test}
 
 

@@ -8,6 +8,7 @@ from uuid import uuid4
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.run import Run
+from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig
 from cloister.config.section import Scalar
@@ -129,20 +130,20 @@ class LocalGrid(WatchedGrid):
         records = (context.state.metric_records.get(LEAKAGE) for context in self._contexts.values())
         return [number(record, NOISED_LEAKAGE) if record else 0.0 for record in records]
 
-    def units(self, config: RunConfig, seed: int) -> list[int]:
-        """How many examples, or groups of them, each simulated client has; none where any node has data of its own.
+    def units(self, config: RunConfig, seed: int) -> list[NDArray]:
+        """The examples, or groups of them, that each simulated client has; none where any node has data of its own.
 
         Args:
             config: of the run.
             seed: in force, which deals them out.
         """
-        from cloister.client.charges import dealt
+        from cloister.client.data import units_dealt
         from cloister.client.node import node_of
 
-        found: list[int] = []
+        found: list[NDArray] = []
         for context in self._contexts.values() if self.is_simulated else ():
             with suppress(NodeConfigError):  # such a node takes no part
-                found.append(dealt(config.task, node_of(context.node_config), seed))
+                found.append(units_dealt(config.task, node_of(context.node_config), seed))
         return found
 
     def _watched(self, message: Message) -> Message:

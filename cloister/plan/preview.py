@@ -1,6 +1,6 @@
 """A run as far as it can be known before it: of the run's own objects, so that it agrees with what it will claim."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,8 @@ from cloister.plan.series import Series, series_of_clients, series_of_server, sh
 from cloister.plan.sizes import Sizes
 from cloister.plan.within import Within
 from cloister.privacy.claims.claim import ClientClaim
-from cloister.server.clients import client_claim
+from cloister.privacy.dpsgd.local_steps import Holders
+from cloister.server.clients import client_claim, shared_units
 from cloister.server.drowning import drowned
 from cloister.server.forecast import Forecast, NoiseOnRelease, draft, first_messages, forecast, noise_on_release
 from cloister.server.prepare import Prepared, prepare
@@ -106,7 +107,9 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
     messages = _messages(prepared, grid)
     with TemporaryDirectory() as folder:
         nodes = _nodes(config, options, messages, Path(folder))
-        return _worked_out(settings, options, prepared, messages, nodes)
+        are_dealt = _are_dealt(config, nodes)
+        shared = shared_units(prepared.plan, grid) if are_dealt else None
+        return _worked_out(settings, options, prepared, messages, nodes, shared)
 
 
 def _check(config: RunConfig, options: Options) -> None:
@@ -150,11 +153,11 @@ def _worked_out(
     prepared: Prepared,
     messages: Sequence[Message],
     nodes: list[Asked],
+    shared: Collection[Holders] | None,
 ) -> Preview:
     plan, shown = prepared.plan, shown_rounds(prepared.plan.config.num_rounds)
-    dealt = [node.steps for node in nodes] if _are_dealt(plan.config, nodes) else []
-    expected = forecast(prepared, shown, dealt)
-    sizes = _sizes(prepared, nodes, expected.rounds)
+    expected = forecast(prepared, shown, [] if shared is None else [node.steps for node in nodes], shared)
+    sizes = _sizes(prepared, nodes, expected.rounds, shared or ())
     named = _named(sizes, nodes)
     refusal = nodes[0].refusal if nodes else ""
     allowances = (*allowance.of_server(expected), *_allowances(named, expected.rounds, refusal))
@@ -169,8 +172,8 @@ def _worked_out(
         noise_on_release(prepared, options.clients),
         tuple(noise_on_clients(prepared)),
         sizes,
-        client_claim(plan, prepared.layout, expected.rounds, list(sizes.shown)) if sizes else None,
-        (*series_of_server(expected.statements), *series_of_clients(_claims(prepared, sizes), reached)),
+        client_claim(plan, prepared.layout, expected.rounds, list(sizes.shown), shared) if sizes else None,
+        (*series_of_server(expected.statements), *series_of_clients(_claims(prepared, sizes, shared), reached)),
         allowances,
         refusal,
         tuple(_within(settings, prepared, named, limit)),
@@ -181,10 +184,12 @@ def _worked_out(
     )
 
 
-def _claims(prepared: Prepared, sizes: Sizes | None) -> Callable[[int], ClientClaim | None]:
+def _claims(
+    prepared: Prepared, sizes: Sizes | None, shared: Collection[Holders] | None
+) -> Callable[[int], ClientClaim | None]:
     """What could be said of the clients, of the costliest size, after so many rounds."""
     steps = [sizes.costliest] if sizes else None
-    return lambda rounds: client_claim(prepared.plan, prepared.layout, rounds, steps)
+    return lambda rounds: client_claim(prepared.plan, prepared.layout, rounds, steps, shared)
 
 
 def _are_dealt(config: RunConfig, nodes: Sequence[Asked]) -> bool:
@@ -192,11 +197,11 @@ def _are_dealt(config: RunConfig, nodes: Sequence[Asked]) -> bool:
     return config.privacy.client.clips_gradients and all(node.node.config.partition_id is not None for node in nodes)
 
 
-def _sizes(prepared: Prepared, nodes: list[Asked], rounds: int) -> Sizes | None:
+def _sizes(prepared: Prepared, nodes: list[Asked], rounds: int, shared: Collection[Holders]) -> Sizes | None:
     privacy = prepared.plan.config.privacy
     if not nodes or not privacy.client.clips_gradients:
         return None
-    return Sizes.of(nodes, privacy.dp_sgd.mechanism(), rounds, privacy.target_delta)
+    return Sizes.of(nodes, privacy.dp_sgd.mechanism(), rounds, privacy.target_delta, shared)
 
 
 def _named(sizes: Sizes | None, nodes: list[Asked]) -> dict[str, Asked]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from cloister.privacy.claims.claim import ClientClaim, DpSgdClaim, Figure, Statement
 from cloister.privacy.claims.server import RUN
+from cloister.privacy.claims.words import at_holders
 
 POINTS = 10
 """Rounds that a curve has points at, at most."""
@@ -67,15 +68,15 @@ Named = tuple[str, str, Figure]
 def _figures(claim: ClientClaim | None) -> list[Named]:
     if isinstance(claim, DpSgdClaim):
         return [
-            (claim.mechanism, _whom(figure.unit, f"a client with {size.size} {claim.unit}s", claim.unit), figure)
+            (claim.mechanism, _whom(figure, f"a client with {size.size} {claim.unit}s", claim.unit), figure)
             for size in claim.sizes
             for figure in size.figures
         ]
     return [(claim.mechanism, f"one {figure.unit}", figure) for figure in claim.figures] if claim else []
 
 
-def _whom(unit: str, client: str, protected: str) -> str:
-    return f"one {unit} of {client}" if unit == protected else client
+def _whom(figure: Figure, client: str, protected: str) -> str:
+    return f"one {figure.unit} of {client}{at_holders(figure)}" if figure.unit == protected else client
 
 
 def _joined(found: Mapping[int, list[Named]]) -> list[Series]:

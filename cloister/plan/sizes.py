@@ -1,12 +1,12 @@
 """The sizes that clients of DP-SGD really have, and which of them figures are given for."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from cloister.plan.nodes import Asked
 from cloister.privacy.claims.end_to_end import costliest_of, standing_for_all
-from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
+from cloister.privacy.dpsgd.local_steps import Holders, LocalDpSgd, LocalSteps
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,14 @@ class Sizes:
         return all(asked.node.config.partition_id is not None for asked in self.shown.values())
 
     @classmethod
-    def of(cls, nodes: Sequence[Asked], mechanism: LocalDpSgd, rounds: int, delta: float) -> "Sizes":
+    def of(
+        cls,
+        nodes: Sequence[Asked],
+        mechanism: LocalDpSgd,
+        rounds: int,
+        delta: float,
+        shared: Collection[Holders] = (),
+    ) -> "Sizes":
         """The sizes of these nodes.
 
         Args:
@@ -37,8 +44,9 @@ class Sizes:
             mechanism: of the run.
             rounds: that all of them train in.
             delta: at which ε is computed.
+            shared: as in `dp_sgd_claim`.
         """
         by_steps = {node.steps: node for node in nodes}
-        shown = standing_for_all(by_steps, mechanism, rounds, delta)
-        costliest = costliest_of(shown, mechanism, rounds, delta)
+        shown = standing_for_all(by_steps, mechanism, rounds, delta, shared)
+        costliest = costliest_of(shown, mechanism, rounds, delta, shared)
         return cls(Counter(node.steps for node in nodes), {steps: by_steps[steps] for steps in shown}, costliest)

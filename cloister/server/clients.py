@@ -1,11 +1,13 @@
 """What the server has to say to and about its clients beside rounds: personal models, and mechanisms of theirs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
@@ -15,7 +17,7 @@ from cloister.privacy.claims.attestation import Attestation
 from cloister.privacy.claims.claim import CLIENT_BUDGET, ClientClaim
 from cloister.privacy.claims.local import gaussian_claim, laplace_claim
 from cloister.privacy.claims.premises import BUNDLE
-from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.dpsgd.local_steps import Holders, LocalSteps
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.server.attested import Attested
 from cloister.server.build import Plan
@@ -46,8 +48,8 @@ def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, str | int]
 class Dealing(Protocol):
     """A grid that knows how much data its nodes have, as it is a part of a benchmark that is dealt out here."""
 
-    def units(self, config: RunConfig, seed: int) -> list[int]:
-        """How many examples, or groups of them, each node has; none where any has data of its own."""
+    def units(self, config: RunConfig, seed: int) -> list[NDArray]:
+        """The examples, or groups of them, that each node has, by number or name; none where any has its own data."""
 
 
 def sizes_known(plan: Plan, grid: Grid) -> tuple[LocalSteps, ...]:
@@ -59,12 +61,35 @@ def sizes_known(plan: Plan, grid: Grid) -> tuple[LocalSteps, ...]:
     """
     if not plan.config.privacy.client.clips_gradients or not isinstance(grid, Dealing):
         return ()
-    return tuple(_steps(plan, units) for units in grid.units(plan.config, plan.seed))
+    return tuple(_steps(plan, len(units)) for units in grid.units(plan.config, plan.seed))
+
+
+def shared_units(plan: Plan, grid: Grid) -> frozenset[Holders] | None:
+    """Return who holds an example, or a group, that several clients have data of: each combination of their steps.
+
+    Args: as `sizes_known`.
+
+    Returns:
+        None where it is not known.
+    """
+    if not plan.config.privacy.client.clips_gradients or not isinstance(grid, Dealing):
+        return None
+    held = grid.units(plan.config, plan.seed)
+    if not held:
+        return None
+    steps = [_steps(plan, len(units)) for units in held]
+    _, places, counts = np.unique(np.concatenate(held), return_inverse=True, return_counts=True)
+    clients = np.repeat(np.arange(len(held)), list(map(len, held)))
+    by_unit = np.split(clients[np.argsort(places, kind="stable")], np.cumsum(counts)[:-1])
+    several = {tuple(by_unit[unit].tolist()) for unit in np.flatnonzero(counts > 1)}
+    return frozenset(
+        tuple(sorted((steps[client] for client in holders), key=lambda each: each.examples)) for holders in several
+    )
 
 
 def _steps(plan: Plan, units: int) -> LocalSteps:
     sampling = plan.config.privacy.dp_sgd.batch_sampling
-    return LocalSteps(units, plan.recipe.batch_size, plan.recipe.local_epochs, sampling)
+    return LocalSteps(max(1, units), plan.recipe.batch_size, plan.recipe.local_epochs, sampling)
 
 
 def client_claim(
@@ -72,6 +97,7 @@ def client_claim(
     layout: Layout,
     rounds: int,
     sizes: Sequence[LocalSteps] | None = None,
+    shared: Collection[Holders] | None = None,
     attested: Attested | None = None,
 ) -> ClientClaim | None:
     """Return the claim about the clients' own mechanism; None without one.
@@ -85,6 +111,7 @@ def client_claim(
         rounds: in which clients were asked to train.
         sizes: the private steps in a round of the clients, with `dp-sgd`; None, or none: what they have is not known,
             and several sizes are taken as examples.
+        shared: as `shared_units` finds it.
         attested: what nodes stated in the run; None: it has not begun.
 
     Raises:
@@ -94,22 +121,29 @@ def client_claim(
     if not privacy.client.is_on:
         return None
     if attested is None or not rounds:
-        claim = _claim(plan, layout, rounds, sizes)
+        claim = _claim(plan, layout, rounds, sizes, shared)
     else:
         heard = attested.by_statement()
         covered = [said for said in heard if said is not None and _is_asked_for(said, plan, layout)]
         stated = [_steps(plan, said.size) for said in covered] if privacy.client.clips_gradients else []
-        claim = _covering(_claim(plan, layout, rounds, sizes or stated), heard, covered, attested.secret)
-    return claim.without_guarantee(_beside_the_noise(plan))
+        of_all = _claim(plan, layout, rounds, sizes or stated, shared)
+        claim = _covering(of_all, heard, covered, attested.secret)
+    return claim.without_guarantee(_beside_the_noise(plan, bool(shared)))
 
 
-def _claim(plan: Plan, layout: Layout, rounds: int, sizes: Sequence[LocalSteps] | None) -> ClientClaim:
+def _claim(
+    plan: Plan,
+    layout: Layout,
+    rounds: int,
+    sizes: Sequence[LocalSteps] | None,
+    shared: Collection[Holders] | None,
+) -> ClientClaim:
     """Return the claim about clients that apply the mechanism of the run; arguments and errors of `client_claim`."""
     privacy = plan.config.privacy
     mechanism, circumstances = privacy.client.noise_on_update, privacy.circumstances
     claim: ClientClaim
     if privacy.client.clips_gradients:
-        claim = _dp_sgd_claim(plan, rounds, sizes)
+        claim = _dp_sgd_claim(plan, rounds, sizes, shared)
     elif isinstance(mechanism, LocalGaussian):
         claim = gaussian_claim(mechanism, rounds, privacy.target_delta, circumstances)
     elif isinstance(mechanism, LocalLaplace | PublishedLaplace):
@@ -164,8 +198,10 @@ def _is_asked_for(said: Attestation, plan: Plan, layout: Layout) -> bool:
     return said == Attestation(privacy.client.name, unit, events, said.size, group, said.checked)
 
 
-def _beside_the_noise(plan: Plan) -> Iterator[str]:
+def _beside_the_noise(plan: Plan, are_shared: bool) -> Iterator[str]:
     """What clients let leave in this run that their own noise does not cover."""
+    if are_shared and plan.config.evaluation.held_out_clients:
+        yield "several clients hold data of one person, and scores of those that never train leave without noise"
     if plan.config.evaluates_on_clients and not plan.config.evaluation.held_out_clients:
         yield "scores of models on the clients' own examples leave without noise"
     if plan.held_out is not None and plan.held_out.newcomers:
@@ -175,7 +211,12 @@ def _beside_the_noise(plan: Plan) -> Iterator[str]:
         )
 
 
-def _dp_sgd_claim(plan: Plan, rounds: int, known: Sequence[LocalSteps] | None) -> ClientClaim:
+def _dp_sgd_claim(
+    plan: Plan,
+    rounds: int,
+    known: Sequence[LocalSteps] | None,
+    shared: Collection[Holders] | None,
+) -> ClientClaim:
     """For clients of several sizes: how many examples, or groups of them, a client has, a server does not know.
 
     Where it does, figures are given for the sizes that stand for all; where it does not, for examples of sizes. Just
@@ -187,8 +228,8 @@ def _dp_sgd_claim(plan: Plan, rounds: int, known: Sequence[LocalSteps] | None) -
     privacy, batch = plan.config.privacy, plan.recipe.batch_size
     mechanism = privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group))
     if known:
-        sizes = standing_for_all(known, mechanism, rounds, privacy.target_delta)
+        sizes = standing_for_all(known, mechanism, rounds, privacy.target_delta, shared or ())
     else:
         sizes = tuple(_steps(plan, units) for units in (batch, batch + 1, 10 * batch, 100 * batch))
-    claim = dp_sgd_claim(mechanism, sizes, rounds, privacy.target_delta, privacy.circumstances)
+    claim = dp_sgd_claim(mechanism, sizes, rounds, privacy.target_delta, privacy.circumstances, shared)
     return replace(claim, known=bool(known))

@@ -37,7 +37,7 @@ class CentralEvaluation:
         self.hypotheses = hypotheses
         data = with_validation(task, dataset_of(task)) if pretrained else dataset_of(task)
         self.examples = data.test
-        owners = data.test_groups
+        owners = data.test_owners
         self._owners = np.zeros(len(data.test), np.int64) if owners is None else owners
 
     def __call__(self, arrays: ArrayRecord) -> dict[str, float]:

@@ -6,7 +6,7 @@ There is no second accounting: events, budget, ledger and claim are the run's ow
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import DraftLedger, Ledger
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.server import statement
-from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.dpsgd.local_steps import Holders, LocalSteps
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.mechanism import Contributions
@@ -83,13 +83,19 @@ def draft(plan: Plan, grid: Grid) -> PrivacyBudget[Ledger]:
     return plan.budget
 
 
-def forecast(prepared: Prepared, shown: Sequence[int], sizes: Sequence[LocalSteps] = ()) -> Forecast:
+def forecast(
+    prepared: Prepared,
+    shown: Sequence[int],
+    sizes: Sequence[LocalSteps] = (),
+    shared: Collection[Holders] | None = None,
+) -> Forecast:
     """Enter what a run releases, round by round, until its rounds or its budget are at an end.
 
     Args:
         prepared: the run; its budget must be a draft.
         shown: after which rounds a statement is wanted.
         sizes: the private steps in a round of each client, where the run will know them.
+        shared: as in `client_claim`.
     """
     plan, layout = prepared.plan, prepared.layout
     budget, statements, stopped, number = plan.budget, dict[int, Statement](), "", 0
@@ -108,7 +114,7 @@ def forecast(prepared: Prepared, shown: Sequence[int], sizes: Sequence[LocalStep
             pass
         if number in shown:
             statements[number] = _statement(prepared, number)
-    last = replace(_statement(prepared, number), clients=client_claim(plan, layout, number, sizes))
+    last = replace(_statement(prepared, number), clients=client_claim(plan, layout, number, sizes, shared))
     after = budget.share() if budget.max_epsilon else None
     more = budget.fits(plan.strategy.events(layout))
     closing = last.ledger.lasting and leaves_unguaranteed(plan)

@@ -23,11 +23,11 @@ from cloister.privacy.claims.claim import ClientClaim, Statement
 from cloister.privacy.claims.premises import BUNDLE, ROSTER, Premise, of_transport
 from cloister.privacy.claims.record import record, running
 from cloister.privacy.claims.server import ALL_PLANNED, IF_NOT_BROKEN, statement
-from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.dpsgd.local_steps import Holders, LocalSteps
 from cloister.server.attested import Attested
 from cloister.server.budgets import refuse_impossible_budget
 from cloister.server.build import Plan
-from cloister.server.clients import client_claim, personalise, sizes_known
+from cloister.server.clients import client_claim, personalise, shared_units, sizes_known
 from cloister.server.drowning import drowned
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
@@ -118,6 +118,7 @@ class _Scene:
     rounds: list[Round] = field(default_factory=list)
     sites: Sites = field(default_factory=Sites)
     sizes: tuple[LocalSteps, ...] = ()
+    shared: frozenset[Holders] | None = None
     simulated: bool = False
     attested: Attested = field(default_factory=Attested)
 
@@ -156,7 +157,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         directory = _directory(plan, grid, clients, earlier, stack)
         attested = Attested(plan.strategy.has_secret_cohorts)
         scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier, attested=attested)
-        scene = replace(scene, sizes=sizes_known(plan, grid), simulated=is_simulated(grid))
+        scene = replace(scene, sizes=sizes_known(plan, grid), shared=shared_units(plan, grid), simulated=is_simulated(grid))
         _enter(scene, grid)
         scene = _open(scene, stack, clients)
         with Stop().listening() as stop, _observers(scene, grid) as observers:
@@ -432,7 +433,7 @@ def _client_claim(
     """What may be said about the clients' own mechanism; where no client trained, that nothing was released."""
     plan = scene.plan
     rounds = 0 if _nobody_trained(scene, loop) else asked + plan.resumes
-    clients = client_claim(plan, scene.layout, rounds, scene.sizes, scene.attested)
+    clients = client_claim(plan, scene.layout, rounds, scene.sizes, scene.shared, scene.attested)
     if clients is not None and clients.premises:
         bundle = BUNDLE.known_as("enforced") if is_in_process(loop.grid) else clients.premises[0]
         clients = replace(clients, premises=(bundle, *premises))

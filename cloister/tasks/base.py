@@ -3,7 +3,7 @@
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -59,17 +59,37 @@ class Examples:
 class Dataset:
     """A benchmark's examples: `train` is dealt out to the clients, `test` stays with the server.
 
-    `groups` names the natural owner of each training example (a hospital, a writer), from 0 on; None where
-    the dataset has no natural owners. `test_groups` does the same for the test examples, where they have owners of
-    their own, who train nothing: a federation without them can be validated on them. `validation` is what the server
-    may train an initial model on: no client has any of it, and no model is scored on it.
+    Attributes:
+        train, test: the two parts.
+        owners: the site of each training example (a hospital, a writer), from 0 on, shape (n,): `natural` deals by it.
+            None: the dataset has no sites of its own.
+        test_owners: the same of the test examples, where they have sites of their own, which train nothing: a
+            federation without them can be validated on them.
+        validation: what the server may train an initial model on: no client has any of it, and no model is scored on
+            it.
+        groups: the arrays that `task.group` may name, each of shape (n,): whose each training example is (a patient's,
+            a writer's). A person may be at several sites.
     """
 
     train: Examples
     test: Examples
-    groups: NDArray | None = None
-    test_groups: NDArray | None = None
+    owners: NDArray | None = None
+    test_owners: NDArray | None = None
     validation: Examples | None = None
+    groups: Mapping[str, NDArray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.groups, Mapping):
+            raise DataError(
+                f"Dataset.groups must hold arrays by name, found {type(self.groups).__name__}; use groups={{'patient': "
+                "array}, and owners=array for the sites of examples"
+            )
+        for name, array in self.groups.items():
+            if array.shape != self.train.y.shape[:1] or array.dtype.kind not in "iuU":
+                raise DataError(
+                    f"Dataset.groups[{name!r}] must hold a whole number or a text for each of {len(self.train)} "
+                    f"training examples; found {array.dtype} of shape {array.shape}"
+                )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cloister.tasks.partition import holdout
 from cloister.tasks.scores import binary_auc
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-"""The owners of the examples: group i is the i-th."""
+"""The owners of the examples: owner i is the i-th."""
 SPLIT_SEED = 0
 """Fixed here, not configured: every run of every strategy is scored on the same patients."""
 MISSING = {"", "?", "-9", "-9.0"}
@@ -106,7 +106,7 @@ class HeartDisease(Task):
         splits = [_split(_read_hospital(folder / _file(name))) for name in HOSPITALS]
         train, test = (_joined(parts) for parts in zip(*splits, strict=True))
         sizes = [len(part) for part, _ in splits]
-        return Dataset(train, test, groups=np.repeat(np.arange(len(HOSPITALS)), sizes))
+        return Dataset(train, test, owners=np.repeat(np.arange(len(HOSPITALS)), sizes))
 
     def rows(self, path: Path) -> Examples:
         """A node's own data: an `.npz` file in the units above, or one hospital's `.data` or `.csv` file.

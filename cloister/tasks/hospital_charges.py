@@ -52,7 +52,13 @@ class HospitalCharges(Regression):
         hospitals = numbered(owners, np.random.default_rng(SPLIT_SEED))
         training = round((1 - HELD_OUT) * (hospitals.max() + 1))
         train, test = np.flatnonzero(hospitals < training), np.flatnonzero(hospitals >= training)
-        return Dataset(examples.take(train), examples.take(test), hospitals[train], hospitals[test] - training)
+        return Dataset(
+            examples.take(train),
+            examples.take(test),
+            owners=hospitals[train],
+            test_owners=hospitals[test] - training,
+            groups={"hospital": hospitals[train]},
+        )
 
     def build(self) -> Model:
         """A 3-2-1 network with ReLU (11 parameters), in NumPy, or the same in Keras."""

@@ -37,7 +37,8 @@ class Linear(Regression):
         """`USERS` users to train on and as many to test on, with `SAMPLES` examples each."""
         rng = np.random.default_rng(DATA_SEED)
         users = np.repeat(np.arange(USERS), SAMPLES)
-        return Dataset(_drawn(users, rng), _drawn(users, rng), groups=users, test_groups=users)
+        train, test = _drawn(users, rng), _drawn(users, rng)
+        return Dataset(train, test, owners=users, test_owners=users, groups={"user": users})
 
     def build(self) -> Model:
         """Two parameters and no intercept, in NumPy, or the same in Keras."""

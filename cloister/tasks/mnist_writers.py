@@ -36,9 +36,9 @@ class MnistWriters(Task):
     def load(self) -> Dataset:
         """60,000 images of 539 writers to train on and 10,000 of 297 others to test on."""
         images, writers = _find(self.config.data_path, IMAGES), _find(self.config.data_path, WRITERS)
-        train, groups = self._part(images, writers, "train")
-        test, test_groups = self._part(images, writers, "test")
-        return Dataset(train, test, groups, test_groups)
+        train, owners = self._part(images, writers, "train")
+        test, test_owners = self._part(images, writers, "test")
+        return Dataset(train, test, owners, test_owners, groups={"writer": owners})
 
     def build(self) -> Model:
         """Two convolutions with 10 outputs, or 62 as in the paper; or softmax regression, which needs no TensorFlow."""

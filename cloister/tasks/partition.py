@@ -3,6 +3,9 @@
 Every way to deal returns one index array per client. No example goes to two clients, unless clients of a given size
 need more than there are; and each array is in rising order, so that the deal depends on the seed alone and no client
 receives its examples class by class.
+
+With `task.group` a whole group goes to one client. `natural` alone keeps the sites that the data has: there a person
+may be at several.
 """
 
 import logging
@@ -21,6 +24,8 @@ Indices = NDArray[np.intp]
 
 DRAWS = 100
 """How often `dirichlet` draws before it gives up on reaching every client."""
+EXAMPLES, GROUPS = "training examples", "groups of training examples"
+"""What is dealt out, in messages."""
 BY_LABEL = ("shards", "dirichlet", "table")
 """Ways to deal that look at the classes of examples."""
 logger = logging.getLogger("cloister.tasks")
@@ -38,12 +43,12 @@ def deal(
     seed: int,
     published: Mapping[str, ClassCounts] | None = None,
 ) -> list[Indices]:
-    """Deal the training examples as `task.partition` says.
+    """Deal the training examples as `task.partition` says, group by group where they are in groups.
 
     Args:
         config: of the task.
         default: what `task.partition = "auto"` means.
-        dataset: with n training examples, labelled 0 to `classes` - 1.
+        dataset: with n training examples, labelled 0 to `classes` - 1; `train.groups` are those of `task.group`.
         clients: how many parts to make, 1 to n, or any number where `task.examples-per-client` says how large.
         classes: number of classes; 0 where targets are no labels.
         seed: ≥ 0; the same seed deals the same parts.
@@ -57,30 +62,65 @@ def deal(
     """
     check.positive(clients=clients)
     check.non_negative(seed=seed)
-    labels, rng = dataset.train.y, np.random.default_rng(seed)
+    labels, groups, rng = dataset.train.y, dataset.train.groups, np.random.default_rng(seed)
     kind = default if config.partition == "auto" else config.partition
     if not classes and kind in BY_LABEL:
         raise ConfigError(
             f"task.partition = {kind!r} deals by class, and task.name = {config.name!r} has none; use iid or natural"
         )
+    if kind == "natural" and not config.examples_per_client:
+        return natural(_owners(dataset, config.name), clients)
+    if groups is not None:
+        _refuse_exact_numbers(config, kind)
+        _, places = np.unique(groups, return_inverse=True)
+        parts = _by_labels(config, kind, _majorities(labels, places, classes), clients, rng, GROUPS)
+        return [np.flatnonzero(np.isin(places, part)) for part in parts]
     if config.examples_per_client:
         return of_one_size(labels, clients, config, kind, rng)
-    _refuse_more_clients_than(len(labels), clients)
+    if kind == "table":
+        _refuse_more_clients_than(len(labels), clients)
+        return table(labels, parse_table(config.table, clients, classes), rng)
+    if published and kind in published:
+        _refuse_more_clients_than(len(labels), clients)
+        return table(labels, fitted(kind, published[kind], labels, clients), rng)
+    return _by_labels(config, kind, labels, clients, rng)
+
+
+def _by_labels(
+    config: TaskConfig, kind: str, labels: NDArray, clients: int, rng: np.random.Generator, of: str = EXAMPLES
+) -> list[Indices]:
+    """Deal so many things, of these classes, in one of the ways that give no exact numbers."""
+    _refuse_more_clients_than(len(labels), clients, of)
     match kind:
         case "iid":
             return iid(labels, clients, rng)
         case "shards":
-            return shards(labels, clients, config.shards_per_client, rng)
+            return shards(labels, clients, config.shards_per_client, rng, of)
         case "dirichlet":
-            return dirichlet(labels, clients, config.alpha, rng)
-        case "natural":
-            return natural(_owners(dataset, config.name), clients)
-        case "table":
-            return table(labels, parse_table(config.table, clients, classes), rng)
-        case name if published and name in published:
-            return table(labels, fitted(name, published[name], labels, clients), rng)
+            return dirichlet(labels, clients, config.alpha, rng, of)
         case unknown:
             raise ConfigError(f"task.partition must be one of iid, shards, dirichlet, natural, table; got {unknown!r}")
+
+
+def _refuse_exact_numbers(config: TaskConfig, kind: str) -> None:
+    """Raises ConfigError if parts of exactly so many examples are to be made of whole groups."""
+    exact = f"task.partition = {kind!r}" if kind not in ("iid", "shards", "dirichlet") else ""
+    if config.examples_per_client:
+        exact = f"task.examples-per-client = {config.examples_per_client}"
+    if exact:
+        raise ConfigError(
+            f"{exact} deals exact numbers of examples, and task.group = {config.group!r} whole groups; use "
+            "task.partition iid, shards, dirichlet or natural, and task.examples-per-client = 0"
+        )
+
+
+def _majorities(labels: NDArray, places: NDArray[np.intp], classes: int) -> NDArray[np.intp]:
+    """Return the class that most examples of each group have; 0 where targets are no labels."""
+    groups = int(places.max(initial=-1)) + 1
+    if not classes:
+        return np.zeros(groups, np.intp)
+    counts = np.bincount(places * classes + labels, minlength=groups * classes)
+    return counts.reshape(groups, classes).argmax(axis=1)
 
 
 def iid(labels: NDArray, clients: int, rng: np.random.Generator) -> list[Indices]:
@@ -97,7 +137,9 @@ def iid(labels: NDArray, clients: int, rng: np.random.Generator) -> list[Indices
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
 
-def shards(labels: NDArray, clients: int, shards_per_client: int, rng: np.random.Generator) -> list[Indices]:
+def shards(
+    labels: NDArray, clients: int, shards_per_client: int, rng: np.random.Generator, of: str = EXAMPLES
+) -> list[Indices]:
     """Sort by label, cut into equal shards, deal `shards_per_client` of them to each client at random.
 
     Args:
@@ -105,6 +147,7 @@ def shards(labels: NDArray, clients: int, shards_per_client: int, rng: np.random
         clients: how many parts to make, > 0.
         shards_per_client: > 0; with few of them a client has few classes.
         rng: of the deal.
+        of: what the labels are of, for messages.
 
     Raises:
         ConfigError: there are more shards than examples.
@@ -115,7 +158,7 @@ def shards(labels: NDArray, clients: int, shards_per_client: int, rng: np.random
     if total > len(labels):
         raise ConfigError(
             f"task.shards-per-client = {shards_per_client} for {clients} clients makes {total} shards, but there are "
-            f"only {len(labels)} training examples; use at most {len(labels) // clients}"
+            f"only {len(labels)} {of}; use at most {len(labels) // clients}"
         )
     pieces = np.array_split(np.argsort(labels, kind="stable"), total)
     hands = rng.permutation(total).reshape(clients, shards_per_client)
@@ -163,7 +206,9 @@ def of_one_size(
     return parts[:clients]
 
 
-def dirichlet(labels: NDArray, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+def dirichlet(
+    labels: NDArray, clients: int, alpha: float, rng: np.random.Generator, of: str = EXAMPLES
+) -> list[Indices]:
     """Split each class by proportions drawn from a symmetric Dirichlet(`alpha`), until every client has an example.
 
     Args:
@@ -171,6 +216,7 @@ def dirichlet(labels: NDArray, clients: int, alpha: float, rng: np.random.Genera
         clients: how many parts to make, 1 to n.
         alpha: α > 0; the smaller, the fewer classes a client has.
         rng: of the draws.
+        of: what the labels are of, for messages.
 
     Raises:
         ConfigError: `DRAWS` draws left a client without examples.
@@ -182,28 +228,28 @@ def dirichlet(labels: NDArray, clients: int, alpha: float, rng: np.random.Genera
         if all(part.size for part in parts):
             return parts
     raise ConfigError(
-        f"task.alpha = {alpha} leaves one of {clients} clients without any of the {len(labels)} training examples in "
+        f"task.alpha = {alpha} leaves one of {clients} clients without any of the {len(labels)} {of} in "
         f"each of {DRAWS} draws; raise task.alpha or use fewer clients"
     )
 
 
-def natural(groups: NDArray, clients: int) -> list[Indices]:
+def natural(owners: NDArray, clients: int) -> list[Indices]:
     """Give client i what the i-th owner has; owners after the last client are left out.
 
     Args:
-        groups: the owner of each of n examples, shape (n,).
+        owners: of n examples, shape (n,).
         clients: how many parts to make, at most as many as there are owners.
 
     Raises:
         ConfigError: there are more clients than owners.
     """
-    owners = np.unique(groups)
-    if clients > owners.size:
+    sites = np.unique(owners)
+    if clients > sites.size:
         raise ConfigError(
-            f"task.partition = 'natural' has {owners.size} owners for {clients} clients; use at most {owners.size} "
+            f"task.partition = 'natural' has {sites.size} owners for {clients} clients; use at most {sites.size} "
             "clients or another task.partition"
         )
-    return [np.flatnonzero(groups == owner) for owner in owners[:clients]]
+    return [np.flatnonzero(owners == site) for site in sites[:clients]]
 
 
 def numbered(owners: NDArray, rng: np.random.Generator) -> NDArray[np.intp]:
@@ -305,20 +351,18 @@ def holdout(labels: NDArray, fraction: float, rng: np.random.Generator) -> tuple
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def _refuse_more_clients_than(examples: int, clients: int) -> None:
-    if clients > examples:
-        raise ConfigError(
-            f"{clients} clients cannot share {examples} training examples; use at most {examples} clients"
-        )
+def _refuse_more_clients_than(count: int, clients: int, of: str = EXAMPLES) -> None:
+    if clients > count:
+        raise ConfigError(f"{clients} clients cannot share {count} {of}; use at most {count} clients")
 
 
 def _owners(dataset: Dataset, name: str) -> NDArray:
-    if dataset.groups is None:
+    if dataset.owners is None:
         raise ConfigError(
             f"task.partition = 'natural' needs examples with owners, and task.name = {name!r} has none; "
             "valid are iid, shards, dirichlet, table"
         )
-    return dataset.groups
+    return dataset.owners
 
 
 def _dirichlet_once(labels: NDArray, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:

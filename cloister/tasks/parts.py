@@ -1,12 +1,18 @@
 """The benchmark data of a task in files: one for training and one for testing, or one that is divided."""
 
+import csv
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cloister.core.errors import DataError
 from cloister.core.files import expanded
-from cloister.tasks.base import Dataset, Task
+from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import holdout
 
 SPLIT_SEED = 0
@@ -24,10 +30,10 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
         ending: of the names of files, such as `.csv`.
 
     Raises:
-        DataError: there is neither, or a file is not what the task reads.
+        DataError: there is neither, a file is not what the task reads, or it has no array or column `task.group`.
     """
     try:
-        return _read(task, expanded(path), ending)
+        return _named(task, _read(task, expanded(path), ending))
     except DataError as error:
         raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}", error.first) from None
 
@@ -35,8 +41,8 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
 def _read(task: Task, path: Path, ending: str) -> Dataset:
     wanted = f"a {ending} file, a fifth of which is kept to test on, or a folder with train{ending} and test{ending}"
     if path.is_file():
-        examples = task.read(path)
-        train, test = holdout(task.strata(examples.y), TESTED, np.random.default_rng(SPLIT_SEED))
+        examples = _examples(task, path)
+        train, test = _divided(task.strata(examples.y), examples.groups)
         return Dataset(examples.take(train), examples.take(test))
     if not path.is_dir():
         raise DataError(f"there is no file or folder at {path}; name {wanted}")
@@ -44,5 +50,47 @@ def _read(task: Task, path: Path, ending: str) -> Dataset:
         there = sorted(found.name for found in path.glob(f"*{ending}"))
         one = f"; to use {there[0]} alone, name {path / there[0]}" if len(there) == 1 else ""
         raise DataError(f"the folder {path} lacks {' and '.join(missing)}; name {wanted}{one}")
-    train_part, test_part = (task.read(path / f"{part}{ending}") for part in ("train", "test"))
+    train_part, test_part = (_examples(task, path / f"{part}{ending}") for part in ("train", "test"))
     return Dataset(train_part, test_part)
+
+
+def _examples(task: Task, path: Path) -> Examples:
+    """Return the examples of a file, in the groups that `task.group` names."""
+    names = _names_in(path) if task.config.group else []
+    if names and task.config.group not in names:
+        raise DataError(
+            f"task.group = {task.config.group!r} names no array or column of {path}, which has {', '.join(names)}; "
+            "task.group = '' protects each example by itself"
+        )
+    return task.read(path)
+
+
+def _names_in(path: Path) -> Sequence[str]:
+    """Return the names of the arrays of an `.npz` file, or of the columns of a table; none of a file of another kind.
+
+    Files are the user's own here: of a site's file a message names nothing but what is missing.
+    """
+    with suppress(ValueError, OSError, csv.Error, StopIteration, zipfile.BadZipFile):
+        if path.suffix.lower() == ".npz":
+            with np.load(path, allow_pickle=False) as archive:
+                return list(archive.files)
+        if path.suffix.lower() == ".csv":
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                return [name.strip() for name in next(csv.reader(file))]
+    return []
+
+
+def _divided(strata: NDArray, groups: NDArray | None) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return which rows of one file train, and which test: whole groups, by the stratum of their first rows."""
+    rng = np.random.default_rng(SPLIT_SEED)
+    if groups is None:
+        return holdout(strata, TESTED, rng)
+    _, first, places = np.unique(groups, return_index=True, return_inverse=True)
+    train, test = holdout(strata[first], TESTED, rng)
+    return np.flatnonzero(np.isin(places, train)), np.flatnonzero(np.isin(places, test))
+
+
+def _named(task: Task, data: Dataset) -> Dataset:
+    """Return the data with the groups that its files were read with."""
+    groups = data.train.groups
+    return data if groups is None else replace(data, groups={task.config.group: groups})

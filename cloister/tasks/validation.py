@@ -27,9 +27,9 @@ def with_validation(task: Task, data: Dataset) -> Dataset:
     if data.validation is not None:
         return data
     strata = task.strata(data.test.y)
-    ours, test = halves(strata) if data.test_groups is None else _halves_of_owners(data.test_groups)
-    owners = None if data.test_groups is None else data.test_groups[test]
-    return replace(data, test=data.test.take(test), test_groups=owners, validation=data.test.take(ours))
+    ours, test = halves(strata) if data.test_owners is None else _halves_of_owners(data.test_owners)
+    owners = None if data.test_owners is None else data.test_owners[test]
+    return replace(data, test=data.test.take(test), test_owners=owners, validation=data.test.take(ours))
 
 
 def halves(labels: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -1,6 +1,7 @@
 """A client's own examples: from a file of its node, or a part of a benchmark."""
 
 import logging
+import re
 import tracemalloc
 from dataclasses import replace
 from itertools import product
@@ -11,11 +12,13 @@ import pytest
 from asking import write_data
 from support import failures
 
-from cloister.client.data import local_data
+from cloister.client.data import _parts, benchmark_of, handing_out, local_data, units_dealt
 from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError
+from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.digits import Digits
+from cloister.tasks.linear import Linear
 from cloister.tasks.tables import LONGEST
 
 WHOLE = TaskConfig(test_fraction=0.0)
@@ -27,6 +30,41 @@ def node_with(path, **more):
 
 def read(path, config=WHOLE, tolerant=False):
     return local_data(config, node_of(node_with(path)), seed=5, tolerant=tolerant)
+
+
+PART = node_of({"partition-id": 0, "num-partitions": 1})
+
+
+@pytest.fixture
+def sites(monkeypatch):
+    """Make `linear` eight examples at two sites of four, in groups of these names."""
+
+    def clear():
+        benchmark_of.cache_clear()
+        _parts.cache_clear()
+
+    def made(**groups):
+        examples = Examples(np.zeros((8, 2), np.float32), np.zeros(8, np.float32))
+        data = Dataset(examples, examples, owners=np.arange(8) // 4, groups=groups)
+        monkeypatch.setattr(Linear, "load", lambda self: data)
+        clear()
+
+    yield made
+    clear()
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        (np.zeros(8, int), "must hold arrays by name, found ndarray; use groups={'patient': array}, and owners=array"),
+        ({"patient": np.zeros(7, int)}, "for each of 8 training examples; found int64 of shape (7,)"),
+        ({"patient": np.zeros(8)}, "for each of 8 training examples; found float64 of shape (8,)"),
+    ],
+)
+def test_groups_that_a_task_gives_in_another_form_are_refused(groups, says):
+    examples = Examples(np.zeros((8, 2), np.float32), np.zeros(8, np.float32))
+    with pytest.raises(DataError, match=re.escape(says)):
+        Dataset(examples, examples, groups=groups)
 
 
 class TestPartitions:
@@ -62,11 +100,37 @@ class TestPartitions:
         with pytest.raises(ConfigError, match=f"^node configuration: partition-id = {index} {reason}"):
             local_data(TaskConfig(), node_of({"partition-id": index, "num-partitions": 4}), seed=5)
 
-    def test_groups_are_the_benchmarks_owners(self):
-        with pytest.raises(
-            DataError, match=r"task.group = 'patient' needs examples with owners, and task 'digits' has"
-        ):
-            local_data(TaskConfig(group="patient"), node_of({"partition-id": 0, "num-partitions": 4}), seed=5)
+    @pytest.mark.parametrize(
+        ("task", "there"), [("digits", r"it has none \(Dataset.groups\)"), ("linear", "there are user;")]
+    )
+    def test_groups_of_a_name_that_the_data_does_not_have_are_refused(self, task, there):
+        with pytest.raises(DataError, match=f"^task.group = 'banana' names no groups of task '{task}': {there}"):
+            local_data(TaskConfig(name=task, group="banana"), PART, seed=5)
+
+    def test_groups_are_those_that_the_run_names(self, sites):
+        sites(patient=np.arange(8) // 2, ward=np.arange(8) % 2)
+        train = local_data(TaskConfig(name="linear", group="ward", test_fraction=0.0), PART, seed=5).train
+        assert set(train.groups.tolist()) == {0, 1}
+
+    def test_a_name_is_spelt_as_at_a_site_and_rows_without_one_are_left_out(self, sites, caplog):
+        sites(patient=np.array(["a  b", "a b", " ", "c", "c", "d", "e", "e"]))
+        config = TaskConfig(name="linear", group="patient", partition="iid")
+        data = benchmark_of(config)
+        assert data.train.groups.tolist() == ["a b", "a b", "c", "c", "d", "e", "e"]
+        assert data.owners.tolist() == [0, 0, 0, 1, 1, 1, 1] and len(data.train) == 7
+        assert "1 of 8 rows are left out" in caplog.text
+
+    def test_units_that_two_clients_have_are_called_the_same(self, sites):
+        sites(patient=np.array([1, 1, 2, 3, 3, 4, 4, 5]))
+        config = TaskConfig(name="linear", group="patient", test_fraction=0.0)
+        nodes = [node_of({"partition-id": number, "num-partitions": 2}) for number in (0, 1)]
+        assert [units_dealt(config, node, 5).tolist() for node in nodes] == [[1, 2, 3], [3, 4, 5]]
+
+    def test_examples_that_are_handed_out_are_units_of_one_client(self):
+        x = np.zeros((3, 2), np.float32)
+        with handing_out([Examples(x, x[:, 0]), Examples(x, x[:, 0])]):
+            found = [units_dealt(WHOLE, node_of({"partition-id": number, "num-partitions": 2}), 5) for number in (0, 1)]
+        assert [units.tolist() for units in found] == [[0, 1, 2], [3, 4, 5]]
 
 
 class TestOwnFile:

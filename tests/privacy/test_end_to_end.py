@@ -26,7 +26,7 @@ from cloister.privacy.claims.end_to_end import (
     published_example,
     recovered_multiplier,
     sound_client,
-    sound_example,
+    sound_unit,
     standing_for_all,
 )
 from cloister.privacy.claims.local import AGAINST, UNPROTECTED
@@ -192,6 +192,9 @@ class TestWhoStandsForAll:
         assert costliest_of(sizes, LocalDpSgd(1.0, 1.0), 3, DELTA) == LocalSteps(65, 64, 1)
 
 
+LARGE, SMALL = LocalSteps(640, 100, 2), LocalSteps(50, 100, 2)
+
+
 class TestStatement:
     def of(self, rounds=64, delta=DELTA, client_noise_multiplier=4.0, batch_sampling="poisson", noise_seed=-1):
         mechanism = LocalDpSgd(client_noise_multiplier, 1.0, sampling=batch_sampling)
@@ -296,6 +299,43 @@ class TestStatement:
             "dp-sgd", unit="example", parameters=LocalDpSgd(4.0, 1.0).parameters(), unprotected=(UNPROTECTED,)
         )
 
+    def of_shared(self, shared, group_cap=0, circumstances=None):
+        """The figure of one unit of the client with 640 units, and σ = 4 in 3 rounds."""
+        mechanism = LocalDpSgd(4.0, 1.0, group_cap=group_cap)
+        claim = dp_sgd_claim(mechanism, [LARGE], 3, DELTA, circumstances or Circumstances(), shared)
+        return claim.sizes[0].figures[0]
+
+    def test_what_several_clients_hold_of_one_unit_is_counted_together(self):
+        """A patient of three hospitals loses what each of them releases."""
+        found = self.of_shared([(SMALL, SMALL, LARGE)], group_cap=3)
+        account = Account().plus(SMALL.event(4.0), 6).plus(LARGE.event(4.0), 3)
+        assert found.by_accountant == {name: account.epsilon(DELTA, name) for name in ("rdp", "pld")}
+        assert found.holders == 3 and found.steps == 3 * (2 * SMALL.count + LARGE.count)
+        assert found.sampling == "poisson, 1, 0.1562" and "at all clients that hold data of it" in found.neighbours
+
+    def test_a_private_choice_of_each_of_them_counts(self):
+        choosing = Circumstances(False, 2, True, 0.25)
+        account = Account().plus(LARGE.event(4.0), 6).plus(Pure(0.25), 6)
+        assert self.of_shared([(LARGE, LARGE)], circumstances=choosing).by_accountant["rdp"] == account.epsilon(DELTA)
+
+    def test_of_several_combinations_of_clients_the_costliest_counts(self):
+        pairs = [(SMALL, LARGE), (LARGE, LARGE), (SMALL, SMALL, SMALL)]
+        found = self.of_shared(pairs)
+        costs = [sound_unit(holders, 4.0, 3).epsilon(DELTA) for holders in pairs[:2]]
+        assert found.by_accountant["rdp"] == max(costs) and found.holders == 3
+
+    @pytest.mark.parametrize(("shared", "holders"), [((), 1), (None, None), ([(SMALL, SMALL)], 2)])
+    def test_a_client_that_shares_no_unit_is_counted_by_itself(self, shared, holders):
+        found = self.of_shared(shared)
+        assert found.by_accountant["rdp"] == Account().plus(LARGE.event(4.0), 3).epsilon(DELTA)
+        assert found.holders == holders and found.neighbours == UNITS_ARE_NEIGHBOURS["example"]
+
+    def test_the_client_with_the_costliest_shared_unit_stands_for_all(self):
+        sizes = [LocalSteps(units, 100, 1) for units in (300, 400, 500, 600, 700)]
+        shared = [(sizes[1], sizes[1])]
+        assert sizes[1] not in standing_for_all(sizes, LocalDpSgd(4.0, 1.0), 3, DELTA)
+        assert sizes[1] in standing_for_all(sizes, LocalDpSgd(4.0, 1.0), 3, DELTA, shared)
+
     def test_the_claim_for_an_example_is_that_of_its_steps(self):
         facts = self.of()
         claim = facts["claims"][0]
@@ -335,4 +375,4 @@ class TestStatement:
 
 def test_an_example_of_a_client_that_is_always_drawn_pays_for_all_rounds():
     steps = LocalSteps(600, 100, 1)
-    assert sound_example(steps, 4.0, 640).epsilon(DELTA) > 3 * sound_example(steps, 4.0, 64).epsilon(DELTA)
+    assert sound_unit([steps], 4.0, 640).epsilon(DELTA) > 3 * sound_unit([steps], 4.0, 64).epsilon(DELTA)

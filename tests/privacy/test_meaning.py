@@ -207,6 +207,23 @@ class TestSentences:
         assert "sizes that their nodes state" in first and "fewest" not in largest
         assert "not known here" in render_clients(replace(known, known=False))[0]
 
+    @pytest.mark.parametrize(
+        ("unit", "holders", "whom"),
+        [
+            ("group", 1, "(all examples of one patient, or of one writer); each is at one client: it hides"),
+            ("group", 3, "one writer), at all clients that hold data of it together: up to 3: it hides"),
+            ("example", 3, "protects every example, at all clients that hold data of it together: up to 3: it hides"),
+            ("example", 1, "protects every single example of every client: it hides"),
+        ],
+    )
+    def test_at_how_many_clients_a_unit_is_counted_is_said(self, unit, holders, whom):
+        figure = Figure(unit, "add-or-remove", "n", "all", epsilon=1.0, delta=1e-5, holders=holders)
+        claim = DpSgdClaim("dp-sgd", unit=unit, sizes=(OfSize(64, 3, (figure,)),), known=True)
+        (told,) = meanings(stated(mechanism="none", clients=claim))
+        _, line = render_clients(claim)
+        assert whom in told.who
+        assert (", and at all clients that hold data of it together, up to 3: against" in line) == (holders > 1)
+
     def test_of_clients_that_all_abstained_nothing_is_told(self):
         sizes = (OfSize(64, 0, (Figure("example", "add-or-remove", "n", "all", epsilon=0.0, delta=1e-5),)),)
         claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes)

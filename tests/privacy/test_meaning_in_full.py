@@ -294,8 +294,8 @@ OF_THE_CLIENTS = [
             f"{LEFT_OUT}100 % instead of 50 % (ε = 12.75, δ = 1e-05: weak){CERTAIN}; "
             "this ε is that of a client with 8 groups. By Rényi DP no client has a size that costs more. A client as a "
             "whole is hardly protected.",
-            "There is a weak claim for every group of examples of every client (all examples of one patient, or of one "
-            "writer): it hardly hides whether the data of one group was used at all.",
+            "There is a weak claim for every group of examples of every client (all that one client has of one "
+            "patient, or of one writer; a person at several clients loses what each of them costs, together): it hardly hides whether the data of one group was used at all.",
             practical=False,
         ),
     ),

@@ -9,21 +9,26 @@ from flwr.common.constant import ErrorCode
 from rich.console import Console
 
 from cloister.client.app import app
+from cloister.client.data import _parts, benchmark_of
 from cloister.config.run import parse
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.hypotheses import stacked
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
+from cloister.privacy.accounting.account import by_accountant
+from cloister.privacy.claims.end_to_end import sound_unit
 from cloister.privacy.claims.record import record_clients
 from cloister.privacy.claims.words import render_clients
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.server import loop
 from cloister.server.build import build
-from cloister.server.clients import client_claim, sizes_known
+from cloister.server.clients import client_claim, shared_units, sizes_known
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.html.page import write_report
 from cloister.server.run import run
+from cloister.tasks.base import Dataset, Examples
+from cloister.tasks.linear import Linear
 
 SETTINGS = {
     "task.model": "softmax",
@@ -37,6 +42,7 @@ SETTINGS = {
 }
 
 
+WHOLE = {"task.test-fraction": 0.0, "evaluation.federated": "off"}
 LAYOUT = Layout.of({"w": np.zeros(1, np.float32)})
 
 
@@ -50,7 +56,7 @@ def clients_of(tmp_path, **changes):
 def test_noise_alone_is_claimed_for_the_sizes_that_a_simulation_dealt(tmp_path):
     facts = clients_of(tmp_path, seed=3)
     config = parse(SETTINGS)
-    dealt = LocalGrid.simulated(app, config.flat(), 4).units(config, 3)
+    dealt = list(map(len, LocalGrid.simulated(app, config.flat(), 4).units(config, 3)))
     assert facts["status"] == "sound" and facts["sizes-are-known"]
     assert [size["examples"] for size in facts["by-examples"]] == sorted(set(dealt))
     assert sum(dealt) == pytest.approx(0.8 * 1797 * 0.8, rel=0.01)
@@ -73,10 +79,67 @@ def test_of_many_sizes_four_stand_for_all(tmp_path):
     assert next(iter(sorted(told.by_size.items(), key=lambda item: -item[1].epsilon)))[0] in (9, 65)
 
 
+@pytest.fixture
+def three_hospitals(monkeypatch):
+    """Make `linear` three hospitals of 4, 4 and 8 visits; patient 9 was in all of them, patient 8 in two."""
+
+    def clear():
+        benchmark_of.cache_clear()
+        _parts.cache_clear()
+
+    patients = np.array([1, 1, 9, 8, 2, 9, 9, 3, 9, 4, 4, 5, 6, 7, 8, 8])
+    examples = Examples(np.zeros((16, 2), np.float32), np.zeros(16, np.float32))
+    data = Dataset(examples, examples, owners=np.repeat([0, 1, 2], [4, 4, 8]), groups={"patient": patients})
+    monkeypatch.setattr(Linear, "load", lambda self: data)
+    clear()
+    yield parse(SETTINGS | {"task.name": "linear", "task.model": "linear", "task.group": "patient", **WHOLE})
+    clear()
+
+
+def test_who_holds_data_of_one_person_is_counted(three_hospitals):
+    plan = build(three_hospitals)
+    few, many = LocalSteps(3, 32, 1), LocalSteps(6, 32, 1)
+    grid = LocalGrid.simulated(app, three_hospitals.flat(), 3)
+    assert sizes_known(plan, grid) == (few, few, many)
+    assert shared_units(plan, grid) == {(few, few, many), (few, many)}
+
+
+def test_a_person_of_three_hospitals_pays_at_each_of_them(three_hospitals):
+    plan = build(three_hospitals)
+    grid = LocalGrid.simulated(app, three_hospitals.flat(), 3)
+    claim = client_claim(plan, LAYOUT, 2, sizes_known(plan, grid), shared_units(plan, grid))
+    each = sound_unit([LocalSteps(3, 32, 1)] * 3, plan.config.privacy.dp_sgd.noise_multiplier, 2)
+    assert {figure.epsilon for figure in claim.by_size.values()} == {min(by_accountant(each, 1e-5).values())}
+    assert {figure.holders for figure in claim.by_size.values()} == {3}
+
+
+def test_where_whole_groups_are_dealt_one_client_holds_each(three_hospitals):
+    config = parse(three_hospitals.flat() | {"task.partition": "iid"})
+    assert shared_units(build(config), LocalGrid.simulated(app, config.flat(), 3)) == frozenset()
+
+
+def test_examples_that_are_dealt_again_are_counted_at_each_client(three_hospitals):
+    again = {"task.partition": "iid", "task.examples-per-client": 8, "task.group": ""}
+    config = parse(three_hospitals.flat() | again)
+    found = shared_units(build(config), LocalGrid.simulated(app, config.flat(), 4))
+    assert found == {(LocalSteps(8, 32, 1),) * 2}
+
+
+def test_scores_of_clients_that_never_train_tell_of_people_who_are_at_others_too(three_hospitals):
+    """Without noise: what a patient's visits at a held-out hospital do to them is bounded by nothing."""
+    config = parse(three_hospitals.flat() | {"evaluation.held-out-clients": 0.4, "evaluation.federated": "on"})
+    plan = build(config)
+    grid = LocalGrid.simulated(app, config.flat(), 3)
+    sizes, shared = sizes_known(plan, grid), shared_units(plan, grid)
+    assert client_claim(plan, LAYOUT, 1, sizes, frozenset()).status == "sound"
+    assert "of those that never train leave" in "".join(client_claim(plan, LAYOUT, 1, sizes, shared).reasons)
+
+
 def test_nodes_with_data_of_their_own_tell_no_size(tmp_path):
     nodes = [{"partition-id": 0, "num-partitions": 2}, {"data-path": "not-read", "public-size": 7}]
     config = parse(SETTINGS | {"output-dir": str(tmp_path)})
-    assert sizes_known(build(config), LocalGrid(app, config.flat(), nodes)) == ()
+    grid = LocalGrid(app, config.flat(), nodes)
+    assert sizes_known(build(config), grid) == () and shared_units(build(config), grid) is None
 
 
 def test_clients_that_all_abstain_have_told_nothing(tmp_path):

@@ -92,7 +92,7 @@ def test_what_the_server_trains_on_scores_nothing_and_is_stratified():
 def test_where_test_examples_have_owners_half_of_the_owners_are_the_server_s():
     task = Linear(parse({"task.name": "linear"}).task)
     data = with_validation(task, task.load())
-    assert len(np.unique(data.test_groups)) == 50 and len(data.test) == len(data.validation) == 500
+    assert len(np.unique(data.test_owners)) == 50 and len(data.test) == len(data.validation) == 500
     assert not rows(data.test) & rows(data.validation)
 
 

@@ -79,7 +79,7 @@ class TestSpecialCases:
         data, model = task.load(), task.build()
         for message, reply in kinds(heard, "train")[-20:]:
             hypotheses = unstacked(from_record(message.content["arrays"]))
-            owner = np.flatnonzero(data.groups == message.metadata.dst_node_id - 1)
+            owner = np.flatnonzero(data.owners == message.metadata.dst_node_id - 1)
             losses = []
             for hypothesis in hypotheses:
                 model.assign(hypothesis)

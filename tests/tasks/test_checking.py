@@ -274,3 +274,37 @@ def test_one_file_is_divided_and_a_folder_that_is_not_there_is_said_to_be_so(tmp
         dataset_at(task, tmp_path / "gone", ".csv")
     with pytest.raises(DataError, match=r"lacks train\.csv and test\.csv; .* to use own\.csv alone, name "):
         dataset_at(task, tmp_path, ".csv")
+
+
+class Visits(BreastCancer):
+    """A table whose rows are visits of patients."""
+
+    def read(self, path):
+        return COLUMNS.read(path, self.config.group)
+
+
+def visits(folder, group):
+    """The data of a simulation: ten patients of two visits each, in one file."""
+    path = folder / "own.csv"
+    rows = [f"30,1,{'ill' if number % 4 < 2 else 'healthy'},p{number // 2}" for number in range(20)]
+    path.write_text("\n".join(["age,dose,outcome,patient", *rows]))
+    return dataset_at(Visits(TaskConfig(name="breast-cancer", group=group)), path, ".csv")
+
+
+def test_a_column_that_is_not_there_is_no_group_of_a_simulation(tmp_path):
+    with pytest.raises(DataError, match=r"task.group = 'ward' names no .*, which has age, dose, outcome, patient;"):
+        visits(tmp_path, "ward")
+
+
+def test_all_rows_of_a_group_train_or_all_test(tmp_path):
+    data = visits(tmp_path, "patient")
+    assert data.groups["patient"].tolist() == data.train.groups.tolist() and data.owners is None
+    train, test = (set(part.groups.tolist()) for part in (data.train, data.test))
+    assert not train & test and len(train) == 8 and len(data.train) == 16
+
+
+def test_an_array_that_is_not_there_is_no_group_of_a_simulation(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((4, 30), np.float32), y=np.arange(4) % 2, patient=np.arange(4))
+    task = BreastCancer(TaskConfig(name="breast-cancer", group="ward"))
+    with pytest.raises(DataError, match=r"task.group = 'ward' names no .*, which has x, y, patient;"):
+        dataset_at(task, tmp_path / "own.npz", ".npz")

@@ -92,8 +92,8 @@ def test_what_it_loads_is_of_its_shape_and_the_same_every_time(make, name):
         assert len(part) and part.x.shape[1:] == task.input_shape and part.x.dtype == np.float32
         assert part.y.dtype == (np.int64 if task.classes else np.float32)
         assert task.usable(part).all() and np.array_equal(part.x, same.x) and np.array_equal(part.y, same.y)
-    assert first.groups is None or first.groups.shape == first.train.y.shape
-    assert first.test_groups is None or first.test_groups.shape == first.test.y.shape
+    assert first.owners is None or first.owners.shape == first.train.y.shape
+    assert first.test_owners is None or first.test_owners.shape == first.test.y.shape
     assert isinstance(task.recipe, Recipe) and task.models and task.image_shape in (None, task.input_shape[:2], (8, 8))
 
 

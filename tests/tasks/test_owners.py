@@ -72,7 +72,7 @@ def test_other_diagnoses_are_left_out(tmp_path):
 def test_hospitals_train_or_test_and_a_hospital_is_a_client(tmp_path):
     charged = charges(tmp_path, twenty_hospitals())
     data = charged.load()
-    assert sorted(np.unique(data.groups)) == list(range(14)) and sorted(np.unique(data.test_groups)) == list(range(6))
+    assert sorted(np.unique(data.owners)) == list(range(14)) and sorted(np.unique(data.test_owners)) == list(range(6))
     parts = deal(charged.config, charged.partition, data, 14, charged.classes, 0)
     assert [len(part) for part in parts] == [2] * 14
     few = deal(charged.config, charged.partition, data, 3, charged.classes, 0)
@@ -113,16 +113,16 @@ def test_real_charges_have_the_published_counts():
     charged = task("hospital-charges", data_path=real("cms-inpatient"))
     data = charged.load()
     assert len(data.train) + len(data.test) == 11_915
-    owners = len(np.unique(data.groups)), len(np.unique(data.test_groups))
+    owners = len(np.unique(data.owners)), len(np.unique(data.test_owners))
     assert sum(owners) == 3151 and owners == (2206, 945)
-    counts = np.bincount(np.concatenate([data.groups, data.test_groups + owners[0]]))
+    counts = np.bincount(np.concatenate([data.owners, data.test_owners + owners[0]]))
     assert (counts == 4).sum() == 2738 and counts.max() == 4
     x = np.concatenate([data.train.x, data.test.x])
     assert set(x[:, 0]) == {0, 1, 2, 3}
     assert -17 < x[:, 1].min() < x[:, 1].max() < -6 and 1.9 < x[:, 2].min() < x[:, 2].max() < 6.5
     assert data.train.y.min() > 3.4 and data.train.y.max() < 23.3
     # The first of them are a sample of the country, not its first state by the alphabet.
-    first = data.train.x[data.groups < 300]
+    first = data.train.x[data.owners < 300]
     assert abs(first[:, 1].mean() - x[:, 1].mean()) < 0.3
 
 
@@ -152,7 +152,7 @@ def test_every_writer_is_a_client(written):
     writers = task("mnist-writers", data_path=str(written))
     data = writers.load()
     assert data.train.x.shape == (30, 28, 28, 1) and data.train.x.dtype == np.float32
-    assert np.bincount(data.groups).tolist() == [5] * 6 and np.bincount(data.test_groups).tolist() == [5] * 2
+    assert np.bincount(data.owners).tolist() == [5] * 6 and np.bincount(data.test_owners).tolist() == [5] * 2
     parts = deal(writers.config, writers.partition, data, 6, 10, 0)
     assert all(len({index % 6 for index in part.tolist()}) == 1 for part in parts)
     with pytest.raises(ConfigError, match="has 6 owners for 7 clients"):
@@ -220,9 +220,9 @@ def test_real_writers_are_those_that_were_published():
     real("mnist-writers"), real("mnist")
     data = task("mnist-writers", data_path=real("."), rotated_fraction=0.5).load()
     assert len(data.train) == 60_000 and len(data.test) == 10_000
-    counts = np.bincount(data.groups)
+    counts = np.bincount(data.owners)
     assert len(counts) == 539 and (counts >= 100).sum() == 440
-    assert len(np.unique(data.test_groups)) == 297
+    assert len(np.unique(data.test_owners)) == 297
 
 
 # EMNIST

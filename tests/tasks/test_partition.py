@@ -32,13 +32,13 @@ def labels_of(totals, seed=3):
     return generator(seed).permutation(np.repeat(np.arange(len(totals)), totals))
 
 
-def dataset(labels, groups=None):
-    examples = Examples(np.zeros((len(labels), 1), np.float32), labels)
-    return Dataset(examples, examples, groups)
+def dataset(labels, owners=None, groups=None):
+    examples = Examples(np.zeros((len(labels), 1), np.float32), labels, groups)
+    return Dataset(examples, examples, owners)
 
 
-def deal(labels, clients, classes=4, seed=7, groups=None, **config):
-    return partition.deal(TaskConfig(**config), "iid", dataset(labels, groups), clients, classes, seed)
+def deal(labels, clients, classes=4, seed=7, owners=None, groups=None, **config):
+    return partition.deal(TaskConfig(**config), "iid", dataset(labels, owners, groups), clients, classes, seed)
 
 
 def counts_of(labels, parts, classes):
@@ -124,7 +124,7 @@ def test_the_same_seed_deals_the_same_parts(how):
 
     def parts(seed):
         table = {"table": "10,10,10,10;5,5,5,5"} if how == "table" else {}
-        return deal(labels, 2, seed=seed, groups=groups, partition=how, **table)
+        return deal(labels, 2, seed=seed, owners=groups, partition=how, **table)
 
     assert all(map(np.array_equal, parts(1), parts(1)))
     assert how == "natural" or not all(map(np.array_equal, parts(1), parts(2)))
@@ -184,7 +184,7 @@ def test_natural_clients_are_the_owners_in_order():
     groups = np.array([0, 0, 2, 1, 1, 2, 0])
     labels = np.zeros(7, int)
     assert [part.tolist() for part in partition.natural(groups, 3)] == [[0, 1, 6], [3, 4], [2, 5]]
-    parts = deal(labels, 2, groups=groups, partition="natural")
+    parts = deal(labels, 2, owners=groups, partition="natural")
     assert [part.tolist() for part in parts] == [[0, 1, 6], [3, 4]]
 
 
@@ -232,7 +232,7 @@ def test_a_wrong_table_is_refused(text, message):
         (3, {"partition": "natural"}, "'natural' has 2 owners for 3 clients; use at most 2 clients"),
         (
             2,
-            {"partition": "natural", "groups": None, "name": "digits"},
+            {"partition": "natural", "owners": None, "name": "digits"},
             "task.partition = 'natural' needs examples with owners, and task.name = 'digits' has none",
         ),
         (
@@ -248,7 +248,55 @@ def test_a_wrong_table_is_refused(text, message):
 def test_a_deal_that_cannot_be_made_is_refused(clients, config, message):
     labels = labels_of((10, 10))
     with pytest.raises(ConfigError, match=re.escape(message)):
-        deal(labels, clients, classes=2, **({"groups": np.arange(20) % 2} | config))
+        deal(labels, clients, classes=2, **({"owners": np.arange(20) % 2} | config))
+
+
+class TestWholeGroups:
+    """Patients of one to six examples each; one of them goes to one client."""
+
+    PATIENTS = np.repeat(np.arange(40), generator(1).integers(1, 7, 40))
+    LABELS = np.random.default_rng(2).integers(0, 4, len(PATIENTS))
+
+    def of(self, clients=3, **config):
+        return deal(self.LABELS, clients, groups=self.PATIENTS, group="patient", **config)
+
+    @pytest.mark.parametrize("how", ["iid", "shards", "dirichlet"])
+    def test_a_group_goes_to_one_client(self, how):
+        parts = self.of(partition=how)
+        assert_complete(parts, len(self.PATIENTS))
+        held = [set(self.PATIENTS[part].tolist()) for part in parts]
+        assert sum(map(len, held)) == 40 == len(set.union(*held))
+
+    def test_shards_are_of_the_class_that_most_examples_of_a_group_have(self):
+        labels = np.where(np.arange(len(self.PATIENTS)) % 9, self.PATIENTS % 2, 1 - self.PATIENTS % 2)
+        parts = deal(labels, 2, 2, groups=self.PATIENTS, group="patient", partition="shards", shards_per_client=1)
+        assert all(np.bincount(labels[part]).max() > 0.75 * len(part) for part in parts)
+
+    def test_numbers_without_classes_are_dealt_in_groups_too(self):
+        targets = generator().normal(size=len(self.PATIENTS))
+        parts = deal(targets, 3, 0, groups=self.PATIENTS, group="patient")
+        assert sum(len(np.unique(self.PATIENTS[part])) for part in parts) == 40
+
+    def test_sites_keep_what_they_have_of_a_person(self):
+        """A patient of two hospitals stays in both: the task is about such people."""
+        owners = np.arange(len(self.PATIENTS)) % 2
+        parts = self.of(2, partition="natural", owners=owners)
+        assert all((owners[part] == site).all() for site, part in enumerate(parts))
+        assert set(self.PATIENTS[parts[0]]) & set(self.PATIENTS[parts[1]])
+
+    @pytest.mark.parametrize(
+        ("clients", "config", "message"),
+        [
+            (2, {"partition": "table", "table": "1,1,1,1;1,1,1,1"}, "task.partition = 'table' deals exact numbers"),
+            (2, {"examples_per_client": 5}, "task.examples-per-client = 5 deals exact numbers of examples, and task"),
+            (41, {}, "41 clients cannot share 40 groups of training examples; use at most 40 clients"),
+            (3, {"partition": "shards", "shards_per_client": 14}, "there are only 40 groups of training examples"),
+            (40, {"partition": "dirichlet", "alpha": 0.01}, "without any of the 40 groups of training examples"),
+        ],
+    )
+    def test_a_deal_of_groups_that_cannot_be_made_is_refused(self, clients, config, message):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            self.of(clients, **config)
 
 
 def test_an_unknown_default_is_refused():

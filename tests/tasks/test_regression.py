@@ -125,9 +125,9 @@ def test_what_deals_by_class_is_refused(partition):
 def test_two_populations_follow_the_two_optima():
     data = task("linear").load()
     assert data.train.x.shape == (USERS * SAMPLES, 2) and data.train.x.dtype == data.train.y.dtype == np.float32
-    assert np.array_equal(data.test_groups, data.groups) and np.bincount(data.groups).tolist() == [SAMPLES] * USERS
+    assert np.array_equal(data.test_owners, data.owners) and np.bincount(data.owners).tolist() == [SAMPLES] * USERS
     for number, optimum in enumerate(OPTIMA):
-        mine = data.train.take(np.flatnonzero(data.groups % 2 == number))
+        mine = data.train.take(np.flatnonzero(data.owners % 2 == number))
         noise = mine.y - mine.x @ optimum
         assert noise.min() > -1e-5 and noise.max() < 1 + 1e-5 and abs(noise.mean() - 0.5) < 0.1
     assert not np.isin(data.train.x[:, 0], data.test.x[:, 0]).any()
@@ -159,7 +159,7 @@ def test_two_parameters_in_keras_follow_the_data():
     (first,) = model.arrays().values()
     assert first.size == 2 and model.predict(data.test.x).shape == (len(data.test),)
     plan = TrainingPlan(epochs=30, batch_size=10, learning_rate=0.1, proximal_mu=0.0, seed=(1,))
-    KerasTrainer(model, SGD).fit(data.train.take(np.flatnonzero(data.groups % 2 == 1)), plan)
+    KerasTrainer(model, SGD).fit(data.train.take(np.flatnonzero(data.owners % 2 == 1)), plan)
     (last,) = model.arrays().values()
     assert np.linalg.norm(last.ravel() - OPTIMA[1]) < 0.3
 

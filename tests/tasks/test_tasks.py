@@ -85,7 +85,7 @@ def test_small_benchmarks_are_split_in_a_fixed_and_stratified_way(name, train, t
     assert first.test.x.shape == (test, features)
     assert first.train.x.dtype == np.float32
     assert first.train.y.dtype == np.int64
-    assert first.groups is None
+    assert first.owners is None
     assert np.array_equal(first.test.x, again.test.x)
     total = np.bincount(first.train.y) + np.bincount(first.test.y)
     assert np.abs(np.bincount(first.test.y) - total / 5).max() <= 0.5
@@ -225,7 +225,7 @@ def test_real_mnist_has_the_published_class_counts():
 def test_every_hospital_is_a_client(hospitals):
     heart = task("heart-disease", data_path=str(hospitals))
     data = heart.load()
-    assert np.bincount(data.groups).tolist() == [16] * 4
+    assert np.bincount(data.owners).tolist() == [16] * 4
     assert len(data.test) == 16
     parts = deal(heart.config, heart.partition, data, 4, heart.classes, 0)
     for number, part in enumerate(parts):
@@ -339,7 +339,7 @@ def test_real_hospitals_have_the_published_rows_and_diagnoses():
     assert [int((examples.y == 0).sum()) for examples in files] == [164, 188, 8, 51]
     data = heart.load()
     assert len(data.train) + len(data.test) == 920
-    held = np.array([303, 294, 123, 200]) - np.bincount(data.groups)
+    held = np.array([303, 294, 123, 200]) - np.bincount(data.owners)
     assert np.abs(held - np.array([303, 294, 123, 200]) / 5).max() <= 1
     for examples in (data.train, data.test):
         assert np.isfinite(examples.x).all()

@@ -33,6 +33,8 @@ class Figure:
         budget: whether ε is that of a budget, which `filter` keeps and of which the share `spent` is spent.
         noise_multiplier: of each release, as it is counted.
         steps, releases: how many were counted.
+        holders: clients that hold data of one unit, at most; the releases of all of them are counted together. None:
+            that is not known, and the releases of one client are counted.
         sampling: how units were drawn, in words.
         guarantee: where it is not (ε, δ): d-privacy, with its leakage within a radius.
         status, reasons, formula: of a figure that is no guarantee.
@@ -55,6 +57,7 @@ class Figure:
     noise_multiplier: float | None = None
     steps: int | None = None
     releases: int | None = None
+    holders: int | None = None
     sampling: str | None = None
     guarantee: str | None = None
     radius: float | None = None
@@ -67,6 +70,11 @@ class Figure:
     def bound(self) -> float:
         """ε; infinity where there is none, of a figure that is about (ε, δ): no number bounds what can be learnt."""
         return math.inf if self.epsilon is None else self.epsilon
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several clients hold data of one unit."""
+        return self.holders is not None and self.holders > 1
 
     def counted(self, account: Account, delta: float) -> "Figure":
         """This figure with ε at δ by the tightest accountant, and by every other that applies.

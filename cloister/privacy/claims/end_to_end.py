@@ -6,7 +6,8 @@ tables and to compare with; `docs/end-to-end.md` derives both sets and says what
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from scipy import stats
@@ -17,13 +18,14 @@ from cloister.privacy.accounting.events import Gaussian, Pure
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
 from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
 from cloister.privacy.claims.local import AGAINST, UNPROTECTED
-from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
+from cloister.privacy.dpsgd.local_steps import Holders, LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.circumstances import Circumstances
 
 UNITS_ARE_NEIGHBOURS = {
     "example": "the gradients of one example count or not; how many examples a client has is public",
     "group": "the gradients of all examples of one group count or not; how many groups a client has is public",
 }
+AT_ALL_HOLDERS = "{}; it counts or not at all clients that hold data of it"
 CLIENTS_ARE_NEIGHBOURS = "the gradients of all examples of one client count or not; its noise is added in both cases"
 IF_KERNELS_ARE_STEADY = (
     "it holds if TensorFlow, where a client trains with it, computes equal calls equally and each example of a batch "
@@ -104,15 +106,20 @@ def client_multiplier(noise_multiplier: float, batch: int, local_steps: int) -> 
     return noise_multiplier / (batch * math.sqrt(local_steps))
 
 
-def sound_example(steps: LocalSteps, noise_multiplier: float, rounds: int) -> Account:
-    """An example of a client that took part in so many rounds, against everybody.
+def sound_unit(holders: Iterable[LocalSteps], noise_multiplier: float, rounds: int) -> Account:
+    """Return what a unit loses to everybody else, at all clients that hold data of it together.
+
+    Each client adds noise of its own, so that the releases of all of them compose as those of one client do.
 
     Args:
-        steps: of a round.
+        holders: the steps in a round of each of these clients.
         noise_multiplier: σ.
-        rounds: how many.
+        rounds: that each of them took part in.
     """
-    return Account().plus(steps.event(noise_multiplier), rounds)
+    account = Account()
+    for steps, clients in Counter(holders).items():
+        account = account.plus(steps.event(noise_multiplier), clients * rounds)
+    return account
 
 
 def sound_client(steps: LocalSteps, noise_multiplier: float, rounds: int, delta: float) -> tuple[float, float]:
@@ -145,7 +152,11 @@ def _largest_batch(steps: LocalSteps, rounds: int, delta: float) -> tuple[int, f
 
 
 def standing_for_all(
-    sizes: Iterable[LocalSteps], mechanism: LocalDpSgd, rounds: int, delta: float
+    sizes: Iterable[LocalSteps],
+    mechanism: LocalDpSgd,
+    rounds: int,
+    delta: float,
+    shared: Collection[Holders] = (),
 ) -> tuple[LocalSteps, ...]:
     """Of the private steps of many clients those of the smallest, the middle, the largest, and the costliest size.
 
@@ -154,23 +165,49 @@ def standing_for_all(
         mechanism: of the run.
         rounds: that all of them train in.
         delta: at which ε is computed.
+        shared: as in `dp_sgd_claim`.
     """
     ordered = sorted(set(sizes), key=lambda steps: steps.examples)
-    costliest = costliest_of(ordered, mechanism, rounds, delta)
+    costliest = costliest_of(ordered, mechanism, rounds, delta, shared)
     chosen = {ordered[0], ordered[len(ordered) // 2], ordered[-1], costliest}
     return tuple(steps for steps in ordered if steps in chosen)
 
 
-def costliest_of(sizes: Sequence[LocalSteps], mechanism: LocalDpSgd, rounds: int, delta: float) -> LocalSteps:
+def costliest_of(
+    sizes: Sequence[LocalSteps],
+    mechanism: LocalDpSgd,
+    rounds: int,
+    delta: float,
+    shared: Collection[Holders] = (),
+) -> LocalSteps:
     """The steps whose units a run costs most.
 
     Args: as `standing_for_all`.
     """
-    return max(sizes, key=lambda steps: sound_example(steps, mechanism.noise_multiplier, rounds).epsilon(delta))
+
+    def epsilon(steps: LocalSteps) -> float:
+        holders = _holders(steps, shared, mechanism, rounds, delta)
+        return sound_unit(holders, mechanism.noise_multiplier, rounds).epsilon(delta)
+
+    return max(sizes, key=epsilon)
+
+
+def _holders(
+    steps: LocalSteps, shared: Collection[Holders], mechanism: LocalDpSgd, rounds: int, delta: float
+) -> Holders:
+    """Return who holds the unit, of those of a client with these steps, that a run costs most."""
+    sigma = mechanism.noise_multiplier
+    found = [(steps,), *(holders for holders in shared if steps in holders)]
+    return max(found, key=lambda holders: sound_unit(holders, sigma, rounds).epsilon(delta)) if found[1:] else found[0]
 
 
 def dp_sgd_claim(
-    mechanism: LocalDpSgd, sizes: Sequence[LocalSteps], rounds: int, delta: float, circumstances: Circumstances
+    mechanism: LocalDpSgd,
+    sizes: Sequence[LocalSteps],
+    rounds: int,
+    delta: float,
+    circumstances: Circumstances,
+    shared: Collection[Holders] | None = None,
 ) -> DpSgdClaim:
     """What may be said about the data of clients of a run with `privacy.client = "dp-sgd"`.
 
@@ -180,6 +217,7 @@ def dp_sgd_claim(
         rounds: that a client trained in; more can only cost more.
         delta: at which ε is computed.
         circumstances: of the run; each private choice is one more release about a unit.
+        shared: who holds a unit of which several clients have data, for each such combination; None: it is not known.
 
     Returns:
         Figures for each size: sound ones, none where nothing is; and `heuristic` ones that are not guarantees, each
@@ -195,7 +233,11 @@ def dp_sgd_claim(
     )
     of_sizes = []
     for steps in sizes:
-        figures = () if claim.reasons else _sound_figures(mechanism, steps, rounds, delta, circumstances)
+        holders = _holders(steps, shared or (), mechanism, rounds, delta)
+        figures = () if claim.reasons else _sound_figures(mechanism, steps, holders, rounds, delta, circumstances)
+        if shared is not None:
+            most = max(map(len, shared), default=1)
+            figures = tuple(replace(each, holders=most) if each.unit == claim.unit else each for each in figures)
         sigma = mechanism.noise_multiplier
         heuristic = (_published_figure(steps, sigma, rounds, delta),) if sigma else ()
         of_sizes.append(OfSize(steps.examples, rounds, figures, heuristic))
@@ -203,20 +245,27 @@ def dp_sgd_claim(
 
 
 def _sound_figures(
-    mechanism: LocalDpSgd, steps: LocalSteps, rounds: int, delta: float, circumstances: Circumstances
-) -> tuple[Figure, Figure]:
-    """For one unit, and for the client as a whole."""
-    sigma, account = mechanism.noise_multiplier, sound_example(steps, mechanism.noise_multiplier, rounds)
+    mechanism: LocalDpSgd,
+    steps: LocalSteps,
+    holders: Holders,
+    rounds: int,
+    delta: float,
+    circumstances: Circumstances,
+) -> tuple[Figure, ...]:
+    """For one unit, at all clients that hold data of it, and for the client as a whole."""
+    sigma, account = mechanism.noise_multiplier, sound_unit(holders, mechanism.noise_multiplier, rounds)
     if circumstances.chooses_privately:
-        account = account.plus(Pure(circumstances.choice_epsilon), rounds)
+        account = account.plus(Pure(circumstances.choice_epsilon), len(holders) * rounds)
+    neighbours = UNITS_ARE_NEIGHBOURS[mechanism.unit]
+    rates = ", ".join(dict.fromkeys(f"{each.rate:.4g}" for each in holders))
     unit = Figure(
         mechanism.unit,
         "add-or-remove",
-        UNITS_ARE_NEIGHBOURS[mechanism.unit],
+        AT_ALL_HOLDERS.format(neighbours) if holders[1:] else neighbours,
         AGAINST,
         noise_multiplier=sigma,
-        steps=rounds * steps.count,
-        sampling=f"poisson, {steps.rate:.4g}" if steps.sampling == "poisson" else "shuffle, no amplification claimed",
+        steps=rounds * sum(each.count for each in holders),
+        sampling=f"poisson, {rates}" if steps.sampling == "poisson" else "shuffle, no amplification claimed",
         condition=IF_KERNELS_ARE_STEADY,
     )
     epsilon, multiplier = sound_client(steps, sigma, rounds, delta)

@@ -30,8 +30,12 @@ ALWAYS = 20.0
 HELD = {
     "client": "every client, with everything it holds",
     "example": "every single example of every client",
-    "group": "every group of examples of every client (all examples of one patient, or of one writer)",
+    "group": (
+        "every group of examples of every client (all that one client has of one patient, or of one writer; a person "
+        "at several clients loses what each of them costs, together)"
+    ),
 }
+GROUPS_AT_ONE_CLIENT = "every group of examples (all examples of one patient, or of one writer); each is at one client"
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,17 @@ class Meaning:
     def sentences(self) -> tuple[str, str, str]:
         """The three in their order."""
         return self.who, self.against, self.how_much
+
+
+def protected(figure: Figure) -> str:
+    """Return who is protected: of a unit that several clients hold, all of it."""
+    if figure.is_shared:
+        what = "group of examples (all examples of one patient, or of one writer)"
+        return (
+            f"every {what if figure.unit == 'group' else figure.unit}, at all clients that hold data of it together: "
+            f"up to {figure.holders}"
+        )
+    return GROUPS_AT_ONE_CLIENT if figure.unit == "group" and figure.holders else HELD.get(figure.unit, figure.unit)
 
 
 def best_guess_of_a_part(epsilon: float, delta: float) -> float:
@@ -218,7 +233,7 @@ def _without_guarantee(about: str, claim: Claim) -> Meaning:
 
 
 def _who(figure: Figure) -> str:
-    whom = HELD.get(figure.unit, figure.unit)
+    whom = protected(figure)
     if _tier(figure) == "weak":
         return f"There is a weak claim for {whom}: it hardly hides {_secret(figure)}."
     return f"The run protects {whom}: it hides {_secret(figure)}."

@@ -209,10 +209,15 @@ def _render_size(unit: str, size: OfSize) -> list[str]:
     rounds = counted(size.rounds, "round")
     return [
         f"  ε = {_amount(figure)} for one {unit} of a client with {size.size} {unit}s that "
-        f"trained in {rounds}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
+        f"trained in {rounds}{at_holders(figure)}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
         for figure in size.figures
         if figure.unit == unit
     ]
+
+
+def at_holders(figure: Figure) -> str:
+    """Return at how many clients what one unit loses is counted together; empty for one client."""
+    return f", and at all clients that hold data of it together, up to {figure.holders}" if figure.is_shared else ""
 
 
 def _render_local(claim: LocalClaim) -> list[str]:

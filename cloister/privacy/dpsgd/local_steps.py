@@ -97,6 +97,10 @@ class LocalSteps:
         return Repeated(Gaussian(noise_multiplier), self.epochs)
 
 
+Holders = tuple[LocalSteps, ...]
+"""The private steps in a round of each client that holds data of one unit."""
+
+
 @dataclass(frozen=True)
 class LocalDpSgd:
     """DP-SGD on a client's own examples, as a run asks for it.

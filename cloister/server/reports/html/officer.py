@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cloister.core.digits import at_most
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
-from cloister.privacy.claims.meaning import HELD
+from cloister.privacy.claims.meaning import HELD, protected
 from cloister.privacy.claims.record import NEIGHBOURS
 from cloister.privacy.claims.words import setting
 from cloister.server.reports.html.facts import Facts
@@ -165,7 +165,7 @@ def _unit(facts: Facts) -> Iterator[str]:
             told = (found[0].neighbours if found else None) or NEIGHBOURS
             yield f"{claim.mechanism}: {HELD['client']}. Neighbours, {relation}: {told}."
         elif found:
-            yield f"{claim.mechanism}: {HELD[claim.unit]}. Neighbours, {found[0].relation}: {found[0].neighbours}."
+            yield f"{claim.mechanism}: {protected(found[0])}. Neighbours, {found[0].relation}: {found[0].neighbours}."
         else:
             yield f"{claim.mechanism}: {HELD.get(claim.unit, claim.unit)}; nothing is claimed for it."
 

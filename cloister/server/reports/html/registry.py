@@ -16,7 +16,7 @@ from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
 from cloister.core.text import clean
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
-from cloister.privacy.claims.meaning import HELD
+from cloister.privacy.claims.meaning import protected
 from cloister.privacy.claims.record import NEIGHBOURS
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.officer import Question, claims_of, figures_of, questions
@@ -155,7 +155,7 @@ def _loss(claim: Claim, figure: Figure, unit: str) -> dict[str, object]:
         for about, each in figures_of(claim)
     ]
     return {
-        "privacy_unit": HELD.get(figure.unit, figure.unit),
+        "privacy_unit": protected(figure),
         "privacy_unit_details": f"{figure.neighbours or NEIGHBOURS} ({figure.relation}). {unit}",
         "privacy_parameters": {"epsilon": figure.epsilon, "delta": figure.delta or 0.0},
         "privacy_parameters_details": _lines(every),
