@@ -1,17 +1,21 @@
 """A node's own ledger: where it lies, and what data it is about."""
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from logging import WARNING
 from pathlib import Path
 
 from cloister.client.node import NodeConfig
 from cloister.core.errors import PrivacyError
 from cloister.core.files import expanded
+from cloister.privacy.accounting.identities import other_names, warning
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.tasks import TASKS
 
+logger = logging.getLogger("cloister.client")
 WITHOUT_LEDGER = {"partition_id", "num_partitions", "public_size", "group", "min_radius", "model_dir"}
 """All that the configuration of a node without a ledger may say; whatever else it says, the node keeps one on disk."""
 
@@ -50,12 +54,35 @@ def identity_of(node: NodeConfig, task: str) -> str:
         node: the node's configuration.
         task: the name of the learning problem.
     """
-    if node.data_identity:
-        return node.data_identity
+    return node.data_identity or place_of(node, task)
+
+
+def place_of(node: NodeConfig, task: str) -> str:
+    """Return a digest of where the node's data lies: the name of data that was given none.
+
+    Args: as `identity_of`.
+    """
     # However a path is written, and whatever a server calls the task, it is the same data.
     if node.data_path:
         return _digested("data", str(expanded(node.data_path).resolve()))
     return _digested(task, f"{task} {'' if node.partition_id is None else node.partition_id}")
+
+
+def warn_of_other_names(node: NodeConfig, task: str) -> None:
+    """Log, once in this process, under which other names data at this place was counted, and note it in the ledgers.
+
+    Args: as `identity_of`.
+
+    Raises:
+        LedgerError: the ledger cannot be written.
+    """
+    _warned(ledger_of(node, task), place_of(node, task))
+
+
+@lru_cache(maxsize=4096)
+def _warned(ledger: Ledger, place: str) -> None:
+    if others := other_names(ledger, place):
+        logger.log(WARNING, "%s", warning(ledger.path.stem, others, "data-identity"))
 
 
 def _digested(kind: str, place: str) -> str:

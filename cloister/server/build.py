@@ -202,8 +202,11 @@ def _budget(config: RunConfig) -> PrivacyBudget:
 
 def data_identity(config: RunConfig) -> str:
     """The name of the data that budgets are about: as given, or the task with a digest of where its data lies."""
-    if config.privacy.data_identity:
-        return config.privacy.data_identity
+    return config.privacy.data_identity or place_of(config)
+
+
+def place_of(config: RunConfig) -> str:
+    """Return the task with a digest of where its data lies: the name of data that was given none."""
     path = expanded(config.task.data_path).resolve() if config.task.data_path else ""
     place = hashlib.sha256(f"{config.task.name} {path}".encode()).hexdigest()[:12]
     return f"{config.task.name}-{place}"

@@ -11,8 +11,9 @@ from cloister.core.arrays import Layout
 from cloister.core.digits import at_least, at_most
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.filters import share
+from cloister.privacy.accounting.identities import other_names, warning
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.server.build import Plan
+from cloister.server.build import Plan, data_identity, place_of
 from cloister.server.stragglers import PatientGrid
 
 NOT_KEPT = (
@@ -82,6 +83,19 @@ def is_simulated(grid: Grid) -> bool:
     if flower is not None and isinstance(inner, flower.InMemoryGrid):
         return True
     return bool(getattr(inner, "is_simulated", False))
+
+
+def warn_of_other_names(plan: Plan, directory: Path) -> str:
+    """Return a warning of other names that data at this place had, which the ledgers note; empty without any.
+
+    Args:
+        plan: of a run that has entered nothing yet.
+        directory: of the run.
+    """
+    if not is_lasting(plan, directory):
+        return ""
+    others = other_names(plan.budget.ledger, place_of(plan.config))
+    return warning(data_identity(plan.config), others, "privacy.data-identity") if others else ""
 
 
 def is_lasting(plan: Plan, directory: Path) -> bool:

@@ -39,6 +39,7 @@ from cloister.server.lasting import (
     refuse_closing,
     refuse_forgetful_nodes,
     render_budget,
+    warn_of_other_names,
 )
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.prepare import prepare
@@ -157,7 +158,9 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         directory = _directory(plan, grid, clients, earlier, stack)
         attested = Attested(plan.strategy.has_secret_cohorts)
         scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier, attested=attested)
-        scene = replace(scene, sizes=sizes_known(plan, grid), shared=shared_units(plan, grid), simulated=is_simulated(grid))
+        scene = replace(
+            scene, sizes=sizes_known(plan, grid), shared=shared_units(plan, grid), simulated=is_simulated(grid)
+        )
         _enter(scene, grid)
         scene = _open(scene, stack, clients)
         with Stop().listening() as stop, _observers(scene, grid) as observers:
@@ -256,12 +259,15 @@ def _open(scene: _Scene, stack: ExitStack, clients: int) -> _Scene:
     plan, directory = scene.plan, scene.directory
     # Beforehand: what is entered from here on counts as spent.
     room = [] if scene.rounds else render_budget(plan, scene.layout, directory.path)
+    renamed = warn_of_other_names(plan, directory.path)
     plan.budget.begin(directory.name)
     for reason in plan.unprotected_releases:
         plan.budget.record_unprotected(reason)
     note_ledger(directory, plan.budget.ledger)
     epsilon = plan.maximum_epsilon(scene.layout)
     scene.narrator.opening(plan, directory, epsilon)
+    if renamed:
+        scene.narrator.note(f"warning: {renamed}")
     for line in room:
         scene.narrator.note(line)
     for remark in drowned(plan, scene.layout, clients or plan.config.strategy.min_nodes, scene.sizes):

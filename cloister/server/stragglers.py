@@ -204,7 +204,7 @@ def transport_of(grid: Grid) -> Transport | None:
     Args:
         grid: of the run.
     """
-    found: Transport | None = getattr(grid.inner, "transport", None) if isinstance(grid, PatientGrid) else None
+    found: Transport | None = getattr(getattr(grid, "inner", grid), "transport", None)
     return found
 
 

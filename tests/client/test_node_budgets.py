@@ -515,3 +515,28 @@ class TestWhatABudgetWrites:
 
     def test_a_day_is_one_of_utc(self):
         assert today() % DAY == 0
+
+
+class TestNamesOfData:
+    """`data-identity` chooses the ledger: a site that changes it would begin its budgets anew without a word."""
+
+    def test_a_name_that_changes_on_one_path_is_logged_and_noted_in_both_ledgers(self, tmp_path, caplog):
+        node = own_node(tmp_path) | {"max-epsilon": 6.0}
+        for name in ("first", "second"):
+            assert not answer(GAUSSIAN, node | {"data-identity": name}).has_error()
+        (said,) = (record for record in caplog.records if "under other names too" in record.message)
+        assert said.message.startswith("the data at this place has ledgers under other names too: first. The ledger")
+        first, second = (Ledger(Path(node["ledger-dir"]) / f"{name}.jsonl") for name in ("first", "second"))
+        assert (first.others, second.others) == (("second",), ("first",))
+
+    def test_no_name_is_noted_of_a_reply_that_is_not_made(self, tmp_path):
+        node = own_node(tmp_path) | {"max-epsilon": 1e-6}
+        for name in ("first", "second"):
+            assert answer(GAUSSIAN, node | {"data-identity": name}).has_error()
+        assert not any("place" in path.read_text() for path in Path(node["ledger-dir"]).glob("*.jsonl"))
+
+    def test_data_at_another_path_may_have_another_name(self, tmp_path, caplog):
+        for name in ("first", "second"):
+            folder = {"ledger-dir": str(tmp_path / "ledgers"), "data-identity": name}
+            assert not answer(GAUSSIAN, own_node(tmp_path / name) | folder).has_error()
+        assert "under other names" not in caplog.text

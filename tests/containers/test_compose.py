@@ -228,7 +228,9 @@ def test_all_sites_train_under_noise_and_the_artefacts_are_fetched(run: Path) ->
     assert [line["round"] for line in lines] == [0, 1, 2, 3]
     assert [(line["measured"]["accepted"], line["measured"]["rejected"]) for line in lines[1:]] == [(4, [])] * 3
     facts = json.loads((run / "privacy.json").read_text())["clients"]
-    assert (facts["mechanism"], facts["status"]) == ("dp-sgd", "sound")
+    assert (facts["mechanism"], facts["status"]) == ("dp-sgd", "conditional")
+    known = {premise["name"]: premise["known"] for premise in facts["premises"]}
+    assert known == {"bundle": "assumed", "apart": "enforced", "authentic": "enforced"}
     assert lines[-1]["central"]["accuracy"] > lines[0]["central"]["accuracy"] + 0.3
     for name in ("config.json", "privacy.json", "ledger.jsonl", "model.keras"):
         assert (run / name).stat().st_size > 0
@@ -244,7 +246,7 @@ def test_the_server_sees_sums_alone_and_no_site_keeps_a_secret_of_a_round(secure
     assert accepted(secure) == [4, 4, 4]
     facts = json.loads((secure / "privacy.json").read_text())
     adversary = "the server together with one client, and whoever sees the models of the run"
-    assert (facts["status"], facts["claims"][0]["adversary"]) == ("sound", adversary)
+    assert (facts["status"], facts["claims"][0]["adversary"]) == ("conditional", adversary)
     for site in SITES:
         kept = stack.inside(site, "find /dev/shm -type f").stdout.split()
         assert [Path(path).suffix for path in kept] == [".turn"], "of the rounds stays how far they went, and no key"

@@ -114,6 +114,12 @@ class TestSentences:
         (told,) = meanings(replace(said, ledger=replace(LEDGER, lasting=False)))
         assert "all runs" not in told.how_much and "the ledger is of this run alone." in told.how_much
 
+    def test_ledgers_of_other_names_are_said_not_to_count(self):
+        renamed = replace(LEDGER, others=("ward-1", "ward-2"))
+        (told,) = meanings(replace(stated(OF_RUN), ledger=renamed))
+        uncounted = "data at the same place had other names: what was released under ward-1, ward-2 is not counted"
+        assert told.how_much.endswith(f"; {uncounted}.")
+
     def test_the_budget_of_clients_is_named_and_not_counted_on(self):
         sizes = (OfSize(64, 3, (Figure("example", "add-or-remove", "so", "all", None, 12.75, 1e-5, "pld"),)),)
         claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes, parameters={"privacy.client-max-epsilon": 4.0})

@@ -295,7 +295,8 @@ OF_THE_CLIENTS = [
             "this ε is that of a client with 8 groups. By Rényi DP no client has a size that costs more. A client as a "
             "whole is hardly protected.",
             "There is a weak claim for every group of examples of every client (all that one client has of one "
-            "patient, or of one writer; a person at several clients loses what each of them costs, together): it hardly hides whether the data of one group was used at all.",
+            "patient, or of one writer; a person at several clients loses what each of them costs, together): it "
+            "hardly hides whether the data of one group was used at all.",
             practical=False,
         ),
     ),

@@ -57,7 +57,7 @@ def heard(*statements, secret=False):
 
 def claim_of(tmp_path, attested, settings=DP_SGD):
     plan = build(parse(settings | {"output-dir": str(tmp_path)}))
-    return client_claim(plan, LAYOUT, 2, None, attested)
+    return client_claim(plan, LAYOUT, 2, attested=attested)
 
 
 def test_figures_are_for_the_sizes_that_nodes_state(tmp_path):

@@ -162,3 +162,13 @@ def test_flowers_simulation_is_one_and_its_deployment_is_none():
         is_simulated = False
 
     assert not is_simulated(PatientGrid(Deployed(app, {}, nodes)))
+
+
+def test_a_name_of_data_that_changes_is_said_at_the_start_and_in_the_claim(tmp_path):
+    """A budget that is spent under one name begins anew under the next: not without a word."""
+    first, second = (go(tmp_path, **{"privacy.data-identity": name}) for name in ("first", "second"))
+    assert "others" not in first.privacy["ledger"] and second.privacy["ledger"]["others"] == ["first"]
+    said = (tmp_path / "said.txt").read_text()
+    assert "warning: the data at this place has ledgers under other names too: first." in said
+    assert "data at the same place had other names: what was released under first is not counted" in said
+    assert Ledger(tmp_path / "ledgers" / "first.jsonl").others == ("second",)

@@ -13,7 +13,7 @@ from functools import partial
 from cloister.client.charges import FURTHER, GROUPED, PROMISED, SCORES, Charge, charges_of, steps_by
 from cloister.client.foreseen import foreseen
 from cloister.client.heads import keep_head
-from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
+from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of, warn_of_other_names
 from cloister.client.mods.enforce import Handler
 from cloister.client.mods.roles import refuse_other_role
 from cloister.client.node import Node, NodeConfig
@@ -112,7 +112,10 @@ def _required(request: Request, node: Node) -> list[tuple[PrivacyBudget[Store], 
 
 def _record(request: Request, node: Node, stack: ExitStack) -> None:
     """Record all releases of a reply, or none: what is not made is not to be counted. Leaving the stack ends them."""
-    for budget, charge in _required(request, node):
+    planned = _required(request, node)
+    if keeps_ledger(node.config):
+        warn_of_other_names(node.config, request.config.task.name)
+    for budget, charge in planned:
         if not _own_budget(charge, node.config):
             # Not before: a server could fill the ledger with the budgets of runs that are refused.
             budget.begin(request.run)

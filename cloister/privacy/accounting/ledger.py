@@ -7,6 +7,7 @@ of the line before it and its own, so that a change, a gap or a swap anywhere bu
             about a unit names the filter that keeps all of them
     open    written and synced before the noise is drawn: from here on the release counts as spent
     done    written after the release was handed on; a release that was opened and is not done counts all the same
+    place   where the data lies, and new names of ledgers about data there (`cloister.privacy.accounting.identities`)
 
 A crash may therefore count a release that never left, and can never miss one that did. A line that a crash tore is the
 last one and has no newline; whatever it was about cannot have been released, because its sync never returned. Readers
@@ -21,7 +22,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,7 @@ FIELDS = {
         *("previous", "hash"),
     },
     "done": {"v", "seq", "time", "kind", "release", "previous", "hash"},
+    "place": {"v", "seq", "time", "kind", "place", "others", "previous", "hash"},
 }
 
 
@@ -96,6 +98,14 @@ class Budget:
     time: float
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the data of a ledger lies, and other names under which data there has a ledger."""
+
+    place: str
+    others: tuple[str, ...]
+
+
 class Ledger:
     """Append-only record of releases in one file, safe against crashes and against a second process.
 
@@ -110,6 +120,7 @@ class Ledger:
         self.path = path
         self._entries: dict[str, Entry] = {}
         self._budgets: list[Budget] = []
+        self._places: list[Place] = []
         self._offset = 0
         self._count = 0
         self._last_hash = GENESIS
@@ -145,6 +156,16 @@ class Ledger:
     def budgets(self) -> list[Budget]:
         """Every budget that was ever in force, in order."""
         return list(self._budgets)
+
+    @property
+    def places(self) -> set[str]:
+        """Where its data lay, as far as that was noted."""
+        return {place.place for place in self._places}
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Other names under which data at the same place has a ledger, in the order in which they were noted."""
+        return tuple(dict.fromkeys(name for place in self._places for name in place.others))
 
     @property
     def head(self) -> str:
@@ -274,6 +295,16 @@ class Ledger:
                 content = {"run": run, "unit": unit, "delta": delta, "epsilon": epsilon, "relation": relation}
                 self._append(file, "budget", content | {"filter": filters.to_json(chosen)})
 
+    def note_place(self, place: str, others: Sequence[str]) -> None:
+        """Record where the data lies, and under which other names data there has a ledger.
+
+        Args:
+            place: names it.
+            others: that are not noted yet.
+        """
+        with self._locked() as file:
+            self._append(file, "place", {"place": place, "others": list(others)})
+
     def done(self, release: str) -> None:
         """Record that an opened release was handed on."""
         with self._locked() as file:
@@ -371,10 +402,14 @@ class Ledger:
             raise LedgerError(f"{where}: the chain is broken: lines before it were changed, removed or swapped")
         return line
 
-    def _item_of(self, line: dict[str, Any]) -> Entry | Budget:
-        """The budget or the release that a line is about. What is not understood is refused, not skipped."""
+    def _item_of(self, line: dict[str, Any]) -> Entry | Budget | Place:
+        """The budget, the release or the place that a line is about. What is not understood is refused, not skipped."""
         if "unit" in line and line["unit"] not in get_args(Unit):
             raise LedgerError(f"{self._where}: unknown unit {line['unit']!r}; known: {', '.join(get_args(Unit))}")
+        if line["kind"] == "place":
+            if not isinstance(line["others"], list):
+                raise LedgerError(f"{self._where}: others must be names, found {type(line['others']).__name__}")
+            return Place(str(line["place"]), tuple(map(str, line["others"])))
         if line["kind"] == "budget":
             return self._budget_of(line)
         return self._entry_of(line)
@@ -413,9 +448,11 @@ class Ledger:
             **{name: line[name] for name in ("release", "run", "round", "unit", "mechanism", "clip", "time")},
         )
 
-    def _take(self, line: dict[str, Any], item: Entry | Budget) -> None:
+    def _take(self, line: dict[str, Any], item: Entry | Budget | Place) -> None:
         """Add a checked line to what is known."""
-        if isinstance(item, Budget):
+        if isinstance(item, Place):
+            self._places.append(item)
+        elif isinstance(item, Budget):
             self._budgets.append(item)
             self._filters.setdefault(item.unit, item.filter)
             self._set_late |= self._released & {item.unit}

@@ -252,6 +252,8 @@ class LedgerState:
         releases_of_this_run: how many lines are of the run.
         holds_releases_without_a_guarantee: about the same unit, of any run.
         lasting: whether other runs on the data are in it too; it is in the directory of the run alone elsewhere.
+        others: names under which data at the same place has ledgers of its own, which nothing here counts; None: there
+            are none.
     """
 
     file: str
@@ -259,6 +261,7 @@ class LedgerState:
     releases_of_this_run: int
     holds_releases_without_a_guarantee: bool
     lasting: bool = True
+    others: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from cloister.privacy.claims.words import (
     beyond_budget,
     render_largest,
     strength,
+    uncounted,
 )
 from cloister.privacy.claims.worth import best_guess, tier
 
@@ -121,6 +122,8 @@ def _of_server(statement: Statement) -> Meaning:
     if statement.released_nothing:
         return Meaning(about, True, f"{_sentence(NOTHING_RELEASED)}.", NO_GUESS, _of_other_runs(statement))
     how_much = _how_much(figure) + _condition(figure) + _over_all_runs(statement)
+    if told := uncounted(statement.ledger):
+        how_much = f"{how_much.removesuffix('.')}; {told}."
     who = _who(figure) + _premises(claim)
     return Meaning(about, True, who, _against(claim, figure), how_much, _tier(figure) != "weak")
 

@@ -37,7 +37,8 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
     console = Console()
     console.print(_table(ledger))
     amounts = _amounts(ledger, delta, relation)  # type: ignore[arg-type]
-    lines = [*_reasons(ledger), *map(_render_budget, ledger.budgets), *amounts]
+    others = [f"data at the same place has a ledger under another name: {name}" for name in ledger.others]
+    lines = [*_reasons(ledger), *map(_render_budget, ledger.budgets), *others, *amounts]
     for line in lines:
         # Whole, whatever the width: reasons are for reading, and lines for searching.
         console.print(escape(line), soft_wrap=True)

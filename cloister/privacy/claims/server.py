@@ -66,6 +66,7 @@ def statement(
         sum(entry.run == budget.run for entry in budget.ledger.entries),
         math.isinf(budget.epsilon()),
         lasting,
+        budget.ledger.others or None,
     )
     unreleased = _not_released(planned, budget) if planned and figures else ()
     return Statement(replace(claim, figures=figures), rounds, sampling, ledger, clients, unreleased)

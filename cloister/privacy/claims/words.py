@@ -8,6 +8,7 @@ from cloister.privacy.claims.claim import (
     ClientClaim,
     DpSgdClaim,
     Figure,
+    LedgerState,
     LocalClaim,
     OfSize,
     Statement,
@@ -117,8 +118,16 @@ def _render_server(statement: Statement) -> list[str]:
         lines.append(_render_figure(figure) + how)
     if claim.is_guaranteed and statement.ledger.holds_releases_without_a_guarantee:
         lines.append("  no claim over all runs: the ledger holds releases of earlier runs without a guarantee")
+    lines += [f"  {told}"] if (told := uncounted(statement.ledger)) else []
     lines += _about_server(claim)
     return lines + unprotected
+
+
+def uncounted(ledger: LedgerState) -> str:
+    """Return which ledgers of data at the same place a claim does not count; empty without any."""
+    if not ledger.others:
+        return ""
+    return f"data at the same place had other names: what was released under {', '.join(ledger.others)} is not counted"
 
 
 def _about_server(claim: Claim) -> list[str]:
