@@ -67,16 +67,18 @@ class TestExpired:
     @pytest.mark.parametrize("state", ["never fetched", "not confirmed", "answered"])
     def test_leaves_nothing(self, link, nodes, state):
         message = link.send(nodes[0])
-        link.send(nodes[1])
+        other_message = link.send(nodes[1])
         if state != "never fetched":
             nodes[0].fetch()
         if state == "answered":
             nodes[0].reply(message, TRAINED)
         expire(link, message)
         delete_expired(link.state, link.run)
-        nodes[1].confirm(nodes[1].fetch())
-        assert kept(link) == 0
-        assert link.state.num_message_ins() == 1 and link.state.num_message_res() == 0
+        assert message.object_id not in link.store
+        other = nodes[1].fetch()
+        nodes[1].reply(other_message)
+        assert other == other_message.object_id and read(link, other_message) == 1 and kept(link) == 0
+        assert link.state.num_message_res() == 0
 
     def test_replies_that_nobody_asked_for_go_with_their_messages(self, link, nodes):
         messages = []

@@ -1,4 +1,4 @@
-"""The gate: a node sends replies of its own, confirms and fetches messages of its own, and hears no totals.
+"""The gate: it limits each node to its own messages and replies, and hides the totals of a run.
 
 Flower checks that a request names the node that signed it, and little else. Any node may send a message that another
 one takes for the server's, or a reply in another one's name; it may delete another one's message, and fetch any object
@@ -83,15 +83,12 @@ class Gate(InFront):
         return answer if answer.messages_list else PullMessagesResponse()
 
     def pull_object(self, request: Any, state: Any) -> Any:
-        """Give a node an object of its own message, until it has confirmed that.
-
-        Flower keeps an object while any message has it: later the node would learn whether another one is to fetch it.
-        """
+        """Give a node an object of its own message, until it has begun its reply."""
         node = request.node.node_id
         message, names = self.given.get(node) or self._recalled(node, state)
         if request.object_id in names:
             answer = self.inner["pull_object"](request=request, state=state)
-            # Looked at afterwards: a confirmation may have overtaken this request.
+            # Looked at afterwards: a reply may have overtaken this request.
             if message in state.object_store:
                 return answer
         log(WARNING, "refused node %s an object that is not of its own message", node)
@@ -109,19 +106,17 @@ class Gate(InFront):
         return self.given.get(node, ("", frozenset()))
 
     def confirm_message_received(self, request: Any, state: Any, store: Any) -> Any:
-        """Delete a message that a node has fetched: its own, and one that is there as a whole.
+        """Keep the message that a node has fetched until the node has begun its reply.
 
-        Flower stores no object of a message that is deleted: the server's app could not send the rest.
+        Flower deletes it now, and then the shared model once no message has it. A node that announces the model as a
+        part of its reply hears whether it is stored, and so whether another node was drawn. While the node's own
+        message is kept, the model always is.
         """
         node, message = request.node.node_id, request.message_object_id
-        if message not in store:  # deleted by now: the node asks again where an answer was lost
-            return ConfirmMessageReceivedResponse()
-        own, names = self.given.get(node) or self._recalled(node, state)
-        if message != own or not _is_whole(state, names):
+        own, _ = self.given.get(node) or self._recalled(node, state)
+        if message != own and message in store:
             log(WARNING, "refused node %s the confirmation of a message that it was not given", node)
-            return ConfirmMessageReceivedResponse()
-        self.given.pop(node, None)  # at once: how long Flower takes tells whether another message has the same model
-        return self.inner["confirm_message_received"](request=request, state=state, store=store)
+        return ConfirmMessageReceivedResponse()
 
     def push_messages(self, request: Any, state: Any) -> Any:
         """Begin the one reply of a node to a message.
@@ -138,7 +133,7 @@ class Gate(InFront):
         message, _ = self.given.get(request.node.node_id, ("", frozenset()))
         if message == request.messages_list[0].metadata.reply_to_message_id:
             self.given.pop(request.node.node_id, None)
-            state.object_store.delete(message)  # its node has not confirmed it, and needs it no more
+            state.object_store.delete(message)  # its node needs it no more
         return answer
 
     def push_object(self, request: Any, state: Any) -> Any:
