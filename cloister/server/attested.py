@@ -2,14 +2,13 @@
 
 import json
 from collections import Counter
-from functools import lru_cache
 
 import numpy as np
 from flwr.app import Message
 
 from cloister.core.state import State
 from cloister.core.wire import ATTESTATION
-from cloister.privacy.claims.attestation import Attestation
+from cloister.privacy.claims.attestation import MAX_BYTES
 
 
 class Attested:
@@ -32,23 +31,18 @@ class Attested:
         if reply.has_error():
             return
         record = reply.content.config_records.get(ATTESTATION)
-        found = Attestation.from_bytes(record.get(ATTESTATION)) if record else None
-        stated = found.to_bytes().decode() if found else ""
-        self._replies[stated] = 1 if self.secret else self._replies[stated] + 1
+        stated = record.get(ATTESTATION) if record else None
+        name = stated.hex() if isinstance(stated, bytes) and len(stated) <= MAX_BYTES else ""
+        self._replies[name] = 1 if self.secret else self._replies[name] + 1
 
-    def by_statement(self) -> dict[Attestation | None, int]:
-        """Return the number of replies with each attestation; None stands for those without one."""
-        return {_read(content): count for content, count in self._replies.items()}
+    def by_statement(self) -> dict[bytes, int]:
+        """Return the number of replies with each attestation, as its node wrote it; empty: of those without one."""
+        return {bytes.fromhex(name): count for name, count in self._replies.items()}
 
     def state_dict(self) -> State:
         """Return the counts, for a run that is resumed."""
         return {"replies": np.frombuffer(json.dumps(self._replies).encode(), np.uint8)}
 
     def load_state_dict(self, state: State) -> None:
-        """Set the counts to those of `state_dict`; what was heard before counts existed stated nothing."""
+        """Set the counts to those of `state_dict`; an older state counts as one reply without an attestation."""
         self._replies = Counter(json.loads(state["replies"].tobytes()) if state else {"": 1})
-
-
-@lru_cache(maxsize=1024)
-def _read(content: str) -> Attestation | None:
-    return Attestation.from_bytes(content.encode())

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
-from cloister.core.errors import ConfigError
+from cloister.core.errors import ConfigError, PrivacyError
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
-from cloister.privacy.claims.attestation import Attestation
+from cloister.privacy.claims.attestation import Attestation, size_and_checked
 from cloister.privacy.claims.claim import CLIENT_BUDGET, ClientClaim
 from cloister.privacy.claims.local import gaussian_claim, laplace_claim
 from cloister.privacy.claims.premises import BUNDLE
@@ -124,8 +124,8 @@ def client_claim(
         claim = _claim(plan, layout, rounds, sizes, shared)
     else:
         heard = attested.by_statement()
-        covered = [said for said in heard if said is not None and _is_asked_for(said, plan, layout)]
-        stated = [_steps(plan, said.size) for said in covered] if privacy.client.clips_gradients else []
+        covered = {said: asked for said in heard if (asked := _asked_for(said, plan, layout)) is not None}
+        stated = [_steps(plan, asked.size) for asked in covered.values()] if privacy.client.clips_gradients else []
         of_all = _claim(plan, layout, rounds, sizes or stated, shared)
         claim = _covering(of_all, heard, covered, attested.secret)
     return claim.without_guarantee(_beside_the_noise(plan, bool(shared)))
@@ -159,7 +159,7 @@ def _claim(
 
 
 def _covering(
-    claim: ClientClaim, heard: Mapping[Attestation | None, int], covered: Sequence[Attestation], secret: bool
+    claim: ClientClaim, heard: Mapping[bytes, int], covered: Mapping[bytes, Attestation], secret: bool
 ) -> ClientClaim:
     """Return the claim with the clients that it does not cover, and with what the others state of their bundle.
 
@@ -176,26 +176,34 @@ def _covering(
         return claim.without_guarantee([f"no reply states that its client applied {claim.mechanism} {AS_ASKED}"])
     told = "some replies" if secret else f"{others} of {sum(heard.values())} replies"
     missing = f"the clients of {told}, which do not state that they applied {claim.mechanism} {AS_ASKED}"
-    checked = bool(covered) and all(said.checked for said in covered)
-    bundle = BUNDLE.known_as("attested") if checked else BUNDLE
+    checked = bool(covered) and all(asked.checked for asked in covered.values())
+    # Code of the bundle says so itself, which the server ships.
+    bundle = BUNDLE.known_as("stated") if checked else BUNDLE
     return replace(claim, not_covered=missing if others else "", premises=(bundle,))
 
 
-def _is_asked_for(said: Attestation, plan: Plan, layout: Layout) -> bool:
-    """Return whether an attestation states the releases, the unit and the group column of this run."""
+def _asked_for(said: bytes, plan: Plan, layout: Layout) -> Attestation | None:
+    """Return what a reply states, if it is what this run asks a client of the stated size for; else None."""
+    if (found := size_and_checked(said)) is None:
+        return None
+    size, checked = found
     privacy, group = plan.config.privacy, plan.config.task.group
-    if privacy.client.clips_gradients:
-        try:
-            steps = _steps(plan, said.size)
-        except ConfigError:
-            return False  # a size that no client of this run can state
-        dp_sgd, unit = privacy.dp_sgd.mechanism(), "group" if group else "example"
-        events = privacy.circumstances.events(dp_sgd.caveats(), lambda: [steps.event(dp_sgd.noise_multiplier)])
-    else:
-        mechanism, parameters, unit = privacy.client.noise_on_update, layout.size // max(1, plan.hypotheses), "client"
-        assert mechanism is not None
-        events = privacy.circumstances.events(mechanism.caveats(), lambda: mechanism.events(parameters))
-    return said == Attestation(privacy.client.name, unit, events, said.size, group, said.checked)
+    try:
+        if privacy.client.clips_gradients:
+            steps, dp_sgd = _steps(plan, size), privacy.dp_sgd.mechanism()
+            unit = "group" if group else "example"
+            events = privacy.circumstances.events(dp_sgd.caveats(), lambda: [steps.event(dp_sgd.noise_multiplier)])
+        else:
+            mechanism, parameters = privacy.client.noise_on_update, layout.size // max(1, plan.hypotheses)
+            assert mechanism is not None
+            unit, events = (
+                "client",
+                privacy.circumstances.events(mechanism.caveats(), lambda: mechanism.events(parameters)),
+            )
+    except (ConfigError, PrivacyError):
+        return None  # a size that no client of this run can have
+    asked = Attestation(privacy.client.name, unit, events, size, group, checked)
+    return asked if asked.to_bytes() == said else None
 
 
 def _beside_the_noise(plan: Plan, are_shared: bool) -> Iterator[str]:

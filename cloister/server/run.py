@@ -422,7 +422,9 @@ def _statement(scene: _Scene, loop: RoundLoop) -> Statement:
     ended_by_choice = loop.ending.how != "budget" and loop.aggregated < plan.config.num_rounds
     asked = plan.config.num_rounds if ended_by_choice else loop.asked
     sampling, resumed = render_sampling(plan), plan.resumes > 0
-    in_process, found = is_in_process(loop.grid), transport_of(loop.grid) or Transport(False, False)
+    # What carried the messages of a run before it was resumed is not known.
+    found = (None if plan.resumes else transport_of(loop.grid)) or Transport(False, False)
+    in_process = is_in_process(loop.grid)
     premises = of_transport(in_process, found.gated, found.packed)
     clients = _client_claim(scene, loop, asked, ended_by_choice, premises)
     if plan.claim.is_against_server:

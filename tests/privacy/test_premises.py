@@ -55,8 +55,8 @@ def test_an_open_premise_stands_in_the_first_line():
     """Over Flower's SuperLink another client learns which data a client holds; the run said `sound`."""
     first, *_ = render(said(of_transport(False, False, False)))
     assert first == (
-        "privacy: global-dp, conditional; it holds if no node learns from the SuperLink what another node sent, or "
-        "whether a guess of it is right, and each reply comes from the node that was asked"
+        "privacy: global-dp, conditional; it holds if no node learns from the SuperLink who takes part, what another "
+        "node sent, or whether a guess of it is right, and each reply comes from the node that was asked"
     )
     assert "conditional" not in render(said(of_transport(False, True, True)))[0]
 

@@ -70,16 +70,18 @@ class Gate(InFront):
         A node that is told of a message waits for the rest of it, three minutes if its app was killed meanwhile.
         """
         node, cut = request.node.node_id, []
-        while (answer := self.inner["pull_messages"](request=request, state=state, store=store)).messages_list:
-            (tree,) = answer.message_object_trees
-            if isinstance(state, SqlLinkState) and not _is_whole(state, _names(tree)):
-                cut.append(tree.object_id)
-                continue
-            self.given[node] = tree.object_id, frozenset(_names(tree))
-            del self.sent[node]
-            break
-        if cut:
-            _give_again(state, cut)
+        try:
+            while (answer := self.inner["pull_messages"](request=request, state=state, store=store)).messages_list:
+                (tree,) = answer.message_object_trees
+                if isinstance(state, SqlLinkState) and not _is_whole(state, _names(tree)):
+                    cut.append(tree.object_id)
+                    continue
+                self.given[node] = tree.object_id, frozenset(_names(tree))
+                del self.sent[node]
+                break
+        finally:
+            if cut:
+                _give_again(state, cut)
         return answer if answer.messages_list else PullMessagesResponse()
 
     def pull_object(self, request: Any, state: Any) -> Any:

@@ -48,7 +48,7 @@ class Premise:
 
 APART = Premise(
     "apart",
-    "no node learns from the SuperLink what another node sent, or whether a guess of it is right",
+    "no node learns from the SuperLink who takes part, what another node sent, or whether a guess of it is right",
     "the SuperLink",
     "assumed",
 )
