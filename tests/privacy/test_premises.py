@@ -3,10 +3,12 @@
 import pytest
 
 from cloister.core.errors import PrivacyError
-from cloister.privacy.claims.claim import Claim, LedgerState, Statement
+from cloister.privacy.claims.claim import Claim, Figure, LedgerState, Statement
+from cloister.privacy.claims.meaning import meanings
 from cloister.privacy.claims.premises import APART, BUNDLE, Premise, condition, of_transport
 from cloister.privacy.claims.record import record, statement_of
-from cloister.privacy.claims.words import render
+from cloister.privacy.claims.server import RUN
+from cloister.privacy.claims.words import limits_of, render
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 1, False)
 STANDING = Premise("kernels", "kernels are steady", "the machine", "assumed", standing=True)
@@ -59,6 +61,21 @@ def test_an_open_premise_stands_in_the_first_line():
         "node sent, or whether a guess of it is right, and each reply comes from the node that was asked"
     )
     assert "conditional" not in render(said(of_transport(False, True, True)))[0]
+
+
+def test_and_in_the_first_sentence_of_the_report():
+    figure = Figure("client", "add-or-remove", adversary="the others", scope=RUN, epsilon=1.0, delta=1e-5)
+    told = meanings(said(of_transport(False, False, False), figures=(figure,)))[0]
+    assert told.sentences[0].startswith("If no node learns from the SuperLink") and told.conditional
+    assert "and each reply comes from the node that was asked, the run protects every client" in told.who
+    enforced = meanings(said(of_transport(False, True, True), figures=(figure,)))[0]
+    assert enforced.who.startswith("The run protects every client") and not enforced.conditional
+
+
+def test_tables_and_entries_of_a_report_have_the_limits_of_a_claim():
+    claim = Claim("global-dp", premises=of_transport(False, True, False), not_covered="the clients of 1 of 3 replies")
+    first, second = limits_of(claim)
+    assert first.startswith("it holds if no node learns") and second == f"no claim about {claim.not_covered}"
 
 
 def test_premises_that_are_enforced_are_no_condition():

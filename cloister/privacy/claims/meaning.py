@@ -50,6 +50,7 @@ class Meaning:
         against: whom.
         how_much: in words, with its numbers.
         practical: whether its tier is not weak.
+        conditional: whether it rests on an open premise.
     """
 
     about: str
@@ -58,6 +59,7 @@ class Meaning:
     against: str
     how_much: str
     practical: bool = True
+    conditional: bool = False
 
     @property
     def sentences(self) -> tuple[str, str, str]:
@@ -124,14 +126,14 @@ def _of_server(statement: Statement) -> Meaning:
     how_much = _how_much(figure) + _condition(figure) + _over_all_runs(statement)
     if told := uncounted(statement.ledger):
         how_much = f"{how_much.removesuffix('.')}; {told}."
-    who = _who(figure) + _premises(claim)
-    return Meaning(about, True, who, _against(claim, figure), how_much, _tier(figure) != "weak")
+    who, is_open = _on_condition(claim, _who(figure)), claim.status == "conditional"
+    return Meaning(about, True, who, _against(claim, figure), how_much, _tier(figure) != "weak", is_open)
 
 
-def _premises(claim: Claim) -> str:
-    """Return the sentence about open premises, behind the first one; empty without any."""
-    told = condition(claim.premises)
-    return f" {told[0].upper()}{told[1:]}." if told else ""
+def _on_condition(claim: Claim, sentence: str) -> str:
+    """Return the first sentence, behind the open premises of the claim."""
+    told = condition(claim.premises).removeprefix("it holds if ")
+    return f"If {told}, {sentence[0].lower()}{sentence[1:]}" if told else sentence
 
 
 def _against(claim: Claim, figure: Figure) -> str:
@@ -188,7 +190,8 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     how_much = _how_much(figure) + _condition(figure) + sizes + budget + "."
     against = f"The claim holds against {figure.adversary}."
     missing = f" There is no claim about {claim.not_covered}." if claim.not_covered else ""
-    return Meaning(about, True, _who(figure) + _premises(claim) + missing, against, how_much, _tier(figure) != "weak")
+    who, is_open = _on_condition(claim, _who(figure)) + missing, claim.status == "conditional"
+    return Meaning(about, True, who, against, how_much, _tier(figure) != "weak", is_open)
 
 
 def weakest(claim: ClientClaim) -> Figure | None:

@@ -246,6 +246,12 @@ def _if(claim: Claim) -> str:
     return f"; {told}" if told else ""
 
 
+def limits_of(claim: Claim) -> list[str]:
+    """Return what the figures of a claim rest on, and whom they are not about, each as a sentence without its end."""
+    told = [condition(claim.premises) if claim.is_guaranteed else ""]
+    return [*filter(None, told), *([f"no claim about {claim.not_covered}"] if claim.not_covered else [])]
+
+
 def _unprotected(claim: Claim | ClientClaim) -> list[str]:
     missing = [f"  no claim about {claim.not_covered}"] if claim.not_covered else []
     return [*missing, *(f"  leaves without noise: {item}" for item in claim.unprotected)]

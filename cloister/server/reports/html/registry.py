@@ -18,6 +18,7 @@ from cloister.core.text import clean
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
 from cloister.privacy.claims.meaning import protected
 from cloister.privacy.claims.record import NEIGHBOURS
+from cloister.privacy.claims.words import limits_of
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.officer import Question, claims_of, figures_of, questions
 from cloister.server.reports.html.statements import Statements
@@ -158,7 +159,7 @@ def _loss(claim: Claim, figure: Figure, unit: str) -> dict[str, object]:
         "privacy_unit": protected(figure),
         "privacy_unit_details": f"{figure.neighbours or NEIGHBOURS} ({figure.relation}). {unit}",
         "privacy_parameters": {"epsilon": figure.epsilon, "delta": figure.delta or 0.0},
-        "privacy_parameters_details": _lines(every),
+        "privacy_parameters_details": _lines([*every, *limits_of(claim)]),
     }
 
 

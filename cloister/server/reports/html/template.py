@@ -122,9 +122,9 @@ CLAIM = """
 <h2 id="claim-title">What is guaranteed</h2>
 {% if simulated %}<p class="claim">{{ simulated[0] | upper }}{{ simulated[1:] }}.</p>{% endif %}
 {% for told in meanings %}
-<div class="claim{{ ' sound' if told.guaranteed and told.practical }}">
-<h3>{{ 'No guarantee from' if not told.guaranteed else 'Guaranteed by' if told.practical
-else 'Weak: the guarantee by' }} {{ told.about }}</h3>
+<div class="claim{{ ' sound' if told.guaranteed and told.practical and not told.conditional }}">
+<h3>{{ 'No guarantee from' if not told.guaranteed else 'Weak: the guarantee by' if not told.practical
+else 'Guaranteed on a condition by' if told.conditional else 'Guaranteed by' }} {{ told.about }}</h3>
 {% for sentence in told.sentences %}<p>{{ sentence | code }}</p>
 {% endfor %}</div>
 {% endfor %}
