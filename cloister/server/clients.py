@@ -208,6 +208,8 @@ def _asked_for(said: bytes, plan: Plan, layout: Layout) -> Attestation | None:
 
 def _beside_the_noise(plan: Plan, are_shared: bool) -> Iterator[str]:
     """What clients let leave in this run that their own noise does not cover."""
+    if are_shared and plan.config.privacy.chooses_privately:
+        yield "several clients hold data of one unit, and each chooses among hypotheses: no bound on their sum is shown"
     if are_shared and plan.config.evaluation.held_out_clients:
         yield "several clients hold data of one person, and scores of those that never train leave without noise"
     if plan.config.evaluates_on_clients and not plan.config.evaluation.held_out_clients:

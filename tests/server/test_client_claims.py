@@ -353,3 +353,13 @@ def test_where_groups_are_clipped_together_the_claim_is_for_a_group(tmp_path):
         of_a_unit = size["claims"][0]
         assert of_a_unit["unit"] == "group" and "one group" in of_a_unit["neighbours"]
     assert any("for one group of a client with 32 groups" in line for line in render_clients(claim))
+
+
+def test_units_at_several_clients_that_choose_among_hypotheses_have_no_figure(tmp_path):
+    """Which combination of clients costs a unit most was found without its choices: the figure could be too small."""
+    keys = SETTINGS | {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "output-dir": str(tmp_path)}
+    plan, shared = build(parse(keys)), frozenset({(LocalSteps(3, 32, 1), LocalSteps(9, 32, 1))})
+    claim = client_claim(plan, LAYOUT, 2, [LocalSteps(3, 32, 1)], shared)
+    assert claim.status == "heuristic" and "several clients hold data of one unit" in claim.reasons[0]
+    assert not any(size.figures for size in claim.sizes)
+    assert client_claim(plan, LAYOUT, 2, [LocalSteps(3, 32, 1)], frozenset()).status == "sound"
