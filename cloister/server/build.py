@@ -19,6 +19,7 @@ from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation
 from cloister.privacy.claims.claim import Claim
+from cloister.privacy.claims.server import visible
 from cloister.server.mechanisms import decorate
 from cloister.server.strategies import held_out_of, named_strategy
 from cloister.strategies.averaging import Sampled
@@ -108,13 +109,8 @@ class Plan:
         return self.strategy.hypotheses
 
     def _unprotected(self) -> list[str]:
-        items = _unprotected(self.config, self.is_accounted)
-        if self.strategy.has_secret_cohorts and self.config.strategy.sampling == "poisson":
-            items.append(
-                "how long a round takes, to every client of the next one: where that tells that a client was drawn, as "
-                "of one slower than all others, the draw amplifies nothing against clients who measure it"
-            )
-        return items
+        drawn = self.strategy.has_secret_cohorts and self.config.strategy.sampling == "poisson"
+        return [*visible(drawn), *_unprotected(self.config, self.is_accounted)]
 
     @property
     def claim(self) -> Claim:
@@ -213,9 +209,8 @@ def place_of(config: RunConfig) -> str:
 
 
 def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
-    """What leaves beside the models."""
+    """What leaves beside the models, and beside who replies and when."""
     items = [
-        "which nodes are connected, which of them replied, and when, to the server and its network",
         "error replies: of which kind the error was (data, budget, policy), and which replies were malformed",
     ]
     if not is_accounted:

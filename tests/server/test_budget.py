@@ -24,7 +24,7 @@ from cloister.privacy.accounting.filters import filter_for
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.server import ALL_PLANNED, IF_FIXED
 from cloister.privacy.claims.words import render
-from cloister.server.build import data_identity
+from cloister.server.build import build, data_identity
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 from cloister.tasks.digits import Digits
@@ -200,17 +200,20 @@ def test_a_run_that_its_releases_ended_early_is_counted_to_its_planned_end(tmp_p
     assert again.privacy["claims"][1]["epsilon"] == pytest.approx(both)
 
 
-def test_where_a_draw_amplifies_against_clients_they_can_time_it_and_the_claim_says_so(tmp_path):
-    poisson = go(tmp_path, num_rounds=1, strategy__sampling="poisson", strategy__fraction_train=0.5).privacy
-    assert any("how long a round takes" in item for item in poisson["unprotected"])
-    assert not any("how long a round takes" in item for item in go(tmp_path, num_rounds=1).privacy["unprotected"])
+@pytest.mark.parametrize(("sampling", "amplifies"), [("fixed", False), ("poisson", True)])
+def test_silence_and_time_are_said_to_be_covered_by_no_claim_however_clients_are_drawn(sampling, amplifies):
+    settings = SOUND | {"strategy.sampling": sampling, "strategy.fraction-train": 0.5}
+    replies, times = build(parse(settings)).claim.unprotected[:2]
+    assert "which of them replied, and when, to the server and its network" in replies
+    assert "to every client of the next one: a client that is silent or slow shows in it" in times
+    assert ("the draw amplifies nothing against clients who measure it" in times) is amplifies
 
 
 def test_a_sound_run_says_what_it_claims(tmp_path):
     outcome = go(tmp_path, num_rounds=2)
     facts = outcome.privacy
     assert facts["status"] == "sound" and facts["reasons"] == [] and facts["rounds"] == 2
-    assert facts["noise"] == "from the operating system's entropy" and len(facts["unprotected"]) == 2
+    assert facts["noise"] == "from the operating system's entropy" and len(facts["unprotected"]) == 3
     run, everything = facts["claims"]
     assert run["scope"] == "this run" and everything["scope"] == "all runs in the ledger"
     for claim in (run, everything):

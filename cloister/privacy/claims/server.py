@@ -32,6 +32,21 @@ ZEROED = (
 )
 NO_CLIENT = "whoever sees the models of the runs, and is no client of them"
 
+
+def visible(draw_amplifies: bool) -> tuple[str, ...]:
+    """Return what no claim covers, however clients are drawn: who replies, and when.
+
+    Args:
+        draw_amplifies: whether the claim rests on a Poisson draw of clients.
+    """
+    time = "how long a round takes, to every client of the next one: a client that is silent or slow shows in it"
+    if draw_amplifies:
+        time += (
+            ", and where that tells that a client was drawn the draw amplifies nothing against clients who measure it"
+        )
+    return "which nodes are connected, which of them replied, and when, to the server and its network", time
+
+
 Planned = Mapping[Event, int]
 """Everything that a run would have released: each event, and how often."""
 
