@@ -1,11 +1,11 @@
 """Releases of a simulated client, which has no ledger: stores in the state that its node keeps between messages."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from cloister.core.wire import LEAKAGE, NOISED_LEAKAGE, number
+from cloister.core.wire import ASSUMED, ASSUMED_ROUNDS, LEAKAGE, NOISED_LEAKAGE, number
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Event, from_json, to_json
 from cloister.privacy.accounting.filters import Filter, FilterKind
@@ -27,6 +27,20 @@ class Tally:
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
+
+    def catch_up(self, unit: Unit, events: Sequence[Event]) -> None:
+        """Count, once for each unit, the earlier rounds of a run in which this client may have been drawn.
+
+        Args:
+            unit: that the events are about.
+            events: what one round releases: the update, then a choice among hypotheses.
+        """
+        assumed = self._state.config_records.get(ASSUMED, ConfigRecord())
+        if not assumed or assumed.get(unit):
+            return
+        for place, event in enumerate(events):
+            self._count(event, unit, int(number(assumed, ASSUMED_ROUNDS)), is_choice=place > 0)
+        assumed[unit] = True
 
     def limit(self, run: str, unit: Unit, delta: float, epsilon: float, kind: FilterKind, relation: Relation) -> None:
         """No line: there is one run in this state.
@@ -77,7 +91,7 @@ class Tally:
         Args: as `Store.open`.
         """
         allow()
-        self._count(event, unit)
+        self._count(event, unit, is_choice=mechanism == CHOICE)
         return ""
 
     def done(self, release: str) -> None:
@@ -86,9 +100,10 @@ class Tally:
     def _counts(self, unit: Unit) -> ConfigRecord:
         return self._state.config_records.setdefault(f"{unit}-releases", ConfigRecord())
 
-    def _count(self, event: Event, unit: Unit) -> None:
+    def _count(self, event: Event, unit: Unit, times: int = 1, is_choice: bool = False) -> None:
         # A round of DP-SGD is the same release many times: counted, the state stays small.
         single, count = event.parts()
+        count *= times
         name, counts = json.dumps(to_json(single), sort_keys=True), self._counts(unit)
         counts[name] = count + (int(number(counts, name)) if name in counts else 0)
 
@@ -109,24 +124,9 @@ class LeakageTally(Tally):
         """
         return number(self._record, SPENT)
 
-    def open(
-        self,
-        event: Event,
-        unit: Unit,
-        run: str,
-        server_round: int,
-        allow: Callable[[], None],
-        mechanism: str = "",
-        clip: float = 0.0,
-    ) -> str:
-        """Count what a release leaks, unless `allow` raises.
-
-        Args: as `Store.open`.
-        """
-        allow()
+    def _count(self, event: Event, unit: Unit, times: int = 1, is_choice: bool = False) -> None:
         record = self._record
-        record[SPENT] = number(record, SPENT) + event.leakage
-        if mechanism != CHOICE:
-            record[NOISED_LEAKAGE] = number(record, NOISED_LEAKAGE) + event.leakage
-            record[RELEASES] = int(number(record, RELEASES)) + 1
-        return ""
+        record[SPENT] = number(record, SPENT) + times * event.leakage
+        if not is_choice:
+            record[NOISED_LEAKAGE] = number(record, NOISED_LEAKAGE) + times * event.leakage
+            record[RELEASES] = int(number(record, RELEASES)) + times

@@ -54,6 +54,11 @@ NOISED_LEAKAGE = "noised"
 GATE = hashlib.sha256(b"cloister superlink").hexdigest()
 """What a server's app asks a SuperLink for to learn whether that is `cloister superlink`: the name of no object."""
 
+ASSUMED = "assumed"
+"""The record of a simulated client that has no memory of earlier rounds of its run; it stays with the client."""
+ASSUMED_ROUNDS, HELD_OUT = "rounds", "held-out"
+"""Each of so many rounds counts as if it had trained in it; whether it only ever scores models in place of that."""
+
 
 def number(record: Mapping[str, object], name: str) -> float:
     """A number in one of Flower's records, whose values may also be lists and text.

@@ -50,7 +50,8 @@ def simulate(
     if not config.resume:
         refuse_idle_clients(build(config), grid)
     outcome = run(grid, config, narrator, clients)
-    if config.privacy.client.counts_leakage:
+    # What clients have leaked tells how often they were drawn.
+    if config.privacy.client.counts_leakage and not outcome.plan.strategy.has_secret_cohorts:
         outcome.directory.write_json("leakage.json", leakage_report(grid.leakages()))
     return outcome
 

@@ -1,8 +1,8 @@
 """A run that broke off, and whether it can go on: as the same run, or not at all."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,6 +14,7 @@ from cloister.config.section import Scalar
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.core.files import read_text
+from cloister.core.wire import ASSUMED, ASSUMED_ROUNDS, HELD_OUT
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.lasting import is_simulated
 from cloister.server.progress import Progress
@@ -27,6 +28,7 @@ MAY_CHANGE = frozenset(
 )
 """Keys that a run may go on with at other values; more rounds are a matter of `Earlier.refuse_more_rounds`."""
 NODES = "nodes.json"
+Split = Callable[[list[int]], tuple[list[int], list[int]]]
 LEDGER = "ledger.json"
 """Says where the ledger of a run is: relative paths among the settings would lead elsewhere from another folder."""
 
@@ -130,22 +132,51 @@ def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Ear
         yield Earlier(directory, before, seed, resumed_after, progress)
 
 
-def remember(grid: Grid, directory: RunDirectory) -> None:
+def remember(grid: Grid, earlier: Earlier, split: Split | None, secret: bool) -> None:
     """Give the nodes of this process back what they remembered before the run broke off.
 
     Args:
         grid: to them; nodes of any other grid keep their memories themselves.
-        directory: of the run.
+        earlier: the run.
+        split: divides nodes into those that train and those that never do, as the run has dealt roles; None: all train.
+        secret: whether who was drawn is secret. Then what a killed process has left is removed. Where there is nothing,
+            every node counts as if it had trained in all earlier rounds.
 
     Raises:
         ConfigError: what was written of it is of another kind.
     """
     if not isinstance(grid, Remembering):
         return
+    directory = earlier.directory
     try:
-        grid.remember(directory.read_json(NODES))
+        memories = directory.read_json(NODES)
+        if secret and not memories and earlier.progress is not None:
+            memories = _assumed(list(grid.get_node_ids()), earlier.progress.round + earlier.resumes, split)
+        grid.remember(memories)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _foreign(directory.path / NODES, error) from None
+    if secret:
+        forget_nodes(directory)
+
+
+def _assumed(nodes: list[int], rounds: int, split: Split | None) -> dict[str, Any]:
+    """Return the memories of nodes that may have trained in any of so many rounds: the same for all that train."""
+    outsiders = split(nodes)[1] if split else []
+    return {
+        str(node): {"config": {ASSUMED: {ASSUMED_ROUNDS: rounds, HELD_OUT: node in outsiders}}, "metrics": {}}
+        for node in nodes
+    }
+
+
+def forget_nodes(directory: RunDirectory) -> None:
+    """Remove what tells how often each node of this process was drawn, as far as the disk lets go of it.
+
+    Args:
+        directory: of the run.
+    """
+    for path in (directory.path / NODES, *directory.path.glob(f".{Path(NODES).stem}.*.partial.json")):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def refuse_other_ledger(directory: RunDirectory, ledger: Ledger) -> None:

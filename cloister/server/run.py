@@ -54,6 +54,7 @@ from cloister.server.resume import (
     Earlier,
     Remembering,
     earlier_run,
+    forget_nodes,
     note_ledger,
     refuse_other_ledger,
     remember,
@@ -247,7 +248,8 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
     if progress is not None:
         progress.restore(stateful_objects(plan, scene.stopping, scene.attested))
     earlier.refuse_more_rounds(plan.config, plan.claim.is_guaranteed or plan.config.privacy.client.is_on)
-    remember(grid, directory)
+    split = None if plan.held_out is None else plan.held_out.split
+    remember(grid, earlier, split, plan.strategy.has_secret_cohorts)
     scene.rounds.extend(map(Round.of_line, directory.cut(earlier.last_round)))
     after = (*earlier.resumed_after, *([] if progress is None else [progress.round]))
     directory.go_on(plan, after, grid.run.fab_hash)
@@ -257,6 +259,9 @@ def _open(scene: _Scene, stack: ExitStack, clients: int) -> _Scene:
     """Begin the budget, and say what is about to happen, also to another system."""
     scene = replace(scene, tracker=_tracker(scene, stack))
     plan, directory = scene.plan, scene.directory
+    if plan.strategy.has_secret_cohorts:
+        # How often each client was drawn is no part of what a run leaves behind, however it ends.
+        stack.callback(forget_nodes, directory)
     # Beforehand: what is entered from here on counts as spent.
     room = [] if scene.rounds else render_budget(plan, scene.layout, directory.path)
     renamed = warn_of_other_names(plan, directory.path)
@@ -331,9 +336,6 @@ def _save(scene: _Scene, loop: RoundLoop) -> tuple[Statement, Ending]:
     said = _statement(scene, loop)
     privacy = record(said) | ending.facts()
     ending = _tried("privacy.json", lambda: scene.directory.write_json("privacy.json", privacy), ending)
-    if ending.how == "as-asked" and scene.plan.strategy.has_secret_cohorts:
-        # Nothing is left to resume, and how often each client was drawn is no part of what the run leaves behind.
-        (scene.directory.path / NODES).unlink(missing_ok=True)
     return said, ending
 
 

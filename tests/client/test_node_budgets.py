@@ -27,7 +27,7 @@ from asking import (
     request_of_kind,
     write_data,
 )
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from cloister.aggregation.screening import REASON_LENGTH
 from cloister.client import ledgers
@@ -40,6 +40,7 @@ from cloister.client.charges import (
 from cloister.client.ledgers import identity_of
 from cloister.client.mods import budget as subject
 from cloister.client.mods.budget import keep_budget
+from cloister.client.mods.local_noise import leakage_budget, leaked
 from cloister.client.node import node_of
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.client.tally import Tally
@@ -229,6 +230,34 @@ class TestBudgets:
                 made += 1
         unit = "client" if settings is GAUSSIAN else "example"
         assert made > 0 and Tally(here.state).account(unit).epsilon(1e-5) <= 5.0
+
+    @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
+    def test_a_client_without_a_memory_counts_the_rounds_in_which_it_may_have_been_drawn(self, settings, unit):
+        """Who was drawn is forgotten when such a run breaks off; no budget begins anew when it goes on."""
+        here, request = node_at(settings, SIZED), request_of_kind(settings=settings)
+        here.state.config_records["assumed"] = ConfigRecord({"rounds": 3, "held-out": False})
+        for _ in range(2):
+            keep_budget(request, here, lambda *_: Reply())
+        whole = node_at(settings, SIZED)
+        for _ in range(5):
+            keep_budget(request, whole, lambda *_: Reply())
+        found = [Tally(node.state).account(unit).epsilon(1e-5) for node in (here, whole)]
+        assert found[0] == pytest.approx(found[1]) and 0 < found[1] < math.inf
+
+    def test_of_leakage_too(self):
+        settings = BALL | {"privacy.max-leakage": 1e9}
+        here, request = node_at(settings, SIZED), request_of_kind(settings=settings)
+        here.state.config_records["assumed"] = ConfigRecord({"rounds": 3, "held-out": False})
+        for number in (1, 2):
+            leakage_budget(request, here).spend(leaked(request), number)
+        spent = leakage_budget(request, here).spent()
+        assert spent == pytest.approx(5 * leaked(request).leakage) and spent > 0
+
+    def test_scores_of_earlier_rounds_are_not_assumed(self):
+        here = node_at(GAUSSIAN, SIZED)
+        here.state.config_records["assumed"] = ConfigRecord({"rounds": 3, "held-out": False})
+        keep_budget(request_of_kind(EvaluateRequest, GAUSSIAN), here, lambda *_: Reply())
+        assert "client" not in here.state.config_records["assumed"]
 
     @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
     def test_is_judged_at_the_delta_of_the_run_even_after_its_end(self, node, settings, unit):

@@ -21,6 +21,7 @@ from asking import (
     own_node,
     request_of_kind,
 )
+from flwr.app import ConfigRecord
 
 from cloister.client import ledgers
 from cloister.client.mods.roles import keep_role
@@ -229,3 +230,11 @@ class TestSimulated:
         with pytest.raises(ZeroDivisionError):
             keep_role(request_of_kind(settings=RUN), here, lambda *_: 1 / 0)
         assert dict(here.state.config_records["roles"]) == {"trained": True}
+
+    @pytest.mark.parametrize(("held_out", "kind"), [(False, EvaluateRequest), (True, TrainRequest)])
+    def test_without_a_memory_of_earlier_rounds_it_had_the_role_that_the_run_deals_it(self, held_out, kind):
+        here = node_at(RUN)
+        here.state.config_records["assumed"] = ConfigRecord({"rounds": 3, "held-out": held_out})
+        with pytest.raises(PrivacyError):
+            self.ask(here, kind)
+        self.ask(here, TrainRequest if kind is EvaluateRequest else EvaluateRequest)

@@ -11,7 +11,21 @@ import time
 
 import numpy as np
 import pytest
-from resumed import LINEAR, PRIVATE, assert_same, claims, died, go, lines, numbers, resume, state_round, stopped_after
+from flwr.app import ArrayRecord
+from resumed import (
+    CLIENTS,
+    LINEAR,
+    PRIVATE,
+    assert_same,
+    claims,
+    died,
+    go,
+    lines,
+    numbers,
+    resume,
+    state_round,
+    stopped_after,
+)
 from rich.console import Console
 from support import mostly_slow
 
@@ -20,10 +34,14 @@ from cloister.config.run import parse
 from cloister.core.errors import ConfigError
 from cloister.local.grid import LocalGrid
 from cloister.privacy.claims.words import render
+from cloister.server.progress import Progress
 from cloister.server.reports.console import Narrator
+from cloister.server.reports.rundir import RunDirectory
+from cloister.server.resume import Earlier, remember
 from cloister.server.run import run
 from cloister.strategies import STRATEGIES
 from cloister.strategies.fedopt import FedYogi
+from cloister.strategies.sampling import HeldOut
 
 CASES = {
     "yogi": {"strategy.name": "fedyogi", "strategy.fraction-train": 0.5},
@@ -31,6 +49,9 @@ CASES = {
     "patience": {"client.learning-rate": 0.9, "evaluation.patience": 2, "num-rounds": 6},
     "hypotheses": {"privacy.server": "laplace-clustering", "strategy.name": "fedadam"},
 }
+
+
+DRAWN = {"strategy.sampling": "poisson", "strategy.fraction-train": 0.9}
 
 
 class TestWithoutNoise:
@@ -155,11 +176,29 @@ class TestWhatGoesOn:
         settings = PRIVATE | {"privacy.client": "laplace", "privacy.client-noise-multiplier": 5.0}
         go(tmp_path / "public", settings)
         assert (tmp_path / "public" / "r" / "nodes.json").exists()
-        secret = settings | {"strategy.sampling": "poisson", "strategy.fraction-train": 0.9}
-        stopped_after(tmp_path / "secret", secret, 2)
-        assert (tmp_path / "secret" / "r" / "nodes.json").exists(), "what nodes have released goes on"
+        stopped_after(tmp_path / "secret", settings | DRAWN, 2)
+        assert not (tmp_path / "secret" / "r" / "nodes.json").exists()
         resume(tmp_path / "secret")
         assert not (tmp_path / "secret" / "r" / "nodes.json").exists()
+        assert not (tmp_path / "secret" / "r" / "leakage.json").exists(), "it tells how often they were drawn"
+
+    @pytest.mark.parametrize(
+        ("place", "error"),
+        [("Progress.save", KeyboardInterrupt), ("Progress.save", ValueError), ("_statement", MemoryError)],
+    )
+    def test_whatever_ends_a_run_takes_away_who_was_drawn(self, tmp_path, monkeypatch, place, error):
+        seen = []
+
+        def broken(*_, **__):
+            if (tmp_path / "r" / "nodes.json").exists():
+                seen.append(place)
+                (tmp_path / "r" / ".nodes.1.partial.json").write_text("{")
+                raise error("broken off")
+
+        monkeypatch.setattr(f"cloister.server.run.{place}", broken)
+        with pytest.raises(error):
+            go(tmp_path, PRIVATE | DRAWN | {"privacy.client": "gaussian", "strategy.fraction-train": 0.999})
+        assert seen and not list((tmp_path / "r").glob("*nodes*"))
 
     def test_more_rounds_where_nothing_is_claimed(self, tmp_path):
         go(tmp_path / "parts", LINEAR | {"strategy.name": "fedyogi"})
@@ -273,3 +312,31 @@ class started:
     def rounds(self):
         path = self.folder / "r" / "rounds.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+class TestMemories:
+    """Of a run whose draws are secret, once it is resumed: nodes count no less than they may have released."""
+
+    def remembered(self, tmp_path, held_out=None):
+        """A run that broke off after round 5, and was resumed before; its four nodes, after this one was resumed."""
+        directory = RunDirectory(tmp_path)
+        earlier = Earlier(directory, parse(LINEAR), 1, (2,), Progress(5, ArrayRecord(), {}))
+        grid = LocalGrid.simulated(app, parse(LINEAR).flat(), CLIENTS)
+        remember(grid, earlier, held_out and held_out.split, secret=True)
+        return grid.memories()
+
+    def test_without_any_each_counts_all_earlier_rounds(self, tmp_path):
+        assumed = {"config": {"assumed": {"rounds": 7, "held-out": False}}, "metrics": {}}
+        assert self.remembered(tmp_path) == {str(node): assumed for node in range(1, CLIENTS + 1)}
+
+    def test_those_that_never_train_are_no_less_strict(self, tmp_path):
+        held_out = HeldOut(0.5, random.Random(1))
+        trains, scores = held_out.split([1, 2, 3, 4])
+        found = self.remembered(tmp_path, held_out)
+        roles = {int(node): memory["config"]["assumed"]["held-out"] for node, memory in found.items()}
+        assert roles == dict.fromkeys(trains, False) | dict.fromkeys(scores, True)
+
+    def test_those_of_a_killed_process_go_on_and_are_taken_away(self, tmp_path):
+        kept = {"2": {"config": {"client-releases": {"{}": 3}}, "metrics": {}}}
+        (tmp_path / "nodes.json").write_text(json.dumps(kept))
+        assert self.remembered(tmp_path) == kept and not (tmp_path / "nodes.json").exists()

@@ -152,6 +152,8 @@ def planned_charges(request: Request, node: Node) -> Iterator[tuple[PrivacyBudge
         if ledger is None:
             if epsilon or privacy.client.is_on:
                 tally = Tally(node.state)
+                if isinstance(request, TrainRequest):
+                    tally.catch_up(charge.unit, charge.events)
                 yield PrivacyBudget[Store](tally, request.run, charge.unit, delta, epsilon, kind="renyi"), charge
             continue
         rule = partial(_refuse_contradiction, request, ledger, charge.unit if epsilon else None)

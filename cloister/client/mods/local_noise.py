@@ -96,7 +96,10 @@ def leakage_budget(request: TrainRequest, node: Node) -> PrivacyBudget[Store]:
         node: that counts it.
     """
     limit = stricter(request.config.privacy.client.max_leakage, node.config.max_leakage)
-    return PrivacyBudget(_store(request, node), request.run, "neighbourhood", max_epsilon=limit)
+    store = _store(request, node)
+    if isinstance(store, LeakageTally):
+        store.catch_up("neighbourhood", leaked(request))
+    return PrivacyBudget(store, request.run, "neighbourhood", max_epsilon=limit)
 
 
 def _store(request: TrainRequest, node: Node) -> Store:

@@ -13,6 +13,7 @@ from cloister.client.mods.enforce import Handler
 from cloister.client.node import Node
 from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
 from cloister.core.errors import PrivacyError
+from cloister.core.wire import ASSUMED, HELD_OUT
 from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 
@@ -35,8 +36,9 @@ def keep_role(request: Request, node: Node, call_next: Handler) -> Reply:
         with folder_unnamed(node.config):
             refuse_other_role(request, ledger_of(node.config, request.config.task.name))
     else:
-        roles = node.state.config_records.get(STATE, ConfigRecord())
-        _refuse(request, bool(roles.get(TRAINED)), roles.get(SCORED) == request.run)
+        roles, assumed = (node.state.config_records.get(name, ConfigRecord()) for name in (STATE, ASSUMED))
+        trained = bool(roles.get(TRAINED)) or assumed.get(HELD_OUT) is False
+        _refuse(request, trained, roles.get(SCORED) == request.run or assumed.get(HELD_OUT) is True)
         _remember(request, node)
     return call_next(request, node)
 
