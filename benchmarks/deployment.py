@@ -18,6 +18,7 @@ from pathlib import Path
 
 from common import machine, table
 
+from cloister.client.signing import make_key
 from cloister.deploy.kits import provision
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
@@ -91,7 +92,12 @@ def identities(folder: Path, nodes: int) -> list[Mapping[str, Setting]]:
     description = folder / "federation.toml"
     description.write_text(f'name = "bench"\n[server]\naddresses = ["localhost"]\n{sites}')
     kits = provision(description, folder / "kits", "").folder / "sites"
-    files = {"signing-key": "signing.key", "roster": "roster.signed", "roster-key": "roster.pub"}
+    for number in range(nodes):
+        (state := kits / str(number) / "state").mkdir()
+        make_key(state)
+        (state / "signing.pub").rename(folder / "kits" / "roster" / "keys" / f"{number}.pub")
+    provision(description, folder / "kits", "")
+    files = {"signing-key": "state/signing.key", "roster": "roster.signed", "roster-key": "roster.pub"}
     found = []
     for number in range(nodes):
         own: dict[str, Setting] = {key: str(kits / str(number) / name) for key, name in files.items()}

@@ -336,6 +336,18 @@ def policy(path: Annotated[Path, typer.Argument()]) -> None:
     typer.echo("\n".join(render(read_policy(path))))
 
 
+@app.command("signing-key")
+def signing_key(folder: Annotated[Path, typer.Argument()]) -> None:
+    """Make the key with which a site signs in secure aggregations, unless FOLDER has one. The site's start.sh calls it.
+
+    The private half, signing.key, stays at the site. The public half, signing.pub, is for the roster's keeper.
+    """
+    from cloister.client.signing import make_key
+
+    told = make_key(folder)
+    typer.echo(f"{folder}/signing.pub: send it to the roster's keeper, and read out its fingerprint {told}")
+
+
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument()],

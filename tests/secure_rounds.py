@@ -7,6 +7,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from cloister.client.signing import make_key
+from cloister.deploy import rosters
 from cloister.secure_aggregation.coordinator import Coordinator
 from cloister.secure_aggregation.graph import Complete
 from cloister.secure_aggregation.member import Member
@@ -27,6 +29,15 @@ def openssh(key):
     """The two halves of a key, as files of a site have them."""
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     return private, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
+def collect(folder, *names):
+    """Let sites make their signing keys, as their first starts do, and put the public halves where kits are made."""
+    for name in names:
+        state = folder / "sites" / name / "state"
+        state.mkdir(parents=True, exist_ok=True)
+        make_key(state)
+        (folder / rosters.key_file(name)).write_bytes((state / "signing.pub").read_bytes())
 
 
 def names_of(members):

@@ -284,7 +284,7 @@ def identity_of(request: Request, node: Node) -> Identity:
 def _simulated(clients: int) -> tuple[dict[str, Ed25519PrivateKey], Roster]:
     """The keys of all simulated clients of this process, and the roster of them."""
     keys = {_name(number): Ed25519PrivateKey.generate() for number in range(clients)}
-    return keys, Roster({name: public_bytes(key) for name, key in keys.items()})
+    return keys, Roster({name: public_bytes(key) for name, key in keys.items()}, frozenset(keys))
 
 
 def _name(partition: int) -> str:

@@ -1,9 +1,11 @@
 """What a site signs with in secure aggregations, and whom it takes for a member of them.
 
 Three files of the site say so: its signing key, the signed roster, and the public key of whoever signs rosters. The
-policy may pin the fingerprints of all members in `peers` instead, or as well.
+policy may pin the fingerprints of all members in `peers` instead, or as well. The site makes its key when it first
+starts, and nothing else ever has the private half.
 """
 
+import fcntl
 import hashlib
 import os
 from dataclasses import dataclass, field
@@ -14,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cloister.client.node import NodeConfig
 from cloister.client.policy import policy_of
 from cloister.core.errors import ConfigError, NodeConfigError, ProtocolError
-from cloister.core.files import expanded
-from cloister.core.keys import signing_key, verifying_key
+from cloister.core.files import atomic_path, expanded
+from cloister.core.keys import fingerprint, new_signing_key, public_half, signing_key, verifying_key
 from cloister.secure_aggregation.roster import Roster, SignedRoster, opened, public_bytes
 
 
@@ -32,6 +34,41 @@ class Identity:
     name: str
     key: Ed25519PrivateKey = field(repr=False)
     roster: Roster
+
+
+def make_key(folder: Path) -> str:
+    """Make the key that a site signs with, unless the folder has one, and write its public half beside it.
+
+    Args:
+        folder: gets `signing.key`, for its owner alone, and `signing.pub`. Each is whole or absent.
+
+    Returns:
+        The fingerprint of the key.
+
+    Raises:
+        ConfigError: a file cannot be written, or is no such key.
+    """
+    private = folder / "signing.key"
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # of two starts at the same time one makes the key
+            if not private.exists():
+                _written(private, new_signing_key(), 0o600)
+            key = signing_key(private.read_bytes(), f"signing-key {private}")
+            _written(folder / "signing.pub", public_half(key), 0o644)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise ConfigError(f"signing-key {error.filename or private}: {error.strerror}") from None
+    return fingerprint(key.public_key())
+
+
+def _written(path: Path, content: bytes, mode: int) -> None:
+    with atomic_path(path) as partial:
+        file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(file, "wb") as opened:
+            opened.write(content)
 
 
 def identity(node: NodeConfig) -> Identity | None:
@@ -55,7 +92,10 @@ def identity(node: NodeConfig) -> Identity | None:
     own = public_bytes(key)
     names = [name for name, known in roster.keys.items() if known == own]
     if not names:
-        raise NodeConfigError(f"signing-key {node.signing_key} is the key of nobody on the roster {node.roster}")
+        raise NodeConfigError(
+            f"signing-key {node.signing_key} is the key of nobody on the roster {node.roster}: send its public half, "
+            "signing.pub, to the roster's keeper, and put the new roster in its place"
+        )
     return Identity(names[0], key, roster)
 
 
@@ -69,7 +109,7 @@ def _trusted_roster(node: NodeConfig) -> Roster:
     if node.roster_key:
         authority = verifying_key(_content("roster-key", node.roster_key), f"roster-key {node.roster_key}")
         _require(signed, authority, node.ledger_folder)
-    return Roster.pinned(signed.roster.keys, pins) if pins else signed.roster
+    return signed.roster.pinned(pins) if pins else signed.roster
 
 
 def _require(signed: SignedRoster, authority: Ed25519PublicKey, folder: Path) -> None:

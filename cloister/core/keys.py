@@ -1,18 +1,31 @@
-"""How people compare keys, and keys to sign with in files."""
+"""How people compare keys, keys to sign with in files, and who made them."""
 
 import base64
 import hashlib
+from collections.abc import Sequence
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
+    NoEncryption,
+    PrivateFormat,
     PublicFormat,
     load_ssh_private_key,
     load_ssh_public_key,
 )
 
 from cloister.core.errors import ConfigError
+from cloister.core.text import clean
+
+NAMED = 5
+"""Most names of members that a sentence has."""
+LONGEST = 48
+"""Most characters of one of them."""
+REMEDY = (
+    "the remedy: `cloister signing-key FOLDER` at each of these sites, then `cloister site rotate CONNECTION NAME "
+    "--signing-key FOLDER/signing.pub`"
+)
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey) -> str:
@@ -41,6 +54,16 @@ def signing_key(content: bytes, place: str) -> ed25519.Ed25519PrivateKey:
     return key
 
 
+def new_signing_key() -> bytes:
+    """Return a new private Ed25519 key, as a file has it."""
+    return ed25519.Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+
+def public_half(key: ed25519.Ed25519PrivateKey) -> bytes:
+    """Return the public half of a key to sign with, as a file has it."""
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+
+
 def verifying_key(content: bytes, place: str) -> ed25519.Ed25519PublicKey:
     """The public key in a file.
 
@@ -58,3 +81,18 @@ def verifying_key(content: bytes, place: str) -> ed25519.Ed25519PublicKey:
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise ConfigError(f"{place} must be an Ed25519 key: ssh-keygen -t ed25519")
     return key
+
+
+def provisioner_of(names: Sequence[str]) -> str:
+    """Name the provisioner by the members whose keys it made.
+
+    Args:
+        names: of these members, at least one.
+
+    Examples:
+        >>> provisioner_of(["north", "south"])
+        'the provisioner, who made the signing keys of north, south'
+    """
+    shown = [clean(name[:LONGEST]) for name in names[:NAMED]]
+    others = len(names) - len(shown)
+    return f"the provisioner, who made the signing keys of {', '.join(shown)}" + f" and {others} others" * (others > 0)

@@ -20,7 +20,8 @@ HEART = {"server": "server/server.key", "operator": "operator/credentials.yaml",
 """Without which a kit is not there, whatever else lies in its folder."""
 ISSUED = "issued.json"
 """Member -> public key of its node, or `signing/NAME` -> public signing key of a site, empty once it was taken off the
-roster; empty for the server, the operator and the key of rosters."""
+roster; again as `signing-key-of-its-own/NAME` if the site made it; empty for the server, the operator and the key of
+rosters."""
 
 
 @dataclass

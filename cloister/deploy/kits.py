@@ -3,7 +3,7 @@
     OUT/authority/     ca.key, ca.crt: signs the server's certificate; keep it off the network
     OUT/server/        certificate and key, the executor's secret, the operators' digests, start.sh
     OUT/operator/      the token for `flwr`, the nodes' public keys, register.sh
-    OUT/sites/NAME/    the node's key, the site's signing key, its executor's secret, the policy, start.sh
+    OUT/sites/NAME/    the node's key, its executor's secret, the policy, start.sh, which makes the site's signing key
     OUT/roster/        roster.key: signs the list of the sites' signing keys; not for the server's operator
 
 What is there is kept, whatever it is: running again adds what is missing, and renews only what it is told to. A file
@@ -88,7 +88,7 @@ def provision(
         _write_operator(kits, federation)
         for site in federation.sites:
             _write_site(kits, federation, site, policy if isinstance(policy, str) else policy(federation.tasks))
-        rosters.write_roster(kits, [site.name for site in federation.sites])
+        rosters.write_roster(kits, federation.sites)
         _remember(kits, members)
         for member in members:
             _spread_authority(kits, member)
@@ -250,7 +250,7 @@ def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> 
         kits.notes.append(f"{public} is not the public-key of federation.toml; remove it to have it replaced")
     # A kit that was handed over and removed here is not made again.
     is_here = is_new or kits.path(home).is_dir()
-    rosters.add_site(kits, site, is_here)
+    rosters.add_site(kits, site)
     if is_here:
         kits.add(f"{home}/policy.toml", policy, PUBLIC)
         kits.add(f"{home}/superexec.secret", secrets.token_hex(32), SECRET)

@@ -3,23 +3,33 @@
     OUT/roster/roster.key       signs rosters: whoever has it can invent sites, so the server's operator must not
     OUT/roster/roster.pub       its public key, and
     OUT/roster/roster.signed    the newest roster: both in the kits of the sites and of the operator
-    OUT/roster/keys/NAME.pub    the public signing key of a site
+    OUT/roster/keys/NAME.pub    the public signing key of a site, as it was collected there
 
 The server's kit has none of them: a server learns who is on the roster from the sites, and need not be believed.
+
+A site makes its signing key when it first starts, and no kit has one. Older kits have: who made these can sign as those
+sites. So the roster states of each key whether the site made it.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from flwr.supercore.utils import get_flwr_home
 
 from cloister.core.errors import ConfigError, ProtocolError
-from cloister.core.keys import fingerprint, signing_key, verifying_key
+from cloister.core.keys import (
+    REMEDY,
+    fingerprint,
+    new_signing_key,
+    provisioner_of,
+    public_half,
+    signing_key,
+    verifying_key,
+)
 from cloister.deploy.federation import Site
-from cloister.deploy.folder import PUBLIC, ROSTER_KEY, SECRET, Kits
+from cloister.deploy.folder import FOLDER, ISSUED, PUBLIC, ROSTER_KEY, SECRET, Kits
 from cloister.secure_aggregation.roster import Roster, SignedRoster, opened, sign_roster
 
 AUTHORITY, SIGNED = "roster.pub", "roster.signed"
@@ -34,6 +44,11 @@ def key_file(name: str) -> str:
 def entry(name: str) -> str:
     """Where the record of what was ever made has the public signing key of a site; empty: it was taken off."""
     return f"signing/{name}"
+
+
+def own(name: str) -> str:
+    """Where the record of what was ever made has the public signing key of a site if the site made that itself."""
+    return f"signing-key-of-its-own/{name}"
 
 
 def checked_key(path: Path) -> bytes:
@@ -51,22 +66,26 @@ def checked_key(path: Path) -> bytes:
 
 
 def forget(kits: Kits, member: str) -> None:
-    """Treat a site as if it had never had a signing key, or `roster` as if no roster had ever been signed."""
+    """Treat `roster` as if none had ever been signed, or a site as if it had never been on one.
+
+    A signing key that the site made itself stays: no kit has it.
+    """
     if member == "roster":
         for name in (AUTHORITY, SIGNED):
             kits.path(f"roster/{name}").unlink(missing_ok=True)
     elif member.startswith("sites/"):
-        kits.issued.pop(entry(Path(member).name), None)
-        kits.path(key_file(Path(member).name)).unlink(missing_ok=True)
+        name = Path(member).name
+        if kits.issued.get(entry(name)) != kits.issued.get(own(name)):
+            kits.issued.pop(entry(name), None)
+            kits.path(key_file(name)).unlink(missing_ok=True)
 
 
-def add_site(kits: Kits, site: Site, is_here: bool) -> None:
+def add_site(kits: Kits, site: Site) -> None:
     """Keep the public signing key of a site that is not here yet.
 
     Args:
         kits: folder of all kits.
         site: of the federation.
-        is_here: whether its kit is, so that a private key can be put into it.
     """
     name = site.name
     if kits.issued.get(entry(name)) == "":
@@ -74,42 +93,74 @@ def add_site(kits: Kits, site: Site, is_here: bool) -> None:
             f"site {name} was taken off the roster: take it out of federation.toml, or --remake sites/{name}"
         )
     elif not kits.has(key_file(name)):
-        if key := _key_of(kits, site, is_here):
+        if key := _key_of(kits, site):
             kits.write(key_file(name), key, PUBLIC)
     elif site.public_signing_key and checked_key(Path(site.public_signing_key)) != kits.read(key_file(name)):
         kits.notes.append(f"{key_file(name)} is not the public-signing-key of federation.toml; remove it to replace it")
 
 
-def _key_of(kits: Kits, site: Site, is_here: bool) -> bytes:
-    """The public signing key of a site: its own, or one whose private half is in its kit, or goes there."""
-    private = f"sites/{site.name}/signing.key"
+def _key_of(kits: Kits, site: Site) -> bytes:
+    """The public signing key of a site: that of federation.toml, of its older kit, or of the record."""
     if site.public_signing_key:
         kits.notes.append(f"site {site.name} puts its own private signing key in its kit as signing.key")
         return checked_key(Path(site.public_signing_key))
-    if kits.has(private):
-        return _public(signing_key(kits.read(private), str(kits.path(private))))
+    if key := _in_kit(kits, site.name):
+        return key
     if known := kits.issued.get(entry(site.name)):
         return known.encode()
-    if is_here:
-        return _new_key(kits, private)
-    kits.notes.append(f"site {site.name} has no signing key: name its public-signing-key in federation.toml")
+    kits.notes.append(
+        f"site {site.name} is not on the roster: put the signing.pub that its first start writes here as "
+        f"{key_file(site.name)}, and run this again"
+    )
     return b""
 
 
-def write_roster(kits: Kits, names: Sequence[str]) -> None:
+def _in_kit(kits: Kits, name: str) -> bytes:
+    """The public half of the signing key in an older kit that is here; empty if there is none."""
+    private = f"sites/{name}/signing.key"
+    return public_half(signing_key(kits.read(private), str(kits.path(private)))) if kits.has(private) else b""
+
+
+def write_roster(kits: Kits, sites: Sequence[Site]) -> None:
     """Sign a roster of the sites that have keys, if there is none of them, and put it into the kits that are here.
 
     Args:
         kits: folder of all kits.
-        names: of the sites of the federation.
+        sites: of the federation.
+
+    Raises:
+        ConfigError: a file is no public key, or that of two sites.
     """
-    files = {name: kits.read(key_file(name)) for name in names if kits.has(key_file(name))}
-    if kits.is_gone("roster") or not files:
+    if kits.is_gone("roster"):
         return
     if not kits.has(ROSTER_KEY):
-        _new_key(kits, ROSTER_KEY)
-    _sign(kits, {name: _raw(content, key_file(name)) for name, content in files.items()})
-    _spread(kits, ["operator", *(f"sites/{name}" for name in names)])
+        kits.write(ROSTER_KEY, new_signing_key(), SECRET)
+    kits.path("roster/keys").mkdir(mode=FOLDER, exist_ok=True)
+    keys = {}
+    for site in sites:
+        if kits.has(key_file(site.name)) and kits.issued.get(entry(site.name)) != "":
+            content = kits.read(key_file(site.name))
+            keys[site.name] = _raw(content, str(kits.path(key_file(site.name))))
+            _note_maker(kits, site, content)
+    if keys:
+        _sign(kits, keys)
+    _spread(kits, ["operator", *(f"sites/{site.name}" for site in sites)])
+
+
+def _note_maker(kits: Kits, site: Site, content: bytes) -> None:
+    """Record a key that the site made: one of federation.toml, or one that came here after the key of the record.
+
+    Kits of before had private keys, and a folder without a record may be of that time.
+    """
+    key, known = _raw(content, site.name), kits.issued.get(entry(site.name))
+    if (inside := _in_kit(kits, site.name)) and _raw(inside, site.name) == key:
+        return
+    is_stated = site.public_signing_key and _raw(checked_key(Path(site.public_signing_key)), site.name) == key
+    is_new = _raw(known.encode(), site.name) != key if known else not kits.has(f"roster/{SIGNED}") or kits.has(ISSUED)
+    if (is_stated or is_new) and kits.issued.get(own(site.name)) != content.decode():
+        kits.issued[own(site.name)] = content.decode()
+        told = fingerprint(verifying_key(content, site.name))
+        kits.notes.append(f"site {site.name} has made the signing key {told}: compare that with what it has printed")
 
 
 def replace(kits: Kits, name: str, path: Path, expected: str = "") -> str:
@@ -138,7 +189,7 @@ def replace(kits: Kits, name: str, path: Path, expected: str = "") -> str:
     if others := [other for other, key in keys.items() if key == keys[name] and other != name]:
         raise ConfigError(f"the key {path} is that of {others[0]}; the site has to make a new one")
     kits.write(key_file(name), content, PUBLIC)
-    _change(kits, name, content.decode(), keys)
+    _change(kits, {entry(name): content.decode(), own(name): content.decode()}, keys)
     return found
 
 
@@ -161,7 +212,7 @@ def strike(kits: Kits, name: str) -> bool:
     was_there = keys.pop(name, None) is not None
     if was_there:
         kits.path(key_file(name)).unlink(missing_ok=True)
-        _change(kits, name, "", keys)
+        _change(kits, {entry(name): ""}, keys)
     return was_there
 
 
@@ -181,19 +232,27 @@ def roster_in(kit: Path) -> SignedRoster | None:
 
 
 def on_roster() -> list[dict[str, str]]:
-    """Who is on the roster in the operator's kit: `name` and `fingerprint` of each, for `cloister status`.
+    """Who is on the roster in the operator's kit, for `cloister status`: `name`, `fingerprint`, and `made-by` of each.
 
     Raises:
         ConfigError: it is none, or somebody else has signed it than whoever signs rosters.
     """
     signed = roster_in(Path(get_flwr_home()))
     keys = sorted(signed.roster.keys.items()) if signed else []
-    return [{"name": name, "fingerprint": fingerprint(Ed25519PublicKey.from_public_bytes(key))} for name, key in keys]
+    return [
+        {
+            "name": name,
+            "fingerprint": fingerprint(Ed25519PublicKey.from_public_bytes(key)),
+            "made-by": "the provisioner" if signed and name in signed.roster.by_provisioner else "the site",
+        }
+        for name, key in keys
+    ]
 
 
-def _change(kits: Kits, name: str, recorded: str, keys: Mapping[str, bytes]) -> None:
+def _change(kits: Kits, recorded: Mapping[str, str], keys: Mapping[str, bytes]) -> None:
     """Record what became of a site's key, then sign: a call that breaks off between the two is ended by the next."""
-    kits.write_issued(kits.read_issued() | {entry(name): recorded})
+    kits.issued = {**kits.read_issued(), **recorded}
+    kits.write_issued(kits.issued)
     _sign(kits, keys)
     here = ["operator", *sorted(f"sites/{path.name}" for path in kits.path("sites").glob("*") if path.is_dir())]
     _spread(kits, here)
@@ -202,16 +261,23 @@ def _change(kits: Kits, name: str, recorded: str, keys: Mapping[str, bytes]) -> 
 
 
 def _sign(kits: Kits, keys: Mapping[str, bytes]) -> None:
-    """Sign a roster with these keys, if the newest one has others."""
+    """Sign a roster with these keys and who made them, if the newest one has others."""
+    records = {name: kits.issued.get(own(name)) for name in keys}
+    at_site = frozenset(name for name, made in records.items() if made and _raw(made.encode(), name) == keys[name])
+    try:
+        roster = Roster(dict(keys), at_site)
+    except ProtocolError as error:
+        raise ConfigError(f"{kits.path('roster/keys')}: {error}") from None
+    if roster.by_provisioner:
+        kits.notes.append(f"counted as working with the server: {provisioner_of(roster.by_provisioner)}; {REMEDY}")
     before = _newest(kits) if kits.has(f"roster/{SIGNED}") else None
-    if before is not None and before.roster.keys == keys:
+    if before is not None and before.roster == roster:
         return
     # By the clock, so that numbers grow even if a roster was lost.
     serial = max(int(time.time()), before.serial + 1 if before else 1)
     authority = signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))
-    kits.write(f"roster/{SIGNED}", sign_roster(Roster(dict(keys)), serial, authority), PUBLIC)
-    if before is not None:
-        kits.notes.append(f"the roster has changed: give roster/{SIGNED} to every site and operator")
+    kits.write(f"roster/{SIGNED}", sign_roster(roster, serial, authority), PUBLIC)
+    kits.notes.append(f"the roster has changed: give roster/{SIGNED} to every site and operator")
 
 
 def _newest(kits: Kits) -> SignedRoster:
@@ -234,23 +300,12 @@ def _genuine(content: bytes, authority: Ed25519PublicKey, place: str) -> SignedR
 def _spread(kits: Kits, kits_here: Sequence[str]) -> None:
     """Put the roster, and the key that it is verified by, into the kits that are here."""
     private = signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))
-    kits.add(f"roster/{AUTHORITY}", _public(private), PUBLIC)
+    kits.add(f"roster/{AUTHORITY}", public_half(private), PUBLIC)
     for member in kits_here:
-        for name in (AUTHORITY, SIGNED):
+        for name in (AUTHORITY, SIGNED) if kits.has(f"roster/{SIGNED}") else (AUTHORITY,):
             content, place = kits.read(f"roster/{name}"), f"{member}/{name}"
             if kits.path(member).is_dir() and not (kits.has(place) and kits.read(place) == content):
                 kits.write(place, content, PUBLIC)
-
-
-def _new_key(kits: Kits, name: str) -> bytes:
-    """Write a new private key; returns the public one."""
-    key = Ed25519PrivateKey.generate()
-    kits.write(name, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), SECRET)
-    return _public(key)
-
-
-def _public(key: Ed25519PrivateKey) -> bytes:
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
 
 
 def _raw(content: bytes, place: str) -> bytes:

@@ -4,7 +4,7 @@ from typing import cast
 
 from cloister.core.errors import ProtocolError
 from cloister.secure_aggregation.canonical import read, text
-from cloister.secure_aggregation.roster import Roster
+from cloister.secure_aggregation.roster import Entry, Roster
 
 LABEL = "roster told"
 MAX_TOLD = 4 * 2**20
@@ -12,8 +12,8 @@ MAX_TOLD = 4 * 2**20
 
 
 def told(roster: Roster) -> bytes:
-    """The names and keys as bytes: one way, whoever writes them."""
-    return text(LABEL, tuple(sorted(roster.keys.items())))
+    """Return names, keys and who made them as bytes, in the one form that there is."""
+    return text(LABEL, roster.entries)
 
 
 def read_told(content: bytes) -> Roster:
@@ -26,9 +26,6 @@ def read_told(content: bytes) -> Roster:
         raise ProtocolError("the bytes are no roster")
     try:
         (entries,) = read(LABEL, content)
-        keys = dict(cast(tuple[tuple[str, bytes], ...], entries))
+        return Roster.of(cast(tuple[Entry, ...], entries))
     except (ValueError, TypeError) as error:
         raise ProtocolError("the bytes are no roster") from error
-    if not all(isinstance(name, str) and isinstance(key, bytes) for name, key in keys.items()):
-        raise ProtocolError("the bytes are no roster")
-    return Roster(keys)

@@ -1,10 +1,10 @@
 """The roster: who may take part, and the long-term key by which each is known."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Self, cast
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -18,6 +18,11 @@ SIGNATURE = 64
 """Bytes of a signature."""
 LABEL = "roster"
 SIGNED = "signed roster"
+AT_SITE = "site"
+"""In an entry: the site made its key itself. An entry that says nothing is of a key that the provisioner made."""
+
+Entry = tuple[str, bytes] | tuple[str, bytes, str]
+"""A name and its public key, and `AT_SITE` where the site made it."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +31,53 @@ class Roster:
 
     Args:
         keys: name -> public key, 32 bytes.
+        at_site: names of the sites that made their keys themselves. The provisioner made the keys of all others, and
+            can sign as they do.
     """
 
     keys: Mapping[str, bytes]
+    at_site: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        if unknown := self.at_site - set(self.keys):
+            raise ProtocolError(f"the roster states who made the keys of {', '.join(sorted(unknown))}, and has none")
         if wrong := [name for name, key in self.keys.items() if len(key) != PUBLIC_KEY]:
             raise ProtocolError(f"a key on the roster must have {PUBLIC_KEY} bytes; not so: {', '.join(wrong)}")
         if len(set(self.keys.values())) < len(self.keys):
             raise ProtocolError("two names on the roster have the same key: one site would count as two members")
 
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Each name with its key and who made that, in the one order and the one form that are signed and sent."""
+        made = {name: (AT_SITE,) if name in self.at_site else () for name in self.keys}
+        return tuple((name, key, *made[name]) for name, key in sorted(self.keys.items()))
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Self:
+        """Return the roster with these entries.
+
+        Args:
+            entries: as `entries` has them.
+
+        Raises:
+            ValueError: they are no such entries, or in another order or form.
+        """
+        found = tuple(entries)
+        typed = all(isinstance(name, str) and isinstance(key, bytes) for name, key, *_ in found)
+        at_site = frozenset(name for name, _, *made in found if made)
+        if not typed or (roster := cls({name: key for name, key, *_ in found}, at_site)).entries != found:
+            raise ValueError("these are no entries of a roster")
+        return roster
+
+    @cached_property
+    def by_provisioner(self) -> tuple[str, ...]:
+        """The names of the members whose keys the provisioner made: who made the keys can play these members."""
+        return tuple(sorted(set(self.keys) - self.at_site))
+
     @cached_property
     def digest(self) -> bytes:
-        """The hash, 32 bytes, of all names and keys: members sign it with the terms of every attempt."""
-        return hashlib.sha256(text(LABEL, tuple(sorted(self.keys.items())))).digest()
+        """The hash, 32 bytes, of all entries: members sign it with the terms of every attempt."""
+        return hashlib.sha256(text(LABEL, self.entries)).digest()
 
     def has_signed(self, name: str, signature: bytes, signed: bytes) -> bool:
         """Whether somebody on the roster has signed a text.
@@ -51,35 +89,33 @@ class Roster:
         """
         return name in self.keys and _fits(self.keys[name], signature, signed)
 
-    @classmethod
-    def pinned(cls, keys: Mapping[str, bytes], fingerprints: Mapping[str, str]) -> "Roster":
-        """A roster that a site has put together itself, by fingerprints that people have compared.
+    def pinned(self, fingerprints: Mapping[str, str]) -> Self:
+        """Return this roster, from anybody, if people have compared all its keys by their fingerprints.
 
         Args:
-            keys: name -> public key, from anybody.
             fingerprints: name -> fingerprint of the key, from the site's own file.
 
         Raises:
             ProtocolError: a name has no pinned fingerprint, or a key has another one.
         """
-        for name, key in keys.items():
+        for name, key in self.keys.items():
             if fingerprints.get(name) != fingerprint(Ed25519PublicKey.from_public_bytes(key)):
                 raise ProtocolError(f"the key of {name!r} on the roster is not the one whose fingerprint is pinned")
-        return cls(dict(keys))
+        return self
 
 
 def sign_roster(roster: Roster, serial: int, authority: Ed25519PrivateKey) -> bytes:
     """Vouch for a roster.
 
     Args:
-        roster: names and keys.
+        roster: names, keys, and who made them.
         serial: number of the roster, larger than those of all rosters before it.
         authority: the key of whoever vouches. Whoever holds it can invent sites: the server's operator must not.
 
     Returns:
         The signed roster, to be handed to the sites.
     """
-    content = text(LABEL, serial, tuple(sorted(roster.keys.items())))
+    content = text(LABEL, serial, roster.entries)
     return text(SIGNED, content, authority.sign(content))
 
 
@@ -88,7 +124,7 @@ class SignedRoster:
     """A roster as it is handed out. Anybody can make one: it counts if `require` takes it, or by pinned fingerprints.
 
     Args:
-        roster: names and keys.
+        roster: names, keys, and who made them.
         serial: its number.
         content: the bytes that were signed.
         signature: of whoever vouches, 64 bytes.
@@ -125,15 +161,14 @@ def opened(signed: bytes) -> SignedRoster:
     """
     try:
         content, signature = cast(tuple[bytes, bytes], read(SIGNED, signed))
-        serial, entries = cast(tuple[int, tuple[tuple[str, bytes], ...]], read(LABEL, content))
-        keys = dict(entries)
-        again = text(SIGNED, text(LABEL, serial, tuple(sorted(keys.items()))), signature)
+        serial, entries = cast(tuple[int, tuple[Entry, ...]], read(LABEL, content))
+        roster = Roster.of(entries)
+        again = text(SIGNED, text(LABEL, serial, roster.entries), signature)
     except (ValueError, TypeError, AttributeError) as error:
         raise ProtocolError("the bytes are no signed roster") from error
-    typed = all(isinstance(name, str) and isinstance(key, bytes) for name, key in keys.items())
-    if not (again == signed and typed and isinstance(serial, int) and isinstance(signature, bytes)):
+    if not (again == signed and isinstance(serial, int) and isinstance(signature, bytes)):
         raise ProtocolError("the bytes are no signed roster")
-    return SignedRoster(Roster(keys), serial, content, signature)
+    return SignedRoster(roster, serial, content, signature)
 
 
 def read_roster(signed: bytes, authority: Ed25519PublicKey, oldest: int = 0) -> Roster:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cloister.secure_aggregation.roster import opened
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "runtimes"))
 from processes import PROGRAMS, Processes, free_ports  # noqa: E402
@@ -35,6 +37,7 @@ def test_the_guide_has_these_steps():
         "The server",
         "The operator",
         "The site",
+        "The roster",
         "Run",
     ]
 
@@ -172,7 +175,12 @@ def deployed(tmp_path, monkeypatch):
                 machines.shell("own-key", machines.here(own))
             (node,) = blocks(6, "sh")
             machines.follow(site, node.replace("north", site))
-        (run,) = blocks(7, "sh")
+        for site in machines.ports:
+            made = machines.srv / "cloister" / site / "state" / "signing.pub"
+            processes.wait(made.exists, SECONDS, "signing key of a site")
+        (roster,) = blocks(7, "sh")
+        machines.follow("roster", roster)
+        (run,) = blocks(8, "sh")
         machines.follow("run", f"{run.strip()} 2>&1")
         yield machines
 
@@ -184,6 +192,9 @@ def test_whoever_follows_the_guides_trains_a_model_and_keeps_it_up(deployed):
 
 
 def trained(machines):
+    kits = machines.checkout / "kits"
+    signed = opened((machines.srv / "cloister" / "north" / "roster.signed").read_bytes())
+    assert signed.roster.at_site == {"north", "south"} and not list(kits.rglob("signing.key"))
     (rounds,) = (machines.srv / "cloister" / "server" / "state" / "runs").glob("*/rounds.jsonl")
     found, last = rounds.parent, json.loads(rounds.read_text().splitlines()[-1])
     assert (last["round"], last["measured"]["accepted"], last["measured"]["rejected"]) == (3, 2, [])
@@ -204,7 +215,7 @@ def kept_up(machines):
     upgrade, roll_back = blocks(6, "sh", UPKEEP)
     machines.keep_up("upgrade", upgrade, "server")
     assert f"installed in {srv}/cloister/venv-new: cloister superlink" in processes.log("server-service")
-    (run,) = blocks(7, "sh")
+    (run,) = blocks(8, "sh")
     more = "num-rounds=2 privacy.server='global-dp' privacy.noise-multiplier=2.0"
     machines.follow("again", run.replace("num-rounds=3", more).replace("privacy.server='none' ", ""))
 

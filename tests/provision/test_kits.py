@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from base64 import b64decode
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.common.config import parse_config_args
 from support import mostly_slow
-from two_sites import FEDERATION, KITS, POLICY, ROSTER, SECRETS, contents, made
+from two_sites import FEDERATION, KITS, POLICY, SECRETS, contents, made
 
 from cloister.core.errors import ConfigError
 from cloister.deploy.certificates import addresses_of
@@ -48,8 +49,7 @@ class TestFirstRun:
             *(f"operator/nodes/{name}.pub" for name in ("north", "south")),
             *(f"sites/north/{name}" for name in ("ca.crt", "policy.toml", "start.sh", "SHA256SUMS")),
             *(f"sites/south/{name}" for name in ("ca.crt", "policy.toml", "start.sh", "SHA256SUMS")),
-            *(f"{kit}/{name}" for kit in ("roster", *KITS) for name in ROSTER),
-            *(f"roster/keys/{name}.pub" for name in ("north", "south")),
+            *(f"{kit}/roster.pub" for kit in ("roster", *KITS)),
         }
 
     @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
@@ -68,7 +68,7 @@ class TestFirstRun:
     def test_a_private_key_is_in_one_kit_only(self, make):
         files = contents(make().folder)
         owners = [("sites/north/", "node.key"), ("sites/south/", "node.key"), ("server/", "server.key")]
-        for owner, name in [*owners, ("sites/north/", "signing.key"), ("roster/", "roster.key")]:
+        for owner, name in [*owners, ("roster/", "roster.key")]:
             secret = files[owner + name].split(b"-----")[2].split(b"\n")[2]
             assert [other for other, content in files.items() if secret in content] == [owner + name]
 
@@ -131,6 +131,7 @@ class TestScripts:
         """The script calls whatever CLOISTER_NODE names: here a program that prints its arguments, a line each."""
         kit = tmp_path / "a kit that moved"
         shutil.copytree(make().folder / "sites" / site, kit)
+        (kit / "signing.key").write_text("that the site has put there")
         arguments = self.lines_of(kit / "start.sh", self.printing(tmp_path))
         options = dict(zip(arguments[::2], arguments[1::2], strict=True))
         assert options["--superlink"] == "fl.example.org:8443"
@@ -157,6 +158,7 @@ class TestScripts:
         self, make, tmp_path
     ):
         kit, secrets = make().folder / "sites" / "north", tmp_path / "secrets"
+        (kit / "signing.key").touch()
         secrets.mkdir()
         self.lines_of(kit / "start.sh", self.printing(secrets))
         (first,) = secrets.iterdir()
@@ -169,23 +171,37 @@ class TestScripts:
 
     def test_a_site_without_such_a_folder_has_a_node_all_the_same(self, make, tmp_path):
         kit = make().folder / "sites" / "north"
+        (kit / "signing.key").touch()
         arguments = self.lines_of(kit / "start.sh", self.printing(tmp_path / "absent"))
         assert "secure-state" not in arguments[arguments.index("--node-config") + 1]
 
-    @pytest.mark.parametrize(
-        ("gone", "keys"),
-        [("signing.key", set()), ("roster.pub", {"signing-key", "roster", "secure-state"})],
-        ids=["no key", "pins"],
-    )
-    def test_a_site_says_of_itself_what_it_has_files_for(self, make, gone, keys, tmp_path):
+    def test_a_site_that_pins_fingerprints_names_nobody_who_signs_rosters(self, make, tmp_path):
         kit = make().folder / "sites" / "north"
-        (kit / gone).unlink()
-        arguments = self.lines_of(kit / "start.sh", self.printing(tmp_path))
-        said = set(parse_config_args([arguments[arguments.index("--node-config") + 1]]))
-        assert said == {"policy", "ledger-dir", "data-path"} | keys
+        (kit / "signing.key").touch()
+        (kit / "roster.pub").unlink()
+        said = self.configuration(kit, self.printing(tmp_path))
+        assert set(said) == {"policy", "ledger-dir", "data-path", "signing-key", "roster", "secure-state"}
+
+    def test_the_first_start_of_a_site_makes_the_key_that_it_signs_with_and_a_later_one_keeps_it(self, make, tmp_path):
+        kit = make().folder / "sites" / "north"
+        programs = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        said = self.configuration(kit, {**os.environ, **self.printing(tmp_path), "PATH": programs})
+        assert said["signing-key"] == f"{kit}/state/signing.key"
+        key = (kit / "state" / "signing.key").read_bytes()
+        assert self.configuration(kit, self.printing(tmp_path))["signing-key"] == f"{kit}/state/signing.key"
+        assert (kit / "state" / "signing.key").read_bytes() == key
+        assert (
+            load_ssh_public_key((kit / "state" / "signing.pub").read_bytes())
+            == load_ssh_private_key(key, None).public_key()
+        )
+
+    def configuration(self, kit, environment):
+        arguments = self.lines_of(kit / "start.sh", environment)
+        return parse_config_args([arguments[arguments.index("--node-config") + 1]])
 
     def test_a_site_may_insist_on_signed_code(self, make, tmp_path):
         kit = make().folder / "sites" / "north"
+        (kit / "signing.key").touch()
         (kit / "trusted-entities.yaml").write_text("# of the review board\nfpk_1: ssh-ed25519 AAAA\n")
         arguments = self.lines_of(kit / "start.sh", self.printing(tmp_path))
         assert arguments[-2:] == ["--trusted-entities", f"{kit}/trusted-entities.yaml"]
@@ -194,6 +210,7 @@ class TestScripts:
     def test_a_list_of_nobody_is_no_list(self, make, content, tmp_path):
         """Flower would take it for none and let every bundle run."""
         kit = make().folder / "sites" / "north"
+        (kit / "signing.key").touch()
         (kit / "trusted-entities.yaml").write_text(content)
         done = subprocess.run(
             [str(kit / "start.sh")], env=self.printing(tmp_path), capture_output=True, text=True, check=False

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from rich.console import Console
+from secure_rounds import collect
 from two_sites import FEDERATION, KITS, THIRD, contents, made
 
 from cloister.core.errors import ConfigError
@@ -34,13 +35,17 @@ def make(tmp_path):
 
 class TestAgain:
     def test_nothing_changes(self, make):
+        first = make()
+        collect(first.folder, "north", "south")
         before = contents(make().folder)
         again = make()
         assert again.written == () and again.notes == () and contents(again.folder) == before
 
     def test_a_new_site_changes_of_others_the_roster_alone(self, make):
         first = make()
-        before = contents(first.folder)
+        collect(first.folder, "north", "south")
+        before = contents(make().folder)
+        collect(make(FEDERATION + THIRD).folder, "east")
         (first.folder / "sites" / "north" / "policy.toml").write_text("# the site's own\n")
         after = contents(make(FEDERATION + THIRD).folder)
         changed = {name for name in before if after[name] != before[name]}
@@ -82,7 +87,7 @@ class TestAgain:
         again = make(FEDERATION + THIRD)
         made = (*again.written, *make(FEDERATION + THIRD).written)
         keys = [name for name in made if name.endswith((".key", ".secret", ".yaml", ".sha256", "server.crt"))]
-        assert sorted(keys) == [f"sites/east/{name}" for name in ("node.key", "signing.key", "superexec.secret")]
+        assert sorted(keys) == [f"sites/east/{name}" for name in ("node.key", "superexec.secret")]
         assert contents(folder)["operator/nodes/north.pub"] == before["operator/nodes/north.pub"]
         assert any("server was made before and is not here" in note for note in again.notes)
         with pytest.raises(ConfigError, match="put it back"):

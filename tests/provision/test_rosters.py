@@ -1,23 +1,27 @@
 """Signing keys and rosters of a federation: who is on one, who signs it, and what operators change of it."""
 
 import fcntl
+import json
 import shutil
 import stat
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from operators_kit import Client
-from secure_rounds import openssh, signing_key
+from secure_rounds import collect, openssh, signing_key
+from two_sites import contents
 from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.client.node import node_of
 from cloister.client.signing import identity
 from cloister.core.errors import ConfigError, NodeConfigError
-from cloister.core.keys import fingerprint
+from cloister.core.keys import REMEDY, fingerprint
 from cloister.deploy import commands, control, rosters
 from cloister.deploy.folder import Kits
 from cloister.deploy.kits import provision
@@ -42,7 +46,9 @@ THIRD = '\n[[sites]]\nname = "east"\ndata-path = "/data/east.npz"\n'
 
 
 @pytest.fixture
-def make(tmp_path):
+def provisioned(tmp_path):
+    """Makes kits; no site has started yet."""
+
     def provisioned(text=FEDERATION, **options):
         description = tmp_path / "federation.toml"
         description.write_text(text)
@@ -51,8 +57,20 @@ def make(tmp_path):
     return provisioned
 
 
-def contents(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+@pytest.fixture
+def make(provisioned):
+    """Makes kits, starts the sites whose kits are there and that have no key yet, and makes kits with their keys."""
+
+    def made(text=FEDERATION, **options):
+        first = provisioned(text, **options)
+        kits = sorted(path.name for path in (first.folder / "sites").glob("*"))
+        if new := [name for name in kits if any(f"site {name} is not on the roster" in note for note in first.notes)]:
+            collect(first.folder, *new)
+            again = provisioned(text)
+            return replace(again, notes=(*first.notes, *again.notes))
+        return first
+
+    return made
 
 
 def public(key):
@@ -66,9 +84,34 @@ def private(key):
 def site(folder, name, ledgers=None):
     """Who a site is, by the files of its kit."""
     kit = folder / "sites" / name
-    files = {"signing-key": "signing.key", "roster": "roster.signed", "roster-key": "roster.pub"}
+    own = "signing.key" if (kit / "signing.key").exists() else "state/signing.key"
+    files = {"signing-key": own, "roster": "roster.signed", "roster-key": "roster.pub"}
     said = {key: str(kit / file) for key, file in files.items()}
     return identity(node_of(said | {"ledger-dir": str(ledgers or folder / "ledgers" / name)}))
+
+
+def older(provisioned):
+    """Kits as older versions made them: with signing keys, and a roster that does not say who made these."""
+    folder = provisioned().folder
+    keys = {name: signing_key(f"{name}, by the provisioner") for name in ("north", "south")}
+    record = json.loads((folder / "issued.json").read_text())
+    for name, key in keys.items():
+        (folder / "sites" / name / "signing.key").write_bytes(private(key))
+        (folder / rosters.key_file(name)).write_bytes(public(key))
+        record[rosters.entry(name)] = public(key).decode()
+    authority = load_ssh_private_key((folder / "roster" / "roster.key").read_bytes(), None)
+    roster = Roster({name: public_bytes(key) for name, key in keys.items()})
+    (folder / "roster" / "roster.signed").write_bytes(sign_roster(roster, 1, authority))
+    (folder / "issued.json").write_text(json.dumps(record))
+    return folder
+
+
+def signs(path):
+    """Whether a file has a private key with which one signs in secure aggregations, or rosters."""
+    try:
+        return isinstance(load_ssh_private_key(path.read_bytes(), None), Ed25519PrivateKey)
+    except ValueError:
+        return False
 
 
 def newest(folder):
@@ -128,16 +171,93 @@ class TestProvision:
         with pytest.raises(ConfigError, match="two sites have the same public-signing-key"):
             make(text)
 
-    def test_a_site_of_before_there_were_signing_keys(self, make):
-        """Its kit was handed over: a key that is made now would not get there by itself."""
-        folder = make().folder
-        shutil.rmtree(folder / "roster")
+    def test_a_site_whose_key_was_not_collected_is_on_no_roster(self, provisioned):
+        folder = provisioned().folder
+        collect(folder, "south")
+        report = provisioned()
+        assert set(newest(folder).roster.keys) == {"south"}
+        (note,) = (note for note in report.notes if "north" in note)
+        assert note == (
+            "site north is not on the roster: put the signing.pub that its first start writes here as "
+            "roster/keys/north.pub, and run this again"
+        )
+
+    def test_no_kit_has_a_key_with_which_a_site_signs_and_sites_make_theirs(self, provisioned):
+        """As docs/deploy.md says; who made a key can sign as that site."""
+        folder = provisioned().folder
+        assert [name for name in contents(folder) if signs(folder / name)] == ["roster/roster.key"]
+        collect(folder, "north", "south")
+        provisioned()
+        assert newest(folder).roster.at_site == {"north", "south"}
+        assert site(folder, "north").name == "north"
+
+    def test_a_key_of_an_older_kit_counts_as_made_by_the_provisioner(self, provisioned):
+        folder = older(provisioned)
+        report = provisioned()
+        assert newest(folder).roster.by_provisioner == ("north", "south")
+        told = "counted as working with the server: the provisioner, who made the signing keys of north, south; "
+        assert told + REMEDY in report.notes
+
+    def test_a_key_of_an_older_kit_that_was_handed_over_counts_so_too(self, provisioned):
+        folder = older(provisioned)
+        for name in ("north", "south"):
+            (folder / "sites" / name / "signing.key").unlink()
         (folder / "issued.json").unlink()
-        shutil.rmtree(folder / "sites" / "north")
+        provisioned()
+        provisioned()
+        assert newest(folder).roster.by_provisioner == ("north", "south")
+
+    def test_a_key_in_a_kit_that_is_here_counts_so_whatever_was_recorded(self, provisioned):
+        folder = older(provisioned)
+        (folder / "roster" / "roster.signed").unlink()
+        record = json.loads((folder / "issued.json").read_text())
+        left = {name: key for name, key in record.items() if name not in map(rosters.entry, ("north", "south"))}
+        (folder / "issued.json").write_text(json.dumps(left))
+        provisioned()
+        assert newest(folder).roster.by_provisioner == ("north", "south")
+
+    def test_also_on_the_roster_of_a_new_key_that_signs_rosters(self, provisioned):
+        folder = older(provisioned)
+        shutil.rmtree(folder / "roster")
+        provisioned(remake=["roster"])
+        assert newest(folder).roster.by_provisioner == ("north", "south")
+
+    def test_a_new_key_from_the_site_takes_the_place_of_the_older_one(self, provisioned):
+        folder = older(provisioned)
+        collect(folder, "north")
+        report = provisioned()
+        assert newest(folder).roster.by_provisioner == ("south",) and newest(folder).roster.at_site == {"north"}
+        told = fingerprint(load_ssh_public_key((folder / "roster" / "keys" / "north.pub").read_bytes()))
+        assert f"site north has made the signing key {told}: compare that with what it has printed" in report.notes
+
+    def test_a_key_that_federation_toml_names_is_the_sites_own_also_on_an_older_roster(self, provisioned, tmp_path):
+        folder = older(provisioned)
+        (tmp_path / "own.pub").write_bytes((folder / "roster" / "keys" / "south.pub").read_bytes())
         (folder / "sites" / "south" / "signing.key").unlink()
-        report = make()
-        assert set(newest(folder).roster.keys) == {"south"} and not (folder / "sites" / "north").exists()
-        assert any("site north has no signing key" in note for note in report.notes)
+        provisioned(FEDERATION.replace('name = "south"', 'name = "south"\npublic-signing-key = "own.pub"'))
+        assert newest(folder).roster.at_site == {"south"}
+
+    def test_a_site_that_was_taken_off_does_not_come_back_with_a_file(self, make):
+        folder = make().folder
+        shutil.copy(folder / "roster" / "keys" / "north.pub", folder / "north.pub")
+        with Kits(folder).locked(pytest.fail):
+            rosters.strike(Kits(folder), "north")
+        shutil.copy(folder / "north.pub", folder / "roster" / "keys" / "north.pub")
+        make()
+        assert set(newest(folder).roster.keys) == {"south"}
+
+    def test_a_new_kit_leaves_a_site_the_key_that_it_has_made(self, make):
+        folder = make().folder
+        before = newest(folder)
+        shutil.rmtree(folder / "sites" / "north")
+        make(remake=["sites/north"])
+        assert newest(folder).roster == before.roster
+
+    def test_one_key_that_two_sites_have_sent(self, make):
+        folder = make().folder
+        shutil.copy(folder / "roster" / "keys" / "north.pub", folder / "roster" / "keys" / "south.pub")
+        with pytest.raises(ConfigError, match="roster/keys: two names on the roster have the same key"):
+            make()
 
     def test_a_key_of_rosters_that_is_elsewhere_is_not_made_again(self, make):
         folder = make().folder
@@ -212,6 +332,7 @@ class TestOperators:
         done = operator("rotate", "trial", "south", "--signing-key", str(path), "--signing-fingerprint", told)
         assert done.exit_code == 0 and f"on the roster with the signing key {told}" in done.output
         assert newest(folder).roster.keys["south"] == public_bytes(OWN) and operator.control.nodes() == []
+        assert newest(folder).roster.by_provisioner == ()
         (folder / "sites" / "south" / "signing.key").write_bytes(private(OWN))
         assert site(folder, "south").name == "south" and site(folder, "north").roster == newest(folder).roster
         assert operator("rotate", "trial", "south", "--signing-key", str(path)).exit_code == 0
@@ -233,6 +354,7 @@ class TestOperators:
         kit = operator.folder / "operator"
         assert [item["name"] for item in rosters.on_roster()] == ["north", "south"]
         assert rosters.on_roster()[0]["fingerprint"].startswith("SHA256:")
+        assert rosters.on_roster()[0]["made-by"] == "the site"
         (kit / "roster.pub").write_bytes(public(OWN))
         with pytest.raises(ConfigError, match="does not have the signature of the authority"):
             rosters.on_roster()

@@ -28,14 +28,9 @@ SECRETS = {
     "server/operators.sha256",
     "operator/credentials.yaml",
     "roster/roster.key",
-    *(
-        f"sites/{site}/{name}"
-        for site in ("north", "south")
-        for name in ("node.key", "signing.key", "superexec.secret")
-    ),
+    *(f"sites/{site}/{name}" for site in ("north", "south") for name in ("node.key", "superexec.secret")),
 }
 KITS = ("operator", "sites/north", "sites/south")
-ROSTER = ("roster.pub", "roster.signed")
 
 
 def contents(folder):

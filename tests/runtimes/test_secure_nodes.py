@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from processes import REPOSITORY, WARM_NODE, Processes, flower_line, free_ports
+from secure_rounds import collect
 
 from cloister.client.ledgers import ledger_of
 from cloister.client.node import node_of
@@ -59,6 +60,7 @@ class Federation:
         description = folder / "federation.toml"
         server = f'name = "trial"\n[server]\naddresses = ["localhost"]\nport = {self.port}\n'
         description.write_text(server + "".join(tables))
+        collect(provision(description, folder / "kits", POLICY).folder, *SITES)
         self.kits = provision(description, folder / "kits", POLICY).folder
         self.run = self.kits / "server" / "state" / "runs" / "run"
 

@@ -561,11 +561,11 @@ def test_one_key_is_one_member():
 def test_a_pinned_roster_has_the_pinned_keys_only():
     keys = roster_of(NAMES).keys
     pins = {name: fingerprint(signing_key(name).public_key()) for name in NAMES}
-    assert Roster.pinned(keys, pins) == roster_of(NAMES)
+    assert roster_of(NAMES).pinned(pins) == roster_of(NAMES)
     with pytest.raises(ProtocolError, match="'site-001'"):
-        Roster.pinned({**keys, NAMES[1]: public_bytes(signing_key("server"))}, pins)
+        Roster({**keys, NAMES[1]: public_bytes(signing_key("server"))}).pinned(pins)
     with pytest.raises(ProtocolError, match="'stranger'"):
-        Roster.pinned({**keys, "stranger": public_bytes(signing_key("server"))}, pins)
+        Roster({**keys, "stranger": public_bytes(signing_key("server"))}).pinned(pins)
 
 
 # Zeros.

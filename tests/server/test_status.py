@@ -146,18 +146,21 @@ def test_no_run(tmp_path):
         status.run_state(tmp_path)
 
 
+ROSTERED = {"name": "lyon", "fingerprint": "SHA256:abc", "made-by": "the site"}
+
+
 def test_the_command(output, monkeypatch):
     monkeypatch.setattr(control, "living_nodes", lambda connection: NODES)
     monkeypatch.setattr(status, "_ask", lambda *command: {("list", "hospital"): RUNS}[command])
     monkeypatch.setattr(meeting, "warnings_of", lambda connection: [f"the certificate of {connection} ends"])
-    monkeypatch.setattr(rosters, "on_roster", lambda: [{"name": "lyon", "fingerprint": "SHA256:abc"}])
+    monkeypatch.setattr(rosters, "on_roster", lambda: [ROSTERED])
     shown = CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(output)]).stdout
     for words in (
         "warning: the certificate of hospital ends",
         "node 7  online  since 2026",
         "berlin  offline  since 2026",
         "lyon  registered\n",
-        "on the roster: lyon  SHA256:abc\n",
+        "on the roster: lyon  SHA256:abc  made by the site\n",
         "run 5  running",
         "round 2/2  ended",
     ):
@@ -166,7 +169,7 @@ def test_the_command(output, monkeypatch):
     told = json.loads(CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(output), "--json"]).stdout)
     assert told["run"]["round"] == 2 and told["nodes"] == NODES and told["runs"] == RUNS["runs"]
     assert told["warnings"] == ["the certificate of hospital ends"]
-    assert told["roster"] == [{"name": "lyon", "fingerprint": "SHA256:abc"}]
+    assert told["roster"] == [ROSTERED]
 
 
 def test_a_superlink_that_does_not_answer(monkeypatch, tmp_path):

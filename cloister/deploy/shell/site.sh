@@ -12,22 +12,26 @@ export FLWR_HOME="$state/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHEC
 cd "$state"
 # The site's own key, if it was not made here, is put in the same place.
 [ -f "$kit/node.key" ] || { echo "$kit/node.key is missing: put the site's private node key there" >&2; exit 2; }
-# Who it is in secure aggregations, once it has a key to sign with.
-[ ! -f "$kit/signing.key" ] || config="signing-key=\"$kit/signing.key\" roster=\"$kit/roster.signed\" $config"
-[ ! -f "$kit/signing.key" ] || [ ! -f "$kit/roster.pub" ] || config="roster-key=\"$kit/roster.pub\" $config"
+# Who it is in secure aggregations: by a key that the site has put in the kit, or by the one that its first start makes.
+# The public half, signing.pub, is for the roster's keeper, who sends back roster.signed.
+signing=$kit/signing.key
+if [ ! -f "$signing" ]; then
+    signing=$state/signing.key
+    if [ ! -f "$signing" ] || [ ! -f "$state/signing.pub" ]; then cloister signing-key "$state" >&2; fi
+fi
+config="signing-key=\"$signing\" roster=\"$kit/roster.signed\" $config"
+[ ! -f "$kit/roster.pub" ] || config="roster-key=\"$kit/roster.pub\" $config"
 # What it has to remember between the messages of a secure aggregation: in memory, in a folder of this start alone. The
 # number at its end is that of the process, which stays the same; folders of processes that are gone are removed.
-if [ -f "$kit/signing.key" ]; then
-    secrets=${CLOISTER_SECRETS:-/dev/shm}/cloister-$(id -u)-$(printf %s "$(uname -n) $kit" | cksum | cut -d' ' -f1)
-    for old in "$secrets".*; do
-        # What another user has put there, who cannot be kept from it, stays and does not hold up the start.
-        [ ! -d "$old" ] || kill -0 "${old##*.}" 2>/dev/null || rm -rf "$old" 2>/dev/null || :
-    done
-    if rm -rf "$secrets.$$" && mkdir -m 700 "$secrets.$$"; then
-        config="secure-state=\"$secrets.$$\" $config"
-    else
-        echo "no folder in memory, and so no secure aggregation: name one by CLOISTER_SECRETS" >&2
-    fi
+secrets=${CLOISTER_SECRETS:-/dev/shm}/cloister-$(id -u)-$(printf %s "$(uname -n) $kit" | cksum | cut -d' ' -f1)
+for old in "$secrets".*; do
+    # What another user has put there, who cannot be kept from it, stays and does not hold up the start.
+    [ ! -d "$old" ] || kill -0 "${old##*.}" 2>/dev/null || rm -rf "$old" 2>/dev/null || :
+done
+if rm -rf "$secrets.$$" && mkdir -m 700 "$secrets.$$"; then
+    config="secure-state=\"$secrets.$$\" $config"
+else
+    echo "no folder in memory, and so no secure aggregation: name one by CLOISTER_SECRETS" >&2
 fi
 set -- --superlink "${CLOISTER_SUPERLINK:-$address}" --root-certificates "$kit/ca.crt" \
     --auth-supernode-private-key "$kit/node.key" --superexec-auth-secret-file "$kit/superexec.secret" \

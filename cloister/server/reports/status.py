@@ -320,7 +320,10 @@ def told(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Bud
     for node in (superlink or {}).get("nodes", []):
         since = f"since {node['since']}" if node["since"] else ""
         lines.append("  ".join(filter(None, (node["name"] or f"node {node['node-id']}", node["status"], since))))
-    lines += [f"on the roster: {item['name']}  {item['fingerprint']}" for item in (superlink or {}).get("roster", [])]
+    lines += [
+        f"on the roster: {item['name']}  {item['fingerprint']}  made by {item['made-by']}"
+        for item in (superlink or {}).get("roster", [])
+    ]
     lines += [f"run {item['run-id']}  {item['status']}" for item in (superlink or {}).get("runs", [])]
     lines += _run_told(run) if run else []
     for (path, unit), share in (budgets or {}).items():
