@@ -21,6 +21,7 @@ from cloister.core.wire import ARRAYS, ROSTER, SECURE_MESSAGE
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.coordinator import Coordinator
 from cloister.secure_aggregation.introduction import read_told
+from cloister.secure_aggregation.roster import Roster
 from cloister.secure_aggregation.terms import Terms
 
 Answer = TypeVar("Answer", bound=protocol.Message)
@@ -48,6 +49,7 @@ class KeySetup:
         rejected: the nodes that dropped out, each with the reason.
         names: node -> its name on the roster, which it tells itself: the server holds no key, and no node believes it
             about another.
+        roster: that most nodes have; None before they have told theirs.
         cohort: everybody's keys, for everybody; empty before they are there.
         deliveries: node -> what it masks its vector with; empty before all shares are there.
 
@@ -60,6 +62,7 @@ class KeySetup:
     noise: bytes
     rejected: list[Rejection] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
+    roster: Roster | None = None
     cohort: bytes = b""
     deliveries: Mapping[int, protocol.Delivery] = field(default_factory=dict)
     _coordinator: Coordinator | None = field(default=None, init=False)
@@ -139,7 +142,8 @@ class KeySetup:
         if not introduced:
             return
         usual = Counter(one.roster for one in introduced.values()).most_common(1)[0][0]
-        self._coordinator = Coordinator(read_told(usual), self.terms, self.noise)
+        self.roster = read_told(usual)
+        self._coordinator = Coordinator(self.roster, self.terms, self.noise)
         for node, one in introduced.items():
             if one.roster != usual or not self._coordinator.is_genuine(one.advertisement):
                 self._reject(node, "roster", "the node has another roster than most, or has not signed as who it says")

@@ -119,7 +119,7 @@ class PrivateStrategy(Decorator):
         """
         layout = Layout.of(from_record(arrays))
         if self.is_accounted:
-            config[PROMISE] = to_wire(self.events(layout))
+            config[PROMISE] = to_wire(self.promised(layout))
             if self.budget is not None:
                 config[LEDGER_HEAD] = self.budget.ledger.head
         messages = super().configure_train(server_round, arrays, config, grid)
@@ -263,6 +263,14 @@ class PrivateStrategy(Decorator):
                     self.budget.release(event, server_round, self.mechanism.name, self.mechanism.clipping_norm)
                 )
             yield
+
+    def promised(self, layout: Layout) -> tuple[Event, ...]:
+        """Return the releases of a round as nodes reckon with them: those that are recorded.
+
+        Args:
+            layout: of the model.
+        """
+        return self.events(layout)
 
     def events(self, layout: Layout) -> tuple[Event, ...]:
         """The releases of a round at worst; without a guarantee as many, at least one, for which nothing is claimed.

@@ -6,8 +6,10 @@ What the round costs is on disk before the first client is asked for its masked 
 the threshold finish leaves the model as it was, and stays charged from there on.
 """
 
+import json
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from logging import WARNING
 
@@ -26,9 +28,12 @@ from cloister.core.arrays import Layout, Row, from_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.cohort import Cohort
 from cloister.core.errors import BudgetExhausted, ConfigError, FederationError, ProtocolError, RoundAbandoned
+from cloister.core.keys import REMEDY, provisioner_of
+from cloister.core.state import State
 from cloister.core.wire import CLIPPING_NORM, DISTANCE
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
+from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
@@ -40,6 +45,8 @@ from cloister.secure_aggregation.ring import out_of_ring
 from cloister.secure_aggregation.terms import EARLY, ORDINARY, Terms
 
 logger = logging.getLogger("cloister.server")
+BY_PROVISIONER = "by-provisioner"
+"""In the state: names of members whose keys the provisioner made, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,42 @@ class SecureSum(PrivateStrategy):
         self._rounds = rounds
         self._asks_everybody = False
         self._early: KeySetup | None = None
+        self._by_provisioner: frozenset[str] | None = None
+
+    def promised(self, layout: Layout) -> tuple[Event, ...]:
+        """Return the releases of a round by the configuration alone: each node reckons with its own roster.
+
+        Args:
+            layout: of the model.
+        """
+        return super().events(layout)
+
+    def events(self, layout: Layout) -> tuple[Event, ...]:
+        """Return the releases of a round at worst, with members whose keys the provisioner made as colluding.
+
+        Args:
+            layout: of the model.
+        """
+        events = super().events(layout)
+        if not self.is_accounted or not self._by_provisioner:
+            return events
+        return self.mechanism.events(layout, by_provisioner=len(self._by_provisioner))
+
+    def claim(self) -> Claim:
+        """As in `PrivateStrategy`, with the members whose keys the provisioner made."""
+        known = None if self._by_provisioner is None else tuple(sorted(self._by_provisioner))
+        return replace(super().claim(), by_provisioner=known)
+
+    def state_dict(self) -> State:
+        """As in `PrivateStrategy`, with the members whose keys the provisioner made."""
+        known = None if self._by_provisioner is None else sorted(self._by_provisioner)
+        return {**super().state_dict(), BY_PROVISIONER: np.frombuffer(json.dumps(known).encode(), np.uint8)}
+
+    def load_state_dict(self, state: State) -> None:
+        """As in `PrivateStrategy`."""
+        super().load_state_dict(state)
+        known = json.loads(state[BY_PROVISIONER].tobytes())
+        self._by_provisioner = None if known is None else frozenset(known)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """As in `PrivateStrategy`; clients are told C and the distance where they follow earlier rounds.
@@ -136,12 +179,20 @@ class SecureSum(PrivateStrategy):
         began_early = bool(setup.deliveries)
         attempt = SecureRound(setup, asked, send, self._following(server_round, plan, asked, layout))
         try:
-            total = attempt.total(lambda: self.recorded(layout, server_round))
+            total = attempt.total(lambda: self._charged(setup, layout, server_round))
         except (RoundAbandoned, ProtocolError) as error:
             logger.log(WARNING, "round %d was abandoned: %s", server_round, error)
             return self._summed(layout, attempt.rejected)
         self._early = attempt.following
         return replace(self._summed(layout, attempt.rejected, total, plan), began_early=began_early)
+
+    def _charged(self, setup: KeySetup, layout: Layout, server_round: int) -> AbstractContextManager[None]:
+        """What records the round, once the roster tells who made the members' keys."""
+        found = setup.roster.by_provisioner if setup.roster else ()
+        if new := [name for name in found if name not in (self._by_provisioner or ())]:
+            logger.log(WARNING, "counted as working with the server: %s; %s", provisioner_of(new), REMEDY)
+        self._by_provisioner = (self._by_provisioner or frozenset()).union(found)
+        return self.recorded(layout, server_round)
 
     def _setup(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> KeySetup:
         """The key setup that the last round has made for the nodes that are asked, and no others; else a new one."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from cloister.client.data import task_of, units_dealt
+from cloister.client.foreseen import by_own_roster
 from cloister.client.node import Node, NodeConfig
 from cloister.client.request import Request, TrainRequest
 from cloister.client.training.plan import requested_plan
@@ -89,6 +90,7 @@ def _of_shared_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Char
     The run says how many of the others may work with the server. Unless a rule of the node says at least how many, what
     covers its examples may be its own share alone.
     """
+    request = by_own_roster(request, node)
     client = Charge("client", request.promise, SHARED, request.bound)
     if node.policy is None or not node.policy.min_colluding:
         return [client, Charge(unit, (Unaccounted("no policy of this node has min-colluding"),), SHARED)]

@@ -1,6 +1,10 @@
-"""The training that a secure aggregation leads to, as far as it is known when its first step is asked for."""
+"""The training that a secure aggregation leads to, and what it releases by this node's own roster."""
 
+from dataclasses import replace
+
+from cloister.client.node import Node
 from cloister.client.request import ProtocolRequest, TrainRequest
+from cloister.client.signing import identity
 from cloister.client.workbench import workbench_of
 from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
@@ -24,3 +28,25 @@ def foreseen(request: ProtocolRequest) -> TrainRequest:
         bound=request.bound,
         distance=request.distance,
     )
+
+
+def by_own_roster(request: TrainRequest, node: Node) -> TrainRequest:
+    """Return the request with the releases that it comes to for this node, by who made the members' keys.
+
+    The provisioner can play the members whose keys it made. Where they are more than may collude under the settings of
+    the run, this node's own share is the noise that it counts on.
+
+    Args:
+        request: of the server.
+        node: that answers. One without a signing key is simulated, or refuses the next step.
+
+    Raises:
+        NodeConfigError, PolicyError: as `identity`.
+    """
+    who = identity(node.config) if request.config.secure_aggregation.enabled else None
+    names = who.roster.by_provisioner if who else ()
+    if len(names) <= request.config.secure_aggregation.colluding:
+        return request
+    layout = Layout.of(request.models[0])
+    releases = shared_mean(request.config).events(layout, by_provisioner=len(names))
+    return replace(request, promise=releases, by_provisioner=names)

@@ -100,6 +100,7 @@ class TrainRequest(Request):
         delivery: under secure aggregation, what this node masks its update with; None elsewhere.
         bound: under secure aggregation, C that this node clips its update to; 0 elsewhere.
         distance: under secure aggregation, d that scales this node's noise; 1 where none does.
+        by_provisioner: members whose keys the provisioner made, where this node counts on its own share of noise alone.
     """
 
     proximal_mu: float = 0.0
@@ -108,6 +109,7 @@ class TrainRequest(Request):
     delivery: Delivery | None = None
     bound: float = 0.0
     distance: float = 1.0
+    by_provisioner: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

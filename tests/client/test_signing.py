@@ -1,20 +1,34 @@
 """Who a site is in secure aggregations: its key, the roster, and who vouches for it."""
 
+import errno
 import hashlib
+import os
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from asking import node_at, policy_file, request_of_kind
+from asking import SOFTMAX, node_at, policy_file, request_of_kind
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import RecordDict
 from secure_rounds import names_of, openssh, roster_of, signing_key
 from secure_runs import settings
 
-from cloister.client.node import node_of
+from cloister.client import signing
+from cloister.client.charges import charges_of
+from cloister.client.mods.enforce import enforce_policy
+from cloister.client.node import Node, node_of
+from cloister.client.policy import read_policy
 from cloister.client.secure import identity_of, mask_update
-from cloister.client.signing import identity
-from cloister.core.errors import NodeConfigError, PolicyError, ProtocolError
+from cloister.client.signing import identity, make_key
+from cloister.config.run import parse
+from cloister.config.secure import shared_mean
+from cloister.core.arrays import Layout
+from cloister.core.errors import ConfigError, NodeConfigError, PolicyError, ProtocolError
 from cloister.core.identity import LOCAL_RUN
-from cloister.core.keys import fingerprint
+from cloister.core.keys import REMEDY, fingerprint, new_signing_key, verifying_key
 from cloister.deploy.certificates import new_node_key
-from cloister.secure_aggregation.roster import sign_roster
+from cloister.secure_aggregation.roster import Roster, sign_roster
 
 NAMES = names_of(3)
 AUTHORITY = signing_key("authority")
@@ -203,3 +217,77 @@ def test_a_model_leaves_a_node_of_a_sum_masked_alone():
     with pytest.raises(ProtocolError) as refused:
         mask_update(request_of_kind(settings=SUMS), node_at(SUMS, PART), pytest.fail)
     assert str(refused.value) == "under secure aggregation a model leaves this node masked alone"
+
+
+def test_the_first_start_makes_a_key_for_its_owner_alone_and_its_public_half(tmp_path):
+    before = os.umask(0)
+    try:
+        told = make_key(tmp_path)
+    finally:
+        os.umask(before)
+    key = load_ssh_private_key((tmp_path / "signing.key").read_bytes(), None)
+    assert fingerprint(key.public_key()) == told
+    assert verifying_key((tmp_path / "signing.pub").read_bytes(), "") == key.public_key()
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {
+        "signing.key": 0o600,
+        "signing.pub": 0o644,
+    }
+
+
+def test_a_key_that_is_there_stays_and_its_public_half_comes_back(tmp_path):
+    told, key = make_key(tmp_path), (tmp_path / "signing.key").read_bytes()
+    (tmp_path / "signing.pub").unlink()
+    assert make_key(tmp_path) == told and (tmp_path / "signing.key").read_bytes() == key
+    assert fingerprint(verifying_key((tmp_path / "signing.pub").read_bytes(), "")) == told
+
+
+def test_two_first_starts_at_once_make_one_key(tmp_path, monkeypatch):
+    def slow():
+        time.sleep(0.05)  # the other one looks meanwhile, where nothing holds it up
+        return new_signing_key()
+
+    monkeypatch.setattr(signing, "new_signing_key", slow)
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(make_key, [tmp_path] * 2))) == 1
+
+
+def test_a_key_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match=r"signing-key .*: No space left on device"):
+        patch.setattr(os, "fsync", full)
+        make_key(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def stated(at_site):
+    return sign_roster(Roster(roster_of(NAMES).keys, frozenset(at_site)), 7, AUTHORITY)
+
+
+def of_sums(node, policy=None):
+    """A request to train in a sum in which one client may collude, and the node that it reaches."""
+    config = settings("out", clients=3, threshold=3, colluding=1, z=2.0)
+    promise = shared_mean(parse(config)).events(Layout.of(SOFTMAX))
+    return request_of_kind(settings=config, promise=promise, bound=1.0), Node(node, policy, 1, RecordDict())
+
+
+@pytest.mark.parametrize("by_provisioner", range(4))
+def test_a_node_charges_the_noise_that_is_there_by_who_made_the_keys_on_its_own_roster(site, by_provisioner):
+    request, node = of_sums(site(roster=stated(NAMES[by_provisioner:])))
+    (event,) = charges_of(request, node)[0].events
+    one_share = shared_mean(request.config).plan(Layout.of(SOFTMAX).size).shares.base
+    as_configured = request.promise[0].honest, request.promise[0].scale
+    assert (event.honest, event.scale) == ((1, one_share) if by_provisioner > 1 else as_configured)
+    assert as_configured[0] == 2
+
+
+def test_a_node_that_demands_more_noise_than_one_share_names_the_provisioner_and_the_remedy(site, tmp_path):
+    policy = read_policy(policy_file(tmp_path, min_server_noise_multiplier=2.0))
+    request, node = of_sums(site(roster=stated(NAMES)), policy)
+    assert enforce_policy(request, node, lambda *_: "trained") == "trained"
+    request, node = of_sums(site(roster=stated([])), policy)
+    with pytest.raises(PolicyError) as refused:
+        enforce_policy(request, node, pytest.fail)
+    told = f"demanded: at least 2, against the provisioner, who made the signing keys of {', '.join(NAMES)}; {REMEDY}"
+    assert told in str(refused.value)

@@ -8,10 +8,12 @@ from rich.console import Console
 from secure_runs import settings
 from support import failures
 
+from cloister.client import secure
 from cloister.client.app import app
 from cloister.config.run import parse
 from cloister.config.secure import SWITCHED_OFF, shared_mean
 from cloister.core.errors import ConfigError, PrivacyError
+from cloister.core.keys import REMEDY
 from cloister.local.grid import LocalGrid
 from cloister.plan.preview import Options, preview
 from cloister.privacy.accounting.account import Account, best_epsilon
@@ -20,10 +22,11 @@ from cloister.privacy.accounting.events import DistributedGaussian, Gaussian, fr
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.claims.meaning import meanings
-from cloister.privacy.claims.record import statement_of
-from cloister.privacy.claims.server import NO_CLIENT, OUTSIDERS, SECURE_CONDITION, ZEROED, statement
+from cloister.privacy.claims.record import record, statement_of
+from cloister.privacy.claims.server import NO_CLIENT, OUTSIDERS, OWN_KEYS, SECURE_CONDITION, ZEROED, statement
 from cloister.privacy.claims.words import render
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, Parties
+from cloister.secure_aggregation.roster import Roster
 from cloister.server.build import build
 from cloister.server.prepare import prepare
 from cloister.server.reports.console import Narrator
@@ -166,7 +169,86 @@ def budget_in(folder):
 
 
 def said_of(budget, colluding):
-    return statement(Claim("global-dp", parameters={COLLUDING: colluding}), budget, 1, "fixed")
+    claim = Claim("global-dp", parameters={COLLUDING: colluding}, by_provisioner=())
+    return statement(claim, budget, 1, "fixed")
+
+
+NORTH = "the provisioner, who made the signing keys of north"
+MANY = tuple(f"site-{number}" for number in range(9))
+
+
+@pytest.mark.parametrize(
+    ("colluding", "names", "adversary"),
+    [
+        (1, ("north",), f"{NORTH}"),
+        (2, ("north",), f"{NORTH} and one other client"),
+        (4, ("north",), f"{NORTH} and up to 3 other clients"),
+        (0, ("north",), f"{NORTH} and all clients but one"),
+        (1, ("north", "south"), f"{NORTH}, south and all clients but one"),
+        (9, MANY, f"the provisioner, who made the signing keys of {', '.join(MANY[:5])} and 4 others"),
+        (1, ("\x1b" * 99,), f"the provisioner, who made the signing keys of {'�' * 48}"),
+    ],
+)
+def test_against_the_provisioner_of_keys(colluding, names, adversary, tmp_path):
+    budget = budget_in(tmp_path)
+    budget.spend(DistributedGaussian(4, 2.0**20, 2.0**20, 650), 1)
+    claim = Claim("global-dp", parameters={COLLUDING: colluding}, by_provisioner=names)
+    said = statement(claim, budget, 1, "fixed")
+    figure = said.claim.figures[0]
+    apart = " and is none of its clients" if colluding == len(names) else ""  # who know their own shares
+    assert figure.adversary == f"the server together with {adversary}, and whoever sees the models of the run{apart}"
+    assert OWN_KEYS.removeprefix("and if ") not in figure.condition
+    assert record(statement_of(record(said))) == record(said)
+    assert REMEDY in "\n".join(render(statement_of(record(said))))
+
+
+@pytest.mark.parametrize(("names", "rests"), [(None, True), ((), False)])
+def test_before_a_round_the_claim_rests_on_keys_that_sites_have_made(names, rests, tmp_path):
+    budget = budget_in(tmp_path)
+    budget.spend(DistributedGaussian(4, 2.0**20, 2.0**20, 650), 1)
+    claim = Claim("global-dp", parameters={COLLUDING: 1}, by_provisioner=names)
+    figures = statement(claim, budget, 1, "fixed").claim.figures
+    assert [OWN_KEYS.removeprefix("and if ") in figure.condition for figure in figures] == [rests, rests]
+
+
+def played(monkeypatch, number):
+    """Let the provisioner have made the keys of so many simulated clients."""
+    made = secure._simulated
+
+    def older(clients):
+        keys, roster = made(clients)
+        return keys, Roster(roster.keys, frozenset(sorted(keys)[number:]))
+
+    monkeypatch.setattr(secure, "_simulated", older)
+
+
+@pytest.mark.parametrize(("number", "honest"), [(1, 3), (5, 1)])
+def test_members_with_keys_of_the_provisioner_count_as_colluding(tmp_path, monkeypatch, number, honest):
+    """With an older roster, all of whose keys it made, one share of the noise is left, and that is what is claimed."""
+    played(monkeypatch, number)
+    outcome = go(tmp_path, colluding=1)
+    mechanism = shared_mean(parse(settings(tmp_path, colluding=1)))
+    plan = mechanism.plan(650)
+    there = 1.0 if honest > 1 else plan.shares.base / plan.steps
+    noise, _ = best_epsilon(Account([Gaussian(there)] * 2), 1e-5)
+    assert outcome.privacy["claims"][0]["epsilon"] == pytest.approx(noise, rel=1e-3)
+    assert "the provisioner, who made the signing keys of client-00000" in outcome.privacy["claims"][0]["adversary"]
+    assert outcome.privacy["keys-by-provisioner"] == [f"client-{n:05}" for n in range(number)]
+    lines = (outcome.directory.path / "ledger.jsonl").read_text().splitlines()
+    events = [from_json(line["event"]) for line in map(json.loads, lines) if "event" in line]
+    assert [event.honest for event in events] == [honest] * 2
+    assert [done.measured.accepted for done in outcome.rounds[1:]] == [5, 5], (
+        "the server promises what nodes reckon with"
+    )
+
+
+def test_what_the_provisioner_can_sign_as_is_known_after_a_run_broke_off(tmp_path):
+    one, other, third = (build(parse(settings(tmp_path))).strategy for _ in range(3))
+    one._by_provisioner = frozenset({"north"})
+    other.load_state_dict(one.state_dict())
+    assert other.claim().by_provisioner == ("north",)
+    third.load_state_dict(build(parse(settings(tmp_path))).strategy.state_dict())
+    assert third.claim().by_provisioner is None
 
 
 @pytest.mark.parametrize(

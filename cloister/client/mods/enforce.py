@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from cloister.client.data import local_data, task_of
-from cloister.client.foreseen import foreseen
+from cloister.client.foreseen import by_own_roster, foreseen
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side
 from cloister.client.request import EvaluateRequest, ProtocolRequest, Reply, Request, TrainRequest
@@ -13,6 +13,7 @@ from cloister.client.training.plan import requested_plan
 from cloister.config.run import RunConfig
 from cloister.config.secure import SecureAggregationConfig
 from cloister.core.errors import PolicyError
+from cloister.core.keys import REMEDY, provisioner_of
 from cloister.core.wire import ADVERTISE
 from cloister.privacy.accounting.promises import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
@@ -71,7 +72,7 @@ def _about_first_step(policy: Policy, request: Request, node: Node) -> Iterator[
 
 
 def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterator[str]:
-    config = request.config
+    config, request = request.config, by_own_roster(request, node)
     yield from _about_noise(policy, request)
     yield from _about_leakage(policy, config)
     yield from _about_plan(policy, request, node)
@@ -222,6 +223,9 @@ def _server_noise(policy: Policy, request: TrainRequest) -> str:
     floor, promise = policy.min_server_noise_multiplier, multiplier_of(request.promise)
     if request.config.privacy.server.is_silent:
         return "privacy.noise-multiplier = 0 is no noise"
+    if promise < floor * (1 - ROUNDING) and request.by_provisioner:
+        alone = f"one share of the noise counts, a noise multiplier of {promise:.4g}, demanded: at least {floor:g}"
+        return f"{alone}, against {provisioner_of(request.by_provisioner)}; {REMEDY}"
     if promise < floor * (1 - ROUNDING):
         return f"the server promises a noise multiplier of {promise:.4g}, demanded: at least {floor:g}"
     return ""

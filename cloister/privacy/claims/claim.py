@@ -103,6 +103,7 @@ class Claim:
         parameters: of the mechanism, by their configuration keys.
         seeded: whether the noise can be repeated by whoever knows its seed.
         figures: what is claimed in numbers, once it is known; none where nothing is sound.
+        by_provisioner: members of a secure aggregation whose signing keys the provisioner made; None: not known yet.
     """
 
     mechanism: str
@@ -115,6 +116,7 @@ class Claim:
     figures: tuple[Figure, ...] = ()
     not_covered: str = ""
     premises: tuple[Premise, ...] = ()
+    by_provisioner: tuple[str, ...] | None = None
 
     @property
     def status(self) -> Status:
@@ -134,6 +136,11 @@ class Claim:
     def is_against_server(self) -> bool:
         """Whether the server is among those whom the claim holds against: it learns a sum, and no single update."""
         return COLLUDING in self.parameters
+
+    @property
+    def counts_one_share(self) -> bool:
+        """Whether more members than may collude have keys that the provisioner made: then one share of noise counts."""
+        return self.is_against_server and len(self.by_provisioner or ()) > int(self.parameters[COLLUDING])
 
     @property
     def epsilon(self) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cloister.core.digits import at_most
 from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, Statement
 from cloister.privacy.claims.premises import condition
-from cloister.privacy.claims.server import ALL_RUNS, RUN
+from cloister.privacy.claims.server import ALL_RUNS, ONE_UPDATE, RUN
 from cloister.privacy.claims.words import (
     NOBODY_TRAINED,
     NOTHING_RELEASED,
@@ -140,7 +140,7 @@ def _against(claim: Claim, figure: Figure) -> str:
     """The second sentence about the server's mechanism."""
     holds = f"The claim holds against {figure.adversary}"
     if claim.is_against_server:
-        return holds + "; the server sees sums of updates alone."
+        return f"{holds}; the server sees sums of updates alone{f'; {ONE_UPDATE}' * claim.counts_one_share}."
     return holds + ", and not against the server, which sees every update before it is noised."
 
 

@@ -48,6 +48,8 @@ def record(statement: Statement) -> dict[str, object]:
     }
     if statement.simulated:
         content = {"simulation": True, **content}
+    if statement.claim.by_provisioner is not None:
+        content["keys-by-provisioner"] = list(statement.claim.by_provisioner)
     if statement.planned:
         content["planned"] = [{"event": to_json(event), "count": count} for event, count in statement.planned]
     return content if statement.clients is None else {**content, "clients": record_clients(statement.clients)}
@@ -114,8 +116,12 @@ def statement_of(content: Mapping[str, Any]) -> Statement:
         ValueError: it is no such content.
     """
     try:
+        names = content.get("keys-by-provisioner")
         claim = Claim(
-            **_read_mechanism(content), figures=_read(content["claims"]), unprotected=tuple(content["unprotected"])
+            **_read_mechanism(content),
+            figures=_read(content["claims"]),
+            unprotected=tuple(content["unprotected"]),
+            by_provisioner=None if names is None else tuple(names),
         )
         ledger = LedgerState(**_snake(content["ledger"]))
         clients = _read_clients(content["clients"]) if "clients" in content else None

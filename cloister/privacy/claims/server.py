@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from cloister.core.keys import provisioner_of
 from cloister.privacy.accounting.account import composed
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import DistributedGaussian, Event
@@ -27,6 +28,8 @@ SECURE_CONDITION = (
     "it holds if the server is apart from its clients, every site runs a bundle that it has checked and pinned, and "
     "whoever signs the roster does not work with the server; in a simulation one process is all of them"
 )
+ONE_UPDATE = "with these keys the server can see one update alone, with one share of the noise"
+OWN_KEYS = "and if every site made its own signing key"
 ZEROED = (
     "one client's update is there or is zero; that it takes part is public, and its share of the noise is there in both"
 )
@@ -102,7 +105,8 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
     shared = claim.is_against_server or _holds_shares(budget)
     base = Figure(claim.unit, claim.relation, neighbours, delta=budget.delta, counts=ALL_PLANNED if planned else None)
     of_run = budget.account_of_run if planned is None else partial(composed, planned, budget.relation)
-    conditions = [SECURE_CONDITION] * claim.is_against_server + [IF_NOT_BROKEN] * resumed
+    secure = _of_secure_sums(claim)
+    conditions = secure + [IF_NOT_BROKEN] * resumed
     own = replace(base, scope=RUN, condition=_joined(conditions))
 
     def counted(adversary: str, insiders: bool) -> Figure:
@@ -121,12 +125,18 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
         adversary, relation = (NO_CLIENT, ZEROED) if shared else (OUTSIDERS, None)
         of_all = replace(base, adversary=adversary, neighbours=relation, scope=ALL_RUNS)
         everything = _everything(of_all, budget, planned)
-        conditions = [SECURE_CONDITION] * claim.is_against_server + [everything.condition or ""]
-        figures.append(replace(everything, condition=_joined(conditions)))
+        figures.append(replace(everything, condition=_joined([*secure, everything.condition or ""])))
     strangers = counted(STRANGERS, False)
     if strangers.bound < run.bound:
         figures.append(strangers)
     return tuple(figures)
+
+
+def _of_secure_sums(claim: Claim) -> list[str]:
+    """The conditions of a claim against the server; who made the members' keys is known once a round has begun."""
+    if not claim.is_against_server:
+        return []
+    return [SECURE_CONDITION] + [OWN_KEYS] * (claim.by_provisioner is None)
 
 
 def _joined(conditions: Sequence[str]) -> str | None:
@@ -139,10 +149,18 @@ def _adversary(claim: Claim) -> str:
     """Against whom the figure of a run holds. Under secure aggregation a client knows its own share of the noise."""
     if not claim.is_against_server:
         return OUTSIDERS
-    if not (colluding := claim.parameters[COLLUDING]):
-        return "the server, and whoever sees the models of the run and is none of its clients"
-    clients = "one client" if colluding == 1 else f"up to {colluding} clients"
-    return f"the server together with {clients}, and whoever sees the models of the run"
+    colluding, client, partners = int(claim.parameters[COLLUDING]), "client", []
+    if claim.by_provisioner:
+        # These members are among those who may collude. Where they are more, one share counts: all others may collude.
+        colluding, client = max(colluding - len(claim.by_provisioner), 0), "other client"
+        partners.append(provisioner_of(claim.by_provisioner))
+    if claim.counts_one_share:
+        partners.append("all clients but one")
+    elif colluding:
+        partners.append(f"one {client}" if colluding == 1 else f"up to {colluding} {client}s")
+    together = f" together with {' and '.join(partners)}" if partners else ""
+    apart = "" if colluding or claim.counts_one_share else " and is none of its clients"
+    return f"the server{together}, and whoever sees the models of the run{apart}"
 
 
 def _holds_shares(budget: PrivacyBudget[Ledger]) -> bool:

@@ -1,6 +1,7 @@
 """Claims put into words: the one place that does, for the console and every report."""
 
 from cloister.core.digits import at_least, at_most
+from cloister.core.keys import REMEDY, provisioner_of
 from cloister.core.text import counted
 from cloister.privacy.claims.claim import (
     CLIENT_BUDGET,
@@ -14,7 +15,7 @@ from cloister.privacy.claims.claim import (
     Statement,
 )
 from cloister.privacy.claims.premises import condition
-from cloister.privacy.claims.server import RUN
+from cloister.privacy.claims.server import ONE_UPDATE, RUN
 from cloister.privacy.claims.worth import tier
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
@@ -134,10 +135,14 @@ def _about_server(claim: Claim) -> list[str]:
     """What the server sees of single updates."""
     if not claim.is_against_server:
         return ["  no claim against the server, which sees every update before it is noised"]
-    told = "  the server sees sums of updates alone, and cannot check what a hostile client puts into them"
-    if claim.parameters[COLLUDING]:
-        return [told]
-    return [told, f"  no claim against the other clients: {COLLUDING} = 0, and each knows its own share of the noise"]
+    told = ["  the server sees sums of updates alone, and cannot check what a hostile client puts into them"]
+    if claim.by_provisioner:
+        told.append(f"  counted as working with the server: {provisioner_of(claim.by_provisioner)}; {REMEDY}")
+    if claim.counts_one_share:
+        told.append(f"  {ONE_UPDATE}")
+    if not claim.parameters[COLLUDING] and not claim.by_provisioner:
+        told.append(f"  no claim against the other clients: {COLLUDING} = 0, and each knows its own share of the noise")
+    return told
 
 
 def _reasons(claim: Claim) -> list[str]:

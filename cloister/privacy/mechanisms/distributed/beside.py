@@ -52,9 +52,13 @@ class Beside(ABC):
             bound: C.
         """
 
-    def event(self) -> DistributedGaussian:
-        """What the sum of these numbers costs at worst, whoever is left."""
-        return self.shares.event(self.steps, 1)
+    def event(self, single: bool = False) -> DistributedGaussian:
+        """What the sum of these numbers costs at worst, whoever is left.
+
+        Args:
+            single: as in `Shares.event`.
+        """
+        return self.shares.event(self.steps, 1, single)
 
 
 @dataclass(frozen=True)

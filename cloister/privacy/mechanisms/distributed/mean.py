@@ -123,7 +123,7 @@ class DistributedMean(GaussianMechanism):
             return None
         return Squares.of(self.scale.distance_multiplier, self.parties)
 
-    def events(self, layout: Layout, sampling: Sampling = UNSAMPLED) -> tuple[Event, ...]:
+    def events(self, layout: Layout, sampling: Sampling = UNSAMPLED, by_provisioner: int = 0) -> tuple[Event, ...]:
         """The releases of a round, whoever is left: what travels beside the updates, and their sum.
 
         None depends on C, which an adaptive clip moves: updates and noise are counted in steps of it. Where a distance
@@ -131,8 +131,11 @@ class DistributedMean(GaussianMechanism):
 
         Args:
             layout, sampling: as in `GaussianMechanism.events`.
+            by_provisioner: members on the roster whose keys the provisioner made, who count as colluding. The sum is
+                proved to hold t - c honest shares where at most c collude. Where more do, one share counts.
         """
-        return self._at(self.scale.factors(self.clip.bound, ANY_MODEL)[0], layout.size).events()
+        plan = self._at(self.scale.factors(self.clip.bound, ANY_MODEL)[0], layout.size)
+        return plan.events(single=by_provisioner > self.parties.colluding)
 
     def released(
         self, total: NDArray[np.int64], layout: Layout, sent: Row, survivors: int, shown: int | None = None

@@ -131,15 +131,23 @@ class Plan:
         """The probability, at most, that some number of an update's sum is read as another: 2p·e^-50."""
         return 2 * self.parameters * math.exp(-(DEVIATIONS**2) / 2) if self.shares.base else 0.0
 
-    def event(self) -> Event:
-        """What the sum of updates costs at worst, whoever is left: known before anything is sent."""
+    def event(self, single: bool = False) -> Event:
+        """What the sum of updates costs at worst, whoever is left: known before anything is sent.
+
+        Args:
+            single: as in `Shares.event`.
+        """
         if not self.shares.base:
             return Unaccounted("the noise multiplier is 0: there is no noise")
-        return self.shares.event(self.steps, self.parameters)
+        return self.shares.event(self.steps, self.parameters, single)
 
-    def events(self) -> tuple[Event, ...]:
-        """What a round costs at worst: what travels beside the update is released first, each number by itself."""
-        return (*(one.event() for one in self.beside), self.event())
+    def events(self, single: bool = False) -> tuple[Event, ...]:
+        """What a round costs at worst: what travels beside the update is released first, each number by itself.
+
+        Args:
+            single: as in `Shares.event`.
+        """
+        return (*(one.event(single) for one in self.beside), self.event(single))
 
     def terms(self) -> bytes:
         """The plan as bytes, which are the same only for the same plan: for all parties to agree on."""

@@ -169,13 +169,17 @@ class Shares:
         """The least scale of one of them, in steps."""
         return min(self.base, *self.scales().values()) if self.scales() else self.base
 
-    def event(self, sensitivity: int, parameters: int) -> DistributedGaussian:
+    def event(self, sensitivity: int, parameters: int, single: bool = False) -> DistributedGaussian:
         """What a sum costs at worst, whoever is left: known before anything is sent.
 
         Args:
             sensitivity: D, in steps: by how much one client moves the sum.
             parameters: numbers of the sum.
+            single: whether all members but one may collude. Then the base of one share counts: who plays all others
+                tells this member that all n are left, and it shows all of its components.
         """
+        if single:
+            return DistributedGaussian(1, sensitivity, self.base, parameters)
         honest = self.parties.honest
         # Rounded down, to a number that doubles hold: a scale is below 2^25.
         scale = math.isqrt(self.variance * 4**24 // honest) / 2**24
