@@ -133,8 +133,8 @@ class RoundLoop:
 
         Raises:
             TooFewNodes: so few are connected that there is no first round.
-            FederationError: nobody's reply counted in the first round, or in several rounds in a row, and nothing is
-                promised that this would break.
+            FederationError: no reply counted in several rounds in a row, or all replies of the first round were errors;
+                not where a guarantee holds, which an early end would break.
         """
         self.model = arrays
         self.asked = self.aggregated = after or 0
@@ -153,7 +153,7 @@ class RoundLoop:
             if self._is_over():
                 break
             silent = 0 if self.to_the_end or _heard(done) else silent + 1
-            if silent == SILENT_ROUNDS or (silent and number == 1 and done.measured and not done.measured.accepted):
+            if silent == SILENT_ROUNDS or (silent and number == 1 and _all_refused(done)):
                 why = _why_nobody(number, done, self.strategy.has_secret_cohorts)
                 self._end("no-replies", f"stopped: {why}")
                 raise FederationError(why)
@@ -281,6 +281,12 @@ def _heard(done: Round) -> bool:
     if measured is None or measured.asked == 0:
         return True
     return measured.accepted > 0 and not measured.abandoned
+
+
+def _all_refused(done: Round) -> bool:
+    """Return whether replies came and none counted; messages that were lost with a SuperLink are no replies."""
+    found = done.measured
+    return found is not None and not found.accepted and any(item.code != "missing" for item in found.rejected)
 
 
 def _why_nobody(number: int, done: Round, secret_cohorts: bool) -> str:

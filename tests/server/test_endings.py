@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -85,6 +86,22 @@ class TestSilence:
         assert found["ended"]["how"] == "no-replies" and "round 1" in found["ended"]["why"]
         assert any("ends because nobody" in item for item in found["unprotected"])
         assert (tmp_path / "r" / "model.npz").is_file()
+
+    @pytest.mark.parametrize(("lost", "ended"), [(2, "as-asked"), (3, "no-replies")])
+    def test_rounds_whose_messages_are_all_lost_end_a_run_when_they_are_three(self, tmp_path, lost, ended):
+        """Also from the first round on: a SuperLink that was killed has lost the messages, and the next one answers."""
+
+        class Lossy(LocalGrid):
+            rounds = 0
+
+            def send_and_receive(self, messages, *, timeout=None):
+                messages = list(messages)
+                self.rounds += messages[0].metadata.message_type == "train"
+                return super().send_and_receive(messages, timeout=timeout) if self.rounds > lost else []
+
+        with suppress(FederationError):
+            go(tmp_path, HEURISTIC, Lossy)
+        assert facts(tmp_path)["ended"]["how"] == ended
 
 
 class Shrinking(LocalGrid):
