@@ -71,9 +71,11 @@ class Decorator(Strategy):
         measured: of the last training round.
         unscored: the replies of the last evaluation round that did not count.
         canaries: that take part in training, where there are any, with their scores so far.
+        draws_are_seen: whether nodes may learn who was drawn. Draws then amplify nothing.
     """
 
     canaries: Canaries = NO_CANARIES
+    draws_are_seen = False
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner

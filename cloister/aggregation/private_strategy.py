@@ -295,7 +295,7 @@ class PrivateStrategy(Decorator):
     def sampling(self) -> Sampling:
         """What the draw of a round lets an accountant claim: nothing unless it was random, secret, and counted."""
         draw = self._draw
-        if draw is None or not draw.secret or not self.mechanism.amplified:
+        if draw is None or not draw.secret or self.draws_are_seen or not self.mechanism.amplified:
             return UNSAMPLED
         if draw.kind == "poisson":
             return Sampling("poisson", probability=draw.fraction)

@@ -30,7 +30,9 @@ class Prepared:
     layout: Layout
 
 
-def prepare(config: RunConfig, pretrain: bool = True, earlier: Earlier | None = None) -> Prepared:
+def prepare(
+    config: RunConfig, pretrain: bool = True, earlier: Earlier | None = None, draws_are_seen: bool = False
+) -> Prepared:
     """The run of a configuration, as it stands before its first message. Nothing is sent, spent or written.
 
     Args:
@@ -38,6 +40,7 @@ def prepare(config: RunConfig, pretrain: bool = True, earlier: Earlier | None = 
         pretrain: as in `initial_model`.
         earlier: the part of it that there was, where it is resumed: its model is the one to start from, and its noise
             is restored with its state, not calibrated anew.
+        draws_are_seen: whether nodes may learn who was drawn. Draws then amplify nothing.
 
     Raises:
         ConfigError: the configuration asks for what cannot be, or the model is another one than that of `earlier`.
@@ -46,6 +49,7 @@ def prepare(config: RunConfig, pretrain: bool = True, earlier: Earlier | None = 
         BudgetExhausted: the noise is to fit a budget that is spent.
     """
     plan = build(config)
+    plan.strategy.draws_are_seen = draws_are_seen
     if earlier is not None:
         plan = replace(plan, seed=earlier.seed, resumes=earlier.resumes)
     progress = None if earlier is None else earlier.progress

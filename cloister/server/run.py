@@ -62,7 +62,7 @@ from cloister.server.resume import (
 from cloister.server.sites import Sites
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
-from cloister.server.stragglers import Transport, transport_of
+from cloister.server.stragglers import Transport, draws_are_seen, transport_of
 from cloister.server.times import settle, settle_archive
 from cloister.tasks.base import Model
 from cloister.tasks.faults import refuse_faulty
@@ -148,7 +148,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
     refuse_forgetful_nodes(config, grid)
     with ExitStack() as stack:
         earlier = _earlier(config, grid, clients, stack)
-        prepared = prepare(config, earlier=earlier)
+        prepared = prepare(config, earlier=earlier, draws_are_seen=draws_are_seen(grid))
         refuse_closing(prepared.plan, grid)
         if earlier is None:
             refuse_impossible_budget(prepared)
@@ -472,6 +472,8 @@ def render_sampling(plan: Plan) -> str:
         return f"by the strategy {type(plan.strategy.inner).__name__} itself, no amplification claimed"
     chosen = plan.config.strategy
     words = f"{chosen.sampling}, {100 * chosen.fraction_train:.4g} % of the nodes"
+    if plan.strategy.draws_are_seen:
+        return f"{words}, no amplification claimed: over Flower's own SuperLink nodes may learn who was drawn"
     amplified = plan.strategy.has_secret_cohorts
     return f"{words}, {'amplification accounted for' if amplified else 'no amplification claimed'}"
 

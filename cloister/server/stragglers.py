@@ -208,6 +208,12 @@ def transport_of(grid: Grid) -> Transport | None:
     return found
 
 
+def draws_are_seen(grid: Grid) -> bool:
+    """Return whether nodes may learn who was drawn: totals and names of objects tell over Flower's own SuperLink."""
+    transport = transport_of(grid)
+    return transport is not None and not transport.gated
+
+
 def _renewed(messages: list[Message]) -> bool:
     """Make all messages new if one of them has expired, by the clock of the SuperLink; whether one had."""
     now = datetime.now(UTC).timestamp()

@@ -27,6 +27,7 @@ from cloister.privacy.claims.words import render
 from cloister.server.build import build, data_identity
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
+from cloister.server.stragglers import Transport
 from cloister.tasks.digits import Digits
 
 SOUND = {
@@ -332,6 +333,18 @@ def test_amplification_is_claimed_for_a_poisson_draw_and_for_a_registered_popula
     insider, _, stranger = registered["claims"]
     assert insider["relation"] == "replace-one" and "accounted for" in registered["sampling"]
     assert stranger["epsilon"] < insider["epsilon"] and "no client" in stranger["adversary"]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_draws_that_nodes_can_learn_of_amplify_nothing(tmp_path, gated):
+    """Over Flower's own SuperLink totals and names of objects tell who was drawn."""
+    config = parse(SOUND | {"output-dir": str(tmp_path), "num-rounds": 1, "strategy.sampling": "poisson"})
+    grid = LocalGrid.simulated(app, config.flat(), 4)
+    grid.transport = Transport(packed=True, gated=gated)
+    outcome = run(grid, config, silent())
+    assert {entry.event.sampling.kind for entry in outcome.plan.budget.ledger.entries} == {
+        "poisson" if gated else "none"
+    }
 
 
 @pytest.mark.slow
