@@ -25,6 +25,7 @@ FAILING = [
     "new task Nosuch",
     "policy nosuch",
     "predict nosuch nosuch",
+    "signing-key nosuch",
     "report nosuch",
     "compare nosuch",
     "sweep nosuch",

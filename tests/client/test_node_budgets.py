@@ -248,10 +248,11 @@ class TestBudgets:
         settings = BALL | {"privacy.max-leakage": 1e9}
         here, request = node_at(settings, SIZED), request_of_kind(settings=settings)
         here.state.config_records["assumed"] = ConfigRecord({"rounds": 3, "held-out": False})
+        (event,) = leaked(request)
         for number in (1, 2):
-            leakage_budget(request, here).spend(leaked(request), number)
+            leakage_budget(request, here).spend(event, number)
         spent = leakage_budget(request, here).spent()
-        assert spent == pytest.approx(5 * leaked(request).leakage) and spent > 0
+        assert spent == pytest.approx(5 * event.leakage) and spent > 0
 
     def test_scores_of_earlier_rounds_are_not_assumed(self):
         here = node_at(GAUSSIAN, SIZED)

@@ -30,7 +30,7 @@ from cloister.privacy.claims.server import statement as stated
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 SOUND = Claim("global-dp", relation="replace-one")
-SECURE = Claim("global-dp", parameters={COLLUDING: 1})
+SECURE = Claim("global-dp", parameters={COLLUDING: 1}, by_provisioner=())
 DRAWN = Gaussian(4.0, Sampling("without-replacement", cohort=1, population=100))
 SHARED = DistributedGaussian(4, 2.0**20, 2.0**20, 650)
 
