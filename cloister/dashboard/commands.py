@@ -14,26 +14,13 @@ def dashboard(
     ledger: Annotated[
         list[Path] | None, typer.Option(help="A ledger whose budget is shown; may be given several times.")
     ] = None,
-    listen: Annotated[
-        str,
-        typer.Option(
-            help="Address and port; port 0: a free one. An address that other machines reach needs --operators, "
-            "--certificate and --key."
-        ),
-    ] = "127.0.0.1:0",
-    operators: Annotated[
-        Path | None,
-        typer.Option(help="File of SHA-256 digests of operators' tokens; a token is the password."),
-    ] = None,
-    certificate: Annotated[Path | None, typer.Option(help="The server's certificate, PEM.")] = None,
-    key: Annotated[Path | None, typer.Option(help="The key of the certificate, PEM.")] = None,
+    listen: Annotated[str, typer.Option(help="Address and port, of the loopback; port 0: a free one.")] = "127.0.0.1:0",
 ) -> None:
     """Serve a page about nodes, runs, budgets and events, to be read in a browser.
 
     CONNECTION is a SuperLink connection of Flower's config.toml; without it, no nodes are shown.
     """
-    from cloister.dashboard.serving import Endpoint, serve
+    from cloister.dashboard.serving import serve
     from cloister.watch.snapshot import Places
 
-    endpoint = Endpoint(host_and_port(listen), operators, certificate, key)
-    serve(Places(connection, runs, tuple(ledger or ())), endpoint, typer.echo)
+    serve(Places(connection, runs, tuple(ledger or ())), host_and_port(listen), typer.echo)

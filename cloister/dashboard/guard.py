@@ -1,13 +1,10 @@
-"""Who gets an answer from the dashboard, and what stands on every answer."""
+"""Which requests the dashboard answers, and the headers of every answer."""
 
-from base64 import b64decode
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from cloister.deploy.credentials import is_known
 
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 """Names of this machine. A request for another name is DNS rebinding: a page from elsewhere made its name lead here."""
@@ -33,12 +30,11 @@ class Guard:
 
     Args:
         app: the dashboard.
-        hosts: names by which it may be asked for; empty: any.
-        digests: of operators' tokens, of which one must be the password; empty: nobody is asked for one.
+        hosts: names by which it may be asked for.
     """
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str] = LOOPBACK, digests: tuple[str, ...] = ()) -> None:
-        self.app, self.hosts, self.digests = app, hosts, digests
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] = LOOPBACK) -> None:
+        self.app, self.hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse requests that are not allowed, pass the others on, and add `HEADERS` to every answer."""
@@ -55,11 +51,8 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if self.hosts and _host(headers) not in self.hosts:
+        if _host(headers) not in self.hosts:
             return PlainTextResponse("the dashboard is not known by this name", 421)
-        if self.digests and not is_known(_token(headers), self.digests):
-            asked = {"WWW-Authenticate": 'Basic realm="Cloister", charset="UTF-8"'}
-            return PlainTextResponse("the password is an operator's token", 401, asked)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("the dashboard answers GET and HEAD only", 405, {"Allow": "GET, HEAD"})
         return None
@@ -70,15 +63,5 @@ def _host(headers: Headers) -> str:
     try:
         (host,) = headers.getlist("host")
         return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _token(headers: Headers) -> str:
-    """The password of HTTP's Basic authentication; any name goes with it."""
-    try:
-        (given,) = headers.getlist("authorization")
-        scheme, _, encoded = given.partition(" ")
-        return b64decode(encoded, validate=True).decode().partition(":")[2] if scheme.lower() == "basic" else ""
     except ValueError:
         return ""

@@ -7,11 +7,10 @@ import uvicorn
 from browser import audited, chromium
 from reported import line, write_run
 
-from cloister.dashboard import views
+from cloister.dashboard import serving, views
 from cloister.dashboard.app import application
 from cloister.dashboard.guard import Guard
 from cloister.dashboard.pages import overview, run_page
-from cloister.dashboard.serving import Endpoint
 from cloister.dashboard.views import CachedView
 from cloister.server.reports.html.page import write_report
 from cloister.watch import snapshot as snapshots
@@ -46,7 +45,7 @@ def address(places, monkeypatch):
     monkeypatch.setattr(views, "KEPT", 0.0)
     config = uvicorn.Config(Guard(application(places)), log_config=None, lifespan="off", ws="none")
     server = uvicorn.Server(config)
-    with Endpoint(("127.0.0.1", 0)).opened() as listening:
+    with serving._opened("127.0.0.1", 0) as listening:
         thread = Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
