@@ -294,6 +294,7 @@ class Sites(Endurable):
         ]
         description = self.folder / "federation.toml"
         server = f'name = "trial"\n[server]\naddresses = ["localhost"]\nport = {self.port}\n'
+        server += f'superlink = "localhost:{self.port}"\n'
         description.write_text(server + "".join(tables))
         self.kits = provision(description, self.folder / "kits", POLICY).folder
         self.runs_folder = self.kits / "server" / "state" / "runs"

@@ -131,7 +131,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cloister-")))
         database.set_up(10**9)
-        short: Any = closed_app(configuration(folder / "state.db")).app  # within the door, which reads no message
+        short: Any = closed_app(configuration(folder / "state.db"))
         flower, ours = short.app, dict(vars(fleet_handlers))
         found = []
         for app, handlers, packs in 2 * [(flower, plain, False), (short, ours, True)]:

@@ -34,7 +34,7 @@ def idle(polls: Polls, settling: float, nodes: int, seconds: float, folder: Path
     """Looks for messages a second, of all nodes together, and processor seconds of the SuperLink a second."""
     with open_server(folder, SECONDS) as server:
         pid = server.processes.services[SUPERLINK].pid
-        with LightNodes(server.address, nodes, server.authority, polls) as light:
+        with LightNodes(server.address, server.let_in(nodes), server.authority, polls) as light:
             server.processes.wait(lambda: len(light.connected) == nodes, SECONDS, "nodes")
             time.sleep(settling)
             before, looks, began = processor_seconds(pid), light.looks, time.monotonic()

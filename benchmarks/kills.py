@@ -2,11 +2,10 @@
 
 python benchmarks/kills.py [kills of each kind] [minutes] [seed]
 
-Processes on this machine, each as `start.sh` starts it, but nodes without keys, for which one would be kept out for a
-minute after each kill. This script is their supervisor: it starts again what it killed, after a second, and what
-ended by itself; nothing else is done by hand. Runs without noise (only the server's processes are killed) have to
-end with the model of a run that nobody disturbed, and runs with noise (everything is killed) with every release in the
-ledgers. It ends with an error where one does not.
+Processes on this machine, each as `start.sh` starts it; a node that was killed is kept out for a minute. This script is
+their supervisor: it starts again what it killed, after a second, and what ended by itself, and does nothing else.
+Runs without noise (only the server's processes are killed) have to end with the model of a run that nobody disturbed,
+and runs with noise (everything is killed) with every release in the ledgers. It ends with an error where one does not.
 """
 
 import itertools
@@ -77,8 +76,9 @@ class Federation:
     def start(self) -> None:
         """Start the nodes."""
         link = ["--superlink", self.server.address, "--root-certificates", self.server.authority]
-        for number, port in enumerate(free_ports(NODES)):
+        for number, (port, key) in enumerate(zip(free_ports(NODES), self.server.let_in(NODES), strict=True)):
             config = ["--port", str(port), "--node-config", flower_line(self._node(number))]
+            config += ["--auth-supernode-private-key", str(key)]
             self.processes.start(f"supernode-{number}", "cloister", "warm-node", "--no-keras", *link, *config)
 
     def kill(self, kind: str) -> bool:

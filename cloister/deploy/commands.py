@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cloister.core.errors import ConfigError
-from cloister.deploy.folder import ISSUED, Kits
+from cloister.deploy.folder import HEART, ISSUED, Kits
 
 site = typer.Typer(
     help="Sites by NAME, at a SuperLink: CONNECTION is one of Flower's config.toml, FLWR_HOME the operator's kit.",
@@ -34,15 +34,22 @@ ExpectedSigning = Annotated[
 def _alone() -> Iterator[Kits]:
     """The block, with the kits to itself: those of all members if the operator's kit lies among them, else that one.
 
-    Two operators at the same kits would each see a state of before, and undo what the other did.
+    Two operators at the same kits would each see a state of before, and undo what the other did. At the end the proxy's
+    list of keys is that of the operator's kit, if it has one.
     """
     from flwr.supercore.utils import get_flwr_home
+
+    from cloister.deploy.proxy import NODES, list_nodes
 
     home = Path(get_flwr_home()).resolve()
     together = home.name == "operator" and (home.parent / ISSUED).is_file()
     kits = Kits(home.parent if together else home)
     with kits.locked(lambda: typer.echo("waiting for another operator's command to end", err=True)):
         yield kits
+        if kits.has((operator := "operator/" if together else "") + NODES):
+            list_nodes(kits, operator, "server/" if together and kits.has(HEART["server"]) else "")
+            for member in ("operator", "server") if together else ():
+                kits.sum_up(member)
         for note in kits.notes:
             typer.echo(note)
 
@@ -62,10 +69,11 @@ def list_sites(connection: Connection) -> None:
 def approve(connection: Connection, name: SiteName, key: NewKey = None, expected: Expected = "") -> None:
     """Let a new site in. Compare the fingerprint with the site on another way than its key came."""
     from cloister.deploy.control import control
-    from cloister.deploy.sites import approve, key_file
+    from cloister.deploy.sites import approve, keep_key, key_file
 
     with _alone(), control(connection) as opened:
         found = approve(opened, name, key or key_file(name), expected)
+        keep_key(name, key or key_file(name))
     typer.echo(f"{name}: registered with the key {found}")
 
 
@@ -81,7 +89,7 @@ def rotate(
     """Let a site in with a new key, and refuse its old one; with --signing-key alone the node's key stays."""
     from cloister.deploy.control import control
     from cloister.deploy.rosters import replace
-    from cloister.deploy.sites import key_file, rotate
+    from cloister.deploy.sites import keep_key, key_file, rotate
 
     with _alone() as kits:
         if signing is not None:
@@ -89,6 +97,7 @@ def rotate(
         if signing is None or key is not None:
             with control(connection) as opened:
                 found = rotate(opened, name, key or key_file(name), expected)
+            keep_key(name, key or key_file(name))
             typer.echo(f"{name}: registered with the key {found}; its old key is refused from now on")
 
 

@@ -46,13 +46,33 @@ class Server(Section):
 
     Args:
         addresses: host names and IP addresses the certificate is made out for; sites and operators use the first.
-        port: on which it listens.
+        port: on which sites and operators reach it.
+        superlink: host:port at which the SuperLink listens behind the proxy; with the number `port` there is no proxy.
         days: the certificate is valid.
     """
 
     addresses: Annotated[list[Annotated[str, AfterValidator(_address)]], Field(min_length=1)]
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    superlink: Annotated[str, Field(pattern=r"^[\w.-]+:[1-9][0-9]{0,4}$")] = "127.0.0.1:8001"
     days: Annotated[int, Field(ge=1, le=3650)] = 365
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Server":
+        # nginx compares the names in a certificate, and none of its addresses.
+        if self.is_proxied and self.verified_name not in ("localhost", *self.addresses):
+            raise ValueError(f"superlink = {self.superlink!r}: its host must be 127.0.0.1, or a name in addresses")
+        return self
+
+    @property
+    def is_proxied(self) -> bool:
+        """Whether a proxy stands in front of the SuperLink."""
+        return int(self.superlink.rpartition(":")[2]) != self.port
+
+    @property
+    def verified_name(self) -> str:
+        """The name in the server's certificate by which the proxy knows the SuperLink."""
+        host = self.superlink.rpartition(":")[0]
+        return "localhost" if host == "127.0.0.1" else host
 
 
 class Authority(Section):

@@ -166,14 +166,12 @@ class Kits:
         if not self.has(name):
             self.write(name, content, mode)
 
-    def add_script(self, name: str, content: str) -> None:
-        """Write a script that is not there yet; say so where the one that is there says something else.
+    def add_text(self, name: str, content: str, mode: int) -> None:
+        """Write a script or a configuration that is not there yet; note it where another one is there.
 
-        Args:
-            name: relative to the folder of all kits.
-            content: of the script.
+        Args: as `write`.
         """
-        self.add(name, content, SCRIPT)
+        self.add(name, content, mode)
         if self.read(name) != content.encode():
             self.notes.append(f"{name} differs from what federation.toml describes; remove it to have it written anew")
 

@@ -1,8 +1,9 @@
 """Start-up kits: what each member of a federation needs, in a folder of its own, with the secrets it alone may have.
 
     OUT/authority/     ca.key, ca.crt: signs the server's certificate; keep it off the network
-    OUT/server/        certificate and key, the executor's secret, the operators' digests, start.sh
-    OUT/operator/      the token for `flwr`, the nodes' public keys, register.sh
+    OUT/server/        certificate and key, the executor's secret, the operators' digests, start.sh; the proxy's
+                       nginx.conf, and nodes.conf: the keys that it lets in
+    OUT/operator/      the token for `flwr`, the nodes' public keys, register.sh, nodes.conf
     OUT/sites/NAME/    the node's key, its executor's secret, the policy, start.sh, which makes the site's signing key
     OUT/roster/        roster.key: signs the list of the sites' signing keys; not for the server's operator
 
@@ -20,10 +21,10 @@ from pathlib import Path
 
 from cloister.config.section import kebab
 from cloister.core.errors import ConfigError
-from cloister.deploy import certificates, credentials, rosters, scripts
+from cloister.deploy import certificates, credentials, proxy, rosters, scripts
 from cloister.deploy.bundle import refuse_in_bundle
 from cloister.deploy.federation import Federation, Site, read_federation
-from cloister.deploy.folder import HEART, ISSUED, PUBLIC, SECRET, Kits
+from cloister.deploy.folder import HEART, ISSUED, PUBLIC, SCRIPT, SECRET, Kits
 
 BUNDLED_KINDS = ("operator/credentials.yaml", "operator/config.toml", "sites/name/policy.toml", ISSUED)
 """Files of kinds that Flower takes into app bundles."""
@@ -88,6 +89,8 @@ def provision(
         _write_operator(kits, federation)
         for site in federation.sites:
             _write_site(kits, federation, site, policy if isinstance(policy, str) else policy(federation.tasks))
+        if federation.server.is_proxied:
+            proxy.list_nodes(kits, "operator/", "server/" if kits.has(HEART["server"]) else "")
         rosters.write_roster(kits, federation.sites)
         _remember(kits, members)
         for member in members:
@@ -193,7 +196,9 @@ def _write_server(kits: Kits, federation: Federation, renew: bool) -> None:
     else:
         _take_signed(kits, federation, renew)
     kits.add("server/superexec.secret", secrets.token_hex(32), SECRET)
-    kits.add_script("server/start.sh", scripts.server_script(federation))
+    kits.add_text("server/start.sh", scripts.server_script(federation), SCRIPT)
+    if federation.server.is_proxied:
+        kits.add_text(f"server/{proxy.CONFIGURATION}", proxy.configuration(federation), PUBLIC)
 
 
 def _sign_server(kits: Kits, federation: Federation, renew: bool) -> None:
@@ -238,7 +243,7 @@ def _write_operator(kits: Kits, federation: Federation) -> None:
         kits.write("server/operators.sha256", f"{credentials.digest_of(token)}  operator\n", SECRET)
     connection = scripts.connection(federation, str(kits.path("operator/ca.crt")))
     kits.add("operator/config.toml", connection, PUBLIC)
-    kits.add_script("operator/register.sh", scripts.register_script(federation))
+    kits.add_text("operator/register.sh", scripts.register_script(federation), SCRIPT)
 
 
 def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> None:
@@ -254,7 +259,7 @@ def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> 
     if is_here:
         kits.add(f"{home}/policy.toml", policy, PUBLIC)
         kits.add(f"{home}/superexec.secret", secrets.token_hex(32), SECRET)
-        kits.add_script(f"{home}/start.sh", scripts.site_script(federation, site))
+        kits.add_text(f"{home}/start.sh", scripts.site_script(federation, site), SCRIPT)
     # Last: a site whose public key is there counts as one whose kit was made.
     if key:
         kits.write(public, key, PUBLIC)

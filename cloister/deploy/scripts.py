@@ -25,8 +25,11 @@ root-certificates = {certificate}
 
 
 def server_script(federation: Federation) -> str:
-    """Starts the SuperLink and the executor of its apps, or one of them."""
-    return _filled("server.sh", name=federation.name, port=str(federation.server.port))
+    """Starts the proxy, the SuperLink and the executor of its apps, or one of them."""
+    server = federation.server
+    host, _, port = server.superlink.rpartition(":")
+    parts = "proxy superlink superexec" if server.is_proxied else "superlink superexec"
+    return _filled("server.sh", name=federation.name, host=host, port=port, parts=parts)
 
 
 def site_script(federation: Federation, site: Site) -> str:

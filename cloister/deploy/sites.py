@@ -25,6 +25,14 @@ def key_file(name: str) -> Path:
     return Path(get_flwr_home()) / "nodes" / f"{name}.pub"
 
 
+def keep_key(name: str, key: Path) -> None:
+    """Put the key with which a site was let in into the operator's kit, from which the proxy's list is made."""
+    kept, content = key_file(name), checked_node_key(key)
+    if not kept.exists() or kept.read_bytes() != content:
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_bytes(content)
+
+
 def approve(control: Control, name: str, key: Path, expected: str = "") -> str:
     """Let a new site in.
 

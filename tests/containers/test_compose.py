@@ -26,8 +26,8 @@ REPOSITORY = Path(__file__).parents[2]
 RUNTIMES = REPOSITORY / "tests" / "runtimes"
 BASE = "cloister-base"
 SITES = ("site-1", "site-2", "site-3", "site-4")
-SERVICES = ("superlink", "superexec", *SITES)
-BUILT = ("superlink", "superexec", "site-1")
+SERVICES = ("proxy", "superlink", "superexec", *SITES)
+BUILT = ("proxy", "superlink", "superexec", "site-1")
 UID = os.getuid() or 1000
 """Containers run as who owns the kits; never as root."""
 
@@ -296,18 +296,21 @@ def test_the_servers_app_cannot_read_the_servers_key(run: Path, stack: Stack) ->
     assert stack.inside("superexec", "ls /kit").stdout.split() == ["ca.crt", "start.sh", "superexec.secret"]
 
 
-def test_sites_and_the_servers_app_reach_the_superlink_and_nothing_else(stack: Stack) -> None:
-    # The SuperLink has a foot in everybody's network, and in the one from which its port is published.
-    feet = {name: f"{found['IPAddress']}:8000" for name, found in networks(stack, "superlink").items()}
+def test_sites_reach_the_proxy_and_the_servers_app_the_superlink_and_nothing_else(stack: Stack) -> None:
+    doors = {"superlink": "8001", "proxy": "8000"}
+    feet = {door: {name: f"{found['IPAddress']}:{port}" for name, found in networks(stack, door).items()}
+            for door, port in doors.items()}  # fmt: skip
     own = {service: networks(stack, service) for service in ("superexec", *SITES)}
     ports = {service: f"{found['IPAddress']}:9094" for service in own for found in own[service].values()}
-    assert len(ports) == len(own) and len(feet) > len(own)
+    assert len(ports) == len(own)
+    every = [place for places in feet.values() for place in places.values()]
     for service, (name,) in own.items():
         internal = call("docker", "network", "inspect", "--format", "{{.Internal}}", name).strip()
         assert internal == "true", f"{service} reaches beyond its network"
         others = [other for other in own if other != service]
-        tried = [*feet.values(), *(ports[other] for other in others), "superlink", *others]
-        assert reached(stack, service, tried) == [feet[name], "superlink"], service
+        tried = [*every, *(ports[other] for other in others), *doors, *others]
+        door = "superlink" if service == "superexec" else "proxy"
+        assert reached(stack, service, tried) == [feet[door][name], door], service
 
 
 def networks(stack: Stack, service: str) -> dict[str, dict]:
@@ -341,6 +344,23 @@ def reached(stack: Stack, service: str, targets: list[str]) -> list[str]:
     found = stack.inside(service, f"python3 -c '{PROBE}' {' '.join(targets)}")
     assert found.returncode == 0, found.stderr
     return found.stdout.split()
+
+
+STRANGER = """
+import ssl, urllib.error, urllib.request
+
+trusted = ssl.create_default_context(cafile="/kit/ca.crt")
+for path in ("fleet/pull-messages", "runtime/pull-object"):
+    try:
+        urllib.request.urlopen(urllib.request.Request("https://localhost:8000/v1/" + path, b"x"), context=trusted)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+
+
+def test_the_proxy_refuses_a_stranger_and_what_is_not_for_sites(run: Path, stack: Stack) -> None:
+    found = stack.inside("proxy", f"python3 -c '{STRANGER}'")
+    assert found.stdout.split() == ["403", "404"], found.stderr
 
 
 def test_a_superlink_that_was_killed_knows_its_nodes_again(run: Path, stack: Stack) -> None:

@@ -9,7 +9,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
-MEMBERS = [name for name in SERVICES if name not in ("superlink", "register")]
+SITES = [name for name in SERVICES if name.startswith("site-")]
+MEMBERS = [*SITES, "superexec"]
 
 
 def test_no_two_members_share_a_network():
@@ -18,9 +19,17 @@ def test_no_two_members_share_a_network():
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_each_reaches_the_superlink_and_nothing_outside(name):
+def test_sites_reach_the_proxy_and_the_servers_app_the_superlink_and_nothing_outside(name):
     (network,) = SERVICES[name]["networks"]
-    assert network in SERVICES["superlink"]["networks"] and COMPOSE["networks"][network]["internal"] is True
+    others = {other for other in ("superlink", "proxy") if network in SERVICES[other]["networks"]}
+    assert others == {"proxy" if name in SITES else "superlink"} and COMPOSE["networks"][network]["internal"] is True
+
+
+def test_the_proxy_alone_is_published_and_reaches_the_superlink():
+    assert [name for name, service in SERVICES.items() if "ports" in service] == ["proxy"]
+    shared = set(SERVICES["proxy"]["networks"]) & set(SERVICES["superlink"]["networks"])
+    assert shared == {"inside"} and COMPOSE["networks"]["inside"]["internal"] is True
+    assert "outside" not in SERVICES["superlink"]["networks"]
 
 
 @pytest.mark.parametrize("name", SERVICES)

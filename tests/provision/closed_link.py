@@ -51,7 +51,3 @@ def signed_by(private, public, late=0):
         TIMESTAMP_HEADER: now,
         FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(private, now.encode())).decode(),
     }
-
-
-async def anybody(scope):
-    """Knows every sender, for a door."""

@@ -82,6 +82,8 @@ class Machines:
         venv = r"python3 -m venv (\S+) && \S+/bin/pip install \. -c constraints\.txt"
         text = re.sub(venv, rf"bash {self.folder}/install.sh \1", text)
         text = text.replace("/srv/", f"{self.srv}/").replace("fl.example.org", "localhost")
+        # Without the proxy, which has tests of its own.
+        text = text.replace('superlink = "127.0.0.1:8001"', f'superlink = "127.0.0.1:{self.port}"')
         return text.replace("port = 8000", f"port = {self.port}")
 
     def installs(self):

@@ -45,7 +45,8 @@ class TestFirstRun:
             "issued.json",
             "authority/ca.crt",
             *(f"server/{name}" for name in ("ca.crt", "server.crt", "start.sh", "SHA256SUMS")),
-            *(f"operator/{name}" for name in ("ca.crt", "config.toml", "register.sh", "SHA256SUMS")),
+            *(f"server/{name}" for name in ("nginx.conf", "nodes.conf")),
+            *(f"operator/{name}" for name in ("ca.crt", "config.toml", "nodes.conf", "register.sh", "SHA256SUMS")),
             *(f"operator/nodes/{name}.pub" for name in ("north", "south")),
             *(f"sites/north/{name}" for name in ("ca.crt", "policy.toml", "start.sh", "SHA256SUMS")),
             *(f"sites/south/{name}" for name in ("ca.crt", "policy.toml", "start.sh", "SHA256SUMS")),
@@ -217,11 +218,11 @@ class TestScripts:
         )
         assert done.returncode == 2 and "names nobody" in done.stderr and not done.stdout
 
-    @pytest.mark.parametrize("part", mostly_slow(["superexec", "both"], []))
+    @pytest.mark.parametrize("part", mostly_slow(["superexec", "all"], []))
     def test_the_servers_app_ends_in_order_before_its_executor(self, make, part, tmp_path):
         done = self.stopped(make().folder / "server", part, tmp_path)
         order = (tmp_path / "order").read_text().split()
-        assert order == ["app-asked", "app-ended", "superexec-ended"] + ["superlink-ended"] * (part == "both")
+        assert order == ["app-asked", "app-ended", "superexec-ended"] + ["superlink-ended"] * (part == "all")
         assert done == 0
 
     @pytest.mark.parametrize("part", mostly_slow(["superexec", "superlink"], ["superexec"]))
@@ -265,6 +266,7 @@ class TestScripts:
             f"trap '{said.format('app-asked')}; sleep 0.3; {said.format('app-ended')}; exit 0' TERM\n"
             f'touch "$ORDER"\n{loop}',
         }
+        programs["nginx"] = f"#!/bin/sh\ntrap 'exit 0' TERM\n: >state/proxy/refused.log\n{loop}"
         (tmp_path / "bin").mkdir()
         for name, text in programs.items():
             (tmp_path / "bin" / name).write_text(text)
@@ -314,10 +316,16 @@ class TestScripts:
 
 
 BAD = {
-    "an unknown key": ("port = 8443", "prot = 8443", "unknown key 'server.prot'; valid keys: addresses, port, days"),
+    "an unknown key": (
+        "port = 8443",
+        "prot = 8443",
+        "unknown key 'server.prot'; valid keys: addresses, port, superlink",
+    ),
     "an unknown section": ("[server]", "[autority]\n[server]", "unknown key 'autority'"),
     "a mistyped key": ("port = 8443", 'port = "8443"', "server.port = '8443' is not valid"),
     "a port that is none": ("port = 8443", "port = 70000", "server.port = 70000 is not valid"),
+    "a superlink without a port": ("port = 8443", 'superlink = "localhost"', "server.superlink = 'localhost' is not"),
+    "a superlink of another name": ("port = 8443", 'superlink = "x:1"', "its host must be 127.0.0.1, or a name in"),
     "no address": ('["fl.example.org", "10.1.2.3", "2001:db8::1"]', "[]", "server.addresses = [] is not valid"),
     "an address with a port": ("10.1.2.3", "10.1.2.3:80", "'10.1.2.3:80' is neither a host name nor an IP"),
     "an address with a scheme": ("fl.example.org", "https://fl.org", "neither a host name nor an IP address"),

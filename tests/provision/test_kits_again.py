@@ -41,7 +41,7 @@ class TestAgain:
         again = make()
         assert again.written == () and again.notes == () and contents(again.folder) == before
 
-    def test_a_new_site_changes_of_others_the_roster_alone(self, make):
+    def test_a_new_site_changes_of_others_the_roster_and_the_proxys_list(self, make):
         first = make()
         collect(first.folder, "north", "south")
         before = contents(make().folder)
@@ -52,7 +52,8 @@ class TestAgain:
         rosters = {f"{kit}/{name}" for kit in KITS for name in ("roster.signed", "SHA256SUMS")} | {
             "roster/roster.signed"
         }
-        assert changed == rosters | {"sites/north/policy.toml", "issued.json"}
+        lists = {"operator/nodes.conf", "server/nodes.conf", "server/SHA256SUMS"}
+        assert changed == rosters | lists | {"sites/north/policy.toml", "issued.json"}
         assert after["sites/north/policy.toml"] == b"# the site's own\n"
         new = set(after) - set(before)
         assert {name for name in new if not name.startswith("sites/east/")} == {

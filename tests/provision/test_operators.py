@@ -85,16 +85,27 @@ class TestOperatorsFile:
         result = CliRunner().invoke(app, ["superlink", "--operators", str(tmp_path / "none")])
         assert result.exit_code == 1 and "No such file" in result.output
 
-    def test_without_a_secret_of_executors_nothing_is_served(self, tmp_path, monkeypatch):
-        """Flower gives the task of a server's app, and with it every reply, to whoever asks first."""
+    @pytest.mark.parametrize(
+        ("missing", "option", "remedy"),
+        [
+            ({"insecure": True}, "--insecure", "--ssl-certfile"),
+            ({"enable_supernode_auth": False}, "--enable-supernode-auth", "start.sh"),
+            ({"superexec_auth_secret": None}, "--superexec-auth-secret-file", "superexec.secret"),
+        ],
+    )
+    def test_what_a_stranger_could_use_is_refused_with_the_option_and_the_remedy(
+        self, tmp_path, monkeypatch, missing, option, remedy
+    ):
         path = tmp_path / "operators"
         path.write_text(digest_of(TOKEN))
-        config = replace(configuration(tmp_path / "state.db"), insecure=False)
+        required = {"insecure": False, "superexec_auth_secret": b"secret", "enable_supernode_auth": True}
+        config = replace(configuration(tmp_path / "state.db"), **required | missing)
         monkeypatch.setattr(superlink, "_parse_superlink_lifespan_config", lambda: config)
         monkeypatch.setattr(superlink.uvicorn, "run", lambda **_: pytest.fail("it serves"))
         monkeypatch.setattr(sys, "argv", sys.argv)
-        with pytest.raises(ConfigError, match="--superexec-auth-secret-file"):
+        with pytest.raises(ConfigError, match=option) as error:
             serve(path, [])
+        assert remedy in str(error.value)
 
     @pytest.mark.parametrize("option", ["--insecure", "--insec"])
     def test_tokens_never_travel_in_the_clear(self, tmp_path, option):

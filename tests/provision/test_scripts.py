@@ -67,7 +67,7 @@ def test_a_value_is_one_word_of_the_shell_whatever_it_holds(federation):
 
 
 def test_a_place_without_a_value_is_an_error():
-    with pytest.raises(KeyError, match="port"):
+    with pytest.raises(KeyError, match="host"):
         scripts._filled("server.sh", name="hospitals")
 
 
@@ -86,4 +86,5 @@ def test_an_installation_has_them():
         if path.is_file() and path.suffix != ".py" and path.parent.name != "__pycache__"
     }
     templates = set((ROOT / "cloister" / "scaffold" / "templates").rglob("*.jinja"))
-    assert taken == others == {*SHELL, *templates, ROOT / "cloister" / "deploy" / "policy.toml"} and SHELL and templates
+    texts = {ROOT / "cloister" / "deploy" / name for name in ("nginx.conf", "policy.toml")}
+    assert taken == others == {*SHELL, *templates, *texts} and SHELL and templates

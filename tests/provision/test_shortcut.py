@@ -151,8 +151,8 @@ class TestShortcut:
     @pytest.mark.parametrize("log", [None, object()])
     def test_it_is_not_taken_past_a_log_of_events(self, tmp_path, log, monkeypatch):
         monkeypatch.setattr(app_module, "create_app", lambda *_: None)
-        door = closed_app(replace(configuration(tmp_path / "state.db"), fleet_event_log_plugin=log))
-        assert isinstance(door.app, Shortcut) == (log is None)
+        app = closed_app(replace(configuration(tmp_path / "state.db"), fleet_event_log_plugin=log))
+        assert isinstance(app, Shortcut) == (log is None)
 
     def test_it_is_not_taken_past_what_an_extension_adds_to_the_application(self, tmp_path, monkeypatch):
         class Extension:

@@ -1,4 +1,4 @@
-"""The SuperLink behind our door: what it answers, how much it takes, and what it does when its database is busy."""
+"""The SuperLink: its database when it is busy or full, its keys, and what it says of certificates."""
 
 import shutil
 import sqlite3
@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from threading import Event
 
 import pytest
-from closed_link import WIRE, anybody, configuration, signed_by
+from closed_link import configuration, signed_by
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SubStatus
 from flwr.proto.control_pb2 import RegisterNodeRequest
@@ -30,11 +30,9 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.testclient import TestClient
 
 from cloister.deploy import certificates
-from cloister.deploy.http_protocol import BoundedH11Protocol, without_key_updates
-from cloister.deploy.superlink import database, door
+from cloister.deploy.superlink import database
 from cloister.deploy.superlink import serve as serve_module
 from cloister.deploy.superlink.app import closed_app
-from cloister.deploy.superlink.door import Door
 from cloister.deploy.superlink.revoked import RevokedKeys
 from cloister.deploy.superlink.runs import SECONDS, RunningRuns
 from cloister.deploy.superlink.serve import expiring
@@ -49,59 +47,6 @@ def superlink(tmp_path, monkeypatch):
     database.set_up(10**9)
     with TestClient(closed_app(configuration(tmp_path / "state.db")), raise_server_exceptions=False) as client:
         yield client
-
-
-class TestDoor:
-    def test_nobody_is_told_which_interfaces_there_are(self, superlink):
-        for path in ("/docs", "/openapi.json", "/docs/oauth2-redirect", "/redoc", "/", "/v1", "/v2/x"):
-            answer = superlink.get(path)
-            assert answer.status_code == 404 and answer.json() == {"detail": "Not Found"}, path
-
-    def test_the_interfaces_answer(self, superlink):
-        assert superlink.get("/health").status_code == 200
-        assert superlink.post("/v1/fleet/pull-messages", content=b"", headers=WIRE).status_code == 401
-
-    @pytest.fixture
-    def small(self, monkeypatch):
-        """A door for 100 bytes, before an application that reads and tells how much it was."""
-        taken = []
-
-        async def application(scope, receive, send):
-            size, more = 0, True
-            while more:
-                event = await receive()
-                size, more = size + len(event.get("body", b"")), event.get("more_body", False)
-            taken.append(size)
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": str(size).encode()})
-
-        monkeypatch.setattr(door, "MAX_OF_OTHERS", 100)
-        return TestClient(Door(application, anybody)), taken
-
-    @pytest.mark.parametrize("pieces", [[100], [60, 40], []])
-    def test_a_request_of_the_allowed_size_gets_in(self, small, pieces):
-        client, taken = small
-        answer = client.post("/v1/x", content=(b"x" * size for size in pieces))
-        assert answer.status_code == 200 and taken == [sum(pieces)]
-
-    @pytest.mark.parametrize("body", [b"x" * 101, [b"x" * 60, b"x" * 41]])
-    def test_a_longer_one_does_not_whatever_it_announces(self, small, body):
-        client, taken = small
-        answer = client.post("/v1/x", content=body if isinstance(body, bytes) else iter(body))
-        assert answer.status_code == 413 and taken == []
-
-    def test_a_superlink_that_answers_for_itself_is_overruled(self, monkeypatch):
-        monkeypatch.setattr(door, "MAX_OF_OTHERS", 1)
-
-        async def translating(scope, receive, send):
-            try:
-                await receive()
-            except Exception:
-                await send({"type": "http.response.start", "status": 500, "headers": []})
-                await send({"type": "http.response.body", "body": b"internal"})
-
-        answer = TestClient(Door(translating, anybody)).post("/v1/x", content=iter([b"xx"]))
-        assert answer.status_code == 413
 
 
 class TestDatabase:
@@ -180,16 +125,15 @@ class TestDatabase:
 
     def test_it_is_made_ready_before_it_is_served(self, tmp_path, monkeypatch):
         (tmp_path / "operators").write_text("0" * 64)
-        config = replace(configuration(tmp_path / "state.db"), insecure=False, superexec_auth_secret=b"secret")
-        served, ready = [], []
+        required = {"insecure": False, "superexec_auth_secret": b"secret", "enable_supernode_auth": True}
+        config = replace(configuration(tmp_path / "state.db"), **required)
+        before, ready = [], []
         monkeypatch.setattr(sys, "argv", sys.argv)
         monkeypatch.setattr(fleet_handlers, "check_abort", lambda *_: None)
         monkeypatch.setattr(serve_module, "_parse_superlink_lifespan_config", lambda: config)
         monkeypatch.setattr(serve_module.database, "wait_for_tasks", ready.append)
-        monkeypatch.setattr(serve_module.uvicorn, "run", lambda **said: served.append((said, list(ready))))
+        monkeypatch.setattr(serve_module.uvicorn, "run", lambda **_: before.extend(ready))
         serve_module.serve(tmp_path / "operators", [])
-        ((said, before),) = served
-        assert said["ssl_context_factory"] is without_key_updates and said["http"] is BoundedH11Protocol
         assert before == [tmp_path / "state.db"]
 
     @pytest.mark.parametrize("exists", [False, True])

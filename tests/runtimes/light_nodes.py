@@ -4,12 +4,14 @@ A node is a thread. Flower's connection, which real nodes use, waits where it as
 one, and that would be what is measured.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, NoReturn
 
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, Message, RecordDict
 from flwr.common.config import get_fused_config_from_fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
@@ -55,8 +57,8 @@ class LightNodes:
 
     Args:
         address: of the SuperLink, host:port.
-        count: how many; each has its part of the task's benchmark data.
-        authority: path of the certificate that vouches for the SuperLink; None: without TLS.
+        keys: files of their private keys; each node has its part of the task's benchmark data.
+        authority: path of the certificate that vouches for the SuperLink.
         polls: how they poll.
 
     Attributes:
@@ -66,7 +68,7 @@ class LightNodes:
         errors: what ended one of them.
     """
 
-    def __init__(self, address: str, count: int, authority: str | None = None, polls: Polls = adaptive) -> None:
+    def __init__(self, address: str, keys: Sequence[Path], authority: str, polls: Polls = adaptive) -> None:
         self.address, self.authority, self.polls = address, authority, polls
         self.connected: list[int] = []
         self.looks = 0
@@ -75,8 +77,9 @@ class LightNodes:
         self._turn, self._stopped = Lock(), Event()
         self._names = vars(fleet_http_connection)
         self._exit = self._names["flwr_exit"]
-        configs = [{"partition-id": number, "num-partitions": count} for number in range(count)]
-        self._threads = [Thread(target=self._live, args=(config,), daemon=True) for config in configs]
+        configs = [{"partition-id": number, "num-partitions": len(keys)} for number in range(len(keys))]
+        lives = zip(keys, configs, strict=True)
+        self._threads = [Thread(target=self._live, args=life, daemon=True) for life in lives]
 
     def __enter__(self) -> "LightNodes":
         # A node that is not let in would end the process, and all others with it.
@@ -91,9 +94,11 @@ class LightNodes:
             thread.join(JOINED)
         self._names["flwr_exit"] = self._exit
 
-    def _live(self, config: dict[str, int]) -> None:
+    def _live(self, key: Path, config: dict[str, int]) -> None:
         try:
-            with http_request_response(self.address, self.authority is None, self.authority) as connection:
+            private: Any = load_ssh_private_key(key.read_bytes(), None)
+            pair = private, private.public_key()
+            with http_request_response(self.address, False, self.authority, pair) as connection:
                 self.connected.append(connection[0])
                 self._work(LightNode(connection, config))
         except Exception as error:

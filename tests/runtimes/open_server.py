@@ -1,13 +1,17 @@
-"""`cloister superlink` and its executor on loopback, as provisioned, which let in any node that comes."""
+"""`cloister superlink` and its executor on loopback, as provisioned, without a proxy; nodes are let in by number."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from processes import REPOSITORY, SUPERLINK, Processes, Setting, flower_line, free_ports
 
+from cloister.deploy.certificates import new_node_key
+from cloister.deploy.control import control
 from cloister.deploy.kits import provision
 
 CONNECTION = "many"
@@ -28,6 +32,18 @@ class OpenServer:
     address: str
     authority: str
     database: Path
+
+    def let_in(self, count: int) -> list[Path]:
+        """Register so many nodes, and give the files of their private keys."""
+        folder = self.processes.folder / "keys"
+        folder.mkdir(exist_ok=True)
+        made = [(folder / f"{number}.key", *new_node_key()) for number in range(count)]
+        home = str(self.processes.folder / "homes" / "told")
+        with patch.dict(os.environ, FLWR_HOME=home), control(CONNECTION) as opened:
+            for path, private, public in made:
+                path.write_bytes(private)
+                opened.register(path.stem, public)
+        return [path for path, _, _ in made]
 
     def train(self, settings: dict[str, Setting], seconds: float) -> None:
         """Run the app of this repository, and wait for its end."""
@@ -54,7 +70,7 @@ def open_server(folder: Path, seconds: float, *executor: str) -> Iterator[OpenSe
     (port,) = free_ports(1)
     description = folder / "federation.toml"
     description.write_text(
-        f'name = "{CONNECTION}"\n[server]\naddresses = ["localhost"]\nport = {port}\n'
+        f'name = "{CONNECTION}"\n[server]\naddresses = ["localhost"]\nport = {port}\nsuperlink = "localhost:{port}"\n'
         '[[sites]]\nname = "x"\npartition-id = 0\nnum-partitions = 1\n'
     )
     kits = provision(description, folder / "kits", "").folder
@@ -68,7 +84,7 @@ def open_server(folder: Path, seconds: float, *executor: str) -> Iterator[OpenSe
             SUPERLINK, "cloister", "superlink", "--operators", str(server / "operators.sha256"),
             "--ssl-ca-certfile", authority, "--ssl-certfile", str(server / "server.crt"),
             "--ssl-keyfile", str(server / "server.key"), "--database", str(database), "--isolation", "process",
-            *secret, "--host", "127.0.0.1", "--port", str(port),
+            "--enable-supernode-auth", *secret, "--host", "127.0.0.1", "--port", str(port),
         )  # fmt: skip
         link = ["--runtime-api-address", address, "--root-certificates", authority]
         processes.start("superexec", "cloister", "superexec", *link, *secret, *executor)

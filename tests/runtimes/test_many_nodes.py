@@ -34,7 +34,7 @@ def test_many_nodes_train_as_in_one_process(tmp_path: Path) -> None:
     """No locked database ends anything, every reply counts, and the model is that of a simulation, bit for bit."""
     run, simulated = (SETTINGS | {"output-dir": str(tmp_path), "run-name": name} for name in ("run", "simulated"))
     with open_server(tmp_path, SECONDS) as server:
-        with LightNodes(server.address, NODES, server.authority) as nodes:
+        with LightNodes(server.address, server.let_in(NODES), server.authority) as nodes:
             server.processes.wait(lambda: len(nodes.connected) == NODES or bool(nodes.errors), SECONDS, "nodes")
             assert not nodes.errors
             server.train(run, SECONDS)

@@ -59,6 +59,7 @@ class Federation:
         tables = [f'[[sites]]\nname = "{s}"\npartition-id = {i}\nnum-partitions = 4\n' for i, s in enumerate(SITES)]
         description = folder / "federation.toml"
         server = f'name = "trial"\n[server]\naddresses = ["localhost"]\nport = {self.port}\n'
+        server += f'superlink = "localhost:{self.port}"\n'
         description.write_text(server + "".join(tables))
         collect(provision(description, folder / "kits", POLICY).folder, *SITES)
         self.kits = provision(description, folder / "kits", POLICY).folder

@@ -48,6 +48,7 @@ class Secured:
         tables = [f'[[sites]]\nname = "{s}"\npartition-id = {i}\nnum-partitions = 3\n' for i, s in enumerate(sites)]
         description = self.folder / f"{output}.toml"
         server = f'name = "{name}"\n[server]\naddresses = ["localhost"]\nport = {self.port}\n'
+        server += f'superlink = "localhost:{self.port}"\n'
         description.write_text(server + "".join(tables))
         return provision(description, self.folder / output, POLICY).folder
 

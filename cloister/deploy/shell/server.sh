@@ -1,9 +1,9 @@
 #!/bin/sh
-# Start the server of federation @NAME@: both parts, or one in a container.
+# Start the server of federation @NAME@: all parts, or one in a container.
 set -eu
 umask 077
 kit=$(cd "$(dirname "$0")" && pwd)
-port=@PORT@
+host=@HOST@ port=@PORT@ parts=@PARTS@
 state=${CLOISTER_STATE:-"$kit/state"}
 mkdir -p "$state"
 export FLWR_HOME="$state/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
@@ -13,7 +13,27 @@ superlink() {
         --ssl-ca-certfile "$kit/ca.crt" --ssl-certfile "$kit/server.crt" --ssl-keyfile "$kit/server.key" \
         --enable-supernode-auth --isolation process --superexec-auth-secret-file "$kit/superexec.secret" \
         --database "$state/superlink.db" --disable-runtime-dependency-installation \
-        --host "${CLOISTER_BIND:-0.0.0.0}" --port "$port" "$@"
+        --host "${CLOISTER_BIND:-$host}" --port "$port" "$@"
+}
+# What the proxy reads when it starts and when it is told to: the list of keys, the certificate, the SuperLink's address.
+proxied() { cksum "$kit/nodes.conf" "$kit/server.crt"; getent ahosts "$host"; }
+proxy() {
+    asked=
+    trap 'asked=yes' INT TERM HUP
+    PATH=$PATH:/usr/sbin
+    command -v nginx >/dev/null || { echo "nginx is missing: install it (Debian: apt-get install nginx)" >&2; exit 2; }
+    mkdir -p "$state/proxy"
+    read=$(proxied)
+    nginx -p "$state/proxy/" -c "$kit/nginx.conf" -g 'daemon off;' & front=$!
+    while [ -z "$asked" ] && alive $front; do
+        sleep 1
+        now=$(proxied)
+        if [ "$now" != "$read" ]; then kill -HUP $front; read=$now; fi
+        [ "$(wc -c <"$state/proxy/refused.log")" -lt 10000000 ] || : >"$state/proxy/refused.log"
+    done
+    [ -n "$asked" ] || exit 1
+    end $front
+    exit 0
 }
 # The server's apps that are running: those that are dead and not yet buried have no command line.
 apps() {
@@ -40,7 +60,7 @@ end() {
 superexec() {
     asked=
     trap 'asked=yes' INT TERM HUP
-    cloister superexec --runtime-api-address "${CLOISTER_SUPERLINK:-127.0.0.1:$port}" \
+    cloister superexec --runtime-api-address "${CLOISTER_SUPERLINK:-$host:$port}" \
         --root-certificates "$kit/ca.crt" --superexec-auth-secret-file "$kit/superexec.secret" \
         --resume "${CLOISTER_RESUME:-0}" --tasks "$state/tasks" --parent-pid $$ "$@" & executor=$!
     status=0
@@ -58,24 +78,29 @@ superexec() {
     end $executor
     exit 0
 }
-both() {
+all() {
     asked=
     trap 'asked=yes' INT TERM HUP
     superlink "$@" & link=$!
     # shellcheck disable=SC2119 # options are for the SuperLink
     superexec & executor=$!
-    # Whichever ends first ends the other; whoever supervises this script then starts both again.
-    while [ -z "$asked" ] && kill -0 $link 2>/dev/null && kill -0 $executor 2>/dev/null; do sleep 1; done
+    front=
+    if [ "$parts" != "${parts#proxy}" ]; then proxy & front=$!; fi
+    # Whichever ends first ends the others; whoever supervises this script then starts all again.
+    # shellcheck disable=SC2086 # there may be no proxy
+    while [ -z "$asked" ] && running $link $executor $front; do sleep 1; done
     # Apps tell the SuperLink how they ended: it goes last. Those that are to be resumed are not asked to end: the
     # executor, which ends with this script, takes them with it, and the next one resumes their runs.
     if [ -n "$asked" ] || [ "${CLOISTER_RESUME:-0}" -eq 0 ]; then end $executor; fi
+    [ -z "$front" ] || end $front
     end $link
     [ -n "$asked" ] || exit 1
     exit 0
 }
-part=${1:-both}
+running() { for process in "$@"; do kill -0 "$process" 2>/dev/null || return 1; done; }
+part=${1:-all}
 [ $# -eq 0 ] || shift
-case "$part" in
-    both | superlink | superexec) "$part" "$@" ;;
-    *) echo "usage: $0 [both|superlink|superexec] [options]" >&2; exit 2 ;;
+case " all $parts " in
+    *" $part "*) "$part" "$@" ;;
+    *) echo "usage: $0 [all ${parts}] [options]" >&2; exit 2 ;;
 esac

@@ -1,23 +1,22 @@
-"""Flower's SuperLink as an application: what stands in front of its functions, and the door before all of it."""
+"""Flower's SuperLink as an application, with our functions in front of its own."""
 
 from flwr.superlink import extensions
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
+from starlette.types import ASGIApp
 
 from cloister.deploy.superlink.cleanup import DeletesExpired
-from cloister.deploy.superlink.door import App, Door
 from cloister.deploy.superlink.gate import Gate, GateKnown
 from cloister.deploy.superlink.in_front import InFront
 from cloister.deploy.superlink.node_keys import NodeKeys
 from cloister.deploy.superlink.revoked import RevokedKeys
 from cloister.deploy.superlink.runs import RunningRuns
-from cloister.deploy.superlink.senders import KnownSenders
 from cloister.deploy.superlink.shortcut import Shortcut
 
 
-def closed_app(config: SuperLinkLifespanConfig) -> App:
-    """Return Flower's SuperLink behind our door, as an ASGI application. There is one in a process.
+def closed_app(config: SuperLinkLifespanConfig) -> ASGIApp:
+    """Return Flower's SuperLink as an ASGI application. There is one in a process.
 
     Args:
         config: of the SuperLink.
@@ -26,7 +25,7 @@ def closed_app(config: SuperLinkLifespanConfig) -> App:
     app = create_app(config, SuperLinkLifespan)
     # An extension may add middleware, and may change the application in any other way: none may be there.
     plain = config.fleet_event_log_plugin is None and extensions._try_import_sgxt() is None
-    return Door(Shortcut(app) if plain else app, KnownSenders(app))
+    return Shortcut(app) if plain else app
 
 
 IN_FRONT: tuple[type[InFront], ...] = (Gate, GateKnown, DeletesExpired, RunningRuns, NodeKeys, RevokedKeys)

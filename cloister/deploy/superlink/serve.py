@@ -22,7 +22,6 @@ from cloister.core.errors import ConfigError
 from cloister.core.files import DAY
 from cloister.deploy import certificates
 from cloister.deploy.credentials import read_digests
-from cloister.deploy.http_protocol import BoundedH11Protocol, without_key_updates
 from cloister.deploy.superlink import database
 from cloister.deploy.superlink.app import closed_app
 from cloister.deploy.superlink.operators import OperatorsOnly
@@ -40,34 +39,38 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         max_database: megabytes that the state database may have.
 
     Raises:
-        ConfigError: the file of operators holds none, a token would travel in the clear, or anybody could take the
-            task of a server's app.
+        ConfigError: the file of operators holds none, or an option is missing without which a stranger could read an
+            operator's token, register as a node, or take the task of a server's app.
     """
     digests = read_digests(operators)
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
     if config.insecure:
-        raise ConfigError("operators' tokens would travel in the clear; to try things out, use flower-superlink")
-    if config.superexec_auth_secret is None:
         raise ConfigError(
-            "without --superexec-auth-secret-file whoever reaches the port can take the task of a server's app, and "
-            "read every reply; name the file superexec.secret of the kit"
+            "--insecure would send operators' tokens in the clear. Give --ssl-ca-certfile, --ssl-certfile and "
+            "--ssl-keyfile, as start.sh of the server's kit does; for a trial on one machine use flower-superlink"
         )
     if not config.enable_supernode_auth:
-        log(WARNING, "without --enable-supernode-auth whoever reaches the port can register as a node")
+        raise ConfigError(
+            "--enable-supernode-auth is missing: without it any stranger registers as a node. Start the SuperLink by "
+            "start.sh of the server's kit, or add the option; for a trial on one machine use flower-superlink"
+        )
+    if config.superexec_auth_secret is None:
+        raise ConfigError(
+            "--superexec-auth-secret-file is missing: without it any stranger takes the task of a server's app, and "
+            "reads every reply. Name superexec.secret of the server's kit; for a trial use flower-superlink"
+        )
     _keep_database(config.database, max_database * 10**6)
     _watch_certificates([Path(path) for path in (config.ssl_certfile, config.ssl_ca_certfile) if path])
     uvicorn.run(
         app=closed_app(replace(config, authn_plugin=OperatorsOnly(digests))),
         host=config.host,
         port=config.port,
-        http=BoundedH11Protocol,
         ws="none",
         timeout_graceful_shutdown=STOP_SECONDS,
         log_config=get_uvicorn_log_config(console_handler.level),
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
-        ssl_context_factory=without_key_updates,
         workers=1,
     )
 

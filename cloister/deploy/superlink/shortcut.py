@@ -20,8 +20,7 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES, Protobuf
 from flwr.superlink.dependencies.linkstate import get_linkstate
 from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from flwr.superlink.servicer.fleet import fleet_handlers
-
-from cloister.deploy.superlink.door import Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 refuse_other_version = VersionDependency(component_name="SuperLink", connection_name="Caller <-> SuperLink Runtime API")
 
