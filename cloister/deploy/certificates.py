@@ -4,8 +4,11 @@ TLS keys are P-256, accepted everywhere; node keys are P-384 in OpenSSH format, 
 """
 
 import ipaddress
+import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event, Thread
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -23,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cloister.core.errors import ConfigError
+from cloister.core.files import DAY
 
 EXPIRY_WARNING_DAYS = 30
 """Days before the end of a certificate from which warnings name it."""
@@ -254,3 +258,25 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def expiring(paths: Sequence[Path], now: datetime) -> list[str]:
+    """Return a line for each certificate that ends within a month, or has ended."""
+    ends = {path.name: expiry_of(path.read_bytes()) for path in paths}
+    return [
+        f"certificate {name} {'ends' if end > now else 'ended'} on {end:%Y-%m-%d}: cloister provision --renew"
+        for name, end in ends.items()
+        if (end - now).days < EXPIRY_WARNING_DAYS
+    ]
+
+
+def watch(paths: Sequence[Path]) -> None:
+    """Log now and every day which certificates end soon, in a thread."""
+
+    def work() -> None:
+        while True:
+            for line in expiring(paths, datetime.now(UTC)):
+                logging.getLogger("flwr").warning("%s", line)
+            Event().wait(DAY)
+
+    Thread(target=work, name="certificates", daemon=True).start()

@@ -35,7 +35,6 @@ from cloister.deploy.superlink import serve as serve_module
 from cloister.deploy.superlink.app import closed_app
 from cloister.deploy.superlink.revoked import RevokedKeys
 from cloister.deploy.superlink.runs import SECONDS, RunningRuns
-from cloister.deploy.superlink.serve import expiring
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 
@@ -236,6 +235,6 @@ def test_a_certificate_that_ends_soon_is_said(tmp_path, days, said):
     path = tmp_path / "server.crt"
     path.write_bytes(certificates.self_signed(certificates.new_tls_key(), "x", 30))
     now = certificates.expiry_of(path.read_bytes()) - timedelta(days=days)
-    lines = expiring([path], now)
+    lines = certificates.expiring([path], now)
     assert [said in line and "server.crt" in line for line in lines] == ([True] if said else [])
     assert datetime.now(UTC) < now + timedelta(days=60)

@@ -1,17 +1,14 @@
 """`cloister superlink` and its executor on loopback, as provisioned, without a proxy; nodes are let in by number."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 from processes import REPOSITORY, SUPERLINK, Processes, Setting, flower_line, free_ports
 
 from cloister.deploy.certificates import new_node_key
-from cloister.deploy.control import control
 from cloister.deploy.kits import provision
 
 CONNECTION = "many"
@@ -36,14 +33,14 @@ class OpenServer:
     def let_in(self, count: int) -> list[Path]:
         """Register so many nodes, and give the files of their private keys."""
         folder = self.processes.folder / "keys"
-        folder.mkdir(exist_ok=True)
-        made = [(folder / f"{number}.key", *new_node_key()) for number in range(count)]
-        home = str(self.processes.folder / "homes" / "told")
-        with patch.dict(os.environ, FLWR_HOME=home), control(CONNECTION) as opened:
-            for path, private, public in made:
-                path.write_bytes(private)
-                opened.register(path.stem, public)
-        return [path for path, _, _ in made]
+        folder.mkdir()
+        for number in range(count):
+            private, public = new_node_key()
+            (folder / f"{number}.key").write_bytes(private)
+            (folder / f"{number}.pub").write_bytes(public)
+        script = str(Path(__file__).with_name("registering.py"))
+        self.processes.run("told", "python", script, CONNECTION, str(folder), seconds=300)
+        return sorted(folder.glob("*.key"))
 
     def train(self, settings: dict[str, Setting], seconds: float) -> None:
         """Run the app of this repository, and wait for its end."""

@@ -5,12 +5,9 @@ They are those of flwr 1.41.0: with another version this fails at start, and not
 
 import sqlite3
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from logging import WARNING
 from pathlib import Path
-from threading import Event, Thread
 
 import uvicorn
 from flwr.supercore import log
@@ -19,7 +16,6 @@ from flwr.supercore.logger import console_handler
 from flwr.superlink.cli.flower_superlink import _parse_superlink_lifespan_config
 
 from cloister.core.errors import ConfigError
-from cloister.core.files import DAY
 from cloister.deploy import certificates
 from cloister.deploy.credentials import read_digests
 from cloister.deploy.superlink import database
@@ -61,7 +57,7 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
             "reads every reply. Name superexec.secret of the server's kit; for a trial use flower-superlink"
         )
     _keep_database(config.database, max_database * 10**6)
-    _watch_certificates([Path(path) for path in (config.ssl_certfile, config.ssl_ca_certfile) if path])
+    certificates.watch([Path(path) for path in (config.ssl_certfile, config.ssl_ca_certfile) if path])
     uvicorn.run(
         app=closed_app(replace(config, authn_plugin=OperatorsOnly(digests))),
         host=config.host,
@@ -86,25 +82,3 @@ def _keep_database(name: str, max_bytes: int) -> None:
     except sqlite3.Error as error:
         log(WARNING, "the state database %s could not be made ready: %s", path.name, error)
     database.watch(path, max_bytes)
-
-
-def expiring(paths: Sequence[Path], now: datetime) -> list[str]:
-    """A line for each certificate that ends within a month, or has ended."""
-    ends = {path.name: certificates.expiry_of(path.read_bytes()) for path in paths}
-    return [
-        f"certificate {name} {'ends' if end > now else 'ended'} on {end:%Y-%m-%d}: cloister provision --renew"
-        for name, end in ends.items()
-        if (end - now).days < certificates.EXPIRY_WARNING_DAYS
-    ]
-
-
-def _watch_certificates(paths: Sequence[Path]) -> None:
-    """Say now and every day which certificates end soon."""
-
-    def work() -> None:
-        while True:
-            for line in expiring(paths, datetime.now(UTC)):
-                log(WARNING, "%s", line)
-            Event().wait(DAY)
-
-    Thread(target=work, name="certificates", daemon=True).start()
