@@ -22,6 +22,7 @@ _HOMES = {
     "privacy.accounting.budget": "PrivacyBudget",
     "privacy.accounting.ledger": "Ledger",
     "privacy.claims.claim": "Claim",
+    "privacy.claims.premises": "CRYPTOGRAPHY Premise",
     "privacy.dpsgd.step": "DpSgd",
     "privacy.mechanisms.clipping": "AdaptiveClip clip",
     "privacy.mechanisms.discrete.sampler": "DiscreteGaussian",

@@ -4,8 +4,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from claimed import HELD
+
 from cloister.config.run import parse
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
+from cloister.privacy.claims.premises import UNCHOSEN
 from cloister.privacy.claims.record import record
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
@@ -13,24 +16,28 @@ from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 LEDGER = LedgerState("ledger.jsonl", "ab" * 32, 3, False)
 PARAMETERS = {"privacy.noise-multiplier": 1.5, "privacy.clipping-norm": 1.0}
 OF_RUN = Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 1.0, 1e-5, "pld", {"pld": 1.0})
-OF_ALL = Figure("client", "add-or-remove", None, OUTSIDERS, ALL_RUNS, 2.0, 1e-5, "pld", {"pld": 2.0}, "if so")
-SOUND = Claim("global-dp", parameters=PARAMETERS, figures=(OF_RUN, OF_ALL), unprotected=("who replies",))
+OF_ALL = Figure("client", "add-or-remove", None, OUTSIDERS, ALL_RUNS, 2.0, 1e-5, "pld", {"pld": 2.0}, (UNCHOSEN,))
+SOUND = Claim("global-dp", premises=HELD, parameters=PARAMETERS, figures=(OF_RUN, OF_ALL), unprotected=("who replies",))
 NONE = Claim("none", unprotected=("every client's model",))
 DP_SGD = DpSgdClaim(
     "dp-sgd",
+    premises=HELD,
     unit="example",
     sizes=(
         OfSize(64, 3, (Figure("example", "add-or-remove", "gradients count or not", "all", None, 3.0, 1e-5, "pld"),)),
     ),
 )
-LAPLACE = LocalClaim("laplace", ("its radius is private",), adversary="all")
+LAPLACE = LocalClaim("laplace", premises=HELD, reasons=("its radius is private",), adversary="all")
 SHARES = replace(SOUND, parameters=PARAMETERS | {COLLUDING: 1})
 CLAIMS = {
     "sound": (SOUND, None),
     "shares": (SHARES, None),
     "none": (NONE, None),
     "mixed": (SOUND, None),
-    "heuristic": (Claim("metric", ("it is steered by private data",), parameters=PARAMETERS), None),
+    "heuristic": (
+        Claim("metric", premises=HELD, reasons=("it is steered by private data",), parameters=PARAMETERS),
+        None,
+    ),
     "dp-sgd": (NONE, DP_SGD),
     "laplace": (NONE, LAPLACE),
 }

@@ -51,7 +51,7 @@ def test_a_plain_flower_app_with_a_wrapped_strategy(module_of, capsys):
     server = importlib.import_module("wrapped.server_app")
     server.app(grid, Context(1, 0, {}, RecordDict(), settings_of("wrapped")))
     shown = capsys.readouterr().out
-    assert "claim: global-dp, sound" in shown and "the largest weight is 0." in shown
+    assert "claim: global-dp, conditional" in shown and "the largest weight is 0." in shown
 
 
 @pytest.mark.parametrize("example", SITES)
@@ -61,7 +61,7 @@ def test_sites_that_train_in_another_framework(module_of, tmp_path, example):
     client = module_of(example, "sites.client_app")
     config = parse(settings_of(example) | {"output-dir": str(tmp_path), "tensorboard": False, "seed": 1})
     outcome = run(LocalGrid.simulated(client.app, config.flat(), 10), config)
-    assert outcome.plan.claim.status == "sound"
+    assert outcome.statement.claim.status == "sound"
     assert [done.measured.accepted for done in outcome.rounds[1:]] == [10] * 3
     first, last = outcome.rounds[0].central["accuracy"], outcome.rounds[-1].central["accuracy"]
     assert first < 0.2 and last > 0.6

@@ -38,7 +38,7 @@ def GlobalDP(
         >>> from flwr.serverapp.strategy import FedAdam
         >>> strategy = GlobalDP(FedAdam(), noise_multiplier=1.0, clipping_norm=0.5)
         >>> strategy.mechanism.name, strategy.claim().status
-        ('global-dp', 'sound')
+        ('global-dp', 'conditional')
         >>> GlobalDP(FedAdam(), noise_multiplier=1.0, clipping_norm=0.5, placement="model").claim().status
         'heuristic'
     """

@@ -35,6 +35,7 @@ from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.promises import to_wire, undrawn
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.claim import Claim
+from cloister.privacy.claims.premises import APART, AUTHENTIC
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, Mechanism, Released
 from cloister.privacy.mechanisms.noise import GaussianNoise, noised
 
@@ -362,11 +363,12 @@ class PrivateStrategy(Decorator):
         return epsilon if math.isfinite(epsilon) else None
 
     def claim(self) -> Claim:
-        """What may be said about the models this strategy returns."""
+        """What may be said about the models this strategy returns, before a transport has shown what it keeps."""
         return Claim(
             mechanism=self.mechanism.name,
             reasons=self.caveats(),
             relation="add-or-remove" if self.budget is None else self.budget.relation,
             seeded=self.noise.seeded,
             parameters=self.mechanism.parameters(),
+            premises=(*self.mechanism.premises, APART, AUTHENTIC),
         )

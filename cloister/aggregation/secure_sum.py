@@ -34,6 +34,7 @@ from cloister.core.wire import CLIPPING_NORM, DISTANCE
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
+from cloister.privacy.claims.premises import KEYS, known_by
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
@@ -116,8 +117,12 @@ class SecureSum(PrivateStrategy):
 
     def claim(self) -> Claim:
         """As in `PrivateStrategy`, with the members whose keys the provisioner made."""
-        known = None if self._by_provisioner is None else tuple(sorted(self._by_provisioner))
-        return replace(super().claim(), by_provisioner=known)
+        base = super().claim()
+        if self._by_provisioner is None:
+            return base
+        # Members sign the roster, which says who made each key, with the terms of a round.
+        premises = known_by(base.premises, [KEYS.known_as("attested")])
+        return replace(base, premises=premises, by_provisioner=tuple(sorted(self._by_provisioner)))
 
     def state_dict(self) -> State:
         """As in `PrivateStrategy`, with the members whose keys the provisioner made."""

@@ -57,6 +57,8 @@ class Registry:
             raise PluginError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(table))}{meant}")
         try:
             return EntryPoint(name, table[name], self.group).load()
+        except PluginError as error:  # of a base class of Cloister's, which names the class and the remedy
+            raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {error}") from None
         except Exception as error:  # a plugin's module may raise anything, and its text may hold anything
             raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {_why(error)}") from error
 

@@ -109,6 +109,7 @@ def _told(run: RunState) -> list[tuple[str, str]]:
         ("Time left", _left(run.seconds_left)),
         ("Replies that counted", f"{run.replies[0]} of {run.replies[1]}" if run.replies else ""),
         ("ε that is claimed", claimed),
+        ("Premises of the claim", run.premises),
         (
             "ε of the ledger",
             "" if run.epsilon is None else f"{at_most(run.epsilon, 3)}{little if run.claimed is None else ''}",

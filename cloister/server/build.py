@@ -19,6 +19,7 @@ from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation
 from cloister.privacy.claims.claim import Claim
+from cloister.privacy.claims.premises import UNBROKEN, Premise
 from cloister.privacy.claims.server import visible
 from cloister.server.mechanisms import decorate
 from cloister.server.strategies import held_out_of, named_strategy
@@ -120,7 +121,13 @@ class Plan:
         if base.mechanism != "none" and self.config.evaluates_on_clients:
             # The ledger holds them too, so that no ε is left to claim.
             reasons = (*reasons, "scores of the model on clients' own examples leave without noise")
-        return replace(base, reasons=reasons, unprotected=tuple(self._unprotected()))
+        premises = (*base.premises, *self.resumed_on) if base.premises else ()
+        return replace(base, reasons=reasons, unprotected=tuple(self._unprotected()), premises=premises)
+
+    @property
+    def resumed_on(self) -> tuple[Premise, ...]:
+        """Return the premise of every claim about a run that was resumed; nothing for another run."""
+        return (UNBROKEN,) if self.resumes else ()
 
 
 def build(config: RunConfig) -> Plan:

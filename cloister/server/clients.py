@@ -16,7 +16,7 @@ from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
 from cloister.privacy.claims.attestation import Attestation, size_and_checked
 from cloister.privacy.claims.claim import CLIENT_BUDGET, ClientClaim
 from cloister.privacy.claims.local import gaussian_claim, laplace_claim
-from cloister.privacy.claims.premises import BUNDLE
+from cloister.privacy.claims.premises import BUNDLE, known_by
 from cloister.privacy.dpsgd.local_steps import Holders, LocalSteps
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.server.attested import Attested
@@ -128,6 +128,7 @@ def client_claim(
         stated = [_steps(plan, asked.size) for asked in covered.values()] if privacy.client.clips_gradients else []
         of_all = _claim(plan, layout, rounds, sizes or stated, shared)
         claim = _covering(of_all, heard, covered, attested.secret)
+    claim = replace(claim, premises=(*claim.premises, *plan.resumed_on))
     return claim.without_guarantee(_beside_the_noise(plan, bool(shared)))
 
 
@@ -178,8 +179,8 @@ def _covering(
     missing = f"the clients of {told}, which do not state that they applied {claim.mechanism} {AS_ASKED}"
     checked = bool(covered) and all(asked.checked for asked in covered.values())
     # Code of the bundle says so itself, which the server ships.
-    bundle = BUNDLE.known_as("stated") if checked else BUNDLE
-    return replace(claim, not_covered=missing if others else "", premises=(bundle,))
+    premises = known_by(claim.premises, [BUNDLE.known_as("stated")] if checked else [])
+    return replace(claim, not_covered=missing if others else "", premises=premises)
 
 
 def _asked_for(said: bytes, plan: Plan, layout: Layout) -> Attestation | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -19,10 +19,10 @@ from cloister.core.crash import write_traces_to
 from cloister.core.errors import CloisterError, DataError
 from cloister.core.hypotheses import unstacked
 from cloister.core.wire import ROUND, SEED
-from cloister.privacy.claims.claim import ClientClaim, Statement
-from cloister.privacy.claims.premises import BUNDLE, ROSTER, Premise, of_transport
+from cloister.privacy.claims.claim import Claim, ClientClaim, Statement
+from cloister.privacy.claims.premises import known_by, of_runtime, of_transport
 from cloister.privacy.claims.record import record, running
-from cloister.privacy.claims.server import ALL_PLANNED, IF_NOT_BROKEN, statement
+from cloister.privacy.claims.server import ALL_PLANNED, statement
 from cloister.privacy.dpsgd.local_steps import Holders, LocalSteps
 from cloister.server.attested import Attested
 from cloister.server.budgets import refuse_impossible_budget
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from cloister.server.reports.tracking import MlflowTracker
 
 logger = logging.getLogger("cloister.server")
+AnyClaim = TypeVar("AnyClaim", bound=Claim)
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
             scene, sizes=sizes_known(plan, grid), shared=shared_units(plan, grid), simulated=is_simulated(grid)
         )
         _enter(scene, grid)
-        scene = _open(scene, stack, clients)
+        scene = _open(scene, grid, stack, clients)
         with Stop().listening() as stop, _observers(scene, grid) as observers:
             loop = _loop(scene, grid, observers, stop)
             with narrator.live(grid, scene.sites):
@@ -255,7 +256,7 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
     directory.go_on(plan, after, grid.run.fab_hash)
 
 
-def _open(scene: _Scene, stack: ExitStack, clients: int) -> _Scene:
+def _open(scene: _Scene, grid: Grid, stack: ExitStack, clients: int) -> _Scene:
     """Begin the budget, and say what is about to happen, also to another system."""
     scene = replace(scene, tracker=_tracker(scene, stack))
     plan, directory = scene.plan, scene.directory
@@ -270,7 +271,8 @@ def _open(scene: _Scene, stack: ExitStack, clients: int) -> _Scene:
         plan.budget.record_unprotected(reason)
     note_ledger(directory, plan.budget.ledger)
     epsilon = plan.maximum_epsilon(scene.layout)
-    scene.narrator.opening(plan, directory, epsilon)
+    claim = as_shown(plan.claim, grid, plan.resumes > 0, ended=False)
+    scene.narrator.opening(plan, directory, claim, epsilon)
     if renamed:
         scene.narrator.note(f"warning: {renamed}")
     for line in room:
@@ -424,32 +426,38 @@ def _statement(scene: _Scene, loop: RoundLoop) -> Statement:
     ended_by_choice = loop.ending.how != "budget" and loop.aggregated < plan.config.num_rounds
     asked = plan.config.num_rounds if ended_by_choice else loop.asked
     sampling, resumed = render_sampling(plan), plan.resumes > 0
-    # What carried the messages of a run before it was resumed is not known.
-    found = (None if plan.resumes else transport_of(loop.grid)) or Transport(False, False)
-    in_process = is_in_process(loop.grid)
-    premises = of_transport(in_process, found.gated, found.packed)
-    clients = _client_claim(scene, loop, asked, ended_by_choice, premises)
-    if plan.claim.is_against_server:
-        premises += tuple(premise.known_as("enforced") if in_process else premise for premise in (BUNDLE, ROSTER))
+    claim = as_shown(plan.claim, loop.grid, resumed)
+    clients = _client_claim(scene, loop, asked, ended_by_choice)
     planned = plan.planned(layout) if ended_by_choice else None
     lasting = is_lasting(plan, scene.directory.path)
-    said = statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed, lasting)
-    return replace(said, claim=replace(said.claim, premises=premises), simulated=scene.simulated)
+    said = statement(claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed, lasting)
+    return replace(said, simulated=scene.simulated)
 
 
-def _client_claim(
-    scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: bool, premises: tuple[Premise, ...]
-) -> ClientClaim | None:
+def as_shown(claim: AnyClaim, grid: Grid, resumed: bool, ended: bool = True) -> AnyClaim:
+    """Return a claim whose premises are known as the grid of the run shows them.
+
+    Args:
+        claim: of the mechanism on the server, or on the clients.
+        grid: of the run.
+        resumed: whether the run was: what carried its earlier messages is not known.
+        ended: whether all messages were sent; one that is still to come may not be packed.
+    """
+    found = (None if resumed else transport_of(grid)) or Transport(False, False)
+    in_process = is_in_process(grid)
+    shown = (*of_transport(in_process, found.gated, found.packed and ended), *of_runtime(in_process))
+    return replace(claim, premises=known_by(claim.premises, shown))
+
+
+def _client_claim(scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: bool) -> ClientClaim | None:
     """What may be said about the clients' own mechanism; where no client trained, that nothing was released."""
     plan = scene.plan
     rounds = 0 if _nobody_trained(scene, loop) else asked + plan.resumes
     clients = client_claim(plan, scene.layout, rounds, scene.sizes, scene.shared, scene.attested)
-    if clients is not None and clients.premises:
-        bundle = BUNDLE.known_as("enforced") if is_in_process(loop.grid) else clients.premises[0]
-        clients = replace(clients, premises=(bundle, *premises))
-    if clients is not None and ended_by_choice and rounds:
-        clients = clients.counting(ALL_PLANNED)
-    return clients.on_condition(IF_NOT_BROKEN) if clients is not None and plan.resumes else clients
+    if clients is None:
+        return None
+    clients = as_shown(clients, loop.grid, plan.resumes > 0)
+    return clients.counting(ALL_PLANNED) if ended_by_choice and rounds else clients
 
 
 def _nobody_trained(scene: _Scene, loop: RoundLoop) -> bool:

@@ -16,6 +16,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.run import Run
 from httpx import HTTPStatusError
 
+from cloister.privacy.claims.premises import APART, AUTHENTIC, Contributor
 from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 
 POLL_SECONDS = 0.1
@@ -40,7 +41,7 @@ logger = logging.getLogger("cloister.server")
 
 
 @dataclass(frozen=True)
-class Transport:
+class Transport(Contributor):
     """What the transport of a run keeps nodes from learning about each other.
 
     Attributes:
@@ -50,6 +51,8 @@ class Transport:
 
     packed: bool
     gated: bool
+
+    premises = (APART, AUTHENTIC)
 
 
 class PatientGrid(WatchedGrid):

@@ -103,6 +103,7 @@ def test_the_apps_and_the_command_start_without_anything_heavy():
 # Names that the world may rely on.
 
 PUBLIC = """
+CRYPTOGRAPHY Premise
 Account AdaptiveClip Capabilities Claim CloisterError Contributions Dataset DiscreteGaussian Distance DpSgd Examples
 GaussianNoise GlobalDP KerasModel LaplaceClustering LaplaceNoise Ledger Mechanism MetricDP NumpyModel
 PrivacyBudget PrivateStrategy Recipe Released RunConfig Task bounded_sum check_mechanism clip leave_one_out

@@ -85,7 +85,7 @@ def test_every_kind_of_claim_is_compared(tmp_path):
     epsilons = {name: [claim["epsilon"] for claim in told["privacy"]["claims"]] for name, told in status.items()}
     assert len(epsilons["fixed clip"]) == 2
     assert epsilons["plugin"][0] > 1 and not epsilons["model"] and not epsilons["exact distance"]
-    assert {told["privacy"]["status"] for told in status.values()} == {"none", "sound", "heuristic"}
+    assert {told["privacy"]["status"] for told in status.values()} == {"none", "guaranteed", "heuristic"}
     assert len(status["laplace"]["privacy"]["clients"]["claims"]) == 3
 
 

@@ -70,7 +70,7 @@ def test_it_says_what_a_run_would_cost():
     told = printed("-c", GLOBALLY, "--epsilon", 3)
     for part in (
         "noise multiplier 2, standard deviation 1 on a weight of the model",
-        "privacy: global-dp, sound",
+        "privacy: global-dp, conditional, reasonable; it holds if no node learns",
         "global-dp: ε at δ = 1e-05 for one client, add-or-remove",
         "round     2  2.9",
         "leaves without noise: which nodes are connected",

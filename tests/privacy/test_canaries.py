@@ -21,6 +21,7 @@ from cloister.core.arrays import Layout, from_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account
+from cloister.privacy.claims.premises import CRYPTOGRAPHY
 from cloister.privacy.mechanisms import gaussian
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip, clip
 from cloister.privacy.mechanisms.gaussian import GaussianMean
@@ -294,6 +295,7 @@ POPULATION = {"train": Sampling(0.5, min_nodes=1, population=3)}
 
 class Foreign(Mechanism):
     name = "foreign"
+    premises = (CRYPTOGRAPHY,)
 
     def events(self, layout, sampling):
         return ()

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from claimed import HELD
 
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Pure
@@ -12,8 +13,10 @@ from cloister.privacy.claims.claim import DpSgdClaim, Figure, LocalClaim, OfSize
 ONE = Figure("client", "add-or-remove", "so", "all", "this run", 1.0, 1e-5, "pld", {"pld": 1.0})
 TWO = replace(ONE, unit="example", epsilon=2.0)
 NOT = Figure("client", status="heuristic", reasons=("so",), formula="σ/√k", epsilon=0.5)
-LOCAL = LocalClaim("gaussian", parameters={"a": 1.0}, figures=(ONE, TWO), adversary="all")
-DP_SGD = DpSgdClaim("dp-sgd", unit="example", sizes=(OfSize(8, 3, (ONE, TWO), (NOT,)), OfSize(9, 4, (TWO,))))
+LOCAL = LocalClaim("gaussian", premises=HELD, parameters={"a": 1.0}, figures=(ONE, TWO), adversary="all")
+DP_SGD = DpSgdClaim(
+    "dp-sgd", premises=HELD, unit="example", sizes=(OfSize(8, 3, (ONE, TWO), (NOT,)), OfSize(9, 4, (TWO,)))
+)
 
 
 @pytest.mark.parametrize(
@@ -28,9 +31,9 @@ DP_SGD = DpSgdClaim("dp-sgd", unit="example", sizes=(OfSize(8, 3, (ONE, TWO), (N
 def test_a_figure_takes_the_tightest_accountant_and_names_the_others(event, count, accountant, names):
     account = Account(relation="replace-one").plus(event, count)
     found = {name: account.epsilon(1e-6, name) for name in names}
-    counted = replace(ONE, condition="if so").counted(account, 1e-6)
+    counted = replace(ONE, premises=HELD).counted(account, 1e-6)
     changes = {"epsilon": min(found.values()), "delta": 1e-6, "accountant": accountant, "by_accountant": found}
-    assert counted == replace(ONE, condition="if so", **changes)
+    assert counted == replace(ONE, premises=HELD, **changes)
 
 
 @pytest.mark.parametrize("claim", [LOCAL, replace(LOCAL, reasons=("before",)), DP_SGD])
@@ -45,12 +48,11 @@ def test_reasons_are_added_and_take_every_figure_away(claim):
     assert claim.without_guarantee(()) is claim
 
 
-@pytest.mark.parametrize(("method", "field"), [("on_condition", "condition"), ("counting", "counts")])
-def test_what_holds_of_a_claim_is_said_with_every_figure_of_it(method, field):
-    one, two = (replace(figure, **{field: "so"}) for figure in (ONE, TWO))
-    assert getattr(LOCAL, method)("so") == replace(LOCAL, figures=(one, two))
+def test_what_a_claim_counts_is_said_with_every_figure_of_it():
+    one, two = (replace(figure, counts="so") for figure in (ONE, TWO))
+    assert LOCAL.counting("so") == replace(LOCAL, figures=(one, two))
     sizes = (OfSize(8, 3, (one, two), (NOT,)), OfSize(9, 4, (two,)))
-    assert getattr(DP_SGD, method)("so") == replace(DP_SGD, sizes=sizes)
+    assert DP_SGD.counting("so") == replace(DP_SGD, sizes=sizes)
 
 
 def test_the_figures_of_a_unit_are_in_the_order_of_sizes_and_the_largest_counts():

@@ -15,7 +15,7 @@ from cloister.privacy.accounting.events import Gaussian, Pure, Repeated, Unaccou
 from cloister.privacy.accounting.filters import GaussianFilter, filter_for
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Sampling
-from cloister.privacy.claims.server import IF_FIXED
+from cloister.privacy.claims.premises import UNCHOSEN
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ class TestTheCommand:
         table = result.output.partition("no guarantee (1), ")[0]
         assert table.count("no guarantee (1)") == 1 and "seeded" not in table
         assert "client, add-or-remove: no ε bounds these releases" in result.output
-        assert "inf" not in result.output and IF_FIXED not in result.output
+        assert "inf" not in result.output and UNCHOSEN.sentence not in result.output
         assert "poisson 0.1" in result.output and "3 of 9" in result.output
 
     def test_show_begins_with_what_has_a_bound(self, path):

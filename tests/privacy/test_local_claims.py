@@ -7,8 +7,10 @@ import pytest
 
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.claims.claim import Figure, LocalClaim
-from cloister.privacy.claims.local import AGAINST, NEIGHBOURS, UNPROTECTED, gaussian_claim, laplace_claim
+from cloister.privacy.claims.local import NEIGHBOURS, UNPROTECTED, gaussian_claim, laplace_claim
+from cloister.privacy.claims.premises import APART, AUTHENTIC, BUNDLE, CRYPTOGRAPHY
 from cloister.privacy.claims.record import record_clients
 from cloister.privacy.claims.words import render_clients
 from cloister.privacy.mechanisms.circumstances import SEEDED, Circumstances
@@ -50,9 +52,12 @@ def test_what_every_figure_counts_is_said_with_it():
         assert {figure.counts for figure in claim.counting("all planned rounds").figures} == {"all planned rounds"}
 
 
+PREMISES = (BUNDLE, CRYPTOGRAPHY, APART, AUTHENTIC)
+
+
 def claimed(relation, epsilon, delta, accountant):
     scope = "a client that took part in all 10 rounds"
-    return Figure("client", relation, NEIGHBOURS[relation], AGAINST, scope, epsilon, delta, accountant)
+    return Figure("client", relation, NEIGHBOURS[relation], EVERYBODY, scope, epsilon, delta, accountant)
 
 
 def test_everything_that_is_said_under_laplace_noise():
@@ -65,14 +70,15 @@ def test_everything_that_is_said_under_laplace_noise():
             claimed("replace-one", 12.0, 0.0, "pure"),
             Figure(
                 "neighbourhood",
-                adversary=AGAINST,
+                adversary=EVERYBODY,
                 scope="a client that took part in all 10 rounds",
                 guarantee="d-privacy, Euclidean distance of models",
                 radius=0.5,
                 leakage=6.0,
             ),
         ),
-        adversary=AGAINST,
+        premises=PREMISES,
+        adversary=EVERYBODY,
         leakage_of_a_release=4.0,
     )
     # A choice is a release too, within the limit of leakage.
@@ -92,7 +98,8 @@ def test_everything_that_is_said_under_gaussian_noise():
             claimed(relation, Account([event] * 10).epsilon(1e-6, "pld") + choices, 1e-6, "pld")
             for (relation, event), choices in zip(rounds.items(), (2.5, 5.0), strict=True)
         ),
-        adversary=AGAINST,
+        premises=PREMISES,
+        adversary=EVERYBODY,
     )
 
 
@@ -108,7 +115,7 @@ def test_everything_that_is_said_under_gaussian_noise():
 def test_every_reason_is_said_that_of_the_mechanism_first(claim_of, settings, reasons, leakage):
     claim = claim_of(noise_seed=1, **settings)
     assert claim.reasons == reasons and claim.seeded
-    assert (claim.figures, claim.adversary, claim.unprotected) == ((), AGAINST, (UNPROTECTED,))
+    assert (claim.figures, claim.adversary, claim.unprotected) == ((), EVERYBODY, (UNPROTECTED,))
     assert claim.leakage_of_a_release == leakage
 
 
@@ -123,7 +130,7 @@ def test_a_limit_that_is_met_exactly_and_more_beginnings_than_rounds_change_noth
 class TestLaplace:
     def test_a_radius_is_sound_for_everything_that_a_client_holds(self):
         facts = laplace(radius=0.5)
-        assert facts["status"] == "sound" and facts["unit"] == "client" and facts["leakage-of-a-release"] == 4
+        assert facts["status"] == "conditional" and facts["unit"] == "client" and facts["leakage-of-a-release"] == 4
         assert epsilons(facts) == {"add-or-remove": 40, "replace-one": 80}
         assert all(claim["delta"] == 0 for claim in facts["claims"] if "delta" in claim)
         assert {claim["accountant"] for claim in facts["claims"] if "epsilon" in claim} == {"pure"}
@@ -158,7 +165,7 @@ class TestLaplace:
 class TestGaussian:
     def test_the_accountants_numbers_under_both_relations(self):
         facts = gaussian(target_delta=1e-6)
-        assert facts["status"] == "sound"
+        assert facts["status"] == "conditional"
         assert epsilons(facts) == {
             "add-or-remove": Account().plus(Gaussian(4.0), 10).epsilon(1e-6, "pld"),
             "replace-one": Account().plus(Gaussian(2.0), 10).epsilon(1e-6, "pld"),
@@ -190,8 +197,8 @@ class TestBoth:
         assert facts["status"] == "heuristic" and facts["claims"] == []
         assert any(reason in line for line in render_clients(claim(**settings)))
 
-    def test_the_server_is_an_adversary_unless_the_node_runs_its_code(self, claim):
-        assert "the server" in claim().adversary and "its own code" in claim().adversary
+    def test_the_server_is_an_adversary_if_the_node_runs_its_code(self, claim):
+        assert "the server" in claim().adversary and BUNDLE in claim().premises
 
     def test_an_epsilon_that_is_worth_nothing_is_called_so(self, claim):
         assert any(", weak" in line for line in render_clients(claim(client_noise_multiplier=0.5)))

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from claimed import HELD, LINE
 from scipy import stats
 
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.claims import worth
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.meaning import best_guess_of_a_part, meanings, percent, summary_of_clients
+from cloister.privacy.claims.premises import UNBROKEN, UNCHOSEN
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
 from cloister.privacy.claims.words import SIMULATED, render, render_clients, render_largest, summary
@@ -25,7 +27,8 @@ NOT = Figure("client", status="heuristic", reasons=("so",), formula="σ/√k")
 
 
 def stated(*figures, clients=None, **claim):
-    return Statement(Claim(**{"mechanism": "global-dp", "figures": figures} | claim), 3, "fixed", LEDGER, clients)
+    about = {"mechanism": "global-dp", "figures": figures, "premises": HELD} | claim
+    return Statement(Claim(**about), 3, "fixed", LEDGER, clients)
 
 
 class TestTheBestGuess:
@@ -85,9 +88,11 @@ class TestSentences:
         assert "which of any two versions" in told.who and "one person" not in told.how_much
 
     def test_more_over_all_runs_is_said(self):
-        every = Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS, condition="if so")
+        every = Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS, premises=(UNCHOSEN,))
         (told,) = meanings(stated(OF_RUN, every))
-        assert "over all runs in the ledger 98.3 % (ε = 4, δ = 1e-05, if so)." in told.how_much
+        assert (
+            f"over all runs in the ledger 98.3 % (ε = 4, δ = 1e-05, it holds if {UNCHOSEN.sentence})." in told.how_much
+        )
 
     def test_a_figure_without_a_condition_names_none(self):
         (told,) = meanings(stated(OF_RUN, Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS)))
@@ -109,7 +114,7 @@ class TestSentences:
         assert "over all runs in the ledger nothing is bounded" in told.how_much
 
     def test_a_ledger_of_one_run_says_nothing_of_others(self):
-        every = Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS, condition="if so")
+        every = Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS, premises=(UNCHOSEN,))
         said = stated(OF_RUN, every)
         (told,) = meanings(replace(said, ledger=replace(LEDGER, lasting=False)))
         assert "all runs" not in told.how_much and "the ledger is of this run alone." in told.how_much
@@ -122,9 +127,11 @@ class TestSentences:
 
     def test_the_budget_of_clients_is_named_and_not_counted_on(self):
         sizes = (OfSize(64, 3, (Figure("example", "add-or-remove", "so", "all", None, 12.75, 1e-5, "pld"),)),)
-        claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes, parameters={"privacy.client-max-epsilon": 4.0})
+        claim = DpSgdClaim(
+            "dp-sgd", premises=HELD, unit="example", sizes=sizes, parameters={"privacy.client-max-epsilon": 4.0}
+        )
         lines = render_clients(claim)
-        assert "ε = 12.75" in lines[1] and "before ε = 4 for one example is passed" in lines[-1]
+        assert "ε = 12.75" in lines[1] and "before ε = 4 for one example is passed" in lines[-2]
         assert summary_of_clients(claim) == "dp-sgd (sound, weak; ε = 12.75 for one example of a client with 64)"
         assert summary_of_clients(replace(claim, reasons=("no noise",))) == "dp-sgd (heuristic)"
         (told,) = meanings(stated(mechanism="none", clients=claim))
@@ -151,8 +158,11 @@ class TestSentences:
         [
             stated(mechanism="none"),
             stated(mechanism="metric", reasons=("it is steered by private data",)),
-            stated(mechanism="none", clients=LocalClaim("laplace", ("the radius is private",))),
-            stated(mechanism="none", clients=DpSgdClaim("dp-sgd", ("so",), unit="example", sizes=(OfSize(8, 3),))),
+            stated(mechanism="none", clients=LocalClaim("laplace", premises=HELD, reasons=("the radius is private",))),
+            stated(
+                mechanism="none",
+                clients=DpSgdClaim("dp-sgd", premises=HELD, reasons=("so",), unit="example", sizes=(OfSize(8, 3),)),
+            ),
         ],
     )
     def test_where_nothing_is_guaranteed_there_is_no_number(self, statement):
@@ -171,7 +181,9 @@ class TestSentences:
             OfSize(size, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=epsilon, delta=1e-5),))
             for size, epsilon in ((64, 2.0), (65, 3.0), (640, 1.0))
         )
-        (told,) = meanings(stated(mechanism="none", clients=DpSgdClaim("dp-sgd", unit="example", sizes=sizes)))
+        (told,) = meanings(
+            stated(mechanism="none", clients=DpSgdClaim("dp-sgd", premises=HELD, unit="example", sizes=sizes))
+        )
         assert "single example" in told.who and "ε = 3," in told.how_much
         whose = "that of a client with 65 examples; other sizes go down to ε = 1 with 640 examples"
         assert f"; this ε is {whose}." in told.how_much
@@ -192,10 +204,10 @@ class TestSentences:
             OfSize(size, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=epsilon, delta=1e-5),))
             for size, epsilon in epsilons.items()
         )
-        claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes)
-        assert render_largest(claim) == whose and render_largest(DpSgdClaim("dp-sgd")) == ""
-        _, *lines = render_clients(claim)
-        assert lines[: len(epsilons) > 1] == [f"  the largest ε is {whose}"][: len(epsilons) > 1]
+        claim = DpSgdClaim("dp-sgd", premises=HELD, unit="example", sizes=sizes)
+        assert render_largest(claim) == whose and render_largest(DpSgdClaim("dp-sgd", premises=HELD)) == ""
+        _, *lines, premises = render_clients(claim)
+        assert premises == LINE and lines[: len(epsilons) > 1] == [f"  the largest ε is {whose}"][: len(epsilons) > 1]
         assert len(lines) == len(epsilons) + (len(epsilons) > 1)
 
     def test_sizes_that_are_known_are_those_of_clients(self):
@@ -203,7 +215,7 @@ class TestSentences:
             OfSize(size, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=epsilon, delta=1e-5),))
             for size, epsilon in ((287, 3.0), (288, 2.0))
         )
-        known = DpSgdClaim("dp-sgd", unit="example", sizes=sizes, known=True)
+        known = DpSgdClaim("dp-sgd", premises=HELD, unit="example", sizes=sizes, known=True)
         (told,), (before,) = (
             meanings(stated(mechanism="none", clients=claim)) for claim in (known, replace(known, known=False))
         )
@@ -224,15 +236,15 @@ class TestSentences:
     )
     def test_at_how_many_clients_a_unit_is_counted_is_said(self, unit, holders, whom):
         figure = Figure(unit, "add-or-remove", "n", "all", epsilon=1.0, delta=1e-5, holders=holders)
-        claim = DpSgdClaim("dp-sgd", unit=unit, sizes=(OfSize(64, 3, (figure,)),), known=True)
+        claim = DpSgdClaim("dp-sgd", premises=HELD, unit=unit, sizes=(OfSize(64, 3, (figure,)),), known=True)
         (told,) = meanings(stated(mechanism="none", clients=claim))
-        _, line = render_clients(claim)
+        _, line, _premises = render_clients(claim)
         assert whom in told.who
         assert (", and at all clients that hold data of it together, up to 3: against" in line) == (holders > 1)
 
     def test_of_clients_that_all_abstained_nothing_is_told(self):
         sizes = (OfSize(64, 0, (Figure("example", "add-or-remove", "n", "all", epsilon=0.0, delta=1e-5),)),)
-        claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes)
+        claim = DpSgdClaim("dp-sgd", premises=HELD, unit="example", sizes=sizes)
         (told,) = meanings(stated(mechanism="none", clients=claim))
         assert told.who.startswith("No client trained") and "50 %" in told.how_much
         assert summary_of_clients(claim) == "dp-sgd (nobody trained)"
@@ -252,21 +264,19 @@ class TestSentences:
         (ended,) = meanings(replace(said, planned=((Gaussian(1.0), 3),)))
         assert "Nothing was released" not in ended.who, "somebody ended it: what was planned counts"
 
-    def test_dp_sgd_tells_of_a_condition(self):
-        sizes = (OfSize(64, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=2.0, delta=1e-5),)),)
-        claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes).on_condition("it holds if nobody broke it off")
+    @pytest.mark.parametrize("kind", [DpSgdClaim, LocalClaim])
+    def test_what_clients_do_rests_on_premises_too(self, kind):
+        figure = Figure("client", "replace-one", "n", "all", epsilon=2.0, delta=1e-5)
+        figures = {"sizes": (OfSize(64, 3, (figure,)),)} if kind is DpSgdClaim else {"figures": (figure,)}
+        claim = kind("own", premises=(*HELD, UNBROKEN), **figures)
         (told,) = meanings(stated(mechanism="none", clients=claim))
-        assert ", if nobody broke it off; this ε is that of a client with 64 examples." in told.how_much
-        assert any(line.endswith("against all; it holds if nobody broke it off") for line in render_clients(claim))
-
-    def test_local_noise_tells_of_a_condition(self):
-        figures = (Figure("client", "replace-one", "n", "all", epsilon=2.0, delta=1e-5),)
-        claim = LocalClaim("gaussian", figures=figures).on_condition("it holds if nobody broke it off")
-        (told,) = meanings(stated(mechanism="none", clients=claim))
-        assert ", if nobody broke it off" in told.how_much and claim.figures[0].epsilon == 2.0
+        assert told.who.startswith(f"If {UNBROKEN.sentence}, the run protects") and told.conditional
+        assert f"; it holds if {UNBROKEN.sentence}" in render_clients(claim)[0]
 
     def test_the_guarantee_comes_first(self):
-        local = LocalClaim("gaussian", figures=(Figure("client", "replace-one", "n", "all", "s", 2.0, 1e-5),))
+        local = LocalClaim(
+            "gaussian", premises=HELD, figures=(Figure("client", "replace-one", "n", "all", "s", 2.0, 1e-5),)
+        )
         first, second = meanings(stated(mechanism="metric", reasons=("so",), clients=local))
         assert first.guaranteed and first.about == "the clients' mechanism" and not second.guaranteed
 
@@ -280,11 +290,20 @@ def test_without_a_guarantee_the_console_says_why():
     "statement",
     [
         stated(OF_RUN, unprotected=("who replies",), parameters={"privacy.noise-multiplier": 1.0}, seeded=True),
-        stated(mechanism="none", clients=LocalClaim("laplace", adversary="all", leakage_of_a_release=2.0)),
-        stated(mechanism="none", clients=LocalClaim("gaussian", figures=(OF_RUN,), unprotected=("how long",))),
-        stated(mechanism="none", clients=DpSgdClaim("dp-sgd", unit="group", sizes=(OfSize(8, 3, (OF_RUN,), (NOT,)),))),
         stated(
-            mechanism="none", clients=DpSgdClaim("dp-sgd", unit="group", sizes=(OfSize(8, 3, (OF_RUN,)),), known=True)
+            mechanism="none", clients=LocalClaim("laplace", premises=HELD, adversary="all", leakage_of_a_release=2.0)
+        ),
+        stated(
+            mechanism="none",
+            clients=LocalClaim("gaussian", premises=HELD, figures=(OF_RUN,), unprotected=("how long",)),
+        ),
+        stated(
+            mechanism="none",
+            clients=DpSgdClaim("dp-sgd", premises=HELD, unit="group", sizes=(OfSize(8, 3, (OF_RUN,), (NOT,)),)),
+        ),
+        stated(
+            mechanism="none",
+            clients=DpSgdClaim("dp-sgd", premises=HELD, unit="group", sizes=(OfSize(8, 3, (OF_RUN,)),), known=True),
         ),
     ],
 )

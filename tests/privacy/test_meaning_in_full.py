@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from claimed import HELD
 from support import failures
 
 from cloister.privacy.claims import meaning
@@ -16,6 +17,7 @@ from cloister.privacy.claims.meaning import (
     summary_of_clients,
     weakest,
 )
+from cloister.privacy.claims.premises import BUDGET_FIXED, UNCHOSEN
 from cloister.privacy.claims.server import ALL_RUNS, RUN
 from cloister.privacy.claims.worth import best_guess
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
@@ -51,7 +53,7 @@ A_CLIENT = (
 
 
 def stated(*figures, clients=None, rounds=3, ledger=LEDGER, **claim):
-    about = {"mechanism": "global-dp", "figures": figures} | claim
+    about = {"mechanism": "global-dp", "figures": figures, "premises": HELD} | claim
     return Statement(Claim(**about), rounds, "fixed", ledger, clients)
 
 
@@ -65,11 +67,11 @@ def dp_sgd(epsilons, rounds=3, unit="example", **claim):
         OfSize(size, rounds, (Figure(unit, "add-or-remove", None, "all", None, epsilon, 1e-5),))
         for size, epsilon in epsilons.items()
     )
-    return DpSgdClaim("dp-sgd", unit=unit, sizes=sizes, **claim)
+    return DpSgdClaim("dp-sgd", premises=HELD, unit=unit, sizes=sizes, **claim)
 
 
 def local(*figures, **claim):
-    return LocalClaim("gaussian", figures=figures, **claim)
+    return LocalClaim("gaussian", premises=HELD, figures=figures, **claim)
 
 
 def without(about, why):
@@ -128,12 +130,12 @@ OF_THE_SERVER += [
     ),
     (
         stated(
-            replace(OF_RUN, condition="it holds if nobody resumed it"),
-            replace(OF_ALL, condition="it holds if no run was chosen"),
+            replace(OF_RUN, premises=(BUDGET_FIXED,)),
+            replace(OF_ALL, premises=(UNCHOSEN,)),
         ),
         of_server(
-            how_much=f"{ABOUT_ONE}, if nobody resumed it; over all runs in the ledger 88.1 % "
-            "(ε = 2, δ = 1e-05, it holds if no run was chosen)."
+            how_much=f"{ABOUT_ONE}, if {BUDGET_FIXED.sentence}; over all runs in the ledger 88.1 % "
+            f"(ε = 2, δ = 1e-05, it holds if {UNCHOSEN.sentence})."
         ),
     ),
     (
@@ -271,9 +273,9 @@ OF_THE_CLIENTS = [
         ),
     ),
     (
-        local(LOCAL, parameters=BUDGET).on_condition("it holds if nobody broke it off"),
+        local(LOCAL, parameters=BUDGET),
         by_clients(
-            f"{ABOUT_A_CLIENT}, if nobody broke it off{ASKED.format('client')}",
+            f"{ABOUT_A_CLIENT}{ASKED.format('client')}",
             EXCHANGED_CLIENT,
         ),
     ),

@@ -12,6 +12,7 @@ from cloister.core.capabilities import MEAN, MEDIAN, OPTIMIZER, SELECTION, trimm
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
+from cloister.privacy.claims.premises import CRYPTOGRAPHY
 from cloister.privacy.mechanisms import MECHANISMS
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.gaussian import GaussianMean
@@ -170,6 +171,7 @@ class UnknownEvent(Twin):
 
 class Thawed(Mechanism):
     name = "thawed"
+    premises = (CRYPTOGRAPHY,)
 
     def events(self, layout, sampling):
         return (Gaussian(1.0),)

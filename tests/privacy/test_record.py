@@ -4,10 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
+from claimed import HELD
+from claimed import RECORDED as PREMISES
 
 from cloister.privacy.accounting.events import Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
+from cloister.privacy.claims.premises import UNCHOSEN
 from cloister.privacy.claims.record import NEIGHBOURS, SEE, SEE_KNOWN, record, record_clients, running, statement_of
 
 OF_RUN = Figure("client", "add-or-remove", "so", "all", "this run", 1.0, 1e-5, "pld", {"rdp": 1.5, "pld": 1.0})
@@ -31,10 +34,19 @@ NOT_RECORDED = {
     "noise-multiplier": 4.0,
     "releases": 3,
 }
-CLAIM = Claim("global-dp", unprotected=("who replies",), parameters={"privacy.clipping-norm": 1.5}, figures=(OF_RUN,))
+CLAIM = Claim(
+    "global-dp",
+    premises=HELD,
+    unprotected=("who replies",),
+    parameters={"privacy.clipping-norm": 1.5},
+    figures=(OF_RUN,),
+)
+HEURISTIC = Claim("metric", ("one", "two"), premises=HELD)
 LEDGER = LedgerState("ledger.jsonl", "ab" * 32, 3, True, lasting=False)
 STATEMENT = Statement(CLAIM, 3, "fixed, 5 of 10", LEDGER)
 CONTENT = {
+    "schema": 2,
+    "premises": PREMISES,
     "status": "sound",
     "mechanism": "global-dp",
     "reasons": [],
@@ -55,13 +67,17 @@ CONTENT = {
 }
 STEPS = Repeated(Gaussian(4.0, Sampling("poisson", 0.5)), 6)
 
-DP_SGD = DpSgdClaim("dp-sgd", unit="group", sizes=(OfSize(8, 3, (OF_RUN,), (NOT,)), OfSize(9, 3)), known=True)
-LAPLACE = LocalClaim("laplace", figures=(OF_RUN,), unprotected=("who replies",), adversary="all", parameters={"a": 1.0})
+SIZES = (OfSize(8, 3, (OF_RUN,), (NOT,)), OfSize(9, 3))
+DP_SGD = DpSgdClaim("dp-sgd", premises=HELD, unit="group", sizes=SIZES, known=True)
+LAPLACE = LocalClaim(
+    "laplace", premises=HELD, figures=(OF_RUN,), unprotected=("who replies",), adversary="all", parameters={"a": 1.0}
+)
 CLIENTS = [
     (
         DP_SGD,
         {
             "status": "sound",
+            "premises": PREMISES,
             "mechanism": "dp-sgd",
             "reasons": [],
             "parameters": {},
@@ -84,9 +100,11 @@ CLIENTS = [
             unprotected=("who replies",),
             seeded=True,
             sizes=(OfSize(64, 2),),
+            premises=HELD,
         ),
         {
             "status": "heuristic",
+            "premises": PREMISES,
             "mechanism": "dp-sgd",
             "reasons": ["it is seeded"],
             "parameters": {"a": 1.0},
@@ -101,6 +119,7 @@ CLIENTS = [
         LAPLACE,
         {
             "status": "sound",
+            "premises": PREMISES,
             "mechanism": "laplace",
             "reasons": [],
             "parameters": {"a": 1.0},
@@ -112,9 +131,10 @@ CLIENTS = [
         },
     ),
     (
-        LocalClaim("gaussian", ("no noise",), "example", adversary="all"),
+        LocalClaim("gaussian", premises=HELD, reasons=("no noise",), unit="example", adversary="all"),
         {
             "status": "heuristic",
+            "premises": PREMISES,
             "mechanism": "gaussian",
             "reasons": ["no noise"],
             "parameters": {},
@@ -143,13 +163,16 @@ def test_of_a_run_that_ended_everything_is_recorded():
     ("claim", "changes"),
     [
         (Claim("none"), {"status": "none", "mechanism": "none"}),
-        (Claim("metric", ("one", "two")), {"status": "heuristic", "mechanism": "metric", "reasons": ["one", "two"]}),
-        (Claim("global-dp", seeded=True), {"noise": "seeded"}),
+        (HEURISTIC, {"status": "heuristic", "mechanism": "metric", "reasons": ["one", "two"]}),
+        (Claim("global-dp", premises=HELD, seeded=True), {"noise": "seeded"}),
     ],
 )
 def test_a_mechanism_without_figures(claim, changes):
     nothing = {"claims": [], "unprotected": [], "parameters": {}}
-    assert record(replace(STATEMENT, claim=claim)) == CONTENT | nothing | changes
+    recorded = CONTENT | nothing | changes
+    if claim.mechanism == "none":
+        del recorded["premises"]
+    assert record(replace(STATEMENT, claim=claim)) == recorded
 
 
 def test_what_was_planned_and_not_released_is_recorded_event_by_event():
@@ -175,7 +198,7 @@ def test_the_leakage_of_a_release_is_read_again(leakage):
     assert read(record(said)) == said
 
 
-@pytest.mark.parametrize("claim", [Claim("none"), Claim("metric", ("one", "two")), replace(CLAIM, seeded=True)])
+@pytest.mark.parametrize("claim", [Claim("none"), HEURISTIC, replace(CLAIM, seeded=True)])
 def test_what_was_recorded_of_the_server_is_read_again(claim):
     said = replace(STATEMENT, claim=claim, ledger=replace(LEDGER, lasting=True))
     assert read(record(said)) == said
@@ -193,7 +216,7 @@ def test_a_record_from_before_some_facts_were_in_it_is_read_without_them():
 
 def test_without_sizes_the_unit_of_clients_is_not_known():
     said = replace(STATEMENT, clients=replace(DP_SGD, sizes=()))
-    assert read(record(said)).clients == DpSgdClaim("dp-sgd", unit="client", known=True)
+    assert read(record(said)).clients == DpSgdClaim("dp-sgd", premises=HELD, unit="client", known=True)
 
 
 @pytest.mark.parametrize(
@@ -213,3 +236,18 @@ def test_what_is_no_record_is_refused_by_the_kind_of_its_fault(changes, kind):
         statement_of(CONTENT | changes)
     assert str(refused.value) == f"no statement about a run's privacy: {kind}"
     assert statement_of(CONTENT) == STATEMENT
+
+
+@pytest.mark.parametrize("schema", [None, 1, 3])
+def test_a_record_of_another_schema_is_refused_with_the_remedy(schema):
+    content = {name: value for name, value in CONTENT.items() if name != "schema"}
+    content |= {} if schema is None else {"schema": schema}
+    with pytest.raises(ValueError, match=f"schema {schema or 1} was found and 2 is read.*config.json beside it names"):
+        statement_of(content)
+
+
+def test_the_premises_of_one_figure_are_recorded_with_it():
+    figure = replace(OF_RUN, premises=(UNCHOSEN,))
+    content = record(replace(STATEMENT, claim=replace(CLAIM, figures=(figure,))))
+    assert [each["name"] for each in content["claims"][0]["premises"]] == ["unchosen"]
+    assert read(content).claim.figures == (figure,)

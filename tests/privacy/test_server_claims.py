@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from claimed import HELD
 from private_strategies import budget_in
 
 from cloister.privacy.accounting.account import Account, best_epsilon
@@ -12,25 +13,22 @@ from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import DistributedGaussian, Gaussian, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.claim import Claim, Figure, LedgerState, LocalClaim, Statement
+from cloister.privacy.claims.premises import BUDGET_FIXED, EARLIER, UNCHOSEN
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import (
     ALL_PLANNED,
     ALL_RUNS,
-    IF_BUDGET_FIXED,
-    IF_FIXED,
-    IF_NOT_BROKEN,
     NO_CLIENT,
     OUTSIDERS,
     RUN,
-    SECURE_CONDITION,
     STRANGERS,
     ZEROED,
 )
 from cloister.privacy.claims.server import statement as stated
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
-SOUND = Claim("global-dp", relation="replace-one")
-SECURE = Claim("global-dp", parameters={COLLUDING: 1}, by_provisioner=())
+SOUND = Claim("global-dp", premises=HELD, relation="replace-one")
+SECURE = Claim("global-dp", premises=HELD, parameters={COLLUDING: 1}, by_provisioner=())
 DRAWN = Gaussian(4.0, Sampling("without-replacement", cohort=1, population=100))
 SHARED = DistributedGaussian(4, 2.0**20, 2.0**20, 650)
 
@@ -63,7 +61,7 @@ def test_what_it_says_beside_figures(budget):
 
 def test_without_soundness_it_has_none(budget):
     release(budget, Gaussian(3.0))
-    assert stated(Claim("global-dp", reasons=("why",)), budget, 1, "").claim.figures == ()
+    assert stated(Claim("global-dp", premises=HELD, reasons=("why",)), budget, 1, "").claim.figures == ()
     assert stated(Claim("none"), budget, 1, "").claim.figures == ()
 
 
@@ -81,10 +79,12 @@ def account_of(*events):
 def test_a_figure_for_the_run_and_one_for_all_runs(budget):
     release(budget, Gaussian(3.0), Gaussian(3.0))
     release(budget, Gaussian(9.0), run="other")
-    everything = counted(account_of(Gaussian(3.0), Gaussian(3.0), Gaussian(9.0)), scope=ALL_RUNS, condition=IF_FIXED)
+    everything = counted(
+        account_of(Gaussian(3.0), Gaussian(3.0), Gaussian(9.0)), scope=ALL_RUNS, premises=(UNCHOSEN, EARLIER)
+    )
     figures = (counted(account_of(Gaussian(3.0), Gaussian(3.0))), everything)
     ledger = LedgerState("ledger.jsonl", budget.ledger.head, 2, False, lasting=True)
-    clients = LocalClaim("gaussian", adversary="all")
+    clients = LocalClaim("gaussian", premises=HELD, adversary="all")
     for said_of_clients in (clients, None):
         assert stated(SOUND, budget, 7, "everybody", said_of_clients) == Statement(
             replace(SOUND, figures=figures), 7, "everybody", ledger, said_of_clients, ()
@@ -120,8 +120,10 @@ def test_a_run_that_was_ended_is_counted_as_planned(budget):
     assert run.epsilon == epsilon_of(*planned) and everything.epsilon == epsilon_of(*planned, Gaussian(9.0))
 
 
-@pytest.mark.parametrize(("late", "condition"), [(False, None), (True, IF_BUDGET_FIXED)])
-def test_a_budget_that_is_kept_is_the_figure_of_all_runs(budget, late, condition):
+@pytest.mark.parametrize(
+    ("late", "premises"), [(False, (BUDGET_FIXED.known_as("enforced"),)), (True, (BUDGET_FIXED, EARLIER))]
+)
+def test_a_budget_that_is_kept_is_the_figure_of_all_runs(budget, late, premises):
     kept = PrivacyBudget(budget.ledger, "run", max_epsilon=8.0, relation="replace-one")
     if late:
         release(budget, Gaussian(9.0), run="other")
@@ -130,14 +132,14 @@ def test_a_budget_that_is_kept_is_the_figure_of_all_runs(budget, late, condition
     everything = stated(SOUND, kept, 1, "").claim.figures[1]
     assert (everything.epsilon, everything.budget, everything.delta) == (8.0, True, 1e-5)
     assert (everything.filter, everything.spent) == ("Gaussian DP", kept.share())
-    assert everything.condition == condition
+    assert everything.premises == premises
 
 
 def test_a_budget_that_was_passed_is_none(budget):
     passed = PrivacyBudget(budget.ledger, "run", max_epsilon=0.1, relation="replace-one")
     release(budget, Gaussian(1.0))
     everything = stated(SOUND, passed, 1, "").claim.figures[1]
-    assert everything.budget is None and everything.condition == IF_FIXED
+    assert everything.budget is None and everything.premises == (UNCHOSEN,)
     assert everything.epsilon == epsilon_of(Gaussian(1.0)) > 0.1 and math.isfinite(everything.epsilon)
 
 
@@ -154,11 +156,10 @@ def test_before_anything_is_released_nobody_is_told_apart_as_a_stranger(budget):
     assert (run.epsilon, run.scope, everything.epsilon, everything.scope) == (0.0, RUN, 0.0, ALL_RUNS)
 
 
-def test_a_run_that_broke_off_says_so_of_its_own_figures_and_counts_what_is_recorded(budget):
+def test_a_run_that_broke_off_counts_what_is_recorded(budget):
     release(budget, DRAWN)
     run, everything, strangers = stated(SOUND, budget, 1, "", resumed=True).claim.figures
-    assert IF_NOT_BROKEN == "it holds if nobody broke the run off, and resumed it, because of what had been released"
-    assert run.condition == strangers.condition == IF_NOT_BROKEN and everything.condition == IF_FIXED
+    assert run.premises == strangers.premises == () and everything.premises == (UNCHOSEN,)
     assert run.epsilon == epsilon_of(DRAWN) and run.counts is None
 
 
@@ -171,9 +172,9 @@ def test_a_run_that_broke_off_and_was_ended_counts_what_is_more(budget, released
         budget.ledger.open(event, "client", "run", 1, lambda: None)
     run, everything = stated(SOUND, budget, 1, "", None, Counter({event: planned}), True).claim.figures
     more = account_of(*[event] * max(released + forgotten, planned))
-    assert run == counted(more, condition=IF_NOT_BROKEN, counts=ALL_PLANNED)
+    assert run == counted(more, counts=ALL_PLANNED)
     all_runs = account_of(*[event] * (forgotten + planned))
-    assert everything == counted(all_runs, scope=ALL_RUNS, condition=IF_FIXED, counts=ALL_PLANNED)
+    assert everything == counted(all_runs, scope=ALL_RUNS, premises=(UNCHOSEN,), counts=ALL_PLANNED)
     ended = stated(SOUND, budget, 1, "", planned=Counter({event: planned})).claim.figures[0]
     assert ended == counted(account_of(*[event] * planned), counts=ALL_PLANNED)
 
@@ -200,29 +201,18 @@ def test_what_was_planned_hides_from_strangers_what_its_draws_do(budget):
 
 
 def test_without_soundness_nothing_counts_as_planned(budget):
-    said = stated(Claim("metric", ("why",)), budget, 1, "", planned=Counter([DRAWN]))
+    said = stated(Claim("metric", premises=HELD, reasons=("why",)), budget, 1, "", planned=Counter([DRAWN]))
     assert said.planned == () and said.claim.figures == ()
     assert stated(SOUND, budget, 1, "").planned == ()
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-@pytest.mark.parametrize("kept", ["", "beforehand", "late"])
-def test_every_condition_of_secure_aggregation_is_one_sentence_with_the_others(tmp_path, resumed, kept):
+@pytest.mark.parametrize("kept", [False, True])
+def test_secure_aggregation_zeroes_an_update_of_a_client(tmp_path, kept):
     budget = budget_in(tmp_path, max_epsilon=8.0 if kept else 0.0)
-    if kept == "late":
-        release(budget, Gaussian(9.0), run="other")
     if kept:
         budget.begin("run")
     release(budget, SHARED)
-    run, everything, *_ = stated(SECURE, budget, 1, "", resumed=resumed).claim.figures
-    broken = "; and nobody broke the run off, and resumed it, because of what had been released"
-    assert run.condition == SECURE_CONDITION + broken * resumed
-    of_all = {
-        "": "; and no run was chosen, ended early or resumed by what had been released",
-        "beforehand": "",
-        "late": "; and no budget was set or changed because of what had been released",
-    }
-    assert everything.condition == SECURE_CONDITION + of_all[kept]
+    run, everything, *_ = stated(SECURE, budget, 1, "").claim.figures
     assert (run.neighbours, everything.neighbours, everything.adversary) == (ZEROED, ZEROED, NO_CLIENT)
     assert (run.scope, everything.scope, everything.budget) == (RUN, ALL_RUNS, True if kept else None)
 
@@ -254,4 +244,5 @@ def test_a_budget_stands_for_all_runs_where_a_run_was_ended_too(budget):
         budget=True,
         filter="Gaussian DP",
         spent=kept.share(),
+        premises=(BUDGET_FIXED.known_as("enforced"),),
     )

@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from quick_runs import quick_runs  # noqa: F401
 from rich.console import Console
+from statements import heard
 
 from cloister.client.app import app
 from cloister.config.run import parse
@@ -15,6 +16,7 @@ from cloister.core.identity import assume_run
 from cloister.local.grid import LocalGrid
 from cloister.privacy.accounting.events import Gaussian, Laplace
 from cloister.privacy.claims.attestation import Attestation
+from cloister.privacy.claims.premises import BUNDLE
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.words import render_clients
 from cloister.privacy.dpsgd.local_steps import LocalSteps
@@ -40,20 +42,6 @@ LAYOUT = Layout.of({"w": np.zeros(4, np.float32)})
 def stated(size=0, mechanism="dp-sgd", unit="example", events=None, **more):
     events = events or (LocalSteps(size, 32, 1).event(1.5),)
     return Attestation(mechanism, unit, events, size, **more)
-
-
-def heard(*statements, secret=False):
-    assume_run()
-    attested = Attested(secret)
-    asked = Message(RecordDict(), 1, "train")
-    asked.metadata.__dict__["_message_id"] = "1"
-    for said in statements:
-        content = RecordDict()
-        if said is not None:
-            written = said if isinstance(said, bytes) else said.to_bytes()
-            content["attestation"] = ConfigRecord({"attestation": written})
-        attested.count(Message(content, reply_to=asked))
-    return attested
 
 
 def claim_of(tmp_path, attested, settings=DP_SGD):
@@ -117,7 +105,7 @@ def test_noise_on_an_update_is_claimed_where_it_is_stated(tmp_path):
 )
 def test_the_bundle_is_stated_where_every_node_that_counts_says_so(tmp_path, statements, known):
     claim = claim_of(tmp_path, heard(*statements))
-    assert [(premise.name, premise.known) for premise in claim.premises] == [("bundle", known)]
+    assert claim.premises[0] == BUNDLE.known_as(known)
     assert claim.status == "conditional", "the server ships the code that says so"
 
 

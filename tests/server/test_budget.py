@@ -22,7 +22,8 @@ from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.filters import filter_for
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.claims.server import ALL_PLANNED, IF_FIXED
+from cloister.privacy.claims.premises import UNCHOSEN
+from cloister.privacy.claims.server import ALL_PLANNED
 from cloister.privacy.claims.words import render
 from cloister.server.build import build, data_identity
 from cloister.server.reports.console import Narrator
@@ -220,8 +221,8 @@ def test_a_sound_run_says_what_it_claims(tmp_path):
     for claim in (run, everything):
         assert claim["unit"] == "client" and claim["relation"] == "add-or-remove" and claim["delta"] == 1e-5
         assert claim["epsilon"] == min(claim["by-accountant"].values()) == claim["by-accountant"]["pld"]
-    assert "condition" not in run and everything["condition"] == IF_FIXED
-    assert [IF_FIXED in line for line in render(outcome.statement)[2:4]] == [False, True]
+    assert "premises" not in run and [one["name"] for one in everything["premises"]] == ["unchosen"]
+    assert [UNCHOSEN.sentence in line for line in render(outcome.statement)[2:4]] == [False, True]
     assert facts["ledger"]["head"] == ledger_of(tmp_path).head and facts["ledger"]["releases-of-this-run"] == 2
     again = go(tmp_path, num_rounds=2).privacy["claims"]
     assert again[0]["epsilon"] == pytest.approx(run["epsilon"]) and again[1]["epsilon"] > 1.3 * run["epsilon"]

@@ -19,6 +19,7 @@ from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.premises import BUDGET_FIXED
 from cloister.privacy.claims.record import record
 from cloister.server.reports.compare.comparison import Group, compared, each_alone
 from cloister.server.reports.compare.figures import pictures
@@ -364,17 +365,17 @@ class TestTogether:
         assert any("come to ε" in note for note in notes) and not any("the budget of" in note for note in notes)
 
     def test_one_that_was_set_after_a_release_holds_on_a_condition(self, tmp_path):
-        places = [budgeted(tmp_path / "a"), budgeted(tmp_path / "b", "and if no budget was changed")]
+        places = [budgeted(tmp_path / "a"), budgeted(tmp_path / "b", BUDGET_FIXED)]
         record_in(places[0], "a", Gaussian(2.0))
         (places[1] / "ledger.jsonl").write_bytes((places[0] / "ledger.jsonl").read_bytes())
         notes = comparison(*places).notes
         assert any("come to ε" in note for note in notes) and not any("the budget of" in note for note in notes)
 
 
-def budgeted(place, condition=None):
+def budgeted(place, *premises):
     """A run under a budget of ε = 4."""
     write_run(place)
-    everything = replace(OF_ALL, epsilon=4.0, budget=True, filter="Gaussian DP", spent=0.5, condition=condition)
+    everything = replace(OF_ALL, epsilon=4.0, budget=True, filter="Gaussian DP", spent=0.5, premises=premises)
     said = Statement(replace(SOUND, figures=(OF_RUN, everything)), 3, "fixed, 100 % of the nodes", LEDGER, None)
     facts = record(said) | {"ended": {"how": "as-asked", "why": ""}}
     (place / "privacy.json").write_text(json.dumps(facts))

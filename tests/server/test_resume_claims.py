@@ -13,6 +13,7 @@ from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.meaning import meanings
+from cloister.privacy.claims.premises import UNBROKEN
 from cloister.privacy.claims.record import statement_of
 from cloister.privacy.claims.words import render_clients
 from cloister.server.reports.console import Narrator
@@ -48,7 +49,8 @@ class TestWithNoise:
             this, everything = claims(folder)["claims"][0], claims(folder)["claims"][1]
             assert this["epsilon"] >= epsilon and everything["epsilon"] == 5.0
             if resumed.plan.resumes:
-                assert "broke the run off" in this["condition"]
+                said = claims(folder)
+                assert said["status"] == "conditional" and "unbroken" in [each["name"] for each in said["premises"]]
             repeated.add(len(ledger.entries) - resumed.rounds[-1].number)
             ends.add(resumed.ended)
         assert repeated == {0, 1} and "as-asked" in ends
@@ -79,15 +81,12 @@ class TestWithNoise:
         planned = shorter.privacy["claims"][0]
         again = stopped_after(tmp_path, {"resume": str(tmp_path / "r")}, 1)
         more = again.privacy["claims"][0]
-        assert (
-            planned["counts"] == more["counts"]
-            and "condition" not in planned
-            and "broke the run off" in more["condition"]
-        )
+        assert planned["counts"] == more["counts"]
+        assert (shorter.privacy["status"], again.privacy["status"]) == ("sound", "conditional")
         assert more["epsilon"] == pytest.approx(planned_account(again).epsilon(1e-5, "pld"), rel=1e-3)
         assert more["epsilon"] > planned["epsilon"]
         (meaning,) = meanings(statement_of(again.privacy))
-        assert "if nobody broke the run off, and resumed it, because of what had been released" in meaning.how_much
+        assert meaning.who.startswith(f"If {UNBROKEN.sentence}, the run protects")
         everything = again.privacy["claims"][1]
         assert everything["epsilon"] == pytest.approx(more["epsilon"], rel=1e-9), "its own rounds are counted once"
 
@@ -129,13 +128,11 @@ class TestClaimsOfADirectoryThatWasMoved:
         bound = "privacy.client-clipping-norm" if client == "gaussian" else "privacy.radius"
         noise = {"privacy.client": client, "privacy.client-noise-multiplier": 50.0, bound: 1.0}
         stopped_after(tmp_path, LINEAR | noise, 1)
-        assert not any("condition" in figure for figure in claims(tmp_path)["clients"]["claims"])
-        outcome = resume(tmp_path)
-        found = claims(tmp_path)["clients"]["claims"]
-        assert found and all("broke the run off" in figure["condition"] for figure in found)
-        said = statement_of(outcome.privacy)
-        assert "broke the run off" in render_clients(said.clients)[-2]
-        assert any("broke the run off" in meaning.how_much for meaning in meanings(said))
+        assert claims(tmp_path)["clients"]["status"] == "sound"
+        said = statement_of(resume(tmp_path).privacy)
+        assert said.clients.status == "conditional" and said.clients.figures
+        assert UNBROKEN.sentence in render_clients(said.clients)[0]
+        assert any(f"If {UNBROKEN.sentence}" in meaning.who for meaning in meanings(said))
 
     def test_releases_of_other_runs_cannot_be_called_its_own(self, tmp_path):
         """A state that names them would have what all runs have released counted without them."""

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from claimed import HELD
 from rich.console import Console
 from secure_runs import settings
 from support import failures
@@ -23,7 +24,7 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.claims.meaning import meanings
 from cloister.privacy.claims.record import record, statement_of
-from cloister.privacy.claims.server import NO_CLIENT, OUTSIDERS, OWN_KEYS, SECURE_CONDITION, ZEROED, statement
+from cloister.privacy.claims.server import NO_CLIENT, OUTSIDERS, ZEROED, statement
 from cloister.privacy.claims.words import render
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, Parties
 from cloister.secure_aggregation.roster import Roster
@@ -126,8 +127,7 @@ class TestARun:
         assert of_run["adversary"] == "the server together with one client, and whoever sees the models of the run"
         assert of_all["adversary"] == NO_CLIENT
         assert {one["neighbours"] for one in (of_run, of_all)} == {ZEROED}
-        assert all(one["condition"].startswith(SECURE_CONDITION) for one in (of_run, of_all))
-        assert of_all["condition"].startswith(f"{SECURE_CONDITION}; and no run was chosen")
+        assert "premises" not in of_run and [one["name"] for one in of_all["premises"]] == ["unchosen"]
         assert outcome.privacy["parameters"][COLLUDING] == 1
         assert outcome.privacy["status"] == "sound"
 
@@ -169,7 +169,7 @@ def budget_in(folder):
 
 
 def said_of(budget, colluding):
-    claim = Claim("global-dp", parameters={COLLUDING: colluding}, by_provisioner=())
+    claim = Claim("global-dp", premises=HELD, parameters={COLLUDING: colluding}, by_provisioner=())
     return statement(claim, budget, 1, "fixed")
 
 
@@ -192,23 +192,13 @@ MANY = tuple(f"site-{number}" for number in range(9))
 def test_against_the_provisioner_of_keys(colluding, names, adversary, tmp_path):
     budget = budget_in(tmp_path)
     budget.spend(DistributedGaussian(4, 2.0**20, 2.0**20, 650), 1)
-    claim = Claim("global-dp", parameters={COLLUDING: colluding}, by_provisioner=names)
+    claim = Claim("global-dp", premises=HELD, parameters={COLLUDING: colluding}, by_provisioner=names)
     said = statement(claim, budget, 1, "fixed")
     figure = said.claim.figures[0]
     apart = " and is none of its clients" if colluding == len(names) else ""  # who know their own shares
     assert figure.adversary == f"the server together with {adversary}, and whoever sees the models of the run{apart}"
-    assert OWN_KEYS.removeprefix("and if ") not in figure.condition
     assert record(statement_of(record(said))) == record(said)
     assert REMEDY in "\n".join(render(statement_of(record(said))))
-
-
-@pytest.mark.parametrize(("names", "rests"), [(None, True), ((), False)])
-def test_before_a_round_the_claim_rests_on_keys_that_sites_have_made(names, rests, tmp_path):
-    budget = budget_in(tmp_path)
-    budget.spend(DistributedGaussian(4, 2.0**20, 2.0**20, 650), 1)
-    claim = Claim("global-dp", parameters={COLLUDING: 1}, by_provisioner=names)
-    figures = statement(claim, budget, 1, "fixed").claim.figures
-    assert [OWN_KEYS.removeprefix("and if ") in figure.condition for figure in figures] == [rests, rests]
 
 
 def played(monkeypatch, number):
@@ -272,7 +262,7 @@ def test_a_later_run_without_it_claims_nothing_against_clients_over_all_runs(tmp
     budget = budget_in(tmp_path)
     budget.ledger.open(DistributedGaussian(4, 2.0**20, 2.0**20, 650), "client", "earlier", 1, lambda: None)
     budget.spend(Gaussian(4.0), 1)
-    of_run, of_all = statement(Claim("global-dp"), budget, 1, "fixed").claim.figures
+    of_run, of_all = statement(Claim("global-dp", premises=HELD), budget, 1, "fixed").claim.figures
     assert (of_run.adversary, of_all.adversary) == (OUTSIDERS, NO_CLIENT)
     assert (of_run.neighbours, of_all.neighbours) == (None, ZEROED)
 

@@ -1,10 +1,11 @@
 """What may be said about a run's privacy, and what not: the values, without their words."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.account import Account, by_accountant
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.premises import Premise
@@ -28,7 +29,7 @@ class Figure:
         epsilon, delta: what is claimed; δ = 0 is pure differential privacy.
         accountant: that shows ε: the tightest of those that apply.
         by_accountant: ε by each of them.
-        condition: on which it rests.
+        premises: that it rests on beside those of its claim.
         counts: what it counts beside what was released.
         budget: whether ε is that of a budget, which `filter` keeps and of which the share `spent` is spent.
         noise_multiplier: of each release, as it is counted.
@@ -49,7 +50,7 @@ class Figure:
     delta: float | None = None
     accountant: str | None = None
     by_accountant: Mapping[str, float] | None = None
-    condition: str | None = None
+    premises: tuple[Premise, ...] = ()
     counts: str | None = None
     budget: bool | None = None
     filter: str | None = None
@@ -99,7 +100,8 @@ class Claim:
         relation: which cohorts count as neighbours.
         unprotected: what leaves without noise.
         not_covered: clients that the claim is not about; empty: it is about all that took part.
-        premises: that the claim rests on, known once the run has ended.
+        premises: that each figure of the claim rests on: at least one beside standing assumptions. What a run has not
+            shown, or not yet, is `assumed`.
         parameters: of the mechanism, by their configuration keys.
         seeded: whether the noise can be repeated by whoever knows its seed.
         figures: what is claimed in numbers, once it is known; none where nothing is sound.
@@ -117,6 +119,10 @@ class Claim:
     not_covered: str = ""
     premises: tuple[Premise, ...] = ()
     by_provisioner: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mechanism != "none" and all(premise.standing for premise in self.premises):
+            raise PrivacyError(f"the claim about {self.mechanism} has no premise beside standing assumptions")
 
     @property
     def status(self) -> Status:
@@ -165,16 +171,9 @@ class LocalClaim(Claim):
         found = tuple(reasons)
         return replace(self, reasons=(*self.reasons, *found), figures=()) if found else self
 
-    def on_condition(self, condition: str) -> "LocalClaim":
-        """The claim, whose figures rest on this."""
-        return self._each(lambda figure: replace(figure, condition=condition))
-
     def counting(self, counts: str) -> "LocalClaim":
         """The claim, whose figures count this beside what was released."""
-        return self._each(lambda figure: replace(figure, counts=counts))
-
-    def _each(self, change: Callable[[Figure], Figure]) -> "LocalClaim":
-        return replace(self, figures=tuple(map(change, self.figures)))
+        return replace(self, figures=tuple(replace(figure, counts=counts) for figure in self.figures))
 
 
 @dataclass(frozen=True)
@@ -228,22 +227,13 @@ class DpSgdClaim(Claim):
         sizes = tuple(replace(size, figures=()) for size in self.sizes)
         return replace(self, reasons=(*self.reasons, *found), sizes=sizes) if found else self
 
-    def on_condition(self, condition: str) -> "DpSgdClaim":
-        """The claim, whose figures rest on this too."""
-
-        def resting(figure: Figure) -> Figure:
-            both = figure.condition and f"{figure.condition}, and {condition.removeprefix('it holds ')}"
-            return replace(figure, condition=both or condition)
-
-        return self._each(resting)
-
     def counting(self, counts: str) -> "DpSgdClaim":
         """The claim, whose figures count this beside what was released."""
-        return self._each(lambda figure: replace(figure, counts=counts))
-
-    def _each(self, change: Callable[[Figure], Figure]) -> "DpSgdClaim":
-        sizes = tuple(replace(size, figures=tuple(map(change, size.figures))) for size in self.sizes)
-        return replace(self, sizes=sizes)
+        sizes = (
+            replace(size, figures=tuple(replace(figure, counts=counts) for figure in size.figures))
+            for size in self.sizes
+        )
+        return replace(self, sizes=tuple(sizes))
 
 
 ClientClaim = LocalClaim | DpSgdClaim

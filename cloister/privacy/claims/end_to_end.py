@@ -15,9 +15,11 @@ from scipy import stats
 from cloister.core import check
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Pure
+from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
 from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
-from cloister.privacy.claims.local import AGAINST, UNPROTECTED
+from cloister.privacy.claims.local import UNPROTECTED
+from cloister.privacy.claims.premises import APART, AUTHENTIC
 from cloister.privacy.dpsgd.local_steps import Holders, LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.circumstances import Circumstances
 
@@ -27,10 +29,6 @@ UNITS_ARE_NEIGHBOURS = {
 }
 AT_ALL_HOLDERS = "{}; it counts or not at all clients that hold data of it"
 CLIENTS_ARE_NEIGHBOURS = "the gradients of all examples of one client count or not; its noise is added in both cases"
-IF_KERNELS_ARE_STEADY = (
-    "it holds if TensorFlow, where a client trains with it, computes equal calls equally and each example of a batch "
-    "by itself, as it did on x86-64 (`cloister check kernels` tries a machine)"
-)
 PUBLISHED_CLIENT_REASONS = (
     "the noise N(0, σ²S²) is on the sum of a batch, and the formula takes it for noise on the mean of a batch: it "
     "counts the batch size times too much of it",
@@ -230,6 +228,7 @@ def dp_sgd_claim(
         parameters=dict(mechanism.parameters()),
         unprotected=(UNPROTECTED,),
         seeded=circumstances.seeded,
+        premises=(*mechanism.premises, APART, AUTHENTIC),
     )
     of_sizes = []
     for steps in sizes:
@@ -262,11 +261,10 @@ def _sound_figures(
         mechanism.unit,
         "add-or-remove",
         AT_ALL_HOLDERS.format(neighbours) if holders[1:] else neighbours,
-        AGAINST,
+        EVERYBODY,
         noise_multiplier=sigma,
         steps=rounds * sum(each.count for each in holders),
         sampling=f"poisson, {rates}" if steps.sampling == "poisson" else "shuffle, no amplification claimed",
-        condition=IF_KERNELS_ARE_STEADY,
     )
     epsilon, multiplier = sound_client(steps, sigma, rounds, delta)
     # What a choice tells of one unit, it tells of each of a client's.
@@ -275,13 +273,12 @@ def _sound_figures(
         "client",
         "add-or-remove",
         CLIENTS_ARE_NEIGHBOURS,
-        AGAINST,
+        EVERYBODY,
         epsilon=epsilon + choices,
         delta=delta,
         accountant="pld",
         noise_multiplier=multiplier,
         releases=rounds,
-        condition=IF_KERNELS_ARE_STEADY,
     )
     return unit.counted(account, delta), client
 

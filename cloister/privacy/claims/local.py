@@ -1,7 +1,7 @@
 """What may be said about clients that noise their own updates.
 
 A claim here does not need the server: the node bounds, noises and chooses by itself, and the server may have chosen
-everything that it was sent. It needs the node to run its own code.
+everything that it was sent. It needs the node to run its own code: the premise `bundle`.
 """
 
 from dataclasses import replace
@@ -12,10 +12,10 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.accounting.vocabulary import Relation, units_of
 from cloister.privacy.claims.claim import Figure, LocalClaim
+from cloister.privacy.claims.premises import APART, AUTHENTIC
 from cloister.privacy.mechanisms.circumstances import Circumstances
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, LocalMechanism, PublishedLaplace
 
-AGAINST = f"{EVERYBODY}, as long as the client's node runs its own code (a pinned bundle)"
 NEIGHBOURS: dict[Relation, str] = {
     "add-or-remove": "what the client contributes counts, or a zero update and no preference in its place",
     "replace-one": "everything that the client holds is exchanged for anything else",
@@ -61,8 +61,8 @@ def laplace_claim(
 
 def _d_privacy(radius: float, rounds: int, leakage: float) -> Figure:
     guarantee = "d-privacy, Euclidean distance of models"
-    scope = _scope(rounds)
-    return Figure("neighbourhood", guarantee=guarantee, adversary=AGAINST, radius=radius, scope=scope, leakage=leakage)
+    figure = Figure("neighbourhood", guarantee=guarantee, adversary=EVERYBODY, radius=radius, leakage=leakage)
+    return replace(figure, scope=_scope(rounds))
 
 
 def gaussian_claim(mechanism: LocalGaussian, rounds: int, delta: float, circumstances: Circumstances) -> LocalClaim:
@@ -93,12 +93,13 @@ def _claim(name: str, mechanism: LocalMechanism, circumstances: Circumstances, l
         parameters={**mechanism.parameters(), **limits, **circumstances.parameters()},
         unprotected=(UNPROTECTED,),
         seeded=circumstances.seeded,
-        adversary=AGAINST,
+        premises=(*mechanism.premises, APART, AUTHENTIC),
+        adversary=EVERYBODY,
     )
 
 
 def _figure(relation: Relation, rounds: int, epsilon: float, delta: float, accountant: str) -> Figure:
-    return Figure("client", relation, NEIGHBOURS[relation], AGAINST, _scope(rounds), epsilon, delta, accountant)
+    return Figure("client", relation, NEIGHBOURS[relation], EVERYBODY, _scope(rounds), epsilon, delta, accountant)
 
 
 def _scope(rounds: int) -> str:

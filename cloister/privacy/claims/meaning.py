@@ -160,7 +160,7 @@ def _sentence(words: str) -> str:
 
 
 def _condition(figure: Figure) -> str:
-    return f", if {figure.condition.removeprefix('it holds if ')}" if figure.condition else ""
+    return f", if {found.removeprefix('it holds if ')}" if (found := condition(figure.premises)) else ""
 
 
 def _over_all_runs(statement: Statement) -> str:
@@ -174,8 +174,8 @@ def _over_all_runs(statement: Statement) -> str:
         return "; over all runs in the ledger nothing is bounded, as earlier ones released without a guarantee."
     if this is None or others.epsilon <= this.bound:
         return "."
-    condition = f", {others.condition}" if others.condition else ""
-    return f"; over all runs in the ledger {percent(_guess(others))} ({_parameters(others)}{condition})."
+    told = f", {found}" if (found := condition(others.premises)) else ""
+    return f"; over all runs in the ledger {percent(_guess(others))} ({_parameters(others)}{told})."
 
 
 def _of_clients(claim: ClientClaim) -> Meaning:

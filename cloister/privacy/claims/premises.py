@@ -1,14 +1,15 @@
 """The conditions that a claim rests on, and how each of them is known.
 
-A claim is (events → ε) × (premises of this mechanism, this runtime, this transport). Console, `privacy.json` and report
-render the same values. An open premise makes a claim conditional; its sentence then stands in the first line.
+A claim is (events → ε) × (premises of this mechanism, this runtime, this transport). Mechanisms and transports declare
+theirs. Console, `privacy.json`, reports, dashboard and `docs/threat-model.md` render the same values. An open premise
+makes a claim conditional; its sentence then stands in the first line.
 """
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from cloister.core.errors import PrivacyError
+from cloister.core.errors import PluginError, PrivacyError
 
 Known = Literal["enforced", "attested", "stated", "assumed"]
 """By this code in this run; by a party other than the adversary, with its reply; by an operator; not at all."""
@@ -46,6 +47,28 @@ class Premise:
         return replace(self, known=known)
 
 
+class Contributor:
+    """The base of what a claim rests on: the mechanisms of servers and of clients, and transports.
+
+    Attributes:
+        premises: that the class contributes to a claim. A subclass declares or inherits them.
+
+    Raises:
+        PluginError: a subclass has none; its definition fails, and so does the import of its module.
+    """
+
+    premises: ClassVar[tuple[Premise, ...]] = ()
+
+    def __init_subclass__(cls, abstract: bool = False) -> None:
+        super().__init_subclass__()
+        found = cls.premises
+        if not abstract and not (found and isinstance(found, tuple) and all(isinstance(one, Premise) for one in found)):
+            raise PluginError(
+                f"{cls.__module__}.{cls.__qualname__} has premises = {found!r}, and a claim must rest on some: declare "
+                "premises = (cloister.CRYPTOGRAPHY,) in the class, with a cloister.Premise for each further condition"
+            )
+
+
 APART = Premise(
     "apart",
     "no node learns from the SuperLink who takes part, what another node sent, or whether a guess of it is right",
@@ -56,6 +79,51 @@ AUTHENTIC = Premise("authentic", "each reply comes from the node that was asked"
 BUNDLE = Premise("bundle", "each site's node runs code that the site has checked", "the site's operator", "assumed")
 ROSTER = Premise(
     "roster", "the signer of the roster does not work with the server", "the signer of the roster", "assumed"
+)
+KEYS = Premise(
+    "keys", "each member made its own signing key, or counts as colluding", "the member's operator", "assumed"
+)
+UNBROKEN = Premise(
+    "unbroken",
+    "the run was not broken off, and resumed, because of what had been released",
+    "the server's operator",
+    "assumed",
+)
+UNCHOSEN = Premise(
+    "unchosen",
+    "no run was chosen, ended early or resumed by what had been released",
+    "the server's operator",
+    "assumed",
+)
+BUDGET_FIXED = Premise(
+    "budget-fixed",
+    "no budget was set or changed because of what had been released",
+    "the server's operator",
+    "assumed",
+)
+EARLIER = Premise("earlier", "the premises of the other runs in the ledger hold", "their operators", "assumed")
+
+CRYPTOGRAPHY = Premise(
+    "cryptography",
+    "ciphers, signatures, hashes and the operating system's random numbers hold",
+    "their authors",
+    "assumed",
+    standing=True,
+)
+KERNELS = Premise(
+    "kernels",
+    "TensorFlow computes equal calls equally, and each row of a batch by itself, as it did on x86-64 (`cloister check "
+    "kernels` tries a machine)",
+    "the site's operator",
+    "assumed",
+    standing=True,
+)
+COLLUSION = Premise(
+    "collusion",
+    "no more members collude with the server than the claim names",
+    "the members",
+    "assumed",
+    standing=True,
 )
 
 
@@ -70,6 +138,43 @@ def of_transport(simulated: bool, gated: bool, packed: bool) -> tuple[Premise, .
     apart: Known = "enforced" if simulated or (gated and packed) else "assumed"
     authentic: Known = "enforced" if simulated or gated else "assumed"
     return APART.known_as(apart), AUTHENTIC.known_as(authentic)
+
+
+def of_runtime(in_process: bool) -> tuple[Premise, ...]:
+    """Return the premises about parties, which hold where one process plays all of them; none elsewhere.
+
+    Args:
+        in_process: whether messages reach their nodes without a SuperLink.
+    """
+    return tuple(premise.known_as("enforced") for premise in (BUNDLE, ROSTER, KEYS)) if in_process else ()
+
+
+def known_by(premises: Iterable[Premise], shown: Iterable[Premise]) -> tuple[Premise, ...]:
+    """Return premises, each known as transport and runtime show it.
+
+    Args:
+        premises: of a claim.
+        shown: by transport and runtime. A premise that the claim does not rest on adds nothing.
+    """
+    by_name = {premise.name: premise for premise in shown}
+    return tuple(by_name.get(premise.name, premise) for premise in premises)
+
+
+def listed(premises: Iterable[Premise]) -> str:
+    """Return all premises by name with how they are known, then the standing assumptions.
+
+    Args:
+        premises: of a claim.
+    """
+    found = tuple(premises)
+    own = ", ".join(f"{premise.name} {premise.known}" for premise in found if not premise.standing)
+    standing = ", ".join(premise.name for premise in found if premise.standing)
+    return "; ".join(filter(None, (own, standing and f"standing assumptions: {standing}")))
+
+
+def named(premises: Iterable[Premise]) -> str:
+    """Return the names of the open premises; empty without any."""
+    return ", ".join(premise.name for premise in premises if premise.is_open)
 
 
 def condition(premises: Iterable[Premise]) -> str:

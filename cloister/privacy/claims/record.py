@@ -1,4 +1,7 @@
-"""Claims as `privacy.json` holds them: the one place that turns them into JSON, and back."""
+"""Claims as `privacy.json` holds them: the one place that turns them into JSON, and back.
+
+Schema 2 states premises of claims and of figures. A file without `schema` had conditions as text; it is refused.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
@@ -18,6 +21,7 @@ from cloister.privacy.claims.claim import (
     Statement,
 )
 
+SCHEMA = 2
 NEIGHBOURS = (
     "one client's contributions count or not (or, under replace-one, are exchanged for others); the roster of "
     "connected nodes is public and the same in both"
@@ -37,6 +41,7 @@ def running(claim: Claim) -> dict[str, object]:
 def record(statement: Statement) -> dict[str, object]:
     """The content of `privacy.json`, but for how the run ended."""
     content = {
+        "schema": SCHEMA,
         **_mechanism(statement.claim),
         **_noise(statement.claim),
         "rounds": statement.rounds,
@@ -103,6 +108,8 @@ def _all(one: Callable[[Any], dict[str, object]], items: tuple[Any, ...]) -> lis
 def _kebab(value: Figure | LedgerState) -> dict[str, object]:
     """The fields that apply, by their names in `privacy.json`."""
     found = {field.name.replace("_", "-"): getattr(value, field.name) for field in fields(value)}
+    if "premises" in found:
+        found["premises"] = tuple(premises.to_json(found["premises"])) or None
     return {name: list(item) if isinstance(item, tuple) else item for name, item in found.items() if item is not None}
 
 
@@ -115,6 +122,8 @@ def statement_of(content: Mapping[str, Any]) -> Statement:
     Raises:
         ValueError: it is no such content.
     """
+    if refused := schema_refused(content):
+        raise ValueError(f"no statement about a run's privacy: {refused}")
     try:
         names = content.get("keys-by-provisioner")
         claim = Claim(
@@ -130,6 +139,19 @@ def statement_of(content: Mapping[str, Any]) -> Statement:
         return Statement(claim, content["rounds"], content["sampling"], ledger, clients, planned, simulated)
     except (KeyError, TypeError, AttributeError, PrivacyError) as error:
         raise ValueError(f"no statement about a run's privacy: {type(error).__name__}") from None
+
+
+def schema_refused(content: Mapping[str, Any]) -> str:
+    """Return why this version does not read a claim; empty if it does.
+
+    Args:
+        content: of the `privacy.json` of a run that has ended.
+    """
+    found = content.get("schema", 1)
+    if found == SCHEMA:
+        return ""
+    why = "its claims state no premises" if found == 1 else "another version of Cloister wrote it"
+    return f"schema {found} was found and {SCHEMA} is read: {why}; use the version that config.json beside it names"
 
 
 def _read_clients(content: Mapping[str, Any]) -> ClientClaim:
@@ -166,7 +188,9 @@ def _read_mechanism(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(figures: Iterable[Mapping[str, Any]]) -> tuple[Figure, ...]:
-    return tuple(Figure(**_snake(figure)) for figure in figures)
+    return tuple(
+        Figure(**_snake(figure) | {"premises": premises.from_json(figure.get("premises", ()))}) for figure in figures
+    )
 
 
 def _snake(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.filters import largest_share
 from cloister.privacy.accounting.ledger import Budget, Ledger
 from cloister.privacy.accounting.vocabulary import Relation, Unit
-from cloister.privacy.claims.server import IF_FIXED
+from cloister.privacy.claims.premises import UNCHOSEN, condition
 
 RUN_WIDTH = 20
 """Digits of the largest number that Flower gives a run."""
@@ -106,7 +106,7 @@ def _amounts(ledger: Ledger, delta: float, relation: Relation) -> list[str]:
             lines.append(f"{unit}, {relation}: no ε bounds these releases")
         else:
             figures = "; ".join(f"ε = {at_most(epsilon)} by {name}" for name, epsilon in found.items())
-            lines.append(f"{unit}, {relation}, δ = {at_most(delta)}: {figures}; {IF_FIXED}")
+            lines.append(f"{unit}, {relation}, δ = {at_most(delta)}: {figures}; {condition([UNCHOSEN])}")
         lines += _of_the_budget(ledger, unit, relation)
     return lines
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -12,24 +12,16 @@ from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import DistributedGaussian, Event
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim, ClientClaim, Figure, LedgerState, Statement
+from cloister.privacy.claims.premises import BUDGET_FIXED, EARLIER, UNCHOSEN
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 RUN = "this run"
 ALL_RUNS = "all runs in the ledger"
-IT_HOLDS, AND_IF = "it holds if ", "and if "
-IF_FIXED = "it holds if no run was chosen, ended early or resumed by what had been released"
-IF_NOT_BROKEN = "it holds if nobody broke the run off, and resumed it, because of what had been released"
-IF_BUDGET_FIXED = "and if no budget was set or changed because of what had been released"
 ALL_PLANNED = "counted for all rounds that were planned: what was released may have decided when the run ended"
 STRANGERS = "whoever sees the models of the run, is no client, and knows of no draw"
 OUTSIDERS = "the other clients, and whoever sees the models of the run"
 
-SECURE_CONDITION = (
-    "it holds if the server is apart from its clients, every site runs a bundle that it has checked and pinned, and "
-    "whoever signs the roster does not work with the server; in a simulation one process is all of them"
-)
 ONE_UPDATE = "with these keys the server can see one update alone, with one share of the noise"
-OWN_KEYS = "and if every site made its own signing key"
 ZEROED = (
     "one client's update is there or is zero; that it takes part is public, and its share of the noise is there in both"
 )
@@ -105,9 +97,7 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
     shared = claim.is_against_server or _holds_shares(budget)
     base = Figure(claim.unit, claim.relation, neighbours, delta=budget.delta, counts=ALL_PLANNED if planned else None)
     of_run = budget.account_of_run if planned is None else partial(composed, planned, budget.relation)
-    secure = _of_secure_sums(claim)
-    conditions = secure + [IF_NOT_BROKEN] * resumed
-    own = replace(base, scope=RUN, condition=_joined(conditions))
+    own = replace(base, scope=RUN)
 
     def counted(adversary: str, insiders: bool) -> Figure:
         figure = replace(own, adversary=adversary).counted(of_run(insiders), budget.delta)
@@ -124,25 +114,11 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
         # shares of the noise, which may be no fewer than may collude.
         adversary, relation = (NO_CLIENT, ZEROED) if shared else (OUTSIDERS, None)
         of_all = replace(base, adversary=adversary, neighbours=relation, scope=ALL_RUNS)
-        everything = _everything(of_all, budget, planned)
-        figures.append(replace(everything, condition=_joined([*secure, everything.condition or ""])))
+        figures.append(_everything(of_all, budget, planned))
     strangers = counted(STRANGERS, False)
     if strangers.bound < run.bound:
         figures.append(strangers)
     return tuple(figures)
-
-
-def _of_secure_sums(claim: Claim) -> list[str]:
-    """The conditions of a claim against the server; who made the members' keys is known once a round has begun."""
-    if not claim.is_against_server:
-        return []
-    return [SECURE_CONDITION] + [OWN_KEYS] * (claim.by_provisioner is None)
-
-
-def _joined(conditions: Sequence[str]) -> str | None:
-    """All conditions as one; None without any."""
-    first, *others = [condition for condition in conditions if condition] or [""]
-    return "; and ".join([first, *(other.removeprefix(IT_HOLDS).removeprefix(AND_IF) for other in others)]) or None
 
 
 def _adversary(claim: Claim) -> str:
@@ -170,18 +146,21 @@ def _holds_shares(budget: PrivacyBudget[Ledger]) -> bool:
 
 
 def _everything(figure: Figure, budget: PrivacyBudget[Ledger], planned: Planned | None) -> Figure:
-    """What holds over all runs: the budget, where one is kept, and otherwise a figure that rests on a condition."""
+    """What holds over all runs: the budget, where one is kept, and otherwise a figure on one premise more."""
+    has_others = any(entry.unit == budget.unit and entry.run != budget.run for entry in budget.ledger.entries)
+    of_others = (EARLIER,) if has_others else ()
     if not budget.max_epsilon or budget.share() > 1:
         if planned is None:
             account = budget.account()
         else:
             account = budget.account_with(composed(planned, budget.relation, insiders=True))
-        return replace(figure, condition=IF_FIXED).counted(account, budget.delta)
+        return replace(figure, premises=(UNCHOSEN, *of_others)).counted(account, budget.delta)
+    beforehand = budget.ledger.was_set_beforehand(budget.unit)
     return replace(
         figure,
         epsilon=budget.max_epsilon,
         budget=True,
         filter=str(budget.filter),
         spent=budget.share(),
-        condition=None if budget.ledger.was_set_beforehand(budget.unit) else IF_BUDGET_FIXED,
+        premises=(BUDGET_FIXED.known_as("enforced") if beforehand else BUDGET_FIXED, *of_others),
     )

@@ -14,7 +14,7 @@ from cloister.privacy.claims.claim import (
     OfSize,
     Statement,
 )
-from cloister.privacy.claims.premises import condition
+from cloister.privacy.claims.premises import condition, listed, named
 from cloister.privacy.claims.server import ONE_UPDATE, RUN
 from cloister.privacy.claims.worth import tier
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
@@ -45,14 +45,16 @@ def contract(claim: Claim, epsilon: float | None = None) -> str:
     """
     if claim.mechanism == "none":
         return "none on the server, which sees what every client sends"
-    named = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
-    settings = ", ".join(f"{key} {setting(key, value)}" for key, value in named)
+    first = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
+    settings = ", ".join(f"{key} {setting(key, value)}" for key, value in first)
     if not claim.is_guaranteed:
         return f"{claim.mechanism} ({settings}); {claim.status}"
     whole = "" if epsilon is None else f"; ε at most {at_most(epsilon)} for the whole run"
+    premises = f", if its premises hold: {found}" if (found := named(claim.premises)) else ""
     who = f"; secure aggregation, colluding {claim.parameters[COLLUDING]}" if claim.is_against_server else ""
     return (
         f"{claim.mechanism} ({settings}){who}; {strength(claim, epsilon)}; unit: {claim.unit}, {claim.relation}{whole}"
+        f"{premises}"
     )
 
 
@@ -120,7 +122,7 @@ def _render_server(statement: Statement) -> list[str]:
     if claim.is_guaranteed and statement.ledger.holds_releases_without_a_guarantee:
         lines.append("  no claim over all runs: the ledger holds releases of earlier runs without a guarantee")
     lines += [f"  {told}"] if (told := uncounted(statement.ledger)) else []
-    lines += _about_server(claim)
+    lines += [*_about_server(claim), *_premises(claim)]
     return lines + unprotected
 
 
@@ -167,7 +169,7 @@ def _amount(figure: Figure) -> str:
 
 
 def _condition(figure: Figure) -> str:
-    return f"; {figure.condition}" if figure.condition else ""
+    return f"; {found}" if (found := condition(figure.premises)) else ""
 
 
 def _counts(figure: Figure) -> str:
@@ -212,7 +214,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
         first = f"clients: dp-sgd, {strength(claim, dearest)}{_if(claim)}; {KNOWN if claim.known else NOT_KNOWN}"
         if claim.nobody_trained:
             return [first, f"  {NOBODY_TRAINED}", *_reasons(claim), *budget]
-        budget += _unprotected(claim)
+        budget += [*_premises(claim), *_unprotected(claim)]
         sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
         largest = [f"  the largest ε is {told}"] if (told := render_largest(claim)) and sizes[1:] else []
         return [first, *_reasons(claim), *largest, *sizes, *budget]
@@ -242,7 +244,12 @@ def _render_local(claim: LocalClaim) -> list[str]:
         f"  {_render_local_figure(figure)}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
         for figure in claim.figures
     ]
-    return lines + _unprotected(claim)
+    return [*lines, *_premises(claim), *_unprotected(claim)]
+
+
+def _premises(claim: Claim) -> list[str]:
+    """Return the premises of a guarantee in one line; none without a guarantee."""
+    return [f"  premises: {listed(claim.premises)} (docs/threat-model.md)"] if claim.is_guaranteed else []
 
 
 def _if(claim: Claim) -> str:

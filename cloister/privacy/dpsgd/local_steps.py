@@ -11,6 +11,7 @@ from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Event, Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, KERNELS, Contributor
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
 
 MAX_BATCH = 1 << 16
@@ -102,7 +103,7 @@ Holders = tuple[LocalSteps, ...]
 
 
 @dataclass(frozen=True)
-class LocalDpSgd:
+class LocalDpSgd(Contributor):
     """DP-SGD on a client's own examples, as a run asks for it.
 
     Args:
@@ -120,6 +121,8 @@ class LocalDpSgd:
     min_clipping_norm: float = 0.0
     sampling: Literal["poisson", "shuffle"] = "poisson"
     group_cap: int = 0
+
+    premises = (BUNDLE, CRYPTOGRAPHY, KERNELS)
 
     @property
     def unit(self) -> Literal["example", "group"]:

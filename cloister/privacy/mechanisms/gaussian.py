@@ -18,7 +18,7 @@ Edge cases of all three:
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from cloister.core.state import State, joined, part
 from cloister.privacy.accounting.events import Event, Gaussian
 from cloister.privacy.accounting.filters import minimum_multiplier
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, UNSAMPLED, Sampling
+from cloister.privacy.claims.premises import CRYPTOGRAPHY, Premise
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip, capped_weights, clip, clipped_fraction
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.mechanism import (
@@ -72,6 +73,7 @@ class GaussianMechanism(Mechanism):
     examples_cap: float = 0.0
 
     placement = ""
+    premises: ClassVar[tuple[Premise, ...]] = (CRYPTOGRAPHY,)
 
     def __post_init__(self) -> None:
         if not isinstance(self.noise_multiplier, str):

@@ -24,13 +24,14 @@ pair of them, since what the noise is added to lies in a ball fixed beforehand. 
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Event, Gaussian, Laplace, Pure, Unaccounted
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER
+from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, Contributor
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.laplace import deviation, public_step
 from cloister.privacy.mechanisms.local_update import Arrays, Scale, Sent, Tell, factor_for, released, released_whole
@@ -39,9 +40,10 @@ from cloister.privacy.mechanisms.noise import GaussianNoise, refuse_beyond
 NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 
 
-class LocalMechanism(Protocol):
+class LocalMechanism(Contributor, ABC, abstract=True):
     """What a client may do to its update, as a value."""
 
+    @abstractmethod
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
         """What is sent in place of a trained model.
 
@@ -58,6 +60,7 @@ class LocalMechanism(Protocol):
             PrivacyError: the start is not finite or of another dtype, or the noise is beyond the range of numbers.
         """
 
+    @abstractmethod
     def events(self, parameters: int) -> list[Event]:
         """What one release of so many parameters costs: known before training, the same for every update.
 
@@ -65,15 +68,17 @@ class LocalMechanism(Protocol):
             ConfigError, PrivacyError: this mechanism cannot noise a model of this size.
         """
 
+    @abstractmethod
     def caveats(self) -> list[str]:
         """Why its figures are no guarantee; empty if they are."""
 
+    @abstractmethod
     def parameters(self) -> dict[str, float | bool]:
         """What it was made with, by configuration key."""
 
 
 @dataclass(frozen=True)
-class LocalLaplace:
+class LocalLaplace(LocalMechanism):
     """Project the update onto a ball and add Laplace noise: pure local differential privacy for a whole client.
 
     Args:
@@ -92,6 +97,8 @@ class LocalLaplace:
     radius: float
     noise_multiplier: float
     per_layer: bool = False
+
+    premises = (BUNDLE, CRYPTOGRAPHY)
 
     def __post_init__(self) -> None:
         check.positive(radius=self.radius)
@@ -136,7 +143,7 @@ class LocalLaplace:
 
 
 @dataclass(frozen=True)
-class LocalGaussian:
+class LocalGaussian(LocalMechanism):
     """Clip the update to C, truncate it to whole steps of a public grid, and add exact noise of deviation z·C.
 
     Args:
@@ -151,6 +158,8 @@ class LocalGaussian:
 
     clipping_norm: float
     noise_multiplier: float
+
+    premises = (BUNDLE, CRYPTOGRAPHY)
 
     def __post_init__(self) -> None:
         check.positive(client_clipping_norm=self.clipping_norm)
@@ -198,7 +207,7 @@ class LocalGaussian:
 
 
 @dataclass(frozen=True)
-class PublishedLaplace:
+class PublishedLaplace(LocalMechanism):
     """Laplace noise in proportion to the update itself, as published: its radius is how far training moved the model.
 
     A part that training has not moved has nothing to hide behind: it is sent as it came, without noise, and so is one
@@ -215,6 +224,8 @@ class PublishedLaplace:
 
     noise_multiplier: float
     per_layer: bool = False
+
+    premises = (BUNDLE, CRYPTOGRAPHY)
 
     def __post_init__(self) -> None:
         _check_multiplier(self.noise_multiplier)

@@ -17,6 +17,7 @@ from cloister.core.errors import ConfigError
 from cloister.core.state import State
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.privacy.claims.premises import Contributor
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.total import Intake
 
@@ -92,10 +93,11 @@ class Released:
     widest_std: float = 0.0
 
 
-class Mechanism(ABC):
+class Mechanism(Contributor, ABC, abstract=True):
     """How the contributions of a round become a release: a frozen value.
 
-    Subclasses are frozen dataclasses, so that nothing about a mechanism changes behind a claim.
+    Subclasses are frozen dataclasses, so that nothing about a mechanism changes behind a claim. Each declares its
+    `premises`: what its claim rests on beside the transport.
 
     Guarantee: that `release` costs what `events` says, for adding or removing one client's contribution, whatever
         clients send and whatever the released models were used for before. It is claimed as soon as `caveats` is empty.

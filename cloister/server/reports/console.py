@@ -12,7 +12,7 @@ from cloister.config.run import changed, shown
 from cloister.config.settings import as_pairs
 from cloister.core.digits import at_least, at_most
 from cloister.core.terminal import can_show
-from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.claim import Claim, Statement
 from cloister.privacy.claims.meaning import summary_of_clients
 from cloister.privacy.claims.words import contract, render, render_resumed, summary
 from cloister.server.build import Plan
@@ -53,12 +53,13 @@ class Narrator:
         self.secret_cohorts = plan.strategy.has_secret_cohorts
         self.hides_times = plan.hides_times
 
-    def opening(self, plan: Plan, directory: RunDirectory, epsilon: float | None = None) -> None:
+    def opening(self, plan: Plan, directory: RunDirectory, claim: Claim, epsilon: float | None = None) -> None:
         """Name the run, what its configuration changes of the defaults, and in one line what is promised.
 
         Args:
             plan: of the run.
             directory: of the run.
+            claim: of the plan, with its premises as far as the grid shows them.
             epsilon: that all its rounds come to; None where nothing is promised.
         """
         config = plan.config
@@ -67,10 +68,10 @@ class Narrator:
         self.console.print(f"run directory  {directory.path}")
         settings = as_pairs(changed(shown(config.flat())))
         self.console.print(f"settings       {settings or 'the defaults'}")
-        self.console.print(f"privacy        {contract(plan.claim, epsilon)}")
+        self.console.print(f"privacy        {contract(claim, epsilon)}")
         if config.privacy.client.is_on:
             self.console.print(f"on clients     {contract_of_clients(config.privacy)}")
-        for reason in plan.claim.reasons:
+        for reason in claim.reasons:
             self.console.print(f"               because {reason}")
         if count := len(plan.strategy.canaries):
             self.console.print(f"canaries       {count}: {render_canaries(count)}")

@@ -3,7 +3,8 @@
 import json
 
 from cloister.config.run import changed, shown
-from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.claim import Claim, Statement
+from cloister.privacy.claims.premises import to_json
 from cloister.privacy.claims.record import record
 from cloister.server.build import Plan
 from cloister.server.ending import Ending
@@ -24,14 +25,15 @@ class JsonNarrator(Narrator):
     run = ""
     draws = False
 
-    def opening(self, plan: Plan, directory: RunDirectory, epsilon: float | None = None) -> None:
+    def opening(self, plan: Plan, directory: RunDirectory, claim: Claim, epsilon: float | None = None) -> None:
         """The event `start`, with the settings that are not at their defaults.
 
         Args: as `Narrator.opening`.
         """
         self.begin(plan)
         self.run = directory.path.name
-        facts = {"privacy": plan.claim.mechanism, "status": plan.claim.status, "epsilon": epsilon}
+        facts: dict[str, object] = {"privacy": claim.mechanism, "status": claim.status, "epsilon": epsilon}
+        facts["premises"] = to_json(claim.premises)
         settings = changed(shown(plan.config.flat()))
         self._say("start", directory=str(directory.path), rounds=self.rounds, settings=settings, **facts)
 

@@ -18,8 +18,9 @@ from cloister.core.digits import at_least, at_most
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.files import DAY, read_json, read_text
 from cloister.core.text import clean
-from cloister.privacy.claims.claim import Figure
+from cloister.privacy.claims.claim import Claim, Figure
 from cloister.privacy.claims.meaning import weakest
+from cloister.privacy.claims.premises import listed
 from cloister.privacy.claims.record import statement_of
 from cloister.privacy.claims.server import RUN
 from cloister.privacy.claims.worth import tier
@@ -55,6 +56,7 @@ class RunState:
         state: `ended`; `running`: a process of this machine is at it; `dead`: none is, and it had no last words.
         how: it ended, as `privacy.json` has it; empty until then.
         why: for a person; empty where all rounds were run.
+        premises: of what is claimed, by name, with the status that follows from them; empty without a claim.
     """
 
     path: str
@@ -78,6 +80,7 @@ class RunState:
     state: State
     how: str
     why: str
+    premises: str = ""
 
     @property
     def hides_times(self) -> bool:
@@ -173,7 +176,7 @@ def _read(directory: Path) -> RunState:
     changed = written.stat().st_mtime if last else begun
     measured = last.get("measured") or {}
     said = _last_words(directory)
-    ending, claimed = _ending(said), _claimed(said)
+    ending, (claim, claimed) = _ending(said), _claimed(said)
     epsilon, budget = _number(measured.get("epsilon")), float(config["privacy.max-epsilon"])
     rejected = [{name: str(value) for name, value in item.items()} for item in measured.get("rejected", ())]
     # Numbers by their kind: whoever made the directory may have written anything, and a watch computes with them.
@@ -200,6 +203,7 @@ def _read(directory: Path) -> RunState:
         state="ended" if ending is not None else "running" if _is_held(directory) else "dead",
         how=(ending or {}).get("how", ""),
         why=(ending or {}).get("why", ""),
+        premises="" if claim is None else f"{claim.status}: {listed(claim.premises)}",
     )
 
 
@@ -245,15 +249,18 @@ def _ending(said: Mapping[str, Any]) -> dict[str, str] | None:
         return None
 
 
-def _claimed(said: Mapping[str, Any]) -> Figure | None:
-    """The weakest figure that a run claims for itself; None without one."""
+def _claimed(said: Mapping[str, Any]) -> tuple[Claim, Figure] | tuple[None, None]:
+    """Return the claim that is shown, the server's before the clients', and its weakest figure for the run itself."""
     try:
         statement = statement_of(said)
     except ValueError:
-        return None
-    of_run = (figure for figure in statement.claim.figures if figure.scope == RUN)
+        return None, None
+    of_run = next((figure for figure in statement.claim.figures if figure.scope == RUN), None)
+    if of_run is not None:
+        return statement.claim, of_run
     clients = statement.clients
-    return next(of_run, None) or (weakest(clients) if clients is not None else None)
+    of_clients = weakest(clients) if clients is not None else None
+    return (None, None) if clients is None or of_clients is None else (clients, of_clients)
 
 
 def _is_held(directory: Path) -> bool:
@@ -344,6 +351,7 @@ def _run_told(run: RunState) -> list[str]:
     left += f"; {run.worth}" if run.worth else ""
     if run.claimed is not None:
         lines.append(f"  ε {at_most(run.claimed, 3)} claimed, for one {run.claimed_for}{left}")
+        lines.append(f"  {run.premises}")
     elif run.epsilon is not None:
         lines.append(f"  ε {at_most(run.epsilon, 3)}{left}")
     return lines

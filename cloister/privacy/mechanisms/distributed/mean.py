@@ -23,6 +23,7 @@ from cloister.core.errors import ConfigError, PrivacyError
 from cloister.core.state import State
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
+from cloister.privacy.claims.premises import BUNDLE, COLLUSION, CRYPTOGRAPHY, KEYS, ROSTER
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.distributed.beside import Beside, Bits, Squares
 from cloister.privacy.mechanisms.distributed.plan import Plan
@@ -59,6 +60,7 @@ class DistributedMean(GaussianMechanism):
     distance: float = 1.0
 
     placement = "update"
+    premises = (BUNDLE, ROSTER, KEYS, CRYPTOGRAPHY, COLLUSION)
 
     def __post_init__(self) -> None:
         super().__post_init__()

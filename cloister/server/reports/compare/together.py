@@ -7,6 +7,7 @@ from cloister.core.digits import at_most
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation
+from cloister.privacy.claims.premises import BUDGET_FIXED
 from cloister.privacy.claims.server import ALL_RUNS
 from cloister.server.reports.compare.runs import Kind, RunSummary
 
@@ -70,7 +71,8 @@ def _budget(runs: Sequence[RunSummary]) -> float:
 def _kept(run: RunSummary) -> float:
     """The budget of a run; 0 without one, and where it may have been set because of what had been released."""
     claimed = run.facts.statement.claim.figures if run.facts.statement is not None else ()
-    everything = (figure for figure in claimed if figure.budget and figure.scope == ALL_RUNS and not figure.condition)
+    kept = (figure for figure in claimed if figure.budget and BUDGET_FIXED not in figure.premises)
+    everything = (figure for figure in kept if figure.scope == ALL_RUNS)
     return next((figure.epsilon or 0.0 for figure in everything), 0.0)
 
 

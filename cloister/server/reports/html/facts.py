@@ -15,7 +15,7 @@ from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
 from cloister.core.files import read_json, read_text
 from cloister.privacy.claims.claim import Statement
-from cloister.privacy.claims.record import statement_of
+from cloister.privacy.claims.record import schema_refused, statement_of
 from cloister.server.ending import Ending
 from cloister.server.reports.html.audit import Audit, audit_of
 from cloister.server.reports.rundir import EVALUATION, PARAMETERS
@@ -127,6 +127,9 @@ class Facts:
         """
         settings = read_json(directory / "config.json")
         privacy = _json(directory / "privacy.json", {"status": "running"})
+        has_ended = isinstance(privacy, dict) and privacy.get("status") != "running"
+        if refused := schema_refused(privacy) if has_ended else "":
+            raise ConfigError(f"{directory / 'privacy.json'}: {refused}")
         with _named(directory / "privacy.json"):
             statement = None if privacy["status"] == "running" else statement_of(privacy)
             ending = Ending(**privacy.get("ended", {"how": "error", "why": "privacy.json has no ending"}))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from cloister.core.digits import at_most
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
 from cloister.privacy.claims.meaning import HELD, protected
+from cloister.privacy.claims.premises import listed
 from cloister.privacy.claims.record import NEIGHBOURS
 from cloister.privacy.claims.words import setting
 from cloister.server.reports.html.facts import Facts
@@ -206,6 +207,9 @@ def _trust(facts: Facts) -> Iterator[str]:
             yield "The clients add noise before anything leaves them: they trust their own nodes, and no server."
     if not any(claim.is_guaranteed for claim in claims):
         yield "Nothing is promised against anybody: whoever sees what clients send, or the models, is trusted."
+    for claim in claims:
+        if claim.is_guaranteed:
+            yield f"Premises of {claim.mechanism}: {listed(claim.premises)}."
     yield "No claim is about clients that send false updates."
 
 

@@ -7,6 +7,7 @@ from cloister.aggregation.screening import Rejection
 from cloister.core.digits import at_least, at_most
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
 from cloister.privacy.claims.meaning import percent
+from cloister.privacy.claims.premises import condition
 from cloister.privacy.claims.words import at_holders, limits_of
 from cloister.privacy.claims.worth import best_guess
 from cloister.server.reports.html.facts import Facts, RoundFacts
@@ -66,7 +67,7 @@ def _figure_row(claim: Claim, about: str, figure: Figure) -> FigureRow:
     epsilon, delta = figure.bound, figure.delta or 0.0
     against = figure.adversary or ""
     counted_over = f"{about or figure.scope or ''}{at_holders(figure)}"
-    told = (counted_over, figure.relation, figure.condition, figure.counts, *limits_of(claim))
+    told = (counted_over, figure.relation, condition(figure.premises), figure.counts, *limits_of(claim))
     scope = [part for part in told if part]
     kept = f"a budget, kept by {figure.filter}" if figure.budget else ""
     by = f"by {figure.accountant}" if figure.accountant else kept
