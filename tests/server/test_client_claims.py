@@ -131,7 +131,7 @@ def test_scores_of_clients_that_never_train_tell_of_people_who_are_at_others_too
     plan = build(config)
     grid = LocalGrid.simulated(app, config.flat(), 3)
     sizes, shared = sizes_known(plan, grid), shared_units(plan, grid)
-    assert client_claim(plan, LAYOUT, 1, sizes, frozenset()).status == "sound"
+    assert client_claim(plan, LAYOUT, 1, sizes, frozenset()).is_guaranteed
     assert "of those that never train leave" in "".join(client_claim(plan, LAYOUT, 1, sizes, shared).reasons)
 
 
@@ -362,4 +362,4 @@ def test_units_at_several_clients_that_choose_among_hypotheses_have_no_figure(tm
     claim = client_claim(plan, LAYOUT, 2, [LocalSteps(3, 32, 1)], shared)
     assert claim.status == "heuristic" and "several clients hold data of one unit" in claim.reasons[0]
     assert not any(size.figures for size in claim.sizes)
-    assert client_claim(plan, LAYOUT, 2, [LocalSteps(3, 32, 1)], frozenset()).status == "sound"
+    assert client_claim(plan, LAYOUT, 2, [LocalSteps(3, 32, 1)], frozenset()).is_guaranteed

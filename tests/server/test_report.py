@@ -535,3 +535,14 @@ def test_the_page_is_written_by_what_flower_ships(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path / "app"))
     assert (place / "report.html").read_bytes() == write_report(place).read_bytes()
+
+
+def test_a_run_of_an_earlier_schema_is_refused_with_the_remedy(tmp_path):
+    place = write_run(tmp_path / "run")
+    content = json.loads((place / "privacy.json").read_text())
+    del content["schema"]
+    (place / "privacy.json").write_text(json.dumps(content))
+    with pytest.raises(
+        ConfigError, match=r"privacy.json: schema 1 was found and 2 is read.*config.json beside it names"
+    ):
+        Facts.read(place)
