@@ -2,7 +2,7 @@
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.server.attested import Attested
 
 

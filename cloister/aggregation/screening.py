@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, Row, view
 from cloister.core.cohort import Cohort
 from cloister.core.errors import BudgetExhausted, PolicyError
 from cloister.core.wire import ARRAYS, EXAMPLES, number
+from cloister.flower.messages import SUPERLINK_NODE_ID, ErrorCode
 from cloister.privacy.mechanisms.total import Intake
 
 MAX_EXAMPLES = 10**9

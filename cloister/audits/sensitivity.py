@@ -21,8 +21,8 @@ from cloister.aggregation import PrivateStrategy
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.errors import FederationError
-from cloister.core.identity import assume_run
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
+from cloister.flower.messages import assume_run
 
 Arrays = dict[str, np.ndarray]
 

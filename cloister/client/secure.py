@@ -28,8 +28,8 @@ from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ProtocolError
-from cloister.core.identity import LOCAL_RUN
 from cloister.core.wire import ADVERTISE, ROSTER, SECURE_EARLY, SECURE_MESSAGE, SHARE, SIGN, UNMASK
+from cloister.flower.messages import LOCAL_RUN
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.whole import add_noise, whole_input
 from cloister.secure_aggregation import messages as protocol

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as PIECE
 
 from cloister.core.errors import FederationError
+from cloister.flower.messages import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as PIECE
 
 Value = ConfigRecord | ArrayRecord
 PACKED, SHARED = "cloister.packed", "cloister.shared"

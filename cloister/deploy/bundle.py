@@ -5,11 +5,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.cli.utils import build_pathspec, load_gitignore_patterns
-from flwr.common.constant import FAB_EXCLUDE_KEY, FAB_EXCLUDE_PATTERNS, FAB_INCLUDE_KEY, FAB_INCLUDE_PATTERNS
-from flwr.supercore.constant import APP_PUBLISH_EXCLUDE_PATTERNS
+from pathspec import PathSpec
 
 from cloister.core.errors import ConfigError
+from cloister.flower.control import get_filtered_fab_paths
 
 
 def refuse_in_bundle(folder: Path, names: Sequence[str]) -> None:
@@ -49,11 +48,17 @@ def _rules_of(home: Path) -> dict[str, Any] | None:
 
 def _bundled(home: Path, rules: dict[str, Any], names: Iterable[str]) -> set[str]:
     """The names that Flower's rules leave in a bundle of the app."""
-    ignore = home / ".gitignore"
-    ignored = load_gitignore_patterns(ignore) if ignore.is_file() else []
-    kept = set(build_pathspec(FAB_INCLUDE_PATTERNS).match_files(names))
-    for patterns in (FAB_EXCLUDE_PATTERNS, APP_PUBLISH_EXCLUDE_PATTERNS, ignored, rules.get(FAB_EXCLUDE_KEY, [])):
-        kept = set(build_pathspec(patterns).match_files(kept, negate=True))
-    if FAB_INCLUDE_KEY in rules:
-        kept = set(build_pathspec(rules[FAB_INCLUDE_KEY]).match_files(kept))
+    kept = set(get_filtered_fab_paths(dict.fromkeys(names, b""), {}))
+    for patterns in (_ignored(home), rules.get("fab-exclude", [])):
+        kept = set(PathSpec.from_lines("gitwildmatch", patterns).match_files(kept, negate=True))
+    if "fab-include" in rules:
+        kept = set(PathSpec.from_lines("gitwildmatch", rules["fab-include"]).match_files(kept))
     return kept
+
+
+def _ignored(home: Path) -> list[str]:
+    """Return the patterns of an app's `.gitignore`; none where it cannot be read, as Flower has it."""
+    try:
+        return [line.strip() for line in (home / ".gitignore").read_text("utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []

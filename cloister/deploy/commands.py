@@ -37,11 +37,10 @@ def _alone() -> Iterator[Kits]:
     Two operators at the same kits would each see a state of before, and undo what the other did. At the end the proxy's
     list of keys is that of the operator's kit, if it has one.
     """
-    from flwr.supercore.utils import get_flwr_home
-
     from cloister.deploy.proxy import NODES, list_nodes
+    from cloister.flower import flower_home
 
-    home = Path(get_flwr_home()).resolve()
+    home = flower_home().resolve()
     together = home.name == "operator" and (home.parent / ISSUED).is_file()
     kits = Kits(home.parent if together else home)
     with kits.locked(lambda: typer.echo("waiting for another operator's command to end", err=True)):

@@ -1,10 +1,11 @@
 """Flower's Control interface, for an operator: which nodes a SuperLink knows, and who gets in."""
 
 import os
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import click
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -14,15 +15,16 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
     load_ssh_public_key,
 )
-from flwr.cli.flower_config import read_flower_config, read_superlink_connection
-from flwr.cli.typing import SuperLinkConnection
-from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.control import ControlHttpClient
 
 from cloister.core.errors import FederationError
 from cloister.core.keys import fingerprint
+from cloister.flower import flower_home
+from cloister.flower.control import (
+    control_pb2,
+    flwr_cli_exc_handler,
+    init_http_client_from_connection,
+    read_superlink_connection,
+)
 
 GONE = "unregistered"
 """The status of a node whose key is refused from now on."""
@@ -64,13 +66,13 @@ class Control:
         client: of Flower's.
     """
 
-    def __init__(self, client: ControlHttpClient) -> None:
+    def __init__(self, client: Any) -> None:
         self._client = client
 
     def nodes(self) -> list[Node]:
         """All nodes that were ever registered, in the order of their names."""
         with flwr_cli_exc_handler():
-            found = self._client.ListNodes(ListNodesRequest()).nodes_info
+            found = self._client.ListNodes(control_pb2.ListNodesRequest()).nodes_info
         return sorted(map(_node, found), key=lambda node: (node.name, node.id))
 
     def register(self, name: str, key: bytes) -> None:
@@ -82,12 +84,12 @@ class Control:
         """
         public = load_ssh_public_key(key).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         with flwr_cli_exc_handler():
-            self._client.RegisterNode(RegisterNodeRequest(public_key=public, name=name))
+            self._client.RegisterNode(control_pb2.RegisterNodeRequest(public_key=public, name=name))
 
     def unregister(self, node: Node) -> None:
         """Refuse a node's key from now on: what it sends next is not taken, also on a connection that is open."""
         with flwr_cli_exc_handler():
-            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.id))
+            self._client.UnregisterNode(control_pb2.UnregisterNodeRequest(node_id=node.id))
 
 
 @contextmanager
@@ -101,10 +103,11 @@ def control(connection: str) -> Iterator[Control]:
         FederationError: there is no such connection, or the SuperLink refuses, or does not answer.
     """
     client = None
+    _required(connection)
     try:
         # Flower prints which connection it uses: the output of these commands may be read by programs.
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-            client = init_http_client_from_connection(_configured(connection))
+            client = init_http_client_from_connection(read_superlink_connection(connection))
         yield Control(client)
     except click.ClickException as error:
         raise FederationError(f"SuperLink connection {connection!r}: {' '.join(error.message.split())}") from None
@@ -113,19 +116,22 @@ def control(connection: str) -> Iterator[Control]:
             client.close()
 
 
-def _configured(connection: str) -> SuperLinkConnection:
-    """A connection of Flower's `config.toml`; Flower itself does not say which there are.
+def _required(connection: str) -> None:
+    """Require that a connection is one of Flower's `config.toml`; Flower itself does not say which there are.
 
     Raises:
         FederationError: there is none of this name.
     """
-    settings, path = read_flower_config()
-    known = sorted(name for name, value in settings.get("superlink", {}).items() if isinstance(value, dict))
+    path = flower_home() / "config.toml"
+    try:
+        settings = tomllib.loads(path.read_text()).get("superlink", {}) if path.is_file() else {}
+    except ValueError as error:
+        raise FederationError(f"{path} is no valid TOML: {error}") from None
+    known = sorted(name for name, value in settings.items() if isinstance(value, dict))
     if connection not in known:
         raise FederationError(
             f"SuperLink connection {connection!r}: not found in {path}; known: {', '.join(known) or 'none'}"
         )
-    return read_superlink_connection(connection)
 
 
 def living_nodes(connection: str) -> list[dict[str, str]]:
@@ -141,7 +147,7 @@ def living_nodes(connection: str) -> list[dict[str, str]]:
         return [node.facts for node in opened.nodes() if node.status != GONE]
 
 
-def _node(info: NodeInfo) -> Node:
+def _node(info: Any) -> Node:
     key = cast(ec.EllipticCurvePublicKey, load_pem_public_key(info.public_key))  # Flower takes no others
     times = {"online": info.last_activated_at, "offline": info.last_deactivated_at, GONE: info.unregistered_at}
     return Node(info.node_id, info.name, fingerprint(key), info.status, times.get(info.status, ""))

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from flwr.supercore.utils import get_flwr_home
 
 from cloister.core.errors import ConfigError, ProtocolError
 from cloister.core.keys import (
@@ -30,6 +29,7 @@ from cloister.core.keys import (
 )
 from cloister.deploy.federation import Site
 from cloister.deploy.folder import FOLDER, ISSUED, PUBLIC, ROSTER_KEY, SECRET, Kits
+from cloister.flower import flower_home
 from cloister.secure_aggregation.roster import Roster, SignedRoster, opened, sign_roster
 
 AUTHORITY, SIGNED = "roster.pub", "roster.signed"
@@ -237,7 +237,7 @@ def on_roster() -> list[dict[str, str]]:
     Raises:
         ConfigError: it is none, or somebody else has signed it than whoever signs rosters.
     """
-    signed = roster_in(Path(get_flwr_home()))
+    signed = roster_in(flower_home())
     keys = sorted(signed.roster.keys.items()) if signed else []
     return [
         {

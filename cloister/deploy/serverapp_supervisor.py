@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-APP = Path(__file__).with_name("serverapp.py")
+APP = Path(__file__).parents[1] / "flower" / "serverapp.py"
+"""What is started for each task; `start.sh` knows its processes by this name."""
 KILLED = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT}
 """Signals after which a process had no last words. The first is that of a kernel without memory."""
 TASK, LOCK, STARTS, RUN = "task.json", "lock", "starts", "run"

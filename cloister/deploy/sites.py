@@ -5,13 +5,13 @@ from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.supercore.utils import get_flwr_home
 
 from cloister.core.errors import ConfigError
 from cloister.core.keys import fingerprint
 from cloister.deploy.certificates import checked_node_key
 from cloister.deploy.control import GONE, Control, Node
 from cloister.deploy.federation import NAME
+from cloister.flower import flower_home
 
 
 def key_file(name: str) -> Path:
@@ -22,7 +22,7 @@ def key_file(name: str) -> Path:
     """
     if not NAME.fullmatch(name):
         raise ConfigError(f"site {name!r} is not valid: a name has at most 48 lower-case letters, digits and '-'")
-    return Path(get_flwr_home()) / "nodes" / f"{name}.pub"
+    return flower_home() / "nodes" / f"{name}.pub"
 
 
 def keep_key(name: str, key: Path) -> None:

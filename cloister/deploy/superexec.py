@@ -1,7 +1,7 @@
 """Flower's executor of server apps, which hands a task's token over where nobody else can read it.
 
 Flower's own gives it as an argument, which every user of the machine sees in `ps`; who has it can fetch what the run
-is given and answer in its name. It relies on two names inside flwr 1.41.0: without them it does not start.
+is given and answer in its name. It replaces two functions of Flower: where these are not, it does not start.
 """
 
 import json
@@ -14,20 +14,10 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.supercore import log
-from flwr.supercore.cli import flower_superexec
-from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec import run_superexec
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
-
 from cloister.core.errors import ConfigError
-from cloister.deploy import handshakes
-from cloister.deploy.serverapp_supervisor import LOCK, TASK
-
-APP = Path(__file__).with_name("serverapp.py")
-"""What is started for each task; `start.sh` knows its processes by this name."""
-
+from cloister.deploy.serverapp_supervisor import APP, LOCK, TASK
+from cloister.flower import command, handshakes, log
+from cloister.flower.superexec import ExecutionSpec, LaunchResult, SubprocessExecutor, TaskType, run_superexec
 
 SUPERVISOR = Path(__file__).with_name("serverapp_supervisor.py")
 """What is started in its place where an app that is killed is to be started again."""
@@ -153,4 +143,4 @@ def run(arguments: list[str], resumes: int = 0, tasks: Path | None = None) -> No
     names["get_executor"] = lambda *_, **__: executor
     handshakes.install(run_superexec)
     sys.argv = ["flower-superexec", *arguments]
-    flower_superexec()
+    command("flower-superexec")()

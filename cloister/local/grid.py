@@ -6,15 +6,13 @@ from typing import Any
 from uuid import uuid4
 
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
-from flwr.supercore.run import Run
 from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig
 from cloister.config.section import Scalar
 from cloister.core.errors import NodeConfigError
-from cloister.core.identity import LOCAL_RUN, assume_run
 from cloister.core.wire import LEAKAGE, NOISED_LEAKAGE, number
+from cloister.flower.messages import LOCAL_RUN, ErrorCode, Run, assume_run
 from cloister.local.allocator import keep_memory
 from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message
-from flwr.common.constant import ErrorCode
 from numpy.typing import NDArray
 
 from cloister.client.app import app
@@ -26,6 +25,7 @@ from cloister.config.variants import GlobalPrivacy, MetricPrivacy
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.errors import ConfigError
 from cloister.core.wire import SEED
+from cloister.flower.messages import ErrorCode
 from cloister.local.grid import LocalGrid
 from cloister.server.build import build
 from cloister.server.loop import Round, RoundLoop

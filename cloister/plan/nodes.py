@@ -20,7 +20,7 @@ from cloister.client.request import Reply, TrainRequest, request_of
 from cloister.config.run import RunConfig
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError, PolicyError
-from cloister.core.identity import LOCAL_RUN
+from cloister.flower.messages import LOCAL_RUN
 from cloister.privacy.accounting.vocabulary import Unit
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 

@@ -1,7 +1,5 @@
 """The ServerApp that Flower loads."""
 
-import sys
-
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -32,9 +30,9 @@ def main(grid: Grid, context: Context) -> None:
 
 def _packing(grid: Grid) -> Grid:
     """Return the grid of a SuperLink with packed messages; any other as it is, since nothing of it leaves a machine."""
-    # A server's app over HTTP has imported it; elsewhere no run waits for that import.
-    flower = sys.modules.get("flwr.superlink.grid.http_grid")
-    if flower is None or not isinstance(grid, flower.HttpGrid):
+    from cloister.flower.grid import is_over_http
+
+    if not is_over_http(grid):
         return grid
     from cloister.server.grid import PackedGrid
 

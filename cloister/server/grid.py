@@ -21,18 +21,14 @@ from itertools import islice
 from logging import WARNING
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
-from flwr.app.message import make_message
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, Metadata, ObjectTree, PullObjectRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.serverapp import Grid
 from httpx import HTTPStatusError
 
 from cloister.core.errors import FederationError
 from cloister.core.packing import PACKED, SHARED, Value, is_packed, opened, packed
 from cloister.core.wire import GATE
+from cloister.flower.http_grid import HttpGrid, inflate_object_from_contents, runtime_pb2
+from cloister.flower.messages import SUPERLINK_NODE_ID, ErrorCode, make_message, message_pb2, names_in
 from cloister.server.reply_size import MAX_METRICS, MAXIMUM, MaximumSize
 from cloister.server.stragglers import Transport
 
@@ -81,7 +77,7 @@ class _Reply:
         size: bytes of these together.
     """
 
-    announced: Metadata
+    announced: message_pb2.Metadata
     missing: list[str]
     contents: dict[str, bytes] = field(default_factory=dict)
     size: int = 0
@@ -107,11 +103,11 @@ class PackedGrid(HttpGrid):
     _plain: set[int]
 
     @classmethod
-    def over(cls, grid: HttpGrid, maximum: MaximumSize = MAXIMUM) -> "PackedGrid":
+    def over(cls, grid: Grid, maximum: MaximumSize = MAXIMUM) -> "PackedGrid":
         """Return a grid with the connection of another one.
 
         Args:
-            grid: of Flower, with its run. It is Flower that closes it.
+            grid: of Flower over HTTP, with its run. It is Flower that closes it.
             maximum: how large a reply may be.
         """
         made = cls.__new__(cls)
@@ -122,7 +118,7 @@ class PackedGrid(HttpGrid):
 
     def _is_gated(self) -> bool:
         """Return whether the SuperLink answers as `cloister superlink` does for a name that is no object's."""
-        asked = PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=GATE)
+        asked = message_pb2.PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=GATE)
         return bool(self._runtime_client.PullObject(asked).object_found)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -209,7 +205,7 @@ class PackedGrid(HttpGrid):
         Raises:
             Unreadable: it has too many objects.
         """
-        answer = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[asked.id]))
+        answer = self._runtime_client.PullMessages(runtime_pb2.PullAppMessagesRequest(message_ids=[asked.id]))
         for announced, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             if announced.metadata.reply_to_message_id == asked.id:
                 return _Reply(announced.metadata, _names(tree))
@@ -223,7 +219,7 @@ class PackedGrid(HttpGrid):
         """
         while reply.missing:
             name = reply.missing[-1]
-            asked = PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=name)
+            asked = message_pb2.PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=name)
             answer = self._runtime_client.PullObject(asked)
             if not answer.object_found:
                 raise Unreadable("its node did not send all of it")
@@ -293,7 +289,9 @@ class PackedGrid(HttpGrid):
         if asked.reply is None:
             return
         name = asked.reply.announced.message_id
-        confirmed = ConfirmMessageReceivedRequest(node=self.node, run_id=self.run.run_id, message_object_id=name)
+        confirmed = message_pb2.ConfirmMessageReceivedRequest(
+            node=self.node, run_id=self.run.run_id, message_object_id=name
+        )
         try:
             self._runtime_client.ConfirmMessageReceived(confirmed)
         except HTTPStatusError as error:
@@ -314,16 +312,16 @@ class PackedGrid(HttpGrid):
         return make_message(metadata, content)
 
 
-def _names(tree: ObjectTree) -> list[str]:
+def _names(tree: message_pb2.ObjectTree) -> list[str]:
     """Return the names of the objects of a reply, each once: a client decides how often it names one.
 
     Raises:
         Unreadable: there are too many.
     """
-    names = list(islice(iterate_object_tree(tree), MAX_PARTS + 1))
+    names = list(islice(names_in(tree), MAX_PARTS + 1))
     if len(names) > MAX_PARTS:
         raise Unreadable(f"a reply may have {MAX_PARTS} objects")
-    return list(dict.fromkeys(part.object_id for part in names))
+    return list(dict.fromkeys(names))
 
 
 def _error(reason: str) -> Error:

@@ -1,7 +1,6 @@
 """Which runs are about data that is to be remembered: all, but simulations on data that anybody can have."""
 
 import math
-import sys
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -10,6 +9,7 @@ from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.digits import at_least, at_most
 from cloister.core.errors import ConfigError, PrivacyError
+from cloister.flower.grid import is_simulation
 from cloister.privacy.accounting.filters import share
 from cloister.privacy.accounting.identities import other_names, warning
 from cloister.privacy.accounting.ledger import Ledger
@@ -78,11 +78,7 @@ def is_in_process(grid: Grid) -> bool:
 def is_simulated(grid: Grid) -> bool:
     """Whether this machine plays every node, so that there is no data but the task's."""
     inner = _innermost(grid)
-    # Flower's simulation has imported its grid; elsewhere nobody waits a second for that import.
-    flower = sys.modules.get("flwr.superlink.grid.inmemory_grid")
-    if flower is not None and isinstance(inner, flower.InMemoryGrid):
-        return True
-    return bool(getattr(inner, "is_simulated", False))
+    return is_simulation(inner) or bool(getattr(inner, "is_simulated", False))
 
 
 def warn_of_other_names(plan: Plan, directory: Path) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
-from flwr.supercore.date import now
 
 from cloister.aggregation.decorator import Decorator, Measurements
 from cloister.aggregation.screening import Rejection
@@ -246,7 +245,7 @@ class RoundLoop:
         All messages say the same time: they are made one after another in the order of nodes, and two clients could
         tell by their own times whether one between them was drawn.
         """
-        messages, begun = list(messages), now().timestamp()
+        messages, begun = list(messages), time.time()
         for message in messages:
             message.metadata.created_at = begun
             message.metadata.ttl = self.timeout

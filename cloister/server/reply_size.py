@@ -10,14 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.app.message.arraychunk import ArrayChunk
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_children_ids_from_object_content,
-    get_object_type_from_object_content,
-)
 
 from cloister.core.packing import MAX_IN_RECORD
+from cloister.flower.grid import get_object_head_values_from_object_content
 
 FACTOR, SLACK = 2, 8 * 2**20
 """Arrays of a reply may have this many times the bytes of the model that was sent, and so many bytes more."""
@@ -29,6 +24,10 @@ MAX_METRICS = 2**18
 """Bytes of metrics and settings: read, they take thirty times as much."""
 MAX_ROOT = 2**18
 """Bytes of the object that names all others, and holds the text of an error."""
+CHUNK = "ArrayChunk"
+"""What Flower calls a part of an array. Under another name, parts would count as names, of which few may be."""
+DIVIDER = b"\0"
+"""What Flower puts between the head of an object and its body."""
 MAX_PACKED = MAX_IN_RECORD + 2**10
 """Bytes of the records of a reply, of which one may be a packed value, as they are written."""
 
@@ -68,8 +67,9 @@ class MaximumSize:
         """
         sizes = Counter[str]()
         for content in contents.values():
-            sizes[get_object_type_from_object_content(content)] += len(content)
-        names = sizes.total() - sizes[ArrayChunk.__qualname__]
+            kind, *_ = get_object_head_values_from_object_content(content)
+            sizes[kind] += len(content)
+        names = sizes.total() - sizes[CHUNK]
         records = sizes[MetricRecord.__qualname__] + sizes[ConfigRecord.__qualname__]
         if names > MAX_NAMES or records > MAX_PACKED or sizes[Message.__qualname__] > MAX_ROOT:
             raise OverflowError
@@ -87,10 +87,12 @@ def _bytes_of_array(content: bytes, contents: Mapping[str, bytes]) -> int:
     Raises:
         OverflowError: it takes more than `MAX_DESCRIPTION` to describe the array.
     """
-    if get_object_type_from_object_content(content) != Array.__qualname__:
+    kind, chunks, _ = get_object_head_values_from_object_content(content)
+    if kind != Array.__qualname__:
         return 0
-    description = get_object_body(content, Array)
+    # As Flower reads it: what an object says of its own length is its client's word.
+    _, _, description = content.partition(DIVIDER)
     if len(description) > MAX_DESCRIPTION:
         raise OverflowError
-    sizes = [len(contents[name]) for name in get_object_children_ids_from_object_content(content)]
+    sizes = [len(contents[name]) for name in chunks]
     return sum(sizes[number] for number in json.loads(description)["arraychunk_ids"])

@@ -6,16 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from logging import WARNING
+from typing import Any
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.supercore.run import Run
 from httpx import HTTPStatusError
 
+from cloister.flower.grid import OBJECT_PUSH_SESSION_TTL_SECONDS, ObjectPushError
+from cloister.flower.messages import SUPERLINK_NODE_ID, Run
 from cloister.privacy.claims.premises import APART, AUTHENTIC, Contributor
 from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 
@@ -188,7 +186,7 @@ class PatientGrid(WatchedGrid):
         """As the other grid."""
         return self._inner.get_node_ids()
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[Any]:
         """As the other grid."""
         return self._inner.get_nodes()
 

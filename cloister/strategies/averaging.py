@@ -7,7 +7,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
-from flwr.supercore import log
 from numpy.typing import NDArray
 
 from cloister.core import check
@@ -18,6 +17,7 @@ from cloister.core.draw import Draw
 from cloister.core.state import State, joined, part
 from cloister.core.threads import Span, for_each_span, spans
 from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND, number
+from cloister.flower import log
 from cloister.strategies.sampling import Sampling
 
 

@@ -9,12 +9,12 @@ from typing import Literal
 
 import numpy as np
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from cloister.core.draw import Draw
 from cloister.core.errors import FederationError, TooFewNodes
 from cloister.core.state import State
 from cloister.core.text import counted
+from cloister.flower import log
 
 POLL_SECONDS = 0.1
 MERSENNE_TWISTER = 3

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from cloister.client.app import app
 from cloister.client.noise_sources import NoiseSource
 from cloister.core.arrays import from_record, to_record
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.privacy.accounting.events import to_json
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.dpsgd import exact_noise, local_steps

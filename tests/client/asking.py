@@ -12,7 +12,7 @@ from cloister.client.node import Node
 from cloister.client.request import TrainRequest, promised
 from cloister.config.run import parse
 from cloister.core.arrays import from_record, to_record
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.privacy.accounting.ledger import Ledger
 
 SOFTMAX = {"softmax/kernel": np.zeros((64, 10), np.float32), "softmax/bias": np.zeros(10, np.float32)}

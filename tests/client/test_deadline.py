@@ -17,7 +17,7 @@ from cloister.client.mods.deadline import no_sooner_than, within_deadline
 from cloister.client.mods.errors import contain_errors
 from cloister.client.policy import CHECKED_BUNDLE
 from cloister.core.errors import DataError, FederationError, PolicyError
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.tasks.softmax import SoftmaxRegression
 
 RULES = {"mechanisms": [], "min_server_noise_multiplier": None}

@@ -25,7 +25,7 @@ from cloister.config.run import parse
 from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.errors import FederationError, PrivacyError
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.privacy.accounting.events import to_json
 from cloister.privacy.mechanisms.clipping import MAX_BOUND, MIN_BOUND
 from cloister.secure_aggregation.messages import Delivery

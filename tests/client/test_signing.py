@@ -25,9 +25,9 @@ from cloister.config.run import parse
 from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError, NodeConfigError, PolicyError, ProtocolError
-from cloister.core.identity import LOCAL_RUN
 from cloister.core.keys import REMEDY, fingerprint, new_signing_key, verifying_key
 from cloister.deploy.certificates import new_node_key
+from cloister.flower.messages import LOCAL_RUN
 from cloister.secure_aggregation.roster import Roster, sign_roster
 
 NAMES = names_of(3)

@@ -13,8 +13,8 @@ from support import failures
 from cloister.core import packing
 from cloister.core.arrays import from_record, to_record
 from cloister.core.errors import FederationError
-from cloister.core.identity import assume_run
 from cloister.core.packing import MAX_HEADER, MAX_IN_RECORD, PACKED, PIECE, SALT, SHARED, STYPE, VALUE, opened, packed
+from cloister.flower.messages import assume_run
 
 LIMIT = 2**18
 REST = len(packed(RecordDict({"a": to_record({"w": np.zeros(2 * MAX_IN_RECORD, np.uint8)})}))[VALUE].data) - 2**21

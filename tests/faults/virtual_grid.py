@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from cloister.core.arrays import from_record, to_record
-from cloister.core.identity import LOCAL_RUN, assume_run
+from cloister.flower.messages import LOCAL_RUN, assume_run
 
 HARMLESS = ("quick", "slow", "twice")
 """What a node may do to a message without its reply being lost."""

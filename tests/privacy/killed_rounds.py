@@ -24,7 +24,7 @@ from cloister.client.node import Node
 from cloister.client.request import Reply, TrainRequest
 from cloister.config.run import parse
 from cloister.core.arrays import from_record
-from cloister.core.identity import LOCAL_RUN
+from cloister.flower.messages import LOCAL_RUN
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger

@@ -16,7 +16,7 @@ from cloister.aggregation.decorator import Measurements, Screened, state_of, vir
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import NORM_ERROR
 from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim

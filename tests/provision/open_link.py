@@ -25,7 +25,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from cloister.core.arrays import to_record
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 
 MODEL = {"kernel": np.zeros((64, 10), np.float32), "bias": np.zeros(10, np.float32)}
 TRAINED = {"kernel": np.ones((64, 10), np.float32), "bias": np.arange(10, dtype=np.float32)}

@@ -1,6 +1,5 @@
 """Who goes on asking a SuperLink that was killed in the midst of a handshake."""
 
-import importlib
 import io
 import runpy
 import socket
@@ -10,12 +9,15 @@ from types import ModuleType
 
 import httpx
 import pytest
+from flwr.supercore import cli as supercore_cli
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec import run_superexec
+from flwr.superlink import cli as superlink_cli
 from flwr.superlink.grid import http_grid
 
-from cloister.deploy import handshakes, superexec
+from cloister.deploy import superexec
+from cloister.flower import handshakes
 
 WRONG = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"
 LATE = "_ssl.c:989: The handshake operation timed out"
@@ -46,16 +48,13 @@ def test_a_cut_or_slow_handshake_is_no_wrong_certificate(cut):
     assert gives_up(httpx.ConnectError(WRONG))
 
 
-FLOWER = importlib.import_module("flwr.superlink.cli.flwr_serverapp")
-
-
 @pytest.mark.parametrize("task", ["", "task"])
 def test_a_server_app_goes_on_after_a_cut(monkeypatch, tmp_path, cut, task):
     monkeypatch.setenv("CLOISTER_TASK", task and str(tmp_path / task))
     monkeypatch.setattr(sys, "stdin", io.StringIO("token"))
     monkeypatch.setattr(sys, "argv", ["serverapp.py"])
     monkeypatch.setattr(RuntimeHttpClient, "PullTaskInput", RuntimeHttpClient.PullTaskInput)
-    asked = asks(monkeypatch, FLOWER, "flwr_serverapp", http_grid, cut)
+    asked = asks(monkeypatch, superlink_cli, "flwr_serverapp", http_grid, cut)
     runpy.run_path(str(superexec.APP), run_name="__main__")
     assert asked == [False]
 
@@ -63,7 +62,7 @@ def test_a_server_app_goes_on_after_a_cut(monkeypatch, tmp_path, cut, task):
 def test_an_executor_goes_on_after_a_cut(monkeypatch, cut):
     monkeypatch.setitem(vars(run_superexec), "get_executor", run_superexec.get_executor)
     monkeypatch.setattr(sys, "argv", ["cloister"])
-    asked = asks(monkeypatch, superexec, "flower_superexec", run_superexec, cut)
+    asked = asks(monkeypatch, supercore_cli, "flower_superexec", run_superexec, cut)
     superexec.run([])
     assert asked == [False]
 

@@ -100,7 +100,7 @@ class TestOperatorsFile:
         path.write_text(digest_of(TOKEN))
         required = {"insecure": False, "superexec_auth_secret": b"secret", "enable_supernode_auth": True}
         config = replace(configuration(tmp_path / "state.db"), **required | missing)
-        monkeypatch.setattr(superlink, "_parse_superlink_lifespan_config", lambda: config)
+        monkeypatch.setattr(superlink, "parse_superlink_options", lambda: config)
         monkeypatch.setattr(superlink.uvicorn, "run", lambda **_: pytest.fail("it serves"))
         monkeypatch.setattr(sys, "argv", sys.argv)
         with pytest.raises(ConfigError, match=option) as error:

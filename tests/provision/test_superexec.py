@@ -1,7 +1,6 @@
 """The executor of server apps: a task's token reaches the app, and nobody else."""
 
 import ast
-import importlib
 import io
 import os
 import runpy
@@ -19,13 +18,15 @@ from flwr.proto.runtime_pb2 import PullTaskInputResponse
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 from flwr.supercore.superexec.run_superexec import get_executor
+from flwr.superlink import cli
 from flwr.superlink.grid import http_grid
 from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.core.errors import ConfigError
-from cloister.deploy import handshakes, superexec
-from cloister.deploy.serverapp import resumable
+from cloister.deploy import superexec
+from cloister.flower import handshakes
+from cloister.flower.serverapp import resumable
 from cloister.local.simulation import simulate
 
 TOKEN = "a-task-token-that-is-long-enough-to-be-found"
@@ -83,8 +84,7 @@ def test_nothing_else_is_started(kind, monkeypatch):
 def test_flowers_app_is_run_with_the_token_of_the_input(monkeypatch):
     called, names = [], vars(http_grid)
     monkeypatch.setitem(names, handshakes.MAKER, names[handshakes.MAKER])
-    flowers = importlib.import_module("flwr.superlink.cli.flwr_serverapp")
-    monkeypatch.setattr(flowers, "flwr_serverapp", lambda: called.append(list(sys.argv)))
+    monkeypatch.setattr(cli, "flwr_serverapp", lambda: called.append(list(sys.argv)))
     monkeypatch.setattr(sys, "argv", [str(superexec.APP), "--insecure"])
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\nnothing of it\n"))
     runpy.run_path(str(superexec.APP), run_name="__main__")
@@ -129,7 +129,7 @@ def test_the_app_process_loads_nothing_of_this_package_but_what_the_bundle_bring
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {module.split(".")[0] for module in imported} <= {"flwr", *sys.stdlib_module_names}
-    assert "flwr.superlink.cli.flwr_serverapp" in imported, "imports are read"
+    assert "flwr.superlink.grid" in imported, "imports are read"
     tree = ast.parse(superexec.APP.with_name("handshakes.py").read_text())
     assert not [line for node in tree.body if "cloister" in (line := ast.unparse(node)) and "import" in line]
 
@@ -139,7 +139,8 @@ def test_flowers_executor_runs_with_ours(monkeypatch):
     names = vars(superexec.run_superexec)
     monkeypatch.setitem(names, "get_executor", get_executor)
     monkeypatch.setitem(names, handshakes.MAKER, names[handshakes.MAKER])
-    monkeypatch.setattr(superexec, "flower_superexec", lambda: called.append((sys.argv, names["get_executor"]("any"))))
+    flowers = lambda: called.append((sys.argv, names["get_executor"]("any")))  # noqa: E731
+    monkeypatch.setattr(superexec, "command", {"flower-superexec": flowers}.get)
     monkeypatch.setattr(sys, "argv", ["cloister"])
     superexec.run(["--insecure", "--runtime-api-address", "127.0.0.1:1"])
     ((arguments, executor),) = called
@@ -149,7 +150,7 @@ def test_flowers_executor_runs_with_ours(monkeypatch):
 
 def test_with_a_flower_that_starts_apps_otherwise_nothing_runs(monkeypatch):
     monkeypatch.delitem(vars(superexec.run_superexec), "get_executor")
-    monkeypatch.setattr(superexec, "flower_superexec", lambda: pytest.fail("it ran"))
+    monkeypatch.setattr(superexec, "command", lambda _: pytest.fail("it ran"))
     with pytest.raises(ConfigError, match="could not be kept out of arguments"):
         superexec.run(["--insecure"])
 

@@ -129,7 +129,7 @@ class TestDatabase:
         before, ready = [], []
         monkeypatch.setattr(sys, "argv", sys.argv)
         monkeypatch.setattr(fleet_handlers, "check_abort", lambda *_: None)
-        monkeypatch.setattr(serve_module, "_parse_superlink_lifespan_config", lambda: config)
+        monkeypatch.setattr(serve_module, "parse_superlink_options", lambda: config)
         monkeypatch.setattr(serve_module.database, "wait_for_tasks", ready.append)
         monkeypatch.setattr(serve_module.uvicorn, "run", lambda **_: before.extend(ready))
         serve_module.serve(tmp_path / "operators", [])

@@ -12,7 +12,7 @@ from statements import heard
 from cloister.client.app import app
 from cloister.config.run import parse
 from cloister.core.arrays import Layout
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.local.grid import LocalGrid
 from cloister.privacy.accounting.events import Gaussian, Laplace
 from cloister.privacy.claims.attestation import Attestation

@@ -25,8 +25,8 @@ from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ProtocolError
-from cloister.core.identity import LOCAL_RUN
 from cloister.core.wire import CONFIG, ROUND, SECURE, SECURE_EARLY, SECURE_MESSAGE, SECURE_STEP
+from cloister.flower.messages import LOCAL_RUN
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.mechanisms.distributed.whole import whole_update
 from cloister.secure_aggregation.messages import SealedShares

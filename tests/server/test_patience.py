@@ -11,7 +11,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from httpx import HTTPStatusError, Request, Response
 from support import content, failures, zeros
 
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.server import stragglers as patience
 from cloister.server.stragglers import GRACE_SECONDS, POLL_SECONDS, RENEWALS, SAFE_TO_ANNOUNCE_AGAIN, PatientGrid
 

@@ -17,7 +17,7 @@ from cloister.config.run import TaskConfig, parse
 from cloister.core.arrays import from_record, to_record
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.hypotheses import stacked, unstacked
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.server.build import build

@@ -13,7 +13,7 @@ from cloister.aggregation.decorator import Measurements
 from cloister.aggregation.screening import Rejection
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.local.grid import LocalGrid
 from cloister.server.build import build
 from cloister.server.loop import Round

@@ -9,8 +9,8 @@ from flwr.app import Message, MessageType, MetricRecord, RecordDict
 
 from cloister.aggregation.screening import average_metrics
 from cloister.core.arrays import to_record
-from cloister.core.identity import assume_run
 from cloister.core.wire import ARRAYS, METRICS
+from cloister.flower.messages import assume_run
 from cloister.server.loop import RoundLoop
 
 NODES = 20

@@ -15,8 +15,8 @@ from cloister.client.node import node_of
 from cloister.client.request import ProtocolRequest, TrainRequest, request_of
 from cloister.core.arrays import to_record
 from cloister.core.errors import FederationError
-from cloister.core.identity import assume_run
 from cloister.core.wire import CLIPPING_NORM, CONFIG, SECURE_MESSAGE, SECURE_STEP
+from cloister.flower.messages import assume_run
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.distributed.beside import STEPS
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean

@@ -15,8 +15,8 @@ from cloister.client.node import node_of
 from cloister.client.request import ProtocolRequest, TrainRequest, request_of
 from cloister.core.arrays import to_record
 from cloister.core.errors import FederationError
-from cloister.core.identity import assume_run
 from cloister.core.wire import CONFIG, DISTANCE, SECURE_MESSAGE, SECURE_STEP
+from cloister.flower.messages import assume_run
 from cloister.privacy.mechanisms.distributed import mean
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.secure_aggregation.messages import Delivery

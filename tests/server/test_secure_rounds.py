@@ -23,8 +23,8 @@ from cloister.client.attempts import Stage, Turn
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, FederationError, ProtocolError
-from cloister.core.identity import assume_run
 from cloister.core.wire import CLIPPING_NORM, DISTANCE, SECURE, SECURE_MESSAGE, SECURE_STEP
+from cloister.flower.messages import assume_run
 from cloister.privacy.accounting.events import DistributedGaussian, Unaccounted
 from cloister.privacy.mechanisms.distributed.whole import whole_update
 from cloister.secure_aggregation.messages import (

@@ -18,7 +18,7 @@ from support import content, failures, flat, grid_of, one_round
 from cloister.aggregation.decorator import virtual_reply
 from cloister.core.arrays import Layout, from_record
 from cloister.core.errors import ConfigError, FederationError
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.fedopt import FedAdagrad, FedAdam, FedAvgM, FedOpt, FedYogi
 from cloister.strategies.optimizers import Adagrad, Adam, Momentum, Sgd, Yogi

@@ -22,7 +22,7 @@ from cloister.aggregation.screening import EXAMPLES
 from cloister.config.run import parse
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.errors import ConfigError, FederationError, TooFewNodes
-from cloister.core.identity import assume_run
+from cloister.flower.messages import assume_run
 from cloister.server.strategies import named_strategy
 from cloister.strategies import STRATEGIES, sampling
 from cloister.strategies.averaging import FedAvg, FedProx

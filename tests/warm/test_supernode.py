@@ -1,6 +1,7 @@
 """What becomes of a SuperNode that gives up."""
 
 import os
+import signal
 import sys
 
 from flwr.supernode import fleet_http_connection, start_client_internal
@@ -11,8 +12,8 @@ from cloister.deploy.warm import supernode
 def test_a_supernode_that_gives_up_ends(monkeypatch):
     """Its threads go on; whoever supervises it would take it for one that works."""
     ended = []
-    monkeypatch.setattr(supernode, "flower_supernode", lambda: ended.append("given up"))
-    monkeypatch.setattr(supernode, "start_parent_process_monitor", lambda _: None)
+    monkeypatch.setattr(supernode, "command", {"flower-supernode": lambda: ended.append("given up")}.get)
+    monkeypatch.setattr(supernode, "_end_with", lambda _: None)
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(sys, "argv", ["supernode", "0.5", "5"])
     for module, name in [
@@ -25,3 +26,13 @@ def test_a_supernode_that_gives_up_ends(monkeypatch):
     supernode.main()
     assert fleet_http_connection.make_simple_http_retry_invoker is not flowers
     assert ended == ["given up", supernode.GAVE_UP]
+
+
+def test_a_supernode_ends_with_its_parent(monkeypatch):
+    """Without its executor it would take messages that no client works on."""
+    parents, signals = [7, 7, 1], []
+    monkeypatch.setattr(os, "getppid", lambda: parents.pop(0))
+    monkeypatch.setattr(supernode.time, "sleep", lambda _: None)
+    monkeypatch.setattr(signal, "raise_signal", signals.append)
+    supernode._end_with(7)
+    assert (parents, signals) == ([], [signal.SIGINT])

@@ -26,8 +26,8 @@ from flwr.supernode.runtime import run_clientapp as clientapp
 from cloister.client.app import app
 from cloister.client.policy import CHECKED_BUNDLE, Policy
 from cloister.core.errors import ConfigError, FederationError, PolicyError
-from cloister.core.identity import assume_run
 from cloister.deploy.warm import executor, node
+from cloister.flower.messages import assume_run
 
 BUNDLE = b"an app bundle"
 DIGEST = hashlib.sha256(BUNDLE).hexdigest()
@@ -150,7 +150,7 @@ def test_with_another_flower_a_node_that_pins_bundles_does_not_start(monkeypatch
     policy.write_text(f'mechanisms = []\ntasks = ["digits"]\nallowed-fabs = ["{DIGEST}"]\n')
     monkeypatch.setattr(executor.flwr, "__version__", "1.99.0")
     monkeypatch.setattr(node.os, "execvp", lambda *_: pytest.fail("it started"))
-    with pytest.raises(PolicyError, match=r"allowed-fabs cannot be enforced with this flwr, only with 1\.41\.0"):
+    with pytest.raises(PolicyError, match=r"allowed-fabs cannot be enforced with this flwr, only with 1\.41 or 1\.42"):
         node.run_node(["--insecure", "--node-config", f'policy="{policy}"'])
 
 

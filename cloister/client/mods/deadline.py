@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from flwr.app import Context, Message
-from flwr.clientapp.typing import ClientAppCallable
 
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE
 from cloister.core.errors import FederationError, NodeConfigError, PolicyError
+from cloister.flower.messages import CallNext
 
 HARD_SECONDS = 10.0
 """How long after its deadline a process that did not let itself be interrupted is ended."""
@@ -30,7 +30,7 @@ class _TimeIsOver(BaseException):
     """No `Exception`: what contains those, down to a single example, must not take the deadline for one."""
 
 
-def within_deadline(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def within_deadline(message: Message, context: Context, call_next: CallNext) -> Message:
     """Give up when the message's time to live is over, counted from now: clocks of two machines may differ.
 
     Python code is interrupted. A process that hangs elsewhere is ended a little later; its SuperNode notices within a
@@ -55,7 +55,7 @@ def within_deadline(message: Message, context: Context, call_next: ClientAppCall
         raise FederationError(f"this client gave up after {seconds:g} s: the server waits no longer") from None
 
 
-def no_sooner_than(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def no_sooner_than(message: Message, context: Context, call_next: CallNext) -> Message:
     """Hold the answer to any message back for `min-reply-seconds` of the node's policy, errors included.
 
     How long training takes tells how much there is to train on, and whether a refusal came before or after it; so does

@@ -4,17 +4,16 @@ import logging
 from logging import ERROR, WARNING
 
 from flwr.app import Context, Error, Message
-from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.constant import ErrorCode
 
 from cloister.core.crash import trace_without_values
 from cloister.core.errors import BudgetExhausted, CloisterError, DataError, NodeConfigError
 from cloister.core.text import clean
+from cloister.flower.messages import CallNext, ErrorCode
 
 logger = logging.getLogger("cloister.client")
 
 
-def contain_errors(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def contain_errors(message: Message, context: Context, call_next: CallNext) -> Message:
     """Answer an exception with an error reply that carries no data.
 
     What we say of keys, names and budgets is passed on. What is said of data names files and counts rows, what is said

@@ -1,18 +1,16 @@
 """Open a packed message, and pack the reply to it."""
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message import make_message
-from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.constant import ErrorCode
 
 from cloister.core.errors import FederationError
 from cloister.core.packing import PACKED, is_packed, opened, packed
+from cloister.flower.messages import CallNext, ErrorCode, make_message
 
 MAX_RECORDS = 2**26
 """Bytes of the settings that a server may send: those of a secure aggregation grow with its members."""
 
 
-def open_and_pack(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def open_and_pack(message: Message, context: Context, call_next: CallNext) -> Message:
     """Answer a packed message with one packed value: arrays, metrics, or the text of an error.
 
     A message that is not packed, from a server that packs none, is answered in the same way.

@@ -1,9 +1,7 @@
 """Flower's SuperLink as an application, with our functions in front of its own."""
 
-from flwr.superlink import extensions
-from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-from flwr.superlink.config_loader import SuperLinkLifespanConfig
-from flwr.superlink.main import create_app
+from typing import Any
+
 from starlette.types import ASGIApp
 
 from cloister.deploy.superlink.cleanup import DeletesExpired
@@ -13,9 +11,10 @@ from cloister.deploy.superlink.node_keys import NodeKeys
 from cloister.deploy.superlink.revoked import RevokedKeys
 from cloister.deploy.superlink.runs import RunningRuns
 from cloister.deploy.superlink.shortcut import Shortcut
+from cloister.flower.superlink import SuperLinkLifespan, create_app, extensions
 
 
-def closed_app(config: SuperLinkLifespanConfig) -> ASGIApp:
+def closed_app(config: Any) -> ASGIApp:
     """Return Flower's SuperLink as an ASGI application. There is one in a process.
 
     Args:

@@ -7,18 +7,12 @@ that has expired Flower forgets everything but the objects.
 
 from datetime import UTC, datetime
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesResponse
-from flwr.proto.task_pb2 import Task
-from flwr.server.superlink.linkstate import LinkState
-from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
-from flwr.supercore.utils import uint64_to_int64
-from flwr.superlink.servicer.runtime import runtime_handlers
 from sqlalchemy import delete, select
 
 from cloister.deploy.superlink.in_front import InFront
+from cloister.flower.superlink import MessageIns, MessageRes, SqlLinkState, in_database, runtime_handlers
 
 
 class DeletesExpired(InFront):
@@ -27,14 +21,13 @@ class DeletesExpired(InFront):
     handlers: ClassVar[ModuleType] = runtime_handlers
     names = ("push_messages",)
 
-    def push_messages(self, request: PushAppMessagesRequest, state: LinkState, task: Task) -> PushAppMessagesResponse:
+    def push_messages(self, request: object, state: object, task: Any) -> object:
         """Delete the run's expired messages, then announce new ones."""
         delete_expired(state, task.run_id)
-        answer: PushAppMessagesResponse = self.inner["push_messages"](request, state, task)
-        return answer
+        return self.inner["push_messages"](request, state, task)
 
 
-def delete_expired(state: LinkState, run: int) -> None:
+def delete_expired(state: object, run: int) -> None:
     """Delete the messages of a run that have expired, the replies to them, and the objects of all of these.
 
     Args:
@@ -44,7 +37,7 @@ def delete_expired(state: LinkState, run: int) -> None:
     if not isinstance(state, SqlLinkState):
         return
     over = select(MessageIns.message_id).where(
-        MessageIns.run_id == uint64_to_int64(run),
+        MessageIns.run_id == in_database(run),
         MessageIns.created_at + MessageIns.ttl <= datetime.now(UTC).timestamp(),
     )
     with state.session() as session:

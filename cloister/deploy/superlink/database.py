@@ -11,9 +11,10 @@ from threading import Event, Thread
 from typing import Any
 
 from fastapi import HTTPException
-from flwr.supercore import log, sql_mixin
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, SQLITE_PRAGMAS
 from sqlalchemy.exc import OperationalError
+
+from cloister.flower import log
+from cloister.flower.superlink import FLWR_IN_MEMORY_DB_NAME, sql_mixin
 
 BUSY_SECONDS = 30.0
 """For which a transaction waits for others; Flower's own 5 s were too few for 50 nodes on a loaded machine."""
@@ -44,8 +45,9 @@ def file_of(name: str) -> Path | None:
 def set_up(max_bytes: int) -> None:
     """Have Flower open its databases with our waiting time and limit, and call a busy one a passing trouble."""
     ours = {"busy_timeout": str(int(1000 * BUSY_SECONDS)), "max_page_count": str(max(max_bytes // PAGE, 1))}
-    kept = tuple((name, value) for name, value in SQLITE_PRAGMAS if name not in ours)
-    vars(sql_mixin)["SQLITE_PRAGMAS"] = (*ours.items(), *kept)
+    names = vars(sql_mixin)
+    kept = tuple((name, value) for name, value in names["SQLITE_PRAGMAS"] if name not in ours)
+    names["SQLITE_PRAGMAS"] = (*ours.items(), *kept)
     mixin: Any = sql_mixin.SqlMixin
     if not hasattr(mixin.session, "plain"):
         mixin.session = patient(mixin.session)

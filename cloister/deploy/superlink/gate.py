@@ -9,28 +9,21 @@ The names of others' objects are kept from a node by packing (`cloister/core/pac
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from logging import WARNING
 from types import ModuleType
 from typing import Any, ClassVar
 
 from fastapi import HTTPException
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto.fleet_pb2 import PullMessagesResponse
-from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, ObjectTree, PullObjectResponse
-from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-from flwr.supercore import log
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.state.schema.linkstate_models import MessageIns
-from flwr.supercore.state.schema.objectstore_models import StoredObject
-from flwr.supercore.utils import uint64_to_int64
-from flwr.superlink.servicer.runtime import runtime_handlers
 from sqlalchemy import select, update
 
 from cloister.core.files import DAY
 from cloister.core.wire import GATE
 from cloister.deploy.superlink.in_front import InFront
+from cloister.flower import log
+from cloister.flower.messages import SUPERLINK_NODE_ID, message_pb2, names_in
+from cloister.flower.superlink import MessageIns, SqlLinkState, StoredObject, fleet_pb2, in_database, runtime_handlers
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
 """What Flower adds up over all nodes of a run."""
@@ -57,14 +50,14 @@ class Gate(InFront):
         self.given: dict[int, tuple[str, frozenset[str]]] = {}
         self.sent: Counter[int] = Counter()
 
-    def get_run(self, request: Any, **others: Any) -> Any:
+    def get_run(self, request: Any, **others: Any) -> object:
         """Describe a run, without what its nodes have sent and how long they took."""
         answer = self.inner["get_run"](request=request, **others)
         for name in TOTALS:
             answer.run.ClearField(name)
         return answer
 
-    def pull_messages(self, request: Any, state: Any, store: Any) -> Any:
+    def pull_messages(self, request: Any, state: Any, store: Any) -> object:
         """Give a node its next message, once all of it is there.
 
         A node that is told of a message waits for the rest of it, three minutes if its app was killed meanwhile.
@@ -73,18 +66,18 @@ class Gate(InFront):
         try:
             while (answer := self.inner["pull_messages"](request=request, state=state, store=store)).messages_list:
                 (tree,) = answer.message_object_trees
-                if isinstance(state, SqlLinkState) and not _is_whole(state, _names(tree)):
+                if isinstance(state, SqlLinkState) and not _is_whole(state, names_in(tree)):
                     cut.append(tree.object_id)
                     continue
-                self.given[node] = tree.object_id, frozenset(_names(tree))
+                self.given[node] = tree.object_id, frozenset(names_in(tree))
                 del self.sent[node]
                 break
         finally:
             if cut:
                 _give_again(state, cut)
-        return answer if answer.messages_list else PullMessagesResponse()
+        return answer if answer.messages_list else fleet_pb2.PullMessagesResponse()
 
-    def pull_object(self, request: Any, state: Any) -> Any:
+    def pull_object(self, request: Any, state: Any) -> object:
         """Give a node an object of its own message, until it has begun its reply."""
         node = request.node.node_id
         message, names = self.given.get(node) or self._recalled(node, state)
@@ -94,20 +87,20 @@ class Gate(InFront):
             if message in state.object_store:
                 return answer
         log(WARNING, "refused node %s an object that is not of its own message", node)
-        return PullObjectResponse(object_found=False, object_available=False)
+        return message_pb2.PullObjectResponse(object_found=False, object_available=False)
 
     def _recalled(self, node: int, state: Any) -> tuple[str, frozenset[str]]:
         """Return the message that an earlier SuperLink gave a node last, and the names of its objects."""
         if isinstance(state, SqlLinkState):
-            given = (MessageIns.dst_node_id == uint64_to_int64(node)) & (MessageIns.delivered_at != "")
+            given = (MessageIns.dst_node_id == in_database(node)) & (MessageIns.delivered_at != "")
             with state.session() as session:
                 last = select(MessageIns.message_id).where(given).order_by(MessageIns.delivered_at.desc()).limit(1)
                 message = session.scalar(last)
             if message and message in state.object_store:
-                self.given[node] = message, frozenset(_names(state.object_store.get_object_tree(message)))
+                self.given[node] = message, frozenset(names_in(state.object_store.get_object_tree(message)))
         return self.given.get(node, ("", frozenset()))
 
-    def confirm_message_received(self, request: Any, state: Any, store: Any) -> Any:
+    def confirm_message_received(self, request: Any, state: Any, store: Any) -> object:
         """Keep the message that a node has fetched until the node has begun its reply.
 
         Flower deletes it now, and then the shared model once no message has it. A node that announces the model as a
@@ -118,9 +111,9 @@ class Gate(InFront):
         own, _ = self.given.get(node) or self._recalled(node, state)
         if message != own and message in store:
             log(WARNING, "refused node %s the confirmation of a message that it was not given", node)
-        return ConfirmMessageReceivedResponse()
+        return message_pb2.ConfirmMessageReceivedResponse()
 
-    def push_messages(self, request: Any, state: Any) -> Any:
+    def push_messages(self, request: Any, state: Any) -> object:
         """Begin the one reply of a node to a message.
 
         Raises:
@@ -138,7 +131,7 @@ class Gate(InFront):
             state.object_store.delete(message)  # its node needs it no more
         return answer
 
-    def push_object(self, request: Any, state: Any) -> Any:
+    def push_object(self, request: Any, state: Any) -> object:
         """Store an object of a reply, and say which node sends much."""
         node, before = request.node.node_id, self.sent[request.node.node_id]
         self.sent[node] += len(request.object_content)
@@ -153,10 +146,10 @@ class GateKnown(InFront):
     handlers: ClassVar[ModuleType] = runtime_handlers
     names = ("pull_object",)
 
-    def pull_object(self, request: Any, state: Any, task: Any) -> Any:
+    def pull_object(self, request: Any, state: Any, task: Any) -> object:
         """Give the app an object."""
         if request.object_id == GATE:
-            return PullObjectResponse(object_found=True, object_available=True)
+            return message_pb2.PullObjectResponse(object_found=True, object_available=True)
         return self.inner["pull_object"](request, state, task)
 
 
@@ -175,10 +168,6 @@ def _why_not(request: Any) -> str:
         "its content is not in its objects": bool(message.content.items),
     }
     return "; ".join(why for why, is_wrong in wrong.items() if is_wrong)
-
-
-def _names(tree: ObjectTree) -> Iterator[str]:
-    return (part.object_id for part in iterate_object_tree(tree))
 
 
 def _is_whole(state: Any, names: Iterable[str]) -> bool:

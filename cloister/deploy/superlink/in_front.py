@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar
 
-from flwr.superlink.servicer.fleet import fleet_handlers
+from cloister.flower.superlink import fleet_handlers
 
 
 class InFront:

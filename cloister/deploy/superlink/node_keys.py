@@ -9,9 +9,8 @@ from base64 import b64decode
 from types import ModuleType
 from typing import Any, ClassVar
 
-from flwr.superlink.routers.fleet import node_auth
-
 from cloister.deploy.superlink.in_front import InFront
+from cloister.flower.superlink import node_auth
 
 PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\n([A-Za-z0-9+/=\n]{1,400})-----END PUBLIC KEY-----\n")
 CURVES = {

@@ -7,10 +7,8 @@ script has to tell the one from the other.
 from types import ModuleType
 from typing import Any, ClassVar
 
-from flwr.supercore.error import ApiErrorCode, FlowerError
-from flwr.superlink.servicer.control import control_handlers
-
 from cloister.deploy.superlink.in_front import InFront
+from cloister.flower.superlink import ApiErrorCode, FlowerError, control_handlers
 
 REVOKED = "its node was unregistered"
 """What the answer holds for a key of a node that was sent away; `register.sh` looks for it."""

@@ -1,6 +1,6 @@
 """The process of a SuperLink: its options, its state database, its certificates, and uvicorn.
 
-They are those of flwr 1.41.0: with another version this fails at start, and nothing is served.
+They are those of flwr 1.41 and 1.42: where a name of Flower is not there, this fails at start, and nothing is served.
 """
 
 import sqlite3
@@ -10,10 +10,6 @@ from logging import WARNING
 from pathlib import Path
 
 import uvicorn
-from flwr.supercore import log
-from flwr.supercore.http_logging import get_uvicorn_log_config
-from flwr.supercore.logger import console_handler
-from flwr.superlink.cli.flower_superlink import _parse_superlink_lifespan_config
 
 from cloister.core.errors import ConfigError
 from cloister.deploy import certificates
@@ -21,6 +17,8 @@ from cloister.deploy.credentials import read_digests
 from cloister.deploy.superlink import database
 from cloister.deploy.superlink.app import closed_app
 from cloister.deploy.superlink.operators import OperatorsOnly
+from cloister.flower import log
+from cloister.flower.superlink import console_handler, get_uvicorn_log_config, parse_superlink_options
 
 STOP_SECONDS = 30
 """How long a stop waits for requests that have begun: anybody may send one slowly."""
@@ -40,7 +38,7 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
     """
     digests = read_digests(operators)
     sys.argv = ["flower-superlink", *arguments]
-    config = _parse_superlink_lifespan_config()
+    config = parse_superlink_options()
     if config.insecure:
         raise ConfigError(
             "--insecure would send operators' tokens in the clear. Give --ssl-ca-certfile, --ssl-certfile and "

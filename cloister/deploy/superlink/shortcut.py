@@ -10,17 +10,21 @@ from functools import partial
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from flwr.supercore.constant import TASK_TOKEN_HEADER
-from flwr.supercore.dependencies.runtime import get_runtime_handlers
-from flwr.supercore.dependencies.task import authenticate_task
-from flwr.supercore.dependencies.version import VersionDependency
-from flwr.supercore.error import http_error_translator
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES, ProtobufTranslationMiddleware
-from flwr.superlink.dependencies.linkstate import get_linkstate
-from flwr.superlink.routers.fleet.node_auth import authenticate_node
-from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.types import Receive, Scope, Send
+
+from cloister.flower.superlink import (
+    PROTOBUF_MEDIA_TYPE,
+    PROTOBUF_REQUEST_TYPES,
+    TASK_TOKEN_HEADER,
+    ProtobufTranslationMiddleware,
+    VersionDependency,
+    authenticate_node,
+    authenticate_task,
+    fleet_handlers,
+    get_linkstate,
+    get_runtime_handlers,
+    http_error_translator,
+)
 
 refuse_other_version = VersionDependency(component_name="SuperLink", connection_name="Caller <-> SuperLink Runtime API")
 

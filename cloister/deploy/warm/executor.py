@@ -26,31 +26,23 @@ from typing import Any, NoReturn
 
 import flwr
 import httpx
-from flwr.clientapp.client_app import ClientApp
-from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    AcquireTaskResponse,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-)
-from flwr.supercore import log
-from flwr.supercore.constant import TaskType
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime import run_clientapp as clientapp
+from flwr.clientapp import ClientApp
 
 from cloister.client.policy import CHECKED_BUNDLE, Policy
 from cloister.core.errors import FederationError, PolicyError
 from cloister.deploy.warm.installed import is_installed
+from cloister.flower import TESTED_WITH, log
+from cloister.flower.clientapp import (
+    RuntimeHttpClient,
+    RuntimeVersionHttpInterceptor,
+    ShowsToken,
+    SubStatus,
+    SuperExecAuthHttpInterceptor,
+    TaskType,
+    runtime_pb2,
+)
+from cloister.flower.clientapp import run_clientapp as clientapp
 
-TESTED_WITH = "1.41.0"
-"""The flwr whose internals this package relies on; with any other, clients start cold."""
 POLL_SECONDS = 0.2
 LEAVE_SECONDS = 5.0
 """For children to end after they were asked to."""
@@ -91,9 +83,7 @@ class Link:
 
     def client_of_task(self, token: str) -> RuntimeHttpClient:
         """A client that may speak for a task it was given."""
-        return self._connected(
-            [RuntimeVersionHttpInterceptor(component_name="SuperExec"), RuntimeTokenHttpInterceptor(token)]
-        )
+        return self._connected([RuntimeVersionHttpInterceptor(component_name="SuperExec"), ShowsToken(token)])
 
     def _connected(self, interceptors: list[Any]) -> RuntimeHttpClient:
         return RuntimeHttpClient.from_server_address(
@@ -191,7 +181,7 @@ class Executor:
             runtime_dependency_install=False,
         )
 
-    def _asked(self, client: RuntimeHttpClient) -> AcquireTaskResponse | None:
+    def _asked(self, client: RuntimeHttpClient) -> runtime_pb2.AcquireTaskResponse | None:
         """A task to run; None if there is none, or if the SuperNode cannot be reached now, which is said once."""
         try:
             answer = _next_task(client)
@@ -209,10 +199,10 @@ class Executor:
         """Answer a task of another kind with an error: left alone, it would keep all later messages waiting."""
         log(ERROR, "refused a task that is none of a client: a warm node runs no agents")
         with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
-            client.PullTaskInput(PullTaskInputRequest())
-            client.PullMessages(PullAppMessagesRequest())
+            client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
+            client.PullMessages(runtime_pb2.PullAppMessagesRequest())
             details = "this node runs clients only"
-            client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
+            client.PushTaskOutput(runtime_pb2.PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
 
     def _give_up(self, token: str) -> None:
         """Take the message of a task whose child has died, if it had not: Flower answers only for one that was taken.
@@ -221,8 +211,8 @@ class Executor:
         """
         with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
             with suppress(httpx.HTTPStatusError):  # as from a task that had begun
-                client.PullTaskInput(PullTaskInputRequest())
-            client.PullMessages(PullAppMessagesRequest())
+                client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
+            client.PullMessages(runtime_pb2.PullAppMessagesRequest())
 
     def _reap(self) -> list[str]:
         """Forget the children that have ended, and tell the tasks of those that failed."""
@@ -252,18 +242,19 @@ class Executor:
 
 
 def is_tested() -> bool:
-    """Whether this is the flwr whose internals are known; if not, it is said in the log."""
-    if flwr.__version__ == TESTED_WITH:
+    """Return whether clients can start warm with this release of Flower, and log it if not."""
+    if flwr.__version__.rpartition(".")[0] in TESTED_WITH:
         return True
-    log(WARNING, "warm clients were tested with flwr %s, this is %s: clients start cold", TESTED_WITH, flwr.__version__)
+    tested = " and ".join(TESTED_WITH)
+    log(WARNING, "warm clients were tested with flwr %s, this is %s: clients start cold", tested, flwr.__version__)
     return False
 
 
-def _next_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
+def _next_task(client: RuntimeHttpClient) -> runtime_pb2.AcquireTaskResponse | None:
     """A task and its token; None if there is none, or if the SuperNode has troubles of its own."""
     kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
     try:
-        answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
+        answer = client.AcquireTask(runtime_pb2.AcquireTaskRequest(supported_task_types=kinds))
     except httpx.HTTPStatusError as error:
         if error.response.is_server_error:
             return None

@@ -10,11 +10,9 @@ import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
-from flwr.cli.flower_config import read_superlink_connection
-from flwr.supercore.address import parse_address
-
 from cloister.core.files import DAY
 from cloister.deploy.certificates import EXPIRY_WARNING_DAYS
+from cloister.flower.control import read_superlink_connection
 
 FASTEST = 4.0
 """Seconds by which a node's clock may be fast: Flower's 5, less what the comparison is wrong by."""
@@ -71,13 +69,11 @@ def meet(superlink: str, root_certificates: str | None, insecure: bool) -> Meeti
     Returns:
         None if it cannot be reached now, or is not to be trusted: the SuperNode says that better.
     """
-    address = parse_address(superlink)
-    if address is None:
-        return None
-    host, port, _ = address
+    host, _, port = superlink.rpartition(":")
     try:
-        return _asked(host, port, None if insecure else ssl.create_default_context(cafile=root_certificates))
-    except (OSError, http.client.HTTPException, ValueError):
+        context = None if insecure else ssl.create_default_context(cafile=root_certificates)
+        return _asked(host.strip("[]"), int(port), context)
+    except (OSError, OverflowError, http.client.HTTPException, ValueError):
         return None
 
 

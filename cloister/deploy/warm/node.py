@@ -9,21 +9,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from logging import INFO, WARNING
 
-from flwr.common.config import parse_config_args
-from flwr.supercore import log
-from flwr.supercore.auth import load_superexec_auth_secret
-from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
-
 from cloister.client.attempts_folder import FolderStore
 from cloister.client.node import NodeConfig, node_of
 from cloister.client.policy import policy_of
 from cloister.config.settings import read_options
 from cloister.core.errors import ConfigError, FederationError, PolicyError
 from cloister.core.files import expanded
-from cloister.deploy.warm.executor import TESTED_WITH, Executor, Link, is_tested, warm_up
+from cloister.deploy.warm.executor import Executor, Link, is_tested, warm_up
 from cloister.deploy.warm.installed import sources
 from cloister.deploy.warm.meeting import Meeting, meet
 from cloister.deploy.warm.supernode import GAVE_UP, SIGNALLED
+from cloister.flower import TESTED_WITH, log
+from cloister.flower.supernode import parse_config_args, parser_of_supernode
 
 SUPERNODE = "flower-supernode"
 
@@ -59,7 +56,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
     _look_at_superlink(ours)
     if not is_tested():
         if policy is not None and policy.allowed_fabs:
-            raise PolicyError(f"allowed-fabs cannot be enforced with this flwr, only with {TESTED_WITH}")
+            raise PolicyError(f"allowed-fabs cannot be enforced with this flwr, only with {' or '.join(TESTED_WITH)}")
         # In place of this process: a signal to it is then one to the SuperNode.
         os.execvp(SUPERNODE, [SUPERNODE, *options])
     _clear_secrets(node)
@@ -164,7 +161,7 @@ def _met(ours: argparse.Namespace) -> Meeting | None:
 
 def _read(options: Sequence[str]) -> argparse.Namespace:
     """The options as `flower-supernode` itself reads them: abbreviated, repeated and deprecated ones too."""
-    parser: argparse.ArgumentParser = _parse_args_run_supernode()
+    parser: argparse.ArgumentParser = parser_of_supernode()
     parser.prog = "cloister warm-node"
     parser.usage = "cloister warm-node [OPTIONS]; --help lists them"
     parser.set_defaults(isolation="")
@@ -178,9 +175,8 @@ def _read(options: Sequence[str]) -> argparse.Namespace:
 
 def _link(ours: argparse.Namespace) -> Link:
     host = "127.0.0.1" if ours.host in ("0.0.0.0", "") else "[::1]" if ours.host == "::" else ours.host
-    secret = None
-    if ours.superexec_auth_secret_file:
-        secret = load_superexec_auth_secret(secret_file=ours.superexec_auth_secret_file)
+    file = ours.superexec_auth_secret_file
+    secret = expanded(file).read_bytes() if file else None
     return Link(f"{host}:{ours.port}", str(expanded(ours.ssl_ca_certfile)) if ours.ssl_certfile else "", secret)
 
 

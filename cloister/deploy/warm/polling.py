@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from flwr.supernode import start_client_internal
+from cloister.flower.supernode import start_client_internal
 
 SHARE = 0.1
 """Of the time that a node has waited already, how much longer it may take to notice a message."""

@@ -1,15 +1,16 @@
 """`flower-supernode` that looks for messages when some are likely, and outlives cuts; Flower's own does neither."""
 
 import os
+import signal
 import sys
+import time
+from threading import Thread
 
-from flwr.supercore.app_utils import start_parent_process_monitor
-from flwr.supernode import fleet_http_connection
-from flwr.supernode.cli import flower_supernode
-
-from cloister.deploy import handshakes
 from cloister.deploy.warm.polling import Polling
+from cloister.flower import command, handshakes
+from cloister.flower.supernode import fleet_http_connection
 
+LOOK_SECONDS = 0.2
 GAVE_UP = 3
 """Exit status of a SuperNode that has ended by itself, after an error of a message."""
 SIGNALLED = 0
@@ -23,11 +24,18 @@ def main() -> None:
     Polling(fastest, slowest).install()
     handshakes.install(fleet_http_connection)
     # Without its executor a SuperNode would take messages that nobody works on.
-    start_parent_process_monitor(os.getppid())
-    flower_supernode()
+    Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    command("flower-supernode")()
     # It returns after an error, which it has logged. Its threads would keep a process that does nothing any more.
     sys.stdout.flush()
     os._exit(GAVE_UP)
+
+
+def _end_with(parent: int) -> None:
+    """End this process as by a signal when its parent has ended."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    signal.raise_signal(signal.SIGINT)
 
 
 if __name__ == "__main__":

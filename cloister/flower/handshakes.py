@@ -7,9 +7,9 @@ bundle.
 
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import httpx
-from flwr.supercore.retry import RetryInvoker
 
 CUT = "UNEXPECTED_EOF"
 """What OpenSSL says where a connection is cut during the handshake."""
@@ -17,14 +17,14 @@ MAKER = "make_simple_http_retry_invoker"
 """Flower's name for what makes one, in each module that does."""
 
 
-def retrying(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
+def retrying(make: Callable[[], Any]) -> Callable[[], Any]:
     """Flower's maker of what tries again, which does so after handshakes that were cut, or took too long, too.
 
     Args:
         make: Flower's.
     """
 
-    def made() -> RetryInvoker:
+    def made() -> Any:
         invoker = make()
         gives_up = invoker.should_giveup
         invoker.should_giveup = lambda error: not _is_cut(error) and gives_up is not None and gives_up(error)

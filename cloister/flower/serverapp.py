@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +45,20 @@ def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], Any]) -> Pull:
 
 def _resume_from(folder: Path) -> None:
     """Have Flower's app take its input from the folder, once it is there. Only this process sees the change."""
-    from flwr.proto.runtime_pb2 import PullTaskInputResponse
-    from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
+    # The client with which an app pulls its input.
+    from flwr.proto import runtime_pb2
+    from flwr.supercore.runtime import RuntimeHttpClient
 
     client: Any = RuntimeHttpClient
-    client.PullTaskInput = resumable(client.PullTaskInput, folder, PullTaskInputResponse.FromString)
+    client.PullTaskInput = resumable(client.PullTaskInput, folder, runtime_pb2.PullTaskInputResponse.FromString)
 
 
 if __name__ == "__main__":
-    from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
+    # The module that connects to the SuperLink.
     from flwr.superlink.grid import http_grid
 
     runpy.run_path(str(Path(__file__).with_name("handshakes.py")))["install"](http_grid)
     if task := os.environ.get("CLOISTER_TASK"):
         _resume_from(Path(task))
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", sys.stdin.readline().strip()]
-    flwr_serverapp()
+    distribution("flwr").entry_points.select(group="console_scripts")["flwr-serverapp"].load()()
