@@ -13,9 +13,7 @@ from open_link import SuperLink, nodes_of
 
 from cloister.deploy.superlink.cleanup import DeletesExpired
 from cloister.deploy.superlink.gate import Gate, GateKnown
-from cloister.deploy.superlink.node_keys import NodeKeys
-from cloister.deploy.superlink.revoked import RevokedKeys
-from cloister.deploy.superlink.runs import RunningRuns
+from cloister.deploy.superlink.in_front import NodeKeys, RevokedKeys, RunningRuns
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from cloister.core.errors import ConfigError
 from cloister.deploy.certificates import addresses_of
 from cloister.deploy.federation import read_federation
 from cloister.deploy.kits import provision
-from cloister.deploy.superlink.revoked import REVOKED
+from cloister.deploy.superlink.in_front import REVOKED
 
 
 @pytest.fixture

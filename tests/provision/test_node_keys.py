@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.routers.fleet import node_auth
 
-from cloister.deploy.superlink.node_keys import NodeKeys
+from cloister.deploy.superlink.in_front import NodeKeys
 
 
 def pem(key):

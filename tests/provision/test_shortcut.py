@@ -32,7 +32,7 @@ from starlette.testclient import TestClient
 
 from cloister.deploy.superlink import app as app_module
 from cloister.deploy.superlink.app import closed_app
-from cloister.deploy.superlink.shortcut import OFTEN, Shortcut
+from cloister.flower.shortcut import OFTEN, Shortcut
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 

@@ -33,8 +33,7 @@ from cloister.deploy import certificates
 from cloister.deploy.superlink import database
 from cloister.deploy.superlink import serve as serve_module
 from cloister.deploy.superlink.app import closed_app
-from cloister.deploy.superlink.revoked import RevokedKeys
-from cloister.deploy.superlink.runs import SECONDS, RunningRuns
+from cloister.deploy.superlink.in_front import SECONDS, RevokedKeys, RunningRuns
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 

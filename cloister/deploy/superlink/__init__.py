@@ -4,7 +4,6 @@
     → Flower's functions → state database
 
 serve, app, operators                  the process; what is in front of what; who may start runs
-in_front, gate, cleanup, runs, revoked, node_keys
-                                       methods in the place of Flower's functions, which they call
+in_front, gate, cleanup                methods in the place of Flower's functions, which they call
 database                               the state: patient, bounded
 """

@@ -6,11 +6,8 @@ from starlette.types import ASGIApp
 
 from cloister.deploy.superlink.cleanup import DeletesExpired
 from cloister.deploy.superlink.gate import Gate, GateKnown
-from cloister.deploy.superlink.in_front import InFront
-from cloister.deploy.superlink.node_keys import NodeKeys
-from cloister.deploy.superlink.revoked import RevokedKeys
-from cloister.deploy.superlink.runs import RunningRuns
-from cloister.deploy.superlink.shortcut import Shortcut
+from cloister.deploy.superlink.in_front import InFront, NodeKeys, RevokedKeys, RunningRuns
+from cloister.flower.shortcut import Shortcut
 from cloister.flower.superlink import SuperLinkLifespan, create_app, extensions
 
 
