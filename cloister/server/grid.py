@@ -12,6 +12,7 @@ error of that node, and nothing else. Who replied is known from the message that
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from httpx import HTTPStatusError
 from cloister.core.errors import FederationError
 from cloister.core.packing import PACKED, SHARED, Value, is_packed, opened, packed
 from cloister.core.wire import GATE
+from cloister.flower.grid import OBJECT_PUSH_SESSION_TTL_SECONDS, ObjectPushError
 from cloister.flower.http_grid import HttpGrid, inflate_object_from_contents, runtime_pb2
 from cloister.flower.messages import SUPERLINK_NODE_ID, ErrorCode, make_message, message_pb2, names_in
 from cloister.server.reply_size import MAX_METRICS, MAXIMUM, MaximumSize
@@ -39,6 +41,8 @@ MAX_PARTS = 20_000
 MAX_FAILURES = 3
 """Looks for one reply at which the SuperLink may fail: Flower's fails at each where what a node announced is no
 number."""
+SAFE_TO_ANNOUNCE_AGAIN = OBJECT_PUSH_SESSION_TTL_SECONDS / 2
+"""Seconds after the first announcement in which the SuperLink still knows the messages: half of Flower's limit."""
 
 logger = logging.getLogger("cloister.server")
 
@@ -98,7 +102,6 @@ class PackedGrid(HttpGrid):
     maximum: MaximumSize
     transport: Transport
     _asked: dict[str, _Asked]
-    _packings: dict[int, tuple[Message, Message]]
     _packs: set[int]
     _plain: set[int]
 
@@ -113,7 +116,7 @@ class PackedGrid(HttpGrid):
         made = cls.__new__(cls)
         made.__dict__ = grid.__dict__
         made.maximum, made.transport = maximum, Transport(packed=True, gated=made._is_gated())
-        made._asked, made._packings, made._packs, made._plain = {}, {}, set(), set()
+        made._asked, made._packs, made._plain = {}, set(), set()
         return made
 
     def _is_gated(self) -> bool:
@@ -122,20 +125,51 @@ class PackedGrid(HttpGrid):
         return bool(self._runtime_client.PullObject(asked).object_found)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages. Where that failed, the same messages sent again are the same to the SuperLink."""
+        """Send messages; return the id of each, or nothing for one that the SuperLink does not take.
+
+        Raises:
+            HTTPStatusError: the SuperLink does not take the announcement of any.
+            ObjectPushError: it declines a part of each message, or does so for too long.
+        """
         messages = list(messages)
-        before, self._packings = self._packings, {}
         shared: dict[tuple[object, ...], Value] = {}
-        for message in messages:
-            self._packings[id(message)] = before.get(id(message)) or (message, self._sendable(message, shared))
-        ids = list(super().push_messages([self._packings[id(message)][1] for message in messages]))
-        self._packings = {}
+        ids = self._sent([self._sendable(message, shared) for message in messages])
         self._asked = {
             found: _Asked(message, found, message.metadata.dst_node_id not in self._plain)
             for found, message in zip(ids, messages, strict=False)
             if found
         }
         return ids
+
+    def _sent(self, messages: list[Message]) -> list[str]:
+        """Send packed messages at once; where a part is declined, announce each again by itself.
+
+        A SuperLink declines a part that it had stored when it was killed, and of which it did not say so; and one of a
+        message that its node has confirmed by then. Announced again, a message is the same to it.
+        """
+        begun = time.monotonic()
+        try:
+            return list(super().push_messages(messages))
+        except ObjectPushError:
+            logger.log(WARNING, "the SuperLink declined a part of a message; each message is announced again")
+            ids = []
+            for message in messages:
+                # Later it may have given messages up, and would take them for new: a node may have a whole one.
+                if time.monotonic() - begun > SAFE_TO_ANNOUNCE_AGAIN:
+                    raise
+                ids.append(self._sent_again(message))
+            if not any(ids):
+                raise
+            return ids
+
+    def _sent_again(self, message: Message) -> str:
+        """Announce a message again; return its id, or nothing where the SuperLink does not take all of it."""
+        try:
+            return next(iter(super().push_messages([message])), "")
+        except (ObjectPushError, HTTPStatusError) as error:
+            node, kind = message.metadata.dst_node_id, type(error).__name__
+            logger.log(WARNING, "the message to node %s was not sent: %s", node, kind)
+            return ""
 
     def _sendable(self, message: Message, shared: dict[tuple[object, ...], Value]) -> Message:
         """Return the message that is sent for one: with the same metadata, so that its id is known here too.

@@ -12,7 +12,6 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from httpx import HTTPStatusError
 
-from cloister.flower.grid import OBJECT_PUSH_SESSION_TTL_SECONDS, ObjectPushError
 from cloister.flower.messages import SUPERLINK_NODE_ID, Run
 from cloister.privacy.claims.premises import APART, AUTHENTIC, Contributor
 from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
@@ -28,10 +27,7 @@ GRACE_SECONDS = 5.0
 ANNOUNCING = "/push-messages"
 """How the address of the request ends in which a SuperLink hears of messages, before their parts."""
 RENEWALS = 10
-"""How often messages are sent anew that have expired on their way to the SuperLink, or are announced again."""
-SAFE_TO_ANNOUNCE_AGAIN = OBJECT_PUSH_SESSION_TTL_SECONDS / 2
-"""Seconds after the first announcement in which the SuperLink still knows the messages: half of Flower's limit."""
-
+"""How often messages are sent anew that have expired on their way to the SuperLink."""
 AHEAD = 5.0
 """Seconds that the clock of the SuperLink may be ahead: messages have expired for it, and not yet here."""
 
@@ -103,32 +99,20 @@ class PatientGrid(WatchedGrid):
         self.late.update(asked.values())
 
     def _pushed(self, messages: list[Message]) -> list[str]:
-        """Their ids, once they are sent; what expired while no SuperLink answered is sent anew.
-
-        A SuperLink that is killed when it has stored a part, and before it says so, declines that part when it is sent
-        again. Announced again, the messages are the same to it, and it names the parts that it lacks.
+        """Send messages; those that expired while no SuperLink answered are sent anew. Return their ids.
 
         Raises:
             HTTPStatusError: the SuperLink refuses messages that have not expired, or parts of messages, or has refused
                 too many renewals.
-            ObjectPushError: it declines parts for too long, or too often.
         """
-        begun, accepted = time.monotonic(), False
         for _ in range(RENEWALS):
             try:
                 return list(self._inner.push_messages(messages))
-            except ObjectPushError:
-                accepted = True
-                # Later it may have given the messages up, and would take them for new: a node may have a whole one.
-                if time.monotonic() - begun > SAFE_TO_ANNOUNCE_AGAIN:
-                    raise
-                logger.log(WARNING, "the SuperLink declined a part of a message; the messages are announced again")
             except HTTPStatusError as error:
                 # Its text is that of any error of the SuperLink, so only the messages can tell. Once their parts are on
                 # the way a node may have a whole one: it would train, and release, twice.
-                if accepted or not error.request.url.path.endswith(ANNOUNCING) or not _renewed(messages):
+                if not error.request.url.path.endswith(ANNOUNCING) or not _renewed(messages):
                     raise
-                begun = time.monotonic()  # renewed messages are new to the SuperLink
                 logger.log(WARNING, "messages expired while no SuperLink answered; they are sent anew")
         return list(self._inner.push_messages(messages))
 

@@ -230,10 +230,11 @@ class TestD09TheModelThatAnotherNodeHasNotFetched:
         answer = announced(b, message_to_proto(remove_content_from_message(own)), claimed)
         assert {*answer.objects_to_push} == {*names_of(get_object_tree(own))}
 
-    def test_looks_the_same_after_its_reply(self, grid, a, b):
+    def test_looks_the_same_after_its_reply(self, grid, gate, a, b, monkeypatch):
         sent(grid, [a, b])
         (tree,) = b.next()
         b.announce(reply_of(b, message_of(b, tree)))
+        monkeypatch.setitem(gate.inner, "pull_object", pytest.fail)
         assert not any(b.pull(name).object_found for name in names_of(tree))
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import ObjectTree, PushObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.state.schema.objectstore_models import StoredObject
+from flwr.supercore.utils import uint64_to_int64
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
@@ -27,7 +29,7 @@ from cloister.core.packing import PACKED, PIECE, SHARED, packed
 from cloister.local.grid import LocalGrid
 from cloister.server import grid as module
 from cloister.server.app import _packing
-from cloister.server.grid import MAX_FAILURES, PackedGrid
+from cloister.server.grid import MAX_FAILURES, SAFE_TO_ANNOUNCE_AGAIN, PackedGrid
 from cloister.server.stragglers import PatientGrid, transport_of
 
 
@@ -302,20 +304,58 @@ def test_an_error_of_flowers_from_a_node_that_packs_is_no_reason_to_send_named_a
     assert grid.transport.packed and nodes[0].next() == []
 
 
-def test_messages_that_were_not_taken_are_the_same_when_they_are_sent_again(grid, nodes, monkeypatch):
-    """A node that has its message by then does not train twice."""
-    push, refused = runtime_handlers.push_object, [True]
+class Declining:
+    """The SuperLink's function that stores parts of messages, which declines some."""
 
-    def once_refused(*request):
-        if refused:
-            return type(push(*request))(stored=refused.pop() is None)
-        return push(*request)
+    def __init__(self, monkeypatch, declines, stores=True):
+        self.push, self.declines, self.stores = runtime_handlers.push_object, declines, stores
+        monkeypatch.setattr(runtime_handlers, "push_object", self)
 
-    monkeypatch.setattr(runtime_handlers, "push_object", once_refused)
-    with pytest.raises(ObjectPushError):
-        sent(grid, nodes)
-    messages = [known[0] for known in grid._packings.values()]
-    before = [message.metadata.message_id for message in messages]
-    assert list(grid.push_messages(messages)) == before
-    assert [given(node).metadata.message_id for node in nodes] == before
-    assert all(node.next() == [] for node in nodes)
+    def __call__(self, request, *others):
+        declines = self.declines(request)
+        answer = PushObjectResponse() if declines and not self.stores else self.push(request, *others)
+        answer.stored = answer.stored and not declines
+        return answer
+
+
+class TestDeclinedParts:
+    def test_the_message_is_announced_again_and_is_the_same(self, grid, nodes, monkeypatch, caplog):
+        """Its answer was lost. A node that has its message by then does not train twice."""
+        declined = [True]
+        Declining(monkeypatch, lambda _: declined and declined.pop())
+        messages, ids = sent(grid, nodes)
+        assert ids == [message.metadata.message_id for message in messages] and "announced again" in caplog.text
+        assert [given(node).metadata.message_id for node in nodes] == ids
+        assert all(node.next() == [] for node in nodes)
+
+    def test_of_one_nodes_message_leave_that_node_out(self, grid, nodes, monkeypatch, caplog):
+        """D11: it confirms its message again and again, before all of it is there."""
+        hurried, other = nodes
+        own = set()
+
+        def confirms(request):
+            (row,) = hurried.link.state.query(
+                "SELECT message_id FROM message_ins WHERE dst_node_id = :node", {"node": uint64_to_int64(hurried.id)}
+            ) or [{"message_id": ""}]
+            own.add(row["message_id"])
+            return request.object_id in own
+
+        Declining(monkeypatch, confirms, stores=False)
+        _, ids = sent(grid, nodes)
+        assert ids[0] == "" and f"the message to node {hurried.id} was not sent" in caplog.text
+        answered(other)
+        assert by_node(grid.pull_messages(ids[1:])).keys() == {other.id}
+
+    def test_of_all_messages_are_an_error(self, grid, nodes, monkeypatch):
+        Declining(monkeypatch, lambda _: True, stores=False)
+        with pytest.raises(ObjectPushError):
+            sent(grid, nodes)
+
+    def test_after_a_while_are_an_error(self, grid, nodes, monkeypatch):
+        """The SuperLink may have forgotten the messages, and would give a node one that it has for a new one."""
+        declined = [True]
+        Declining(monkeypatch, lambda _: declined and declined.pop())
+        clock = iter([0.0, SAFE_TO_ANNOUNCE_AGAIN - 1, SAFE_TO_ANNOUNCE_AGAIN + 1])
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        with pytest.raises(ObjectPushError):
+            sent(grid, nodes)

@@ -7,13 +7,12 @@ from itertools import product
 import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from httpx import HTTPStatusError, Request, Response
 from support import content, failures, zeros
 
 from cloister.flower.messages import assume_run
 from cloister.server import stragglers as patience
-from cloister.server.stragglers import GRACE_SECONDS, POLL_SECONDS, RENEWALS, SAFE_TO_ANNOUNCE_AGAIN, PatientGrid
+from cloister.server.stragglers import GRACE_SECONDS, POLL_SECONDS, RENEWALS, PatientGrid
 
 
 def refused(path):
@@ -21,7 +20,6 @@ def refused(path):
 
 
 REFUSED = refused("/v1/runtime/push-messages")
-DECLINED = ObjectPushError("part", 1, "session")
 EXPIRED = 59.5
 """After so many seconds it is Flower that replies, for a node that has let its message expire."""
 
@@ -195,38 +193,9 @@ class TestASuperLinkThatIsAway:
             self.ask(inner)
         assert len(inner.sent) == 1
 
-    def test_parts_that_were_declined_are_asked_for_again(self, caplog):
-        inner = Away([0.0, 0.0], DECLINED)
-        self.ask(inner)
-        assert len(inner.sent) == 3 and len({name for (name,) in inner.sent}) == 1, "no message is a new one"
-        assert caplog.text.count("announced again") == 2
-
-    def test_parts_that_were_declined_after_a_while_are_an_error(self, monkeypatch):
-        clock = iter([0.0, SAFE_TO_ANNOUNCE_AGAIN - 1, SAFE_TO_ANNOUNCE_AGAIN + 1])
-        monkeypatch.setattr(patience.time, "monotonic", lambda: next(clock))
-        inner = Away([0.0] * 50, DECLINED)
-        with pytest.raises(ObjectPushError):
-            self.ask(inner)
-        assert len(inner.sent) == 2
-
-    def test_renewed_messages_have_all_of_that_time_again(self, monkeypatch):
-        clock = iter([0.0, SAFE_TO_ANNOUNCE_AGAIN + 1, 2 * SAFE_TO_ANNOUNCE_AGAIN])
-        monkeypatch.setattr(patience.time, "monotonic", lambda: next(clock, 1e6))
-        inner = Away([0.0, 100.0], iter([REFUSED, DECLINED]))
-        self.ask(inner)
-        assert len(inner.sent) == 3
-
-    def test_messages_whose_parts_were_on_the_way_are_not_renewed(self):
-        """A node may have a whole one."""
-        inner = Away([100.0, 0.0], iter([DECLINED, REFUSED]))
+    def test_nobody_tries_for_ever(self):
+        inner = Away([100.0] * 50)
         with pytest.raises(HTTPStatusError):
-            self.ask(inner)
-        assert len(inner.sent) == 2
-
-    @pytest.mark.parametrize(("seconds", "error"), [(100.0, REFUSED), (0.0, DECLINED)], ids=["expired", "declined"])
-    def test_nobody_tries_for_ever(self, seconds, error):
-        inner = Away([seconds] * 50, error)
-        with pytest.raises(type(error)):
             self.ask(inner)
         assert len(inner.sent) == RENEWALS + 1
 
