@@ -2,8 +2,8 @@
 
 Messages to nodes are packed (`core/packing.py`): the model once for all messages of a round, the rest of each message
 by itself. A node whose app does not know packed messages answers with an error of Flower's: it is asked again with
-named arrays, in this round and from then on. So other frameworks' clients take part, and the run no longer says that
-all of its messages were packed.
+named arrays. After `MAX_REFUSED` such rounds it is sent those at once. So other frameworks' clients take part, and the
+run no longer says that all of its messages were packed.
 
 Flower's own grid asks for many replies at once, waits for the parts of each, and raises whatever a client made go
 wrong: a reply that is half sent, or malformed, costs those of other nodes. Here each message is asked about by itself,
@@ -13,13 +13,14 @@ error of that node, and nothing else. Who replied is known from the message that
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from logging import WARNING
+from threading import Lock
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -38,6 +39,9 @@ AT_ONCE = 4
 """Replies that are fetched together: each may take three times its size in memory."""
 MAX_PARTS = 20_000
 """Objects of a reply: one of named arrays has two for each and more for long ones."""
+MAX_REFUSED = 2
+"""Messages of a node to which it answered with an error while they were packed, and rightly with named arrays. The
+first time it may have been a failure of its own."""
 MAX_FAILURES = 3
 """Looks for one reply at which the SuperLink may fail: Flower's fails at each where what a node announced is no
 number."""
@@ -76,7 +80,7 @@ class _Reply:
 
     Attributes:
         announced: its metadata, as the SuperLink checked them.
-        missing: names of the objects that are to be fetched.
+        missing: names of the objects that are to be fetched, the last one first.
         contents: of the others.
         size: bytes of these together.
     """
@@ -103,7 +107,8 @@ class PackedGrid(HttpGrid):
     transport: Transport
     _asked: dict[str, _Asked]
     _packs: set[int]
-    _plain: set[int]
+    _refused: Counter[int]
+    _lock: Lock
 
     @classmethod
     def over(cls, grid: Grid, maximum: MaximumSize = MAXIMUM) -> "PackedGrid":
@@ -116,7 +121,8 @@ class PackedGrid(HttpGrid):
         made = cls.__new__(cls)
         made.__dict__ = grid.__dict__
         made.maximum, made.transport = maximum, Transport(packed=True, gated=made._is_gated())
-        made._asked, made._packs, made._plain = {}, set(), set()
+        made._asked, made._packs, made._refused = {}, set(), Counter()
+        made._lock = Lock()
         return made
 
     def _is_gated(self) -> bool:
@@ -135,7 +141,7 @@ class PackedGrid(HttpGrid):
         shared: dict[tuple[object, ...], Value] = {}
         ids = self._sent([self._sendable(message, shared) for message in messages])
         self._asked = {
-            found: _Asked(message, found, message.metadata.dst_node_id not in self._plain)
+            found: _Asked(message, found, not self._is_plain(message.metadata.dst_node_id))
             for found, message in zip(ids, messages, strict=False)
             if found
         }
@@ -178,7 +184,7 @@ class PackedGrid(HttpGrid):
             message: as the server made it.
             shared: the packed values of this round, by the records in them; one that is made is added.
         """
-        if message.metadata.dst_node_id in self._plain:
+        if self._is_plain(message.metadata.dst_node_id):
             return message
         models = {name: record for name, record in message.content.items() if isinstance(record, ArrayRecord)}
         own = RecordDict({name: record for name, record in message.content.items() if name not in models})
@@ -189,6 +195,10 @@ class PackedGrid(HttpGrid):
                 shared[key] = packed(RecordDict({**models}))
             content[SHARED] = shared[key]
         return make_message(message.metadata, content)
+
+    def _is_plain(self, node: int) -> bool:
+        """Return whether a node is sent named arrays at once."""
+        return self._refused[node] >= MAX_REFUSED
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Return the replies that are there as a whole, each when it has been read.
@@ -222,6 +232,7 @@ class PackedGrid(HttpGrid):
                 self._ask_plainly(asked)
                 return None
         except HTTPStatusError as error:
+            # What was fetched is kept for the next look: the SuperLink announces a reply once.
             asked.failures += 1
             if asked.failures < MAX_FAILURES:
                 return None
@@ -230,6 +241,7 @@ class PackedGrid(HttpGrid):
             size = asked.reply.size if asked.reply else 0
             logger.log(WARNING, "a reply of node %s does not count, after %d bytes: %s", asked.node, size, error)
             content = _error(str(error))
+        del self._asked[name]
         self._confirm(asked)
         return self._as_reply(name, asked, content)
 
@@ -258,6 +270,7 @@ class PackedGrid(HttpGrid):
             if not answer.object_found:
                 raise Unreadable("its node did not send all of it")
             if not answer.object_available:
+                self._hold(reply)
                 return False
             reply.size += len(answer.object_content)
             if reply.size > self.maximum.total:
@@ -265,11 +278,19 @@ class PackedGrid(HttpGrid):
             reply.contents[reply.missing.pop()] = answer.object_content
         return True
 
+    def _hold(self, reply: _Reply) -> None:
+        """Keep what is there of a half-sent reply, if all such replies together have room.
+
+        They may have `AT_ONCE` times the bytes of one reply. What does not fit is fetched anew, as soon as the object
+        is there that was missing now.
+        """
+        with self._lock:
+            held = sum(asked.reply.size for asked in [*self._asked.values()] if asked.reply)
+            if held > AT_ONCE * self.maximum.total:
+                reply.missing, reply.contents, reply.size = [*reply.contents, *reply.missing], {}, 0
+
     def _read(self, asked: _Asked, reply: _Reply) -> RecordDict | Error:
         """Return what a reply holds. Which node sent it, the message says that was asked about, not the reply.
-
-        A signature of the node over run, node, message id and value is to be checked here, before anything of the
-        reply counts as heard.
 
         Raises:
             Unreadable: it cannot be put together.
@@ -278,16 +299,21 @@ class PackedGrid(HttpGrid):
             self.maximum.require(reply.contents)
             found = inflate_object_from_contents(reply.announced.message_id, reply.contents)
             if not isinstance(found, Message):
-                raise Unreadable("it is no message")
+                raise Unreadable("a reply cannot be put together: it is no message")
+            if reply.announced.src_node_id == SUPERLINK_NODE_ID:
+                if not found.has_error():
+                    raise Unreadable("a reply cannot be put together: it came in the name of the SuperLink")
+                return Error(found.error.code, found.error.reason or "")
             if found.has_error():
                 return Error(found.error.code, found.error.reason or "")
-            if reply.announced.src_node_id == SUPERLINK_NODE_ID:
-                raise Unreadable("it came in the name of the SuperLink")
             if not is_packed(found.content):
                 self._note_plain()
+                self._refused[asked.node] += not asked.is_packed
                 return found.content
             content = opened(found.content, MAX_METRICS)
-        except (Unreadable, FederationError) as error:
+        except Unreadable:
+            raise
+        except FederationError as error:
             raise Unreadable(f"a reply cannot be put together: {error}") from None
         except Exception as error:  # whatever a client can write; without its text, which has what it wrote
             raise Unreadable(f"a reply cannot be put together: {type(error).__name__}") from None
@@ -306,17 +332,22 @@ class PackedGrid(HttpGrid):
         )
 
     def _ask_plainly(self, asked: _Asked) -> None:
-        """Send a node the same message with named arrays."""
+        """Send a node the same message with named arrays.
+
+        Raises:
+            Unreadable: the SuperLink does not take it.
+        """
         self._confirm(asked)
-        logger.log(WARNING, "node %s knows no packed messages: it is sent named arrays", asked.node)
-        self._plain.add(asked.node)
-        self._note_plain()
+        logger.log(WARNING, "node %s has not opened a packed message: it is sent named arrays", asked.node)
         again = make_message(copy(asked.message.metadata), asked.message.content)
-        asked.id = next(iter(super().push_messages([again])), "")
         asked.is_packed, asked.reply = False, None
+        self._note_plain()
+        asked.id = self._sent_again(again)
+        if not asked.id:
+            raise Unreadable("the message with named arrays could not be sent to it")
 
     def _note_plain(self) -> None:
-        self.transport = Transport(packed=False, gated=self.transport.gated)
+        self.transport = replace(self.transport, packed=False)
 
     def _confirm(self, asked: _Asked) -> None:
         """Have the SuperLink delete a reply; one that it keeps costs space alone."""

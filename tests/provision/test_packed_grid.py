@@ -29,7 +29,8 @@ from cloister.core.packing import PACKED, PIECE, SHARED, packed
 from cloister.local.grid import LocalGrid
 from cloister.server import grid as module
 from cloister.server.app import _packing
-from cloister.server.grid import MAX_FAILURES, SAFE_TO_ANNOUNCE_AGAIN, PackedGrid
+from cloister.server.grid import MAX_FAILURES, MAX_REFUSED, SAFE_TO_ANNOUNCE_AGAIN, PackedGrid
+from cloister.server.reply_size import MaximumSize
 from cloister.server.stragglers import PatientGrid, transport_of
 
 
@@ -287,10 +288,105 @@ def test_a_client_that_knows_no_packed_messages_is_sent_named_arrays(grid, nodes
     assert dict(reply.content["metrics"]) == {"num-examples": 3}
     assert not grid.transport.packed
 
+
+def asked_again(grid, node):
+    """Let a node answer a packed message with an error; the id of the message that it is sent with named arrays."""
+    _, ids = sent(grid, [node])
+    Stock(node).answer()
+    assert list(grid.pull_messages(ids)) == []
+    return ids
+
+
+def test_a_client_that_answered_twice_to_named_arrays_alone_is_sent_those_at_once(grid, nodes):
+    stock, ours = nodes
+    for _ in range(MAX_REFUSED):
+        ids = asked_again(grid, stock)
+        Stock(stock).answer()
+        assert len(list(grid.pull_messages(ids))) == 1
     _, ids = sent(grid, nodes)
     assert given(ours).content.keys() == {PACKED, SHARED}
     Stock(stock).answer()
     assert by_node(grid.pull_messages(ids)).keys() == {stock.id}
+
+
+@pytest.mark.parametrize("then_answers", [True, False])
+def test_after_one_failure_a_node_is_sent_packed_messages_again(grid, nodes, then_answers):
+    """Its first answer was an error of Flower's: whether it knows packed messages is not known."""
+    node = nodes[0]
+    ids = asked_again(grid, node)
+    again = given(node)
+    reply = Message(content(TRAINED) if then_answers else Error(ErrorCode.UNKNOWN, "no"), reply_to=again)
+    node.send(labelled(reply, node.id, node.link.run))
+    assert len(list(grid.pull_messages(ids))) == 1
+    _, ids = sent(grid, [node])
+    answered(node)
+    assert [reply.has_content() for reply in grid.pull_messages(ids)] == [True]
+    assert node.id in grid._packs
+
+
+def test_named_arrays_that_the_superlink_declines_cost_their_node_alone(grid, nodes, monkeypatch):
+    _, ids = sent(grid, nodes)
+    Stock(nodes[0]).answer()
+    answered(nodes[1])
+    Declining(monkeypatch, lambda _: True, stores=False)
+    replies = list(grid.pull_messages(ids))
+    assert errors_of(replies) == {nodes[0].id: "the message with named arrays could not be sent to it"}
+    assert by_node(replies)[nodes[1].id].has_content()
+
+
+def test_named_arrays_that_the_superlink_fails_at_are_sent_once(grid, nodes, monkeypatch):
+    """A refused reply that was kept would have them sent at each look."""
+    _, ids = sent(grid, nodes[:1])
+    Stock(nodes[0]).answer()
+    grid._client.requests.clear()
+    monkeypatch.setattr(runtime_handlers, "push_messages", lambda *_: 1 / 0)
+    assert errors_of(grid.pull_messages(ids)).keys() == {nodes[0].id}
+    assert grid._client.requests.count("push_messages") == 1
+
+
+def test_a_reply_that_was_handed_on_is_not_kept(grid, nodes):
+    _, ids = sent(grid, nodes)
+    answered(nodes[0])
+    assert len(list(grid.pull_messages(ids))) == 1
+    assert grid._asked.keys() == {ids[1]}
+
+
+def half_sent(grid, node, message):
+    """Send all objects of a large reply but a piece of its array; the name of that, and what sends it too."""
+    large = content({"w": np.zeros(2 * PIECE + PIECE // 5, np.uint8)})
+    reply = labelled(Message(RecordDict({PACKED: packed(large)}), reply_to=message), node.id, node.link.run)
+    session, last = node.announce(reply).session_id, module._names(get_object_tree(reply))[0]
+    objects = get_all_nested_objects(reply)
+    for name in objects.keys() - {last}:
+        assert node.push(session, name, objects[name].deflate())
+    return last, lambda: node.push(session, last, objects[last].deflate())
+
+
+def held(grid):
+    """The bytes of replies that are kept from one look to the next."""
+    replies = [asked.reply for asked in grid._asked.values() if asked.reply]
+    assert all(reply.size == sum(map(len, reply.contents.values())) for reply in replies)
+    return sum(reply.size for reply in replies)
+
+
+def test_half_sent_replies_have_a_bound_together_and_what_does_not_fit_is_fetched_later(grid, nodes, monkeypatch):
+    grid.maximum.arrays = 4 * PIECE
+    _, ids = sent(grid, nodes)
+    last = dict(half_sent(grid, node, given(node)) for node in nodes)
+    names = module._names
+    monkeypatch.setattr(module, "_names", lambda tree: sorted(names(tree), key=lambda name: name not in last))
+    assert list(grid.pull_messages(ids[:1])) == []
+    one = held(grid)
+    assert one > PIECE
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+    monkeypatch.setattr(MaximumSize, "total", 2 * one - 1)
+    assert list(grid.pull_messages(ids)) == [] and held(grid) == one
+
+    grid._client.requests.clear()
+    assert list(grid.pull_messages(ids)) == [] and held(grid) == one
+    assert grid._client.requests == ["pull_object"] * 2, "none of it is fetched before the missing object is there"
+    assert all(send() for send in last.values())
+    assert by_node(grid.pull_messages(ids)).keys() == {node.id for node in nodes}
 
 
 def test_an_error_of_flowers_from_a_node_that_packs_is_no_reason_to_send_named_arrays(grid, nodes):
