@@ -54,6 +54,26 @@ def signing_key(content: bytes, place: str) -> ed25519.Ed25519PrivateKey:
     return key
 
 
+def node_key(content: bytes, place: str) -> ec.EllipticCurvePrivateKey:
+    """Return the private key in a file by which a SuperNode authenticates.
+
+    Args:
+        content: of the file.
+        place: names it in errors.
+
+    Raises:
+        ConfigError: it holds no EC key in OpenSSH format without a passphrase.
+    """
+    try:
+        key = load_ssh_private_key(content, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # Not chained: the frames of the cause hold the key.
+        raise ConfigError(f"{place} is no private key in OpenSSH format without a passphrase") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{place} must be an EC key: ssh-keygen -t ecdsa -b 384")
+    return key
+
+
 def new_signing_key() -> bytes:
     """Return a new private Ed25519 key, as a file has it."""
     return ed25519.Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())

@@ -7,6 +7,8 @@ given name is there. So a node could ask for the names of values that it guesses
     value = salt ‖ length of the header ‖ header ‖ parts        up to 1 MiB: bytes in one ConfigRecord
     value = salt ‖ AES-256-CTR, keyed by the salt, of the rest  above: one Array
 
+A node that has a key appends its signature of the value (`core/signatures.py`); the field is then named `signed`.
+
 Flower cuts an array into pieces of 5 MiB and names each by its content. So above 1 MiB the salt is the key of a
 keystream: each piece is as random as the salt. The keystream hides nothing from a node that has the salt.
 
@@ -17,17 +19,20 @@ of metrics or settings as Flower deflates it.
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
 from cloister.core.errors import FederationError
+from cloister.core.signatures import SIGNATURE, Sign
 from cloister.flower.messages import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as PIECE
 
 Value = ConfigRecord | ArrayRecord
 PACKED, SHARED = "cloister.packed", "cloister.shared"
 """The records of a packed message: what is its own, and what messages of one round share."""
-VALUE, STYPE = "value", "cloister.packed"
+VALUE, SIGNED, STYPE = "value", "signed", "cloister.packed"
+"""The one field of such a record, without and with a signature behind the value; and the type of an array."""
 SALT = 32
 """Bytes of a salt, and of the shortest piece of an array."""
 MAX_IN_RECORD = 2**20
@@ -37,24 +42,44 @@ MAX_HEADER = 2**20
 KINDS: Mapping[str, type[MetricRecord] | type[ConfigRecord]] = {"metrics": MetricRecord, "config": ConfigRecord}
 
 
-def packed(content: RecordDict | Error) -> Value:
+def packed(content: RecordDict | Error, sign: Sign | None = None) -> Value:
     """Return the content as one salted value.
 
     Guarantee: of two values of one content, no object of the one has the name of an object of the other.
 
     Args:
         content: of a message, or its error.
+        sign: makes the signature that follows the value; None: there is none.
     """
     header, parts = _described(content)
     encoded = json.dumps(header, separators=(",", ":")).encode()
     rest = [len(encoded).to_bytes(4, "big"), encoded, *parts]
-    salt, size = secrets.token_bytes(SALT), SALT + sum(map(len, rest))
+    salt, size = secrets.token_bytes(SALT), SALT + sum(map(len, rest)) + (SIGNATURE if sign else 0)
     if size <= MAX_IN_RECORD:
-        return ConfigRecord({VALUE: b"".join([salt, *rest])})
+        name, data = _with_signature(b"".join([salt, *rest]), sign)
+        return ConfigRecord({name: data})
     if 0 < size % PIECE < SALT:
         rest.append(bytes(SALT - size % PIECE))
-    data = b"".join([salt, *map(_keystream(salt), rest)])
-    return ArrayRecord({VALUE: Array("uint8", (len(data),), STYPE, data)})
+    name, data = _with_signature(b"".join([salt, *map(_keystream(salt), rest)]), sign)
+    return ArrayRecord({name: Array("uint8", (len(data),), STYPE, data)})
+
+
+def _with_signature(value: bytes, sign: Sign | None) -> tuple[str, bytes]:
+    """Return the name of the field of a value, and what is in it."""
+    return (VALUE, value) if sign is None else (SIGNED, value + sign(value))
+
+
+def signed_part(value: object) -> tuple[memoryview, bytes] | None:
+    """Return what a node has signed of a packed value, and its signature; None if it is not signed.
+
+    Args:
+        value: a record of a message, whoever made it.
+
+    Raises:
+        FederationError: it is no value that `packed` makes.
+    """
+    stored = _stored(value)
+    return (stored.value, stored.signature) if stored.signature else None
 
 
 def unpacked(value: object, max_records: int) -> RecordDict | Error:
@@ -68,7 +93,8 @@ def unpacked(value: object, max_records: int) -> RecordDict | Error:
         FederationError: the value is none that `packed` makes, or is too large. Its text holds nothing of the value.
     """
     try:
-        return _read(_Reader(*_stored(value)), max_records)
+        stored = _stored(value)
+        return _read(_Reader(stored.value, stored.is_encrypted), max_records)
     except FederationError:
         raise
     except Exception as error:  # whatever the sender makes a parser raise, without its text
@@ -127,20 +153,35 @@ def _keystream(salt: bytes) -> Callable[[bytes | memoryview], bytes]:
     return update
 
 
-def _stored(value: object) -> tuple[bytes, bool]:
-    """Return the bytes of a value, and whether they are encrypted.
+@dataclass(frozen=True)
+class _Stored:
+    """The field of a record with a packed value.
+
+    Attributes:
+        value: without the signature.
+        is_encrypted: whether the bytes after the salt are.
+        signature: empty: there is none.
+    """
+
+    value: memoryview
+    is_encrypted: bool
+    signature: bytes
+
+
+def _stored(value: object) -> _Stored:
+    """Return the field of a record that holds a packed value.
 
     Raises:
         FederationError: it is no value of ours.
     """
-    if isinstance(value, ConfigRecord) and [*value] == [VALUE]:
-        data: object = value[VALUE]
-        if isinstance(data, bytes) and SALT <= len(data) <= MAX_IN_RECORD:
-            return data, False
-    elif isinstance(value, ArrayRecord) and [*value] == [VALUE]:
-        array = value[VALUE]
-        if array.stype == STYPE and len(array.data) > MAX_IN_RECORD:
-            return array.data, True
+    if isinstance(value, ConfigRecord | ArrayRecord) and [*value] in ([VALUE], [SIGNED]):
+        ((name, field),) = value.items()
+        is_encrypted = isinstance(field, Array) and field.stype == STYPE
+        data = field.data if isinstance(field, Array) and is_encrypted else field
+        size = SIGNATURE if name == SIGNED else 0
+        if isinstance(data, bytes) and len(data) >= SALT + size and is_encrypted == (len(data) > MAX_IN_RECORD):
+            end = len(data) - size
+            return _Stored(memoryview(data)[:end], is_encrypted, data[end:])
     raise FederationError("a packed message holds another value than one")
 
 
@@ -152,9 +193,9 @@ class _Reader:
         is_encrypted: whether they are.
     """
 
-    def __init__(self, data: bytes, is_encrypted: bool) -> None:
-        self._rest = memoryview(data)[SALT:]
-        self._decrypt: Callable[[bytes | memoryview], bytes] = _keystream(data[:SALT]) if is_encrypted else bytes
+    def __init__(self, data: memoryview, is_encrypted: bool) -> None:
+        self._rest = data[SALT:]
+        self._decrypt: Callable[[bytes | memoryview], bytes] = _keystream(bytes(data[:SALT])) if is_encrypted else bytes
 
     def take(self, size: int) -> bytes:
         """Return the next bytes.

@@ -20,13 +20,13 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
-    load_ssh_private_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cloister.core.errors import ConfigError
 from cloister.core.files import DAY
+from cloister.core.keys import node_key
 
 EXPIRY_WARNING_DAYS = 30
 """Days before the end of a certificate from which warnings name it."""
@@ -55,12 +55,7 @@ def public_half(private: bytes, name: str) -> bytes:
     Raises:
         ConfigError: it is no EC key in OpenSSH format without a passphrase.
     """
-    try:
-        key = load_ssh_private_key(private, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ConfigError(f"{name} is no private key in OpenSSH format") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{name} must be an EC key: ssh-keygen -t ecdsa -b 384")
+    key = node_key(private, name)
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
 
 

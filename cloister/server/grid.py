@@ -5,6 +5,12 @@ by itself. A node whose app does not know packed messages answers with an error 
 named arrays. After `MAX_REFUSED` such rounds it is sent those at once. So other frameworks' clients take part, and the
 run no longer says that all of its messages were packed.
 
+A node whose app has its key signs its packed replies (`core/signatures.py`). The server checks each signature by the
+key that the SuperLink lists for the node that was asked, before anything of the reply counts as heard. From the first
+signed reply of a node on, an unsigned one in its name is refused. An unsigned error then says that this node failed,
+and nothing else. A node that has signed nothing counts, and the run no longer says that all of its replies were signed:
+for a node without authentication the SuperLink lists a key that its app cannot read.
+
 Flower's own grid asks for many replies at once, waits for the parts of each, and raises whatever a client made go
 wrong: a reply that is half sent, or malformed, costs those of other nodes. Here each message is asked about by itself,
 some at a time. What a node did not send yet is asked for at the next look. What is too large or cannot be read is an
@@ -21,13 +27,15 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from logging import WARNING
 from threading import Lock
+from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from httpx import HTTPStatusError
 
 from cloister.core.errors import FederationError
-from cloister.core.packing import PACKED, SHARED, Value, is_packed, opened, packed
+from cloister.core.packing import PACKED, SHARED, Value, is_packed, opened, packed, signed_part
+from cloister.core.signatures import Answered
 from cloister.core.wire import GATE
 from cloister.flower.grid import OBJECT_PUSH_SESSION_TTL_SECONDS, ObjectPushError
 from cloister.flower.http_grid import HttpGrid, inflate_object_from_contents, runtime_pb2
@@ -59,6 +67,7 @@ class _Asked:
         message: as the server made it.
         id: of what was sent last for it.
         is_packed: whether that was packed.
+        is_signed: whether its reply is signed by the node.
         failures: looks for its reply at which the SuperLink failed.
         reply: what was announced of the reply, with the objects that are there; None: nothing was announced.
     """
@@ -66,6 +75,7 @@ class _Asked:
     message: Message
     id: str
     is_packed: bool
+    is_signed: bool = False
     failures: int = 0
     reply: "_Reply | None" = None
 
@@ -108,6 +118,8 @@ class PackedGrid(HttpGrid):
     _asked: dict[str, _Asked]
     _packs: set[int]
     _refused: Counter[int]
+    _keys: dict[int, bytes]
+    _signs: set[int]
     _lock: Lock
 
     @classmethod
@@ -120,15 +132,24 @@ class PackedGrid(HttpGrid):
         """
         made = cls.__new__(cls)
         made.__dict__ = grid.__dict__
-        made.maximum, made.transport = maximum, Transport(packed=True, gated=made._is_gated())
+        made.maximum, made.transport = maximum, Transport(packed=True, gated=made._is_gated(), signed=True)
         made._asked, made._packs, made._refused = {}, set(), Counter()
-        made._lock = Lock()
+        made._keys, made._signs, made._lock = {}, set(), Lock()
         return made
 
     def _is_gated(self) -> bool:
         """Return whether the SuperLink answers as `cloister superlink` does for a name that is no object's."""
         asked = message_pb2.PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=GATE)
         return bool(self._runtime_client.PullObject(asked).object_found)
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return the connected nodes, and remember the key that the SuperLink lists for each.
+
+        A run sends messages to nodes of such a list alone.
+        """
+        nodes = list(super().get_nodes())
+        self._keys |= {node.node_id: node.public_key for node in nodes}
+        return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; return the id of each, or nothing for one that the SuperLink does not take.
@@ -231,6 +252,7 @@ class PackedGrid(HttpGrid):
             if self._is_refused_as_packed(asked, content):
                 self._ask_plainly(asked)
                 return None
+            self._note(signed=asked.is_signed or asked.reply.announced.src_node_id == SUPERLINK_NODE_ID)
         except HTTPStatusError as error:
             # What was fetched is kept for the next look: the SuperLink announces a reply once.
             asked.failures += 1
@@ -293,7 +315,7 @@ class PackedGrid(HttpGrid):
         """Return what a reply holds. Which node sent it, the message says that was asked about, not the reply.
 
         Raises:
-            Unreadable: it cannot be put together.
+            Unreadable: it cannot be put together, or is not signed as it has to be.
         """
         try:
             self.maximum.require(reply.contents)
@@ -304,10 +326,11 @@ class PackedGrid(HttpGrid):
                 if not found.has_error():
                     raise Unreadable("a reply cannot be put together: it came in the name of the SuperLink")
                 return Error(found.error.code, found.error.reason or "")
+            self._require_signature(asked, found)
             if found.has_error():
                 return Error(found.error.code, found.error.reason or "")
             if not is_packed(found.content):
-                self._note_plain()
+                self._note(packed=False)
                 self._refused[asked.node] += not asked.is_packed
                 return found.content
             content = opened(found.content, MAX_METRICS)
@@ -319,6 +342,28 @@ class PackedGrid(HttpGrid):
             raise Unreadable(f"a reply cannot be put together: {type(error).__name__}") from None
         self._packs.add(asked.node)
         return content
+
+    def _require_signature(self, asked: _Asked, reply: Message) -> None:
+        """Refuse a reply whose signature is not the node's, and one without, of a node that has signed before.
+
+        Raises:
+            Unreadable: it is such a reply.
+            FederationError: its packed value is none.
+        """
+        is_value = reply.has_content() and is_packed(reply.content)
+        part = signed_part(reply.content[PACKED]) if is_value else None
+        if part is None:
+            if asked.node in self._signs:
+                raise Unreadable("it is not signed, as replies of this node are")
+            return
+        answered = Answered(self.run.run_id, asked.node, asked.id)
+        if not answered.is_signed(*part, self._keys.get(asked.node, b"")):
+            raise Unreadable(
+                "its signature is not one of this reply by the key with which its SuperNode authenticates; if the site "
+                "did send it, its node-key has to name that key"
+            )
+        asked.is_signed = True
+        self._signs.add(asked.node)
 
     def _is_refused_as_packed(self, asked: _Asked, content: RecordDict | Error) -> bool:
         """Return whether an app answered that knows no packed messages: by an error that is none of ours."""
@@ -341,13 +386,16 @@ class PackedGrid(HttpGrid):
         logger.log(WARNING, "node %s has not opened a packed message: it is sent named arrays", asked.node)
         again = make_message(copy(asked.message.metadata), asked.message.content)
         asked.is_packed, asked.reply = False, None
-        self._note_plain()
+        self._note(packed=False)
         asked.id = self._sent_again(again)
         if not asked.id:
             raise Unreadable("the message with named arrays could not be sent to it")
 
-    def _note_plain(self) -> None:
-        self.transport = replace(self.transport, packed=False)
+    def _note(self, packed: bool = True, signed: bool = True) -> None:
+        """Note how a message, or a reply that counts, was carried."""
+        with self._lock:
+            now = self.transport
+            self.transport = replace(now, packed=now.packed and packed, signed=now.signed and signed)
 
     def _confirm(self, asked: _Asked) -> None:
         """Have the SuperLink delete a reply; one that it keeps costs space alone."""

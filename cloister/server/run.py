@@ -441,11 +441,12 @@ def as_shown(claim: AnyClaim, grid: Grid, resumed: bool, ended: bool = True) -> 
         claim: of the mechanism on the server, or on the clients.
         grid: of the run.
         resumed: whether the run was: what carried its earlier messages is not known.
-        ended: whether all messages were sent; one that is still to come may not be packed.
+        ended: whether all messages were sent; one that is still to come may be neither packed nor signed.
     """
     found = (None if resumed else transport_of(grid)) or Transport(False, False)
     in_process = is_in_process(grid)
-    shown = (*of_transport(in_process, found.gated, found.packed and ended), *of_runtime(in_process))
+    way = of_transport(in_process, found.gated, found.packed and ended, found.signed and ended)
+    shown = (*way, *of_runtime(in_process))
     return replace(claim, premises=known_by(claim.premises, shown))
 
 

@@ -41,10 +41,12 @@ class Transport(Contributor):
     Attributes:
         packed: every message and every reply was one salted value: no node can compute the name of another one's part.
         gated: the SuperLink is `cloister superlink`. It hides totals, and gives a node parts of its own messages alone.
+        signed: every reply that counted was signed with the key that the SuperLink lists for the node that was asked.
     """
 
     packed: bool
     gated: bool
+    signed: bool = False
 
     premises = (APART, AUTHENTIC)
 

@@ -33,6 +33,7 @@ BAD = {
     "signing-key": NO_PATHS,
     "roster": NO_PATHS,
     "roster-key": NO_PATHS,
+    "node-key": NO_PATHS,
     "secure-state": NO_PATHS,
 }
 KEPT_FOR = {
@@ -48,7 +49,7 @@ KEPT_FOR = {
 OTHERS = {"partition-id": 0, "num-partitions": 1, "public-size": 0, "group": "ward", "min-radius": 0}
 OTHERS |= {"model-dir": "model"}
 SIGNS = {"signing-key": "signing.key", "roster": "roster.signed", "roster-key": "roster.pub"}
-SIGNS |= {"secure-state": "shelf"}
+SIGNS |= {"node-key": "node.key", "secure-state": "shelf"}
 KEYS = [kebab(name) for name in NodeConfig.model_fields]
 TOLD = "NodeConfigError: details are in the log of the node"
 

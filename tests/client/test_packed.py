@@ -2,13 +2,17 @@
 
 import pytest
 from asking import context_of, message_of
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from cloister.client.app import app
 from cloister.client.mods.packed import open_and_pack
-from cloister.core.packing import PACKED, SHARED, VALUE, opened, packed
+from cloister.core.keys import new_signing_key
+from cloister.core.packing import PACKED, SHARED, VALUE, opened, packed, signed_part
+from cloister.core.signatures import Answered
+from cloister.deploy.certificates import new_node_key
 
 SECRET = RecordDict({"metrics": MetricRecord({"num-examples": 4711})})
 
@@ -63,3 +67,24 @@ def test_the_app_packs_whatever_it_answers_and_no_two_answers_have_an_object_in_
     message = packed_message()
     names = [{*get_all_nested_objects(app(message, context_of()))} for _ in range(2)]
     assert app(message, context_of()).content.keys() == {PACKED} and not names[0] & names[1]
+
+
+def test_a_node_with_a_key_signs_what_leaves_for_the_message_that_it_answers(tmp_path):
+    private, public = new_node_key()
+    (tmp_path / "node.key").write_bytes(private)
+    context = context_of(node={"node-key": str(tmp_path / "node.key")}, node_id=5)
+    reply = open_and_pack(packed_message(), context, lambda message, _: Message(SECRET, reply_to=message))
+    key = load_ssh_public_key(public).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    value, signature = signed_part(reply.content[PACKED])
+    assert Answered(packed_message().metadata.run_id, 5, "0" * 64).is_signed(value, signature, key)
+    assert opened(reply.content, 2**18) == SECRET
+
+
+@pytest.mark.parametrize("content", [None, b"no key", new_signing_key()], ids=["no file", "no key", "a signing key"])
+def test_a_node_that_cannot_sign_does_not_train_and_names_the_file_in_its_log_alone(tmp_path, content, caplog):
+    path = tmp_path / "node.key"
+    if content:
+        path.write_bytes(content)
+    reply = open_and_pack(packed_message(), context_of(node={"node-key": str(path)}), pytest.fail)
+    assert opened(reply.content, 0).reason == "NodeConfigError: details are in the log of the node"
+    assert f"node-key {path}" in caplog.text and signed_part(reply.content[PACKED]) is None

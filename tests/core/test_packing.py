@@ -13,7 +13,20 @@ from support import failures
 from cloister.core import packing
 from cloister.core.arrays import from_record, to_record
 from cloister.core.errors import FederationError
-from cloister.core.packing import MAX_HEADER, MAX_IN_RECORD, PACKED, PIECE, SALT, SHARED, STYPE, VALUE, opened, packed
+from cloister.core.packing import (
+    MAX_HEADER,
+    MAX_IN_RECORD,
+    PACKED,
+    PIECE,
+    SALT,
+    SHARED,
+    SIGNED,
+    STYPE,
+    VALUE,
+    opened,
+    packed,
+)
+from cloister.core.signatures import SIGNATURE
 from cloister.flower.messages import assume_run
 
 LIMIT = 2**18
@@ -92,6 +105,29 @@ def test_no_piece_is_shorter_than_the_salt():
         )
 
     assert not failures(range(-1, SALT + 1), check)
+
+
+def sign(value):
+    """A signature that is none, of the right length."""
+    return value[:SIGNATURE].ljust(SIGNATURE, b"!")
+
+
+@pytest.mark.parametrize("size", [10, 2**20])
+def test_a_signature_follows_the_value_that_it_signs(size):
+    value = packed(model(size), sign)
+    signed, signature = packing.signed_part(value)
+    assert [*value] == [SIGNED] and signature == sign(bytes(signed))
+    assert packing.unpacked(value, 0).keys() == {"arrays"} and packing.signed_part(packed(model(size))) is None
+
+
+@pytest.mark.parametrize("over", [1 - SIGNATURE, 1])
+def test_a_signature_makes_no_short_piece(over):
+    last = packed(of_length(PIECE + over), sign)[SIGNED].slice_array()[-1][1]
+    assert len(last.data) >= SALT
+
+
+def test_a_value_that_a_signature_makes_too_long_for_a_record_is_an_array():
+    assert len(packed(of_length(MAX_IN_RECORD), sign)[SIGNED].data) == MAX_IN_RECORD + SIGNATURE
 
 
 def test_the_pieces_of_a_model_of_zeros_differ():

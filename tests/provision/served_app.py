@@ -21,6 +21,7 @@ HANDLERS = {
     "PullMessages": "pull_messages",
     "PullObject": "pull_object",
     "ConfirmMessageReceived": "confirm_message_received",
+    "GetNodes": "get_nodes",
 }
 
 
@@ -84,10 +85,11 @@ def trained(message, _):
     return Message(RecordDict({"arrays": to_record(TRAINED)}), reply_to=message)
 
 
-def answered(node, message=None, app=trained, **said):
-    """The reply of a node, sent; its app packs it where the message was packed."""
+def answered(node, message=None, app=trained, key="", **said):
+    """The reply of a node, sent; its app packs it where the message was packed, and signs it by the key in a file."""
     message = message or given(node)
-    return node.send(labelled(open_and_pack(message, None, app), node.id, node.link.run), **said)
+    context = SimpleNamespace(node_id=node.id, node_config={"node-key": str(key)} if key else {})
+    return node.send(labelled(open_and_pack(message, context, app), node.id, node.link.run), **said)
 
 
 def app_pulls(grid, name):

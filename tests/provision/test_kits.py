@@ -138,7 +138,7 @@ class TestScripts:
         assert options["--superlink"] == "fl.example.org:8443"
         assert options["--auth-supernode-private-key"] == f"{kit}/node.key"
         assert options["--root-certificates"] == f"{kit}/ca.crt"
-        own = {"policy": f"{kit}/policy.toml", "ledger-dir": f"{kit}/state/ledgers"}
+        own = {"policy": f"{kit}/policy.toml", "ledger-dir": f"{kit}/state/ledgers", "node-key": f"{kit}/node.key"}
         own |= {
             "signing-key": f"{kit}/signing.key",
             "roster": f"{kit}/roster.signed",
@@ -181,7 +181,7 @@ class TestScripts:
         (kit / "signing.key").touch()
         (kit / "roster.pub").unlink()
         said = self.configuration(kit, self.printing(tmp_path))
-        assert set(said) == {"policy", "ledger-dir", "data-path", "signing-key", "roster", "secure-state"}
+        assert set(said) == {"policy", "ledger-dir", "node-key", "data-path", "signing-key", "roster", "secure-state"}
 
     def test_the_first_start_of_a_site_makes_the_key_that_it_signs_with_and_a_later_one_keeps_it(self, make, tmp_path):
         kit = make().folder / "sites" / "north"

@@ -36,7 +36,7 @@ fi
 set -- --superlink "${CLOISTER_SUPERLINK:-$address}" --root-certificates "$kit/ca.crt" \
     --auth-supernode-private-key "$kit/node.key" --superexec-auth-secret-file "$kit/superexec.secret" \
     --port "${CLOISTER_PORT:-9094}" \
-    --node-config "policy=\"$kit/policy.toml\" ledger-dir=\"$state/ledgers\" $config" "$@"
+    --node-config "policy=\"$kit/policy.toml\" ledger-dir=\"$state/ledgers\" node-key=\"$kit/node.key\" $config" "$@"
 # Bundles signed by these people only, if the site says so.
 if [ -e "$kit/trusted-entities.yaml" ]; then
     # Flower takes an empty list for none, and lets every bundle run.

@@ -127,16 +127,18 @@ COLLUSION = Premise(
 )
 
 
-def of_transport(simulated: bool, gated: bool, packed: bool) -> tuple[Premise, ...]:
+def of_transport(simulated: bool, gated: bool, packed: bool, signed: bool = False) -> tuple[Premise, ...]:
     """Return the premises about the way of messages.
 
     Args:
         simulated: whether one process plays all parties, and no message leaves it.
         gated: whether the SuperLink refuses a node what belongs to another one.
         packed: whether all messages of the run were salted values.
+        signed: whether the server checked a signature of the node under each reply that counted. The node that was
+            asked attests it then: no other client can, which is the adversary of a claim that rests on it.
     """
     apart: Known = "enforced" if simulated or (gated and packed) else "assumed"
-    authentic: Known = "enforced" if simulated or gated else "assumed"
+    authentic: Known = "enforced" if simulated or gated else "attested" if signed else "assumed"
     return APART.known_as(apart), AUTHENTIC.known_as(authentic)
 
 
