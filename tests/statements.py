@@ -8,14 +8,24 @@ from cloister.server.attested import Attested
 
 def heard(*statements, secret=False):
     """Return what a server counts that has heard these; None: a reply without a statement."""
-    assume_run()
     attested = Attested(secret)
-    asked = Message(RecordDict(), 1, "train")
-    asked.metadata.__dict__["_message_id"] = "1"
-    for said in statements:
-        content = RecordDict()
-        if said is not None:
-            written = said if isinstance(said, bytes) else said.to_bytes()
-            content["attestation"] = ConfigRecord({"attestation": written})
-        attested.count(Message(content, reply_to=asked))
+    asked = [requested(1) for _ in statements]
+    list(attested.counted(asked, [replied(request, said) for request, said in zip(asked, statements, strict=True)]))
     return attested
+
+
+def requested(node):
+    """Return a request to train."""
+    assume_run()
+    asked = Message(RecordDict(), node, "train")
+    asked.metadata.__dict__["_message_id"] = "1"
+    return asked
+
+
+def replied(request, said, head=""):
+    """Return a reply that states this, an attestation or bytes; None: nothing."""
+    content = RecordDict()
+    if said is not None:
+        written = said if isinstance(said, bytes) else said.to_bytes()
+        content["attestation"] = ConfigRecord({"attestation": written, "ledger-head": head})
+    return Message(content, reply_to=request)

@@ -159,12 +159,14 @@ class Reply:
         metrics: numbers about it.
         chosen: index of the model that training began with; it never leaves.
         attestation: of what the client applied; None: nothing is stated.
+        ledger_head: the hash of the last line about a release in the node's ledger; empty: it keeps none.
     """
 
     arrays: NamedArrays | None = None
     metrics: Mapping[str, float | int] = field(default_factory=dict)
     chosen: int = 0
     attestation: Attestation | None = None
+    ledger_head: str = ""
 
     def content(self) -> RecordDict:
         """The reply as Flower sends it."""
@@ -174,7 +176,9 @@ class Reply:
         if self.arrays is not None:
             content[ARRAYS] = to_record(self.arrays)
         if self.attestation is not None:
-            content[ATTESTATION] = ConfigRecord({ATTESTATION: self.attestation.to_bytes()})
+            content[ATTESTATION] = ConfigRecord(
+                {ATTESTATION: self.attestation.to_bytes(), LEDGER_HEAD: self.ledger_head}
+            )
         return content
 
 

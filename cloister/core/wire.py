@@ -22,7 +22,8 @@ HYPOTHESES = "hypotheses"
 PROMISE = "privacy-events"
 """The releases that a client's update will go into, as events; absent: nothing is claimed."""
 LEDGER_HEAD = "ledger-head"
-"""The hash of the last line of the server's ledger; absent: the server keeps none of this run."""
+"""The hash of the last line of the server's ledger; absent: the server keeps none of this run. Beside an attestation:
+the hash of the last line about a release in the node's ledger; empty: the node keeps none."""
 
 FROZEN = "frozen-sha256"
 """The digest of the weights that are not sent, as the server has them; absent: its model has none."""

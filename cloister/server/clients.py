@@ -168,15 +168,17 @@ def _covering(
 
     Args:
         claim: about all clients.
-        heard: number of replies by what they state; empty: there were none.
+        heard: number of requests by what the replies state; empty: there were none.
         covered: statements of what the run asks for.
         secret: whether numbers of replies are.
     """
     others = sum(count for said, count in heard.items() if said not in covered)
     if heard and not covered:
         return claim.without_guarantee([f"no reply states that its client applied {claim.mechanism} {AS_ASKED}"])
-    told = "some replies" if secret else f"{others} of {sum(heard.values())} replies"
-    missing = f"the clients of {told}, which do not state that they applied {claim.mechanism} {AS_ASKED}"
+    told = "some requests" if secret else f"{others} of {sum(heard.values())} requests"
+    missing = (
+        f"the clients of {told}: no reply that was read in time states that they applied {claim.mechanism} {AS_ASKED}"
+    )
     checked = bool(covered) and all(asked.checked for asked in covered.values())
     # Code of the bundle says so itself, which the server ships.
     premises = known_by(claim.premises, [BUNDLE.known_as("stated")] if checked else [])

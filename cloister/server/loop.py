@@ -235,9 +235,8 @@ class RoundLoop:
 
     def _trained(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
         """Yield the replies to requests to train, once each is counted by what its node states."""
-        for reply in self._replies(number, messages):
-            self.attested.count(reply)
-            yield reply
+        messages = list(messages)
+        return self.attested.counted(messages, self._replies(number, messages))
 
     def _replies(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
         """Send, and wait as long as a round may take; a message nobody has fetched by then is void.

@@ -88,6 +88,7 @@ class Outcome:
         stopped: why it ended early; empty if it did not.
         ended: how it ended, by one of the words of `Ending`; never `no-replies` nor `error`, which are raised.
         transport: what kept nodes from learning about each other; None: no SuperLink handed messages on.
+        attested: what nodes stated of their clients and ledgers.
     """
 
     arrays: ArrayRecord
@@ -98,11 +99,12 @@ class Outcome:
     stopped: str
     ended: Ended = "as-asked"
     transport: Transport | None = None
+    attested: Attested = field(default_factory=Attested)
 
     @property
     def privacy(self) -> dict[str, object]:
         """The content of `privacy.json`."""
-        return record(self.statement) | Ending(self.ended, self.stopped).facts()
+        return record(self.statement) | Ending(self.ended, self.stopped).facts() | self.attested.facts()
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         raise failure
     if ending.how == "error":
         raise CloisterError(ending.why)
-    return Outcome(loop.kept, scene.rounds, directory, plan, said, ending.why, ending.how, transport_of(grid))
+    return Outcome(loop.kept, scene.rounds, directory, plan, said, ending.why, ending.how, transport_of(grid), attested)
 
 
 def _earlier(config: RunConfig, grid: Grid, clients: int, stack: ExitStack) -> Earlier | None:
@@ -336,7 +338,7 @@ def _save(scene: _Scene, loop: RoundLoop) -> tuple[Statement, Ending]:
     ):
         ending = _tried(what, write, ending)
     said = _statement(scene, loop)
-    privacy = record(said) | ending.facts()
+    privacy = record(said) | ending.facts() | scene.attested.facts()
     ending = _tried("privacy.json", lambda: scene.directory.write_json("privacy.json", privacy), ending)
     return said, ending
 

@@ -1,25 +1,29 @@
 """Two nodes whose data differ in one row, answering the same server.
 
-Everything random that the server does not see is coupled: both nodes draw the same batches and keys; and where noise
-meets data, the second node releases what the first one did. Then all that leaves must be equal to the bit, unless
-something leaves past the noise; and what the noise was added to may differ by no more than what the ledgers were
-charged for.
+Everything random that the server does not see is coupled: both nodes draw the same batches and keys; their ledgers have
+the same ids of releases, and name the same place of data; and where noise meets data, the second node releases what the
+first one did. Then all that leaves must be equal to the bit, unless something leaves past the noise; and what the noise
+was added to may differ by no more than what the ledgers were charged for.
 """
 
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 from uuid import uuid4
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+from cloister.client import ledgers
 from cloister.client.app import app
 from cloister.client.noise_sources import NoiseSource
 from cloister.core.arrays import from_record, to_record
 from cloister.flower.messages import assume_run
+from cloister.privacy.accounting import ledger
 from cloister.privacy.accounting.events import to_json
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.dpsgd import exact_noise, local_steps
@@ -154,7 +158,12 @@ class Twins:
         message = Message(RecordDict({"arrays": record, "config": ConfigRecord(fields)}), 1, kind)
         message.metadata.__dict__["_message_id"] = str(uuid4())
         context = Context(1, 1, dict(self.nodes[number]), self.states[number], dict(run_config))
-        with coupled(self.coupling):
+        ids = (SimpleNamespace(hex=f"{self.coupling.message} {each}") for each in count())
+        with (
+            coupled(self.coupling),
+            mock.patch.object(ledger, "uuid4", lambda: next(ids)),
+            mock.patch.object(ledgers, "place_of", lambda *_: "place"),
+        ):
             return app(message, context)
 
     def ledger(self, number):

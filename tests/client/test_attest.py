@@ -1,9 +1,13 @@
 """What a node states with a reply: the releases that its ledger has, and nothing that depends on an example."""
 
+import json
+
 import pytest
-from asking import BALL, DP_SGD, GAUSSIAN, OPEN, answer, arrays_of, entries_of, policy_file, write_data
+from asking import BALL, DP_SGD, GAUSSIAN, OPEN, SIZED, answer, arrays_of, entries_of, policy_file, write_data
 
 from cloister.client.policy import CHECKED_BUNDLE
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.attestation import Attestation, size_and_checked
 
 DIGEST = "a" * 64
@@ -29,6 +33,37 @@ def test_it_states_the_releases_that_the_ledger_has(node, settings, mechanism, u
     said = stated(settings, node)
     released = tuple(entry.event for entry in entries_of(node, unit))
     assert said == Attestation(mechanism, unit, released, size).to_bytes()
+
+
+def test_it_names_the_state_of_the_ledger_by_its_last_line_about_a_release(tmp_path, node):
+    record = answer(DP_SGD, node).content["attestation"]
+    (path,) = (tmp_path / "ledgers").glob("*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert record["ledger-head"] == [line for line in lines if "release" in line][-1]["hash"]
+
+
+def test_a_node_without_a_ledger_names_none():
+    assert answer(DP_SGD, SIZED | {"public-size": 40}).content["attestation"]["ledger-head"] == ""
+
+
+def test_two_ledgers_with_the_same_lines_have_other_heads(tmp_path, node):
+    """The server knows all that is in these lines but the id of the release, and could compute the head."""
+    heads = [
+        answer(DP_SGD, node | {"ledger-dir": str(tmp_path / name)}).content["attestation"]["ledger-head"]
+        for name in ("one", "other")
+    ]
+    assert len(heads[0]) == 64 and heads[0] != heads[1]
+
+
+def test_a_line_that_can_be_guessed_is_never_the_one_that_is_stated(tmp_path):
+    """Between two statements another run may begin: its budget, hashed after a head that the server has, would show."""
+    ledger = Ledger(tmp_path / "x.jsonl")
+    ledger.done(ledger.open(Gaussian(1.0), "example", "run", 1, lambda: None))
+    before = ledger.release_head
+    ledger.limit("another run", "example", 1e-5, 4.0)
+    ledger.note_place("data-1", [])
+    assert ledger.release_head == before != ledger.head
+    assert Ledger(ledger.path).release_head == before
 
 
 def test_a_run_without_a_mechanism_on_clients_has_none(node):

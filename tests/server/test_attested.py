@@ -4,15 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 from quick_runs import quick_runs  # noqa: F401
 from rich.console import Console
-from statements import heard
+from statements import heard, replied, requested
 
 from cloister.client.app import app
 from cloister.config.run import parse
 from cloister.core.arrays import Layout
-from cloister.flower.messages import assume_run
 from cloister.local.grid import LocalGrid
 from cloister.privacy.accounting.events import Gaussian, Laplace
 from cloister.privacy.claims.attestation import Attestation
@@ -25,6 +25,7 @@ from cloister.server.build import build
 from cloister.server.clients import client_claim
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
+from cloister.server.stragglers import Transport
 
 DP_SGD = {
     "task.model": "softmax",
@@ -74,7 +75,8 @@ def test_figures_are_for_the_sizes_that_nodes_state(tmp_path):
 def test_a_reply_that_states_other_releases_is_not_covered(tmp_path, other):
     claim = claim_of(tmp_path, heard(stated(300), other, stated(300)))
     assert [size.size for size in claim.sizes] == [300]
-    missing = "the clients of 1 of 3 replies, which do not state that they applied dp-sgd as this run asks for it"
+    unstated = "no reply that was read in time states that they applied dp-sgd as this run asks for it"
+    missing = f"the clients of 1 of 3 requests: {unstated}"
     assert claim.not_covered == missing and f"  no claim about {missing}" in render_clients(claim)
     alone = claim_of(tmp_path, heard(other))
     assert alone.status == "heuristic" and not any(size.figures for size in alone.sizes)
@@ -109,18 +111,62 @@ def test_the_bundle_is_stated_where_every_node_that_counts_says_so(tmp_path, sta
     assert claim.status == "conditional", "the server ships the code that says so"
 
 
-def test_errors_are_no_replies():
-    assume_run()
-    attested, asked = Attested(), Message(RecordDict(), 1, "train")
-    asked.metadata.__dict__["_message_id"] = "1"
-    attested.count(Message(Error(1, "no"), reply_to=asked))
-    assert attested.by_statement() == {}
+def left(*replies):
+    """Counts of two requests, the first of which has a reply that states something."""
+    attested, asked = Attested(), [requested(1), requested(2)]
+    list(attested.counted(asked, [replied(asked[0], stated(300)), *(reply(asked[1]) for reply in replies)]))
+    return attested
+
+
+def test_a_request_that_the_node_declined_does_not_count():
+    declined = left(lambda asked: Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no"), reply_to=asked))
+    assert declined.by_statement() == {stated(300).to_bytes(): 1}
+
+
+UNREAD = {
+    "none, or one that came too late": (),
+    "one that cannot be read": (lambda asked: Message(Error(ErrorCode.UNKNOWN, "a reply"), reply_to=asked),),
+    "an answer of the SuperLink": (lambda asked: Message(Error(ErrorCode.NODE_UNAVAILABLE, "no"), reply_to=asked),),
+}
+
+
+@pytest.mark.parametrize("replies", UNREAD.values(), ids=UNREAD)
+def test_a_reply_that_was_not_read_in_time_is_not_covered(tmp_path, replies):
+    """Its client may have trained, and the reply may have left the node."""
+    attested = left(*replies)
+    assert attested.by_statement() == {stated(300).to_bytes(): 1, b"": 1}
+    assert claim_of(tmp_path, attested).not_covered.startswith("the clients of 1 of 2 requests: no reply that was read")
+
+
+def test_a_round_that_is_broken_off_is_not_covered():
+    attested, asked = Attested(), [requested(1), requested(2)]
+    replies = attested.counted(asked, [replied(asked[0], stated(300))])
+    next(replies)
+    replies.close()
+    assert attested.by_statement() == {stated(300).to_bytes(): 1, b"": 1}
+
+
+def test_a_late_reply_is_not_covered_by_the_claim_of_a_run(tmp_path):
+    """The grid drops it: it came after the time that a late node has."""
+
+    class Slow(LocalGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            return (
+                reply
+                for reply in super().send_and_receive(messages, timeout=timeout)
+                if reply.metadata.src_node_id != 2
+            )
+
+    config = parse(DP_SGD | {"output-dir": str(tmp_path), "num-rounds": 1})
+    run(Slow.simulated(app, config.flat(), 4), config, Narrator(1, Console(quiet=True)))
+    (path,) = tmp_path.glob("*/privacy.json")
+    assert json.loads(path.read_text())["clients"]["not-covered"].startswith("the clients of 1 of 4 requests")
 
 
 def test_a_secret_draw_shows_no_number_of_replies(tmp_path):
     attested = heard(stated(300), stated(300), None, None, secret=True)
     assert attested.by_statement() == {stated(300).to_bytes(): 1, b"": 1}
-    assert claim_of(tmp_path, attested).not_covered.startswith("the clients of some replies")
+    assert claim_of(tmp_path, attested).not_covered.startswith("the clients of some requests")
 
 
 def test_counts_go_on_in_a_run_that_is_resumed():
@@ -129,6 +175,59 @@ def test_counts_go_on_in_a_run_that_is_resumed():
     assert after.by_statement() == before.by_statement()
     after.load_state_dict({})
     assert after.by_statement() == {b"": 1}, "a run from before this state existed attested nothing"
+
+
+HEADS = {1: "a" * 64, 2: "b" * 64}
+
+
+def with_heads(*heads, secret=False):
+    attested = Attested(secret)
+    for node, head in heads:
+        asked = [requested(node)]
+        list(attested.counted(asked, [replied(asked[0], stated(300), head)]))
+    return attested
+
+
+def test_the_last_ledger_head_of_each_node_is_in_the_record_without_the_node():
+    attested = with_heads((2, HEADS[2]), (1, "c" * 64), (1, HEADS[1]))
+    assert attested.facts() == {"node-ledger-heads": sorted(HEADS.values())}
+    again = Attested()
+    again.load_state_dict(attested.state_dict())
+    assert again.facts() == attested.facts()
+
+
+@pytest.mark.parametrize("head", ["", "A" * 64, "a" * 65, 4])
+def test_what_is_no_head_is_not_recorded(head):
+    assert with_heads((1, head)).facts() == {}
+
+
+def test_a_secret_draw_shows_no_head():
+    """The officer of another site would find whose heads are missing."""
+    assert with_heads(*HEADS.items(), secret=True).facts() == {}
+
+
+def test_the_record_of_a_run_has_the_heads_that_its_nodes_state(tmp_path):
+    def with_a_ledger(message, context):
+        reply = app(message, context)
+        reply.content["attestation"]["ledger-head"] = HEADS[1]
+        return reply
+
+    config = parse(DP_SGD | {"output-dir": str(tmp_path), "num-rounds": 1})
+    outcome = run(LocalGrid.simulated(with_a_ledger, config.flat(), 2), config, Narrator(1, Console(quiet=True)))
+    facts = json.loads((outcome.directory.path / "privacy.json").read_text())
+    assert facts["node-ledger-heads"] == [HEADS[1]] * 2 and facts == outcome.privacy
+
+
+@pytest.mark.parametrize(("signed", "known"), [(True, "attested"), (False, "assumed")])
+def test_the_claims_of_a_run_say_whether_its_replies_were_signed(tmp_path, signed, known):
+    class Carried(LocalGrid):
+        is_simulated = keeps_memory = False
+        transport = Transport(packed=True, gated=False, signed=signed)
+
+    config = parse(DP_SGD | {"output-dir": str(tmp_path), "num-rounds": 1})
+    said = run(Carried.simulated(app, config.flat(), 2), config, Narrator(1, Console(quiet=True))).statement
+    for claim in (said.claim, said.clients):
+        assert {premise.name: premise.known for premise in claim.premises}["authentic"] == known
 
 
 def test_one_client_of_four_that_states_nothing_is_named_in_the_record(tmp_path):
@@ -142,5 +241,5 @@ def test_one_client_of_four_that_states_nothing_is_named_in_the_record(tmp_path)
     run(LocalGrid.simulated(silent, config.flat(), 4), config, Narrator(1, Console(quiet=True)))
     (path,) = tmp_path.glob("*/privacy.json")
     facts = json.loads(path.read_text())
-    assert facts["clients"]["not-covered"].startswith("the clients of 1 of 4 replies")
+    assert facts["clients"]["not-covered"].startswith("the clients of 1 of 4 requests")
     assert record(statement_of(facts)).items() <= facts.items()

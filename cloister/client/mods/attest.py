@@ -1,9 +1,18 @@
-"""What a node states with a reply: which releases its client made, for which unit, by whose code."""
+"""What a node states with a reply: which releases its client made, for which unit, by whose code, in which ledger.
+
+The ledger is stated by the hash of its last line about a release. With it the site's officer finds the server's record
+of this run in the site's ledger, and no line before it can be removed or changed unseen.
+
+Adversary: the server, which gets these hashes and knows its own requests. The lines of a ledger tell of other runs, of
+budgets and of where data lies, and most of that can be guessed. But each stated line has the id of its release, 122
+random bits that never leave the site. So a guess of a line cannot be compared with a hash, nor with two of them.
+"""
 
 import os
 from dataclasses import replace
 
 from cloister.client.charges import PROMISED, charges_of, plan_of
+from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
 from cloister.client.mods.enforce import Handler
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE
@@ -19,7 +28,15 @@ def attest(request: Request, node: Node, call_next: Handler) -> Reply:
     reply = call_next(request, node)
     if not isinstance(request, TrainRequest) or not request.config.privacy.client.is_on:
         return reply
-    return replace(reply, attestation=_attestation(request, node))
+    return replace(reply, attestation=_attestation(request, node), ledger_head=_ledger_head(request, node))
+
+
+def _ledger_head(request: TrainRequest, node: Node) -> str:
+    """Return the hash that names the state of the node's ledger; empty: it keeps none."""
+    if not keeps_ledger(node.config):
+        return ""
+    with folder_unnamed(node.config):
+        return ledger_of(node.config, request.config.task.name).release_head
 
 
 def _attestation(request: TrainRequest, node: Node) -> Attestation:

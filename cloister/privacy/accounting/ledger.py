@@ -123,7 +123,7 @@ class Ledger:
         self._places: list[Place] = []
         self._offset = 0
         self._count = 0
-        self._last_hash = GENESIS
+        self._last_hash = self._last_release = GENESIS
         self._accounts: dict[tuple[Unit, Relation, bool], Account] = {}
         self._spent: dict[tuple[Unit, Filter, Relation], float] = {}
         self._filters: dict[Unit, Filter] = {}
@@ -171,6 +171,14 @@ class Ledger:
     def head(self) -> str:
         """The hash of the last line: who notes it can later tell whether lines were cut off at the end."""
         return self._last_hash
+
+    @property
+    def release_head(self) -> str:
+        """The hash of the last line about a release, which has a random id; that of an empty ledger before the first.
+
+        A party that gets this hash, and knows all heads before it, can test no guess of a line: it lacks the id.
+        """
+        return self._last_release
 
     def heads(self) -> set[str]:
         """Every head that it had: the hash of each line, and that of a ledger without lines."""
@@ -468,6 +476,8 @@ class Ledger:
                     self._spent[unit, chosen, relation] += filters.cost(chosen, item.event, relation)
         self._count += 1
         self._last_hash = line["hash"]
+        if "release" in line:
+            self._last_release = self._last_hash
 
 
 class DraftLedger(Ledger):
