@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
-from flwr.common.constant import ErrorCode
 
 from cloister.core.state import State
 from cloister.core.wire import ATTESTATION, LEDGER_HEAD
+from cloister.flower.messages import ErrorCode
 from cloister.privacy.claims.attestation import MAX_BYTES
 
 HEAD = re.compile(r"[0-9a-f]{64}")

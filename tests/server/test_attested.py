@@ -226,8 +226,7 @@ def test_the_claims_of_a_run_say_whether_its_replies_were_signed(tmp_path, signe
 
     config = parse(DP_SGD | {"output-dir": str(tmp_path), "num-rounds": 1})
     said = run(Carried.simulated(app, config.flat(), 2), config, Narrator(1, Console(quiet=True))).statement
-    for claim in (said.claim, said.clients):
-        assert {premise.name: premise.known for premise in claim.premises}["authentic"] == known
+    assert {premise.name: premise.known for premise in said.clients.premises}["authentic"] == known
 
 
 def test_one_client_of_four_that_states_nothing_is_named_in_the_record(tmp_path):

@@ -51,6 +51,7 @@ GRIDS = {
     "in process": LocalGrid.simulated(app, {}, 4),
     "simulation": object.__new__(InMemoryGrid),
     "flower's": Transport(packed=True, gated=False),
+    "flower's, signed": Transport(packed=True, gated=False, signed=True),
     "flower's, not packed": Transport(packed=False, gated=False),
     "cloister's": Transport(packed=True, gated=True),
     "cloister's, not packed": Transport(packed=False, gated=True),
@@ -93,6 +94,7 @@ TRANSPORTS = {
     "in process": "apart enforced, authentic enforced",
     "simulation": "apart enforced, authentic enforced",
     "flower's": "apart assumed, authentic assumed",
+    "flower's, signed": "apart assumed, authentic attested",
     "flower's, not packed": "apart assumed, authentic assumed",
     "cloister's": "apart enforced, authentic enforced",
     "cloister's, not packed": "apart assumed, authentic enforced",
@@ -250,7 +252,7 @@ def test_what_a_claim_does_not_rest_on_is_not_shown():
 
 PAGE = Path(__file__).parents[2] / "docs" / "threat-model.md"
 COLUMNS = {"one process": TOGETHER, "`cloister superlink`": ("cloister's", "cloister's, not packed")}
-COLUMNS["Flower's SuperLink"] = ("flower's", "flower's, not packed")
+COLUMNS["Flower's SuperLink"] = ("flower's", "flower's, signed", "flower's, not packed")
 
 
 def known(tmp_path):
