@@ -1,7 +1,7 @@
-"""Candidates one after another, compiled by numba: the numbers of `numpy_kernel`, bit for bit, in half of the time.
+"""Kernel compiled by numba: bit for bit the numbers of `numpy_kernel`, in half of the time.
 
-It comes with the extra `cloister[fast]`. Types are spelt out: numba turns a mix of signed and unsigned integers into
-floating-point numbers, which no comparison here may meet.
+It comes with the extra `cloister[fast]`. Types are explicit: numba turns a mix of signed and unsigned integers into
+floating-point numbers, and every comparison here must be one of integers.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ HALF_64, LOW_64, UPPER_64, ONE_64 = np.uint64(LOW_BITS), np.uint64(LOW), np.uint
 
 
 def look_up(indices: NDArray, words: NDArray, tables: Tables) -> NDArray:
-    """Make numbers of the candidates that need no second look: see `numpy_kernel.look_up`.
+    """Compute the numbers of candidates that the first table decides: see `numpy_kernel.look_up`.
 
     Args:
         indices: 16 bits each, into the first table.
-        words: 32 bits each; b·2^16 + low afterwards, where a candidate was taken.
+        words: 32 bits each; replaced by b·2^16 + low for each candidate that is taken.
         tables: of the scale.
     """
     return _look_up(indices, words, tables.first)
@@ -34,7 +34,7 @@ def decide(indices: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> 
     """Decide candidates by their slots: see `numpy_kernel.decide`.
 
     Args:
-        indices, words: of the candidates, as they were drawn.
+        indices, words: of the candidates, as drawn.
         slots: three times 64 bits for each.
         tables: of the scale.
     """
@@ -46,13 +46,16 @@ def onto_grid(sums: NDArray, numbers: NDArray, scale: float, unit: float, out: N
     """Write (rint(sums·scale) + numbers)·unit in one pass: see `numpy_kernel.onto_grid`.
 
     Args:
-        sums, numbers, scale, unit, out: as there.
+        sums, numbers, scale, unit, out: as in `numpy_kernel.onto_grid`.
     """
     _onto_grid(sums, numbers, np.float64(scale), np.float64(unit), out)
 
 
 def compiled(function: Callable) -> Any:
-    """A function in machine code, which is kept on disk where a folder can be written: to make it takes seconds."""
+    """Compile a function to machine code.
+
+    Since compilation takes seconds, the code is cached on disk where a folder is writable.
+    """
     try:
         return njit(nogil=True, cache=True)(function)
     except RuntimeError:
@@ -94,14 +97,14 @@ def _decide(
         elif word >> HALF > np.uint32(block ^ (block >> SIGN)):
             outcome[at] = TAKEN
         else:
-            # Numbers, no arrays: a reference to an array takes longer to count than this takes to compute.
+            # Scalar arguments: counting a reference to an array takes longer than this computation.
             outcome[at] = _outcome(block, word, slots[at, 0], slots[at, 2], low_bits, unit)
     return numbers, outcome
 
 
 @compiled
 def _blocks(indices: NDArray, slots: NDArray, first: NDArray, second: NDArray) -> NDArray:
-    """What the tables say, without a branch: the processor then waits for many of their lines at a time."""
+    """Return the blocks in the tables, without branches, so that the processor loads many cache lines at once."""
     blocks = np.empty(len(indices), np.int32)
     for at in range(len(indices)):
         block, other = first[indices[at]], second[slots[at, 0] & LOW_64]
@@ -111,7 +114,7 @@ def _blocks(indices: NDArray, slots: NDArray, first: NDArray, second: NDArray) -
 
 @compiled
 def _settle(blocks: NDArray, slots: NDArray, thresholds: NDArray, order: NDArray) -> None:
-    """Blocks by thresholds, where both tables say `LEFT_OVER`; that stays where 64 bits do not decide."""
+    """Set blocks by thresholds where both tables have `LEFT_OVER`; it remains where 64 bits do not decide."""
     for at in range(len(blocks)):
         if blocks[at] == LEFT_OVER:
             position = np.searchsorted(thresholds, slots[at, 1], side="right")
@@ -123,7 +126,7 @@ def _settle(blocks: NDArray, slots: NDArray, thresholds: NDArray, order: NDArray
 def _outcome(
     block: np.int32, word: np.uint32, more: np.uint64, second: np.uint64, low_bits: np.int64, unit: tuple
 ) -> int:
-    """What becomes of a candidate, by the events of probability t and t/2."""
+    """Return the outcome of a candidate, by the events of probability t and t/2."""
     m, width = np.int64(block ^ (block >> SIGN)), np.int64(1) << low_bits
     low = np.int64(word & LOW) >> (np.int64(LOW_BITS) - low_bits)
     j = low if block >= 0 else width - low

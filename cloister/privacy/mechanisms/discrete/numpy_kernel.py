@@ -1,4 +1,4 @@
-"""Candidates thousands at a time, in NumPy: 64-bit integers decide almost all, and say where they leave one open."""
+"""Kernel in NumPy: decides thousands of candidates at a time in 64-bit integers, and marks undecided ones."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,27 +7,27 @@ from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER, LOW_BITS, Tab
 
 NAME = "numpy"
 TAKEN, REFUSED, OPEN = 0, 1, 2
-"""What becomes of a candidate; `OPEN`: its bits do not tell, or these integers do not."""
+"""Outcomes of a candidate; `OPEN`: its bits, or 64-bit integers, do not decide it."""
 LOW = np.uint64((1 << LOW_BITS) - 1)
 HALF, ONE = np.uint64(LOW_BITS), np.uint64(1)
 
 
 def look_up(indices: NDArray, words: NDArray, tables: Tables) -> NDArray:
-    """Make numbers of the candidates that need no second look, in the place of their words.
+    """Compute the numbers of candidates that the first table decides, in place of their words.
 
-    A candidate is taken at once when its block stands in the first table and the upper half of its word is above m:
+    A candidate is taken at once if its block is in the first table and the upper half of its word is above m:
     t ≤ (2m + 1)/2s₀² ≤ (m + ½)/2^16, since s₀ ≥ 2^8.
 
     Args:
         indices: 16 bits each, into the first table.
-        words: 32 bits each; b·2^16 + low afterwards, where a candidate was taken.
+        words: 32 bits each; replaced by b·2^16 + low for each candidate that is taken.
         tables: of the scale.
 
     Returns:
-        The positions of the others, in order; their words are as they were.
+        The positions of the undecided candidates, in order; their words are unchanged.
     """
     blocks = np.empty(len(indices), np.int16)
-    # Every index is in the table: any other mode would look first, or make a copy.
+    # Every index is in the table: other modes would check that first, or make a copy.
     tables.first.take(indices, out=blocks, mode="wrap")
     m = blocks >> 15
     m ^= blocks
@@ -44,16 +44,16 @@ def decide(indices: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> 
     """Decide candidates by their slots.
 
     Args:
-        indices, words: of the candidates, as they were drawn.
+        indices, words: of the candidates, as drawn.
         slots: three times 64 bits for each: see `number_of`.
         tables: of the scale.
 
     Returns:
-        The numbers b·2^16 + low, and what became of each candidate.
+        The numbers b·2^16 + low, and the outcome of each candidate.
     """
     blocks, undecided = _blocks(indices, slots, tables)
     outcome = np.zeros(len(words), np.uint8)
-    # Most are here for their block alone: what decides the others need not be computed for them.
+    # Most candidates here lack only their block, and need no outcome by exp(-t).
     close = np.flatnonzero(words >> LOW_BITS <= (blocks ^ (blocks >> 31)).view(np.uint32))
     outcome[close] = _outcome(blocks[close], words[close], slots[close], tables)
     outcome[undecided] = OPEN
@@ -65,9 +65,9 @@ def onto_grid(sums: NDArray, numbers: NDArray, scale: float, unit: float, out: N
 
     Args:
         sums: flat, float32 or float64.
-        numbers: int32, as many.
-        scale, unit: the second multiplies what is written.
-        out: float32 or float64; it may be `sums`. What it has no room for becomes infinite.
+        numbers: int32, of the same length.
+        scale, unit: factors before rounding, and of the result.
+        out: float32 or float64; it may be `sums`. Numbers beyond its range become infinite.
     """
     whole = np.multiply(sums, scale, dtype=np.float64)
     np.rint(whole, out=whole)
@@ -76,21 +76,21 @@ def onto_grid(sums: NDArray, numbers: NDArray, scale: float, unit: float, out: N
 
 
 def _blocks(indices: NDArray, slots: NDArray, tables: Tables) -> tuple[NDArray, NDArray]:
-    """The blocks of candidates, and the positions of those that are undecided."""
+    """Return the blocks of candidates, and the positions of undecided ones."""
     blocks = tables.first.take(indices)
     left = np.flatnonzero(blocks == LEFT_OVER)
     blocks[left] = tables.second[slots[left, 0] & LOW]
     left = left[blocks[left] == LEFT_OVER]
     drawn = slots[left, 1]
     position = np.searchsorted(tables.thresholds, drawn, side="right")
-    # Beyond the last threshold, or equal to the one before: the number may lie on either side of it.
+    # Beyond the last threshold, or equal to the preceding one: the number may be on either side of it.
     undecided = (position == len(tables.thresholds)) | (tables.thresholds[np.maximum(position - 1, 0)] == drawn)
     blocks[left] = tables.blocks[np.minimum(position, len(tables.thresholds) - 1)]
     return blocks.astype(np.int32), left[undecided]
 
 
 def _outcome(blocks: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> NDArray:
-    """What becomes of candidates, by the events of probability t and t/2."""
+    """Return the outcomes of candidates, by the events of probability t and t/2."""
     m, width = (blocks ^ (blocks >> 31)).astype(np.int64), 1 << tables.low_bits
     low = (words & np.uint32(LOW)) >> (LOW_BITS - tables.low_bits)
     j = np.where(blocks < 0, width - low.astype(np.int64), low)

@@ -1,15 +1,15 @@
-"""The exact source of noise: integers of the discrete Gaussian law, on a keystream from the operating system's entropy.
+"""Source of exact noise: integers of the discrete Gaussian law, on a keystream from the operating system's entropy.
 
-A block's bits are read from its place in the keystream in one order, whatever computes with them: candidates, then what
-the few that need a second look read, then, for one in some hundred thousand, further bits one after another.
-Refused candidates are replaced by spare ones. NumPy and numba make the same numbers of the same key.
+Every kernel reads a block's bits from its place in the keystream in the same order: candidates, then the slots of the
+few that the first table leaves undecided, then, for one in some hundred thousand, further bits one after another.
+Refused candidates are replaced by spare ones. The NumPy and numba kernels return the same numbers for the same key.
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
 | a scale below 2^8 or from 2^25 on, floating-point sums that are not whole | refused |
-| numbers further than 63 deviations from zero | never drawn: all are below 2^31; 2^-2900 of the law lies there |
+| numbers further than 63 deviations from zero | never drawn: all are below 2^31; 2^-2900 of the law is beyond |
 | a bit string that leaves a comparison open | further bits are drawn until it is decided |
-| a block that has used up its place in the stream | refused; that takes ten times the bits that a block reads |
+| a block that exhausts its place in the stream | refused; that takes ten times the bits that a block reads |
 | a forked process, a copy, a pickle | refused: both would add the same noise |
 """
 
@@ -31,33 +31,35 @@ from cloister.privacy.mechanisms.discrete.tables import LOW_BITS, Tables, tables
 from cloister.privacy.mechanisms.keystream import Keystream, Places, counter
 
 BYTES = 6
-"""Of keystream, for a candidate: 16 bits of index and a word of 32."""
+"""Bytes of keystream for a candidate: 16 bits of index and a word of 32."""
 PLACE = 1 << 22
 """Bytes of keystream that a block may read: it needs about 2^19."""
 COUNTERS = PLACE // 16
 MAX_EXACT = 1 << 53
-"""Sums must stay below it with their noise: above, a double holds no longer every integer."""
+"""Limit of sums with their noise: above it, a double cannot hold every integer."""
 REACH = 1 << 31
-"""Above every number that is drawn."""
+"""Upper bound of every drawn number."""
 SMOOTHING = 5
-"""Deviation, in steps, of the random rounding that makes this noise of a continuous Gaussian."""
+"""Deviation, in steps, of the random rounding that turns a continuous Gaussian into this noise."""
 
 
 def spares(count: int) -> int:
-    """Candidates that are made on top of `count`: at most one in 400 is refused, and seldom are more asked for."""
+    """Return the number of spare candidates for `count` numbers: at most one candidate in 400 is refused."""
     return 16 + count // 128
 
 
 ZEROS = bytes(1 << 16)
-"""What is encrypted, again and again: zeros come out as the keystream. More would drive the tables from the cache."""
+"""Plaintext that encrypts to the keystream. A longer one would evict the tables from the processor's cache."""
 
 
 @cache
 def kernel() -> ModuleType:
-    """The fastest kernel that is installed, imported when the first number is made: numba takes a second.
+    """Return the fastest installed kernel.
+
+    It is imported when the first number is drawn, since numba takes a second to import.
 
     Raises:
-        PrivacyError: the compiled kernel does not make NumPy's numbers, as one from an older cache might not.
+        PrivacyError: the compiled kernel does not return NumPy's numbers, for instance one from an older cache.
     """
     try:
         from cloister.privacy.mechanisms.discrete import numba_kernel
@@ -69,14 +71,14 @@ def kernel() -> ModuleType:
 
 
 def agree(one: ModuleType, other: ModuleType) -> bool:
-    """Whether two kernels make the same of some thousand candidates, most of which need a second look.
+    """Return whether two kernels agree on some thousand candidates, most of which need their slots.
 
     Args:
         one, other: modules with the functions `look_up`, `decide` and `onto_grid`.
     """
     tables = tables_of(Fraction(3 << 15))
     bits = np.frombuffer(Cipher(algorithms.AES(bytes(16)), modes.CTR(bytes(16))).encryptor().update(ZEROS), np.uint64)
-    # High indices, many of which the tables leave over, and words of which most are compared with exp(-t).
+    # High indices, many without a block in the tables, and words most of which are compared with exp(-t).
     slots, indices = bits[:6000].reshape(-1, 3) | np.uint64(0xF000), bits[6000:6500].view(np.uint16) | np.uint16(0xF000)
     words = bits[6500:7500].view(np.uint32) >> np.uint32(7)
     copies = words.copy(), words.copy()
@@ -94,7 +96,7 @@ def agree(one: ModuleType, other: ModuleType) -> bool:
 
 
 def _on_a_grid(kernel: ModuleType, numbers: NDArray) -> list[NDArray]:
-    """What a kernel writes for sums that lie between two whole numbers, and on one."""
+    """Return the output of a kernel for sums on and between whole numbers."""
     sums, written = np.arange(len(numbers)) / 4 - 1000, []
     for dtype in (np.float32, np.float64):
         written.append(np.empty(len(numbers), dtype))
@@ -103,25 +105,25 @@ def _on_a_grid(kernel: ModuleType, numbers: NDArray) -> list[NDArray]:
 
 
 class DiscreteGaussian(Keystream):
-    """An endless stream of independent integers k of probability ∝ exp(-k²/2s²), for noise on whole numbers.
+    """Endless stream of independent integers k of probability ∝ exp(-k²/2s²), for noise on integer sums.
 
     Args:
-        scale: s, the rational number of grid steps that the noise's standard deviation is, from 2^8 up to 2^25. Noise
-            of another deviation σ is the same noise on another grid: its step is σ/s. Where σ is secret, so would that
-            step be: keep a public step, and give each σ a source of its own, of scale σ/step.
+        scale: s, standard deviation of the noise in grid steps, a rational number from 2^8 up to 2^25. For another
+            deviation σ, use a grid of step σ/s. If σ is secret, that step would be secret too: keep a public step,
+            and use a source of scale σ/step for each σ.
         seed: None draws the key from the operating system. A number gives the same stream every time, for tests and
-            for papers; whatever is released with it is not private, and says `seeded`. Another source of noise gives a
-            key from its next place: a new one for each release. Bytes are a secret from which somebody else, to whom it
-            is shown, can make the same numbers.
+            for papers; a release with it is not private, and `seeded` is True. Another source of noise derives a key
+            from its next place: a new one for each release. Bytes are a secret: a party that receives it can draw the
+            same numbers.
 
     Guarantee: a sum of integers whose L2 sensitivity is Δ steps is released with ½(Δ/s)²-concentrated differential
         privacy, RDP(α) = αΔ²/2s² (Canonne, Kamath, Steinke, 2020, Theorem 14), up to a total variation of 2^-2900 a
-        number, and computationally: as long as AES-128 cannot be told from random bits. What is released must be a
-        function of the noised integers alone, such as their multiple by the step. The time that a block takes tells
-        how many candidates were refused, a little about the noise.
+        number, and computationally: as long as AES-128 is indistinguishable from random bits. The release must be a
+        function of the noised integers alone, such as their multiple by the step. The time that a block takes reveals
+        the number of refused candidates, a little about the noise.
 
     Raises:
-        ConfigError: the scale lies outside.
+        ConfigError: the scale is outside this range.
 
     Examples:
         >>> source = DiscreteGaussian(scale=2**20, seed=7)
@@ -142,18 +144,18 @@ class DiscreteGaussian(Keystream):
 
     @property
     def scale(self) -> Fraction:
-        """The scale s; the standard deviation of the numbers is below it by less than 2^-1000."""
+        """Return the scale s; the standard deviation of the numbers is below it by less than 2^-1000."""
         return self._tables.scale
 
     def noise_multiplier(self, distance: int) -> float:
-        """z of the continuous Gaussian release that a release with this noise costs, for a `Gaussian` event.
+        """Return z of the continuous Gaussian that a release with this noise costs, for a `Gaussian` event.
 
         It is √(s² - 25)/Δ, rounded down, which holds for every accountant and for sampled contributions too
         (`docs/privacy.md`, "Exact noise"): a release of p numbers is that of a Gaussian of deviation √(s² - 25), each
         number rounded at random, up to a total variation of p·2^-700.
 
         Args:
-            distance: Δ, by how many steps of L2 distance one unit's joining or leaving moves the sum, at least 1.
+            distance: Δ ≥ 1, the L2 distance in steps by which one unit's joining or leaving moves the sum.
         """
         if distance < 1:
             raise PrivacyError(f"a distance must be at least one step of the grid, got {distance}")
@@ -161,20 +163,20 @@ class DiscreteGaussian(Keystream):
         return math.nextafter(math.isqrt(math.floor(squared * 4**60)) / 2**60, 0)
 
     def integers(self, count: int) -> NDArray[np.int32]:
-        """`count` independent numbers, as int32."""
+        """Return `count` independent numbers, as int32."""
         out = np.zeros(count, np.int32)
         self._add(out)
         return out
 
     def add(self, sums: NDArray) -> None:
-        """Add a number to every sum of a flat array, in place.
+        """Add a number to every element of a flat array of sums, in place.
 
         Args:
-            sums: int64, or float64 whose numbers are whole; below 2^53 - 2^31, so that every addition is exact.
+            sums: int64, or float64 with whole numbers; below 2^53 - 2^31, so that every addition is exact.
 
         Raises:
-            PrivacyError: the array cannot carry this noise exactly, or this is a copy in a forked process. Nothing
-                was added.
+            PrivacyError: the array cannot hold this noise exactly, or this is a copy in a forked process. Nothing is
+                added.
         """
         if sums.dtype not in (np.int64, np.float64) or sums.ndim != 1 or not sums.flags.writeable:
             raise PrivacyError(
@@ -186,7 +188,7 @@ class DiscreteGaussian(Keystream):
         self._add(sums)
 
     def maker(self) -> "Maker":
-        """What makes this stream's blocks on one thread, with memory of its own."""
+        """Return a maker of this stream's blocks for one thread, with memory of its own."""
         return Maker(self._key, self._nonce, self._tables)
 
     def _add(self, target: NDArray) -> None:
@@ -199,12 +201,12 @@ class DiscreteGaussian(Keystream):
 
 
 class Maker:
-    """Makes blocks of one stream, on one thread.
+    """Maker of one stream's blocks, on one thread.
 
     Args:
         key, nonce: of the stream.
         tables: of the scale.
-        numbers: that a block has at most; the maker's memory is for as many.
+        numbers: the most numbers of a block; the maker's memory has this size.
     """
 
     def __init__(self, key: bytes, nonce: int, tables: Tables, numbers: int = BLOCK) -> None:
@@ -215,7 +217,7 @@ class Maker:
         self._left = 0
 
     def add(self, target: NDArray, places: Places) -> None:
-        """Add a number to every number of a flat array, in place.
+        """Add a number to every element of a flat array, in place.
 
         Args:
             target: of n numbers.
@@ -235,7 +237,7 @@ class Maker:
             out: of n numbers; it may be `sums`.
 
         Raises:
-            PrivacyError: lengths differ. A compiled kernel would release what lies behind them in memory.
+            PrivacyError: lengths differ. A compiled kernel would read the memory behind the shorter array.
         """
         if len(out) != len(sums):
             raise PrivacyError(f"noise on {len(sums)} sums goes into as many numbers, not into {len(out)}")
@@ -244,11 +246,11 @@ class Maker:
             self._kernel.onto_grid(sums[block], self.integers(number, len(sums[block])), scale, unit, out[block])
 
     def integers(self, number: int, count: int) -> NDArray[np.int32]:
-        """The numbers of a block, as many as are needed, where the next ones will be too.
+        """Return the first `count` numbers of a block, in memory that the next call overwrites.
 
         Args:
-            number: of the block, its place in the stream.
-            count: how many are needed.
+            number: place of the block in the stream.
+            count: number of integers.
 
         Raises:
             PrivacyError: the block is larger than its place in the stream, or than the memory.
@@ -268,7 +270,7 @@ class Maker:
         return np.right_shift(made[:count], shift, out=made[:count]) if shift else made[:count]
 
     def _candidates(self, memory: NDArray, count: int) -> tuple[NDArray, NDArray]:
-        """Candidates, each b·2^16 + low, and the positions of those that are refused."""
+        """Return candidates, each b·2^16 + low, and the positions of refused ones."""
         raw = memory[: BYTES * count]
         self._draw(raw)
         words, indices = raw[: 4 * count].view(np.uint32), raw[4 * count :].view(np.uint16)
@@ -285,13 +287,13 @@ class Maker:
         return words.view(np.int32), positions[outcome == REFUSED]
 
     def _further(self) -> int:
-        """64 more bits of the block."""
+        """Draw 64 more bits of the block."""
         drawn = np.empty(1, np.uint64)
         self._draw(drawn.view(np.uint8))
         return int(drawn[0])
 
     def _draw(self, out: NDArray) -> None:
-        """The next bytes of the block's own place in the keystream."""
+        """Read the next bytes of the block's own place in the keystream."""
         self._left -= len(out)
         if self._left < 0:
             raise PrivacyError("a block of noise has used up its place in the keystream")
@@ -301,7 +303,7 @@ class Maker:
 
 
 def _without(numbers: NDArray, positions: NDArray) -> NDArray:
-    """The numbers at all other positions, in order."""
+    """Return the numbers at all other positions, in order."""
     kept = np.ones(len(numbers), bool)
     kept[positions] = False
     return numbers[kept]

@@ -1,14 +1,14 @@
-"""How uniform bits become blocks: two tables of 16 bits, and thresholds for what they leave over.
+"""Look-up of blocks from uniform bits: two tables of 16 bits, and thresholds for the remaining probability.
 
-Block b has probability q_b. Of the 2^16 indices of the first table, c_b say b, where c_b/2^16 ≤ q_b; the R indices that
-are left over lead to the second table, where d_b of 2^16 say b; what that leaves over is drawn by comparing a uniform
-number with the thresholds of what is missing,
+Block b has probability q_b. Of the 2^16 indices of the first table, c_b hold b, where c_b/2^16 ≤ q_b. The R indices
+without a block lead to the second table, where d_b of 2^16 hold b. If that index has no block either, a uniform number
+is compared with the thresholds of the missing probability,
 
     T_b = (2^32·F_b - G_b) / (2^32 - G),     F_b = Σ q,     G_b = Σ (2^16·c + R·d),
 
 summed over b and the blocks before it, and G over all. Any counts c and d that are not too large give exactly the same
-law: thresholds carry the whole difference. So counts come from lower bounds, whose last bit is of no importance, and
-thresholds from bounds on both sides, to as many bits as a comparison needs.
+law: thresholds carry the whole difference. So counts come from lower bounds of any precision, and thresholds from
+bounds on both sides, to as many bits as a comparison needs.
 """
 
 import math
@@ -26,19 +26,19 @@ from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms.discrete.weights import blocks_in_order, cumulated
 
 LEFT_OVER = -(1 << 15)
-"""What a table says at an index that belongs to no block."""
+"""Entry of a table at an index that has no block."""
 INDEX_BITS = LOW_BITS = 16
 SMALLEST, LARGEST = 1 << 8, 1 << 25
 PRECISION = 192
-"""Bits of the first bounds: floors of thresholds to 64 bits are then certain, but for a chance of about 2^-80."""
+"""Bits of the first bounds: 64-bit floors of thresholds are then certain except with probability about 2^-80."""
 
 
 class Missing:
-    """Thresholds of what the tables leave over, to any number of bits.
+    """Thresholds of the probability that the tables leave over, to any number of bits.
 
     Args:
         rate: 1/2s₀².
-        given: G_b: what the tables give, of 2^32, to each block and those before it. Blocks beyond get nothing.
+        given: G_b: the tables' share, of 2^32, of each block and the preceding ones. Further blocks have none.
     """
 
     def __init__(self, rate: Fraction, given: Sequence[int]) -> None:
@@ -46,23 +46,23 @@ class Missing:
         self._known: dict[int, tuple[list[int], list[int]]] = {}
 
     def bounds(self, bits: int) -> tuple[list[int], list[int]]:
-        """Bounds for every threshold that shows in this many bits, in units of 2^-bits."""
+        """Return lower and upper bounds of every threshold that is visible in this many bits, in units of 2^-bits."""
         if bits not in self._known:
             rest = (1 << 32) - self._given[-1]
             low, high = cumulated(self._rate, bits)
             given = [*self._given, *[self._given[-1]] * (len(low) - len(self._given))]
             least = [((total << 32) - (part << bits)) // rest for total, part in zip(low, given)]
             most = [-(((part << bits) - (total << 32)) // rest) for total, part in zip(high, given)]
-            # In order, like the thresholds themselves: where two are almost the same, their bounds need not be.
+            # Sorted like the thresholds: bounds of two almost equal thresholds need not be in order.
             self._known[bits] = least, list(accumulate(most, max))
         return self._known[bits]
 
     def position(self, drawn: int, bits: int) -> int | None:
-        """Which block a uniform number belongs to, in the order of blocks; None where its bits leave that open.
+        """Return the position of a uniform number's block, in the order of blocks; None if its bits do not decide.
 
         Args:
-            drawn: the leading bits of the number, which lies in [drawn, drawn + 1) · 2^-bits.
-            bits: how many they are.
+            drawn: the leading bits of the number, which is in [drawn, drawn + 1) · 2^-bits.
+            bits: their number.
         """
         precision = PRECISION
         while precision < bits + 128:
@@ -75,14 +75,14 @@ class Missing:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """All that numbers of one scale are made with.
+    """Tables for numbers of one scale.
 
     Attributes:
         scale: s.
         low_bits: L.
         first, second: 2^16 blocks each, or `LEFT_OVER`.
-        missing: exact thresholds of what both leave over.
-        thresholds: ⌊2^64·T⌋ as far as that is below 2^64 - 1. A number of 64 bits that is equal to one is undecided.
+        missing: exact thresholds of the probability that both tables leave over.
+        thresholds: ⌊2^64·T⌋ as far as that is below 2^64 - 1. A 64-bit number that is equal to one is undecided.
         blocks: the block of each threshold.
         unit: 2^64/2s², so that 2^64·t = unit · (2m·2^L + j)·j.
         unit_floor, unit_ceiling: the integers around it.
@@ -102,13 +102,13 @@ class Tables:
 
 @lru_cache(maxsize=64)
 def tables_of(scale: Fraction) -> Tables:
-    """The tables of a scale, made once.
+    """Return the tables of a scale, computed once.
 
     Args:
         scale: s, from 2^8 up to 2^25.
 
     Raises:
-        ConfigError: the scale lies outside.
+        ConfigError: the scale is outside this range.
     """
     if not SMALLEST <= scale < LARGEST:
         raise ConfigError(f"the scale of exact noise must be from 2^8 up to 2^25 steps of the grid, got {scale}")
@@ -136,13 +136,13 @@ def tables_of(scale: Fraction) -> Tables:
 
 
 def _probabilities_at_least(rate: Fraction) -> list[int]:
-    """Lower bounds for the probability of each block, from the middle outward, in units of 2^-`PRECISION`."""
+    """Return lower bounds for each block's probability, from the middle outward, in units of 2^-`PRECISION`."""
     low, high = cumulated(rate, PRECISION)
     return [max(total - before, 0) for total, before in zip(low, [0, *high])]
 
 
 def _counts(least: Sequence[int], whole: int) -> list[int]:
-    """How many of 2^16 indices say each block: as many as surely do not give it more than it has.
+    """Return the number of 2^16 indices for each block: the most that surely do not exceed its weight.
 
     Args:
         least: lower bounds for the weights of blocks.
@@ -152,7 +152,7 @@ def _counts(least: Sequence[int], whole: int) -> list[int]:
 
 
 def _table(counts: Sequence[int]) -> NDArray[np.int16]:
-    """A table that says each block, from the middle outward, at as many indices as it counts."""
+    """Return a table with each block, from the middle outward, at its number of indices."""
     table = np.full(1 << INDEX_BITS, LEFT_OVER, np.int16)
     said = np.repeat(np.array(blocks_in_order(len(counts) // 2), np.int16), counts)
     table[: len(said)] = said
@@ -160,7 +160,7 @@ def _table(counts: Sequence[int]) -> NDArray[np.int16]:
 
 
 def _floors(missing: Missing) -> list[int]:
-    """⌊2^64·T⌋ of each threshold that is below 2^64 - 1: bounds are narrowed until both have the same floor."""
+    """Return ⌊2^64·T⌋ of each threshold below 2^64 - 1: bounds are narrowed until both have the same floor."""
     bits, top = PRECISION, (1 << 64) - 1
     while True:
         low, high = ([min(bound >> (bits - 64), top) for bound in side] for side in missing.bounds(bits))

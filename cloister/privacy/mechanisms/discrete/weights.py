@@ -1,8 +1,7 @@
-"""Bounds for the weights exp(-m²/2s₀²) of blocks and for their sums, to any number of bits, in integers alone.
+"""Integer bounds for the weights exp(-m²/2s₀²) of blocks and for their sums, to any number of bits.
 
-Everything is counted in units of 2^-bits. A lower bound is made by operations that round down and an upper bound by the
-same operations rounding up. All numbers lie in [0, 1] and only products and sums of them occur, so each bound holds
-whatever was rounded before it.
+All numbers are in units of 2^-bits. Operations for a lower bound round down, and the same operations for an upper
+bound round up. All numbers are in [0, 1] and are only multiplied and added, so each bound holds after any rounding.
 """
 
 import math
@@ -15,14 +14,14 @@ DEPTH = (1 << 15) - 1
 
 
 def blocks_in_order(depth: int) -> list[int]:
-    """The blocks of m = 0 … depth - 1 from the middle outward: 0, -1, 1, -2, 2, …"""
+    """Return the blocks of m = 0 … depth - 1 from the middle outward: 0, -1, 1, -2, 2, …"""
     return [block for m in range(depth) for block in (m, -m - 1)]
 
 
 def cumulated(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
-    """Bounds for the probability of each block and all before it, in the order of `blocks_in_order`.
+    """Return bounds for the probability of each block and all before it, in the order of `blocks_in_order`.
 
-    Blocks whose weight is too small to show in this many bits are left out: the lists end before them.
+    The lists end before the first block whose weight is 0 in this many bits.
 
     Args:
         rate: 1/2s₀², at most 1.
@@ -32,7 +31,7 @@ def cumulated(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
         Lower bounds and upper bounds, in units of 2^-bits.
     """
     low, high = _weights(rate, bits)
-    # What is left out lies below the last upper bound, block by block: weights fall with m.
+    # Each omitted weight is below the last upper bound, since weights fall with m.
     beyond = (DEPTH - len(high)) * high[-1]
     least, most = 2 * sum(low), 2 * (sum(high) + beyond)
     twice = [[weight for weight in side for _ in range(2)] for side in (low, high)]
@@ -43,7 +42,7 @@ def cumulated(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
 
 
 def _weights(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
-    """Bounds for exp(-rate·m²), m = 0, 1, …, as far as lower bounds are above zero."""
+    """Return bounds for exp(-rate·m²), m = 0, 1, …, as far as lower bounds are above zero."""
     low, high = [], []
     below, above = exponential(rate, bits)
     for _, least, most in zip(range(DEPTH), falling(below, bits, 1), falling(above, bits, -1)):
@@ -55,7 +54,7 @@ def _weights(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
 
 
 def falling(first: int, bits: int, sign: int) -> Iterator[int]:
-    """1, q, q⁴, q⁹, … for the bound q, in units of 2^-bits.
+    """Yield 1, q, q⁴, q⁹, … for the bound q, in units of 2^-bits.
 
     Args:
         first: q.
@@ -70,7 +69,9 @@ def falling(first: int, bits: int, sign: int) -> Iterator[int]:
 
 
 def exponential(rate: Fraction, bits: int) -> tuple[int, int]:
-    """Bounds for exp(-rate) in units of 2^-bits: of two partial sums of the series, which alternates, one on each side.
+    """Return bounds for exp(-rate) in units of 2^-bits.
+
+    The series alternates, so that two successive partial sums enclose it.
 
     Args:
         rate: above 0 and at most 1, so that the terms fall.
