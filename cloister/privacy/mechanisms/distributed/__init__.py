@@ -1,11 +1,11 @@
-"""Noise in shares: every client adds a part of it to whole numbers of which a server learns the sum alone.
+"""Distributed noise: each client adds a share of it to integers of which the server receives only the sum.
 
-    clip ─▶ truncate to steps ─▶ + share of the noise ─▶ (sum by others) ─▶ - surplus ─▶ in units of the weights
+    clip ─▶ truncate to steps ─▶ + share of the noise ─▶ (secure sum) ─▶ - surplus ─▶ in units of the weights
 
-shares         what each client's noise is made of, and how much is left when some of it is taken off again
-beside         a number that travels beside an update, on a grid and with noise of its own
-plan           the public grid, the noise on it, the room that the sum needs, and the event of a round
-whole          a client's update in steps, its noise, and what the server makes of the sum
+shares         the components of each client's noise, and the remaining variance after some are subtracted
+beside         an additional number in the same sum, on a grid and with noise of its own
+plan           the public grid, the noise on it, the size of the ring, and the event of a round
+whole          a client's update in steps, its noise, and the removal of surplus noise from the sum
 
-Mathematics only: who adds the numbers up, and why nobody sees one of them, is none of this folder's business.
+Mathematics only: `cloister.secure_aggregation` sums the numbers without revealing a single one.
 """

@@ -1,16 +1,16 @@
-"""A number that travels beside an update in a sum that nobody sees a part of.
+"""Auxiliary numbers that clients add to a secure sum beside their updates.
 
-    bits       whether each update is within the clip: what an adaptive clip follows
-    squares    how long each update is, squared: with the sum of updates it says how far they lie apart
+    bits       whether each update is within the clip: an adaptive clip follows their sum
+    squares    the squared norm of each update: with the sum of updates, it yields their distance
 
-It has a grid of its own and shares of noise of its own, so that it is a release of its own. Their surplus is not taken
-off: it would take seeds of its own, for one number.
+Each number has its own grid and its own shares of noise, so that it is a separate release. Its surplus noise stays:
+subtracting it would need further seeds, for one number.
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
-| an update of 0, as that of a client whose training failed | the number is 0: the client is as if it were not there |
-| an update with NaN, infinity, or squares that overflow | it counts as 0, and so does the number |
-| a client that sends another number than it should | a clip moves by one step of its rule at most; a distance is held |
+| an update of 0, for instance of a client whose training failed | the number is 0, as without this client |
+| an update with NaN, infinity, or squares that overflow | update and number count as 0 |
+| a client that sends a wrong number | a clip moves by one step of its rule at most; a distance stays in its limits |
 """
 
 import math
@@ -24,20 +24,20 @@ from cloister.privacy.mechanisms.distributed.shares import Parties, Shares, vari
 from cloister.privacy.mechanisms.grid import Grid
 
 STEPS = 1 << 16
-"""That the most which a client adds has: truncation moves it by less than any noise shows."""
+"""Steps in the largest number of a client: the error of truncation is small beside any noise."""
 LARGEST_MULTIPLIER = 256.0
-"""Of the noise on either: shares of it are below 2^25 steps, whatever t and c are, and the narrow ring has room."""
+"""Largest noise multiplier: shares stay below 2^25 steps for any t and c, and the sum fits into the narrow ring."""
 
 
 @dataclass(frozen=True)
 class Beside(ABC):
-    """A number that each client adds beside its update.
+    """Auxiliary number that each client adds to the sum beside its update.
 
     Attributes:
-        steps: D, that the most which a client adds has.
+        steps: D, steps in the largest number of a client.
         shares: of the noise.
 
-    Guarantee: a client adds at most D steps, and 0 where its update is 0: what zeroing an update costs is `event`.
+    Guarantee: a client adds at most D steps, and 0 if its update is 0. So `event` is the cost of zeroing an update.
     """
 
     steps: int
@@ -45,15 +45,15 @@ class Beside(ABC):
 
     @abstractmethod
     def number(self, cohort: Cohort, bound: float) -> int:
-        """What a client adds.
+        """Return the number that a client adds.
 
         Args:
-            cohort: of this one client, as it was trained.
+            cohort: of this one client, before clipping.
             bound: C.
         """
 
     def event(self, single: bool = False) -> DistributedGaussian:
-        """What the sum of these numbers costs at worst, whoever is left.
+        """Return the worst-case cost of the sum of these numbers, for any survivors.
 
         Args:
             single: as in `Shares.event`.
@@ -63,35 +63,35 @@ class Beside(ABC):
 
 @dataclass(frozen=True)
 class Bits(Beside):
-    """Whether each update is within the clip: 1 - γ if it is, -γ if not, 0 for an update of 0.
+    """Indicator of an update within the clip: 1 - γ if it is, -γ if not, 0 for an update of 0.
 
     Attributes:
-        quantile: γ, between 0 and 1. D is what max(γ, 1 - γ) has.
+        quantile: γ, between 0 and 1. D steps stand for max(γ, 1 - γ).
     """
 
     quantile: float
 
     @classmethod
     def of(cls, clip: AdaptiveClip, parties: Parties) -> "Bits":
-        """The bits of a clip, with noise of deviation z_b·max(γ, 1 - γ) on their sum.
+        """Return the bits of a clip, with noise of deviation z_b·max(γ, 1 - γ) on their sum.
 
         Args:
-            clip: that follows them.
-            parties: how many there are of whom.
+            clip: the adaptive clip.
+            parties: sizes of the cohort.
 
         Raises:
-            PrivacyError: the noise is more than can be made.
+            PrivacyError: the noise is beyond the range of exact noise.
         """
         variance = variance_of(clip.bits_multiplier, STEPS)
         return cls(STEPS, Shares.of(variance, parties, removable=False), clip.quantile)
 
     @property
     def grid(self) -> Grid:
-        """What bits are counted in, without noise."""
+        """Return the grid of the bits, without noise."""
         return Grid(heaviest(self.quantile), float(self.steps), 0)
 
     def number(self, cohort: Cohort, bound: float) -> int:
-        """As in `Beside`."""
+        """Return the bit of a client, in steps; see `Beside.number`."""
         (norm,) = cohort.norms
         inside, outside = whole_bits(self.grid, self.quantile)
         if not 0 < norm < math.inf:
@@ -99,46 +99,46 @@ class Bits(Beside):
         return inside if norm <= bound else outside
 
     def share(self, total: int, survivors: int) -> float:
-        """The share of the survivors within the clip, less γ.
+        """Return the share of the survivors within the clip, less γ.
 
         Args:
-            total: the sum of their numbers, with its noise.
-            survivors: how many there are: a public number.
+            total: the noised sum of their numbers.
+            survivors: their public number.
         """
         return total * self.grid.step / survivors
 
 
 @dataclass(frozen=True)
 class Squares(Beside):
-    """The squared norm of each update after clipping, in units of C²: 0 to 1, which has D steps."""
+    """Squared norm of each update after clipping, in units of C²: from 0 to 1, which is D steps."""
 
     @classmethod
     def of(cls, multiplier: float, parties: Parties) -> "Squares":
-        """The squares of a round, with noise of a deviation of so many C² on their sum.
+        """Return the squares of a round, with noise of deviation `multiplier`·C² on their sum.
 
         Args:
             multiplier: z_d > 0.
-            parties: how many there are of whom.
+            parties: sizes of the cohort.
 
         Raises:
-            PrivacyError: the noise is more than can be made.
+            PrivacyError: the noise is beyond the range of exact noise.
         """
         return cls(STEPS, Shares.of(variance_of(multiplier, STEPS), parties, removable=False))
 
     def number(self, cohort: Cohort, bound: float) -> int:
-        """As in `Beside`."""
+        """Return the squared norm of a client's update, in steps; see `Beside.number`."""
         (norm,) = cohort.norms
         return int(min(norm / bound, 1.0) ** 2 * self.steps) if norm < math.inf else 0
 
     def apart(self, squares: int, summed: float, survivors: int) -> float:
-        """The root mean squared distance of two updates, in units of C; 0 where noise takes its square below 0.
+        """Return the root mean squared distance of two updates, in units of C; 0 if noise makes its square negative.
 
         It is √(2·(u·Σ‖x‖² - ‖Σx‖²)/(u·(u - 1))), x being an update over C.
 
         Args:
-            squares: the sum of their numbers, with its noise.
-            summed: ‖Σx‖², as it is estimated.
-            survivors: u ≥ 2: a public number.
+            squares: the noised sum of their numbers.
+            summed: estimate of ‖Σx‖².
+            survivors: u ≥ 2, a public number.
         """
         pairs = survivors * squares / self.steps - summed
         return math.sqrt(max(0.0, 2 * pairs / (survivors * (survivors - 1))))

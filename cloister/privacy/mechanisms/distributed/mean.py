@@ -1,11 +1,11 @@
-"""The mean of updates that nobody sees alone: each client clips its own, and adds its share of the noise to it.
+"""Mean of updates under secure aggregation: each client clips its own update and adds its share of the noise.
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
 | a client's training fails, or it has no examples | its update is 0, with its share of the noise |
 | an update with NaN, infinity, or squares that overflow | it counts as 0, with its share of the noise |
-| fewer clients than the threshold are left | there is no sum; the model, the clip and the distance stay as they were |
-| single updates in the server's hands | refused: there is nothing here that would add noise to them |
+| fewer survivors than the threshold | there is no sum; the model, the clip and the distance stay unchanged |
+| a server that holds single updates | refused: this mechanism adds no noise to them |
 """
 
 from dataclasses import dataclass, replace
@@ -33,25 +33,25 @@ from cloister.privacy.mechanisms.mechanism import Contributions, Parameter, Rele
 from cloister.privacy.mechanisms.noise_scale import DistanceScaled
 
 ANY_MODEL = Layout.of({"any": np.zeros(1)})
-"""The limits of a distance that follows from sums depend on C, and not on the arrays of a model."""
+"""Layout of any model: the limits of a distance that is derived from sums depend on C alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedMean(GaussianMechanism):
-    """The mean of the clipped updates of those who are left, with noise of standard deviation z·C on their sum.
+    """Mean of the survivors' clipped updates, with noise of standard deviation z·C on their sum.
 
     Attributes:
-        parties: the largest cohort, and how many of it must be left and may collude.
-        distance: d that scales the noise, where one does: 1 in the first round, and what followed from the last sum
-            afterwards. It is held between the limits of `scale` wherever it comes from.
+        parties: the largest cohort, the threshold of survivors, and the number of clients that may collude.
+        distance: d that scales the noise, if any: 1 in the first round, then the value derived from the last sum. It
+            is always held between the limits of `scale`.
 
-    Guarantee: each round costs what `events` says, for zeroing one client's update, against the server together
-        with as many clients as may collude, whoever drops out, and whatever distance a client is told. It rests on a
-        sum that holds at least `parties.honest` honest inputs: the protocol's part.
+    Guarantee: each round costs `events`, for zeroing one client's update, against the server together with as many
+        clients as may collude. That holds for any dropouts, and for any distance that the server sends to a client.
+        It depends on a sum that holds at least `parties.honest` honest inputs, which the protocol has to ensure.
 
     Raises:
-        ConfigError: a distance scales the noise that does not follow from sums, or that is to be used without noise; or
-            the clip that limits it is not fixed.
+        ConfigError: the distance that scales the noise is not derived from sums, or is used without noise; or the clip
+            that limits it is not fixed.
 
     Source: Kairouz, Liu, Steinke (2021), arXiv:2102.06387.
     """
@@ -75,30 +75,30 @@ class DistributedMean(GaussianMechanism):
 
     @property
     def needs_public_cohort(self) -> bool:
-        """Always: members sign the names of all who are left."""
+        """Return True: members sign the names of all survivors."""
         return True
 
     def plan(self, parameters: int) -> Plan:
-        """What a round counts in: the same for all parties, by the configuration alone.
+        """Return the grid and the noise of a round: the same for all parties, from the configuration alone.
 
         Args:
             parameters: p, numbers of an update.
 
         Raises:
-            PrivacyError: the sum might leave the widest ring, or the noise is more than can be made.
+            PrivacyError: the sum might exceed the widest ring, or the noise is beyond the range of exact noise.
         """
         return self._at(self.factor, parameters)
 
     @property
     def factor(self) -> float:
-        """What z is multiplied by in this round: 1, unless a distance scales it."""
+        """Return the factor of z in this round: 1, unless a distance scales it."""
         return self.scale.at(self.distance, self.clip.bound, ANY_MODEL)
 
     def _at(self, factor: float, parameters: int) -> Plan:
-        """The plan of a round with a factor. The ring is that of the largest factor, and no noise is less than charged.
+        """Return the plan of a round with a factor. The ring is that of the largest factor.
 
-        Charged is the noise of the smallest factor. Scales of shares are rounded up to whole steps: a factor that is
-        barely larger could come out with less noise, so that the smallest one's variance is a minimum for all.
+        The charged noise is that of the smallest factor. Scales of shares are rounded up to whole steps: a barely
+        larger factor could get less noise. So the variance of the smallest factor is a minimum for all.
         """
         given = self.parties, parameters, tuple(one for one in (self.bits, self.squares) if one)
         low, high = (self.multiplier * one for one in self.scale.factors(self.clip.bound, ANY_MODEL))
@@ -110,31 +110,31 @@ class DistributedMean(GaussianMechanism):
 
     @property
     def bits(self) -> Bits | None:
-        """What the clip follows; None where it is fixed."""
+        """Return the bits that an adaptive clip follows; None for a fixed clip."""
         return Bits.of(self.clip, self.parties) if isinstance(self.clip, AdaptiveClip) else None
 
     @property
     def is_stationary(self) -> bool:
-        """Whether neither clip nor noise follows from earlier rounds."""
+        """Return whether both clip and noise are independent of earlier rounds."""
         return self.bits is None and self.squares is None
 
     @property
     def squares(self) -> Squares | None:
-        """What the distance of the next round is made of; None where none scales the noise."""
+        """Return the squares from which the next round's distance is derived; None if none scales the noise."""
         if not isinstance(self.scale, DistanceScaled):
             return None
         return Squares.of(self.scale.distance_multiplier, self.parties)
 
     def events(self, layout: Layout, sampling: Sampling = UNSAMPLED, by_provisioner: int = 0) -> tuple[Event, ...]:
-        """The releases of a round, whoever is left: what travels beside the updates, and their sum.
+        """Return the releases of a round, for any survivors: the auxiliary numbers, and the sum of updates.
 
-        None depends on C, which an adaptive clip moves: updates and noise are counted in steps of it. Where a distance
-        scales the noise, the sum is counted with the least noise that any distance gives it.
+        They do not depend on C, which an adaptive clip moves: updates and noise are in steps of it. If a distance
+        scales the noise, the sum is charged with the least noise of any distance.
 
         Args:
             layout, sampling: as in `GaussianMechanism.events`.
-            by_provisioner: members on the roster whose keys the provisioner made, who count as colluding. The sum is
-                proved to hold t - c honest shares where at most c collude. Where more do, one share counts.
+            by_provisioner: members of the roster whose keys the provisioner generated; they count as colluding. The
+                sum is proved to hold t - c honest shares if at most c collude. If more do, one share counts.
         """
         plan = self._at(self.scale.factors(self.clip.bound, ANY_MODEL)[0], layout.size)
         return plan.events(single=by_provisioner > self.parties.colluding)
@@ -142,14 +142,14 @@ class DistributedMean(GaussianMechanism):
     def released(
         self, total: NDArray[np.int64], layout: Layout, sent: Row, survivors: int, shown: int | None = None
     ) -> Released:
-        """The model that follows from a sum.
+        """Return the release that follows from a sum.
 
         Args:
-            total: of the survivors' whole numbers, shape (plan.length,), without surplus noise.
+            total: sum of the survivors' integers, shape (plan.length,), without surplus noise.
             layout: of the model.
             sent: the global model of the round.
-            survivors: how many updates are in the sum: a public number.
-            shown: how many of them have shown their surplus noise, which is not in the total; None: all.
+            survivors: public number of updates in the sum.
+            shown: number of survivors that revealed their surplus noise, which is not in the total; None: all.
         """
         plan = self.plan(layout.size)
         step, sensitivity = plan.bound / plan.steps / survivors, plan.bound / survivors
@@ -168,10 +168,10 @@ class DistributedMean(GaussianMechanism):
         )
 
     def _apart(self, total: NDArray[np.int64], plan: Plan, survivors: int, noise: int) -> float | None:
-        """How far the updates lie apart, in units of the weights; None where nobody asks.
+        """Return the distance of the updates, in units of the weights; None if it is not used.
 
-        It follows from what is released anyway. Noise adds its own variance to each squared number of the sum: so much
-        is taken off again, and is too much where clients that collude have added none.
+        It is post-processing of released sums. The noise adds its variance to each squared number of the sum, and this
+        variance is subtracted again. If colluding clients have added no noise, too much is subtracted.
         """
         if self.squares is None:
             return None
@@ -180,26 +180,26 @@ class DistributedMean(GaussianMechanism):
         return plan.bound * self.squares.apart(int(total[-1]), summed, survivors)
 
     def _followed(self, beside: int, survivors: int, apart: float | None) -> "DistributedMean | None":
-        """The mechanism of the next round, whose clip or distance has followed what was beside the sum of updates."""
+        """Return the mechanism of the next round, with the new clip or distance; None: unchanged."""
         if isinstance(self.clip, AdaptiveClip) and self.bits:
             return replace(self, clip=self.clip.moved(self.bits.share(beside, survivors)))
         return None if apart is None else self.told(apart)
 
     def told(self, distance: float) -> "DistributedMean":
-        """This mechanism with another distance, which its limits hold.
+        """Return this mechanism with another distance, held between its limits.
 
         Args:
-            distance: d ≥ 0, as somebody says.
+            distance: d ≥ 0, from any source.
         """
         low, high = self.scale.limits(self.clip.bound, ANY_MODEL)
         return replace(self, distance=min(max(distance, low), high))
 
     def state_dict(self) -> State:
-        """As in `GaussianMechanism`, with the distance."""
+        """Return the state of `GaussianMechanism`, with the distance."""
         return {**super().state_dict(), "distance": np.array(self.distance)}
 
     def restored(self, state: State) -> "DistributedMean":
-        """As in `Mechanism`."""
+        """Return this mechanism with a saved state."""
         return replace(super().restored(state), distance=float(state.get("distance", self.distance)))
 
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
@@ -209,17 +209,17 @@ class DistributedMean(GaussianMechanism):
         )
 
     def refuse_canaries(self) -> None:
-        """Raises ConfigError: the server cannot put made-up clients into a sum that clients mask."""
+        """Raise ConfigError: the server cannot add canaries to a sum of masked updates."""
         raise ConfigError("privacy.canaries contradicts secure-aggregation.enabled = true; use 0 canaries")
 
     def suited_to(self, capabilities: Capabilities | None, strategy: str) -> "DistributedMean":
-        """As in `Mechanism`: any strategy that lives on the mean.
+        """Return this mechanism for a strategy that uses the mean alone.
 
         Args:
             capabilities, strategy: as in `Mechanism.suited_to`.
 
         Raises:
-            ConfigError: the strategy needs single updates, or nobody knows.
+            ConfigError: the strategy needs single updates, or declares no capabilities.
         """
         if capabilities is None or capabilities.needs_every_reply:
             why = "declares no capabilities" if capabilities is None else "needs every reply"
@@ -230,7 +230,7 @@ class DistributedMean(GaussianMechanism):
         return self
 
     def parameters(self) -> dict[str, Parameter]:
-        """All of them, by configuration key."""
+        """Return all parameters, by configuration key."""
         own: dict[str, Parameter] = {THRESHOLD: self.parties.threshold, COLLUDING: self.parties.colluding}
         return {**super().parameters(), **own}
 
@@ -245,7 +245,7 @@ def _planned(
     ring: int | None = None,
     minimum_variance: int = 0,
 ) -> Plan:
-    """The plan in a ring of so many bits; None: in the narrower one that has room for the sum."""
+    """Return the plan in a ring of this many bits; None: in the narrower ring that holds the sum."""
     if ring is not None:
         return Plan.of(
             bound, multiplier, parties, parameters, bits=ring, beside=beside, minimum_variance=minimum_variance

@@ -1,29 +1,30 @@
-"""What all parties fix before a round with noise in shares: grid, noise, room, and what the round costs.
+"""Public parameters of a round with distributed noise: grid, noise, ring, and events.
 
 **Grid.** C is D steps. Truncating p numbers toward zero moves an update by √(p/3) steps where their fractions are
 evenly spread, and by less than √p steps always. D is the least power of two from 2^20 on for which √(p/3) ≤ D/1000: for
-up to 3.2 million parameters D = 2^20, and nothing has to be rotated.
+up to 3.2 million parameters D = 2^20, and no rotation is needed.
 
-**Noise.** z·D steps, and 25 steps² more, so that the sum costs no more than with a continuous Gaussian of multiplier z.
+**Noise.** The variance is (z·D)² + 25 steps², so that the sum costs at most as much as with a continuous Gaussian of
+multiplier z.
 
-**Room.** The sum is taken in a ring of 2^b whole numbers and read as one from -2^(b-1) to 2^(b-1) - 1. The n updates
-give at most n·D to a number of it. Let V be the variance of a share with all of its components. A discrete Gaussian of
+**Ring.** The sum is computed in a ring of 2^b integers and decoded to -2^(b-1) … 2^(b-1) - 1. The n updates contribute
+at most n·D to a number of it. Let V be the variance of a share with all of its components. A discrete Gaussian of
 scale s is s²-subgaussian (Canonne, Kamath, Steinke, 2020), so the noise of n shares is n·V-subgaussian: a number of it
-passes 10·√(n·V) with probability at most 2·e^-50. So where
+exceeds 10·√(n·V) with probability at most 2·e^-50. So if
 
     n·D + 10·√(n·V) < 2^(b-1),
 
-a sum of p numbers is read wrongly with probability at most 2p·e^-50, below 4.7e-16 for 1.2 million. What is read
-wrongly costs accuracy, not privacy: it is a function of the noised sum.
+a sum of p numbers is decoded wrongly with probability at most 2p·e^-50, below 4.7e-16 for 1.2 million. A wrong
+decoding costs accuracy, not privacy: it is a function of the noised sum.
 
-**Beside the update** other numbers may travel in the same sum, on grids and with noise of their own (`beside`). All of
-them are in steps, and so is the noise: what C is, which may change from round to round, decides neither.
+**Auxiliary numbers** may be in the same sum, on grids and with noise of their own (`beside`). All numbers and all noise
+are in steps, so they do not depend on C, which may change from round to round.
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
 | a multiplier of 0 | no noise; the event is `Unaccounted` |
-| noise of less than 2^8 steps a share | there is more of it: see `shares` |
-| a sum that may leave the ring | refused |
+| noise of less than 2^8 steps a share | it is increased: see `shares` |
+| a sum that may exceed the ring | refused |
 """
 
 import json
@@ -38,26 +39,26 @@ from cloister.privacy.mechanisms.distributed.shares import DEVIATIONS, Parties, 
 from cloister.privacy.mechanisms.grid import FINEST, Grid
 
 COARSEST = 20
-"""The bound of a client is at least 2 to this power of steps."""
+"""Log₂ of the least number of steps in the bound of a client."""
 ROUNDING = 1e-3
-"""What truncation moves an update by, as a share of the bound, at most."""
+"""Largest L2 error of truncation, as a share of the bound."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a round with noise in shares counts in.
+    """Grid, noise and ring of a round with distributed noise.
 
     Attributes:
         bound: C > 0, in units of the weights.
-        steps: D, a power of two: how many steps C is.
+        steps: D, a power of two: number of steps in C.
         shares: of the noise.
         parameters: p, numbers of an update.
         bits: of the ring, 32 or 64.
-        beside: what travels beside an update, a number each.
+        beside: auxiliary numbers beside an update, one each.
 
-    Guarantee: every sum of at least t clients' numbers, with the components taken off that belong to their number,
-        holds honest noise of variance (z·D)² + 25 steps² or more, and is read as what it is but for a probability
-        of 2p·e^-50.
+    Guarantee: take any sum of at least t clients' numbers, without the components that belong to their number. It
+        holds honest noise of variance (z·D)² + 25 steps² or more, and is decoded correctly except with probability
+        2p·e^-50.
     """
 
     bound: float
@@ -78,19 +79,19 @@ class Plan:
         beside: tuple[Beside, ...] = (),
         minimum_variance: int = 0,
     ) -> "Plan":
-        """The plan of a round.
+        """Return the plan of a round.
 
         Args:
             bound: C > 0, in units of the weights.
             multiplier: z ≥ 0: deviation of the sum's noise over C, of honest shares alone.
-            parties: how many there are of whom.
+            parties: sizes of the cohort.
             parameters: p.
             bits: of the ring, 32 or 64.
-            beside: what travels beside an update.
-            minimum_variance: of the noise, whatever the multiplier is, in steps².
+            beside: auxiliary numbers beside an update.
+            minimum_variance: of the noise, for any multiplier, in steps².
 
         Raises:
-            PrivacyError: the sum might leave the ring, or the noise is more than can be made.
+            PrivacyError: the sum might exceed the ring, or the noise is beyond the range of exact noise.
 
         Examples:
             >>> plan = Plan.of(0.5, 1.0, Parties(members=20, threshold=14, colluding=2), parameters=1_206_590)
@@ -110,16 +111,16 @@ class Plan:
 
     @property
     def grid(self) -> Grid:
-        """The grid that a client's update is truncated to. It has no noise: the shares are added to what it gives."""
+        """Return the grid to which a client's update is truncated, without noise: shares are added to its result."""
         return Grid(self.bound, float(self.steps), 0)
 
     @property
     def length(self) -> int:
-        """Numbers of a client's vector: those of its update, and what travels beside them."""
+        """Return the length of a client's vector: its update and the auxiliary numbers."""
         return self.parameters + len(self.beside)
 
     def at(self, bound: float) -> "Plan":
-        """The same plan with updates that are clipped to another C: numbers and noise in steps stay as they are.
+        """Return this plan with another clipping norm C: numbers and noise in steps stay the same.
 
         Args:
             bound: C > 0, in units of the weights.
@@ -128,11 +129,11 @@ class Plan:
 
     @property
     def misread(self) -> float:
-        """The probability, at most, that some number of an update's sum is read as another: 2p·e^-50."""
+        """Return an upper bound on the probability that a number of the sum is decoded wrongly: 2p·e^-50."""
         return 2 * self.parameters * math.exp(-(DEVIATIONS**2) / 2) if self.shares.base else 0.0
 
     def event(self, single: bool = False) -> Event:
-        """What the sum of updates costs at worst, whoever is left: known before anything is sent.
+        """Return the worst-case cost of the sum of updates, for any survivors, before anything is sent.
 
         Args:
             single: as in `Shares.event`.
@@ -142,7 +143,7 @@ class Plan:
         return self.shares.event(self.steps, self.parameters, single)
 
     def events(self, single: bool = False) -> tuple[Event, ...]:
-        """What a round costs at worst: what travels beside the update is released first, each number by itself.
+        """Return the worst-case cost of a round: first that of each auxiliary number, then that of the sum.
 
         Args:
             single: as in `Shares.event`.
@@ -150,7 +151,7 @@ class Plan:
         return (*(one.event(single) for one in self.beside), self.event(single))
 
     def terms(self) -> bytes:
-        """The plan as bytes, which are the same only for the same plan: for all parties to agree on."""
+        """Return the plan as bytes, unique to this plan, for all parties to agree on."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     def _require_space_in_ring(self) -> None:
@@ -164,10 +165,10 @@ class Plan:
 
 
 def _steps(parameters: int) -> int:
-    """D for p parameters.
+    """Return D for p parameters.
 
     Raises:
-        PrivacyError: they are so many that no grid is fine enough.
+        PrivacyError: no grid is fine enough for this many parameters.
     """
     for exponent in range(COARSEST, FINEST + 1):
         if math.sqrt(parameters / 3) <= ROUNDING * (1 << exponent):

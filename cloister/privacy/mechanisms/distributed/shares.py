@@ -1,19 +1,20 @@
-"""How the noise of a sum is shared out, so that it is the same however many clients are left.
+"""Shares of a sum's noise, of which the total stays the same for any number of survivors.
 
-A sum must hold noise of variance σ² from honest clients alone. At least t of n clients are left in it, c of which may
-be dishonest. Where u are left, a share of σ²/(u - c) would do, but u is not known before the noise is added. So each
-share is a sum itself: a base of variance σ²/(n - c), and a component for each number j from t + 1 to n, of variance
-σ²/(j - 1 - c) - σ²/(j - c). When u is known, everybody who is left shows the components up to number u, and they are
-taken off again. The base and the components above u stay, and together they have the variance σ²/(u - c).
+A sum must hold noise of variance σ² from honest clients alone. At least t of n clients survive, c of which may be
+dishonest. With u survivors, a share of σ²/(u - c) suffices, but u is unknown when the noise is added. So each share is
+a sum itself: a base of variance σ²/(n - c), and a component for each number j from t + 1 to n, of variance
+σ²/(j - 1 - c) - σ²/(j - c). When u is known, each survivor reveals its components up to number u, and they are
+subtracted. The base and the components above u stay, and together they have the variance σ²/(u - c).
 
-Scales are whole numbers of steps: each component makes up, rounded up, what those above it and the base leave open.
+Scales are whole numbers of steps: each component covers, rounded up, the variance that the base and the higher
+components lack.
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
 | no noise | base and components of scale 0 |
-| t = n, or nothing is to be taken off | a base alone, of variance σ²/(t - c) |
-| a base or component below 2^8 steps | it has 2^8 steps: there is more noise than there has to be |
-| nothing is left open for a component, because those above it were so enlarged | it has scale 0 |
+| t = n, or no removable components | a base alone, of variance σ²/(t - c) |
+| a base or component below 2^8 steps | it has 2^8 steps: there is more noise than necessary |
+| a component whose variance the enlarged higher ones cover already | it has scale 0 |
 | a share of 2^25 steps or more | refused |
 
 Source: the components are those of XNoise (Jiang, Wang, Chen, 2024, arXiv:2209.12528).
@@ -30,32 +31,34 @@ from cloister.privacy.accounting.events import DistributedGaussian
 from cloister.privacy.mechanisms.discrete.tables import LARGEST, SMALLEST
 
 THRESHOLD, COLLUDING = "secure-aggregation.threshold", "secure-aggregation.colluding"
-"""The keys of t and c in a configuration, and among the parameters of a claim."""
+"""Keys of t and c in a configuration, and in the parameters of a claim."""
 
 
 DEVIATIONS = 10
-"""Deviations of the noise that the ring has room for."""
+"""Deviations of the noise that the ring must hold."""
 
 
 def variance_of(multiplier: float, steps: int) -> int:
-    """Of the noise of a sum, in steps²: (z·D)² + 25, so that it costs no more than a continuous Gaussian; 0 for z = 0.
+    """Return the variance of a sum's noise, in steps²: (z·D)² + 25; 0 for z = 0.
+
+    With it the sum costs no more than a continuous Gaussian release.
 
     Args:
         multiplier: z ≥ 0.
-        steps: D, by how much one client moves the sum.
+        steps: D, sensitivity of the sum to one client.
     """
     return math.ceil((Fraction(multiplier) * steps) ** 2) + SMOOTHED if multiplier else 0
 
 
 @dataclass(frozen=True)
 class Parties:
-    """How many there are of whom.
+    """Sizes of a cohort under secure aggregation.
 
     Attributes:
         members: n, clients that are asked for a share.
-        threshold: t: of fewer than these there is no sum.
-        colluding: c: of those who are left in a sum, so many may have told the server their noise, or added none. At
-            least 1 where the other clients see the release: each of them knows its own noise.
+        threshold: t, least number of survivors for a sum.
+        colluding: c, number of survivors that may have revealed their noise to the server, or added none. At least 1
+            if the other clients see the release: each of them has its own noise.
     """
 
     members: int
@@ -71,22 +74,22 @@ class Parties:
 
     @property
     def honest(self) -> int:
-        """h = t - c: at least so many honest shares are in every sum."""
+        """Return h = t - c, the least number of honest shares in every sum."""
         return self.threshold - self.colluding
 
     def survivors(self) -> range:
-        """All numbers of clients that can be left in a sum."""
+        """Return all possible numbers of survivors in a sum."""
         return range(self.threshold, self.members + 1)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The scales of what a client adds: a base, and components that may be taken off again.
+    """Scales of a client's noise: a base, and components that may be subtracted again.
 
     Attributes:
-        parties: how many there are of whom.
+        parties: sizes of the cohort.
         base: scale of the base, in steps; 0: there is no noise.
-        components: scale of each component, the first of which has the number t + 1; empty: nothing is taken off.
+        components: scale of each component, numbered from t + 1; empty: no component is subtracted.
     """
 
     parties: Parties
@@ -95,12 +98,12 @@ class Shares:
 
     @classmethod
     def of(cls, variance: int, parties: Parties, removable: bool = True) -> "Shares":
-        """The shares for a sum.
+        """Return the shares for a sum.
 
         Args:
-            variance: σ² ≥ 0, in steps²: what honest noise there is in every sum, at least.
-            parties: how many there are of whom.
-            removable: whether there are components. Without, more noise than σ² is left where more than t clients are.
+            variance: σ² ≥ 0, in steps²: least variance of the honest noise in every sum.
+            parties: sizes of the cohort.
+            removable: whether there are components. Without, a sum of more than t clients has more noise than σ².
 
         Raises:
             PrivacyError: a share would have 2^25 steps or more.
@@ -124,17 +127,17 @@ class Shares:
         return cls(parties, base, tuple(reversed(components)))
 
     def scales(self) -> dict[int, int]:
-        """The scale of each component that has noise, by its number."""
+        """Return the scale of each component that has noise, by its number."""
         return {number: scale for number, scale in enumerate(self.components, self.parties.threshold + 1) if scale}
 
     def left(self, survivors: int) -> int:
-        """Variance of a client's share when components up to the number of survivors are taken off, in steps².
+        """Return the variance of a client's share without the components up to the number of survivors, in steps².
 
         Args:
             survivors: u, from t to n.
 
         Raises:
-            PrivacyError: so many survivors cannot be.
+            PrivacyError: the number of survivors is outside this range.
         """
         if survivors not in self.parties.survivors():
             raise PrivacyError(
@@ -143,22 +146,22 @@ class Shares:
         return self.base**2 + sum(scale**2 for number, scale in self.scales().items() if number > survivors)
 
     def within(self, survivors: int, shown: int) -> int:
-        """Variance of the noise in a sum, in steps², if everybody has added all of it.
+        """Return the variance of the noise in a sum, in steps², if each client has added its whole share.
 
         Args:
             survivors: u.
-            shown: so many of them have shown the seeds of the components up to number u.
+            shown: number of survivors that revealed the seeds of their components up to number u.
         """
         return shown * self.left(survivors) + (survivors - shown) * self.left(self.parties.threshold)
 
     @property
     def variance(self) -> int:
-        """The least variance that honest noise has in any sum, in steps²."""
+        """Return the least variance of honest noise in any sum, in steps²."""
         return min(self._honest(survivors) * self.left(survivors) for survivors in self.parties.survivors())
 
     @property
     def terms(self) -> int:
-        """The most discrete Gaussians that honest noise is the sum of."""
+        """Return the largest number of discrete Gaussians in the honest noise."""
         return max(
             self._honest(survivors) * (1 + sum(number > survivors for number in self.scales()))
             for survivors in self.parties.survivors()
@@ -166,30 +169,30 @@ class Shares:
 
     @property
     def smallest(self) -> int:
-        """The least scale of one of them, in steps."""
+        """Return the least scale of these discrete Gaussians, in steps."""
         return min(self.base, *self.scales().values()) if self.scales() else self.base
 
     def event(self, sensitivity: int, parameters: int, single: bool = False) -> DistributedGaussian:
-        """What a sum costs at worst, whoever is left: known before anything is sent.
+        """Return the worst-case cost of a sum, for any survivors, before anything is sent.
 
         Args:
-            sensitivity: D, in steps: by how much one client moves the sum.
+            sensitivity: D, in steps: sensitivity of the sum to one client.
             parameters: numbers of the sum.
-            single: whether all members but one may collude. Then the base of one share counts: who plays all others
-                tells this member that all n are left, and it shows all of its components.
+            single: whether all other members may collude against one. Then only the base of its share counts: the
+                colluding members can claim that all n survived, so that this member reveals all of its components.
         """
         if single:
             return DistributedGaussian(1, sensitivity, self.base, parameters)
         honest = self.parties.honest
-        # Rounded down, to a number that doubles hold: a scale is below 2^25.
+        # Rounded down to a number that a double holds: a scale is below 2^25.
         scale = math.isqrt(self.variance * 4**24 // honest) / 2**24
         return DistributedGaussian(honest, sensitivity, scale, parameters, -(-self.terms // honest), self.smallest)
 
     def reach(self, steps: int) -> int:
-        """What no number of a sum passes, but with probability 2·e^-50: n·D + 10·√(n·V), rounded up.
+        """Return a bound that a number of a sum exceeds with probability 2·e^-50: n·D + 10·√(n·V), rounded up.
 
         Args:
-            steps: D: what a client gives to a number at most.
+            steps: D, largest contribution of a client to a number.
         """
         members = self.parties.members
         most = members * self.left(self.parties.threshold)
@@ -203,7 +206,7 @@ class Shares:
             up_to: the last number.
 
         Raises:
-            PrivacyError: one is there that should not be, or the other way round.
+            PrivacyError: a seed is missing, or a seed has no component.
         """
         expected = range(self.parties.threshold + 1, up_to + 1) if self.components else range(0)
         if set(seeds) != set(expected):
@@ -218,7 +221,7 @@ class Shares:
 
 
 def _scale(variance: int) -> int:
-    """The least scale that has a variance, and that noise can be made of; 0 for no variance."""
+    """Return the least scale with this variance within the range of exact noise; 0 for no variance."""
     if variance <= 0:
         return 0
     scale = max(SMALLEST, math.isqrt(variance - 1) + 1)

@@ -1,12 +1,12 @@
-"""A client's whole numbers, and what a server makes of their sum.
+"""Encoding of a client's update as noised integers, and removal of surplus noise from their sum.
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
 | an update with NaN, infinity, or squares that overflow | it counts as 0, and gets the same noise |
 | several updates, or none | refused: a client has one |
-| seeds of other components than those that belong there | refused; nothing was changed |
-| a client that shows no seeds | its surplus stays in the sum, which has more noise than it has to |
-| a client that shows wrong seeds | noise that nobody has added is taken off: the sum is worth less, not the privacy |
+| seeds of unexpected components | refused; the sum is unchanged |
+| a client that reveals no seeds | its surplus stays in the sum, which has more noise than necessary |
+| a client that reveals wrong seeds | noise that is not in the sum is subtracted: accuracy suffers, not privacy |
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,9 +23,9 @@ from cloister.privacy.mechanisms.distributed.shares import Shares
 from cloister.privacy.mechanisms.total import Total
 
 SECRET = 32
-"""Bytes of a secret that noise is made from."""
+"""Bytes of a secret from which noise is derived."""
 Seeds = Mapping[int, bytes]
-"""Number of a component -> the secret that its noise is made from."""
+"""Number of a component -> the secret from which its noise is derived."""
 
 
 def whole_update(cohort: Cohort, plan: Plan) -> NDArray[np.int64]:
@@ -36,7 +36,7 @@ def whole_update(cohort: Cohort, plan: Plan) -> NDArray[np.int64]:
         plan: of the round.
 
     Returns:
-        k, shape (p,), all arrays after one another.
+        k, shape (p,), all arrays concatenated.
 
     Raises:
         PrivacyError: the cohort is not one update of p numbers.
@@ -54,7 +54,7 @@ def whole_update(cohort: Cohort, plan: Plan) -> NDArray[np.int64]:
 
 
 def whole_input(cohort: Cohort, plan: Plan) -> NDArray[np.int64]:
-    """Everything that a client puts into a sum, before its noise: its update, and what travels beside it.
+    """Return a client's input to a sum, before noise: its update and the auxiliary numbers.
 
     Args:
         cohort: of this one client.
@@ -66,7 +66,7 @@ def whole_input(cohort: Cohort, plan: Plan) -> NDArray[np.int64]:
     Raises:
         PrivacyError: the cohort is not one update of p numbers.
 
-    Guarantee: each part is within the bound that its noise is for. All of it is 0 if the update is.
+    Guarantee: each part is within the bound of its noise. If the update is 0, the whole input is 0.
     """
     beside = np.array([one.number(cohort, plan.bound) for one in plan.beside], np.int64)
     return np.concatenate((whole_update(cohort, plan), beside))
@@ -76,9 +76,10 @@ def add_noise(numbers: NDArray[np.int64], plan: Plan, draw: Callable[[int], byte
     """Add a client's shares of all noise, in place.
 
     Args:
-        numbers: as `whole_input` gives them.
+        numbers: input from `whole_input`.
         plan: of the round.
-        draw: gives so many secret bytes of the operating system, new ones each time: every part has noise of its own.
+        draw: returns this many secret bytes of the operating system, new ones in each call: every part has noise of
+            its own.
         seeds: of the components of the update's noise, as in `add_share`.
 
     Raises:
@@ -94,9 +95,9 @@ def add_share(numbers: NDArray[np.int64], shares: Shares, base: bytes, seeds: Se
 
     Args:
         numbers: of its update, shape (p,).
-        shares: what the noise is made of.
-        base: a secret of 32 bytes from the operating system, for this call alone, that is never shown to anybody.
-        seeds: of all components, secrets of their own; only those up to the number of survivors are ever shown.
+        shares: scales of the noise.
+        base: a secret of 32 bytes from the operating system, for this call alone, that the client never reveals.
+        seeds: separate secrets of all components; the client reveals only those up to the number of survivors.
 
     Raises:
         PrivacyError: a component has no seed, or a seed no component.
@@ -110,23 +111,23 @@ def add_share(numbers: NDArray[np.int64], shares: Shares, base: bytes, seeds: Se
 def without_surplus(
     total: NDArray[np.int64], shares: Shares, survivors: int, revealed: Iterable[Seeds]
 ) -> NDArray[np.int64]:
-    """Take the noise off a sum that is in it because more clients are left than had to be.
+    """Subtract the surplus noise of a sum with more survivors than the threshold.
 
     Args:
-        total: sum of the survivors' numbers, shape (p,). It is left as it is.
-        shares: what the noise of each was made of.
-        survivors: u, how many there are.
-        revealed: seeds of the components t + 1 to u, of each survivor that has shown them, once.
+        total: sum of the survivors' numbers, shape (p,). It stays unchanged.
+        shares: scales of each survivor's noise.
+        survivors: u, their number.
+        revealed: seeds of the components t + 1 to u, once for each survivor that revealed them.
 
     Returns:
-        A new sum, shape (p,). Where everybody has shown the seeds, the noise of each survivor in it has the variance
+        A new sum, shape (p,). If all survivors revealed their seeds, the noise of each in it has the variance
         `shares.left(survivors)`.
 
     Raises:
-        PrivacyError: so many survivors cannot be, they are fewer than those who have shown seeds, or seeds are of other
-            components.
+        PrivacyError: the number of survivors is out of range or below that of the revealed seeds, or seeds are of
+            other components.
 
-    Guarantee: post-processing of the sum and the seeds. What is taken off leaves honest noise of `shares.variance`.
+    Guarantee: post-processing of the sum and the seeds. The result has honest noise of `shares.variance` or more.
     """
     shares.left(survivors)
     shown = list(revealed)
@@ -141,7 +142,7 @@ def without_surplus(
 
 
 def _add(numbers: NDArray[np.int64], shares: Shares, seeds: Seeds) -> None:
-    """Add the components that seeds are there for."""
+    """Add the components that have seeds."""
     for number, scale in shares.scales().items():
         if number in seeds:
             DiscreteGaussian(scale, seeds[number]).add(numbers)
