@@ -1,14 +1,14 @@
-"""How contributions are bounded and noised: the mathematics, without Flower and without configuration.
+"""Mechanisms that bound and noise contributions: mathematics, independent of Flower and of the configuration.
 
-mechanism     the noun: a frozen value that bounds, releases, and says what that costs
-gaussian      the Gaussian mechanisms on the server; noise_scale: what scales their noise; named: by configuration name
+mechanism     the base class: a frozen value that bounds contributions, makes releases and returns their events
+gaussian      the Gaussian mechanisms on the server; noise_scale: the scale of their noise; named: their factories
 clipping, distance, release, trimmed_mean
-              what they are made of
+              the parts of these mechanisms
 keystream, noise
               random numbers from the operating system's entropy, in blocks, on a grid
-discrete      the same of an exact law, as integers
+discrete      integer noise with an exact discrete Gaussian law
 laplace, local, local_update, selection, kmeans
-              what clients do to what they send, and what the server can do with that
+              mechanisms that run on the client, and clustering of the models that the server receives
 """
 
 from cloister.core.registry import Registry
@@ -21,4 +21,4 @@ MECHANISMS = Registry(
         "metric": "cloister.privacy.mechanisms.named:metric",
     },
 )
-"""What makes a mechanism of its options, by the name in `privacy.server`: built in, or installed beside Cloister."""
+"""Factories of mechanisms by the name in `privacy.server`: built in, or installed as a plugin."""

@@ -1,4 +1,4 @@
-"""What a run does beside a client's mechanism that its guarantee depends on."""
+"""Settings of a client's run, beside its mechanism, on which the guarantee depends."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ EXACT = "privacy.choice is 'exact': which hypothesis suits the examples is found
 
 @dataclass(frozen=True)
 class Circumstances:
-    """How a run draws a client's noise, and what it has the client choose.
+    """Source of a client's noise, and the client's choice among hypotheses.
 
     Attributes:
-        seeded: whether the noise can be repeated by whoever knows its seed.
-        hypotheses: k that a client chooses among in every round; 1: there is no choice.
+        seeded: whether the noise can be repeated from its seed.
+        hypotheses: k, number of hypotheses that a client chooses from in every round; 1: no choice.
         private: whether the client chooses by noised losses.
         choice_epsilon: ε of one private choice.
     """
@@ -27,33 +27,35 @@ class Circumstances:
 
     @property
     def chooses_privately(self) -> bool:
-        """Whether a round has a private choice, which is one more release."""
+        """Return whether each round has a private choice, which is one more release."""
         return self.hypotheses > 1 and self.private
 
     def caveats(self) -> list[str]:
-        """Why nothing can be claimed for a client, whatever its mechanism; empty if something can."""
+        """Return the reasons against any claim for a client, whatever its mechanism; empty: none."""
         caveats = [SEEDED] if self.seeded else []
         if self.hypotheses > 1 and not self.private:
             caveats.append(EXACT)
         return caveats
 
     def events(self, caveats: Iterable[str], releases: Callable[[], Iterable[Event]]) -> tuple[Event, ...]:
-        """Return the events of a reply: its releases and a private choice, or one for which nothing is claimed.
+        """Return the events of one reply.
+
+        They are its releases and a private choice, or one `Unaccounted` event if there is a caveat.
 
         Args:
-            caveats: of the mechanism.
-            releases: returns what the mechanism releases in a reply; called where there is no caveat.
+            caveats: reasons against a claim for the mechanism.
+            releases: returns the releases of the mechanism in a reply; called only if there is no caveat.
         """
         if reasons := "; ".join([*caveats, *self.caveats()]):
             return (Unaccounted(reasons),)
         return (*releases(), *([Pure(self.choice_epsilon)] if self.chooses_privately else []))
 
     def epsilon_of_choices(self, rounds: int) -> float:
-        """ε of all private choices of a client that took part in so many rounds."""
+        """Return ε of all private choices of a client in this number of rounds."""
         return rounds * self.choice_epsilon if self.chooses_privately else 0.0
 
     def parameters(self) -> dict[str, str | float]:
-        """The parameters of a choice, by configuration key; empty if there is none."""
+        """Return the parameters of the choice, by configuration key; empty without a choice."""
         if self.hypotheses < 2:
             return {}
         return {

@@ -1,11 +1,11 @@
-"""Bounding what one client can contribute, with a fixed bound or one that follows a quantile of the norms.
+"""Clipping of one client's contribution, by a fixed bound or by one that follows a quantile of the norms.
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
-| zero update | it keeps factor 1, and counts as one within the bound |
+| zero update | it keeps factor 1, and counts as within the bound |
 | NaN or infinite update | screening has rejected it: norms are finite here |
-| empty cohort | an empty cohort, of which a share of 0 was scaled down; an adaptive bound moves by its noise alone |
-| one client | as for any other number: no update looks at another |
+| empty cohort | an empty cohort with clipped fraction 0; an adaptive bound moves by its noise alone |
+| one client | same as for any other number: updates are clipped independently |
 | bound 0, below `MIN_BOUND`, NaN or infinite | refused |
 """
 
@@ -22,21 +22,21 @@ from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 MIN_BOUND = 1e-12
-"""Squares of numbers below 1e-19 vanish in float32; no model has so many parameters that they add up to this."""
+"""Smallest bound. Squares of numbers below 1e-19 vanish in float32, and sum to less than this for any model size."""
 MAX_BOUND = 1e30
-"""Beyond which an adaptive bound does not go: noise of this size still fits into float32."""
+"""Largest adaptive bound: noise of this size still fits into float32."""
 MAX_RATE = 10.0
-"""Of an adaptive bound: it moves by a factor of e^η at most in a round, and 22,000 is no following any more."""
+"""Largest rate of an adaptive bound, which moves by a factor of e^η at most in a round: 22,000 here."""
 
 
 def clip(cohort: Cohort, bound: float) -> Cohort:
-    """Scale every update into the L2 ball of radius `bound`: factor min(1, bound/‖U[i]‖), over all arrays together.
+    """Scale every update into the L2 ball of radius `bound`.
 
-    An update of norm 0 is legal and keeps factor 1. Norms are overstated by their own rounding error first, so that
-    the bound holds for the true norm.
+    The factor is min(1, bound/‖U[i]‖), with the norm over all arrays together. An update of norm 0 is legal and keeps
+    factor 1. Norms are overstated by their own rounding error first, so that the bound holds for the true norm.
 
     Args:
-        cohort: of n updates that nothing has bounded yet.
+        cohort: of n unbounded updates.
         bound: C > 0, in units of the weights.
 
     Returns:
@@ -65,14 +65,14 @@ def clip(cohort: Cohort, bound: float) -> Cohort:
 
 
 def clipped_fraction(cohort: Cohort) -> float:
-    """Share of the updates that were scaled down. Computed from un-noised norms: not for release."""
+    """Return the share of updates that were scaled down. It comes from un-noised norms: not for release."""
     return float(np.mean(cohort.factors < 1)) if len(cohort) else 0.0
 
 
 def capped_weights(cohort: Cohort, examples: tuple[float, ...], cap: float) -> Cohort:
-    """Let each bounded update count with w = min(n/cap, 1) of its example count n.
+    """Weight each bounded update by w = min(n/cap, 1) of its example count n.
 
-    No weight is above 1, so the bound of the cohort stays what it was, whatever a client reports.
+    Since no weight is above 1, the bound of the cohort holds for any reported count.
 
     Args:
         cohort: of n bounded updates.
@@ -93,26 +93,26 @@ def capped_weights(cohort: Cohort, examples: tuple[float, ...], cap: float) -> C
 
 
 def heaviest(quantile: float) -> float:
-    """What one client adds to the sum that an adaptive clip follows, at most: max(γ, 1 - γ)."""
+    """Return the largest contribution of one client to the sum that an adaptive clip follows: max(γ, 1 - γ)."""
     return max(quantile, 1 - quantile)
 
 
 def whole_bits(grid: Grid, quantile: float) -> tuple[int, int]:
-    """What a client within the bound adds to the sum that an adaptive clip follows, and one outside of it.
+    """Return the contributions of a client within the bound, and of one outside, to an adaptive clip's sum.
 
     Args:
-        grid: of the sum, whose bound is what `heaviest` says.
+        grid: of the sum; its bound is `heaviest(quantile)`.
         quantile: γ.
 
     Returns:
-        1 - γ and -γ, in whole steps toward zero: at most as many as the bound has.
+        1 - γ and -γ in whole steps, truncated toward zero: at most as many steps as the bound has.
     """
     return grid.whole((1 - quantile) / grid.bound), grid.whole(-quantile / grid.bound)
 
 
 @dataclass(frozen=True)
 class FixedClip:
-    """The same bound in every round.
+    """Clipping norm that is the same in every round.
 
     Attributes:
         bound: C > 0, in units of the weights.
@@ -124,18 +124,18 @@ class FixedClip:
         check.positive(clipping_norm=self.bound)
 
     def parameters(self) -> dict[str, float | str | bool]:
-        """What it was made with, by configuration key."""
+        """Return the clip's parameters, by configuration key."""
         return {"privacy.clipping": "fixed", "privacy.clipping-norm": self.bound}
 
     def refuse_canaries(self) -> None:
-        """Nothing is refused: canaries do not move a fixed bound."""
+        """Accept canaries: they do not move a fixed bound."""
 
     def joint_multiplier(self, noise_multiplier: float) -> float:
-        """z of everything a round releases: the noised sum alone."""
+        """Return z of all releases of a round together: here of the noised sum alone."""
         return noise_multiplier
 
     def followed(self, cohort: Cohort, size: float, noise: GaussianNoise) -> "FixedClip":
-        """The clip of the next round: this one.
+        """Return the clip of the next round: this one.
 
         Args:
             cohort, size, noise: as in `AdaptiveClip.followed`.
@@ -143,22 +143,22 @@ class FixedClip:
         return self
 
     def state_dict(self) -> State:
-        """Nothing: it is as it was made."""
+        """Return an empty state: a fixed clip has none."""
         return {}
 
     def restored(self, state: State) -> "FixedClip":
-        """This clip, as it was saved."""
+        """Return this clip with a saved state."""
         return self
 
 
 @dataclass(frozen=True)
 class AdaptiveClip(FixedClip):
-    """A bound that follows a quantile γ of the norms of the updates.
+    """Clipping norm that follows a quantile γ of the norms of the updates.
 
     After a round that was clipped and noised with C, the share of updates of norm at most C is released with noise of
-    its own, and C ← C·exp(-η·(share - γ)). What is summed is 1 - γ for an update within the bound, -γ for one outside
-    and 0 for a client that does not reply: so C rests at the quantile of those who replied, however many did not, and
-    one client's joining or leaving moves the sum by at most max(γ, 1 - γ), which is ½ for the median.
+    its own, and C ← C·exp(-η·(share - γ)). The sum gets 1 - γ for an update within the bound, -γ for one outside
+    and 0 for a client that does not reply. So C converges to the quantile of the clients that reply. One client's
+    joining or leaving moves the sum by at most max(γ, 1 - γ), which is ½ for the median.
 
     Attributes:
         bound: C in force.
@@ -167,7 +167,7 @@ class AdaptiveClip(FixedClip):
         bits_multiplier: z_b > 0; the noise on the sum has standard deviation z_b·max(γ, 1 - γ).
         initial: C of the first round; 0 in the first round itself.
 
-    Guarantee: both sums of a round, of updates and of this, are one Gaussian release with multiplier
+    Guarantee: both sums of a round, of updates and of these bits, are one Gaussian release with multiplier
         (z⁻² + z_b⁻²)^(-½). Both are sums of whole numbers with exact noise (`cloister.privacy.mechanisms.grid`).
 
     Source: Andrew et al. (2021), arXiv:1905.03871, Algorithm 1 and Theorem 1, whose bits are centred at ½ for every γ.
@@ -187,7 +187,7 @@ class AdaptiveClip(FixedClip):
             raise ConfigError(f"clipping_quantile must be above 0 and below 1, got {self.quantile}")
 
     def parameters(self) -> dict[str, float | str | bool]:
-        """What it was made with, by configuration key."""
+        """Return the clip's parameters, by configuration key."""
         return {
             "privacy.clipping": "adaptive",
             "privacy.clipping-norm": self.initial or self.bound,
@@ -197,14 +197,14 @@ class AdaptiveClip(FixedClip):
         }
 
     def refuse_canaries(self) -> None:
-        """Raises ConfigError: canaries are as long as the bound, wherever it goes, and would drive it."""
+        """Raise ConfigError: canaries are as long as the bound, and would drive an adaptive one."""
         raise ConfigError(
             "privacy.canaries contradicts privacy.clipping = 'adaptive': canaries are longer than the clip, and would "
             "drive the quantile that it follows; use 'fixed', or 0 canaries"
         )
 
     def joint_multiplier(self, noise_multiplier: float) -> float:
-        """z of both noised sums together."""
+        """Return z of both noised sums together."""
         if noise_multiplier == 0:
             return 0.0
         return 1 / math.sqrt(noise_multiplier**-2 + self.bits_multiplier**-2)
@@ -213,32 +213,32 @@ class AdaptiveClip(FixedClip):
         """Release the share of norms within the bound, and return the clip moved towards its quantile.
 
         Args:
-            cohort: of this round, its norms as they arrived.
+            cohort: of this round, with its norms before clipping.
             size: the public number of clients the share is taken over.
             noise: for the share.
         """
         grid = Grid.of(heaviest(self.quantile), self.bits_multiplier, len(cohort))
         within = int(np.sum(cohort.norms <= self.bound))
-        # What one client adds is one of two public whole numbers: their sum is exact.
+        # Each client adds one of two public whole numbers, so their sum is exact.
         inside, outside = whole_bits(grid, self.quantile)
         noisy = grid.noised(within * inside + (len(cohort) - within) * outside, noise)
         return self.moved(noisy / size)
 
     def moved(self, share: float) -> "AdaptiveClip":
-        """This clip, moved towards its quantile.
+        """Return this clip, moved towards its quantile.
 
         Args:
-            share: of the clients within the bound, less γ; noised.
+            share: noised share of the clients within the bound, less γ.
         """
-        # No share lies outside of these: the noise alone shall not take the bound further.
+        # A share without noise is within this range: noise alone must not move the bound further.
         step = min(1 - self.quantile, max(-self.quantile, share))
         moved = self.bound * math.exp(-self.rate * step)
         return replace(self, bound=max(MIN_BOUND, min(MAX_BOUND, moved)), initial=self.initial or self.bound)
 
     def state_dict(self) -> State:
-        """Where the bound is, and where it began."""
+        """Return the bound in force and that of the first round."""
         return {"bound": np.array(self.bound), "initial": np.array(self.initial)}
 
     def restored(self, state: State) -> "AdaptiveClip":
-        """This clip, as it was saved."""
+        """Return this clip with a saved state."""
         return replace(self, bound=float(state["bound"]), initial=float(state["initial"]))

@@ -1,14 +1,14 @@
-"""How far the models of a round lie apart: the number that scales metric-aware noise.
+"""Distances between the models of a round, which scale metric-aware noise.
 
-A distance of a cohort is the largest distance of any pair of clients, or the root of the mean of all squared ones.
-Distances are plugins: `Distance` objects. All of ours come from Gram matrices, G = U·Uᵀ per array, in float64, made
-block by block: one pass over memory whatever the number of pairs.
+The distance of a cohort is the largest distance of any pair of clients, or the root mean square over all pairs.
+Distances are plugins: `Distance` objects. The built-in ones use Gram matrices, G = U·Uᵀ per array, in float64,
+computed block by block: one pass over memory for any number of pairs.
 
 | edge case | the distance |
 |---|---|
 | empty cohort, one client | 0: there is no pair |
-| clients that agree | 0, also where rounding would take it below |
-| zero update | as for any other; `cosine`, which knows no direction of it, gives 1, and 0 to another zero update |
+| clients that agree | 0, also where rounding would make it negative |
+| zero update | as for any other; `cosine` gives 1, and 0 between two zero updates, which have no direction |
 | NaN or infinite update | screening has rejected it |
 """
 
@@ -29,14 +29,14 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Distance:
-    """A way to say how far two clients lie apart.
+    """Distance between the updates of clients.
 
     Attributes:
         pairwise: the n x n matrix of distances of a cohort.
-        largest: what no distance of two clients can pass once updates are clipped to C, for a model of L arrays. The
-            distance of a cohort lies between 0 and that, so one client moves it by no more: it is its sensitivity,
-            for adding, removing and replacing alike. Infinite where there is no such bound.
-        averaged: take the root of the mean of the squares of all pairs, not the largest pair, for the cohort's.
+        largest: upper bound of the distance of two clients whose updates are clipped to C, for a model of L arrays.
+            The distance of a cohort is between 0 and this bound. So the bound is its sensitivity to one client, for
+            adding, removing and replacing. Infinite if there is no such bound.
+        averaged: whether the distance of a cohort is the root mean square of all pairs, not the largest pair.
     """
 
     pairwise: Callable[[Cohort], Matrix]
@@ -44,7 +44,7 @@ class Distance:
     averaged: bool = False
 
     def of(self, cohort: Cohort) -> float:
-        """The distance of a cohort; 0 where there are fewer than two clients.
+        """Return the distance of a cohort; 0 for fewer than two clients.
 
         Args:
             cohort: of n updates.
@@ -67,20 +67,20 @@ DISTANCES = Registry(
 )
 
 GRAM_BYTES = 32 << 20
-"""Largest scratch for one block of the Gram matrices; wider blocks mean fewer matrices to add up."""
+"""Largest scratch for one block of the Gram matrices, in bytes; wider blocks mean fewer matrices to sum."""
 WIDEST = 1 << 14
-"""Columns of a block above which nothing more is gained."""
+"""Largest number of columns of a block: more give no speed-up."""
 
 
 def largest_distance(cohort: Cohort, pairwise: Callable[[Cohort], Matrix]) -> float:
-    """The largest distance between two clients; 0 where there are fewer than two.
+    """Return the largest distance between two clients; 0 for fewer than two.
 
-    A Gram matrix loses digits where clients nearly agree. It only has to find the pair, though: for two clients
-    alone, centred at one of them, nothing cancels, so the winning pair is measured again by itself.
+    A Gram matrix loses digits if clients nearly agree, but suffices to find the pair. The distance of that pair is then
+    computed again from its two updates alone: centred at one of them, it has no cancellation.
 
     Args:
         cohort: of n updates.
-        pairwise: gives the n x n matrix of their distances.
+        pairwise: returns the n x n matrix of their distances.
     """
     if len(cohort) < 2:
         return 0.0
@@ -93,11 +93,11 @@ def largest_distance(cohort: Cohort, pairwise: Callable[[Cohort], Matrix]) -> fl
 
 
 def mean_layer_frobenius(cohort: Cohort) -> Matrix:
-    """(1/L) Σ_ℓ ‖w_i(ℓ) - w_j(ℓ)‖_F over the L arrays of the model, weights and biases alike.
+    """Compute (1/L) Σ_ℓ ‖w_i(ℓ) - w_j(ℓ)‖_F over the L arrays of the model, weights and biases alike.
 
-    With updates clipped to C it is at most 2C/√L: by Cauchy and Schwarz the sum of L norms is at most √L times the
-    norm of the whole difference, and that is at most 2C. Two opposed clients that spread over all arrays evenly
-    reach it, and while everybody agrees it is 0: one client can move it over its whole range.
+    With updates clipped to C it is at most 2C/√L: by Cauchy and Schwarz the sum of L norms is at most √L times the norm
+    of the whole difference, and that is at most 2C. Two opposed clients whose updates are spread evenly over all arrays
+    reach it, and it is 0 if all clients agree. So one client can move it over its whole range.
 
     Source: Sáinz-Pardo Díaz et al. (2026), Algorithm 1.
     """
@@ -105,15 +105,15 @@ def mean_layer_frobenius(cohort: Cohort) -> Matrix:
 
 
 def l2(cohort: Cohort) -> Matrix:
-    """‖w_i - w_j‖₂ over all parameters together; at most 2C between two points of a ball of radius C."""
+    """Compute ‖w_i - w_j‖₂ over all parameters together; at most 2C between two points of a ball of radius C."""
     return np.sqrt(_total(cohort, _squared_distances(cohort)))
 
 
 def cosine(cohort: Cohort) -> Matrix:
-    """1 - cos(U[i], U[j]) of the updates: 0 where clients agree on a direction, 2 where they oppose each other.
+    """Compute 1 - cos(U[i], U[j]) of the updates: 0 for equal directions, 2 for opposite ones.
 
     An update of norm 0 has no direction; its distance to any other is 1, and to another such update 0. Clipping does
-    not change a direction; 2 is the bound whatever C is.
+    not change a direction; the bound is 2 for every C.
     """
     gram = total_gram(cohort)
     norms = np.sqrt(np.diag(gram))
@@ -131,16 +131,16 @@ COSINE = Distance(cosine, lambda bound, arrays: 2.0)
 
 
 def total_gram(cohort: Cohort) -> Matrix:
-    """The Gram matrix of the bounded updates over all parameters together, not centred, in float64."""
+    """Return the Gram matrix of the bounded updates over all parameters together, not centred, in float64."""
     return _total(cohort, layer_grams(cohort, centred=False))
 
 
 def layer_grams(cohort: Cohort, centred: bool = True) -> Iterator[Matrix]:
-    """The Gram matrix of the bounded updates, array by array, in float64.
+    """Yield the Gram matrix of the bounded updates, array by array, in float64.
 
     Args:
-        cohort: of n updates; each counts with its factor.
-        centred: subtract the first update from all. Differences stay the same and lose fewer digits.
+        cohort: of n updates; each is multiplied by its factor.
+        centred: whether the first update is subtracted from all. Differences stay the same and lose fewer digits.
 
     Yields:
         n x n matrices.
@@ -155,19 +155,19 @@ def layer_grams(cohort: Cohort, centred: bool = True) -> Iterator[Matrix]:
             if (cohort.factors != 1).any():
                 columns *= cohort.factors[:, None]
             if centred:
-                # A copy: the first row turns into zeros while it is subtracted.
+                # A copy: the subtraction overwrites the first row with zeros.
                 columns -= columns[:1].copy()
             gram += np.matmul(columns, columns.T, out=product)
         yield gram
 
 
 def _squared_distances(cohort: Cohort) -> Iterator[Matrix]:
-    """‖u_i - u_j‖² = G_ii + G_jj - 2 G_ij, array by array, never below 0."""
+    """Yield ‖u_i - u_j‖² = G_ii + G_jj - 2 G_ij, array by array, never below 0."""
     for gram in layer_grams(cohort):
         norms = np.diag(gram)
         yield np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)
 
 
 def _total(cohort: Cohort, matrices: Iterable[Matrix]) -> Matrix:
-    """The sum of matrices of a cohort's pairs; zero where there are none."""
+    """Return the sum of matrices of a cohort's pairs; zeros if there are none."""
     return sum(matrices, np.zeros((len(cohort), len(cohort))))

@@ -1,18 +1,18 @@
-"""The Gaussian mechanisms on the server: one for each place where the noise can go.
+"""Gaussian mechanisms on the server, one for each placement of the noise.
 
     GaussianMean           the sum of the clipped updates is noised, and the strategy sees the mean (placement `update`)
     GaussianTrimmedMean    the median or trimmed mean takes the place of the sum                    (placement `rule`)
-    GaussianOutput         what the strategy makes of all clipped models is noised, as Flower and the papers do it
+    GaussianOutput         the strategy's output from all clipped models is noised, as in Flower and the papers
                            (placement `model`, heuristic)
 
 Edge cases of all three:
 
-| what | what happens |
+| edge case | result |
 |---|---|
 | an update of norm 0 | it keeps its norm, and counts like any other |
-| an update with NaN or infinity | screening has rejected it before; it does not count |
+| an update with NaN or infinity | screening has rejected it; it does not count |
 | no replies | noise is released on zero updates; `GaussianOutput` and an exact distance release nothing |
-| one reply | as many; a distance of one client is 0 |
+| one reply | as for any number; the distance of one client is 0 |
 """
 
 from abc import abstractmethod
@@ -53,13 +53,13 @@ MODEL_ONLY = "privacy.placement = 'model' (heuristic)"
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianMechanism(Mechanism):
-    """What the Gaussian mechanisms share: a clip, a multiplier, and what scales it.
+    """Base of the Gaussian mechanisms: a clip, a noise multiplier, and its scale.
 
     Attributes:
         noise_multiplier: z ≥ 0; `auto` until the mechanism is calibrated.
         clip: the bound C on the L2 norm of one client's update, in units of the weights.
-        scale: what multiplies z in each round.
-        examples_cap: let updates weigh by min(n/cap, 1) of their example counts; 0: all the same.
+        scale: factor of z in each round.
+        examples_cap: cap for weights min(n/cap, 1) from example counts; 0: uniform weights.
 
     Raises:
         ConfigError: a parameter is out of range, or the parameters contradict each other.
@@ -83,53 +83,53 @@ class GaussianMechanism(Mechanism):
 
     @property
     def name(self) -> str:
-        """`global-dp`, or `metric` where a distance scales the noise."""
+        """Return `global-dp`, or `metric` if a distance scales the noise."""
         return self.scale.mechanism
 
     @property
     def amplified(self) -> bool:
-        """Whether a draw amplifies: only where one release is made of it."""
+        """Return whether a draw amplifies: only if the round makes one release of it."""
         return self.scale.amplified
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether z is a number."""
+        """Return whether z is a number."""
         return self.noise_multiplier != AUTO
 
     @property
     def clipping_norm(self) -> float:
-        """C in force."""
+        """Return C in force."""
         return self.clip.bound
 
     @property
     def skips_empty_rounds(self) -> bool:
-        """Whether a round without replies makes no release, as where nothing is claimed of the distance."""
+        """Return whether a round without replies makes no release, as with an exact distance."""
         return self.scale.skips_empty_rounds
 
     @property
     def multiplier(self) -> float:
-        """z.
+        """Return z.
 
         Raises:
-            ConfigError: it has not been calibrated yet.
+            ConfigError: z is not calibrated yet.
         """
         if isinstance(self.noise_multiplier, str):
             raise ConfigError("privacy.noise-multiplier = 'auto' has not been calibrated to privacy.max-epsilon yet")
         return self.noise_multiplier
 
     def events(self, layout: Layout, sampling: Sampling = UNSAMPLED) -> tuple[Event, ...]:
-        """The release of the distance, if there is one, and that of the sum with the least noise it can have.
+        """Return the release of the distance, if any, and that of the sum with the least noise it can have.
 
         Args:
             layout: of the model.
-            sampling: how the clients of the round were drawn.
+            sampling: draw of the round's clients.
         """
         z = self.clip.joint_multiplier(self.multiplier * self.scale.minimum(self.clip, layout))
-        # More noise than an accountant has use for is counted as less: a small distance may multiply it by a lot.
+        # A small distance may multiply the noise by a lot: it is charged at most at the accountants' largest z.
         return (*self.scale.events(), Gaussian(min(z, 1 / MIN_MULTIPLIER), sampling))
 
     def release(self, contributions: Contributions) -> Released:
-        """Clip, scale the noise, release, and let the clip follow.
+        """Clip, scale the noise, release, and update the clip.
 
         Args:
             contributions: of the round.
@@ -148,10 +148,10 @@ class GaussianMechanism(Mechanism):
         )
 
     def bounded(self, cohort: Cohort, examples: tuple[float, ...]) -> Cohort:
-        """The same contributions, clipped to C and weighed. No contribution looks at another.
+        """Return the contributions, clipped to C and weighted, each independently of the others.
 
         Args:
-            cohort: that nothing has bounded.
+            cohort: of n unbounded updates.
             examples: the example count that each client reports, shape (n,).
         """
         clipped = clip(cohort, self.clip.bound)
@@ -159,22 +159,22 @@ class GaussianMechanism(Mechanism):
 
     @abstractmethod
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
-        """What the wrapped strategy is shown, made of the bounded cohort with this round's multiplier."""
+        """Return the input of the wrapped strategy, from the bounded cohort with this round's multiplier."""
 
     def caveats(self) -> tuple[str, ...]:
-        """That there is no noise, or none that covers the distance."""
+        """Return a caveat if there is no noise, and those of the scale."""
         silent = ("privacy.noise-multiplier is 0: there is no noise",) if self.noise_multiplier == 0 else ()
         return (*silent, *self.scale.caveats())
 
     def refuse_canaries(self) -> None:
-        """As in `Mechanism`: scores of canaries are read off a noised mean, not a rank and not a strategy's output."""
+        """Raise ConfigError: canaries are scored on a noised mean, not on a rank or a strategy's output."""
         raise ConfigError(
             f"privacy.canaries contradicts privacy.placement = {self.placement!r}: scores of canaries are read off the "
             "noised mean of clipped updates; use 'update', or 0 canaries"
         )
 
     def parameters(self) -> dict[str, Parameter]:
-        """All of them, by configuration key."""
+        """Return all parameters, by configuration key."""
         return {
             "privacy.noise-multiplier": self.noise_multiplier,
             "privacy.placement": self.placement,
@@ -184,26 +184,26 @@ class GaussianMechanism(Mechanism):
         }
 
     def state_dict(self) -> State:
-        """z, which may have been calibrated, and the clip, which may have adapted."""
+        """Return z, which may have been calibrated, and the clip, which may have adapted."""
         return {"noise-multiplier": np.array(self.multiplier), **joined({"clip": self.clip.state_dict()})}
 
     def restored(self, state: State) -> Self:
-        """As in `Mechanism`."""
+        """Return this mechanism with a saved state."""
         z, clip = float(state["noise-multiplier"]), self.clip.restored(part(state, "clip"))
         if self.is_calibrated and z != self.multiplier:
             raise ValueError(f"{self.multiplier} was asked for, and {z} was saved")
         return replace(self, noise_multiplier=z, clip=clip)
 
     def calibrated(self, spent: Callable[[Mechanism], float], limit: float, budget: str) -> Self:
-        """This mechanism with the smallest z, to one part in a thousand, that stays within the budget.
+        """Return this mechanism with the smallest z, to one part in a thousand, that stays within the budget.
 
         Args:
-            spent: what would be spent in all, with a mechanism; it falls as z grows.
-            limit: that may be spent.
-            budget: how the limit came about, for the message.
+            spent: returns the total spending with a mechanism; it falls as z grows.
+            limit: upper bound of the spending.
+            budget: description of the limit, for the message.
 
         Raises:
-            ConfigError: no z does.
+            ConfigError: no z stays within the budget.
         """
 
         beside = spent(replace(self, noise_multiplier=1 / MIN_MULTIPLIER))
@@ -219,11 +219,10 @@ class GaussianMechanism(Mechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianMean(GaussianMechanism):
-    """The mean of the clipped updates, with noise of standard deviation z·C on their sum.
+    """Mean of the clipped updates, with noise of standard deviation z·C on their sum.
 
     Guarantee: each round is a Gaussian mechanism with noise multiplier z for adding or removing one client's
-        contribution, whatever the strategy is and whoever drops out. The weights that clients report do not enter, or
-        enter capped at 1.
+        contribution, for any strategy and any dropouts. The weights that clients report are ignored, or capped at 1.
 
     Source: McMahan et al. (2018), arXiv:1710.06963; noise before the server optimizer as in Reddi et al. (2021),
         Algorithm 1, whose Δ_t it replaces.
@@ -232,7 +231,7 @@ class GaussianMean(GaussianMechanism):
     placement = "update"
 
     def intake(self, layout: Layout, sent: Row, most: int) -> Intake | None:
-        """As in `Mechanism`: a mean takes replies as they come, unless they have to be compared.
+        """Return an intake that adds replies as they arrive; None if the scale has to compare them.
 
         Args:
             layout, sent, most: as in `Mechanism.intake`.
@@ -251,12 +250,12 @@ class GaussianMean(GaussianMechanism):
         return Released((made.model,), made.noise_std, made.sensitivity)
 
     def refuse_canaries(self) -> None:
-        """As in `Mechanism`: a mean takes them, unless its clip or its noise follows what clients send."""
+        """Accept canaries, unless the clip or the noise follows the clients' updates."""
         self.clip.refuse_canaries()
         self.scale.refuse_canaries()
 
     def suited_to(self, capabilities: Capabilities | None, strategy: str) -> Mechanism:
-        """As in `Mechanism`: the strategy sees one released model.
+        """Return this mechanism for a strategy that is meaningful on one released model.
 
         Args:
             capabilities, strategy: as in `Mechanism.suited_to`.
@@ -268,10 +267,10 @@ class GaussianMean(GaussianMechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianTrimmedMean(GaussianMechanism):
-    """The coordinate-wise median or trimmed mean of the clipped updates, with noise for what one client can move it.
+    """Coordinate-wise median or trimmed mean of the clipped updates, with noise for its sensitivity to one client.
 
     Attributes:
-        cuts: of n values, how many are cut off at each end; it comes from the strategy that this stands for.
+        cuts: returns the number of values cut off at each end of n; it comes from the strategy.
 
     Guarantee: that of `cloister.privacy.mechanisms.trimmed_mean.noisy_trimmed_mean`: each round is a Gaussian mechanism
         with noise multiplier z, for a cohort whose size is public.
@@ -283,7 +282,7 @@ class GaussianTrimmedMean(GaussianMechanism):
 
     @property
     def needs_public_cohort(self) -> bool:
-        """A rank among a secret number of values has no public sensitivity."""
+        """Return True: a rank among a secret number of values has no public sensitivity."""
         return True
 
     def __post_init__(self) -> None:
@@ -295,13 +294,13 @@ class GaussianTrimmedMean(GaussianMechanism):
             )
 
     def suited_to(self, capabilities: Capabilities | None, strategy: str) -> Mechanism:
-        """This mechanism with the cuts of the strategy.
+        """Return this mechanism with the cuts of the strategy.
 
         Args:
             capabilities, strategy: as in `Mechanism.suited_to`.
 
         Raises:
-            ConfigError: the strategy is no median and no trimmed mean.
+            ConfigError: the strategy is neither a median nor a trimmed mean.
         """
         if capabilities is None or capabilities.cuts is None:
             raise ConfigError(
@@ -321,13 +320,13 @@ class GaussianTrimmedMean(GaussianMechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianOutput(GaussianMechanism):
-    """Noise on what the strategy makes of all clipped models, as if it were their mean: std z·C/n.
+    """Noise on the strategy's output from all clipped models, as if it were their mean: std z·C/n.
 
     Attributes:
         strategy: the name of the strategy, for the caveat.
-        is_uniform_mean: whether the strategy is known to be the plain mean.
+        is_uniform_mean: whether the strategy declares itself the plain mean.
 
-    Guarantee: none. One client can move what is no mean further than C/n, and n follows from who replied.
+    Guarantee: none. One client can move an output other than a mean further than C/n, and n is the number of replies.
     """
 
     strategy: str = ""
@@ -337,7 +336,7 @@ class GaussianOutput(GaussianMechanism):
 
     @property
     def noises_output(self) -> bool:
-        """Always."""
+        """Return True: the noise is added to the strategy's output."""
         return True
 
     def __post_init__(self) -> None:
@@ -349,7 +348,7 @@ class GaussianOutput(GaussianMechanism):
             )
 
     def suited_to(self, capabilities: Capabilities | None, strategy: str) -> Mechanism:
-        """This mechanism, which knows whether the strategy is a mean; any will do.
+        """Return this mechanism with the strategy's name, and whether it is a mean; any strategy is accepted.
 
         Args:
             capabilities, strategy: as in `Mechanism.suited_to`.
@@ -357,14 +356,14 @@ class GaussianOutput(GaussianMechanism):
         return replace(self, strategy=strategy, is_uniform_mean=bool(capabilities and capabilities.is_uniform_mean))
 
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
-        # Fewer replies than were asked for mean more noise, not less protection for those who replied.
+        # Fewer replies than requests increase the noise, and keep the protection of the clients that replied.
         sensitivity = bounded.l2_bound / max(1, len(bounded))
         widest = self.multiplier * self.scale.widest(bounded.l2_bound, bounded.layout)
         models = tuple(bounded_models(bounded))
         return Released(models, multiplier * sensitivity, sensitivity, widest_std=widest * sensitivity)
 
     def caveats(self) -> tuple[str, ...]:
-        """That the noise is calibrated for a mean of those who replied."""
+        """Return the caveat that the noise is calibrated for a mean of the clients that replied."""
         why = (
             "privacy.placement is 'model': the noise depends on how many clients replied"
             if self.is_uniform_mean

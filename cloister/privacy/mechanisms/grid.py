@@ -1,20 +1,20 @@
-"""Updates as whole numbers: a public grid, truncation toward zero, and sums in which nothing is rounded.
+"""Updates as integers: a public grid, truncation toward zero, and exact sums.
 
-An update that is bounded by C is written as whole multiples of a public step, C/D. Whole numbers below 2^53 are added
-exactly in doubles, in any order, so that one client moves the sum by what it contributes and by nothing else. The
-sensitivity is D steps because Σk² ≤ D² is verified for the very numbers that are added.
+An update that is bounded by C is written as whole multiples of a public step, C/D. Integers below 2^53 are added
+exactly in doubles, in any order, so that one client moves the sum by exactly its contribution. The sensitivity is D
+steps because Σk² ≤ D² is verified for the same numbers that are added.
 
-That is verified by a bound: Σk² ≤ Σx² over the numbers x that are truncated, those with |x| ≥ 1, and a sum of squares
-in single precision is below Σx² by less than `row_squares` says. The clip leaves room for that. A contribution for
-which the bound does not show it is shortened.
+A bound verifies this: Σk² ≤ Σx² over the numbers x with |x| ≥ 1 before truncation. A sum of squares in single precision
+is below Σx² by less than the error that `row_squares` documents, and the clip leaves a margin for it. A contribution
+for which the bound fails is shortened.
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
 | a number smaller than a step, a subnormal one, -0 | it counts as 0 |
-| an update whose whole numbers are, or could be, longer than D | it is shortened |
+| an update whose integers have, or could have, a norm above D | it is shortened |
 | an update with NaN, infinity, or squares that overflow | it counts as 0 |
-| no noise | a finer grid, by as much as the sum has room for |
-| noise below 2^8 steps of the finest grid, z < 2^-18 | there is more of it, 2^8 steps |
+| no noise | the finest grid on which the sum is exact |
+| noise below 2^8 steps of the finest grid, z < 2^-18 | it is increased to 2^8 steps |
 | noise of more than 2^24·C | the step is longer than C, and all updates count as 0 |
 """
 
@@ -35,28 +35,28 @@ from cloister.privacy.mechanisms.discrete.sampler import MAX_EXACT, REACH, SMOOT
 from cloister.privacy.mechanisms.keystream import Keystream
 
 FINEST = 26
-"""The bound of a release with noise is at most 2 to this power of steps: a double has room for 2^26 of them."""
+"""Log₂ of the most steps in the bound of a release with noise: a double holds the sum of 2^26 such contributions."""
 CARRY = 1 << FINEST
-"""What sums carry over in."""
+"""Unit of the carry of sums."""
 DISTINCT = 1 << 16
-"""Steps in a standard deviation from which on truncation does not show beside the noise."""
+"""Least number of steps in a standard deviation for which truncation is negligible beside the noise."""
 COMPILED = 1 << 14
-"""Numbers in a span from which on a compiled kernel adds them: a small model does not wait for it."""
+"""Least number of elements in a span for the compiled kernel: a small model does not wait for its import."""
 SHORTER = 1 - 2.0**-12
-"""What a contribution is shortened to, as a share of the bound: far enough below it to show, whatever is rounded."""
+"""Norm of a shortened contribution, as a share of the bound: verifiably below it after any rounding."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What a release counts in: whole multiples of a public step.
+    """Grid of a release: whole multiples of a public step.
 
     Attributes:
         bound: C > 0, in units of the weights.
-        steps: D, how many steps C is; the sensitivity of the sum is at most that.
-        scale: s, the standard deviation of the noise in steps; 0: there is none.
+        steps: D, number of steps in C, an upper bound on the sensitivity of the sum.
+        scale: s, the standard deviation of the noise in steps; 0: no noise.
 
-    Guarantee: s² ≥ (z·D)² + 25, so that the release costs no more than that of a continuous Gaussian of multiplier z,
-        by any accountant and for sampled contributions too (`docs/privacy.md`, "Exact noise").
+    Guarantee: s² ≥ (z·D)² + 25, so that the release costs at most as much as that of a continuous Gaussian of
+        multiplier z, by any accountant and for sampled contributions too (`docs/privacy.md`, "Exact noise").
     """
 
     bound: float
@@ -65,17 +65,17 @@ class Grid:
 
     @classmethod
     def of(cls, bound: float, multiplier: float, count: int, widest: float = 0.0) -> "Grid":
-        """The grid of a release.
+        """Return the grid of a release.
 
         Args:
             bound: C > 0, in units of the weights.
             multiplier: z ≥ 0.
-            count: n, the most contributions that are added up.
-            widest: the largest z that the release could have had, if z depends on private data. The grid then follows
+            count: n, largest number of contributions in the sum.
+            widest: the largest z that the release could have, if z depends on private data. The grid then follows
                 this public value, if that leaves 2^16 steps in a standard deviation. 0: z is public.
 
         Raises:
-            PrivacyError: a sum of so many could pass 2^53.
+            PrivacyError: a sum of this many contributions could exceed 2^53.
         """
         if not multiplier:
             return cls(bound, math.ldexp(1.0, 52 - count.bit_length()), 0)
@@ -90,11 +90,11 @@ class Grid:
 
     @property
     def step(self) -> float:
-        """The distance between the sums that may be released, in units of the weights."""
+        """Return the distance between the sums that may be released, in units of the weights."""
         return self.bound / self.steps
 
     def covers(self, multiplier: float) -> bool:
-        """Whether its noise is that of a multiplier, or more.
+        """Return whether its noise is at least that of a multiplier.
 
         Args:
             multiplier: z ≥ 0.
@@ -102,20 +102,20 @@ class Grid:
         return not multiplier or self.scale >= _scale(multiplier, self.steps)
 
     def whole(self, share: float) -> int:
-        """The whole number of steps that a share of the bound has, toward zero: at most D, whatever is rounded.
+        """Return a share of the bound in whole steps, truncated toward zero: at most D after any rounding.
 
         Args:
             share: from -1 to 1.
         """
-        # Rounding is monotone, and D steps are a double: the product never passes it.
+        # Rounding is monotone, and D is a double: the product never exceeds it.
         return math.trunc(share * self.steps)
 
     def noised(self, whole: int, noise: Keystream) -> float:
-        """A single whole number with noise, in units of the weights.
+        """Return a single integer with noise, in units of the weights.
 
         Args:
-            whole: of steps.
-            noise: where the key of the noise comes from.
+            whole: number of steps.
+            noise: source of the key of the noise.
         """
         total = np.array([whole], np.int64)
         DiscreteGaussian(self.scale, noise).add(total)
@@ -123,18 +123,18 @@ class Grid:
 
     @property
     def dtype(self) -> type[np.signedinteger]:
-        """Of integers that hold any contribution; the processor does more of the narrow ones at a time."""
+        """Return the integer type of one contribution; the narrow one is faster."""
         return np.int32 if self.steps <= 1 << FINEST else np.int64
 
     def settle(self, weights: NDArray, write: Callable[[NDArray], NDArray]) -> None:
-        """Write a release, and write it anew while a contribution is not shown to be within the bound.
+        """Write a release, and rewrite it until every contribution is verified to be within the bound.
 
-        Nothing of what is written over has left; its noise is the same.
+        Overwritten values have not left the process; the rewritten release has the same noise.
 
         Args:
-            weights: what updates are multiplied with before they are truncated, shape (n,).
-            write: given weights, writes what is released, and returns the squares of each contribution before it was
-                truncated, shape (n,), as `row_squares` has them.
+            weights: factors of the updates before truncation, shape (n,).
+            write: writes the release with the given weights, and returns the sum of squares of each contribution
+                before truncation, shape (n,), as from `row_squares`.
         """
         squares = write(weights)
         for share in (SHORTER, 0.0):
@@ -143,48 +143,48 @@ class Grid:
                 squares = write(weights)
 
     def shortened(self, weights: NDArray, squares: NDArray, share: float) -> NDArray[np.float64]:
-        """The weights, smaller for contributions that are not shown to be within the bound.
+        """Return the weights, reduced for contributions that are not verified to be within the bound.
 
         Args:
-            weights: that updates were multiplied with before they were truncated, shape (n,).
-            squares: of each contribution before it was truncated, as `row_squares` has them.
-            share: of the bound, that contributions are shortened to.
+            weights: factors of the updates before truncation, shape (n,).
+            squares: sum of squares of each contribution before truncation, as from `row_squares`.
+            share: norm of a shortened contribution, as a share of the bound.
         """
         with np.errstate(invalid="ignore", divide="ignore"):
             smaller = np.nan_to_num(weights * (share * self.steps) / np.sqrt(squares))
         return np.where(self.holds(squares), weights, smaller)
 
     def holds(self, squares: NDArray) -> NDArray[np.bool_]:
-        """Which contributions have Σk² ≤ D².
+        """Return a mask of the contributions that have Σk² ≤ D².
 
         Args:
-            squares: of each contribution before it was truncated, as `row_squares` has them.
+            squares: sum of squares of each contribution before truncation, as from `row_squares`.
         """
         return squares * (1 + SQUARES_ERROR) <= self.steps**2
 
     def contains(self, squares: float) -> bool:
-        """Whether whole numbers are within the bound, by the sum of their squares in double precision: exactly.
+        """Return whether integers are within the bound, exactly, from the sum of their squares in double precision.
 
-        Rounding never makes a sum of positive numbers smaller than a part of it. So a sum of whole numbers that comes
-        to less than 2^53 was a whole number below 2^53 all along, and nothing was rounded.
+        Rounding never makes a sum of positive numbers smaller than a part of it. So if a sum of integers is below 2^53,
+        all of its partial sums were integers below 2^53, and nothing was rounded.
 
         Args:
-            squares: Σk², added up in any order.
+            squares: Σk², added in any order.
         """
         return squares <= math.floor(Fraction(self.steps) ** 2)
 
 
 class WholeSums:
-    """Sums of whole numbers, in narrow integers: processors add twice as many of them at a time as of doubles.
+    """Sums of integers in narrow types, of which processors add twice as many at a time as of doubles.
 
-    A sum is low + 2^26·high. What does not fit in `low` is carried over after as many contributions as it has room for.
+    A sum is low + 2^26·high. Before another contribution could overflow `low`, its upper bits are carried to `high`.
 
     Args:
         grid: of the numbers.
-        size: how many sums there are at most.
+        size: largest number of sums.
 
-    Guarantee: sums are exact if n·D < 2^53 for the n contributions in them. They are the same in any order, and what
-        was added can be taken off again.
+    Guarantee: sums are exact if n·D < 2^53 for the n contributions in them. They are the same in any order, and
+        contributions can be subtracted again.
     """
 
     def __init__(self, grid: Grid, size: int) -> None:
@@ -195,25 +195,25 @@ class WholeSums:
         self._changes = 0
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset all sums to 0."""
         self._low[:] = self._changes = 0
         self._high = None
 
     def change(self, whole: NDArray[np.signedinteger], sign: int) -> None:
-        """Add a contribution, or take it off.
+        """Add or subtract a contribution.
 
         Args:
-            whole: its numbers, at most D each.
+            whole: its integers, at most D each.
             sign: 1 or -1.
         """
         low = self.room(len(whole))
         (np.add if sign > 0 else np.subtract)(low, whole, out=low)
 
     def room(self, count: int) -> NDArray[np.signedinteger]:
-        """Integers in which one contribution can be added or taken off, in place.
+        """Return integers in which one contribution can be added or subtracted, in place.
 
         Args:
-            count: how many numbers it has, at most D each.
+            count: length of the contribution, whose integers are at most D each.
         """
         if self._changes == self._room:
             self._carry()
@@ -221,10 +221,10 @@ class WholeSums:
         return self._low[:count]
 
     def write(self, out: NDArray[np.float64]) -> None:
-        """Write the sums, the first as many as there is room for.
+        """Write the first `len(out)` sums.
 
         Args:
-            out: takes them.
+            out: receives the sums.
         """
         np.copyto(out, self._low[: len(out)])
         if self._high is not None:
@@ -238,11 +238,11 @@ class WholeSums:
 
 
 class Adder:
-    """Truncates updates to whole numbers and adds them up, on one thread, in memory of its own.
+    """Truncation and summation of updates as integers, on one thread, in memory of its own.
 
     Args:
-        grid: that updates are counted on.
-        dtype: that updates are computed in.
+        grid: of the integers.
+        dtype: of the updates.
 
     Attributes:
         whole, sums: memory for the sums of a span.
@@ -260,15 +260,15 @@ class Adder:
     ) -> None:
         """Add Σ trunc(weights[i]·U[i]) over the columns in `span` to sums.
 
-        What is longer than D in these columns alone counts as 0 in them: no whole number is above D.
+        A row with a norm above D in these columns alone counts as 0 in them, so that no integer is above D.
 
         Args:
             cohort: of n updates.
             span: the columns.
-            weights: what each update is multiplied with, factors[i]/step, shape (n,); 0: it is left out.
-            squares: takes Σ(weights[i]·U[i])² of each row over these columns, shape (n,), as `row_squares` has it.
+            weights: factor of each update, factors[i]/step, shape (n,); 0: the update is ignored.
+            squares: receives Σ(weights[i]·U[i])² of each row over these columns, shape (n,), as from `row_squares`.
             sums: of these columns.
-            sign: 1, or -1 to take off what was added with the same weights.
+            sign: 1, or -1 to subtract a contribution with the same weights.
         """
         weights, compiled = weights.astype(self._updates.dtype), None
         if len(span) >= COMPILED and all(span.of(row).dtype == weights.dtype for row in (cohort.sent, *cohort.rows)):
@@ -288,7 +288,7 @@ class Adder:
     def _rows(
         self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray
     ) -> Iterator[NDArray[np.signedinteger]]:
-        """The whole numbers of each contribution."""
+        """Yield the integers of each contribution."""
         with np.errstate(over="ignore", invalid="ignore"):
             for which, block in blocks(cohort, span, self._updates):
                 block *= weights[which, None]
@@ -302,14 +302,14 @@ class Adder:
 
 @cache
 def kernel(dtype: np.dtype, integers: np.dtype) -> ModuleType | None:
-    """The compiled kernel, if numba is installed and knows the dtype; imported when the first large sum is made.
+    """Return the compiled kernel, if numba is installed and supports the dtype; import it on first use.
 
     Args:
         dtype: of updates.
         integers: of sums.
 
     Raises:
-        PrivacyError: it does not add what NumPy adds, as one from an older cache might not.
+        PrivacyError: its sums differ from NumPy's, for instance with one from an older cache.
     """
     if dtype not in (np.float32, np.float64):
         return None
@@ -323,7 +323,7 @@ def kernel(dtype: np.dtype, integers: np.dtype) -> ModuleType | None:
 
 
 def adds_as_numpy(compiled: ModuleType, dtype: np.dtype, integers: np.dtype) -> bool:
-    """Whether a kernel truncates, adds and takes off as NumPy does.
+    """Return whether a kernel truncates, adds and subtracts like NumPy.
 
     Args:
         compiled: a module with the function `change`.
@@ -341,14 +341,14 @@ def adds_as_numpy(compiled: ModuleType, dtype: np.dtype, integers: np.dtype) -> 
 
 
 def _following(multiplier: float) -> tuple[float, int]:
-    """D and s for a public z: s is a power of two, so that few tables serve all releases."""
+    """Return D and s for a public z: s is a power of two, so that few tables serve all releases."""
     _, exponent = math.frexp(multiplier)
     scale = 1 << min(24, max(8, FINEST - 1 + exponent))
-    # A little less than it may be: what these three operations round.
+    # Reduced by the rounding error of these three operations.
     return min(float(1 << FINEST), math.sqrt(scale**2 - SMOOTHING**2) / multiplier * (1 - 2.0**-50)), scale
 
 
 def _scale(multiplier: float, steps: float) -> int:
-    """The smallest s with s² ≥ (z·D)² + 25."""
+    """Return the smallest s with s² ≥ (z·D)² + 25."""
     least = math.ceil((Fraction(multiplier) * Fraction(steps)) ** 2) + SMOOTHING**2
     return math.isqrt(least - 1) + 1

@@ -1,6 +1,6 @@
-"""A secret key and numbered places in its keystream: what every source of noise is made on.
+"""Secret key and numbered places in its keystream, the base of every source of noise.
 
-Noise is numbered first and made later, so that which thread makes a block never decides which bytes it is made of.
+Places are assigned before the noise is drawn, so that the bytes of a block do not depend on the thread that draws it.
 """
 
 import hashlib
@@ -15,20 +15,20 @@ from cloister.core.errors import PrivacyError
 from cloister.core.threads import Span
 
 SECRET = 16
-"""Bytes that a secret has at least: as many as the key has."""
+"""Least number of bytes of a secret: the length of the key."""
 Places = tuple[int, ...]
-"""Where in the stream the noise of a span lies: the numbers of its blocks."""
+"""Places of a span's noise in the stream: the numbers of its blocks."""
 
 
 class Keystream:
-    """A key of AES-128 in counter mode, where the counter starts, and the next free place.
+    """Keystream of AES-128 in counter mode: a key, the start of the counter, and the next free place.
 
     Args:
-        seed: None draws the key from the operating system. A number gives the same key every time. Another stream sets
-            its next place aside: the keystream there is the key, and this stream is seeded if that one is. Bytes are a
-            secret that the caller has drawn: whoever is shown it can make the same noise.
-        purpose: what the noise is; sources of two purposes share no key under the same seed.
-        block: numbers of noise that a place is for.
+        seed: None draws the key from the operating system. A number gives the same key every time. Another stream
+            reserves its next place: the keystream there is the key, and this stream is seeded if that one is. Bytes
+            are a secret that the caller has drawn: a party that receives it can draw the same noise.
+        purpose: name of the noise; sources of two purposes share no key under the same seed.
+        block: numbers of noise per place.
         counters: values of the counter that a place has, 16 bytes of keystream each.
     """
 
@@ -36,25 +36,25 @@ class Keystream:
         self.seeded: bool = seed.seeded if isinstance(seed, Keystream) else not isinstance(seed, bytes | None)
         secret = _secret(seed, purpose)
         self._key, self._nonce, self._counters = secret[:16], int.from_bytes(secret[16:]), counters
-        # No number is ever given out twice, to no thread: a block that repeats is noise that can be subtracted.
+        # Each number is assigned once, over all threads: noise of a repeated block could be subtracted.
         self._numbers = count()
         self._process = os.getpid()
         self._block = block
 
     def places(self, stretches: Sequence[Span]) -> dict[Span, Places]:
-        """Set places in the stream aside for the noise of some spans, in their order.
+        """Reserve places in the stream for the noise of some spans, in their order.
 
-        Noise is numbered here and made later: which thread takes which span must not decide who gets which number.
+        Places are reserved before the noise is drawn, so that they do not depend on the assignment of spans to threads.
 
         Raises:
-            PrivacyError: this is a copy in a forked process, whose noise would be the parent's once more.
+            PrivacyError: this is a copy in a forked process, whose noise would repeat the parent's.
         """
         if os.getpid() != self._process:
             raise PrivacyError("noise cannot be shared with a forked process: both would add the same; make another")
         return {span: tuple(next(self._numbers) for _ in range(0, len(span), self._block)) for span in stretches}
 
     def __reduce__(self) -> NoReturn:
-        """Refuse copies, and pickles, which are copies in another process: each would add the same noise.
+        """Refuse copies and pickles, which are copies in another process: each would add the same noise.
 
         Raises:
             PrivacyError: always.
@@ -62,19 +62,19 @@ class Keystream:
         raise PrivacyError("noise cannot be copied or pickled: both copies would add the same; make another")
 
     def secret(self) -> bytes:
-        """The first 32 bytes of the next place in the stream, which is set aside: the key of another stream."""
+        """Return the first 32 bytes of the next place in the stream, reserved as the key of another stream."""
         ((number,),) = self.places([Span(0, 0, 1)]).values()
         start = counter(self._nonce, number, self._counters)
         return Cipher(algorithms.AES(self._key), modes.CTR(start)).encryptor().update(bytes(32))
 
 
 def counter(nonce: int, number: int, counters: int) -> bytes:
-    """Where a place in a keystream starts.
+    """Return the start of a place in a keystream.
 
     Args:
-        nonce: where the stream starts.
+        nonce: start of the stream.
         number: of the place.
-        counters: values of the counter that a place has.
+        counters: counter values per place.
     """
     return ((nonce + number * counters) % 2**128).to_bytes(16)
 

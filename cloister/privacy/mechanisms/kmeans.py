@@ -1,17 +1,17 @@
-"""Which of the received models belong together: k-means that starts from the hypotheses.
+"""Clustering of the received models by k-means that starts from the hypotheses.
 
-n models of p parameters and k hypotheses span at most n + k - 1 dimensions. Where that is less than p, distances are
-taken from a Gram matrix, in one pass over memory, and k-means runs on coordinates that reproduce them: the same
-clusters as in p dimensions, to rounding, at any p.
+n models of p parameters and k hypotheses span at most n + k - 1 dimensions. If that is less than p, distances come from
+a Gram matrix, in one pass over memory, and k-means runs on coordinates that reproduce them. The clusters are the same
+as in p dimensions, to rounding, at any p.
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
 | no models | no labels, spread 0; the middles stay the hypotheses |
 | one model | it is the middle of its cluster; the other middles stay |
-| a hypothesis that no model is nearest to | it stays where it is, with size 0 |
-| a model as near to two hypotheses | it goes to the first |
-| two equal hypotheses | the first gets everybody; both are named as collapsed |
-| NaN or infinite numbers | undefined: a round screens such replies out before |
+| a hypothesis that is nearest to no model | it stays unchanged, with size 0 |
+| a model equally near to two hypotheses | it is assigned to the first |
+| two equal hypotheses | the first gets all models; the pair is reported as collapsed |
+| NaN or infinite numbers | undefined: screening rejects such replies |
 """
 
 from collections.abc import Sequence
@@ -25,24 +25,24 @@ from cloister.core.cohort import Cohort
 from cloister.privacy.mechanisms.distance import total_gram
 
 MAX_STEPS = 300
-"""Of k-means, as in scikit-learn."""
+"""Most steps of k-means, as in scikit-learn."""
 TOGETHER = 0.1
-"""Hypotheses closer than this share of the clients' distance to their own no longer tell groups apart."""
+"""Two hypotheses count as collapsed if their distance is at most this share of the clients' spread."""
 
 DRAWS = 10
-"""Starts of k-means that are tried where the hypotheses are no start."""
+"""Number of k-means++ draws if the hypotheses cannot serve as a start."""
 ROUNDING = 1e-12
-"""Squared distances up to this, where the largest coordinate is 1, come of rounding: such models are the same one."""
+"""Squared distance, at a largest coordinate of 1, up to which two models count as equal: it is rounding error."""
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """An assignment of n clients to k hypotheses.
+    """Assignment of n clients to k hypotheses.
 
     Attributes:
         labels: the hypothesis of each client, shape (n,).
-        spread: root mean square distance of the clients to the middle of their cluster; 0 without clients.
-        gaps: distances between the middles of the clusters, shape (k, k); an empty one has its hypothesis for a middle.
+        spread: root mean square distance of the clients to the centre of their cluster; 0 without clients.
+        gaps: distances between the centres of the clusters, shape (k, k); the centre of an empty one is its hypothesis.
     """
 
     labels: NDArray[np.intp]
@@ -51,18 +51,18 @@ class Clusters:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many clients each hypothesis got."""
+        """Return the number of clients of each hypothesis."""
         return tuple(int(count) for count in np.bincount(self.labels, minlength=len(self.gaps)))
 
     @property
     def collapsed(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of hypotheses that lie nearly on one another."""
+        """Return pairs of hypotheses that nearly coincide."""
         near = np.triu(self.gaps <= TOGETHER * self.spread, k=1) if len(self.labels) else np.zeros_like(self.gaps)
         return tuple((int(i), int(j)) for i, j in np.argwhere(near))
 
 
 def clustered(layout: Layout, models: Sequence[Row], hypotheses: Sequence[Row]) -> Clusters:
-    """Assign each model to the hypothesis that k-means, started from the hypotheses, puts it with.
+    """Assign each model to its cluster by k-means, started from the hypotheses.
 
     Args:
         layout: of a model.
@@ -72,7 +72,7 @@ def clustered(layout: Layout, models: Sequence[Row], hypotheses: Sequence[Row]) 
     Source: Galli et al. (2023), Algorithm 1, line 9.
     """
     points = _coordinates(layout, [*models, *hypotheses])
-    # Centred between the hypotheses: where they nearly agree, distances lose no digits to what they have in common.
+    # Centred between the hypotheses: if they nearly agree, distances keep their digits.
     points -= points[len(models) :].mean(axis=0)
     members, centres = points[: len(models)], points[len(models) :].copy()
     labels = lloyd(members, centres)
@@ -82,19 +82,19 @@ def clustered(layout: Layout, models: Sequence[Row], hypotheses: Sequence[Row]) 
 
 
 def scattered(layout: Layout, models: Sequence[Row], count: int) -> list[int]:
-    """Choose models far from each other, for k-means to start from where the hypotheses are all alike.
+    """Choose models far from each other, as a start for k-means if the hypotheses are all alike.
 
-    They are drawn by k-means++ several times; the draw counts that k-means makes the tightest clusters of. This looks
-    at nothing but the models: where these were released, it is post-processing. The draws are no secret, and the same
-    for the same models.
+    They are drawn by k-means++ several times, and the draw with the tightest clusters is returned. The choice depends
+    on the models alone: if these were released, it is post-processing. The draws are public, and the same for the same
+    models.
 
     Args:
         layout: of a model.
         models: n ≥ 1 of them.
-        count: how many to choose, k ≥ 1.
+        count: k ≥ 1, number of models to choose.
 
     Returns:
-        Their numbers; fewer than k where fewer differ.
+        Their indices; fewer than k if fewer models differ.
 
     Source: Arthur and Vassilvitskii (2007), k-means++: The Advantages of Careful Seeding.
     """
@@ -105,7 +105,7 @@ def scattered(layout: Layout, models: Sequence[Row], count: int) -> list[int]:
 
 
 def _drawn_apart(points: NDArray, count: int, rng: np.random.Generator) -> list[int]:
-    """The first with equal probabilities, each other in proportion to its squared distance to the nearest of those."""
+    """Draw the first index uniformly, and each other in proportion to its squared distance to the nearest drawn one."""
     chosen = [int(rng.integers(len(points)))]
     squares = np.square(points - points[chosen[0]]).sum(axis=1)
     while len(chosen) < count and (squares > ROUNDING).any():
@@ -115,13 +115,13 @@ def _drawn_apart(points: NDArray, count: int, rng: np.random.Generator) -> list[
 
 
 def _scatter(points: NDArray, start: list[int]) -> float:
-    """Sum of squared distances to the middles that k-means finds from a start."""
+    """Return the sum of squared distances to the centres that k-means finds from a start."""
     centres = points[start]
     return float(np.square(points - centres[lloyd(points, centres)]).sum())
 
 
 def lloyd(points: NDArray, centres: NDArray) -> NDArray[np.intp]:
-    """k-means by Lloyd's iteration; `centres` are moved in place, and one that nobody is nearest to stays.
+    """Run k-means by Lloyd's iteration; move `centres` in place, and keep centres of empty clusters unchanged.
 
     scikit-learn's would move an empty cluster to the point farthest from all others, the noisiest client.
 
@@ -130,8 +130,8 @@ def lloyd(points: NDArray, centres: NDArray) -> NDArray[np.intp]:
         centres: shape (k, d), the hypotheses to start from.
 
     Returns:
-        The cluster of each point, shape (n,): of centres equally near the first. The objective falls in every step but
-        for rounding, which might go round in circles: after `MAX_STEPS` the last assignment stands.
+        The cluster of each point, shape (n,): the first of equally near centres. The objective falls in every step up
+        to rounding, which might cause a cycle: after `MAX_STEPS` the last assignment is returned.
     """
     labels = np.full(len(points), -1, np.intp)
     for _ in range(MAX_STEPS):
@@ -145,10 +145,10 @@ def lloyd(points: NDArray, centres: NDArray) -> NDArray[np.intp]:
 
 
 def _coordinates(layout: Layout, rows: Sequence[Row]) -> NDArray[np.float64]:
-    """The rows as they are, in float64, or in as many dimensions as there are rows, at the same distances."""
+    """Return the rows in float64, or coordinates with the same distances in as many dimensions as there are rows."""
     if layout.size <= len(rows):
         return np.array([np.concatenate(row) for row in rows], np.float64)
-    # Centred at the last row, a hypothesis where there are any: where clients nearly agree, differences lose no digits.
+    # Centred at the last row, a hypothesis if there are any: if clients nearly agree, differences keep their digits.
     cohort = Cohort(layout, rows[-1], tuple(rows), np.zeros(len(rows)), np.ones(len(rows)))
     values, vectors = np.linalg.eigh(total_gram(cohort))
     return vectors * np.sqrt(np.maximum(values, 0.0))

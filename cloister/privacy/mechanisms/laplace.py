@@ -1,12 +1,12 @@
 """Laplace noise under the Euclidean norm in p dimensions, the mechanism of d-privacy.
 
-Its density at x is K·exp(-ε‖x‖₂). Two points x and x′ give any release with likelihoods that differ by a factor of at
-most exp(ε‖x - x′‖), since the norm obeys the triangle inequality: ε is a rate per unit of distance, not a budget
+Its density at x is K·exp(-ε‖x‖₂). By the triangle inequality, the likelihoods of a release from two points x and x′
+differ by a factor of at most exp(ε‖x - x′‖): ε is a rate per unit of distance, not a budget
 (Chatzikokolakis et al., 2013; Galli et al., 2023, Lemma 4.1). Independent Laplace noise on every coordinate is another
 mechanism, for the L1 distance.
 
-The usual sampler draws a radius from Gamma(p, 1/ε) and a direction as a normal vector over its norm, and must go over
-the numbers twice. The same density is a scale mixture of normals, which needs no norm. By the Laplace transform of
+The usual sampler draws a radius from Gamma(p, 1/ε) and a direction as a normal vector over its norm, and needs two
+passes. The same density is a scale mixture of normals, which needs no norm. By the Laplace transform of
 Lévy's law, exp(-ε√s) is the mean of exp(-λs) over λ with density ∝ λ^(-3/2)·exp(-ε²/4λ). At s = ‖x‖² and λ = 1/2w each
 exp(-λs) is (2πw)^(p/2) times the density of N(0, w·I) at x, so w has a density ∝ w^((p-1)/2)·exp(-ε²w/2). Hence
 
@@ -14,14 +14,14 @@ exp(-λs) is (2πw)^(p/2) times the density of N(0, w·I) at x, so w has a densi
 
 exactly, for every p ≥ 1 (Andrews and Mallows, 1974, for p = 1; Gómez-Sánchez-Manzano et al., 2008, for all p).
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
-| a model of zeros | noise like on any other: what is released does not depend on it |
+| a model of zeros | noise as on any other: its law does not depend on the model |
 | one parameter | the usual Laplace distribution |
 | a model without parameters | refused |
-| NaN or infinite numbers, integers, a read-only array | refused before anything is added |
+| NaN or infinite numbers, integers, a read-only array | refused before noise is added |
 | ε of 0, below 0, NaN or infinite | refused |
-| ε so small or large that noise leaves single precision's range | refused, without its value |
+| ε so small or large that noise exceeds the range of single precision | refused; the message omits ε |
 """
 
 import math
@@ -39,7 +39,7 @@ class LaplaceNoise:
 
     Args:
         seed: None draws the key from the operating system. A number gives the same noise every time, for tests and
-            for papers; whatever is released with it is not private, and says `seeded`.
+            for papers; a release with it is not private, and `seeded` is True.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -49,23 +49,23 @@ class LaplaceNoise:
     def add(self, model: Row, epsilon: float, step: float | None = None) -> None:
         """Add one draw in R^p to the p parameters of a model, in place.
 
-        The sums are rounded to a public grid, since the low bits of floating-point noise betray what it was added to
-        (Mironov, 2012): to a power of two about 2^-20 of the noise's deviation. That grid follows from ε and p,
+        The sums are rounded to a public grid, since the low bits of floating-point noise reveal the number under it
+        (Mironov, 2012). The step is a power of two, about 2^-20 of the noise's deviation. It is computed from ε and p,
         not from the draw of w.
 
         Args:
             model: flat, writable float32 or float64 arrays with p ≥ 1 numbers together, which share one draw. For
-                noise on each array alone, call this for each with a row of that one.
+                independent draws, call this method once for each array.
             epsilon: ε > 0, per unit of Euclidean distance.
-            step: of the grid, a power of two chosen beforehand. Where ε follows from private numbers, so does the grid
-                that is chosen for it, and tells ε to a factor of two; one chosen beforehand tells nothing.
+            step: of the grid, a power of two chosen beforehand; None: from ε and p. If ε depends on private numbers,
+                a grid chosen from it reveals ε to a factor of two; one chosen beforehand reveals nothing.
 
         Guarantee: ε-d-privacy under the Euclidean distance for an ε that does not depend on the numbers: one release
             from x is at most exp(ε‖x - x′‖) times as likely as from x′.
 
         Raises:
             ConfigError: ε is not a finite number above 0, or the step is no power of two.
-            PrivacyError: the arrays cannot carry this noise, or this is a copy in a forked process. Nothing was added.
+            PrivacyError: the arrays cannot hold this noise, or this is a copy in a forked process. Nothing is added.
         """
         _refuse_unfit(model)
         size = sum(piece.size for piece in model)
@@ -78,18 +78,18 @@ def deviation(normals: GaussianNoise, p: int, epsilon: float) -> float:
     """Draw √w: the standard deviation of the normals that make one draw of Laplace noise in R^p.
 
     Args:
-        normals: where the draw comes from; the p normals themselves must be other numbers of the same stream.
+        normals: source of the draw; the p normals themselves must be other numbers of the same stream.
         p: parameters that share the draw, at least 1.
         epsilon: ε > 0, per unit of Euclidean distance.
 
     Returns:
-        √(χ²(p + 1))/ε, which is private: it tells how far the noise went.
+        √(χ²(p + 1))/ε, which is private: it reveals the length of the noise.
     """
     return math.sqrt(_chi_square(normals, p + 1)) / epsilon
 
 
 def public_step(p: int, epsilon: float) -> float:
-    """The step of the grid for noise of this size, which depends on ε and p and not on the draw.
+    """Return the step of the grid for noise with this ε and p, independent of the draw.
 
     Args:
         p: parameters that share one draw, at least 1.
@@ -97,8 +97,8 @@ def public_step(p: int, epsilon: float) -> float:
 
     Raises:
         ConfigError: p or ε is not above 0.
-        PrivacyError: the noise would leave the range of numbers; without the value, since ε may follow from a private
-            update.
+        PrivacyError: the noise would exceed the range of numbers. The message omits the value, since ε may depend on
+            a private update.
     """
     log_std = log_coordinate_variance(p, epsilon) / 2
     refuse_beyond(log_std)
@@ -106,10 +106,10 @@ def public_step(p: int, epsilon: float) -> float:
 
 
 def _chi_square(normals: GaussianNoise, freedom: int) -> float:
-    """One draw of χ² with at least 2 degrees of freedom, in double precision.
+    """Draw one χ² number with at least 2 degrees of freedom, in double precision.
 
-    Twice a Gamma of shape a = freedom/2, by rejection (Marsaglia, Tsang, 2000); half the sum of two squared normals is
-    the exponential number that -ln u is there.
+    It is twice a Gamma of shape a = freedom/2, by rejection (Marsaglia, Tsang, 2000). Half the sum of two squared
+    normals replaces the exponential number -ln u of that algorithm.
     """
     d = freedom / 2 - 1 / 3
     while True:
@@ -120,7 +120,7 @@ def _chi_square(normals: GaussianNoise, freedom: int) -> float:
 
 
 def log_coordinate_variance(p: int, epsilon: float) -> float:
-    """ln of the variance of one coordinate, ln((p + 1)/ε²) (Galli et al., 2023, Lemma 4.3).
+    """Return ln of the variance of one coordinate, ln((p + 1)/ε²) (Galli et al., 2023, Lemma 4.3).
 
     Args:
         p: parameters that share one draw, at least 1.
@@ -131,7 +131,7 @@ def log_coordinate_variance(p: int, epsilon: float) -> float:
 
 
 def _refuse_unfit(model: Row) -> None:
-    """Refuse arrays that noise cannot be added to in place, or that it would not hide."""
+    """Refuse arrays to which noise cannot be added in place, or in which it would hide nothing."""
     for piece in model:
         if piece.dtype not in (np.float32, np.float64) or piece.ndim != 1 or not piece.flags.writeable:
             raise PrivacyError(

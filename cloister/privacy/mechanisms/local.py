@@ -1,24 +1,24 @@
-"""What a client does to its own update before it leaves: mechanisms whose guarantee does not need the server.
+"""Mechanisms that a client applies to its own update, with a guarantee that needs no trust in the server.
 
     Δ = trained - start  ─▶  bounded to a ball  ─▶  + noise, on a public grid  ─▶  + start  ─▶  the model's own dtype
 
-The server chooses the start, the data and the server together choose what was trained; the guarantee holds for every
-pair of them, since what the noise is added to lies in a ball fixed beforehand. Three points carry it:
+The server chooses the start. The trained model depends on the data and on the server. The guarantee holds for every
+pair of them, since noise is added to a point of a ball that is fixed beforehand. It rests on three points:
 
-- Noise is added to the bounded update, on a public grid, and the start only afterwards. A start of 10³⁸ has room for
-  steps of 10³¹ between its neighbours: added first, it would turn the smallest difference of two updates into one that
+- Noise is added to the bounded update, on a public grid, and the start only afterwards. Around a start of 10³⁸,
+  neighbouring floats are 10³¹ apart: added first, it would turn the smallest difference of two updates into one that
   no noise covers. Added last, it is post-processing, and so are the rounding to the model's dtype and its saturation.
 - The norm is that of the true update, overstated by its rounding, for every number that a double holds. Gaussian noise
-  is exact and added to whole numbers, the norm of which is verified as such; Laplace noise is continuous.
-- An update that is none (NaN, infinite, of other arrays) counts as the zero update: it gets the same noise, and the
-  answer looks like any other.
+  is exact and added to integers whose norm is verified; Laplace noise is continuous.
+- An invalid update (NaN, infinite, of other arrays) counts as the zero update: it gets the same noise, so that the
+  reply has the same form as any other.
 
-| edge case | what is sent |
+| edge case | the client sends |
 |---|---|
 | zero update | the start and the noise; under `PublishedLaplace` the start alone |
-| NaN, infinite, other arrays | as for a zero update; the node's own log says why |
-| NaN or infinite start, or one that is not of floats | refused: the start is public, and so is the refusal |
-| a start of single numbers, or with empty arrays | noise on the numbers that there are |
+| NaN, infinite, other arrays | as for a zero update; the node's own log has the reason |
+| NaN or infinite start, or one with other dtypes than floats | refused: the start is public, and so is the refusal |
+| a start of single numbers, or with empty arrays | noise on the existing numbers |
 | noise multiplier 0 | the bounded update, on no grid; the event is `Unaccounted` |
 | a sum beyond the dtype | the largest number of the dtype, never infinity |
 """
@@ -45,24 +45,24 @@ class LocalMechanism(Contributor, ABC, abstract=True):
 
     @abstractmethod
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
-        """What is sent in place of a trained model.
+        """Return the arrays to send in place of a trained model.
 
         Args:
             trained: the arrays after training: any memory order, any float dtype. Never changed, never sent.
             start: the arrays that the server sent, finite, of float16, float32 or float64.
-            noise: where the normal numbers come from.
-            tell: is given the reason where the update was none and counted as zero; for the node's own log.
+            noise: source of the normal numbers.
+            tell: receives the reason if the update is invalid and counts as zero; for the node's own log.
 
         Returns:
             New arrays with the names, shapes and dtypes of `start`, finite.
 
         Raises:
-            PrivacyError: the start is not finite or of another dtype, or the noise is beyond the range of numbers.
+            PrivacyError: the start is not finite, has another dtype, or needs noise beyond the range of numbers.
         """
 
     @abstractmethod
     def events(self, parameters: int) -> list[Event]:
-        """What one release of so many parameters costs: known before training, the same for every update.
+        """Return the events of one release of this size: fixed before training, the same for every update.
 
         Raises:
             ConfigError, PrivacyError: this mechanism cannot noise a model of this size.
@@ -70,11 +70,11 @@ class LocalMechanism(Contributor, ABC, abstract=True):
 
     @abstractmethod
     def caveats(self) -> list[str]:
-        """Why its figures are no guarantee; empty if they are."""
+        """Return the reasons why its figures are no guarantee; empty if they are."""
 
     @abstractmethod
     def parameters(self) -> dict[str, float | bool]:
-        """What it was made with, by configuration key."""
+        """Return its parameters, by configuration key."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class LocalLaplace(LocalMechanism):
             mean length of p/ε = ν·R.
         per_layer: whether every array has a ball of this radius and a draw of noise of its own.
 
-    Guarantee: any two outputs of the projection lie at most 2R apart, and any output at most R from that of a
-        contribution that is zeroed. A release is ε·distance-DP, so it is pure p/ν-DP for zeroing everything that the
-        client holds and pure 2p/ν-DP for exchanging it, whatever the server sent. Per layer, array l of p_l parameters
-        has ε_l = p_l/(ν·R) and lies in its own ball: it costs p_l/ν (2·p_l/ν), the draws are independent, and the sum
-        over the arrays is p/ν (2p/ν) again.
+    Guarantee: any two outputs of the projection are at most 2R apart, and any output is at most R from that of a
+        zeroed contribution. A release is ε·distance-DP. So for any start from the server, it is pure p/ν-DP for
+        zeroing the client's data and pure 2p/ν-DP for exchanging them. Per layer, array l of p_l parameters has
+        ε_l = p_l/(ν·R) and its own ball: it costs p_l/ν (2·p_l/ν), the draws are independent, and the sum over the
+        arrays is p/ν (2p/ν) again.
     """
 
     radius: float
@@ -105,7 +105,7 @@ class LocalLaplace(LocalMechanism):
         _check_multiplier(self.noise_multiplier)
 
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
-        """start + projection of (trained - start) + noise; see `LocalMechanism`.
+        """Return start + projection of (trained - start) + noise; see `LocalMechanism`.
 
         Args:
             trained, start, noise, tell: as in `LocalMechanism.release`.
@@ -122,7 +122,7 @@ class LocalLaplace(LocalMechanism):
         return released(trained, start, noise, self.per_layer, scale, tell)
 
     def events(self, parameters: int) -> list[Event]:
-        """One pure release of p/ν."""
+        """Return one pure release of p/ν."""
         check.positive(parameters=parameters)
         if not self.noise_multiplier:
             return [Unaccounted(NO_NOISE)]
@@ -130,15 +130,15 @@ class LocalLaplace(LocalMechanism):
         return [Pure(parameters / self.noise_multiplier)]
 
     def caveats(self) -> list[str]:
-        """Only that there is no noise, if so."""
+        """Return a caveat if there is no noise."""
         return [] if self.noise_multiplier else [NO_NOISE]
 
     def parameters(self) -> dict[str, float | bool]:
-        """ν, the radius, and whether arrays are noised by themselves."""
+        """Return ν, the radius, and whether noise is drawn per array."""
         return _by_key(client_noise_multiplier=self.noise_multiplier, radius=self.radius, per_layer=self.per_layer)
 
     def _rate(self, size: int) -> float:
-        """ε per unit of distance."""
+        """Return ε per unit of distance."""
         return size / self.noise_multiplier / self.radius
 
 
@@ -150,10 +150,9 @@ class LocalGaussian(LocalMechanism):
         clipping_norm: C > 0, in units of the weights.
         noise_multiplier: z, 0 or from `MIN_MULTIPLIER` to 1/`MIN_MULTIPLIER`.
 
-    Guarantee: zeroing what the client contributes moves the whole numbers by at most the steps of C, which is verified
-        in whole numbers: a Gaussian mechanism of multiplier z. Exchanging it moves them by at most twice as much:
-        multiplier z/2. Releases compose as Gaussians do, with no amplification by sampling: the server knows who was
-        asked.
+    Guarantee: zeroing the client's contribution moves the integers by at most the steps of C, which is verified on the
+        integers: a Gaussian mechanism of multiplier z. Exchanging it moves them by at most twice as much: multiplier
+        z/2. Releases compose as Gaussians do, without amplification by sampling, since the server draws the cohort.
     """
 
     clipping_norm: float
@@ -167,7 +166,7 @@ class LocalGaussian(LocalMechanism):
         Gaussian(self.noise_multiplier)
 
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
-        """start + clipped (trained - start) + noise; see `LocalMechanism`.
+        """Return start + clipped (trained - start) + noise; see `LocalMechanism`.
 
         Args:
             trained, start, noise, tell: as in `LocalMechanism.release`.
@@ -182,23 +181,23 @@ class LocalGaussian(LocalMechanism):
         return released(trained, start, noise, False, scale, tell)
 
     def events(self, parameters: int) -> list[Event]:
-        """One Gaussian release of multiplier z, relative to zeroing the contribution."""
+        """Return one Gaussian release of multiplier z, relative to zeroing the contribution."""
         check.positive(parameters=parameters)
         return [Gaussian(self.noise_multiplier)] if self._std() else [Unaccounted(NO_NOISE)]
 
     def caveats(self) -> list[str]:
-        """Only that there is no noise, if so."""
+        """Return a caveat if there is no noise."""
         return [] if self.noise_multiplier else [NO_NOISE]
 
     def parameters(self) -> dict[str, float | bool]:
-        """z and C."""
+        """Return z and C."""
         return _by_key(client_noise_multiplier=self.noise_multiplier, client_clipping_norm=self.clipping_norm)
 
     def _std(self) -> float:
-        """z·C.
+        """Return z·C.
 
         Raises:
-            PrivacyError: it is beyond the range of numbers.
+            PrivacyError: z·C is beyond the range of numbers.
         """
         if not self.noise_multiplier:
             return 0.0
@@ -210,14 +209,14 @@ class LocalGaussian(LocalMechanism):
 class PublishedLaplace(LocalMechanism):
     """Laplace noise in proportion to the update itself, as published: its radius is how far training moved the model.
 
-    A part that training has not moved has nothing to hide behind: it is sent as it came, without noise, and so is one
-    that moved by more or less than single precision has noise for.
+    A part that training has not moved gets no noise, and the client sends it back unchanged. The same holds for a part
+    whose norm would need noise beyond the range of single precision.
 
     Args:
         noise_multiplier: ν; ε = p/(ν·‖Δ‖).
         per_layer: whether every array has a radius and a draw of its own.
 
-    Guarantee: none. ε follows from private data, and the size of the noise tells it.
+    Guarantee: none. ε depends on private data, and the size of the noise reveals it.
 
     Source: Galli et al. (2023), Algorithm 1.
     """
@@ -231,7 +230,7 @@ class PublishedLaplace(LocalMechanism):
         _check_multiplier(self.noise_multiplier)
 
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
-        """Trained + noise; see `LocalMechanism`.
+        """Return trained + noise; see `LocalMechanism`.
 
         Args:
             trained, start, noise, tell: as in `LocalMechanism.release`.
@@ -250,12 +249,12 @@ class PublishedLaplace(LocalMechanism):
         return released(trained, start, noise, self.per_layer, scale, tell)
 
     def events(self, parameters: int) -> list[Event]:
-        """One Laplace release, with the update's own norm as the unit of distance."""
+        """Return one Laplace release, with the update's own norm as the unit of distance."""
         check.positive(parameters=parameters)
         return [Laplace(parameters / self.noise_multiplier, 1.0)] if self.noise_multiplier else [Unaccounted(NO_NOISE)]
 
     def caveats(self) -> list[str]:
-        """That the scale of the noise is private."""
+        """Return the caveat that the scale of the noise is private."""
         own = (
             "privacy.radius is 0: the scale of the noise follows from how far a client's own data moved its model, and "
             "tells it; what is leaked within that distance is nominal"
@@ -263,7 +262,7 @@ class PublishedLaplace(LocalMechanism):
         return [own] if self.noise_multiplier else [NO_NOISE, own]
 
     def parameters(self) -> dict[str, float | bool]:
-        """ν, a radius of 0, and whether arrays are noised by themselves."""
+        """Return ν, a radius of 0, and whether noise is drawn per array."""
         return _by_key(client_noise_multiplier=self.noise_multiplier, radius=0.0, per_layer=self.per_layer)
 
 

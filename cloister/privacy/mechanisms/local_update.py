@@ -1,8 +1,8 @@
-"""The update of a client, bounded, noised and put back on what the server sent, without a copy of it.
+"""Release of a client's update: bounded, noised and added to the server's model, without a copy of the update.
 
-Every number of the update is computed twice from the arrays that it is the difference of, block by block in the cache:
-for its norm, and to be noised. Gaussian noise is exact, on whole numbers (`released_whole`); Laplace noise is
-continuous (`released`).
+Every number of the update is computed twice from the trained and the sent array, block by block in the cache: for its
+norm, and for its noise. Gaussian noise is exact, on integers (`released_whole`); Laplace noise is continuous
+(`released`).
 """
 
 import math
@@ -21,29 +21,29 @@ from cloister.privacy.mechanisms.keystream import Places
 from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise, Maker
 
 NORM_ERROR = 2.0**-30
-"""Bound on the relative error of a norm and of the scaling after it, in double precision.
+"""Bound on the relative error of a norm and of the subsequent scaling, in double precision.
 
 A sum of n squares in any order errs by less than n·2⁻⁵³ of itself (Higham, 2002, §3.1): 2⁻³⁸ for a block of 2¹⁵
 numbers. `math.hypot` joins blocks with an error of an ulp; the factor and each product add one more.
 """
 MIN_FACTOR = 2.0**-1000
-"""Below, a factor is no longer accurate to all its bits, and could round up: such an update counts as zero."""
+"""Least factor: a smaller one lacks accurate bits and could round up, so that its update counts as zero."""
 NOT_THE_ARRAYS = "the trained arrays are not those that training began with"
 NOT_FINITE = "training has diverged: the update is not finite"
 Arrays = Mapping[str, NDArray]
 Sent = dict[str, NDArray]
-"""What leaves in place of a trained model, by name."""
+"""Arrays that the client sends in place of a trained model, by name."""
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How a part of an update is bounded, and noised by continuous noise or none.
+    """Factor and continuous noise, if any, for a part of an update.
 
     Attributes:
-        factor: what the update is multiplied with, from 0 to 1.
-        std: standard deviation of the normals that are added, ≥ 0.
-        step: of the grid that the sums are rounded to, a power of two; of no meaning without noise.
+        factor: of the update, from 0 to 1.
+        std: standard deviation of the added normals, ≥ 0.
+        step: of the grid to which the sums are rounded, a power of two; ignored without noise.
     """
 
     factor: float
@@ -52,7 +52,7 @@ class Scale:
 
 
 def factor_for(norm: float, bound: float) -> float:
-    """The factor that brings an update of this norm into the ball, its rounding included.
+    """Return the factor that scales an update of this norm into the ball, including its rounding.
 
     Args:
         norm: of the update, finite.
@@ -70,12 +70,12 @@ def released(
     scale: Callable[[int, float], Scale],
     tell: Tell | None,
 ) -> Sent:
-    """start + factor·update + noise, each part with its own scale: all arrays together, or every array by itself.
+    """Return start + factor·update + noise, with one scale for all arrays together or one for each array.
 
     Args:
         trained, start, noise, tell: as in `LocalMechanism.release`.
         per_layer: whether every array is a part.
-        scale: of a part, from its number of parameters, above 0, and the norm of its update.
+        scale: returns the scale of a part, from its number of parameters, above 0, and the norm of its update.
     """
     update, sent, targets = _begun(trained, start, tell)
     layers = range(len(targets))
@@ -88,21 +88,23 @@ def released(
 
 
 def released_whole(trained: Arrays, start: Arrays, noise: GaussianNoise, grid: Grid, tell: Tell | None) -> Sent:
-    """start + (factor·update, truncated toward zero to whole steps, + exact noise)·step, all arrays together.
+    """Return start + (truncated factor·update + exact noise)·step, all arrays together.
+
+    The update is truncated toward zero to whole steps.
 
     Args:
         trained, start, noise, tell: as in `LocalMechanism.release`.
-        grid: whose bound the update is clipped to, with noise.
+        grid: of the release; the update is clipped to its bound.
 
-    Guarantee: noise is added to whole numbers of which Σk² ≤ D² was verified. Where they are more, the update is
-        shortened, and counts as zero if that does not help.
+    Guarantee: noise is added to integers with Σk² ≤ D², which is verified. If it fails, the update is shortened, and
+        counts as zero if it fails again.
     """
     update, sent, targets = _begun(trained, start, tell)
     source = sampler.DiscreteGaussian(grid.scale, noise)
     places = source.places(spans([piece.size for piece in update.start], BLOCK))
     factor = factor_for(math.hypot(*update.norms), grid.bound)
     for share in (1.0, SHORTER, 0.0):
-        # What was written before has not left, and its noise is the same.
+        # Overwritten values have not left the process; the rewritten release has the same noise.
         if grid.contains(_write_whole(update, targets, share * factor, grid, source, places)):
             break
     return sent
@@ -116,7 +118,7 @@ def _write_whole(
     source: sampler.DiscreteGaussian,
     places: Mapping[Span, Places],
 ) -> float:
-    """Write start + (whole steps of factor·update + noise)·step; return the sum of the squares of these steps."""
+    """Write start + (whole steps of factor·update + noise)·step; return the sum of squares of these steps."""
     squares = dict.fromkeys(places, 0.0)
 
     def write(span: Span, workspace: tuple[sampler.Maker, NDArray]) -> None:
@@ -136,7 +138,7 @@ def _write_whole(
 
 
 def _begun(trained: Arrays, start: Arrays, tell: Tell | None) -> tuple["_Update", Sent, list[NDArray]]:
-    """The update, the arrays that leave in its place, and these once more, flat; nothing is in them yet."""
+    """Return the update, the new arrays to send, and flat views of these; nothing is written to them yet."""
     _refuse_unfit(start)
     update = _Update.of(trained, start, tell)
     sent = {name: np.empty(array.shape, array.dtype) for name, array in start.items()}
@@ -144,7 +146,7 @@ def _begun(trained: Arrays, start: Arrays, tell: Tell | None) -> tuple["_Update"
 
 
 def _refuse_unfit(start: Arrays) -> None:
-    """Refuse a start that nothing can be added to; it is public, and so is the refusal."""
+    """Refuse a start of unsupported dtypes; it is public, and so is the refusal."""
     for name, array in start.items():
         if array.dtype not in (np.float16, np.float32, np.float64):
             raise PrivacyError(
@@ -154,7 +156,7 @@ def _refuse_unfit(start: Arrays) -> None:
 
 @dataclass(frozen=True)
 class _Update:
-    """An update Δ = trained - start that is never written down, and the norms of its arrays.
+    """Update Δ = trained - start, computed on demand, and the norms of its arrays.
 
     Attributes:
         trained, start: flat, finite, of the same sizes.
@@ -167,7 +169,7 @@ class _Update:
 
     @classmethod
     def of(cls, trained: Arrays, start: Arrays, tell: Tell | None) -> "_Update":
-        """The update, or the zero update in place of one that is none.
+        """Return the update, or the zero update in place of an invalid one.
 
         Args:
             trained, start, tell: as in `LocalMechanism.release`.
@@ -188,32 +190,32 @@ class _Update:
         return cls(before, before, [0.0] * len(before))
 
     def of_span(self, span: Span, scratch: NDArray) -> NDArray:
-        """The update's numbers in a span, in double precision.
+        """Return the update's numbers in a span, in double precision.
 
         Args:
             span: of the arrays.
-            scratch: flat, of double precision and at least as long as the span: holds what is returned.
+            scratch: flat, of double precision and at least as long as the span: memory of the result.
         """
         out = scratch[: len(span)]
         return np.subtract(span.of(self.trained), span.of(self.start), out=out, dtype=np.float64, casting="unsafe")
 
     def put(self, noised: NDArray, span: Span, target: NDArray) -> None:
-        """Write start + what is noised and on the grid.
+        """Write start + noised numbers on the grid.
 
         Args:
             noised: the numbers of the span, in double precision; they are overwritten.
             span: of the arrays.
-            target: the array that leaves, flat.
+            target: the array to send, flat.
         """
         with np.errstate(over="ignore"):
             noised += span.of(self.start)
-            # Saturated, not infinite: the server's screening would tell a client's overflow from its silence.
+            # Saturated, not infinite: the server's screening would reveal a client's overflow.
             largest = float(np.finfo(target.dtype).max)
             np.clip(noised, -largest, largest, out=target[span.start : span.stop], casting="same_kind")
 
 
 def _pieces(trained: Arrays, start: Arrays) -> Row | None:
-    """The trained arrays in the start's order, flat; None if they are other arrays."""
+    """Return the trained arrays in the start's order, flat; None if they are other arrays."""
     if trained.keys() != start.keys():
         return None
     arrays = [trained[name] for name in start]
@@ -223,7 +225,7 @@ def _pieces(trained: Arrays, start: Arrays) -> Row | None:
 
 
 def _norms(trained: Row, start: Row) -> list[float]:
-    """‖trained - start‖₂ of each array; NaN or infinite where the difference or its norm is."""
+    """Return ‖trained - start‖₂ of each array; NaN or infinite if the difference or its norm is."""
     update, places = _Update(trained, start, ()), spans([piece.size for piece in start], BLOCK)
     found = dict.fromkeys(places, 0.0)
 
@@ -239,9 +241,9 @@ def _norms(trained: Row, start: Row) -> list[float]:
 
 
 def _norm(block: NDArray) -> float:
-    """The Euclidean norm of doubles of any size: where squares leave the range, of the block over a power of two."""
+    """Return the Euclidean norm of doubles; if squares leave the range, that of the block scaled by a power of two."""
     square = float(np.vdot(block, block))
-    # Well inside the range of doubles: no square of a number that matters has vanished or overflowed.
+    # Well inside the range of doubles: no relevant square has vanished or overflowed.
     if 2.0**-900 < square < 2.0**1000:
         return math.sqrt(square)
     peak = max(float(block.max()), -float(block.min()))
@@ -253,7 +255,7 @@ def _norm(block: NDArray) -> float:
 
 
 def _write(update: _Update, targets: Mapping[int, NDArray], how: Scale, noise: GaussianNoise) -> None:
-    """Write start + factor·update + noise to the targets: the start is added to what is noised and on the grid."""
+    """Write start + factor·update + noise to the targets; the start is added to noised numbers on the grid."""
     sizes = [piece.size if layer in targets else 0 for layer, piece in enumerate(update.start)]
     places = noise.places(spans(sizes, BLOCK))
 

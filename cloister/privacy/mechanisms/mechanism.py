@@ -1,9 +1,8 @@
-"""The server's mechanism: a frozen value from which ledger, budget, claim and promise follow.
+"""Base class of the server's mechanisms: frozen values that determine ledger entries, budget, claim and promise.
 
-It says how a contribution is bounded, how the release is made, what a round costs at worst, and what must be said
-against it. The strategy that runs it (`cloister.aggregation.PrivateStrategy`) screens replies before it and records its
-events before anything that it made leaves. A mechanism of another package is one such class, registered under the entry
-point `cloister.mechanisms`; `cloister.audits.conformance` checks it.
+A mechanism bounds contributions, makes the release, and returns the worst-case events of a round and the caveats.
+`cloister.aggregation.PrivateStrategy` screens replies first, and records the events before it hands on a release. A
+plugin is a subclass registered under the entry point `cloister.mechanisms`; `cloister.audits.conformance` checks it.
 """
 
 from abc import ABC, abstractmethod
@@ -26,16 +25,16 @@ Parameter = str | int | float | bool
 
 @dataclass(frozen=True)
 class Contributions:
-    """What a mechanism is given in one round.
+    """Input of a mechanism in one round.
 
     Attributes:
-        cohort: the screened replies of n clients; nothing has bounded them.
+        cohort: the screened replies of n clients, unbounded.
         examples: the example count that each client reports, shape (n,). Clients choose these numbers.
-        asked: how many clients were asked to train. Public, but for a Poisson draw.
-        expected: the public size that a mean is taken over: what was asked, or for a Poisson draw what was expected.
-        noise: where random numbers come from.
+        asked: number of clients that were asked to train. Public unless the draw is Poisson.
+        expected: the public size that a mean is taken over: `asked`, or for a Poisson draw the expected number.
+        noise: source of random numbers.
         server_round: counted from 1.
-        taken: has added the cohort's updates up, whose rows are dropped then; None: the cohort has its rows.
+        taken: intake that holds the sum of the cohort's updates, whose rows are dropped; None: the cohort has its rows.
     """
 
     cohort: Cohort
@@ -49,12 +48,12 @@ class Contributions:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Figures that come from un-noised updates. They are shown only where nothing is claimed.
+    """Figures from un-noised updates. They are shown only in runs without a claim.
 
     Attributes:
-        clipped_fraction: share of the updates that were longer than the bound.
-        clip_calibration: a hint by which to choose the bound.
-        distance: how far the clients lie apart.
+        clipped_fraction: share of the updates with a norm above the bound.
+        clip_calibration: a hint for the choice of the bound.
+        distance: distance of the clients.
     """
 
     clipped_fraction: float | None = None
@@ -67,19 +66,19 @@ NOTHING_SEEN = Diagnostics()
 
 @dataclass(frozen=True)
 class Released:
-    """What a mechanism has made of a round.
+    """Result of a mechanism in one round.
 
     Attributes:
-        models: what the wrapped strategy is shown: one released model, or none, or (heuristic) one for each reply.
-        noise_std: standard deviation of the noise on one parameter of the model that results.
-        sensitivity: the L2 distance that this noise was calibrated for, on the same scale.
-        noise_multiplier: of this round, where noise is a multiple of the bound.
-        clipping_norm: the bound that was in force.
-        released_distance: the distance as it was released, where the noise follows a distance.
-        diagnostics: what was seen on the way, un-noised.
+        models: input of the wrapped strategy: one released model, or none, or (heuristic) one for each reply.
+        noise_std: standard deviation of the noise on one parameter of the resulting model.
+        sensitivity: the L2 distance for which this noise is calibrated, on the same scale.
+        noise_multiplier: of this round, if noise is a multiple of the bound.
+        clipping_norm: the bound in force.
+        released_distance: the released distance, if the noise follows a distance.
+        diagnostics: un-noised figures of this round.
         following: the mechanism of the next round; None: the same.
-        widest_std: if the mechanism leaves the noise to the end and `noise_std` depends on private data: the largest
-            that it could have been. The grid of the noise follows this one. 0: `noise_std` is public.
+        widest_std: the largest possible `noise_std`, if the noise is added to the strategy's output and depends on
+            private data. The grid of the noise follows this one. 0: `noise_std` is public.
     """
 
     models: tuple[Row, ...]
@@ -99,11 +98,11 @@ class Mechanism(Contributor, ABC, abstract=True):
     Subclasses are frozen dataclasses, so that nothing about a mechanism changes behind a claim. Each declares its
     `premises`: what its claim rests on beside the transport.
 
-    Guarantee: that `release` costs what `events` says, for adding or removing one client's contribution, whatever
-        clients send and whatever the released models were used for before. It is claimed as soon as `caveats` is empty.
+    Guarantee: `release` costs at most `events`, for adding or removing one client's contribution. That holds for any
+        replies of clients, and for any earlier use of the released models. It is claimed if `caveats` is empty.
 
     Examples:
-        A mechanism is a value. Another one is made, never changed.
+        A mechanism is a value: its attributes cannot be changed.
 
         >>> import numpy as np
         >>> from cloister.core.arrays import Layout
@@ -123,82 +122,85 @@ class Mechanism(Contributor, ABC, abstract=True):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The mechanism's name in configurations, ledgers and claims; a class attribute will do."""
+        """Return the name in configurations, ledgers and claims; a class attribute suffices."""
 
     @property
     def amplified(self) -> bool:
-        """Whether `events` counts the draw of a round."""
+        """Return whether `events` accounts for the draw of a round."""
         return False
 
     @abstractmethod
     def events(self, layout: Layout, sampling: Sampling) -> tuple[Event, ...]:
-        """What one round costs at worst, in the order of the releases; that of the model is the last.
+        """Return the worst-case events of one round, in the order of the releases; that of the model is the last.
 
         Args:
             layout: of the model.
-            sampling: how the clients of the round were drawn; no draw unless the mechanism is `amplified`.
+            sampling: draw of the round's clients; no draw unless the mechanism is `amplified`.
         """
 
     @abstractmethod
     def release(self, contributions: Contributions) -> Released:
-        """Bound the contributions and make the release. It has been recorded when this is called.
+        """Bound the contributions and make the release. Its events are recorded before this call.
 
         Args:
-            contributions: of the round; there may be none.
+            contributions: of the round; the cohort may be empty.
         """
 
     def intake(self, layout: Layout, sent: Row, most: int) -> "Intake | None":
-        """What takes the replies of a round a few at a time; None: `release` has to see all of them.
+        """Return an intake that adds replies as they arrive; None: `release` needs all of them at once.
 
-        A mechanism that returns one is given contributions without rows, which `Contributions.taken` has added up.
+        A mechanism with an intake receives contributions without rows, summed in `Contributions.taken`.
 
         Args:
             layout: of the model.
             sent: the global model of the round.
-            most: how many clients can reply.
+            most: largest number of replies.
         """
         return None
 
     @abstractmethod
     def parameters(self) -> dict[str, Parameter]:
-        """Everything that the claim depends on, by configuration key, or by the name of its option."""
+        """Return all parameters of the claim, by configuration key, or by the name of the option."""
 
     def caveats(self) -> tuple[str, ...]:
-        """Why the claim is not sound; empty if it is."""
+        """Return the reasons why the claim is not sound; empty if it is."""
         return ()
 
     @property
     def needs_public_cohort(self) -> bool:
-        """Whether it must be public how many clients were drawn, as it is not of a Poisson draw."""
+        """Return whether the cohort size must be public; that of a Poisson draw is not."""
         return False
 
     @property
     def noises_output(self) -> bool:
-        """Whether the noise is still to be added, to what the wrapped strategy makes of `Released.models`."""
+        """Return whether the noise is added to the wrapped strategy's output from `Released.models`."""
         return False
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether its noise is decided; `calibrated` decides it."""
+        """Return whether the noise is fixed; `calibrated` fixes it."""
         return True
 
     @property
     def clipping_norm(self) -> float:
-        """The largest L2 norm of one client's contribution, for the ledger; 0 where it is bounded in another way."""
+        """Return the largest L2 norm of one client's contribution, for the ledger; 0: another kind of bound."""
         return 0.0
 
     @property
     def skips_empty_rounds(self) -> bool:
-        """Whether a round without replies makes no release. Under a guarantee it makes one: its absence would tell."""
+        """Return whether a round without replies makes no release.
+
+        Under a guarantee such a round makes a release, since its absence would reveal the empty round.
+        """
         return False
 
     def refuse_canaries(self) -> None:
-        """Refuse to be audited by canaries: made-up clients, each at most `clipping_norm` long after the bound.
+        """Refuse audits by canaries: simulated clients with an update of at most `clipping_norm` after the bound.
 
-        A mechanism that noises the mean of bounded updates, as many as take part, overrides this and returns.
+        A mechanism that noises the mean of bounded updates, for any number of them, overrides this method.
 
         Raises:
-            ConfigError: always, here: canaries would change what is released in ways that their scores do not show.
+            ConfigError: always in this class: canaries could change the release in ways that their scores do not show.
         """
         raise ConfigError(
             f"privacy.canaries has no meaning with privacy.server = {self.name!r}: scores of canaries are read off the "
@@ -206,54 +208,54 @@ class Mechanism(Contributor, ABC, abstract=True):
         )
 
     def suited_to(self, capabilities: Capabilities | None, strategy: str) -> "Mechanism":
-        """This mechanism for a strategy, or a refusal.
+        """Return this mechanism for a strategy, or refuse the strategy.
 
         Args:
-            capabilities: what the strategy declares; None: nothing is known.
+            capabilities: declared by the strategy; None: undeclared.
             strategy: its name, for the message.
 
         Raises:
-            ConfigError: the strategy is not meaningful on one released model, or nobody knows.
+            ConfigError: the strategy is not meaningful on one released model, or declares no capabilities.
         """
         refuse_unless_meaningful_on_one_reply(capabilities, strategy, "another strategy")
         return self
 
     def calibrated(self, spent: Callable[["Mechanism"], float], limit: float, budget: str) -> "Mechanism":
-        """The mechanism of this kind with the smallest noise that stays within a budget.
+        """Return the mechanism of this kind with the smallest noise that stays within a budget.
 
         Args:
-            spent: what would be spent in all, with a mechanism.
-            limit: that may be spent.
-            budget: how the limit came about, for the message.
+            spent: returns the total spending with a mechanism.
+            limit: upper bound of the spending.
+            budget: description of the limit, for the message.
 
         Raises:
-            ConfigError: this mechanism has nothing to calibrate, or no noise will do.
+            ConfigError: this mechanism has no noise to calibrate, or no noise stays within the budget.
         """
         raise ConfigError(f"privacy.server = {self.name!r} has no noise that could be calibrated to {budget}")
 
     def state_dict(self) -> State:
-        """What of it the configuration does not say: noise that was calibrated, what followed from earlier rounds."""
+        """Return the state beyond the configuration: calibrated noise, and values from earlier rounds."""
         return {}
 
     def restored(self, state: State) -> "Mechanism":
-        """The mechanism of a run that goes on in another process: this one, as it was saved.
+        """Return this mechanism with the saved state of a run that continues in another process.
 
         Args:
-            state: as `state_dict` returned it there.
+            state: result of `state_dict` in that process.
         """
         return self
 
 
 def refuse_unless_meaningful_on_one_reply(capabilities: Capabilities | None, strategy: str, instead: str) -> None:
-    """Refuse a strategy that would aggregate one released model into something else than its name says.
+    """Refuse a strategy whose aggregation of one released model would not match its name.
 
     Args:
-        capabilities: what the strategy declares; None: nothing is known.
+        capabilities: declared by the strategy; None: undeclared.
         strategy: its name.
-        instead: what to use in its place.
+        instead: the alternative that the message recommends.
 
     Raises:
-        ConfigError: it needs every reply, or nobody knows.
+        ConfigError: the strategy needs every reply, or declares no capabilities.
     """
     if capabilities is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The server's mechanisms by the names that `privacy.server` knows them by."""
+"""Factories of the server's mechanisms, by their names in `privacy.server`."""
 
 from collections.abc import Mapping
 from typing import Literal, TypedDict, Unpack
@@ -14,11 +14,11 @@ PLACEMENTS: Mapping[Placement, type[GaussianMechanism]] = {
     "rule": GaussianTrimmedMean,
     "model": GaussianOutput,
 }
-"""Where the noise goes: on the mean update, on the median or trimmed mean, or on what the strategy makes of all."""
+"""Mechanism by placement of the noise: on the mean update, the median or trimmed mean, or the strategy's output."""
 
 
 class DistanceOptions(TypedDict, total=False):
-    """The options of `DistanceScaled`, which says what they mean."""
+    """Options of `DistanceScaled`; see there for their meaning."""
 
     distance: str
     direction: Literal["divide", "multiply"]
@@ -37,16 +37,16 @@ def global_dp(
     examples_cap: float = 0.0,
     scale: Constant = CONSTANT,
 ) -> GaussianMechanism:
-    """Central differential privacy with Gaussian noise.
+    """Return a mechanism for central differential privacy with Gaussian noise.
 
     Args:
-        noise_multiplier: z ≥ 0; the noise on the sum of updates has standard deviation z·C. `auto`: to be calibrated.
+        noise_multiplier: z ≥ 0; the noise on the sum of updates has standard deviation z·C. `auto`: calibrated later.
         clipping_norm: C > 0, the largest L2 norm of one client's update, in units of the weights; or a clip that
             adapts it.
-        placement: `update` noises the mean update and hands it to the strategy; `rule` does so with the median or
-            trimmed mean that the strategy stands for; `model` noises what the strategy makes of all clipped replies.
-        examples_cap: let updates weigh by min(n/cap, 1) of their example counts; 0: all the same.
-        scale: what scales z in each round.
+        placement: `update` noises the mean update and hands it to the strategy; `rule` noises the strategy's median or
+            trimmed mean; `model` noises the strategy's output from all clipped replies.
+        examples_cap: cap for weights min(n/cap, 1) from example counts; 0: uniform weights.
+        scale: factor of z in each round.
 
     Raises:
         ConfigError: a parameter is out of range, or parameters contradict each other.
@@ -64,7 +64,7 @@ def metric(
     examples_cap: float = 0.0,
     **distance: Unpack[DistanceOptions],
 ) -> GaussianMechanism:
-    """Gaussian noise that is scaled by how far the clients' models lie apart: σ = (z/d)·C/n.
+    """Return a mechanism with Gaussian noise scaled by the distance of the clients' models: σ = (z/d)·C/n.
 
     Args:
         noise_multiplier, clipping_norm, placement, examples_cap: as in `global_dp`.

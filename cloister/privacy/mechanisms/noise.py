@@ -1,19 +1,19 @@
 """Continuous Gaussian noise from the operating system's entropy, added on a public grid; `discrete` has exact noise.
 
-Box-Muller on the keystream of AES-128 in counter mode, a cryptographic generator and, with the processor's AES
-instructions, a faster one than NumPy's. Numbers are made block by block in the cache, on a few threads where there are
-many; a block's place in the keystream is its number, so the same seed gives the same noise whatever thread made it.
+Box-Muller on the keystream of AES-128 in counter mode, a cryptographic generator that is faster than NumPy's with the
+processor's AES instructions. Numbers are drawn block by block in the cache, for large arrays on a few threads. A
+block's place in the keystream is its number, so the same seed gives the same noise on any thread.
 
 Radii come from 64 bits, so that the tail reaches 9.4 standard deviations: 32 bits would cut it at 6.7, which over
-millions of coordinates is not negligible beside the δ of a guarantee. What remains of floating-point attacks
-(Mironov, 2012) is named in `docs/privacy.md`.
+millions of coordinates is not negligible beside the δ of a guarantee. `docs/privacy.md` describes the remaining
+floating-point attacks (Mironov, 2012).
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
-| standard deviation 0 | nothing is added and nothing rounded |
+| standard deviation 0 | no noise and no rounding |
 | negative, NaN or infinite deviation | refused (`add`, `add_on_grid`) |
-| an array without numbers | nothing; no place of the stream is used |
-| NaN or infinite numbers in the target | they stay what they are: whoever calls keeps them out |
+| an array without numbers | unchanged; no place of the stream is used |
+| NaN or infinite numbers in the target | they stay NaN or infinite: the caller has to exclude them |
 | a forked process, a copy, a pickle | refused: both would add the same noise |
 """
 
@@ -31,28 +31,28 @@ from cloister.core.threads import Span, for_each_span, spans
 from cloister.privacy.mechanisms.keystream import Keystream, Places, counter
 
 BLOCK = threads.BLOCK // 2
-"""Normal numbers made at a time."""
+"""Normal numbers per block."""
 HALF = BLOCK // 2
 WORKSPACE = 2 * BLOCK
-"""Numbers whose memory a whole block is made in; it stays in a core's cache, and the scratch of a span is as large."""
+"""Length of the memory for a whole block; it stays in a core's cache, and the scratch of a span has this length."""
 BYTES_PER_PAIR = {np.dtype(np.float32): 12, np.dtype(np.float64): 16}
 ZEROS = bytes(max(BYTES_PER_PAIR.values()) * HALF)
-"""What is encrypted: zeros come out as the keystream itself."""
+"""Plaintext that encrypts to the keystream itself."""
 
 GRID_BITS = 20
-"""Releases are multiples of the power of two this many bits below the standard deviation of their noise."""
+"""Bits between the standard deviation of the noise and the grid of the release, whose step is a power of two."""
 DISTINCT = 1 << 12
-"""Steps in a standard deviation from which on rounding to a grid does not show beside the noise."""
+"""Least number of steps in a standard deviation for which rounding to a grid is negligible beside the noise."""
 HEADROOM = 64
-"""Deviations of the noise that a number's dtype must hold."""
+"""Deviations of the noise that the dtype of a number must hold."""
 
 
 class GaussianNoise(Keystream):
-    """An endless stream of independent N(0, 1) numbers.
+    """Endless stream of independent N(0, 1) numbers.
 
     Args:
         seed: None draws the key from the operating system. A number gives the same stream every time, for tests and
-            for papers; whatever is released with it is not private, and says `seeded`.
+            for papers; a release with it is not private, and `seeded` is True.
 
     Examples:
         >>> numbers = GaussianNoise(seed=7).standard_normal(10_000)
@@ -71,8 +71,8 @@ class GaussianNoise(Keystream):
         """Add `std` · N(0, 1) to every number of a flat float32 or float64 array, in place and on no grid.
 
         Args:
-            target: of n numbers; the noise is made in its precision.
-            std: ≥ 0; at 0 nothing is added.
+            target: of n numbers; the noise is drawn in its precision.
+            std: ≥ 0; 0: no noise.
 
         Raises:
             ConfigError: `std` is not a finite number of at least 0.
@@ -90,9 +90,9 @@ class GaussianNoise(Keystream):
 
         Args:
             row: flat float32 or float64 arrays.
-            std: ≥ 0; at 0 nothing is added.
+            std: ≥ 0; 0: no noise.
             step: of the grid, a power of two; None: `grid_step(std)`.
-            out: where the sums go, arrays of the same sizes; None: in place.
+            out: receives the sums, arrays of the same sizes; None: in place.
 
         Raises:
             ConfigError: `std` is not a finite number of at least 0.
@@ -106,7 +106,7 @@ class GaussianNoise(Keystream):
         for_each_span(list(places), work, self.maker)
 
     def standard_normal(self, count: int, dtype: type = np.float32) -> NDArray:
-        """`count` independent N(0, 1) numbers.
+        """Return `count` independent N(0, 1) numbers.
 
         Args:
             count: ≥ 0.
@@ -117,17 +117,17 @@ class GaussianNoise(Keystream):
         return out
 
     def maker(self, dtype: DTypeLike = np.float64) -> "Maker":
-        """What makes this stream's blocks on one thread, with memory of its own for noise of this dtype."""
+        """Return a maker of this stream's blocks for one thread, with memory of its own for noise of this dtype."""
         return Maker(self._key, self._nonce, np.empty(WORKSPACE, dtype))
 
 
 class Maker:
-    """Makes blocks of one stream, on one thread.
+    """Maker of one stream's blocks, on one thread.
 
     Args:
         key, nonce: of the stream.
-        workspace: memory for twice the numbers of a block, of their dtype. Each block of noise overwrites what is in
-            it; between blocks it may serve other ends.
+        workspace: memory for twice the numbers of a block, of their dtype. Each block of noise overwrites it; between
+            blocks it may serve other purposes.
     """
 
     def __init__(self, key: bytes, nonce: int, workspace: NDArray) -> None:
@@ -140,7 +140,7 @@ class Maker:
         self._point = _point32 if workspace.dtype == np.float32 else _point64
 
     def add(self, target: NDArray, std: float, places: Places) -> None:
-        """Add N(0, std²) to every number of a flat array, in place; nothing at 0.
+        """Add N(0, std²) to every number of a flat array, in place; unchanged at 0.
 
         Args:
             target: of n numbers.
@@ -153,18 +153,18 @@ class Maker:
     def add_on_grid(
         self, target: NDArray, std: float, places: Places, step: float | None = None, out: NDArray | None = None
     ) -> None:
-        """Add N(0, std²) in the maker's precision, and round to a public grid before numbers return to their dtype.
+        """Add N(0, std²) in the maker's precision, and round to a public grid before the cast to the numbers' dtype.
 
-        The low bits of floating-point noise betray what it was added to (Mironov, 2012; Haney et al., 2022): no number
-        is released to more than `GRID_BITS` bits below `std`, and 33 bits of a double lie below that.
+        The low bits of floating-point noise reveal the number under it (Mironov, 2012; Haney et al., 2022). So each
+        released number has at most `GRID_BITS` bits below `std`; 33 bits of a double are below that.
 
         Args:
             target: flat, of n float32 or float64 numbers.
-            std: ≥ 0. At 0 nothing is added and nothing rounded.
+            std: ≥ 0; 0: no noise and no rounding.
             places: of its noise.
-            step: of the grid, a power of two; None: `grid_step(std)`. Where `std` is secret, the grid must not follow
+            step: of the grid, a power of two; None: `grid_step(std)`. If `std` is secret, the grid must not depend on
                 it. A maker of float32 noise needs a coarser one.
-            out: where the sums go; None: in place.
+            out: receives the sums; None: in place.
         """
         if not std:
             return None if out is None else np.copyto(out, target)
@@ -178,18 +178,18 @@ class Maker:
             np.multiply(wide, step, out=out[block], casting="same_kind")
 
     def normals(self, number: int, count: int, std: float) -> NDArray:
-        """The numbers of a block, as many as are needed, where the next ones will be too.
+        """Return the first `count` numbers of a block, in memory that the next call overwrites.
 
-        Radius √(-2 ln u) and a uniform point on the circle: two independent normals a pair (Box, Muller, 1958).
+        A radius √(-2 ln u) and a uniform point on the circle give a pair of independent normals (Box, Muller, 1958).
 
         Args:
-            number: of the block, its place in the stream.
-            count: how many are needed.
+            number: place of the block in the stream.
+            count: number of normals.
             std: their standard deviation.
 
         Raises:
             PrivacyError: the block is larger than its place in the stream, or than the memory: some of its numbers
-                would be made of other blocks' bytes, or of none.
+                would use bytes of other blocks, or none.
         """
         pairs = (count + 1) // 2
         if pairs > min(HALF, len(self._radii)):
@@ -197,29 +197,29 @@ class Maker:
         drawn, radius = self._bytes[: self._bytes_per_pair * pairs], self._radii[:pairs]
         self._draw(number, drawn)
         _radius(drawn[: 8 * pairs].view(np.int64), std, radius)
-        # The numbers take the place of the bytes that they are made from.
+        # The numbers overwrite the bytes from which they are computed.
         normals = drawn[: 2 * radius.nbytes].view(radius.dtype)
         self._point(drawn[8 * pairs :], radius, normals[:pairs], normals[pairs:])
         return normals[:count]
 
     def _draw(self, number: int, out: NDArray) -> None:
-        """Bytes from the block's own place in the keystream: 16 for each pair that it may have."""
+        """Read bytes from the block's own place in the keystream: 16 for each possible pair."""
         self._keystream.reset_nonce(counter(self._nonce, number, HALF))
         self._keystream.update_into(memoryview(ZEROS)[: len(out)], out.data)
 
 
 def noised(model: Row, std: float, noise: GaussianNoise, widest: float = 0.0) -> Row:
-    """A copy of a model with N(0, std²) on every parameter, in double precision and on the grid.
+    """Return a copy of a model with N(0, std²) on every parameter, in double precision and on the grid.
 
     Args:
         model: p parameters, in flat arrays.
         std: ≥ 0.
-        noise: where the normal numbers come from.
-        widest: the largest deviation that there could have been, if `std` depends on private data. The grid then
-            follows this public value, if that leaves 2^12 steps in a deviation. 0: `std` is public.
+        noise: source of the normal numbers.
+        widest: the largest possible deviation, if `std` depends on private data. The grid then follows this public
+            value, if that leaves 2^12 steps in a deviation. 0: `std` is public.
 
     Returns:
-        Arrays of float32, or of float64 where the model has it.
+        Arrays of float32, or of float64 if the model has that.
     """
     copies = tuple(piece.astype(np.result_type(piece, np.float32)) for piece in model)
     step = grid_step(widest) if std < widest < math.inf else 0.0
@@ -228,18 +228,18 @@ def noised(model: Row, std: float, noise: GaussianNoise, widest: float = 0.0) ->
 
 
 def grid_step(std: float) -> float:
-    """The distance between the numbers that may be released under noise of this standard deviation: a power of two."""
+    """Return the distance between releasable numbers under noise of this standard deviation: a power of two."""
     return float(2.0 ** (math.floor(math.log2(std)) - GRID_BITS)) if std else 0.0
 
 
 def refuse_beyond(log_std: float) -> None:
-    """Refuse noise that would leave the range of single precision: infinities and zeros are no noise.
+    """Refuse noise beyond the range of single precision: infinities and zeros are no noise.
 
     Args:
         log_std: ln of the standard deviation of one coordinate.
 
     Raises:
-        PrivacyError: without the value, which may follow from private numbers.
+        PrivacyError: the noise is beyond this range. The message omits the value, which may depend on private numbers.
     """
     limits = np.finfo(np.float32)
     if not math.log(limits.tiny) + GRID_BITS < log_std < math.log(limits.max) - math.log(HEADROOM):
@@ -247,15 +247,15 @@ def refuse_beyond(log_std: float) -> None:
 
 
 def _blocks(target: NDArray, places: Places) -> Iterator[tuple[slice, int]]:
-    """The blocks of an array, each with its place in the stream."""
+    """Return the blocks of an array, each with its place in the stream."""
     starts = range(0, len(target), BLOCK)
     return ((slice(start, start + BLOCK), number) for start, number in zip(starts, places, strict=True))
 
 
 def _radius(bits: NDArray, std: float, radius: NDArray) -> None:
-    """std · √(-2 ln u), u uniform above 0 from 64 bits each."""
+    """Compute std · √(-2 ln u), u uniform above 0 from 64 bits each."""
     one = radius.dtype.type
-    # Signed: processors turn signed integers into floats several times faster than unsigned ones.
+    # Signed: processors convert signed integers to floats several times faster than unsigned ones.
     np.copyto(radius, bits, casting="unsafe")
     np.abs(radius, out=radius)
     radius += one(0.5)
@@ -267,7 +267,7 @@ def _radius(bits: NDArray, std: float, radius: NDArray) -> None:
 
 
 def _point32(raw: NDArray, radius: NDArray, x: NDArray, y: NDArray) -> None:
-    """Points at these radii, at uniform angles from 32 bits each, which the angles overwrite."""
+    """Compute points at these radii, at uniform angles from 32 bits each, which the angles overwrite."""
     angle = np.multiply(
         raw.view(np.int32), np.float32(math.pi * 2.0**-31), out=raw.view(np.float32), dtype=np.float32, casting="unsafe"
     )
@@ -278,10 +278,11 @@ def _point32(raw: NDArray, radius: NDArray, x: NDArray, y: NDArray) -> None:
 
 
 def _point64(raw: NDArray, radius: NDArray, x: NDArray, y: NDArray) -> None:
-    """Points at these radii, at uniform angles from 64 bits each, to double precision; `y` lies where the bits are.
+    """Compute points at these radii, at uniform angles from 64 bits each, to double precision; `y` is the memory of the
+    bits.
 
-    With t = tan(θ/2), cos θ = (1 - t²)/(1 + t²) and sin θ = 2t/(1 + t²). NumPy's tangent of a double is vectorised; its
-    sine and cosine are not, and would take most of the time.
+    With t = tan(θ/2), cos θ = (1 - t²)/(1 + t²) and sin θ = 2t/(1 + t²). NumPy's tangent of a double is vectorised,
+    and faster than its sine and cosine.
     """
     t = np.multiply(raw.view(np.int64), math.pi * 2.0**-64, out=y)
     np.tan(t, out=t)

@@ -1,4 +1,4 @@
-"""What the noise multiplier of a round is scaled by: nothing, or how far the clients' models lie apart."""
+"""Scale of a round's noise multiplier: constant, or by the distance of the clients' models."""
 
 import math
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from cloister.privacy.mechanisms.noise import GaussianNoise
 
 @dataclass(frozen=True)
 class Scaling:
-    """What a scale found in one round.
+    """Scale of the noise in one round.
 
     Attributes:
-        factor: by which the multiplier is scaled.
-        released: the distance as it was released; None: none was.
-        diagnostics: the distance as it is, and a hint for the bound.
+        factor: of the multiplier.
+        released: the released distance; None: no release.
+        diagnostics: the un-noised distance, and a hint for the bound.
     """
 
     factor: float = 1.0
@@ -33,37 +33,37 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same multiplier in every round: fixed-clip global differential privacy."""
+    """Scale of fixed-clip global differential privacy: the same multiplier in every round."""
 
     mechanism = "global-dp"
 
     @property
     def skips_empty_rounds(self) -> bool:
-        """A guarantee needs a release whoever replied."""
+        """Return False: a guarantee needs a release with any number of replies."""
         return False
 
     @property
     def amplified(self) -> bool:
-        """A draw amplifies the one release of a round."""
+        """Return True: a draw amplifies the one release of a round."""
         return True
 
     @property
     def compares_clients(self) -> bool:
-        """Whether it has to see the updates of a round together."""
+        """Return whether it needs the updates of a round together."""
         return False
 
     def refuse_with(self, clip: FixedClip) -> None:
-        """Nothing is refused: the noise is known beforehand with any clip."""
+        """Accept any clip: the noise is fixed beforehand."""
 
     def refuse_canaries(self) -> None:
-        """Nothing is refused: no client decides how much noise there is."""
+        """Accept canaries: the noise does not depend on any client."""
 
     def events(self) -> tuple[Event, ...]:
-        """Nothing is released beside the sum."""
+        """Return the releases beside the sum: none."""
         return ()
 
     def minimum(self, clip: FixedClip, layout: Layout) -> float:
-        """The smallest factor that any round can have.
+        """Return the smallest factor of any round.
 
         Args:
             clip: of the mechanism.
@@ -72,7 +72,7 @@ class Constant:
         return 1.0
 
     def factors(self, bound: float, layout: Layout) -> tuple[float, float]:
-        """The smallest and the largest factor that a round with this clip has; 0 or ∞: nothing limits it.
+        """Return the smallest and the largest factor of a round with this clip; 0 or ∞: no limit.
 
         Args:
             bound: C in force.
@@ -81,7 +81,7 @@ class Constant:
         return 1.0, 1.0
 
     def limits(self, bound: float, layout: Layout) -> tuple[float, float]:
-        """What a distance is held between.
+        """Return the limits of the distance.
 
         Args:
             bound, layout: as in `factors`.
@@ -89,16 +89,16 @@ class Constant:
         return 1.0, 1.0
 
     def at(self, distance: float, bound: float, layout: Layout) -> float:
-        """The factor of a round.
+        """Return the factor of a round with a distance.
 
         Args:
-            distance: d, as it was found or told.
+            distance: d, computed or received.
             bound, layout: as in `factors`.
         """
         return 1.0
 
     def widest(self, bound: float, layout: Layout) -> float:
-        """The largest factor that a round can have, where the factor is private; 0: it is public.
+        """Return the largest factor of a round, if the factor is private; 0: it is public.
 
         Args:
             bound, layout: as in `factors`.
@@ -106,20 +106,20 @@ class Constant:
         return 0.0
 
     def of(self, contributions: Contributions, bounded: Cohort) -> Scaling:
-        """The factor of a round.
+        """Return the scaling of a round.
 
         Args:
-            contributions: as they arrived.
-            bounded: the same, clipped.
+            contributions: of the round, before clipping.
+            bounded: their clipped cohort.
         """
         return Scaling()
 
     def caveats(self) -> tuple[str, ...]:
-        """There are none."""
+        """Return no caveats."""
         return ()
 
     def parameters(self) -> dict[str, Parameter]:
-        """There are none."""
+        """Return no parameters."""
         return {}
 
 
@@ -128,22 +128,21 @@ CONSTANT = Constant()
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceScaled(Constant):
-    """A multiplier divided (or multiplied) by the distance d of the clients: σ = (z/d)·C/n.
+    """Scale by the distance d of the clients, which divides or multiplies the multiplier: σ = (z/d)·C/n.
 
     Attributes:
         distance: a registered distance, the largest of two clients for most; `mean-layer-frobenius` in the paper.
         direction: `divide` the multiplier by the distance (the paper's formula and code) or `multiply` (its text).
-        measure: the distance `after` clipping (bounded: one client cannot drive the noise to nothing) or `before`
+        measure: the distance `after` clipping (bounded: one client cannot reduce the noise to zero) or `before`
             (the paper's Algorithm 1 and code).
-        release: `exact` uses the distance as it is; `private` releases it first, with noise of its own.
+        release: `exact` uses the un-noised distance; `private` releases it first, with noise of its own.
         distance_multiplier: z_d of the release of the distance.
-        min_distance, max_distance: what d is held between; `max_distance` 0 is the largest distance there can be.
+        min_distance, max_distance: limits of d; `max_distance` 0 is the largest possible distance.
 
-    Guarantee: with `exact` none: the distance is computed from private data, is not noised itself, and steers the
-        noise; z/d is a nominal figure, and no ε may be derived from it. With `private` and `after`: each round is two
-        Gaussian releases, of the distance with z_d and of the sum with at least the multiplier at the limit of d. It is
-        accounted for at that, so that nothing rests on what was released before; the noise a round really has is that
-        or more.
+    Guarantee: with `exact` none: the distance comes from private data, is not noised, and scales the noise. So z/d is a
+        nominal figure, and no ε may be derived from it. With `private` and `after`: each round is two Gaussian
+        releases, of the distance with z_d and of the sum with at least the multiplier at the limit of d. The charge is
+        that of this limit, so that it does not depend on earlier releases; the real noise of a round is at least that.
 
     Raises:
         ConfigError: a parameter is out of range, or no noise covers the distance.
@@ -176,26 +175,29 @@ class DistanceScaled(Constant):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the distance is used without noise."""
+        """Return whether the distance is used without noise."""
         return self.release == "exact"
 
     @property
     def skips_empty_rounds(self) -> bool:
-        """An exact distance makes no promise that a round without replies would have to keep."""
+        """Return whether the distance is exact: then a round without replies needs no release."""
         return self.is_exact
 
     @property
     def compares_clients(self) -> bool:
-        """The distance of two clients needs the updates of a round together."""
+        """Return True: the distance of two clients needs the updates of a round together."""
         return True
 
     @property
     def amplified(self) -> bool:
-        """The draw of a round serves two releases, the second of which depends on the first: it amplifies neither."""
+        """Return False: a draw amplifies neither of the two releases of a round.
+
+        Both use the same draw, and the second release depends on the first.
+        """
         return False
 
     def refuse_with(self, clip: FixedClip) -> None:
-        """Raises ConfigError if the noise would have no minimum that is known beforehand."""
+        """Raise ConfigError if the noise has no minimum that is known beforehand."""
         if self.release == "private" and isinstance(clip, AdaptiveClip) and not self.max_distance:
             raise ConfigError(
                 "privacy.distance-release = 'private' with privacy.clipping = 'adaptive' needs privacy.max-distance "
@@ -203,18 +205,20 @@ class DistanceScaled(Constant):
             )
 
     def refuse_canaries(self) -> None:
-        """Raises ConfigError: a canary lies far from everybody."""
+        """Raise ConfigError: a canary is far from all clients, and would determine the distance."""
         raise ConfigError(
             "privacy.canaries contradicts privacy.server = 'metric': canaries would decide the distance of clients, "
             "and with it the noise; use 'global-dp', or 0 canaries"
         )
 
     def events(self) -> tuple[Event, ...]:
-        """The release of the distance, where there is one."""
+        """Return the release of the distance, if any."""
         return () if self.is_exact else (Gaussian(self.distance_multiplier),)
 
     def minimum(self, clip: FixedClip, layout: Layout) -> float:
-        """As in `Constant`: at the limit of the distance in any round. An adaptive clip moves what geometry allows.
+        """Return the factor at the limit of the distance in any round.
+
+        An adaptive clip moves the geometric limit, so that only the configured one counts.
 
         Args:
             clip: of the mechanism.
@@ -227,7 +231,7 @@ class DistanceScaled(Constant):
         return 1 / maximum if self.direction == "divide" else self.min_distance
 
     def factors(self, bound: float, layout: Layout) -> tuple[float, float]:
-        """As in `Constant`: at the limits of the distance.
+        """Return the factors at the limits of the distance.
 
         Args:
             bound, layout: as in `Constant.factors`.
@@ -236,7 +240,7 @@ class DistanceScaled(Constant):
         return (1 / high, 1 / low) if self.direction == "divide" else (low, high)
 
     def limits(self, bound: float, layout: Layout) -> tuple[float, float]:
-        """As in `Constant`: what is configured, and where the release is private what geometry allows.
+        """Return the configured limits of the distance, and for a private release the geometric one.
 
         Args:
             bound, layout: as in `Constant.factors`.
@@ -244,7 +248,7 @@ class DistanceScaled(Constant):
         return self.min_distance, self._maximum(bound, layout)
 
     def at(self, distance: float, bound: float, layout: Layout) -> float:
-        """1/d or d, with d held between its limits, so that no noise is less than `minimum` says.
+        """Return 1/d or d, with d held between its limits, so that the factor is at least `minimum`.
 
         Args:
             distance, bound, layout: as in `Constant.at`.
@@ -254,7 +258,7 @@ class DistanceScaled(Constant):
         return 1 / held if self.direction == "divide" else held
 
     def widest(self, bound: float, layout: Layout) -> float:
-        """As in `Constant`: an exact distance is private, and so is the factor that it makes.
+        """Return the largest factor of a round if the distance is exact, and so private; otherwise 0.
 
         Args:
             bound, layout: as in `Constant.factors`.
@@ -262,11 +266,13 @@ class DistanceScaled(Constant):
         return self.factors(bound, layout)[1] if self.is_exact else 0.0
 
     def of(self, contributions: Contributions, bounded: Cohort) -> Scaling:
-        """1/d or d, with d held between its limits, and released first if it is to be private.
+        """Return the scaling of a round, 1/d or d, with d held between its limits.
+
+        If the distance is private, it is released first.
 
         Args:
-            contributions: as they arrived.
-            bounded: the same, clipped.
+            contributions: of the round, before clipping.
+            bounded: their clipped cohort.
         """
         raw, bound = contributions.cohort, bounded.l2_bound
         distance = self._distance.of(raw if self.measure == "before" else bounded)
@@ -278,22 +284,22 @@ class DistanceScaled(Constant):
         return Scaling(factor, released, Diagnostics(clip_calibration=hint, distance=distance))
 
     def noised(self, distance: float, bounded: Cohort, noise: GaussianNoise) -> float:
-        """d, rounded up to a public grid, + noise of deviation z_d·Δ: Δ is the largest that the distance can be.
+        """Return d, rounded up to a public grid, with noise of deviation z_d·Δ; Δ is the largest possible distance.
 
         Args:
             distance: d.
-            bounded: the cohort that it is of.
-            noise: where the key of the noise comes from.
+            bounded: its cohort.
+            noise: source of the key of the noise.
 
-        Guarantee: the noise is added to a whole number from 0 to D, D steps being Δ, and its law is exact: whatever
-            was rounded while d was computed, nobody moves that number by more than D.
+        Guarantee: the noise is added to an integer from 0 to D, D steps being Δ, and its law is exact. For any
+            rounding error of d, one client moves that integer by at most D.
 
         Raises:
             PrivacyError: the distance has no bound after clipping.
         """
         limit = self._limit(bounded.l2_bound, bounded.layout)
         grid = Grid.of(limit, self.distance_multiplier, 1)
-        # The limit is the sensitivity: a distance of another package that passes its own is held to it; NaN is 0.
+        # The limit is the sensitivity: a plugin's distance above its own limit is held to it; NaN is 0.
         held = min(max(0.0, distance), limit)
         return grid.noised(min(math.ceil(held / limit * grid.steps), grid.whole(1)), noise)
 
@@ -302,7 +308,7 @@ class DistanceScaled(Constant):
         return DISTANCES.load(self.distance)
 
     def _limit(self, bound: float, layout: Layout) -> float:
-        """The largest distance of two clients clipped to `bound`, for this model."""
+        """Return the largest distance of two clients clipped to `bound`, for this model."""
         limit = self._distance.largest(bound, len(layout.names))
         if not 0 < limit < math.inf:
             raise PrivacyError(
@@ -311,13 +317,13 @@ class DistanceScaled(Constant):
         return limit
 
     def _maximum(self, bound: float, layout: Layout) -> float:
-        """What d is held below in a round: the configured ceiling, or in private form what geometry allows."""
+        """Return the upper limit of d: the configured one, or for a private release also the geometric one."""
         if self.is_exact:
             return self.max_distance or math.inf
         return max(self.min_distance, min(self.max_distance or math.inf, self._limit(bound, layout)))
 
     def caveats(self) -> tuple[str, ...]:
-        """That an exact distance is not noised."""
+        """Return the caveat that an exact distance is not noised."""
         if not self.is_exact:
             return ()
         exact = "the distance between private models sets the noise and is itself not noised; z/d is nominal"
@@ -326,7 +332,7 @@ class DistanceScaled(Constant):
         return (exact,)
 
     def parameters(self) -> dict[str, Parameter]:
-        """Those of the distance, by configuration key."""
+        """Return the parameters of the distance, by configuration key."""
         return {
             "privacy.distance": self.distance,
             "privacy.distance-direction": self.direction,

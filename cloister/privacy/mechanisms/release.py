@@ -1,4 +1,4 @@
-"""The Gaussian mechanism on a cohort: the sum of bounded updates, noised, then divided by a public number."""
+"""Gaussian mechanism on a cohort: the noised sum of bounded updates, divided by a public number."""
 
 import math
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from cloister.privacy.mechanisms.total import Total
 
 @dataclass(frozen=True)
 class Release:
-    """A model that carries noise, and what the noise was calibrated for.
+    """Model with noise, and the calibration of this noise.
 
     Attributes:
         model: sent + noisy mean, p parameters.
-        noise_std: standard deviation that the noise on one parameter of `model` has at least, to a step of its grid.
+        noise_std: least standard deviation of the noise on one parameter of `model`, to a step of its grid.
         sensitivity: L2 distance by which one client's joining or leaving moves `model` without noise.
     """
 
@@ -31,23 +31,23 @@ class Release:
 
 
 def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNoise, widest: float = 0.0) -> Release:
-    """sent + (Σ factors[i]·U[i] + noise of standard deviation z·C) / size, in whole numbers up to the division.
+    """Return sent + (Σ factors[i]·U[i] + noise of standard deviation z·C) / size, in integers up to the division.
 
-    Contributions are truncated toward zero onto a public grid, added up, and noised by the discrete Gaussian, all of it
-    exactly: no rounding and no order of replies shows in the sum, and the law of the noise is the one that is claimed.
-    The noise depends on the bound C alone, so it is right whoever drops out, and when everybody does. The way back to
-    floating point and the division by a number that does not depend on the data are post-processing.
+    Contributions are truncated toward zero onto a public grid, summed, and noised by the discrete Gaussian, exactly.
+    The sum does not depend on rounding or on the order of replies, and the law of the noise is the claimed one. The
+    noise depends on the bound C alone, so it stays correct for any dropouts, and without replies. The cast to floating
+    point and the division by a number that is independent of the data are post-processing.
 
     Args:
         cohort: bounded: C is its `l2_bound`.
         multiplier: z ≥ 0.
         size: public number of contributions the mean is taken over.
-        noise: where the key of the noise comes from.
-        widest: the largest z that the release could have had, if z depends on private data: see `Grid.of`.
+        noise: source of the key of the noise.
+        widest: the largest z that the release could have, if z depends on private data: see `Grid.of`.
 
     Guarantee: one client's joining or leaving moves the un-noised sum by at most C in L2, so a round is a Gaussian
-        mechanism of noise multiplier z (add-or-remove). `sensitivity` is C/size. A contribution that is longer than
-        the cohort says is made shorter.
+        mechanism of noise multiplier z (add-or-remove). `sensitivity` is C/size. A contribution with a norm above the
+        cohort's bound is shortened.
 
     Examples:
         Two clients, one of them clipped to C = 1:
@@ -75,17 +75,17 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
 
 
 def noisy_total(total: Total, multiplier: float, size: float, noise: GaussianNoise) -> Release:
-    """The release of a sum that is made already: see `noisy_mean`.
+    """Return the release of an existing sum: see `noisy_mean`.
 
     Args:
         total: of contributions that are bounded by the C of its grid.
-        multiplier: z ≥ 0; the grid was made for it.
+        multiplier: z ≥ 0; the grid must cover it.
         size: public number of contributions the mean is taken over.
-        noise: where the key of the noise comes from.
+        noise: source of the key of the noise.
 
     Raises:
         ConfigError: the size is not above 0.
-        PrivacyError: the grid was made for less noise.
+        PrivacyError: the grid has less noise.
     """
     check.positive(cohort_size=size)
     if not total.grid.covers(multiplier):
@@ -95,7 +95,7 @@ def noisy_total(total: Total, multiplier: float, size: float, noise: GaussianNoi
 
 
 def bounded_sum(cohort: Cohort) -> Row:
-    """Σ factors[i]·U[i] in double precision, without noise: what a mechanism of another kind puts its own noise on.
+    """Return Σ factors[i]·U[i] in double precision, without noise, as the input of other kinds of mechanisms.
 
     Args:
         cohort: bounded: C is its `l2_bound`.
@@ -115,7 +115,7 @@ def bounded_sum(cohort: Cohort) -> Row:
 
 
 def bounded_models(cohort: Cohort) -> list[Row]:
-    """sent + factors[i]·U[i] for each client: what a strategy that must see every reply is shown."""
+    """Return sent + factors[i]·U[i] for each client, as the input of a strategy that needs every reply."""
     return [
         tuple(
             sent + (piece - sent) * sent.dtype.type(factor) if factor != 1 else piece

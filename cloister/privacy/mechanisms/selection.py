@@ -1,19 +1,19 @@
-"""A client's choice among k hypotheses, made privately: the exponential mechanism on bounded losses.
+"""Private choice of a client among k hypotheses: the exponential mechanism on bounded losses.
 
-The loss of every example is held within [0, L]; one that is not a number counts as L. Then, for each hypothesis,
+The loss of every example is held within [0, L]; a loss that is NaN or infinite counts as L. Then, for each hypothesis,
 
-    client:           score = mean over the client's examples         moves by at most Δ = L, whatever it holds
+    client:           score = mean over the client's examples         moves by at most Δ = L, for any data
     example, group:   score = sum over its examples (or its groups)   moves by at most Δ = L for one of them
 
-and hypothesis j is chosen with a probability ∝ exp(-ε·score_j / 2Δ): what report-noisy-max gives with Gumbel noise of
+and hypothesis j is chosen with a probability ∝ exp(-ε·score_j / 2Δ), the law of report-noisy-max with Gumbel noise of
 scale 2Δ/ε on the scores (McSherry, Talwar, 2007). A mean over a public number N of examples, with Δ = L/N, is the same
-choice as the sum: N cancels, so none is needed, and the true number does not matter.
+choice as the sum: N cancels, so the choice needs no public number.
 
-No noise is added to floating-point numbers, whose low bits and cut tails would make "pure" a figure of speech. Losses
-are rounded to multiples of L·2⁻³², so that scores are fractions of integers, and the law is drawn from exactly: a
-hypothesis is proposed uniformly and accepted with probability exp(-γ), γ the rational distance of its score from the
-best one over 2Δ/ε (Canonne, Kamath, Steinke, 2020, Algorithm 1, for coins of such bias), with integers from the
-operating system. How long that takes depends on the scores, by microseconds beside the losses' own computation.
+The low bits and cut tails of floating-point noise would break a pure guarantee. So losses are rounded to multiples of
+L·2⁻³², scores are fractions of integers, and sampling is exact: a hypothesis is proposed uniformly and accepted with
+probability exp(-γ), γ the rational distance of its score from the best one over 2Δ/ε (Canonne, Kamath, Steinke, 2020,
+Algorithm 1, for coins of such bias), with integers from the operating system. The duration depends on the scores, by
+microseconds beside the computation of the losses.
 """
 
 import math
@@ -31,26 +31,26 @@ from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Pure
 
 STEPS = 2**32
-"""Multiples that a loss is rounded to lie from 0 to this many, which stands for L."""
+"""Number of steps in L: a loss is rounded to a multiple from 0 to this one."""
 
 Below = Callable[[int], int]
-"""A uniform whole number from 0 to below another."""
+"""Draws a uniform integer from 0 to below its argument."""
 
 
 @dataclass(frozen=True)
 class PrivateChoice:
-    """A private choice among hypotheses by their losses on a client's own examples.
+    """Private choice among hypotheses by their losses on a client's own examples.
 
     Args:
         epsilon: ε > 0 of one choice.
         max_loss: L > 0, the largest loss of one example that counts.
-        unit: `client`: everything that the client holds; `example`; `group`: all examples of one group.
+        unit: `client`: all data of the client; `example`; `group`: all examples of one group.
 
     Guarantee: a choice is pure ε-DP for exchanging one unit for any other, and so for adding, removing or zeroing it,
         for any hypotheses and losses.
 
     Raises:
-        ConfigError: ε or L is not a finite number above 0, or the unit is another.
+        ConfigError: ε or L is not a finite number above 0, or the unit is unknown.
     """
 
     epsilon: float
@@ -62,7 +62,7 @@ class PrivateChoice:
         check.one_of(("client", "example", "group"), unit=self.unit)
 
     def events(self, hypotheses: int) -> list[Event]:
-        """What one choice costs: nothing where there is none."""
+        """Return the cost of one choice: none with a single hypothesis."""
         return [Pure(self.epsilon)] if hypotheses > 1 else []
 
     def choose(
@@ -75,15 +75,15 @@ class PrivateChoice:
 
         Args:
             losses: of each of the k hypotheses, on each of the n examples, shape (n,); any numbers, and n may be 0.
-            groups: whose each example is, shape (n,), whole numbers, where the unit is a group: it counts as one
-                example with the mean of its losses.
-            below: where the integers come from; another than the operating system's for tests and papers only.
+            groups: group of each example, shape (n,), integers, if the unit is a group: a group counts as one example
+                with the mean of its losses.
+            below: source of the integers; other sources than the operating system's are for tests and papers only.
 
         Returns:
             The index of the chosen hypothesis.
 
         Raises:
-            PrivacyError: there are no hypotheses; or there are groups and the unit is another, or the other way round.
+            PrivacyError: there are no hypotheses; or groups are given for another unit, or missing for this one.
         """
         if not losses:
             raise PrivacyError("there is no hypothesis to choose")
@@ -97,7 +97,7 @@ class PrivateChoice:
                 return proposed
 
     def _score(self, losses: NDArray, groups: NDArray[np.integer] | None) -> Fraction:
-        """The score of a hypothesis, in units of its sensitivity Δ = L."""
+        """Return the score of a hypothesis, in units of its sensitivity Δ = L."""
         steps = bounded(losses, self.max_loss)
         if groups is not None:
             steps = _means(steps, groups)
@@ -106,14 +106,14 @@ class PrivateChoice:
 
 
 def bounded(losses: NDArray, limit: float) -> NDArray[np.int64]:
-    """Losses held within [0, L], as multiples of L·2⁻³²; what is not finite counts as L.
+    """Return losses held within [0, L], as multiples of L·2⁻³²; NaN and infinities count as L.
 
     Args:
         losses: of n examples, any numbers.
         limit: L > 0.
 
     Returns:
-        Whole numbers from 0 to `STEPS`, shape (n,).
+        Integers from 0 to `STEPS`, shape (n,).
     """
     wide = np.asarray(losses).astype(np.float64).reshape(-1)
     wide[~np.isfinite(wide)] = limit
@@ -121,7 +121,7 @@ def bounded(losses: NDArray, limit: float) -> NDArray[np.int64]:
 
 
 def _means(steps: NDArray[np.int64], groups: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The mean of each group, rounded down to a whole number."""
+    """Return the mean of each group, rounded down to an integer."""
     _, group, counts = np.unique(groups, return_inverse=True, return_counts=True)
     sums = np.zeros(len(counts), np.int64)
     np.add.at(sums, group, steps)
@@ -129,23 +129,26 @@ def _means(steps: NDArray[np.int64], groups: NDArray[np.integer]) -> NDArray[np.
 
 
 def accepted(gamma: Fraction, below: Below = secrets.randbelow) -> bool:
-    """A coin that shows True with probability exp(-γ), exactly.
+    """Toss a coin that is True with probability exp(-γ), exactly.
 
-    exp(-1) once for each whole unit of γ, and what remains by von Neumann's alternating series.
+    The coin is one of exp(-1) for each whole unit of γ, and one for the fraction by von Neumann's alternating series.
 
     Args:
         gamma: γ ≥ 0.
-        below: where the integers come from.
+        below: source of the integers.
 
     Source: Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Algorithm 1.
     """
     whole = math.floor(gamma)
-    # A generator: the first tails ends it, after two or three coins however large γ is.
+    # A generator: the first failure ends it, after few coins on average for any γ.
     return all(_unit_coin(Fraction(1), below) for _ in range(whole)) and _unit_coin(gamma - whole, below)
 
 
 def _unit_coin(gamma: Fraction, below: Below) -> bool:
-    """True with probability exp(-γ) for γ from 0 to 1: the first failure of coins of bias γ/1, γ/2, … is at odd k."""
+    """Return True with probability exp(-γ), 0 ≤ γ ≤ 1.
+
+    That is if the first failure of coins of bias γ/1, γ/2, … is at odd k.
+    """
     k = 1
     while below(gamma.denominator * k) < gamma.numerator:
         k += 1

@@ -1,4 +1,4 @@
-"""The sum of a round in whole numbers: contributions are added a few at a time and need not be kept."""
+"""Sum of a round in integers: contributions are added as they arrive and need not be kept."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from cloister.privacy.mechanisms.grid import Adder, Grid, WholeSums
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 Keep = Callable[[Span, NDArray[np.float64], Maker | None], None]
-"""Does something with the sums of a span, and with what makes noise on this thread."""
+"""Consumer of the sums of a span, and of this thread's maker of noise."""
 Add = Callable[[Span, NDArray[np.float64], Adder, Maker | None], None]
-"""Adds contributions over the columns of a span, whose squares go into the array."""
+"""Adds contributions over the columns of a span, and writes their sums of squares to the array."""
 
 
 class Total:
-    """Σ trunc(factors[i]·U[i]/step) over the contributions so far.
+    """Running sum Σ trunc(factors[i]·U[i]/step) of contributions.
 
-    Those that come first are kept: if they stay alone, they are added in the pass in which the release is made. As soon
-    as others come there are sums, to which contributions are added in place.
+    The first cohort is kept: if no other arrives, it is added in the same pass as the release. With the second cohort,
+    sums are allocated, and all contributions are added to them in place.
 
     Args:
-        grid: what is counted in.
+        grid: of the integers.
         layout: of the model.
         sent: the global model of this round.
 
-    Guarantee: the sum is exact, whatever the order; one client's joining or leaving moves it by at most D.
+    Guarantee: the sum is exact, in any order; one client's joining or leaving moves it by at most D.
     """
 
     def __init__(self, grid: Grid, layout: Layout, sent: Row) -> None:
@@ -42,7 +42,7 @@ class Total:
         self._made: list[Adder] = []
 
     def add(self, cohort: Cohort) -> None:
-        """Add contributions.
+        """Add contributions to the sum.
 
         Args:
             cohort: bounded by C, relative to the same model.
@@ -57,7 +57,7 @@ class Total:
         self._add(cohort)
 
     def whole(self) -> NDArray[np.int64]:
-        """The sum itself, without noise: whole numbers of steps, all arrays after one another, shape (p,)."""
+        """Return the sum without noise: integers in steps, all arrays concatenated, shape (p,)."""
         offsets = self._none.layout.offsets
         flat = np.empty(offsets[-1], np.int64)
         row = tuple(flat[start:end] for start, end in pairwise(offsets))
@@ -65,11 +65,11 @@ class Total:
         return flat
 
     def mean(self, size: float, noise: GaussianNoise) -> Row:
-        """sent + (sum + noise)·step/size: the model of the release.
+        """Return sent + (sum + noise)·step/size, the model of the release.
 
         Args:
-            size: public number that the sum is divided by, > 0.
-            noise: where the key of the noise comes from.
+            size: public divisor of the sum, > 0.
+            noise: source of the key of the noise.
         """
         source = DiscreteGaussian(self.grid.scale, noise) if self.grid.scale else None
         places = source.places(self._spans) if source else {}
@@ -86,7 +86,7 @@ class Total:
         return model
 
     def _add(self, cohort: Cohort) -> None:
-        """Add contributions in place. Where one is not shown to be within the bound, all are taken off again."""
+        """Add contributions in place; if one is not verified to be within the bound, redo all with shortened ones."""
         added: list[NDArray] = []
 
         def change(weights: NDArray, sign: int) -> NDArray[np.float64]:
@@ -104,7 +104,7 @@ class Total:
         self.grid.settle(cohort.factors / self.grid.step, write)
 
     def _write(self, keep: Keep, source: DiscreteGaussian | None = None) -> None:
-        """Hand on the sums of every span, those of contributions that are within the bound last."""
+        """Hand on the sums of every span; the last call for a span has only contributions within the bound."""
         first = self._first
 
         def write(weights: NDArray) -> NDArray[np.float64]:
@@ -121,10 +121,10 @@ class Total:
         self.grid.settle(first.factors / self.grid.step, write)
 
     def _each(self, cohort: Cohort, add: Add, source: DiscreteGaussian | None = None) -> NDArray[np.float64]:
-        """Go over every span.
+        """Process every span.
 
         Returns:
-            The squares of each contribution before it was truncated, shape (n,).
+            Sum of squares of each contribution before truncation, shape (n,).
         """
         rows = {span: number for number, span in enumerate(self._spans)}
         squares = np.zeros((len(rows), len(cohort)))
@@ -140,7 +140,7 @@ class Total:
         return added_up(squares)
 
     def _adders(self) -> Iterator[Adder]:
-        """Those there are, and then new ones: memory that was used before is faster than new memory."""
+        """Yield existing adders, then new ones: reused memory is faster than new memory."""
         yield from self._made
         while True:
             self._made.append(Adder(self.grid, self._none.layout.dtype))
@@ -149,11 +149,11 @@ class Total:
 
 @dataclass(frozen=True)
 class Intake:
-    """Takes the contributions of a round a few at a time, and keeps their sum.
+    """Intake of a round's contributions, which keeps only their sum.
 
     Attributes:
         total: the sum.
-        bounded: bounds contributions, each by itself; given them and the example counts of their clients.
+        bounded: bounds contributions independently, from the cohort and the example counts of its clients.
     """
 
     total: Total
@@ -163,7 +163,7 @@ class Intake:
         """Add some contributions.
 
         Args:
-            cohort: that nothing has bounded.
+            cohort: of unbounded updates.
             examples: the example count that each client reports, shape (n,).
         """
         self.total.add(self.bounded(cohort, examples))

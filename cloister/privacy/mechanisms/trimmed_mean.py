@@ -1,33 +1,33 @@
-"""Robust rules with a proved sensitivity: the coordinate-wise median and trimmed mean of bounded updates, noised.
+"""Coordinate-wise median and trimmed mean of bounded updates, with a proved sensitivity and noise.
 
 **Sensitivity.** n clients are asked, and one that does not reply counts with a zero update. So n is public, and joining
-or leaving exchanges one update for zero. An update of at most C is truncated to whole steps of a public grid before
-anything is ranked: k with Σk² ≤ D² (`cloister.privacy.mechanisms.grid`). Look at one coordinate. Let y₁ ≤ … ≤ yₙ₋₁ be
-the whole numbers of the others, y₀ = -∞, yₙ = ∞, and x that of this client. Without the t smallest and the t largest of
-all n, the sum is
+or leaving exchanges one update for zero. An update of at most C is truncated to whole steps of a public grid before the
+ranking: k with Σk² ≤ D² (`cloister.privacy.mechanisms.grid`). Consider one coordinate. Let y₁ ≤ … ≤ yₙ₋₁ be
+the integers of the other clients, y₀ = -∞, yₙ = ∞, and x that of this client. Without the t smallest and the t largest
+of all n, the sum is
 
     f(x) = yₜ₊₁ + … + yₙ₋ₜ₋₁ + min(max(x, yₜ), yₙ₋ₜ),
 
-since x is kept where it lies between yₜ and yₙ₋ₜ, and one of these two is where it does not. So, in integers,
+since x is kept if it is between yₜ and yₙ₋ₜ, and otherwise one of these two is kept. So, in integers,
 
     |f(x) - f(x')| ≤ |x - x'|  in every coordinate, and  ‖f(k) - f(k')‖₂ ≤ ‖k - k'‖₂  over all.
 
 Joining or leaving moves the sum of the n - 2t values kept by at most D steps, replacing one client by 2D. The noise on
 it is exact; the division by n - 2t, which is public, follows. In units of the weights the release moves by at most
-C/(n - 2t), or by 2C/(n - 2t). Both are reached, to a step of the grid: when half of the others lie at u and half at 0,
-one client decides. The median keeps one value where n is odd, two where it is even. It does not profit from a larger n,
-but it does not lose either.
+C/(n - 2t), or by 2C/(n - 2t). Both are reached, to a step of the grid: if half of the other clients are at u and half
+at 0, one client decides. The median keeps one value for odd n, and two for even n. Its sensitivity does not depend on
+n, apart from that.
 
-Without the zero updates n itself would change with a client, and with it which values are in the middle.
+Without the zero updates, n itself would change with a client, and with it the values in the middle.
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
-| zero update | it counts like any other, as an update that did not arrive does |
+| zero update | it counts like any other; a missing update counts as zero |
 | NaN or infinite update | screening has rejected it: it counts as zero |
-| empty cohort | the model that was sent, and the noise |
-| one client asked | its bounded update is the median, with sensitivity C; nothing can be cut off |
+| empty cohort | the model that the server sent, and the noise |
+| one client asked | its bounded update is the median, with sensitivity C; no value can be cut off |
 | more replies than clients asked | refused |
-| an update longer than the cohort says | it is made shorter before it is ranked |
+| an update with a norm above the cohort's bound | it is shortened before the ranking |
 | an unbounded cohort, or t that leaves no value | refused |
 """
 
@@ -55,21 +55,21 @@ COLUMNS = 1 << 10
 def noisy_trimmed_mean(
     cohort: Cohort, multiplier: float, asked: int, trimmed: int, noise: GaussianNoise, widest: float = 0.0
 ) -> Release:
-    """sent + mean of the updates without the largest and the smallest, by coordinate, + noise of std z·C/(n - 2t).
+    """Return sent + the trimmed mean of the updates, by coordinate, + noise of std z·C/(n - 2t).
 
-    Values are whole numbers of steps when they are sorted, and the noise on the sum of those kept is exact.
+    Values are integers in steps when they are sorted, and the noise on the sum of the kept values is exact.
 
     Args:
         cohort: bounded: C is its `l2_bound`.
         multiplier: z ≥ 0.
-        asked: n, how many clients were asked. It has to be public: not the size of a Poisson cohort.
-        trimmed: t, how many values are cut off at each end; ⌈n/2⌉ - 1 is the median.
-        noise: where the key of the noise comes from.
-        widest: the largest z that the release could have had, if z depends on private data: see `Grid.of`.
+        asked: n, number of clients that were asked. It has to be public: not the size of a Poisson cohort.
+        trimmed: t, number of values cut off at each end; ⌈n/2⌉ - 1 is the median.
+        noise: source of the key of the noise.
+        widest: the largest z that the release could have, if z depends on private data: see `Grid.of`.
 
     Guarantee: one client's joining or leaving moves the release without noise by at most C/(n - 2t) in L2, so that a
         round is a Gaussian mechanism with noise multiplier z (add-or-remove), and of z/2 for replacing one. A
-        contribution that is longer than the cohort says is made shorter.
+        contribution with a norm above the cohort's bound is shortened.
 
     Raises:
         UnboundedSensitivity: no stage has bounded the cohort.
@@ -91,13 +91,13 @@ def noisy_trimmed_mean(
 
 @dataclass(frozen=True)
 class _Ranked:
-    """The values of a cohort in whole numbers, sorted by coordinate, without the largest and the smallest.
+    """Values of a cohort in integers, sorted by coordinate, without the largest and the smallest.
 
     Attributes:
-        cohort: bounded by that of the grid.
-        grid: what is counted in.
-        asked: how many values there are; those of clients who did not reply are 0.
-        trimmed: how many are cut off at each end.
+        cohort: bounded by the bound of the grid.
+        grid: of the integers.
+        asked: number of values; those of clients without a reply are 0.
+        trimmed: number of values cut off at each end.
     """
 
     cohort: Cohort
@@ -106,7 +106,7 @@ class _Ranked:
     trimmed: int
 
     def mean(self, noise: GaussianNoise) -> Row:
-        """sent + (sum of the values kept + noise)·step/(n - 2t)."""
+        """Return sent + (sum of the kept values + noise)·step/(n - 2t)."""
         cohort, grid = self.cohort, self.grid
         source = DiscreteGaussian(grid.scale, noise) if grid.scale else None
         places = source.places(self._spans) if source else {}
@@ -129,7 +129,7 @@ class _Ranked:
     def _sum(
         self, weights: NDArray, keep: Callable[[Span, NDArray, Maker | None], None], source: DiscreteGaussian | None
     ) -> NDArray[np.float64]:
-        """Hand on the sum of the values kept, for every span; return the squares of each contribution."""
+        """Hand on the sum of the kept values for every span; return the sum of squares of each contribution."""
         rows = {span: number for number, span in enumerate(self._spans)}
         squares = np.zeros((len(rows), len(self.cohort)))
         weights = weights.astype(self.cohort.layout.dtype)
@@ -150,7 +150,7 @@ class _Ranked:
         return added_up(squares)
 
     def _fill(self, columns: NDArray, span: Span, weights: NDArray, squares: NDArray, scratch: NDArray) -> None:
-        """Truncate the updates over the columns in `span`, below them zeros for those who did not reply."""
+        """Truncate the updates over the columns in `span`, and append zeros for clients without a reply."""
         replied = updates(self.cohort.rows, self.cohort.sent, span, scratch)
         with np.errstate(over="ignore", invalid="ignore"):
             replied *= weights[:, None]
