@@ -1,23 +1,23 @@
-"""From events to ε(δ) and δ(ε), on dp-accounting.
+"""Composition of events to ε(δ) and δ(ε), on dp-accounting.
 
     events ──▶ Account ──▶ epsilon(δ), delta(ε)      by `rdp`, `pld`, `gdp`, or `published`
 
-**Accountants.** `rdp`: Rényi DP with today's conversion (Canonne, Kamath, Steinke, 2020, Proposition 12). `pld`:
-privacy loss distributions, tighter; events without sampling compose to one Gaussian exactly, whose curve is known
-in closed form (Balle, Wang, 2018, Theorem 8). `gdp`: Gaussian DP, in which everything is one Gaussian of μ² = Σ μᵢ²,
-whatever was drawn (Dong, Roth, Su, 2022). `published`: Rényi DP with the classic conversion (Mironov, 2017,
-Proposition 3), as papers of 2017 to 2020 used it, to compare with their tables.
+**Accountants.** `rdp`: Rényi DP with the tight conversion (Canonne, Kamath, Steinke, 2020, Proposition 12). `pld`:
+privacy loss distributions, tighter; events without sampling compose to one Gaussian exactly, whose curve has a closed
+form (Balle, Wang, 2018, Theorem 8). `gdp`: Gaussian DP, which composes all events to one Gaussian of μ² = Σ μᵢ²,
+without amplification by draws (Dong, Roth, Su, 2022). `published`: Rényi DP with the classic conversion (Mironov,
+2017, Proposition 3), as papers of 2017 to 2020 used it, to compare with their tables.
 
 **Relations.** Noise multipliers are relative to adding or removing one unit. Replacing one unit moves a sum twice as
-far, so every multiplier is halved for `replace-one`; dp-accounting's Rényi accountant does not do that by itself. A
+far, so every multiplier is halved for `replace-one`, which dp-accounting's Rényi accountant leaves to its caller. A
 pure ε is doubled.
 
-**Prices.** What a release costs by each accountant is said by the event itself (`events.PRICES`), so that no kind of
-event is known to one accountant and forgotten by another.
+**Prices.** Each event returns its own price for every accountant (`events.PRICES`), so that all accountants cover all
+kinds of events.
 
 **Composition.** The smallest ε over Rényi orders, or a convolution of loss distributions, holds for releases whose
-parameters were fixed beforehand. Where somebody chooses them by what earlier releases showed, a budget is kept by one
-of `cloister.privacy.accounting.filters`.
+parameters are fixed beforehand. If parameters depend on earlier releases, one of
+`cloister.privacy.accounting.filters` keeps the budget.
 """
 
 import math
@@ -38,30 +38,31 @@ Accountant = Literal["rdp", "pld", "gdp", "published"]
 
 LARGE = (80, 96, 112, 128, 160, 192, 256, 512, 1024)
 FINE = tuple(sorted({*(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), *LARGE}))
-"""Rényi orders for few different releases: dp-accounting's own, and those that a small ε needs."""
+"""Rényi orders for few different releases: dp-accounting's own, and orders for a small ε."""
 COARSE = (1.5, 2.5, 3.5, *range(2, 20), *range(20, 40, 2), *range(40, 80, 5), *LARGE)
-"""Rényi orders for many: few, and mostly whole ones, which cost less. Fewer orders can only make ε larger."""
+"""Rényi orders for many different releases: few and mostly integers, for speed. Fewer orders can only increase ε."""
 MAX_CURVES = 32
-"""Distinct sampled releases up to which each is accounted for by itself; above, only `rdp` answers."""
+"""Most distinct sampled releases that are accounted for separately; above this number only `rdp` applies."""
 SMALL_DELTA = 1e-15
-"""ε at this δ stands for the largest loss there is."""
+"""δ at which ε stands for the largest privacy loss."""
 LOSS_STEP = 1e-4
 """Resolution of a privacy loss distribution, as dp-accounting has it by default."""
 LOSS_STEPS = 10**5
-"""Steps that the largest loss may take. Where `LOSS_STEP` would need more, time and memory would run out, and steps are
-longer: losses are rounded up, so that this can only make ε larger."""
+"""Most steps of the largest loss. If `LOSS_STEP` needs more, steps are longer, to limit time and memory. Losses are
+rounded up, so that this can only increase ε."""
 
 
 class Account:
-    """The composition of events, under one neighbouring relation.
+    """Composition of events, under one neighbouring relation.
 
     Args:
-        events: to start with.
-        relation: which datasets are neighbours.
-        insiders: whether the adversary may be clients who know of each draw whether they were in it. All of them
-            together then know who else was in a cohort of a fixed size: such draws amplify nothing against them.
+        events: initial events.
+        relation: neighbouring relation of datasets.
+        insiders: whether clients may be adversaries, each of which can see whether a draw contains it. All of them
+            together can then infer the other members of a cohort of fixed size: such draws amplify nothing against
+            them.
 
-    An account never forgets: there is no way to remove an event.
+    Events can only be added, never removed.
 
     Examples:
         Ten rounds of Gaussian noise with z = 4:
@@ -88,22 +89,22 @@ class Account:
             self._add(event)
 
     def plus(self, event: Event, count: int = 1) -> "Account":
-        """A new account with an event more; this one stays as it is.
+        """Return a new account with an additional event; this one stays unchanged.
 
         Args:
             event: to add.
-            count: how many times.
+            count: number of repetitions.
         """
         check.non_negative(count=count)
-        # A shallow copy will do: of what it shares only the counts change, and they are copied too.
+        # A shallow copy suffices: the only mutable state is the counts, and they are copied too.
         account = copy(self)
         account._others = self._others.copy()
         account._add(event, count)
         return account
 
     def _add(self, event: Event, count: int = 1) -> None:
-        """Raises PrivacyError if no accountant has a price for such an event."""
-        # By its exact type: a subclass may have changed a price.
+        """Add an event; raise PrivacyError if its type is not registered."""
+        # The exact type: a subclass may have other prices.
         if type(event) not in KINDS.values():
             raise PrivacyError(f"no accountant has a price for an event of type {type(event).__name__}")
         if not count:
@@ -119,11 +120,11 @@ class Account:
         self._overflow += count * release.overflow
 
     def epsilon(self, delta: float, accountant: Accountant = "rdp") -> float:
-        """The least ε for which the events are (ε, δ)-DP, as far as this accountant can show; ∞ if it can show none.
+        """Return the least ε that the accountant shows for (ε, δ)-DP of the events; ∞ if it shows none.
 
         Args:
             delta: δ, above 0 and below 1.
-            accountant: by which.
+            accountant: to use.
 
         Raises:
             ConfigError: δ is not above 0 and below 1.
@@ -141,11 +142,11 @@ class Account:
         return max(0.0, float(ACCOUNTANTS[accountant][0](self, delta - self._overflow)))
 
     def delta(self, epsilon: float, accountant: Accountant = "rdp") -> float:
-        """The least δ for which the events are (ε, δ)-DP, as far as this accountant can show; 1 if it can show none.
+        """Return the least δ that the accountant shows for (ε, δ)-DP of the events; 1 if it shows none.
 
         Args:
             epsilon: ε ≥ 0.
-            accountant: by which.
+            accountant: to use.
         """
         check.non_negative(epsilon=epsilon)
         if self.is_unbounded:
@@ -156,68 +157,71 @@ class Account:
         return min(1.0, float(ACCOUNTANTS[accountant][1](self, epsilon)) + self._overflow)
 
     def renyi(self, order: float) -> float:
-        """Rényi divergence of this order of everything together; ∞ where there is no bound."""
+        """Return the Rényi divergence of this order of all events together; ∞ without a bound."""
         return math.inf if self.is_unbounded else float(self._divergences((order,))[0])
 
     def mu_squared(self) -> float:
-        """μ² of Gaussian DP of everything together, draws counting for nothing; ∞ where there is no bound.
+        """Return μ² of Gaussian DP of all events together, without amplification by draws; ∞ without a bound.
 
-        A draw never tells more than a release without one, so that 1/z bounds μ of any Gaussian release.
+        A release over a draw is no more distinguishable than one without, so that 1/z bounds μ of any Gaussian release.
         """
         others = sum(count * event.mu_squared(self.relation) for event, count in self._others.items())
         return float(self._precision * units_of(self.relation) ** 2 + others)
 
     @property
     def overflow(self) -> float:
-        """Return Σ of the probabilities that a release is not what its event says (`Event.overflow`)."""
+        """Return Σ of the probabilities that a release violates its event (`Event.overflow`)."""
         return self._overflow
 
     def leakage(self) -> float:
-        """Σ of what each release leaks within its neighbourhood (d-privacy); ∞ where there is no bound."""
+        """Return Σ of each release's leakage within its neighbourhood (d-privacy); ∞ without a bound."""
         return self._leakage
 
     @property
     def is_unbounded(self) -> bool:
-        """Whether nothing can be claimed for some release."""
+        """Return whether the events contain a release without a bound."""
         return math.isinf(self._precision)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was released."""
+        """Return whether there are no events."""
         return not (self._precision or self._others)
 
     @property
     def has_pld(self) -> bool:
-        """Whether `pld` applies: not to draws without replacement, very many different releases, or a huge pure ε."""
+        """Return whether `pld` applies.
+
+        It excludes draws without replacement, very many different releases, and a huge pure ε.
+        """
         known = all(event.has_losses(self.relation) for event in self._others)
         return known and len(self._others) <= MAX_CURVES
 
     @property
     def is_unsampled(self) -> bool:
-        """Whether every release is a Gaussian that claims nothing from a draw; then they are one Gaussian together."""
+        """Return whether all releases together are one Gaussian, since none claims amplification by a draw."""
         return not self._others
 
     def _unsampled_multiplier(self) -> float:
-        """z of the one Gaussian that all releases without sampling amount to; 0 if there are none."""
+        """Return z of the one Gaussian that composes all releases without sampling; 0 if there are none."""
         return 1 / units_of(self.relation) / math.sqrt(self._precision) if self._precision else 0.0
 
     def _curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Rényi orders α, and the divergence at each."""
+        """Return Rényi orders α, and the divergence at each."""
         choice = FINE if len(self._others) <= MAX_CURVES else COARSE
         return np.array(choice, np.float64), self._divergences(choice)
 
     def _divergences(self, choice: tuple[float, ...]) -> NDArray[np.float64]:
-        """The Rényi divergence at each order."""
+        """Return the Rényi divergence at each order."""
         orders = np.array(choice, np.float64)
         multiplier = self._unsampled_multiplier()
-        # All releases without a draw are one Gaussian, whose divergence is known.
+        # All releases without a draw are one Gaussian, whose divergence has a closed form.
         curve = orders / (2 * multiplier**2) if multiplier else np.zeros_like(orders)
         for event, count in self._grouped().items():
             curve = curve + count * event.renyi(choice, self.relation)
         return curve
 
     def _grouped(self) -> Counter[Event]:
-        """The releases with curves; where they are many, those that are nearly the same together."""
+        """Return the releases with curves of their own, grouped by similar cost if there are many."""
         if len(self._others) <= MAX_CURVES:
             return self._others
         groups: Counter[Event] = Counter()
@@ -232,12 +236,12 @@ class Account:
         return accountants().rdp_delta(*self._curve(), epsilon)
 
     def _published_epsilon(self, delta: float) -> float:
-        """min over α of RDP(α) + ln(1/δ)/(α - 1)."""
+        """Return min over α of RDP(α) + ln(1/δ)/(α - 1)."""
         orders, curve = self._curve()
         return float(np.min(curve - math.log(delta) / (orders - 1)))
 
     def _published_delta(self, epsilon: float) -> float:
-        """min over α of exp((α - 1)(RDP(α) - ε))."""
+        """Return min over α of exp((α - 1)(RDP(α) - ε))."""
         orders, curve = self._curve()
         return math.exp(min(0.0, float(np.min((orders - 1) * (curve - epsilon)))))
 
@@ -258,7 +262,7 @@ class Account:
         return float(self._losses().get_delta_for_epsilon(epsilon))
 
     def _losses(self) -> Losses:
-        """The privacy loss distribution of the events."""
+        """Return the privacy loss distribution of the events."""
         if not self.has_pld:
             raise PrivacyError(
                 "pld covers neither draws without replacement, nor very many different sampled releases, nor a pure ε "
@@ -270,10 +274,10 @@ class Account:
 
 
 def composed(events: Mapping[Event, int], relation: Relation, insiders: bool) -> Account:
-    """The account of several kinds of events.
+    """Return the account of several kinds of events.
 
     Args:
-        events: how often each happens.
+        events: number of repetitions of each.
         relation, insiders: as in `Account`.
     """
     account = Account((), relation, insiders)
@@ -289,13 +293,13 @@ ACCOUNTANTS: Mapping[Accountant, tuple[Curve, Curve]] = {
     "gdp": (Account._gdp_epsilon, Account._gdp_delta),
     "published": (Account._published_epsilon, Account._published_delta),
 }
-"""How each accountant finds ε at δ, and δ at ε."""
+"""Functions of each accountant: ε at δ, and δ at ε."""
 
 
 def best_epsilon(account: Account, delta: float) -> tuple[float, Accountant]:
-    """The smallest ε that a sound accountant shows for these events quickly, and which one it was.
+    """Return the smallest ε of a fast and sound accountant for these events, and that accountant's name.
 
-    Gaussian events without sampling have a closed form (`pld`); for others it is `rdp`, which is additive.
+    Gaussian events without sampling have a closed form (`pld`); other events use `rdp`, which is additive.
 
     Args:
         account: of the events.
@@ -306,7 +310,7 @@ def best_epsilon(account: Account, delta: float) -> tuple[float, Accountant]:
 
 
 def by_accountant(account: Account, delta: float) -> dict[str, float]:
-    """ε at δ by each sound accountant for parameters fixed beforehand, where it applies.
+    """Return ε at δ by each applicable sound accountant, for parameters fixed beforehand.
 
     Args:
         account: of the events.

@@ -1,4 +1,4 @@
-"""dp-accounting, asked about our events."""
+"""Adapter from Cloister's events to dp-accounting."""
 
 import functools
 import logging
@@ -26,14 +26,14 @@ RULES = {
 
 
 class Lossy(Protocol):
-    """An event that has a privacy loss distribution."""
+    """Event that has a privacy loss distribution."""
 
     def losses(self, relation: Relation, step: float) -> Losses:
-        """The distribution, as `Event.losses`."""
+        """Return the distribution, as `Event.losses`."""
 
 
 def rdp_epsilon(orders: NDArray, curve: NDArray, delta: float) -> float:
-    """ε of a Rényi curve at δ, by today's conversion.
+    """Return ε of a Rényi curve at δ, by the tight conversion of dp-accounting.
 
     Args:
         orders: α > 1, shape (orders,).
@@ -44,7 +44,7 @@ def rdp_epsilon(orders: NDArray, curve: NDArray, delta: float) -> float:
 
 
 def rdp_delta(orders: NDArray, curve: NDArray, epsilon: float) -> float:
-    """δ of a Rényi curve at ε.
+    """Return δ of a Rényi curve at ε.
 
     Args:
         orders: α > 1, shape (orders,).
@@ -55,7 +55,7 @@ def rdp_delta(orders: NDArray, curve: NDArray, epsilon: float) -> float:
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """ε of one Gaussian release, exactly.
+    """Return ε of one Gaussian release, exactly.
 
     Args:
         multiplier: z > 0.
@@ -65,21 +65,21 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
 
 
 def gaussian_delta(multiplier: float, epsilon: float) -> float:
-    """δ of one Gaussian release, exactly.
+    """Return δ of one Gaussian release, exactly.
 
     Args:
         multiplier: z > 0.
         epsilon: ε.
     """
-    # dp-accounting has no public form of the curve that its `get_epsilon_gaussian` inverts.
+    # dp-accounting has no public function for the curve that its `get_epsilon_gaussian` inverts.
     return math.exp(gaussian_mechanism._get_log_delta(multiplier, epsilon))
 
 
 @functools.lru_cache(maxsize=4096)
 def gaussian_parameter(epsilon: float, delta: float) -> float:
-    """The largest μ, to one part in 10¹², of a Gaussian release of multiplier 1/μ that is (ε, δ)-DP.
+    """Return the largest μ, to one part in 10¹², of a Gaussian release of multiplier 1/μ that is (ε, δ)-DP.
 
-    By bisection on the exact curve, which rises with μ. What is returned is the lower end.
+    It is the lower end of a bisection on the exact curve, which rises with μ.
 
     Args:
         epsilon: ε.
@@ -96,47 +96,47 @@ def gaussian_parameter(epsilon: float, delta: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def pure_parameter(epsilon: float) -> float:
-    """μ of the Gaussian release that protects no better than a pure ε: Φ(μ/2) = e^ε/(1 + e^ε).
+    """Return μ of the Gaussian release that protects no better than a pure ε: Φ(μ/2) = e^ε/(1 + e^ε).
 
     A pure ε bounds the type II error β of any test of two neighbours from below by two straight lines in its type I
     error α, β = 1 - e^ε·α and β = e^-ε·(1 - α) (Kairouz, Oh, Viswanath, 2017, arXiv:1311.0776). They meet in the fixed
     point α = β = a = 1/(1 + e^ε), and together run from (0, 1) over (a, a) to (1, 0). The curve of a Gaussian,
     G(α) = Φ(Φ⁻¹(1 - α) - μ), is convex and its own inverse, runs from (0, 1) to (1, 0), and its fixed point, where
-    Φ⁻¹(1 - α) = μ/2, is Φ(-μ/2) = a for this μ. So the two lines are chords of G, and a convex function lies below its
-    chords: whoever is told pure ε apart no better than by the lines is told apart no better than by G. Every such
-    release is μ-GDP (Dong, Roth, Su, 2022, arXiv:1905.02383, Definition 4), and no smaller μ would do, since G would
-    pass above (a, a).
+    Φ⁻¹(1 - α) = μ/2, is Φ(-μ/2) = a for this μ. So the two lines are chords of G, and a convex function is below its
+    chords: the errors of any test are on or above the lines, and so on or above G. Every such release is μ-GDP (Dong,
+    Roth, Su, 2022, arXiv:1905.02383, Definition 4), and μ is the smallest possible value, since for a smaller one G
+    would pass above (a, a).
     """
-    # Φ⁻¹ loses its relative precision at 1/2: a smaller ε is counted as `MIN_MULTIPLIER`.
+    # Φ⁻¹ loses its relative precision at 1/2: an ε below `MIN_MULTIPLIER` counts as this value.
     return float(-2 * special.ndtri_exp(-np.logaddexp(0.0, max(epsilon, MIN_MULTIPLIER))))
 
 
 def pure_curve(epsilon: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """Rényi divergence of a pure release at each order: at most min(ε, α·ε²/2).
+    """Return the Rényi divergence of a pure release at each order: at most min(ε, α·ε²/2).
 
     Args:
         epsilon: ε.
         orders: α > 1.
 
-    Source: Bun, Steinke (2016), arXiv:1605.02065, Proposition 3.3; and no divergence is above that of order ∞.
+    Source: Bun, Steinke (2016), arXiv:1605.02065, Proposition 3.3; every divergence is at most that of order ∞.
     """
     return np.minimum(epsilon, np.array(orders) * epsilon**2 / 2)
 
 
 def composed_losses(unsampled: float, others: Mapping[Lossy, int], relation: Relation, step: float) -> Losses:
-    """The privacy loss distribution of releases together.
+    """Return the privacy loss distribution of several releases together.
 
     Args:
-        unsampled: multiplier of the one Gaussian that all releases without a draw amount to; 0: there are none.
-        others: the others, and how often each was made.
-        relation: which datasets are neighbours.
+        unsampled: multiplier of the one Gaussian that composes all releases without a draw; 0: there are none.
+        others: all other releases, with the count of each.
+        relation: neighbouring relation of datasets.
         step: of the distribution.
     """
     return _composed(unsampled, tuple(others.items()), relation, step)
 
 
-# A claim has several figures about the same releases, and a plan one after every round: most of their time would go
-# into the same distributions again.
+# A claim has several figures about the same releases, and a plan has one after every round: without the cache most of
+# their time would go into equal distributions.
 @functools.lru_cache(maxsize=8)
 def _composed(unsampled: float, others: tuple[tuple[Lossy, int], ...], relation: Relation, step: float) -> Losses:
     composed = privacy_loss_distribution.identity(step)
@@ -149,12 +149,12 @@ def _composed(unsampled: float, others: tuple[tuple[Lossy, int], ...], relation:
 
 @functools.lru_cache(maxsize=16)
 def gaussian_losses(multiplier: float, probability: float, relation: Relation, step: float) -> Losses:
-    """The privacy loss distribution of one Gaussian release over a Poisson draw.
+    """Return the privacy loss distribution of one Gaussian release over a Poisson draw.
 
     Args:
         multiplier: z, relative to adding or removing a unit: dp-accounting doubles the shift under replace-one itself.
-        probability: q of the draw; 1: none.
-        relation: which datasets are neighbours.
+        probability: q of the draw; 1: no draw.
+        relation: neighbouring relation of datasets.
         step: of the distribution.
     """
     return privacy_loss_distribution.from_gaussian_mechanism(
@@ -166,7 +166,7 @@ def gaussian_losses(multiplier: float, probability: float, relation: Relation, s
 
 
 def pure_losses(epsilon: float, step: float) -> Losses:
-    """The privacy loss distribution of the worst release of a pure ε.
+    """Return the privacy loss distribution of the worst release of a pure ε.
 
     Args:
         epsilon: ε.
@@ -177,27 +177,27 @@ def pure_losses(epsilon: float, step: float) -> Losses:
 
 
 ROUNDING = 1e-15
-"""By which dp-accounting's Rényi divergence of a sampled release may be too small, for α ≥ 2: it is the logarithm of a
-sum near 1, divided by α - 1. Measured: 8e-17."""
+"""Bound on the underestimate of dp-accounting's Rényi divergence of a sampled release, for α ≥ 2: it is the logarithm
+of a sum near 1, divided by α - 1. Measured: 8e-17."""
 
 
 @functools.lru_cache(maxsize=4096)
 def sampled_curve(
     multiplier: float, sampling: Sampling, relation: Relation, orders: tuple[float, ...]
 ) -> NDArray[np.float64]:
-    """Rényi divergence of one Gaussian release at each order, with the draw it was made over.
+    """Return the Rényi divergence of one Gaussian release over a draw at each order.
 
-    A draw never tells more than a release without one: divergences are quasi-convex. That holds where dp-accounting
-    finds no number, or one above it (draws without replacement of a large share), and for Poisson draws under
-    replace-one, for which no curve is known here.
+    The divergence without a draw is an upper bound, since divergences are quasi-convex. This bound is used if
+    dp-accounting finds no number or a larger one (draws without replacement of a large share), and for Poisson draws
+    under replace-one, for which this module has no curve.
 
     Args:
         multiplier: z > 0 of the release.
         sampling: the draw.
-        relation: which datasets are neighbours.
+        relation: neighbouring relation of datasets.
         orders: α > 1.
     """
-    # dp-accounting's Rényi accountant takes the multiplier as it is under either relation: halve it here.
+    # dp-accounting's Rényi accountant uses the same multiplier under either relation: halve it here.
     halved = multiplier / units_of(relation)
     unsampled = np.array(orders) / (2 * halved**2)
     if sampling.share == 1 or (relation == "replace-one" and sampling.is_poisson):
@@ -206,8 +206,8 @@ def sampled_curve(
     sampled = _as_dp_event(halved, sampling)
     with _absl_silenced():
         accountant.compose(sampled)
-    # The curve has no public accessor; this project pins the version it is read from.
-    # Where a divergence is next to nothing, its sum of terms can come out below it, and below 0.
+    # The curve has no public accessor; this project pins the version of dp-accounting.
+    # A tiny divergence can be underestimated by rounding in its sum of terms, even below 0.
     rounded = ROUNDING / np.minimum(1.0, np.array(orders) - 1)
     return np.minimum(np.maximum(accountant._rdp, 0.0) + rounded, unsampled)
 
@@ -221,7 +221,7 @@ def _as_dp_event(multiplier: float, sampling: Sampling) -> dp_accounting.DpEvent
 
 @contextmanager
 def _absl_silenced() -> Iterator[None]:
-    """Without the warnings about fractional orders that do not converge: those orders are left out, as they should."""
+    """Silence warnings about fractional orders that do not converge: those orders are omitted, as intended."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,13 +1,13 @@
-"""What a sum of discrete Gaussians costs: many clients add integers of that law, and only their sum is seen.
+"""Privacy cost of a sum of discrete Gaussians: many clients add such integers, and only their sum is released.
 
-The sum of m discrete Gaussians is no discrete Gaussian, but almost one: at every integer the two probabilities have a
+The sum of m discrete Gaussians is approximately a discrete Gaussian: at every integer the two probabilities have a
 ratio between e^-τ and e^τ, where
 
     τ = 10·Σ exp(-2π² / (1/s² + 1/S)),
 
-over the members of the sum but the first, s² being the variance of each and S the variance of all before it. If no
-deviation is below s₀, member number k + 1 gives at most exp(-2π²s₀²·k/(k + 1)). So τ follows from m and s₀, whatever
-the variances are and in whatever order they are added.
+over the second to the last member of the sum, s² being the variance of each and S the variance of all before it. If
+every deviation is at least s₀, member number k + 1 gives at most exp(-2π²s₀²·k/(k + 1)). So m and s₀ determine a τ for
+any variances and any order of addition.
 
 Source: Kairouz, Liu, Steinke (2021), arXiv:2102.06387, Theorem 1 and Proposition 14, for one variance; their proof adds
 one member after another, and its step is for any two variances of at least 1/4.
@@ -20,21 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 NEGLIGIBLE = -700.0
-"""Log₂ of the largest τ·p that is taken: what the smoothing of exact noise leaves out is below 2^-700 a number too. A
-release costs at most 2·τ·p more in ε than one with a discrete Gaussian, and (1 + e^ε)·τ·p in δ: neither can be seen
-beside a number in double precision, over as many releases as a ledger can count."""
+"""Log₂ of the largest accepted τ·p: the error of the smoothing of exact noise is below 2^-700 a number too. A release
+costs at most 2·τ·p more in ε than one with a discrete Gaussian, and (1 + e^ε)·τ·p more in δ. Both are far below double
+precision, for as many releases as a ledger can count."""
 SMOOTHED = 25
-"""Variance, in steps², that a continuous Gaussian is smaller by whose random rounding is this noise."""
+"""Variance of the exact noise minus that of the continuous Gaussian whose random rounding it is, in steps²."""
 ONE_BY_ONE = 1 << 12
-"""Members whose part in τ is counted one by one; those after them count as much as the last of these."""
+"""Members whose part in τ is computed one by one; later members count as much as the last of these."""
 
 
 def log_tau(terms: int, smallest: float) -> float:
-    """Natural logarithm of τ, or of a little more; -∞ for one member.
+    """Return the natural logarithm of τ, or slightly more; -∞ for one member.
 
     Args:
         terms: m, discrete Gaussians in the sum, at least 1.
-        smallest: s₀ ≥ 1/2, in steps: no deviation is below.
+        smallest: s₀ ≥ 1/2, in steps: the least deviation.
     """
     if terms == 1:
         return -math.inf
@@ -45,7 +45,7 @@ def log_tau(terms: int, smallest: float) -> float:
 
 
 def is_negligible(terms: int, smallest: float, parameters: int) -> bool:
-    """Whether a sum's law can be told from a discrete Gaussian's in no number that is shown: τ·p ≤ 2^`NEGLIGIBLE`.
+    """Return whether a sum's law is numerically indistinguishable from a discrete Gaussian's: τ·p ≤ 2^`NEGLIGIBLE`.
 
     Args:
         terms: m.
@@ -58,7 +58,7 @@ def is_negligible(terms: int, smallest: float, parameters: int) -> bool:
 def distributed_curve(
     orders: tuple[float, ...], sensitivity: float, variance: float, tau: float, parameters: int
 ) -> NDArray[np.float64]:
-    """Rényi divergence at each order of a sum whose law is within e^±τ of a discrete Gaussian's: the least of 3 bounds.
+    """Return the Rényi divergence at each order of a sum within e^±τ of a discrete Gaussian: the least of 3 bounds.
 
     Args:
         orders: α > 1.
@@ -81,7 +81,9 @@ def distributed_curve(
 
 
 def smoothed_multiplier(variance: Fraction, sensitivity: float) -> float:
-    """z of the continuous Gaussian release that a discrete one costs no more than, by any accountant; rounded down.
+    """Return z of the continuous Gaussian release that costs at least as much as a discrete one, rounded down.
+
+    That holds for any accountant.
 
     Args:
         variance: of the noise, above `SMOOTHED`, in steps².

@@ -1,11 +1,11 @@
-"""What happened, in the terms an accountant needs: the closed vocabulary of the ledger, and what each word costs.
+"""Events of the ledger and their prices: a closed vocabulary of releases in the terms of accountants.
 
-Events are recorded; ε is derived from them when somebody asks. An event of a kind or a version that is not known here
-is refused, never guessed. Changing what a field means is a new kind.
+Ledgers contain events; ε is computed from them on demand. An event of an unknown kind or version is refused. A field
+with a new meaning requires a new kind.
 
-**Prices.** Every kind of event says what it costs by each way of accounting, in the methods that `PRICES` names. A kind
-that leaves one out is refused when its class is made: it would be counted for less than it costs. A price of ∞ says
-that there is no bound.
+**Prices.** Every kind of event has a price for each accountant, in the methods that `PRICES` names. A kind without one
+of them is refused when its class is created: it would be charged less than its cost. A price of ∞ means that there is
+no bound.
 """
 
 import math
@@ -34,36 +34,36 @@ from cloister.privacy.accounting.vocabulary import (
 )
 
 MAX_COUNT = 10**9
-"""The most releases that one event stands for."""
+"""Largest number of releases in one event."""
 
 MAX_PURE = 500.0
-"""The largest pure ε of which dp-accounting makes a loss distribution: its e^ε overflows soon after."""
+"""Largest pure ε for a loss distribution of dp-accounting: e^ε overflows soon after."""
 
 GRID = 128
-"""Steps per doubling to which the multipliers of very many sampled releases are rounded down, so that rounds that
-differ a little share their cost: ε comes out a little too large, never too small."""
+"""Steps per doubling to which the multipliers of very many sampled releases are rounded down, so that similar rounds
+share one computation. ε is then slightly overestimated, never underestimated."""
 
 KINDS: dict[str, type["Event"]] = {}
-"""Every kind of event by its name in a ledger. A class enters itself when it is made."""
+"""Every kind of event by its name in a ledger. A class registers itself when it is created."""
 PRICES = ("multiplier", "renyi", "mu_squared", "has_losses", "losses", "pure", "leakage")
-"""What every kind of event has to say to accountants and filters."""
+"""Methods of every kind of event for accountants and filters."""
 WORDS = ("replaced", "__str__")
-"""What every kind of event has to say beside its prices: what it costs an example, and itself in a few words."""
+"""Methods of every kind of event beside its prices: its cost for an example, and its description."""
 
 
 class Event:
-    """A release, or several, and what it costs by every way of accounting.
+    """One or several releases, with their price for every accountant.
 
-    A kind of event is a frozen dataclass that names itself: `class Gaussian(Event, kind="gaussian")`. One that stands
-    for several releases has `parts` and is priced by them; any other has prices of its own.
+    A kind of event is a frozen dataclass that names itself: `class Gaussian(Event, kind="gaussian")`. An event of
+    several releases defines `parts`, which determine its price; every other kind defines its own prices.
 
     Raises:
-        PrivacyError: (when a class is made) the kind has no price for some accountant, or is taken.
+        PrivacyError: (when a class is created) the kind has no price for some accountant, or its name is taken.
     """
 
     kind: ClassVar[str]
     overflow = 0.0
-    """Probability, at most, that the release is not what the event says, which δ has room for."""
+    """Upper bound on the probability that the release violates the event; it is part of δ."""
 
     def __init_subclass__(cls, kind: str) -> None:
         super().__init_subclass__()
@@ -79,72 +79,73 @@ class Event:
         KINDS[kind] = cls
 
     def parts(self) -> tuple["Event", int]:
-        """One release of those that this event stands for, and how many they are."""
+        """Return one of the equal releases in this event, and their number."""
         return self, 1
 
     def rounded(self) -> "Event":
-        """An event that costs a little more, and is the same for releases that differ a little."""
+        """Return an event of slightly higher cost that is equal for similar releases."""
         return self
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """The noise multiplier of the Gaussian release without a draw that this one is counted as, exactly.
+        """Return the multiplier of the Gaussian release without a draw that has exactly this cost.
 
         Args:
-            relation: which datasets are neighbours.
-            insiders: whether the adversary may be clients who know of each draw whether they were in it.
+            relation: neighbouring relation of datasets.
+            insiders: whether clients may be adversaries, each of which can see whether a draw contains it.
 
         Returns:
-            z, relative to adding or removing a unit; 0: nothing bounds the release; None: it has curves of its own.
+            z, relative to adding or removing a unit; 0: the release has no bound; None: it has curves of its own.
         """
         raise NotImplementedError
 
     def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
-        """Rényi divergence of one release at each order: for `rdp`, `published` and the Rényi filter.
+        """Return the Rényi divergence of one release at each order, for `rdp`, `published` and the Rényi filter.
 
         Args:
             orders: α > 1.
-            relation: which datasets are neighbours.
+            relation: neighbouring relation of datasets.
 
         Returns:
-            Shape (orders,); ∞ where there is no bound.
+            Shape (orders,); ∞ without a bound.
         """
         raise NotImplementedError
 
     def mu_squared(self, relation: Relation) -> float:
-        """μ² for which one release is μ-GDP, draws counting for nothing: for `gdp` and the Gaussian filter."""
+        """Return μ² for which one release is μ-GDP without amplification, for `gdp` and the Gaussian filter."""
         raise NotImplementedError
 
     def has_losses(self, relation: Relation) -> bool:
-        """Whether `pld` knows a loss distribution of this release."""
+        """Return whether `pld` has a loss distribution of this release."""
         raise NotImplementedError
 
     def losses(self, relation: Relation, step: float) -> Losses:
-        """The privacy loss distribution of one release, where there is one: for `pld`.
+        """Return the privacy loss distribution of one release, if it has one, for `pld`.
 
         Args:
-            relation: which datasets are neighbours.
+            relation: neighbouring relation of datasets.
             step: of the distribution.
         """
         raise NotImplementedError
 
     def pure(self, relation: Relation) -> float:
-        """ε with which one release is (ε, 0)-DP; ∞ where it is not."""
+        """Return ε with which one release is (ε, 0)-DP; ∞ if it is not."""
         raise NotImplementedError
 
     @property
     def leakage(self) -> float:
-        """Log of the most by which likelihoods differ within a neighbourhood (d-privacy); ∞ without a bound."""
+        """Return the log of the largest likelihood ratio within a neighbourhood (d-privacy); ∞ without a bound."""
         raise NotImplementedError
 
     def replaced(self) -> "Event":
-        """What a release that is counted for adding or removing a client costs one of the client's examples.
+        """Return the event for one example of a client, from an event about adding or removing the client.
 
-        Without the example the client contributes all the same, and something else: a replacement, twice as far.
+        Without the example the client still contributes, with another update: a replacement, which moves the sum twice
+        as far.
         """
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """The event in a few words."""
+        """Return a short description of the event."""
         raise NotImplementedError
 
 
@@ -155,7 +156,7 @@ class Gaussian(Event, kind="gaussian"):
     Attributes:
         noise_multiplier: z ≥ 0: standard deviation of the noise over the L2 distance by which adding or removing one
             unit moves the sum. 0 is a release without protection.
-        sampling: how the units in the sum were drawn.
+        sampling: draw of the units in the sum.
     """
 
     noise_multiplier: float
@@ -173,16 +174,16 @@ class Gaussian(Event, kind="gaussian"):
 
     @property
     def overflow(self) -> float:  # type: ignore[override]
-        """Return that of the draw."""
+        """Return the overflow probability of the draw."""
         return self.sampling.overflow
 
     def rounded(self) -> "Gaussian":
-        """With the multiplier rounded down to one of `GRID` in a doubling."""
+        """Return the event with the multiplier rounded down to one of `GRID` in a doubling."""
         steps = math.floor(GRID * math.log2(self.noise_multiplier))
         return Gaussian(float(2 ** (steps / GRID)), self.sampling)
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """z where the draw hides nothing; None where it does.
+        """Return z without amplification, z/2 for a fixed cohort under add-or-remove; None if the draw amplifies.
 
         Args: as `Event.multiplier`.
         """
@@ -195,33 +196,33 @@ class Gaussian(Event, kind="gaussian"):
         return None
 
     def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
-        """As `accountants.sampled_curve`.
+        """Return the curve of `accountants.sampled_curve`.
 
         Args: as `Event.renyi`.
         """
         return accountants().sampled_curve(self.noise_multiplier, self.sampling, relation, orders)
 
     def mu_squared(self, relation: Relation) -> float:
-        """1/z²; a draw never tells more than a release without one."""
+        """Return 1/z², four times that for a replacement, without amplification."""
         return units_of(relation) ** 2 / self.noise_multiplier**2 if self.noise_multiplier else math.inf
 
     def has_losses(self, relation: Relation) -> bool:
-        """Not of draws without replacement."""
+        """Return False for draws without replacement, otherwise True."""
         return self.sampling.kind != "without-replacement"
 
     def losses(self, relation: Relation, step: float) -> Losses:
-        """As dp-accounting has them.
+        """Return the loss distribution of dp-accounting.
 
         Args: as `Event.losses`.
         """
         return accountants().gaussian_losses(self.noise_multiplier, self.sampling.share, relation, step)
 
     def pure(self, relation: Relation) -> float:
-        """None."""
+        """Return ∞: Gaussian noise has no pure ε."""
         return math.inf
 
     def replaced(self) -> "Gaussian":
-        """Half the multiplier, and no draw that hides a unit."""
+        """Return the event with half the multiplier and without amplification."""
         return Gaussian(self.noise_multiplier / 2, Sampling(self.sampling.kind) if self.overflow else UNSAMPLED)
 
     def __str__(self) -> str:
@@ -230,11 +231,11 @@ class Gaussian(Event, kind="gaussian"):
 
 @dataclass(frozen=True)
 class Repeated(Event, kind="repeated"):
-    """The same release several times over, as the steps of a training are.
+    """Repetition of the same release, such as the steps of a training.
 
     Attributes:
-        event: each of them. Later ones may be chosen by what earlier ones released, but for their multiplier.
-        count: how many, above 0.
+        event: one of the releases. Later ones may depend on earlier ones, except in their multiplier.
+        count: number of releases, above 0.
     """
 
     event: Gaussian
@@ -248,15 +249,15 @@ class Repeated(Event, kind="repeated"):
 
     @property
     def overflow(self) -> float:  # type: ignore[override]
-        """Return that of all releases together."""
+        """Return the overflow probability of all releases together."""
         return self.count * self.event.overflow
 
     def parts(self) -> tuple[Event, int]:
-        """The release that is repeated, and how often."""
+        """Return the repeated release and its count."""
         return self.event, self.count
 
     def replaced(self) -> "Repeated":
-        """As many of what each costs an example."""
+        """Return the same number of releases, each with its cost for an example."""
         return Repeated(self.event.replaced(), self.count)
 
     def __str__(self) -> str:
@@ -264,16 +265,16 @@ class Repeated(Event, kind="repeated"):
 
 
 MAX_PURE_EPSILON = 1e100
-"""The largest ε of one pure release that accountants take."""
+"""Largest ε of one pure release that accountants accept."""
 
 
 @dataclass(frozen=True)
 class Pure(Event, kind="pure"):
-    """One release with pure differential privacy.
+    """Release with pure differential privacy.
 
     Attributes:
-        epsilon: ε > 0: log of the most by which adding one unit, or zeroing it out, changes the probability of any
-            outcome. Replacing one unit is both at once, and costs 2ε.
+        epsilon: ε > 0: log of the largest factor by which adding one unit, or zeroing it out, changes the probability
+            of any outcome. Replacing one unit is both at once, and costs 2ε.
     """
 
     epsilon: float
@@ -283,7 +284,7 @@ class Pure(Event, kind="pure"):
             raise PrivacyError("the ε of a pure release must be a number")
         if not 0 < self.epsilon < math.inf:
             raise PrivacyError(f"the ε of a pure release must be finite and above 0, got {self.epsilon}")
-        # Beyond, squares overflow, and a ledger that holds one could not be added up.
+        # Squares of larger values overflow, and a ledger that contains one could not be summed.
         if self.epsilon > MAX_PURE_EPSILON:
             raise PrivacyError(f"the ε of a pure release must be at most {MAX_PURE_EPSILON:g}")
 
@@ -293,40 +294,40 @@ class Pure(Event, kind="pure"):
         return self.epsilon
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """It is no Gaussian.
+        """Return None: the release is not Gaussian.
 
         Args: as `Event.multiplier`.
         """
         return None
 
     def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
-        """As `accountants.pure_curve`.
+        """Return the curve of `accountants.pure_curve`.
 
         Args: as `Event.renyi`.
         """
         return accountants().pure_curve(self.pure(relation), orders)
 
     def mu_squared(self, relation: Relation) -> float:
-        """Of the Gaussian that protects no better."""
+        """Return μ² of the Gaussian that protects no better."""
         return float(accountants().pure_parameter(self.pure(relation)) ** 2)
 
     def has_losses(self, relation: Relation) -> bool:
-        """Up to `MAX_PURE`."""
+        """Return True up to `MAX_PURE`."""
         return self.pure(relation) <= MAX_PURE
 
     def losses(self, relation: Relation, step: float) -> Losses:
-        """Of the mechanism that is worst for this ε.
+        """Return the loss distribution of the worst mechanism for this ε.
 
         Args: as `Event.losses`.
         """
         return accountants().pure_losses(self.pure(relation), step)
 
     def pure(self, relation: Relation) -> float:
-        """ε, twice under `replace-one`."""
+        """Return ε, or 2ε under `replace-one`."""
         return self.epsilon * units_of(relation)
 
     def replaced(self) -> "Pure":
-        """2ε."""
+        """Return the event with 2ε."""
         return Pure(2 * self.epsilon)
 
     def __str__(self) -> str:
@@ -334,32 +335,32 @@ class Pure(Event, kind="pure"):
 
 
 class Unbounded:
-    """The prices of a release that no accountant bounds: every one of them is ∞, but maybe its leakage."""
+    """Prices of a release that no accountant bounds: ∞ for each, except possibly its leakage."""
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """No noise that counts.
+        """Return 0: the noise bounds nothing.
 
         Args: as `Event.multiplier`.
         """
         return 0.0
 
     def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
-        """∞ at every order.
+        """Return ∞ at every order.
 
         Args: as `Event.renyi`.
         """
         return np.full(len(orders), math.inf)
 
     def mu_squared(self, relation: Relation) -> float:
-        """∞."""
+        """Return ∞."""
         return math.inf
 
     def has_losses(self, relation: Relation) -> bool:
-        """None are known."""
+        """Return False."""
         return False
 
     def losses(self, relation: Relation, step: float) -> Losses:
-        """Never asked for.
+        """Raise PrivacyError: there is no loss distribution.
 
         Args: as `Event.losses`.
 
@@ -369,19 +370,19 @@ class Unbounded:
         raise PrivacyError("a release without a bound has no loss distribution")
 
     def pure(self, relation: Relation) -> float:
-        """∞."""
+        """Return ∞."""
         return math.inf
 
 
 @dataclass(frozen=True)
 class Unaccounted(Unbounded, Event, kind="unaccounted"):
-    """A release for which no guarantee is claimed, and why."""
+    """Release without a guarantee, and the reason."""
 
     reason: str
     leakage = math.inf
 
     def replaced(self) -> "Unaccounted":
-        """As it is: there is no bound for examples either."""
+        """Return this event: it has no bound for examples either."""
         return self
 
     def __str__(self) -> str:
@@ -390,13 +391,13 @@ class Unaccounted(Unbounded, Event, kind="unaccounted"):
 
 @dataclass(frozen=True)
 class Laplace(Unbounded, Event, kind="laplace"):
-    """One release of a vector with noise of density ∝ exp(-ε‖x‖).
+    """Release of a vector with noise of density ∝ exp(-ε‖x‖).
 
-    Against all other vectors, however far, such noise promises nothing: but for its leakage every price is ∞.
+    For vectors at any distance such noise has no bound, so every price except its leakage is ∞.
 
     Attributes:
         epsilon: ε > 0, per unit of Euclidean distance.
-        radius: of the neighbourhood that it is counted for, ≥ 0.
+        radius: of the neighbourhood for which it is charged, ≥ 0.
     """
 
     epsilon: float
@@ -408,11 +409,11 @@ class Laplace(Unbounded, Event, kind="laplace"):
 
     @property
     def leakage(self) -> float:
-        """ε·radius: log of the most by which likelihoods differ within the neighbourhood."""
+        """Return ε·radius: log of the largest likelihood ratio within the neighbourhood."""
         return self.epsilon * self.radius
 
     def replaced(self) -> "Laplace":
-        """As it is: there is no bound for examples either."""
+        """Return this event: it has no bound for examples either."""
         return self
 
     def __str__(self) -> str:
@@ -422,23 +423,22 @@ class Laplace(Unbounded, Event, kind="laplace"):
 
 
 MAX_STEPS = 2.0**53
-"""The largest sensitivity and deviation in steps of a grid that events take."""
+"""Largest sensitivity and deviation of an event, in steps of a grid."""
 
 
 @dataclass(frozen=True)
 class DistributedGaussian(Event, kind="distributed-gaussian"):
-    """One release of a sum of integers to which every client has added a share of the noise.
+    """Release of a sum of integers to which every client has added a share of the noise.
 
-    Relative to adding or removing, a client's input is zeroed and its share of the noise stays: who takes part in such
-    a sum is public. `alone` counts without that share.
+    Under add-or-remove, a client's input is zeroed and its share of the noise stays: the participants of such a sum
+    are public. `alone` leaves out that share.
 
     Attributes:
-        honest: h, clients who keep their share secret and are in every sum that is released; the one that the release
-            is about is one of them.
+        honest: h, clients that keep their share secret and are in every released sum, including the protected one.
         sensitivity: D, in steps: the L2 distance by which zeroing a client moves the sum.
         scale: σ_c, in steps: the least deviation of a client's share. All shares together have a variance of h·σ_c².
         parameters: p, the numbers of a release.
-        components: discrete Gaussians that a client's share is the sum of, at most, on average over h clients.
+        components: largest number of discrete Gaussians in a client's share, on average over h clients.
         smallest: the least deviation of one of these, in steps; 0: there is one, of deviation σ_c.
     """
 
@@ -487,14 +487,14 @@ class DistributedGaussian(Event, kind="distributed-gaussian"):
         return distributed.smoothed_multiplier(self._variance, self.sensitivity)
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """√(h·σ_c² - 25)/D: the sum's law is a Gaussian's, rounded at random, up to (p + 1)·2^-700.
+        """Return √(h·σ_c² - 25)/D: the sum's law is a Gaussian's, rounded at random, up to (p + 1)·2^-700.
 
         Args: as `Event.multiplier`.
         """
         return self._multiplier
 
     def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
-        """As `distributed.distributed_curve`; a replacement moves the sum by 2D.
+        """Return the curve of `distributed.distributed_curve`; a replacement moves the sum by 2D.
 
         Args: as `Event.renyi`.
         """
@@ -503,33 +503,33 @@ class DistributedGaussian(Event, kind="distributed-gaussian"):
         return distributed.distributed_curve(orders, moved, float(self._variance), tau, self.parameters)
 
     def mu_squared(self, relation: Relation) -> float:
-        """1/z² of the multiplier z, four times that for a replacement."""
+        """Return 1/z² of the multiplier z, four times that for a replacement."""
         return units_of(relation) ** 2 / self._multiplier**2
 
     def has_losses(self, relation: Relation) -> bool:
-        """Those of a Gaussian."""
+        """Return True: the loss distribution is that of a Gaussian."""
         return True
 
     def losses(self, relation: Relation, step: float) -> Losses:
-        """Of the Gaussian with the same multiplier.
+        """Return the loss distribution of the Gaussian with the same multiplier.
 
         Args: as `Event.losses`.
         """
         return accountants().gaussian_losses(self._multiplier, 1.0, relation, step)
 
     def pure(self, relation: Relation) -> float:
-        """None."""
+        """Return ∞: the noise has no pure ε."""
         return math.inf
 
     def replaced(self) -> "DistributedGaussian":
-        """Twice the sensitivity."""
+        """Return the event with twice the sensitivity."""
         return replace(self, sensitivity=2 * self.sensitivity)
 
     def alone(self) -> "DistributedGaussian":
-        """The release without the share of the client that it is about: h - 1 shares cover it.
+        """Return the release without the share of the protected client: h - 1 shares cover it.
 
         Raises:
-            PrivacyError: it has the only share.
+            PrivacyError: the protected client has the only share.
         """
         return replace(self, honest=self.honest - 1)
 
@@ -538,12 +538,12 @@ class DistributedGaussian(Event, kind="distributed-gaussian"):
 
 
 def accountants() -> ModuleType:
-    """dp-accounting, when a price is asked for: it takes SciPy along, and whoever only records needs neither."""
+    """Return the adapter to dp-accounting, imported on demand: recording alone needs neither it nor SciPy."""
     return import_module("cloister.privacy.accounting.accountants")
 
 
 def to_json(event: Event) -> dict[str, object]:
-    """An event as a JSON object."""
+    """Return an event as a JSON object."""
     fields = asdict(event)  # type: ignore[call-overload]
     if "event" in fields:
         fields["event"] = to_json(event.parts()[0])
@@ -551,10 +551,10 @@ def to_json(event: Event) -> dict[str, object]:
 
 
 def from_json(content: Mapping[str, Any]) -> Event:
-    """The inverse of `to_json`.
+    """Return the event of a JSON object, the inverse of `to_json`.
 
     Raises:
-        PrivacyError: the kind or a field is not known.
+        PrivacyError: the kind or a field is unknown.
     """
     if not isinstance(content, Mapping):
         raise PrivacyError("an event must be a JSON object")

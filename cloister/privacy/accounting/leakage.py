@@ -1,4 +1,4 @@
-"""What the ledgers of clients that noise their own models (d-privacy) add up to."""
+"""Report on the composed leakage of clients that noise their own models (d-privacy)."""
 
 import math
 from collections.abc import Sequence
@@ -10,24 +10,24 @@ from cloister.core.digits import at_most
 
 EVERYBODY = "everybody but the client itself: the server, the other clients, and whoever sees the models"
 BINS = 10
-"""Of the histogram of composed leakage."""
+"""Bins of the histogram of composed leakage."""
 BAR = 40
-"""Characters of the longest bar, where it is printed."""
+"""Characters of the longest printed bar."""
 
 
 def leakage_report(spent: Sequence[float]) -> dict[str, Any]:
-    """Composed leakage over clients: median, maximum and histogram, of those that released anything with noise.
+    """Return the median, maximum and histogram of composed leakage, over clients with noised releases.
 
     Source: Galli et al. (2023), Table 1 and Figure 4.
 
     Args:
-        spent: Σ ε·radius of each client; ∞ where something left without noise: of those only their number is told.
+        spent: Σ ε·radius of each client; ∞ after a release without noise: such clients are only counted.
     """
     released = np.array([leakage for leakage in spent if 0 < leakage < math.inf])
     numbers = {"clients": len(spent), "that-released": len(released), "without-limit": sum(map(math.isinf, spent))}
     if not len(released):
         return numbers
-    # From 0: leakages that are equal but for rounding would leave no room for bins between them.
+    # From 0: between leakages that are equal up to rounding, bins would have no width.
     counts, edges = np.histogram(released, BINS, range=(0.0, released.max()))
     return {
         **numbers,
@@ -38,7 +38,7 @@ def leakage_report(spent: Sequence[float]) -> dict[str, Any]:
 
 
 def render_leakage(report: dict[str, Any]) -> list[str]:
-    """The report as lines of plain text, the histogram as bars."""
+    """Return the report as lines of plain text, the histogram as bars."""
     lines = [f"{report['clients']} clients, of which {report['that-released']} released something with noise"]
     if report["without-limit"]:
         lines.append(f"{report['without-limit']} clients released something without noise: their leakage has no limit")

@@ -1,4 +1,4 @@
-"""What a server promises its clients for a round, on the wire: events, so that it is true for every mechanism."""
+"""Wire format of a server's promise for a round: events, which hold for every mechanism."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,21 +10,21 @@ from cloister.privacy.accounting.events import DistributedGaussian, Event, Gauss
 from cloister.privacy.accounting.vocabulary import UNSAMPLED
 
 MAX_EVENTS = 16
-"""Releases of one round that a node reads."""
+"""Most releases of one round that a node reads."""
 MAX_LENGTH = 1000
-"""Characters of one of them."""
+"""Most characters of one release."""
 
 
 def to_wire(events: Iterable[Event]) -> list[str]:
-    """The releases of a round as strings that a message can hold; draws are left out, as no node can see them."""
+    """Return the releases of a round as strings for a message, without draws, which a node cannot verify."""
     return [json.dumps(to_json(undrawn(event))) for event in events]
 
 
 def from_wire(content: object) -> tuple[Event, ...]:
-    """The inverse of `to_wire`, strict: it comes from the server.
+    """Return the releases of a message from the server, the strict inverse of `to_wire`.
 
     Raises:
-        PrivacyError: it is no list of releases with noise, or one of them counts a draw.
+        PrivacyError: the content is no list of releases with noise, or one of them claims a draw.
     """
     if not isinstance(content, Sequence) or isinstance(content, str) or not 0 < len(content) <= MAX_EVENTS:
         raise PrivacyError(f"what the server promises must be a list of 1 to {MAX_EVENTS} events")
@@ -32,7 +32,7 @@ def from_wire(content: object) -> tuple[Event, ...]:
 
 
 def multiplier_of(promise: Iterable[Event]) -> float:
-    """The noise multiplier z of one Gaussian release that tells as much as all of these together; 0: there is no bound.
+    """Return z of one Gaussian release with the cost of all these releases together; 0: no bound.
 
     Gaussians add up by 1/z² = Σ 1/zᵢ². A pure ε counts as the Gaussian that bounds it (`Account.mu_squared`).
     """
@@ -59,7 +59,7 @@ def _has_noise(event: Event) -> bool:
 
 
 def undrawn(event: Event) -> Event:
-    """The event as if nobody had been drawn: it costs as much or more. One that counts a draw differs from this."""
+    """Return the event without a draw, which costs at least as much; it differs from an event that claims a draw."""
     if isinstance(event, Repeated):
         return replace(event, event=replace(event.event, sampling=UNSAMPLED))
     return replace(event, sampling=UNSAMPLED) if isinstance(event, Gaussian) else event

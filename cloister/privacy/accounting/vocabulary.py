@@ -1,4 +1,4 @@
-"""The words that events, accountants and claims share: units, relations, draws."""
+"""Shared vocabulary of events, accountants and claims: units, relations, draws."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -7,23 +7,23 @@ from cloister.core.errors import PrivacyError
 
 Relation = Literal["add-or-remove", "replace-one"]
 Unit = Literal["client", "example", "group", "neighbourhood"]
-"""Whose protection a release is about: a client with all it has, one of its examples, all examples of one group of them
-(a patient's), or what a client sends against everything else within a distance (d-privacy)."""
+"""Unit of privacy: a client with all its data, one of its examples, all examples of one group (such as a patient), or
+the vector that a client sends against all vectors within a distance (d-privacy)."""
 SamplingKind = Literal["none", "poisson", "bounded-poisson", "without-replacement"]
 
 OVERFLOW = 2.0**-50
-"""With at most this probability a draw of `bounded-poisson` fills every place that there is for units."""
+"""Upper bound on the probability that a draw of `bounded-poisson` fills all places for units."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the units of a release were drawn, as it was really done.
+    """Draw of the units of a release, as it was executed.
 
     Attributes:
-        kind: `none`: no claim is made about the draw. `poisson`: each unit by itself with `probability`, in secret.
-            `bounded-poisson`: the same, for units that need places, of which there is a bounded number. Nothing is
-            claimed of a draw that fills them all: δ has room for it. `without-replacement`: `cohort` of a fixed,
-            registered `population`, uniformly and in secret.
+        kind: `none`: no claim about the draw. `poisson`: each unit independently with `probability`, in secret.
+            `bounded-poisson`: the same, for units that need one of a bounded number of places. A draw that fills all
+            places has no claim; its probability is part of δ. `without-replacement`: `cohort` of a fixed, registered
+            `population`, uniformly and in secret.
         probability: q of `poisson` and of `bounded-poisson`.
         cohort, population: n and N of `without-replacement`.
     """
@@ -43,19 +43,19 @@ class Sampling:
 
     @property
     def share(self) -> float:
-        """The share of units that take part in a release on average; 1 where nothing is claimed about the draw."""
+        """Return the expected share of units in a release; 1 if there is no claim about the draw."""
         if self.kind == "without-replacement":
             return self.cohort / self.population
         return self.probability if self.is_poisson else 1.0
 
     @property
     def is_poisson(self) -> bool:
-        """Return whether each unit is drawn by itself."""
+        """Return whether each unit is drawn independently."""
         return self.kind in ("poisson", "bounded-poisson")
 
     @property
     def overflow(self) -> float:
-        """Return the probability of a draw of which nothing is claimed, at most."""
+        """Return an upper bound on the probability of a draw without a claim."""
         return OVERFLOW if self.kind == "bounded-poisson" else 0.0
 
     def __str__(self) -> str:
@@ -71,9 +71,9 @@ class Sampling:
 UNSAMPLED = Sampling()
 
 MIN_MULTIPLIER = 1e-6
-"""The smallest multiplier that is accounted for: below, squares lose their meaning and ε is past every use."""
+"""Smallest multiplier in events: below it, squares lose precision and ε is useless."""
 MAX_MULTIPLIER = 1e6
-"""The largest one that events take, and that a calibration looks for."""
+"""Largest multiplier in events and in calibration."""
 
 Orders = tuple[float, ...]
 Losses = Any
@@ -81,5 +81,5 @@ Losses = Any
 
 
 def units_of(relation: Relation) -> int:
-    """How often a unit is added or removed to get to a neighbour: once, or twice to replace it."""
+    """Return the number of added or removed units between neighbours: 1, or 2 for a replacement."""
     return 1 if relation == "add-or-remove" else 2
