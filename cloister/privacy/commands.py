@@ -1,4 +1,4 @@
-"""The commands of `cloister ledger`. What they need is imported by the one that runs."""
+"""Commands of `cloister ledger`; each imports its own dependencies."""
 
 import re
 from pathlib import Path
@@ -81,7 +81,7 @@ def leakage(paths: Annotated[list[Path], typer.Argument()]) -> None:
 
 
 def _checked(opened: Any, anchors: Path, key: Path | None) -> str:
-    """What the anchors show."""
+    """Verify the anchors, and return the result as a message."""
     from cloister.privacy.accounting.anchors import read_anchors, verify_anchors
 
     if key is None:
@@ -102,7 +102,7 @@ def _opened(path: Path) -> Any:
 
 
 def _require_line(opened: Any, noted: str) -> None:
-    """Refuse a ledger that does not hold the line with this hash any more."""
+    """Refuse a ledger that does not contain the line with this hash."""
     if not re.fullmatch("[0-9a-f]{64}", noted):
         raise ConfigError(f"--head {noted!r} is not valid: a last hash has 64 hexadecimal digits")
     if noted not in opened.heads():

@@ -1,1 +1,1 @@
-"""What releases cost: events, their composition, budgets over them and the ledger that remembers them."""
+"""Privacy accounting: events of releases, their composition, budgets, and the ledger that stores them."""

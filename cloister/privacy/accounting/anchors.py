@@ -1,13 +1,12 @@
-"""Anchored ledgers: heads, signed and handed to others, that a ledger cannot take back.
+"""Anchors of a ledger: signed heads that another party keeps, to detect a truncated or replaced ledger.
 
-A ledger is chained by hashes, so that a change within it shows. It cannot show by itself that its last lines were cut
-off, that it was written anew from some line on, or that an old copy was put in its place: all of these are unbroken
-ledgers. Whoever has an earlier head can tell. An anchor is such a head, with the day, signed by the key of the ledger's
-owner, so that neither can deny it later: the owner that the ledger had this head, and the keeper that this is the one
-that the owner gave.
+A hash chain detects a change within a ledger. It cannot detect that the last lines are missing, that a tail was
+rewritten, or that an old copy replaces the file: each of these is an unbroken ledger. A party that has an earlier head
+detects them. An anchor is such a head, with the day, signed by the key of the ledger's owner. So the owner cannot deny
+that the ledger had this head, and the keeper cannot deny the head that the owner gave.
 
-An anchor has no number of lines and no time finer than the day: both would tell how often somebody was drawn. Two
-anchors tell whether anything was recorded between them, and nothing more.
+An anchor contains no number of lines and no time finer than the day: both would reveal how often a client was drawn.
+Two anchors reveal only whether anything was recorded between them.
 """
 
 import base64
@@ -32,18 +31,18 @@ from cloister.core.posting import post
 from cloister.privacy.accounting.ledger import Ledger, today
 
 PURPOSE = b"cloister ledger head\0"
-"""Signed with the head: the key signs other things too, and none of them is an anchor."""
+"""Prefix of the signed content, which separates anchors from other uses of the key."""
 SIGNED = ec.ECDSA(hashes.SHA384())
 HEAD = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """A head that a ledger had.
+    """Signed head of a ledger.
 
     Attributes:
         head: SHA-256 of its last line, 64 hexadecimal digits.
-        day: on which it was signed, in seconds since 1970.
+        day: of the signature, in seconds since 1970.
         key: fingerprint of the public key, as `ssh-keygen -l` prints it.
         signature: ECDSA over the head and the day, base64.
     """
@@ -55,19 +54,19 @@ class Anchor:
 
     @property
     def line(self) -> str:
-        """As JSON, in one line."""
+        """Return the anchor as JSON, in one line."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 def anchored(ledger: Ledger, key: Path) -> Anchor:
-    """The head of a ledger, signed.
+    """Return the signed head of a ledger.
 
     Args:
-        ledger: to be anchored.
+        ledger: to anchor.
         key: file of a private EC key: the node's (OpenSSH) or the server's (PEM).
 
     Raises:
-        ConfigError: there is no such key.
+        ConfigError: the key cannot be read.
     """
     private, day = _private(key), today()
     signature = private.sign(_content(ledger.head, day), SIGNED)
@@ -75,15 +74,15 @@ def anchored(ledger: Ledger, key: Path) -> Anchor:
 
 
 def hand_over(anchor: Anchor, file: Path | None, url: str) -> None:
-    """Give an anchor to those who keep it.
+    """Append an anchor to a file and post it to a URL, for its keepers.
 
     Args:
         anchor: of a ledger.
-        file: gets it as one more line; None: none does.
-        url: gets it as JSON; empty: none does.
+        file: receives it as an additional line; None: no file.
+        url: receives it as JSON; empty: no URL.
 
     Raises:
-        ConfigError: one of them did not take it.
+        ConfigError: the file or the URL rejected it.
     """
     try:
         if file:
@@ -98,10 +97,10 @@ def hand_over(anchor: Anchor, file: Path | None, url: str) -> None:
 
 
 def read_anchors(path: Path) -> list[Anchor]:
-    """Anchors, one a line.
+    """Read anchors from a file, one a line.
 
     Raises:
-        ConfigError: there is no such file, or a line is no anchor.
+        ConfigError: the file cannot be read, or a line is no anchor.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -113,19 +112,19 @@ def read_anchors(path: Path) -> list[Anchor]:
 
 
 def verify_anchors(ledger: Ledger, anchors: Iterable[Anchor], key: Path) -> int:
-    """Check that a ledger still has every head that its owner has signed.
+    """Verify that a ledger still contains every head that its owner has signed.
 
     Args:
-        ledger: to be checked.
-        anchors: of this ledger and of others: those of other keys are left out.
+        ledger: to verify.
+        anchors: of this and of other ledgers: anchors of other keys are ignored.
         key: file of the owner's public key, in OpenSSH format, or of the private one.
 
     Returns:
-        How many anchors were checked.
+        Number of verified anchors.
 
     Raises:
-        ConfigError: there is no such key.
-        LedgerError: an anchor was not signed by the key, or the ledger does not have its head any more.
+        ConfigError: the key cannot be read.
+        LedgerError: an anchor was not signed by the key, or the ledger no longer contains its head.
     """
     public, heads = _public(key), ledger.heads()
     own = [anchor for anchor in anchors if anchor.key == fingerprint(public)]
@@ -152,7 +151,7 @@ def _read(line: str, where: str) -> Anchor:
         anchor = Anchor(**{field.name: field.type(found[field.name]) for field in fields(Anchor)})  # type: ignore[operator]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         anchor = None
-    # What is no hash may be anything, and stands in errors.
+    # Error messages contain the head, so anything other than a hash is refused.
     if anchor is None or not HEAD.fullmatch(anchor.head):
         raise ConfigError(f"{where}: it is no anchor; `cloister ledger anchor` writes them")
     return anchor

@@ -1,9 +1,9 @@
-"""Budgets: every release is recorded first, and none that would pass a limit is made.
+"""Privacy budgets: every release is recorded first, and refused if it would exceed the limit.
 
     limits (ε, δ) ──▶ PrivacyBudget over a Store ──▶ require(events) ──▶ spend / release
 
 A budget is about one unit: a client, an example or a group of examples under (ε, δ), or a neighbourhood under a limit
-of leakage. What was spent is in a store: a ledger on disk, or the state that a simulated node keeps between messages.
+of leakage. A store contains the spending: a ledger on disk, or the state that a simulated node keeps between messages.
 """
 
 import math
@@ -36,44 +36,44 @@ ID = 16
 
 
 class Store(Protocol):
-    """Where releases about units are recorded before they are made."""
+    """Store of releases about units, which are recorded before they are made."""
 
     @property
     def name(self) -> str:
-        """What to call it in a refusal."""
+        """Return the name of the store in refusals."""
 
     def limit(self, run: str, unit: Unit, delta: float, epsilon: float, kind: FilterKind, relation: Relation) -> None:
-        """Record under which budget a run begins, where budgets are recorded.
+        """Record the budget of a run at its beginning, if the store records budgets.
 
         Args: as `Ledger.limit`.
         """
 
     def filter_of(self, unit: Unit) -> Filter | None:
-        """The filter that was recorded for this unit, if any."""
+        """Return the recorded filter of this unit, if any."""
 
     def relation_of(self, unit: Unit, relation: Relation) -> Relation:
-        """The relation that budgets about a unit are kept for.
+        """Return the relation for which budgets about a unit are kept.
 
         Args:
-            unit: of which.
-            relation: that a run asks for.
+            unit: of privacy.
+            relation: of the run.
         """
 
     def account(self, unit: Unit, relation: Relation, insiders: bool) -> Account:
-        """The composition of every release about a unit.
+        """Return the composition of every release about a unit.
 
         Args:
-            unit: of which.
+            unit: of privacy.
             relation, insiders: as in `Account`.
         """
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation) -> float:
-        """What all releases about a unit cost under a filter.
+        """Return the cost of all releases about a unit under a filter.
 
         Args:
-            unit: of which.
+            unit: of privacy.
             chosen: the filter.
-            relation: which datasets are neighbours.
+            relation: neighbouring relation of datasets.
         """
 
     def open(
@@ -86,7 +86,7 @@ class Store(Protocol):
         mechanism: str,
         clip: float,
     ) -> str:
-        """Record that a release is about to be made, unless `allow` raises.
+        """Record a release that is about to be made, unless `allow` raises.
 
         Args: as `Ledger.open`.
         """
@@ -99,23 +99,23 @@ AnyStore = TypeVar("AnyStore", bound=Store)
 
 
 class PrivacyBudget(Generic[AnyStore]):
-    """The releases of one run about one unit, and how many more may be made.
+    """Releases of one run about one unit, and the remaining budget.
 
     Args:
-        ledger: the store of the data this run is about; earlier runs on the same data count.
-        run: the name of this one.
-        unit: whose protection the releases are about. About a `neighbourhood` the budget is one of leakage.
-        delta: at which ε is judged.
-        max_epsilon: ε, or the leakage, that may not be passed; 0: no budget.
-        relation: which datasets are neighbours.
-        kind: of the filter, if the store has none for this unit yet; None: `gaussian` for clients, `renyi`, which
-            counts draws, for other units.
-        rule: what must hold of the ledger beside the budget; raises to refuse. It is asked whenever the budget is, and
-            so again with the ledger locked, just before a release is entered.
+        ledger: the store for the data of this run; earlier runs on the same data count.
+        run: the name of this run.
+        unit: of privacy. For a `neighbourhood` the budget is one of leakage.
+        delta: δ of the budget.
+        max_epsilon: upper limit of ε, or of the leakage; 0: no budget.
+        relation: neighbouring relation of datasets.
+        kind: of the filter, if the store has none for this unit yet; None: `gaussian` for clients, and `renyi`, which
+            accounts for draws, for other units.
+        rule: further condition on the ledger; raises to refuse. It is checked together with the budget, and so again
+            with the ledger locked, just before a release is entered.
 
-    Guarantee: while the budget is not passed, everything in the store about this unit is together (`max_epsilon`,
-        `delta`)-DP against the other clients and whoever sees the models, also where releases, and whole runs, were
-        chosen by what earlier ones released; the budget itself must not have been (see `Ledger.limit`).
+    Guarantee: within the budget, all releases in the store about this unit are together (`max_epsilon`, `delta`)-DP
+        against the other clients and every recipient of the models. That holds also if releases, and whole runs,
+        depend on earlier releases; the budget itself must not depend on them (see `Ledger.limit`).
 
     Examples:
         >>> from pathlib import Path
@@ -159,20 +159,20 @@ class PrivacyBudget(Generic[AnyStore]):
         self.kind: FilterKind = kind or ("gaussian" if unit == "client" else "renyi")
 
     def begin(self, run: str) -> None:
-        """Enter everything that follows under the name of this run, and the budget if it is a new one."""
+        """Enter all following releases under this run's name; record its budget if it differs from the last one."""
         self.run = run
         self.ledger.limit(run, self.unit, self.delta, self.max_epsilon, self.kind, self.relation)
 
     def state_dict(self) -> State:
-        """The ids of the releases that were opened here, 16 bytes each."""
+        """Return the ids of the releases opened by this budget, 16 bytes each."""
         ids = b"".join(bytes.fromhex(release) for release in sorted(self._opened))
         return {"opened": np.frombuffer(ids, np.uint8).reshape(-1, ID)} if ids else {}
 
     def load_state_dict(self: "PrivacyBudget[Ledger]", state: State) -> None:
-        """Go on after these releases, which the ledger must hold.
+        """Continue after these releases, which the ledger must contain.
 
         Raises:
-            LedgerError: it does not: it is another ledger than that of the run, or an older copy.
+            LedgerError: the ledger lacks a release: it is another ledger than that of the run, or an older copy.
         """
         opened = {bytes(release).hex() for release in state.get("opened", ())}
         held = {entry.release for entry in self.ledger.entries}
@@ -184,28 +184,28 @@ class PrivacyBudget(Generic[AnyStore]):
         self._opened |= opened
 
     def record_unprotected(self, reason: str) -> None:
-        """Record that something leaves without a guarantee; no budget over the same data can cover it."""
+        """Record a release without a guarantee; no budget over the same data can cover it."""
         self.ledger.open(Unaccounted(reason), self.unit, self.run, 0, lambda: None, "", 0.0)
 
     def account(self) -> Account:
-        """Everything in the store about this unit."""
+        """Return the composition of all releases in the store about this unit."""
         return self.ledger.account(self.unit, self.relation, insiders=True)
 
     def account_of_run(self: "PrivacyBudget[Ledger]", insiders: bool = True) -> Account:
-        """What this run alone has released: under its name, or through this under another."""
+        """Return the composition of this run's releases: under its name, or opened by this budget."""
         about = (entry for entry in self.ledger.entries if entry.unit == self.unit)
         own = (entry.event for entry in about if entry.run == self.run or entry.release in self._opened)
         return Account(own, self.relation, insiders)
 
     def opened(self: "PrivacyBudget[Ledger]") -> list[Event]:
-        """What was released through this. Runs may share a name: it alone does not say whose a release is."""
+        """Return the releases opened by this budget; runs may share a name, so the name does not identify them."""
         entries = self.ledger.entries
         return [entry.event for entry in entries if entry.release in self._opened and entry.unit == self.unit]
 
     def account_with(self: "PrivacyBudget[Ledger]", planned: Account) -> Account:
-        """Everything in the ledger about this unit, with an account in the place of what was released through this.
+        """Return all releases in the ledger about this unit, with an account in place of this budget's own.
 
-        Runs may share a name. Only what was opened here is left out.
+        Only releases that this budget opened under its run name are replaced, since runs may share a name.
         """
         for entry in self.ledger.entries:
             own = entry.release in self._opened and entry.run == self.run
@@ -214,30 +214,30 @@ class PrivacyBudget(Generic[AnyStore]):
         return planned
 
     def epsilon(self) -> float:
-        """ε of everything in the store about this unit, at this δ; ∞ where nothing can be claimed.
+        """Return ε of all releases in the store about this unit, at this δ; ∞ if one has no guarantee.
 
-        It holds if nothing was chosen by what was released before. Budgets do not rest on it.
+        It holds if no release depends on earlier ones. Budgets do not rely on it.
         """
         return best_epsilon(self.account(), self.delta)[0]
 
     @property
     def filter(self) -> Filter:
-        """What keeps the budget: the store's own, or where it has none, the one that `begin` would enter."""
+        """Return the filter of the budget: the store's own, or by default the one that `begin` would enter."""
         if self.unit == "neighbourhood":
             return LeakageFilter()
         return self.ledger.filter_of(self.unit) or filter_for(self.kind, self.max_epsilon, self.delta)
 
     @property
     def limit(self) -> float:
-        """The most that may be spent under the filter."""
+        """Return the largest spending under the filter."""
         return self.filter.limit(self.max_epsilon, self.delta)
 
     def spent(self) -> float:
-        """What everything in the store about this unit comes to under the filter."""
+        """Return the cost of all releases in the store about this unit, under the filter."""
         return self.ledger.spent(self.unit, self.filter, self.kept_for)
 
     def share(self) -> float:
-        """Return the share of the budget that is spent: 1 is all of it."""
+        """Return the spent share of the budget; 1: all of it."""
         relation = self.kept_for
         return largest_share(
             self.filter,
@@ -247,11 +247,11 @@ class PrivacyBudget(Generic[AnyStore]):
         )
 
     def cost(self, event: Event) -> float:
-        """What a release would add to what is spent."""
+        """Return the additional cost of a release."""
         return cost(self.filter, event, self.kept_for)
 
     def fits(self, events: Sequence[Event]) -> int | None:
-        """How many more times these events may happen together within the budget; None: there is no budget.
+        """Return the number of times that these events together still fit in the budget; None: no budget.
 
         Args:
             events: of a round.
@@ -261,14 +261,14 @@ class PrivacyBudget(Generic[AnyStore]):
         times = []
         for chosen in self._kept:
             spent, each = self._spent(chosen, events)
-            # As calibration leaves a little of a limit: costs are added up one by one, and each addition rounds.
+            # A margin, as in calibration: costs are added one by one, and each addition rounds.
             room = (1 - EXACT) * (chosen.limit(self.max_epsilon, self.delta) - spent)
             times += [int(max(0.0, room / each))] if each else []
         return min(times, default=None)
 
     @property
     def kept_for(self) -> Relation:
-        """The relation that the budget is kept for: a promise about replacing a client stays one in later runs."""
+        """Return the relation of the budget; after a budget for `replace-one`, it applies to later runs too."""
         return self.ledger.relation_of(self.unit, self.relation)
 
     @property
@@ -277,15 +277,15 @@ class PrivacyBudget(Generic[AnyStore]):
         return (self.filter,) if self.unit == "neighbourhood" else (self.filter, OverflowFilter())
 
     def _spent(self, chosen: Filter, events: Iterable[Event]) -> tuple[float, float]:
-        """Return what is spent under a filter, and what these events would add."""
+        """Return the spending under a filter, and the cost of these events."""
         relation = self.kept_for
         return self.ledger.spent(self.unit, chosen, relation), sum(cost(chosen, event, relation) for event in events)
 
     def require(self, events: Sequence[Event]) -> None:
-        """Refuse if these events would pass the budget.
+        """Refuse if these events would exceed the budget.
 
         Raises:
-            BudgetExhausted: they would; nothing was recorded.
+            BudgetExhausted: they would exceed it; nothing is recorded.
         """
         self._rule()
         if not self.max_epsilon:
@@ -297,19 +297,19 @@ class PrivacyBudget(Generic[AnyStore]):
                 raise BudgetExhausted(chosen.refusal(before, after, self.max_epsilon, self.delta, self.ledger.name))
 
     def spend(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> str:
-        """Record a release that is about to be made: from here on it counts as spent.
+        """Record a release that is about to be made, and charge it.
 
         Args:
-            event: what is about to happen.
-            server_round: in which.
-            mechanism: by which, for whoever reads the ledger.
-            clip: largest L2 norm of one unit's contribution; 0: none.
+            event: of the release.
+            server_round: of the release.
+            mechanism: name of the mechanism, for readers of the ledger.
+            clip: largest L2 norm of one unit's contribution; 0: no bound.
 
         Returns:
             Its id in the store.
 
         Raises:
-            BudgetExhausted: it would pass the budget; nothing was recorded.
+            BudgetExhausted: it would exceed the budget; nothing is recorded.
             LedgerError: it cannot be recorded.
         """
         release = self.ledger.open(
@@ -320,16 +320,16 @@ class PrivacyBudget(Generic[AnyStore]):
 
     @contextmanager
     def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:
-        """Record a release around the block that makes it: as spent before, as handed on after.
+        """Record a release around the block that makes it: charge it on entry, mark it as handed on at exit.
 
         Args:
-            event: what is about to happen.
-            server_round: in which.
-            mechanism: by which, for whoever reads the ledger.
-            clip: largest L2 norm of one unit's contribution; 0: none.
+            event: of the release.
+            server_round: of the release.
+            mechanism: name of the mechanism, for readers of the ledger.
+            clip: largest L2 norm of one unit's contribution; 0: no bound.
 
         Raises:
-            BudgetExhausted: it would pass the budget; the block is not entered.
+            BudgetExhausted: it would exceed the budget; the block is not entered.
             LedgerError: it cannot be recorded; the block is not entered.
         """
         release = self.spend(event, server_round, mechanism, clip)

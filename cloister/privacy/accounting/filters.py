@@ -1,11 +1,11 @@
-"""Filters: what keeps a budget (ε, δ) when every release is chosen after seeing the ones before.
+"""Privacy filters: limits that keep a budget (ε, δ) for adaptively chosen releases.
 
     (ε, δ) ──▶ filter, fixed beforehand ──▶ limit;   event ──▶ cost;   released only while Σ costs ≤ limit
 
-Whoever decides about the next release (an operator who looks at a model before starting another run, a server that
-picks noise and steps of a message by what came back) makes its parameters depend on what was released. To take the
-smallest ε over Rényi orders afterwards, or a loss distribution of such parameters, is then no guarantee. These two
-are: under either of them everything together is (ε, δ)-DP, whatever was chosen and whenever that stops.
+The parameters of a release may depend on earlier releases: an operator inspects a model before the next run, or a
+server picks the noise and steps of a message from replies. Then neither the smallest ε over Rényi orders afterwards nor
+a loss distribution of such parameters is a guarantee. Under one of these filters, all releases together are (ε, δ)-DP,
+for any adaptive choice and any stopping time.
 """
 
 import math
@@ -23,19 +23,19 @@ from cloister.privacy.accounting.vocabulary import MAX_MULTIPLIER, OVERFLOW, UNS
 
 FilterKind = Literal["gaussian", "renyi"]
 ROUNDING = 1e-12
-"""By which a sum of leakages may pass its limit: ten releases of 0.4 are 4."""
+"""Relative tolerance of a sum of leakages at its limit: ten releases of 0.4 are 4."""
 RESERVE = 2.0**-10
-"""Share of δ that is kept for draws of which nothing is claimed (`Sampling.overflow`)."""
+"""Share of δ that is reserved for draws without a claim (`Sampling.overflow`)."""
 EXACT = 1e-9
-"""Share of a limit that calibration leaves: a ledger adds costs up one by one, and rounds each time."""
+"""Share of a limit that calibration leaves unspent: a ledger adds costs one by one, and rounds each time."""
 
 
 class Filter(ABC):
-    """What keeps a budget: a limit that follows from it, and what an account comes to beside that limit."""
+    """Privacy filter: the limit of a budget, and the spending of an account relative to it."""
 
     @abstractmethod
     def limit(self, epsilon: float, delta: float) -> float:
-        """The most that may be spent under a budget.
+        """Return the largest spending under a budget.
 
         Args:
             epsilon: ε of the budget.
@@ -44,17 +44,17 @@ class Filter(ABC):
 
     @abstractmethod
     def spent(self, account: Account) -> float:
-        """What an account comes to; ∞ where there is no bound."""
+        """Return the spending of an account; ∞ without a bound."""
 
     def refusal(self, before: float, after: float, epsilon: float, delta: float, owner: str) -> str:
-        """Why a release is refused that would pass a budget.
+        """Return the message for a release that would exceed a budget.
 
         Args:
-            before: what is spent.
-            after: what would be.
+            before: spending without the release.
+            after: spending with the release.
             epsilon: ε of the budget.
             delta: δ of the budget.
-            owner: whose account it is.
+            owner: of the account.
         """
         if math.isinf(after):
             return (
@@ -73,24 +73,24 @@ class Filter(ABC):
 
 @dataclass(frozen=True)
 class GaussianFilter(Filter):
-    """Σ μᵢ² ≤ μ(ε, δ)²: fully adaptive composition of Gaussian DP. Draws count for nothing.
+    """Filter for fully adaptive composition of Gaussian DP: Σ μᵢ² ≤ μ(ε, δ)², without amplification by draws.
 
-    Guarantee: releases that are each μᵢ-GDP given the ones before, with Σ μᵢ² ≤ μ² whatever happens, are together
-        μ-GDP, and so (ε, δ)-DP for the largest μ whose exact curve gives at most δ at ε. Nothing is lost against
+    Guarantee: releases that are each μᵢ-GDP given the earlier ones, with Σ μᵢ² ≤ μ² for all outcomes, are together
+        μ-GDP, and so (ε, δ)-DP for the largest μ whose exact curve gives at most δ at ε. This is as tight as for
         parameters fixed beforehand.
 
     Source: Smith, Thakurta (2022), arXiv:2210.17520; Koskela, Tobaben, Honkela (2023), arXiv:2209.15596.
     """
 
     def limit(self, epsilon: float, delta: float) -> float:
-        """The most that may be spent under a budget: μ².
+        """Return the largest spending under a budget: μ².
 
         Args: as `Filter.limit`.
         """
         return accountants().gaussian_parameter(epsilon, (1 - RESERVE) * delta) ** 2
 
     def spent(self, account: Account) -> float:
-        """What an account comes to: Σ μᵢ²; ∞ where there is no bound."""
+        """Return the spending of an account: Σ μᵢ²; ∞ without a bound."""
         return account.mu_squared()
 
     def __str__(self) -> str:
@@ -99,12 +99,12 @@ class GaussianFilter(Filter):
 
 @dataclass(frozen=True)
 class RenyiFilter(Filter):
-    """Σ RDPᵢ(α) ≤ B(α) at one order α.
+    """Filter for Rényi DP at one order α: Σ RDPᵢ(α) ≤ B(α).
 
     Attributes:
-        order: α > 1. It must not depend on what was released.
+        order: α > 1. It must not depend on releases.
 
-    Guarantee: releases that are each (α, ρᵢ)-RDP given the ones before, with Σ ρᵢ ≤ B whatever happens, are together
+    Guarantee: releases that are each (α, ρᵢ)-RDP given the earlier ones, with Σ ρᵢ ≤ B for all outcomes, are together
         (α, B)-RDP, and so (ε, δ)-DP for B = ε - ln(1 - 1/α) + (ln δ + ln α)/(α - 1).
 
     Source: Feldman, Zrnic (2021), arXiv:2008.11193; Lécuyer (2021), arXiv:2103.01379; the conversion is that of
@@ -118,14 +118,14 @@ class RenyiFilter(Filter):
             raise PrivacyError(f"the order of a Rényi filter must be a number above 1, got {self.order!r}")
 
     def limit(self, epsilon: float, delta: float) -> float:
-        """The most that may be spent under a budget: B(α), or 0 where that is below.
+        """Return the largest spending under a budget: B(α), or 0 if that is negative.
 
         Args: as `Filter.limit`.
         """
         return max(0.0, _capacity(self.order, epsilon, (1 - RESERVE) * delta))
 
     def spent(self, account: Account) -> float:
-        """What an account comes to: Σ RDPᵢ(α); ∞ where there is no bound."""
+        """Return the spending of an account: Σ RDPᵢ(α); ∞ without a bound."""
         return account.renyi(self.order)
 
     def __str__(self) -> str:
@@ -134,24 +134,24 @@ class RenyiFilter(Filter):
 
 @dataclass(frozen=True)
 class LeakageFilter(Filter):
-    """Σ ε·radius ≤ a limit of leakage: d-privacy adds up, whoever chooses.
+    """Filter for d-privacy: Σ ε·radius ≤ a limit of leakage, for adaptive releases too.
 
     Source: Galli et al. (2023), Theorem 4.2.
     """
 
     def limit(self, epsilon: float, delta: float) -> float:
-        """The limit itself, but for rounding.
+        """Return the limit of leakage, with a tolerance for rounding.
 
         Args: as `Filter.limit`.
         """
         return epsilon * (1 + ROUNDING)
 
     def spent(self, account: Account) -> float:
-        """The leakage of everything together."""
+        """Return the leakage of an account."""
         return account.leakage()
 
     def refusal(self, before: float, after: float, epsilon: float, delta: float, owner: str) -> str:
-        """No numbers: how much was spent is the client's own affair.
+        """Return a message without numbers: a client's spending is private.
 
         Args: as `Filter.refusal`.
         """
@@ -163,10 +163,10 @@ class LeakageFilter(Filter):
 
 @dataclass(frozen=True)
 class OverflowFilter(Filter):
-    """Σ of the probabilities of draws of which nothing is claimed ≤ the part of δ that is kept for them.
+    """Filter for draws without a claim: Σ of their probabilities ≤ the reserved part of δ.
 
     Guarantee: releases that another filter keeps at (1 - `RESERVE`)·δ are (ε, δ)-DP together, these draws included:
-        but for an event of probability Σ at most, they are what their events say.
+        except with probability Σ at most, they satisfy their events.
     """
 
     def limit(self, epsilon: float, delta: float) -> float:
@@ -181,7 +181,7 @@ class OverflowFilter(Filter):
         return account.overflow
 
     def refusal(self, before: float, after: float, epsilon: float, delta: float, owner: str) -> str:
-        """Name the number of steps that δ has room for: more noise makes it no larger.
+        """Return a message with the number of steps that fit in δ; more noise does not increase it.
 
         Args: as `Filter.refusal`.
         """
@@ -196,15 +196,15 @@ class OverflowFilter(Filter):
 
 
 RECORDED: Mapping[str, Callable[..., Filter]] = {"gaussian": GaussianFilter, "renyi": RenyiFilter}
-"""The filters that a ledger may name, by kind."""
+"""Filters that a ledger may contain, by kind."""
 
 
 def largest_share(chosen: Filter, spent: Callable[[Filter], float], epsilon: float, delta: float) -> float:
-    """Return the larger share of a budget that is spent: under its filter, or by draws of which nothing is claimed.
+    """Return the larger spent share of a budget: under its filter, or by draws without a claim.
 
     Args:
         chosen: the filter of the budget.
-        spent: what was spent under a filter.
+        spent: returns the spending under a filter.
         epsilon: ε of the budget.
         delta: δ of the budget.
     """
@@ -213,19 +213,19 @@ def largest_share(chosen: Filter, spent: Callable[[Filter], float], epsilon: flo
 
 
 def share(spent: float, limit: float) -> float:
-    """Spent of a limit: 1 is all of it.
+    """Return the spent share of a limit; 1: all of it.
 
     Args:
         spent: under a filter.
-        limit: of the filter; 0: there is no room, and anything is more than all of it.
+        limit: of the filter; 0: any spending exceeds it.
     """
     return spent / limit if limit else math.inf if spent else 0.0
 
 
 def filter_for(kind: FilterKind, epsilon: float, delta: float) -> Filter:
-    """The filter of a kind for a budget; of an (ε, δ) alone, so that nothing that was released can enter.
+    """Return the filter of a kind for a budget; it depends on (ε, δ) alone, and so on no release.
 
-    The Rényi order is that of `FINE` with the largest B(α)/α at δ: room for most Gaussian releases, or nearly so.
+    The Rényi order is that of `FINE` with the largest B(α)/α at δ: it allows nearly the most Gaussian releases.
 
     Args:
         kind: of the filter.
@@ -239,33 +239,33 @@ def filter_for(kind: FilterKind, epsilon: float, delta: float) -> Filter:
 
 
 def _capacity(order: float, epsilon: float, delta: float) -> float:
-    """B(α): the Rényi divergence that still converts to (ε, δ)."""
+    """Return B(α), the largest Rényi divergence that converts to (ε, δ)."""
     return epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
 
 
 @lru_cache(maxsize=65536)
 def cost(chosen: Filter, event: Event, relation: Relation = "add-or-remove") -> float:
-    """What one release costs under a filter, against clients who know whether they were drawn; ∞: it has no bound.
+    """Return the cost of one release under a filter, against clients that can see their own draws; ∞ without a bound.
 
     Args:
         chosen: the filter.
         event: the release.
-        relation: which datasets are neighbours.
+        relation: neighbouring relation of datasets.
     """
     return chosen.spent(Account([event], relation, insiders=True))
 
 
 def to_json(chosen: Filter) -> dict[str, object]:
-    """A filter as a JSON object."""
+    """Return a filter as a JSON object."""
     (kind,) = (name for name, cls in RECORDED.items() if type(chosen) is cls)
     return {"kind": kind, **vars(chosen)}
 
 
 def from_json(content: Mapping[str, Any]) -> Filter:
-    """The inverse of `to_json`.
+    """Return the filter of a JSON object, the inverse of `to_json`.
 
     Raises:
-        PrivacyError: the kind or a field is not known.
+        PrivacyError: the kind or a field is unknown.
     """
     fields = dict(content) if isinstance(content, Mapping) else {}
     kind = fields.pop("kind", None)
@@ -283,17 +283,17 @@ def from_json(content: Mapping[str, Any]) -> Filter:
 def noise_multiplier_for(
     epsilon: float, delta: float, rounds: int, sampling: Sampling = UNSAMPLED, relation: Relation = "add-or-remove"
 ) -> float:
-    """The smallest z, to one part in a thousand, with which the filter of a budget allows `rounds` releases.
+    """Return the smallest z, to one part in a thousand, with which the filter of a budget allows `rounds` releases.
 
     Args:
         epsilon: ε of the budget.
         delta: δ of the budget.
-        rounds: how many releases.
-        sampling: how the units of each are drawn.
-        relation: which datasets are neighbours.
+        rounds: number of releases.
+        sampling: draw of the units of each.
+        relation: neighbouring relation of datasets.
 
     Raises:
-        ConfigError: ε, δ or the rounds are out of range, or no z up to 10⁶ will do.
+        ConfigError: ε, δ or the rounds are out of range, or no z up to 10⁶ suffices.
     """
     check.positive(epsilon=epsilon, rounds=rounds)
     chosen = _planned(epsilon, delta, sampling)
@@ -305,22 +305,22 @@ def noise_multiplier_for(
 
 
 def _planned(epsilon: float, delta: float, sampling: Sampling) -> Filter:
-    """The filter that a run with such a draw brings to a ledger without one."""
+    """Return the filter that a run with such a draw enters into a ledger without one."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta must be above 0 and below 1, got {delta}")
     return filter_for("renyi" if sampling.is_poisson and sampling.probability < 1 else "gaussian", epsilon, delta)
 
 
 def minimum_multiplier(spent: Callable[[float], float], limit: float, budget: str) -> float:
-    """The smallest z, to one part in a thousand, for which the falling function `spent` stays within the limit.
+    """Return the smallest z, to one part in a thousand, for which the falling function `spent` is within the limit.
 
     Args:
-        spent: what would be spent with z.
+        spent: returns the spending with z.
         limit: of the filter.
-        budget: that it keeps, for the message.
+        budget: description of the budget, for the message.
 
     Raises:
-        ConfigError: no z up to `MAX_MULTIPLIER` does.
+        ConfigError: no z up to `MAX_MULTIPLIER` suffices.
     """
     limit *= 1 - EXACT
     low, high = 1e-3, 1.0

@@ -1,8 +1,8 @@
-"""The names that data at one place had, each with a ledger of its own.
+"""Cross-references between ledgers of data at one place under several names.
 
-A budget is kept in one ledger, which the name of the data chooses (`data-identity`). Under another name the same data
-has another ledger, in which nothing is spent. At the same place may lie other data by now, so that a new name is not
-refused. It is written down: a ledger says at which place its data lies, and ledgers of one place name each other.
+A budget is kept in one ledger, which the name of the data selects (`data-identity`). Under another name the same data
+has another ledger, without any spending. The place may contain other data by then, so that a new name is accepted.
+But it is recorded: a ledger contains the place of its data, and ledgers of one place contain each other's names.
 """
 
 import json
@@ -18,11 +18,11 @@ logger = logging.getLogger("cloister.ledger")
 
 
 def other_names(ledger: Ledger, place: str) -> tuple[str, ...]:
-    """Return the other names that data at a place had, and note them in the ledgers of both names.
+    """Return other names of data at a place, and record them in the ledgers of both names.
 
     Args:
-        ledger: of the name that the data has now.
-        place: names where the data lies; it is the name of data that was given none.
+        ledger: of the current name.
+        place: identifier of the data's location, and its default name.
 
     Raises:
         LedgerError: the ledger cannot be written.
@@ -33,19 +33,19 @@ def other_names(ledger: Ledger, place: str) -> tuple[str, ...]:
     for path in found:
         if path.stem in others:
             _note_in_the_other(path, place, name)
-    # A ledger without a given name is called after its place.
+    # A ledger without a configured name is named after its place.
     if others or (name != place and place not in ledger.places):
         ledger.note_place(place, others)
     return ledger.others
 
 
 def warning(name: str, others: tuple[str, ...], key: str) -> str:
-    """Return what an operator reads of a name that is not the only one.
+    """Return the warning for an operator that the data has ledgers under further names.
 
     Args:
-        name: of the data now.
-        others: that data at the same place had.
-        key: that gives the name.
+        name: current name of the data.
+        others: further names of data at the same place.
+        key: configuration key of the name.
     """
     return (
         f"the data at this place has ledgers under other names too: {', '.join(others)}. The ledger of {name!r} counts "
@@ -54,7 +54,7 @@ def warning(name: str, others: tuple[str, ...], key: str) -> str:
 
 
 def _is_at(path: Path, place: str) -> bool:
-    """Return whether a ledger is about data at a place, by its name or by one of its lines, which are not checked."""
+    """Return whether a ledger is about data at a place, by its name or by one of its lines, without verifying them."""
     if path.stem == place:
         return True
     with suppress(OSError):
@@ -63,7 +63,7 @@ def _is_at(path: Path, place: str) -> bool:
 
 
 def _note_in_the_other(path: Path, place: str, name: str) -> None:
-    """Write into the ledger of an earlier name that data at its place has another one; a broken one stays as it is."""
+    """Record the current name in the ledger of an earlier name; leave a broken ledger unchanged."""
     try:
         other = Ledger(path)
         if name not in other.others:

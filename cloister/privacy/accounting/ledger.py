@@ -1,19 +1,19 @@
-"""The ledger: what was released, on disk before it was released.
+"""Ledger of releases, which are written to disk before they are made.
 
-One file of JSON lines per data identity and owner (a server, or a node). A line is never changed. Each carries the hash
-of the line before it and its own, so that a change, a gap or a swap anywhere but at the end shows.
+One file of JSON lines per data identity and owner (a server, or a node). Lines are only appended. Each contains its own
+hash and that of the preceding line. So a change, a gap or a swap is detectable, except at the end.
 
-    budget  written when a run begins under another budget than the one before it: so a raised one shows; the first
-            about a unit names the filter that keeps all of them
-    open    written and synced before the noise is drawn: from here on the release counts as spent
-    done    written after the release was handed on; a release that was opened and is not done counts all the same
-    place   where the data lies, and new names of ledgers about data there (`cloister.privacy.accounting.identities`)
+    budget  written when a run begins under another budget than the last run, so that an increase is visible; the first
+            about a unit contains the filter that keeps all of them
+    open    written and synced before the noise is drawn: from then on the release is charged
+    done    written after the release was handed on; an opened release without this line is charged too
+    place   location of the data, and new names of its ledgers (`cloister.privacy.accounting.identities`)
 
-A crash may therefore count a release that never left, and can never miss one that did. A line that a crash tore is the
-last one and has no newline; whatever it was about cannot have been released, because its sync never returned. Readers
-pass over it and the next writer cuts it off.
+After a crash, a release may be charged that was never made, but every release that was made is charged. A line that a
+crash tore is the last one and has no newline. Its release cannot have been made, because its sync never returned.
+Readers ignore such a line, and the next writer removes it.
 
-Times are days: where the draw of a cohort is secret, the seconds between two lines would tell how large it was.
+Times are days: if the draw of a cohort is secret, the seconds between two lines would reveal its size.
 """
 
 import fcntl
@@ -55,17 +55,17 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One release, as the ledger has it.
+    """Release, as stored in the ledger.
 
     Attributes:
         release: its id.
-        run, round: where it belongs.
-        unit: whose protection the event is about.
-        mechanism: by which it was released, for whoever reads; what is composed is the event.
-        clip: largest L2 norm of one unit's contribution, in force; 0 where there is none.
-        event: what happened.
+        run, round: of the release.
+        unit: of privacy of the event.
+        mechanism: name of the mechanism, for readers; composition uses the event.
+        clip: largest L2 norm of one unit's contribution, in force; 0: no bound.
+        event: of the release.
         time: the day it was opened, in seconds since 1970.
-        done: whether it is known to have been handed on. It counts either way.
+        done: whether it was recorded as handed on. It is charged either way.
     """
 
     release: str
@@ -81,12 +81,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent from here on: ε at δ, over all releases about this unit; ε 0: no limit.
+    """Budget that begins with this line: ε at δ, over all releases about this unit; ε 0: no limit.
 
     Attributes:
-        relation: which datasets are neighbours; all budgets about a unit are kept for the strictest that any had.
-        filter: by which it is kept: the same for all budgets about a unit.
-        time: the day it was set, in seconds since 1970.
+        relation: neighbouring relation of datasets; all budgets about a unit are kept for the strictest one so far.
+        filter: that keeps it: the same for all budgets about a unit.
+        time: the day of the record, in seconds since 1970.
     """
 
     run: str
@@ -100,7 +100,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the data of a ledger lies, and other names under which data there has a ledger."""
+    """Location of a ledger's data, and further names under which data there has a ledger."""
 
     place: str
     others: tuple[str, ...]
@@ -110,7 +110,7 @@ class Ledger:
     """Append-only record of releases in one file, safe against crashes and against a second process.
 
     Args:
-        path: of the file; it and its folder are made when the first line is written.
+        path: of the file; it and its folder are created with the first line.
 
     Raises:
         LedgerError: the file is not an unbroken ledger.
@@ -133,7 +133,7 @@ class Ledger:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what other processes have written since this one looked.
+        """Read the lines that other processes have appended.
 
         Raises:
             LedgerError: the file is not an unbroken ledger.
@@ -144,32 +144,32 @@ class Ledger:
 
     @property
     def name(self) -> str:
-        """What to call it in a refusal: its path."""
+        """Return the name in refusals: its path."""
         return str(self.path)
 
     @property
     def entries(self) -> list[Entry]:
-        """Every release so far, in order."""
+        """Return every release so far, in order."""
         return list(self._entries.values())
 
     @property
     def budgets(self) -> list[Budget]:
-        """Every budget that was ever in force, in order."""
+        """Return every budget so far, in order."""
         return list(self._budgets)
 
     @property
     def places(self) -> set[str]:
-        """Where its data lay, as far as that was noted."""
+        """Return the recorded locations of its data."""
         return {place.place for place in self._places}
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Other names under which data at the same place has a ledger, in the order in which they were noted."""
+        """Return further names under which data at the same place has a ledger, in the order of their records."""
         return tuple(dict.fromkeys(name for place in self._places for name in place.others))
 
     @property
     def head(self) -> str:
-        """The hash of the last line: who notes it can later tell whether lines were cut off at the end."""
+        """Return the hash of the last line: a copy of it can later reveal that lines were cut off at the end."""
         return self._last_hash
 
     @property
@@ -181,15 +181,15 @@ class Ledger:
         return self._last_release
 
     def heads(self) -> set[str]:
-        """Every head that it had: the hash of each line, and that of a ledger without lines."""
+        """Return every earlier head: the hash of each line, and that of a ledger without lines."""
         lines = self.path.read_bytes()[: self._offset].splitlines() if self.path.exists() else []
         return {GENESIS, *(json.loads(line)["hash"] for line in lines)}
 
     def account(self, unit: Unit, relation: Relation = "add-or-remove", insiders: bool = False) -> Account:
-        """The composition of every release about a unit.
+        """Return the composition of every release about a unit.
 
         Args:
-            unit: of which.
+            unit: of privacy.
             relation, insiders: as in `Account`.
         """
         key = (unit, relation, insiders)
@@ -199,24 +199,24 @@ class Ledger:
         return self._accounts[key]
 
     def filter_of(self, unit: Unit) -> Filter | None:
-        """The filter that keeps the budgets about this unit, from the first of them on; None before."""
+        """Return the filter of the budgets about this unit, set by the first of them; None without a budget."""
         return self._filters.get(unit)
 
     def has_released(self, unit: Unit) -> bool:
-        """Whether there is a release about this unit."""
+        """Return whether there is a release about this unit."""
         return unit in self._released
 
     def was_set_beforehand(self, unit: Unit) -> bool:
-        """Whether there is a budget about this unit, and none was set or changed after a release about it."""
+        """Return whether this unit has a budget, and each of its budgets precedes all releases about it."""
         return unit in self._filters and unit not in self._set_late
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
-        """What all releases about a unit cost under a filter: a running sum, a term more for each release.
+        """Return the cost of all releases about a unit under a filter, from a running sum.
 
         Args:
-            unit: of which.
+            unit: of privacy.
             chosen: the filter.
-            relation: which datasets are neighbours.
+            relation: neighbouring relation of datasets.
         """
         key = (unit, chosen, relation)
         if key not in self._spent:
@@ -225,7 +225,7 @@ class Ledger:
         return self._spent[key]
 
     def leakage(self) -> float:
-        """Σ ε·radius of all Laplace releases; ∞ if a release about the neighbourhood is none of those."""
+        """Return Σ ε·radius of all Laplace releases; ∞ after a release about the neighbourhood without a bound."""
         return self.account("neighbourhood").leakage()
 
     def open(
@@ -238,22 +238,22 @@ class Ledger:
         mechanism: str = "",
         clip: float = 0.0,
     ) -> str:
-        """Record that a release is about to be made; it counts as spent when this returns.
+        """Record a release that is about to be made; it is charged when this method returns.
 
         Args:
-            event: what is about to happen.
-            unit: whose protection it is about.
-            run, server_round: where it belongs.
-            allow: is called with the file locked against other processes and everything read that they wrote; raises
+            event: of the release.
+            unit: of privacy.
+            run, server_round: of the release.
+            allow: is called with the file locked against other processes and all of their lines read; raises
                 `BudgetExhausted` to refuse.
-            mechanism, clip: for whoever reads the ledger.
+            mechanism, clip: for readers of the ledger.
 
         Returns:
             The release's id, for `done`.
 
         Raises:
-            BudgetExhausted: `allow` refused; nothing was written.
-            LedgerError: the file is not an unbroken ledger, or the disk did not take the line.
+            BudgetExhausted: `allow` refused; nothing is written.
+            LedgerError: the file is not an unbroken ledger, or the line cannot be written.
         """
         release = uuid4().hex
         content = {"release": release, "run": run, "round": server_round, "unit": unit, "event": to_json(event)}
@@ -264,11 +264,11 @@ class Ledger:
         return release
 
     def relation_of(self, unit: Unit, relation: Relation) -> Relation:
-        """What budgets about a unit are kept for.
+        """Return the relation for which budgets about a unit are kept.
 
         Args:
-            unit: of which.
-            relation: that a run asks for; `replace-one` counts in its place once any budget was about that.
+            unit: of privacy.
+            relation: of the run; `replace-one` takes its place after any budget about that.
         """
         strict = any(budget.unit == unit and budget.relation == "replace-one" for budget in self._budgets)
         return "replace-one" if strict else relation
@@ -282,18 +282,18 @@ class Ledger:
         kind: FilterKind = "gaussian",
         relation: Relation = "add-or-remove",
     ) -> None:
-        """Record under which budget a run begins, if it is another than the last one about this unit.
+        """Record the budget of a run at its beginning, if it differs from the last one about this unit.
 
-        The first budget about a unit chooses the filter, of its own ε and δ alone, and later ones keep it: an order
-        picked anew could depend on what was released. A larger budget gives the same filter a larger limit. All
-        together is then within the larger one; that is a promise if raising it was no answer to what was released,
-        and the line that says so stays.
+        The first budget about a unit determines the filter, from its own ε and δ alone, and later ones keep it: a new
+        order could depend on releases. A larger budget gives the same filter a larger limit. All releases together are
+        then within the larger one. That is a guarantee if the increase did not depend on releases. Its line in the
+        ledger is permanent.
 
         Args:
             run: that begins.
-            unit, delta, epsilon: of the budget; ε 0: none.
-            kind: of the filter, where there is none yet.
-            relation: which datasets are neighbours.
+            unit, delta, epsilon: of the budget; ε 0: no budget.
+            kind: of the filter, if the unit has none yet.
+            relation: neighbouring relation of datasets.
         """
         with self._locked() as file:
             last = next((budget for budget in reversed(self._budgets) if budget.unit == unit), None)
@@ -304,11 +304,11 @@ class Ledger:
                 self._append(file, "budget", content | {"filter": filters.to_json(chosen)})
 
     def note_place(self, place: str, others: Sequence[str]) -> None:
-        """Record where the data lies, and under which other names data there has a ledger.
+        """Record the location of the data, and further names under which data there has a ledger.
 
         Args:
-            place: names it.
-            others: that are not noted yet.
+            place: identifier of the location.
+            others: names that are not recorded yet.
         """
         with self._locked() as file:
             self._append(file, "place", {"place": place, "others": list(others)})
@@ -321,7 +321,7 @@ class Ledger:
             self._append(file, "done", {"release": release})
 
     def sync(self) -> None:
-        """Wait until the disk has every line: whoever wrote the last one may have died before it did.
+        """Wait until the disk has every line: the process that wrote the last one may have crashed earlier.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -333,7 +333,7 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
-        """The file, locked, with everything read that others wrote and a torn line cut off."""
+        """Yield the locked file, after reading other processes' lines and removing a torn one."""
         try:
             _make_folder(self.path.parent)
             with self.path.open("a+b") as file:
@@ -349,7 +349,7 @@ class Ledger:
         line = {"v": VERSION, "seq": self._count, "time": today(), "kind": kind, **content}
         line["previous"] = self._last_hash
         line["hash"] = line_hash(line)
-        # Read as it will be read: what could not be understood later is not written.
+        # Parse the line first: a line that readers would refuse is not written.
         item = self._item_of(line)
         data = (json.dumps(line, sort_keys=True) + "\n").encode()
         self._write(file, data)
@@ -357,10 +357,10 @@ class Ledger:
         self._offset += len(data)
 
     def _write(self, file: IO[bytes], data: bytes) -> None:
-        """Write bytes at the end that was read, and wait until the disk has them.
+        """Write bytes at the end of the read lines, and wait until the disk has them.
 
         Raises:
-            LedgerError: the end has moved; nothing was written.
+            LedgerError: the end of the file has moved; nothing is written.
         """
         if os.fstat(file.fileno()).st_size != self._offset:
             raise LedgerError(
@@ -371,17 +371,17 @@ class Ledger:
         file.flush()
         os.fsync(file.fileno())
         if not self._name_is_on_disk:
-            # Whoever made the file may have died before its name was safe.
+            # The process that created the file may have crashed before its name was on disk.
             sync_folder(self.path.parent)
             self._name_is_on_disk = True
 
     def _catch_up(self, file: IO[bytes]) -> None:
-        """Read and check the lines that have been written since the last time."""
+        """Read and verify the lines appended since the last call."""
         if file.seek(0, os.SEEK_END) < self._offset:
             raise LedgerError(f"{self.path}: lines that were read from this file before are no longer in it")
         file.seek(self._offset)
         for data in file:
-            # Torn by a crash while it was written: nothing was released on the strength of it.
+            # Torn by a crash while it was written: its release was not made.
             if not data.endswith(b"\n"):
                 break
             line = self._checked(data)
@@ -390,11 +390,11 @@ class Ledger:
 
     @property
     def _where(self) -> str:
-        """The next line, for errors."""
+        """Return the position of the next line, for errors."""
         return f"{self.path}, line {self._count + 1}"
 
     def _checked(self, data: bytes) -> dict[str, Any]:
-        """A line that is whole and follows from the one before it."""
+        """Return a parsed line after verifying its version, fields, hash and chain."""
         where = self._where
         try:
             line = json.loads(data)
@@ -411,7 +411,7 @@ class Ledger:
         return line
 
     def _item_of(self, line: dict[str, Any]) -> Entry | Budget | Place:
-        """The budget, the release or the place that a line is about. What is not understood is refused, not skipped."""
+        """Return the budget, release or place of a line; refuse unknown content."""
         if "unit" in line and line["unit"] not in get_args(Unit):
             raise LedgerError(f"{self._where}: unknown unit {line['unit']!r}; known: {', '.join(get_args(Unit))}")
         if line["kind"] == "place":
@@ -423,7 +423,7 @@ class Ledger:
         return self._entry_of(line)
 
     def _budget_of(self, line: dict[str, Any]) -> Budget:
-        """A budget, kept by the filter of those before it."""
+        """Return a budget; refuse another filter than that of the unit's earlier budgets."""
         try:
             chosen = filters.from_json(line["filter"])
         except PrivacyError as error:
@@ -438,7 +438,7 @@ class Ledger:
         return Budget(filter=chosen, **{name: line[name] for name in names})
 
     def _entry_of(self, line: dict[str, Any]) -> Entry:
-        """A release as it is after a line about it."""
+        """Return the release of a line, updated by this line."""
         where, release = self._where, line["release"]
         known = self._entries.get(release) if isinstance(release, str) else None
         if line["kind"] == "done":
@@ -457,7 +457,7 @@ class Ledger:
         )
 
     def _take(self, line: dict[str, Any], item: Entry | Budget | Place) -> None:
-        """Add a checked line to what is known."""
+        """Add a verified line to the state in memory."""
         if isinstance(item, Place):
             self._places.append(item)
         elif isinstance(item, Budget):
@@ -481,10 +481,10 @@ class Ledger:
 
 
 class DraftLedger(Ledger):
-    """A ledger in memory: it goes on from the lines of a file, and what is entered in it is written nowhere.
+    """Ledger in memory that continues the lines of a file; its entries are not written to disk.
 
     Args:
-        path: of a ledger; there may be none yet.
+        path: of a ledger; the file may be missing.
 
     Raises:
         LedgerError: the file is not an unbroken ledger.
@@ -492,7 +492,7 @@ class DraftLedger(Ledger):
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
-        """No file: nothing is read again, either, so that what was drafted stays the end of the ledger."""
+        """Yield an empty buffer and read nothing, so that drafted lines stay the end of the ledger."""
         yield io.BytesIO()
 
     def _write(self, file: IO[bytes], data: bytes) -> None:
@@ -500,12 +500,12 @@ class DraftLedger(Ledger):
 
 
 def today() -> float:
-    """The beginning of this day (UTC), in seconds since 1970."""
+    """Return the beginning of this day (UTC), in seconds since 1970."""
     return float(time.time() // DAY * DAY)
 
 
 def _what_to_do(line: object) -> str:
-    """How to go on from a ledger of an older version."""
+    """Return a hint on ledgers of older versions, for a message."""
     version = line.get("v") if isinstance(line, dict) else None
     if type(version) is not int or not 0 < version < VERSION:
         return ""
@@ -516,13 +516,13 @@ def _what_to_do(line: object) -> str:
 
 
 def line_hash(line: dict[str, Any]) -> str:
-    """SHA-256 of a line without its own hash, in canonical JSON."""
+    """Return the SHA-256 of a line without its own hash, in canonical JSON."""
     content = {key: value for key, value in line.items() if key != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, the name of each on disk before anything is put into it."""
+    """Create a folder and its parents, each name on disk before its content."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
