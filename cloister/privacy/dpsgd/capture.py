@@ -1,7 +1,7 @@
-"""One backward pass that keeps, for chosen layers, what went in and the gradient of what came out.
+"""Backward pass that keeps the inputs of chosen layers and the gradients with respect to their outputs.
 
-A layer's own gradient is a function of these two alone. The gradient of a sum of per-example losses with respect to
-what came out has in row i the gradient of example i's loss, as long as no example's output depends on another's input.
+A layer's own gradient is a function of these two alone. Row i of the gradient of a sum of per-example losses with
+respect to an output is the gradient of example i's loss, if each example's output depends on its own input alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,19 +17,19 @@ from cloister.core.tensors import Layer, Network, Tensor, Variable
 
 
 class NotCapturable(PrivacyError):
-    """The layers of this model cannot be looked at one by one; the model as a whole can."""
+    """Error for layers that cannot be captured separately; the model as a whole can be traced."""
 
 
 @dataclass
 class Call:
-    """One call of a layer.
+    """Call of a layer.
 
     Attributes:
-        args, kwargs: what the layer was called with.
-        output: what came out; of a layer with an activation, before it.
-        delta: the gradient of the summed losses with respect to `output`; None where the loss does not need it.
-        is_spread: whether the layer was called without examples, as an embedding of positions is, and the input and
-            the output were given a row for each.
+        args, kwargs: arguments of the layer.
+        output: of the layer; if it has an activation, before this.
+        delta: the gradient of the summed losses with respect to `output`; None if the loss does not need it.
+        is_spread: whether the layer was called without an axis of examples, such as an embedding of positions, and a
+            row for each example was added to its input and output.
     """
 
     args: tuple[object, ...]
@@ -50,11 +50,11 @@ class Call:
 
 
 class Recorded(NamedTuple):
-    """Hold what one backward pass gave.
+    """Result of one backward pass.
 
     Attributes:
         calls: of each layer, with their deltas.
-        gradients: for each trainable variable; None for those of the layers.
+        gradients: for each trainable variable; None for variables of the layers.
     """
 
     calls: list[list[Call]]
@@ -86,14 +86,14 @@ def record(
     """Compute losses while a graph is traced, and one backward pass.
 
     Args:
-        model: whose trainable variables have `values`.
-        layers: of the model, to be looked at.
+        model: network whose trainable variables have `values`.
+        layers: of the model, to capture.
         values: tensors, one for each trainable variable.
         states: values of other variables.
-        losses: gives the losses, shape (rows,).
+        losses: returns the losses, shape (rows,).
 
     Raises:
-        NotCapturable: a layer is called within a function of its own, or something else uses its weights.
+        NotCapturable: a layer is called within a function of its own, or other operations use its weights.
     """
     calls: list[list[Call]] = [[] for _ in layers]
     own = list(zip(model.trainable_variables, values, strict=True))
@@ -124,13 +124,13 @@ def record(
 
 
 def _spread(call: Call, rows: int) -> None:
-    """Give a call a row for each example, if it has none and its output is only added to something that has.
+    """Add a row for each example to a call without examples, if its output is only added to a tensor with examples.
 
-    So it is with embeddings of positions. Each row of the sum then has the delta of its own example.
+    An example is an embedding of positions. Each row of the sum then has the delta of its own example.
 
     Args:
         call: of a layer. Its input and its output are replaced.
-        rows: how many examples there are.
+        rows: number of examples.
     """
     shape, consumers = call.output.shape, call.output.consumers()
     if (shape.rank and shape[0] == rows) or len(consumers) != 1 or consumers[0].type != "AddV2":
@@ -145,10 +145,10 @@ def _spread(call: Call, rows: int) -> None:
 
 @contextmanager
 def _listening(layer: Layer, heard: list[Call], tape: tf.GradientTape, scope: keras.StatelessScope) -> Iterator[None]:
-    """Have the layer tell of its calls while the block runs.
+    """Record the calls of the layer while the block runs.
 
-    Its own weights look constant to every tape: what still reaches one of them does not go through its layer. They are
-    made so in the one scope there is: another would hide the values of all other variables.
+    Its own weights are constant for every tape: a gradient that still reaches one of them bypasses its layer. They are
+    replaced in the existing scope: a nested one would hide the values of all other variables.
     """
     original, replaced = layer.call, vars(layer).get("call")
     has_activation = is_plain_dense(layer) or is_plain_einsum(layer)
@@ -164,7 +164,7 @@ def _listening(layer: Layer, heard: list[Call], tape: tf.GradientTape, scope: ke
         heard.append(own)
         return output
 
-    # Past Keras' own bookkeeping of attributes, which would take a function for a part of the layer.
+    # Bypasses Keras' tracking of attributes, which would register the function as a part of the layer.
     object.__setattr__(layer, "call", call)
     try:
         yield

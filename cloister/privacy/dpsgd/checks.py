@@ -1,7 +1,7 @@
-"""Refuse models and processors on which DP-SGD has no guarantee, with the reason and a remedy.
+"""Checks that refuse models and processors without a guarantee for DP-SGD, with the reason and a remedy.
 
-A few kinds of layers are refused by name, for their remedy. A model whose graph provably takes several examples
-together is refused (`isolation`). So is one that adds a loss of its own or changes its state.
+A few kinds of layers are refused by name, for their remedy. A model whose graph provably combines several examples
+is refused (`isolation`). So is one that adds a loss of its own or changes its state.
 """
 
 import os
@@ -22,11 +22,11 @@ from cloister.privacy.dpsgd.losses import Loss, Probe, check_probe, losses_of, s
 DTYPES = ("float32", "float64")
 ACTIVITY = "activity_regularizer"
 GIVEN = ("input_mean", "input_vocabulary", "bin_boundaries")
-"""Attributes of a preprocessing layer that hold what its maker gave it, and not what it learnt from data."""
+"""Attributes of a preprocessing layer that hold given values, not values learnt from data."""
 PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 """Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
 UNITS = 11
-"""Examples in a trace: a number that other axes of a model rarely have."""
+"""Number of examples in a trace: a length that other axes of a model rarely have."""
 PENALTY = (
     "a layer adds a loss of its own (add_loss or a regularizer), which is not an example's; add it to the loss "
     "function, or use weight_decay of the optimizer"
@@ -37,7 +37,7 @@ COARSE_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SE
 
 @contextmanager
 def refusing_what_cannot_be_computed() -> Iterator[None]:
-    """Raises UnsupportedModel in the place of any exception that is none of ours, with its type and not its text."""
+    """Convert third-party exceptions to UnsupportedModel, with their type but without their message."""
     try:
         yield
     except CloisterError:
@@ -52,16 +52,16 @@ def refusing_what_cannot_be_computed() -> Iterator[None]:
 def refuse(model: Network, loss: Loss, probe: Probe) -> None:
     """Refuse a model that DP-SGD cannot train.
 
-    Nothing is computed of the probe: its shapes and types are what counts.
+    Only the shapes and types of the probe are used.
 
     Args:
         model: built.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
-        probe: x and y of a few examples, of which the shapes and types count.
+        probe: x and y of a few examples, for their shapes and types.
 
     Raises:
-        UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and what to use in its place.
-        ConfigError: the probe has another number of examples, or the loss does not give a number for each.
+        UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and the replacement.
+        ConfigError: the probe has another number of examples, or the loss does not return a number for each.
     """
     check_probe(probe)
     _refuse_by_name(model)
@@ -87,7 +87,7 @@ def refuse(model: Network, loss: Loss, probe: Probe) -> None:
 
 
 def _refuse_by_name(model: Network) -> None:
-    """Refuse what is known not to have private per-example gradients.
+    """Refuse layers without private per-example gradients.
 
     Raises:
         UnsupportedModel: names the layer, the reason and the replacement.
@@ -122,12 +122,12 @@ def _reasons(layer: Layer) -> Iterator[str]:
 
 
 def _refuse_mixing(model: Network, found: Mixes) -> None:
-    """Refuse a model of which an operation takes several examples together.
+    """Refuse a model in which an operation combines several examples.
 
     Raises:
         UnsupportedModel: names the layer, if the operation is a layer's.
     """
-    # TensorFlow numbers the scopes of a layer that is called more than once.
+    # TensorFlow appends a number to the scopes of a layer that is called more than once.
     names = {part for scope in found.operation.split("/") for part in (scope, re.sub(r"_\d+$", "", scope))}
     layer = next((each for each in model._flatten_layers(include_self=False) if each.name in names), None)
     place = f"layer {layer.name!r} ({type(layer).__name__})" if layer else "the model or its loss"
@@ -147,13 +147,13 @@ def _refuse_changes(model: Network, scope: keras.StatelessScope) -> None:
 
 
 def use_single_precision() -> None:
-    """Switch TensorFloat-32 off for this process: its products keep 11 of 24 bits, and no bound of ours holds then."""
+    """Disable TensorFloat-32 for this process: its products keep 11 of 24 bits, and break the bounds."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
     refuse_coarse_precision()
 
 
 def refuse_coarse_precision() -> None:
-    """Refuse to compute where float32 products may be coarser than float32.
+    """Refuse settings under which float32 products may be coarser than float32.
 
     Raises:
         ConfigError: TensorFloat-32 is on, or the environment lets oneDNN use a coarser format.

@@ -1,8 +1,8 @@
-"""Forms in which per-unit gradients of a layer are held, out of its inputs and the gradients of its outputs.
+"""Representations of a layer's per-unit gradients, from its inputs and the gradients of its outputs.
 
-A unit is what is clipped as one: an example, or a group of examples. Tensors of a call have a row for each example;
-those of one unit follow each other. Examples of a group, and calls of a layer that is called more than once, are
-further positions of one unit.
+A unit is an example, or a group of examples that are clipped together. Tensors of a call have a row for each example;
+rows of one unit are adjacent. Examples of a group, and calls of a layer that is called more than once, are further
+positions of one unit.
 
 A dense layer's gradient at one position is the outer product of an input a and its delta d, so its norm is ‖a‖·‖d‖
 (Goodfellow, 2015, arXiv:1510.01799). At T positions it is Σ_t a_t d_tᵀ, with squared norm Σ_{s,t} (a_s·a_t)(d_s·d_t)
@@ -23,22 +23,22 @@ from cloister.privacy.dpsgd.capture import Call, NotCapturable, is_plain_dense, 
 from cloister.privacy.dpsgd.rounding import MASS_PER_NORM, MAX_POSITIONS, UNDERFLOW, UNIT
 
 WIDEST = 4096
-"""Squares that are added up in float32 before double precision takes over."""
+"""Most squares that are summed in float32 before double precision takes over."""
 PART = 512
-"""The same where an axis is longer than that and is cut: each number of a sum overstates it a little more."""
+"""Most squares if an axis is longer than `WIDEST` and is cut: each summand increases the overstatement a little."""
 GRAM_COST = 3
-"""Cost of a multiplication of the Gram form, in double precision, beside one of the ordinary form."""
+"""Cost of a multiplication of the Gram form, in double precision, relative to one of the ordinary form."""
 MAX_PAIRS = 1 << 24
-"""Pairs of positions of a call of an embedding: each takes some 25 bytes."""
+"""Most pairs of positions in a call of an embedding: each takes some 25 bytes."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The shape of a call.
+    """Shape of a call.
 
     Attributes:
         units: U > 0.
-        each: rows of every unit, > 0.
+        each: rows per unit, > 0.
     """
 
     units: int
@@ -46,11 +46,11 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """Rows in all."""
+        """Return the total number of rows."""
         return self.units * self.each
 
     def summed(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of shape (rows, ...), added up over the rows of each unit: (U, ...)."""
+        """Return a tensor of shape (rows, ...), summed over the rows of each unit: (U, ...)."""
         if self.each == 1:
             return tensor
         return tf.reduce_sum(tf.reshape(tensor, [self.units, self.each, *tensor.shape[1:]]), axis=1)
@@ -60,10 +60,10 @@ class Rows:
 
         Args:
             tensor: of a call of a layer.
-            axes: how many axes a position has.
+            axes: number of axes of a position.
 
         Raises:
-            NotCapturable: it does not have an example in each row.
+            NotCapturable: the tensor does not have an example in each row.
         """
         if tensor.shape[0] != self.count:
             raise NotCapturable("a layer's inputs do not have an example in each row")
@@ -71,20 +71,20 @@ class Rows:
 
 
 class Part(Protocol):
-    """The gradients of each of U units with respect to some of the variables.
+    """Gradients of each of U units with respect to some of the variables.
 
     Attributes:
-        kernel: the name of the form they are held in.
-        held: tensors of leading size U from which everything else is computed.
+        kernel: the name of their form.
+        held: tensors of leading size U from which all results are computed.
     """
 
     kernel: str
     held: Sequence[Tensor]
 
     def squared_norms(self) -> Tensor:
-        """Return no less than each unit's squared L2 norm over these variables, shape (U,), double.
+        """Return upper bounds of each unit's squared L2 norm over these variables, shape (U,), double.
 
-        Guarantee: √ of it also bounds what `rounding` multiplies with γ. Where a gradient is not finite, nor is this.
+        Guarantee: its root also bounds the factor of γ in `rounding`. If a gradient is not finite, neither is this.
         """
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -92,19 +92,19 @@ class Part(Protocol):
 
         Args:
             factors: shape (U,), double; 0 for each unit without a finite gradient.
-            clean: replaces such units' rows of a tensor of leading size U by zeros, since 0·∞ is not 0.
+            clean: replaces the rows of such units in a tensor of leading size U by zeros, since 0·∞ is not 0.
         """
 
 
 class PerUnit:
-    """Gradients held one by one: tensors of shape (U, *variable.shape).
+    """Gradients that are held separately: tensors of shape (U, *variable.shape).
 
-    What is bounded is what is held, so it does not matter with what roundings that was computed.
+    The bound applies to the held gradients, so it holds for any rounding in their computation.
 
     Args:
         kernel: a name.
-        gradients: for each variable those of every row, shape (rows, *variable.shape).
-        rows: which rows are a unit.
+        gradients: of every row, for each variable, shape (rows, *variable.shape).
+        rows: shape of the call.
     """
 
     def __init__(self, kernel: str, gradients: Sequence[Tensor], rows: Rows) -> None:
@@ -112,11 +112,11 @@ class PerUnit:
         self.held: Sequence[Tensor] = [rows.summed(gradient) for gradient in gradients]
 
     def squared_norms(self) -> Tensor:
-        """As `Part` says."""
+        """Return upper bounds of the squared norms; see `Part`."""
         return tf.add_n([squares(gradient) for gradient in self.held])
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """As `Part` says.
+        """Return Σ factors[i]·gradient[i] for every variable; see `Part`.
 
         Args:
             factors: of each unit, shape (U,).
@@ -126,10 +126,10 @@ class PerUnit:
 
 
 def squares(tensor: Tensor) -> Tensor:
-    """Return the sum of squares of everything in each row, in double precision, and never less than the exact one.
+    """Return the sum of squares in each row, in double precision, and never less than the exact one.
 
-    Squares of float32 numbers are added up in float32, `WIDEST` at most: n of them are understated by less than 2nu,
-    and by `UNDERFLOW` each where they are too small. Both are added. What overflows is infinite, so not finite.
+    Squares of float32 numbers are summed in float32, `WIDEST` at most: n of them are understated by less than 2nu,
+    and by `UNDERFLOW` each if they are too small. Both errors are added. An overflow is infinite, so not finite.
 
     Returns:
         Shape (rows,).
@@ -171,12 +171,12 @@ def _combined(gradient: Tensor, factors: Tensor) -> Tensor:
 
 
 def dense(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
-    """Return the cheapest form for the number of positions.
+    """Return the cheapest form of a dense layer's gradients for the number of positions.
 
     Args:
         layer: a plain dense layer.
         calls: of the layer in one forward computation.
-        rows: how many rows of a tensor belong to a unit, and how many units there are.
+        rows: shape of the call.
     """
     pairs = [tuple(map(rows.by_position, call.pair)) for call in calls]
     return _of_positions(pairs, bool(layer.use_bias))
@@ -186,8 +186,8 @@ def _of_positions(pairs: Sequence[tuple[Tensor, ...]], bias: bool) -> Part:
     """Return the cheapest form for Σ_t a_t d_tᵀ, and Σ_t d_t for the bias.
 
     Args:
-        pairs: of each call the inputs and deltas, of shapes (U, T, numbers in) and (U, T, numbers out).
-        bias: whether there is one.
+        pairs: inputs and deltas of each call, of shapes (U, T, numbers in) and (U, T, numbers out).
+        bias: whether the layer has a bias.
     """
     inputs, deltas = (tf.concat(same, axis=1) for same in zip(*pairs, strict=True))
     positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
@@ -202,17 +202,17 @@ def _of_positions(pairs: Sequence[tuple[Tensor, ...]], bias: bool) -> Part:
 
 
 def _gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
-    """Return whether products of positions are less than the weights' gradients, and few enough for the bound to hold.
+    """Return whether the Gram form costs less than the weights' gradients, and its bound holds.
 
     Args:
-        positions: rows of a unit.
-        fan_in, fan_out: numbers that go into the layer and come out, for each.
+        positions: number of positions of a unit.
+        fan_in, fan_out: numbers of inputs and outputs of each position.
     """
     return positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out
 
 
 class Outer:
-    """A position per unit: nothing of the size of the weights is made for a unit.
+    """Form for one position per unit, without any per-unit tensor of the size of the weights.
 
     No positions can cancel, so the bound on the norm is that on the roundings of a sum in single precision too.
     """
@@ -224,15 +224,15 @@ class Outer:
         self.held: Sequence[Tensor] = (inputs, deltas)
 
     def squared_norms(self) -> Tensor:
-        """Return (‖a‖² + 1)·‖d‖², the 1 being the bias."""
+        """Return (‖a‖² + 1)·‖d‖², the 1 for the bias."""
         return (squares(self._inputs) + float(self._bias)) * squares(self._deltas)
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Return Aᵀ(f·D): the ordinary gradient, of deltas scaled first.
+        """Return Aᵀ(f·D), the ordinary gradient of scaled deltas.
 
         Args:
             factors: of each unit, shape (U,).
-            clean: not needed: empty places and units without a finite gradient, whose factors are 0, are left out.
+            clean: unused: units with factor 0, which include empty places and non-finite gradients, are left out.
         """
         counted = tf.where(factors > 0)[:, 0]
         inputs, deltas, own = (tf.gather(each, counted) for each in (self._inputs, self._deltas, factors))
@@ -242,11 +242,11 @@ class Outer:
 
 
 class Gram(Outer):
-    """Several positions per unit, fewer than the weights have rows or columns.
+    """Form for several positions per unit, fewer than the weights have rows or columns.
 
-    Positions can cancel each other: a norm that came out too small would let a contribution pass the bound, and so
+    Positions can cancel each other. Then an underestimated norm would let a contribution exceed the bound, and so
     would the roundings of a sum whose terms are longer than their total. Both are computed in double precision, in
-    which products of single-precision numbers are exact, and what positions weigh together counts towards the norm.
+    which products of single-precision numbers are exact, and the total norm of the positions is added to the norm.
     """
 
     kernel = "dense gram"
@@ -255,20 +255,20 @@ class Gram(Outer):
         super().__init__(tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64), bias)
 
     def squared_norms(self) -> Tensor:
-        """Return Σ_{s,t} (a_s·a_t + 1)(d_s·d_t), the 1 being the bias, and a part of (Σ_t ‖(a_t, 1)‖‖d_t‖)²."""
+        """Return Σ_{s,t} (a_s·a_t + 1)(d_s·d_t), the 1 for the bias, plus a part of (Σ_t ‖(a_t, 1)‖‖d_t‖)²."""
         return gram_squares(gram(self._inputs) + float(self._bias), gram(self._deltas))
 
 
 def gram(tensor: Tensor) -> Tensor:
-    """Return the products of all pairs of rows: (U, T, n) to (U, T, T), of numbers in double precision."""
+    """Return the products of all pairs of rows: (U, T, n) to (U, T, T), in double precision."""
     return tf.matmul(tensor, tensor, transpose_b=True)
 
 
 def gram_squares(inputs: Tensor, deltas: Tensor) -> Tensor:
-    """Return no less than the squared norms of Σ_t a_t d_tᵀ, nor than (Σ_t ‖a_t‖‖d_t‖ / `MASS_PER_NORM`)².
+    """Return upper bounds of the squared norms of Σ_t a_t d_tᵀ, and of (Σ_t ‖a_t‖‖d_t‖ / `MASS_PER_NORM`)².
 
-    Rounding takes at most (n + T² + 2)·2⁻⁵² of the squared mass from the sum of products, n numbers in a and d: less
-    than half of what is added.
+    Rounding reduces the sum of products by at most (n + T² + 2)·2⁻⁵² of the squared mass, n numbers in a and d: less
+    than half of the added part.
 
     Args:
         inputs, deltas: the Gram matrices of a and of d, shape (U, T, T), in double precision.
@@ -278,7 +278,7 @@ def gram_squares(inputs: Tensor, deltas: Tensor) -> Tensor:
     """
     total = tf.reduce_sum(inputs * deltas, axis=(1, 2))
     mass = tf.reduce_sum(tf.sqrt(tf.linalg.diag_part(inputs) * tf.linalg.diag_part(deltas)), axis=1)
-    # Rounding may take what should be 0 below it.
+    # Rounding may make a zero negative.
     return tf.maximum(total, tf.zeros_like(total)) + tf.square(mass / MASS_PER_NORM)
 
 
@@ -287,21 +287,21 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 class Einsum:
-    """A layer of `keras.layers.EinsumDense`, such as those of attention: a dense layer on tensors that are turned.
+    """Form of a layer of `keras.layers.EinsumDense`, such as in attention: a dense layer on transposed tensors.
 
-    The first letter of the equation stands for examples. Each of the others is in two of three terms:
+    The first letter of the equation stands for examples. Each further letter is in two of three terms:
 
         input and output    a position
         input and kernel    numbers in
         output and kernel   numbers out
 
     Args:
-        layer: of an equation without other letters, whose bias is one for each number out.
+        layer: with an equation of these letters only, and a bias for each number out.
         calls: of the layer in one forward computation.
-        rows: which rows of a tensor belong to a unit.
+        rows: shape of the call.
 
     Raises:
-        NotCapturable: the equation is another.
+        NotCapturable: the equation has another form.
     """
 
     def __init__(self, layer: Layer, calls: Sequence[Call], rows: Rows) -> None:
@@ -329,11 +329,11 @@ class Einsum:
         self.kernel, self.held = self._part.kernel, self._part.held
 
     def squared_norms(self) -> Tensor:
-        """As `Part` says."""
+        """Return upper bounds of the squared norms; see `Part`."""
         return self._part.squared_norms()
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """As `Part` says.
+        """Return Σ factors[i]·gradient[i] for every variable; see `Part`.
 
         Args:
             factors: of each unit, shape (U,).
@@ -347,20 +347,20 @@ class Einsum:
 
 
 def is_plain_embedding(layer: Layer) -> bool:
-    """Return whether the layer looks rows of one trained table up."""
+    """Return whether the layer looks up rows of one trained table."""
     trained = [id(variable) for variable in layer.trainable_variables]
     return type(layer) is keras.layers.Embedding and not layer.lora_enabled and trained == [id(layer._embeddings)]
 
 
 class Embedded:
-    """A table's gradients by unit, held as indices and deltas.
+    """Form of a table's gradients by unit, held as indices and deltas.
 
-    Positions of one index can cancel, as those of a dense layer can. So norms and sums are in double precision.
+    Positions of one index can cancel, like positions of a dense layer. So norms and sums are in double precision.
 
     Args:
         layer: a plain embedding.
         calls: of the layer in one forward computation.
-        rows: which rows of a tensor belong to a unit.
+        rows: shape of the call.
 
     Raises:
         NotCapturable: there are too many pairs of positions, or a row is not of one example.
@@ -383,12 +383,12 @@ class Embedded:
         self.held: Sequence[Tensor] = (self._indices, self._deltas)
 
     def squared_norms(self) -> Tensor:
-        """As `Part` says: Σ over pairs of positions with one index of d_s·d_t, and a part of the squared mass."""
+        """Return Σ over pairs of positions with one index of d_s·d_t, plus a part of the squared mass; see `Part`."""
         same = self._indices[:, :, None] == self._indices[:, None, :]
         return gram_squares(tf.cast(same, tf.float64), gram(self._deltas))
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """As `Part` says.
+        """Return Σ factors[i]·gradient[i] for the table; see `Part`.
 
         Args:
             factors: of each unit, shape (U,).
@@ -400,18 +400,18 @@ class Embedded:
 
 
 def is_plain_normalization(layer: Layer) -> bool:
-    """Return whether the layer scales and moves what it has normalized, all of it trained."""
+    """Return whether the layer scales and shifts a normalized input, with all of its weights trained."""
     kinds = (keras.layers.LayerNormalization, keras.layers.GroupNormalization)
     return type(layer) in kinds and len(layer.trainable_variables) == len(layer.weights)
 
 
 def normalization(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
-    """Return gradients held one by one: Σ over positions of δ·x̂ for the scale, and of δ for the offset.
+    """Return separately held gradients: Σ over positions of δ·x̂ for the scale, and of δ for the offset.
 
     Args:
-        layer: a normalization of each example by itself.
+        layer: a normalization of each example separately.
         calls: of the layer in one forward computation.
-        rows: which rows of a tensor belong to a unit.
+        rows: shape of the call.
 
     Raises:
         NotCapturable: the layer scales another axis than the last.
@@ -442,7 +442,7 @@ FORMS: tuple[tuple[Callable[[Layer], bool], Form], ...] = (
     (is_plain_embedding, Embedded),
     (is_plain_normalization, normalization),
 )
-"""Pairs of a test for a kind of layer, and the form in which gradients of its units are held."""
+"""Pairs of a test for a kind of layer, and the form of its per-unit gradients."""
 
 
 def form_of(layer: Layer) -> Form | None:

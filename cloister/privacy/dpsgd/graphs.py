@@ -1,13 +1,13 @@
-"""Traced graphs: computed as they were traced, without state, each sum in the order of its terms.
+"""Deterministic execution of traced graphs: as traced, without state, each sum in the order of its terms.
 
-Equal calls must give equal results, and a unit must leave nothing behind for others. TensorFlow departs from this:
+Equal calls must give equal results, and a unit must not affect later units. TensorFlow departs from this:
 
-- It rewrites a graph before it runs it (Grappler), by the names that operations happen to have. So what was traced
-  alike comes out differently, by its place in a batch, say. `as_traced` switches that off.
-- `AddN` adds its terms in an order that follows from whose memory is free. `chained_sums` makes each a chain.
+- It rewrites a graph before it runs it (Grappler), depending on the names of operations. So equal subgraphs can give
+  different results, for example by their place in a batch. `as_traced` disables that.
+- `AddN` adds its terms in an order that depends on free memory. `chained_sums` replaces each by a chain.
 - A graph may write variables, read files or call Python. `refuse_effects` refuses such a graph, on any branch.
 
-Weights can be chosen by which the last bit of a sum changes the direction of a whole gradient.
+An adversary can choose weights with which the last bit of a sum changes the direction of a whole gradient.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,31 +22,31 @@ from cloister.core.errors import UnsupportedModel
 from cloister.core.tensors import Compiled, Network, Tensor
 
 PASSES = ("arithmetic_optimization", "constant_folding", "remapping")
-"""Passes that put other arithmetic in the place of what was traced. The memory optimizer does so too."""
+"""Grappler passes that replace the traced arithmetic. The memory optimizer does so too."""
 LEARNT = "while training: state learnt from data without noise; use a layer without state"
 REFUSED_PREFIXES = ("PyFunc", "EagerPyFunc", "Inplace", "Debug")
-"""Beginnings of types that are refused, though TensorFlow counts some as stateless. They call Python, whose inside
-cannot be seen, change a constant, or write files."""
+"""Prefixes of refused types, some of which TensorFlow declares stateless. They call Python code, which a graph does not
+show, change a constant, or write files."""
 REFUSED = ("Batch", "BatchFunction", "Unbatch", "UnbatchGrad", "ReadFile", "MatchingFiles", "Abort")
-"""More of those: they wait for other calls, read what one may have written, or end the process. Data sets may use
-files."""
+"""Further refused types: they wait for other calls, read files that a call may have written, or end the process. Data
+sets may use files."""
 UNORDERED = ("CropAndResizeGradImage", "CropAndResizeGradBoxes")
-"""Operations that add up in the order in which threads come, and so give another gradient in each call."""
+"""Operations that sum in the order of threads, and so give another gradient in each call."""
 KEEP_NOTHING = (
     *("ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd"),
     *("If", "While", "Case", "StatefulPartitionedCall"),
     *("Assert", "CheckNumerics", "CheckNumericsV2"),
 )
-"""Operations that TensorFlow counts as stateful, and that are accepted. Others make tables or queues, read files, or
-draw from a state of their own."""
+"""Accepted operations that TensorFlow declares stateful. Further ones make tables or queues, read files, or draw from a
+state of their own."""
 
 
 @contextmanager
 def as_traced() -> Iterator[None]:
-    """Leave the arithmetic of the graphs that this thread calls in the block as it was traced.
+    """Keep the traced arithmetic of the graphs that this thread calls in the block.
 
-    `tf.config.optimizer` has no option for the memory optimizer, and those that it has belong to the process. So the
-    thread's own options are set, by a part of TensorFlow that is not public: without it there is no DP-SGD.
+    `tf.config.optimizer` has no option for the memory optimizer, and its options apply to the whole process. So the
+    thread's own options are set through a private part of TensorFlow, which DP-SGD requires.
     """
     own = context.context()
     before = own.function_call_options
@@ -64,9 +64,9 @@ def as_traced() -> Iterator[None]:
 
 @contextmanager
 def chained_sums() -> Iterator[None]:
-    """Replace each sum of three or more terms that is traced in the block by a chain, in this thread.
+    """Replace each sum of three or more terms that this thread traces in the block by a chain.
 
-    By a part of TensorFlow that is not public: no public one reaches the operations that gradients make.
+    It uses a private part of TensorFlow: no public one reaches the operations of gradients.
     """
     op_callbacks.add_op_callback(_chained)
     try:
@@ -83,7 +83,7 @@ def _chained(
     op_name: str | None = None,
     graph: tf.Graph | None = None,
 ) -> list[Tensor] | None:
-    """Return the chain in the place of an `AddN`; None: the operation stays."""
+    """Return the chain in place of an `AddN`; None: the operation stays."""
     if graph is None or kind != "AddN" or len(inputs) < 3:
         return None
     total = inputs[0]
@@ -93,7 +93,7 @@ def _chained(
 
 
 def with_functions(graph: tf.Graph) -> Iterator[tf.Graph]:
-    """Yield a graph, and once each the graphs of all functions that it calls.
+    """Yield a graph, and the graph of each function that it calls, once.
 
     Args:
         graph: of a traced function.
@@ -112,7 +112,7 @@ def _walk(graph: tf.Graph, seen: set[str]) -> Iterator[tf.Graph]:
 
 
 def is_known_to_xla(function: Compiled, signature: Sequence[tf.TensorSpec]) -> bool:
-    """Return whether XLA can compile a function: nothing is computed to find out.
+    """Return whether XLA can compile a function, without computing it.
 
     Args:
         function: made with `jit_compile=True`.
@@ -120,20 +120,20 @@ def is_known_to_xla(function: Compiled, signature: Sequence[tf.TensorSpec]) -> b
     """
     try:
         function.experimental_get_compiler_ir(*signature)()
-    except Exception:  # XLA says what it lacks, and TensorFlow that it has no XLA, in exceptions of many kinds
+    except Exception:  # XLA and TensorFlow raise exceptions of many kinds for missing support
         return False
     return True
 
 
 def refuse_effects(graph: tf.Graph, model: Network) -> None:
-    """Refuse a graph that may keep anything of an example, never computes the same, or reads weights unseen.
+    """Refuse a graph that may keep data of an example, is not deterministic, or reads weights indirectly.
 
     Args:
-        graph: of a traced function that reads each trainable variable once, by itself.
-        model: whose variables Keras knows.
+        graph: of a traced function that reads each trainable variable once, directly.
+        model: with all variables registered in Keras.
 
     Raises:
-        UnsupportedModel: names a variable, or the operation; not which variable is written.
+        UnsupportedModel: contains the name of a read variable, or the operation; not that of a written variable.
     """
     known = {id(variable.value) for variable in model.variables}
     for used in graph.variables:
@@ -182,6 +182,6 @@ def may_keep(operation: tf.Operation) -> bool:
 
 
 def _is_used(operation: tf.Operation) -> bool:
-    """Return whether anything uses an operation: one that was replaced is left in the graph, and is not computed."""
+    """Return whether the output of an operation is used: a replaced operation stays in the graph, uncomputed."""
     results = {id(output) for output in operation.graph.outputs}
     return any(output.consumers() or id(output) in results for output in operation.outputs)

@@ -1,8 +1,8 @@
-"""Prove which unit's data each tensor of a traced graph depends on.
+"""Proof that each row of a traced graph depends on the data of one unit alone.
 
 A unit's gradient must depend on that unit alone. `prove` follows the units from a graph's inputs through each
-operation and each function that the graph calls. `isolation_rules` has one rule for each type of operation. What no
-rule covers, as branches and loops over units, is refused.
+operation and each function that the graph calls. `isolation_rules` has one rule for each type of operation. Operations
+without a rule, such as branches and loops over units, are refused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,11 +32,11 @@ __all__ = ["Label", "Mixes", "NotIsolated", "Rows", "Unproved", "labels", "prove
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 CONTROL = ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
 INPUTS = ("Placeholder", "Const")
-"""Types of a function's inputs: a small constant from outside a function is copied into it, and passed to it too."""
+"""Types of a function's inputs: a small outer constant is both copied into a function and passed to it."""
 MOVES = ("Cast", "ExpandDims", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice")
-"""Types that give the whole numbers that they are given."""
+"""Types that pass on the integers of their input."""
 ONE_BY_ONE = ("Add", "AddV2", "GreaterEqual", "Less", "Maximum", "Minimum", "Select", "SelectV2", "Sub")
-"""Types that compute a whole number out of each and of one for all, as where indices below zero count from the end."""
+"""Types that compute an integer from each input entry and a common scalar, such as for indices below zero."""
 
 
 def prove(graph: tf.Graph, units: int, rows: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
@@ -45,15 +45,15 @@ def prove(graph: tf.Graph, units: int, rows: Sequence[Tensor], targets: Sequence
     Args:
         graph: of a traced function.
         units: at least 2.
-        rows: placeholders of the graph whose first axis holds the examples, unit by unit, each unit with equally
-            many. All other inputs must hold nothing of a unit.
+        rows: placeholders of the graph whose first axis holds the examples, unit by unit, each unit with the same
+            number. All other inputs must be independent of units.
         targets: tensors of the graph. The first axis of each is divided evenly among the units, in their order. A
             target that depends on no unit may have any shape.
 
     Raises:
         Mixes: an operation takes several units together.
-        Unproved: no rule covers an operation, the graph may keep something between calls, or a target has its units
-            along another axis or in another order.
+        Unproved: no rule covers an operation, the graph may keep data between calls, or a target has its units along
+            another axis or in another order.
     """
     given: dict[int, Label] = {}
     for row in rows:
@@ -68,7 +68,7 @@ def prove(graph: tf.Graph, units: int, rows: Sequence[Tensor], targets: Sequence
 
 
 def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Sequence[Tensor]) -> list[Label]:
-    """Label tensors of a graph by the units that they depend on.
+    """Return the labels of some tensors of a graph, by the units on which they depend.
 
     Args:
         graph: of a traced function.
@@ -78,8 +78,8 @@ def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Seq
 
     Raises:
         Mixes: an operation takes several units together.
-        Unproved: no rule covers an operation, or the graph may keep something between calls.
-        ValueError: fewer than two units, or a label for something other than a placeholder of the graph.
+        Unproved: no rule covers an operation, or the graph may keep data between calls.
+        ValueError: fewer than two units, or a label of a tensor that is not a placeholder of the graph.
     """
     if units < 2:
         raise ValueError(f"units must be at least 2, got {units}")
@@ -98,9 +98,9 @@ def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Seq
 
 
 def _refuse_effects(operation: tf.Operation) -> None:
-    """Refuse an operation that may write, read files, call Python, keep a state or add up in another order each time.
+    """Refuse an operation that may write, read files, call Python, keep a state, or sum in a varying order.
 
-    Operations that no target needs are refused too: a graph with effects computes them all the same.
+    Operations that no target needs are refused too: a graph with effects computes them.
     """
     if may_keep(operation):
         raise Unproved(operation, "may write, read a file, call Python or keep a state")
@@ -115,7 +115,10 @@ def _labels(
     targets: Sequence[Tensor],
     own: frozenset[str] = frozenset(),
 ) -> list[Label]:
-    """Label tensors of one graph, from labels of its placeholders by name; `own` hold units as they were given."""
+    """Return the labels of tensors of one graph, from labels of its placeholders by name.
+
+    The placeholders in `own` hold the units' original data.
+    """
     values, found = StaticValues(), dict(given)
     for operation in _in_order(graph, targets):
         if operation.type in INPUTS:
@@ -132,9 +135,9 @@ def _labels(
 
 
 def _refuse_raising(operation: tf.Operation, found: Mapping[str, Label], own: frozenset[str]) -> None:
-    """Refuse an exception that depends on more than the whole numbers that a unit holds.
+    """Refuse an exception that depends on more than the integers of a unit's own data.
 
-    Another place, or other random numbers, could then raise it for a unit, and not for its copy in an empty place.
+    Otherwise a unit could raise it at one place or with some random numbers, but its copy in an empty place might not.
     """
     if operation.type not in RAISING:
         return
@@ -144,7 +147,7 @@ def _refuse_raising(operation: tf.Operation, found: Mapping[str, Label], own: fr
 
 
 def _is_held(tensor: Tensor, found: Mapping[str, Label], own: frozenset[str]) -> bool:
-    """Return whether a tensor follows from whole numbers that a unit holds, alike at every place."""
+    """Return whether a tensor is computed from a unit's own integers, in the same way at every place."""
     operation = tensor.op
     if not isinstance(found[tensor.name], Rows) or not (tensor.dtype.is_integer or tensor.dtype.is_bool):
         return False
@@ -159,9 +162,9 @@ def _is_held(tensor: Tensor, found: Mapping[str, Label], own: frozenset[str]) ->
 
 
 def _in_order(graph: tf.Graph, targets: Sequence[Tensor]) -> Iterator[tf.Operation]:
-    """Give each operation that a call computes, after all that it waits for.
+    """Yield each operation that a call computes, after all of its dependencies.
 
-    Stateful operations are computed though no target needs them: one may raise an exception.
+    Stateful operations are computed even if no target needs them: one may raise an exception.
     """
     todo = [tensor.op for tensor in targets]
     todo += [operation for operation in graph.get_operations() if operation.op_def.is_stateful]
@@ -178,7 +181,7 @@ def _in_order(graph: tf.Graph, targets: Sequence[Tensor]) -> Iterator[tf.Operati
 
 
 def _made(step: Step) -> Sequence[Label]:
-    """Label the outputs of an operation, which may call functions of its graph."""
+    """Return the labels of an operation's outputs; the operation may call functions of its graph."""
     operation = step.operation
     if operation.type in CALLS:
         return _called(step, operation.get_attr("f").name, step.labels)
@@ -194,7 +197,7 @@ def _made(step: Step) -> Sequence[Label]:
 
 
 def _called(step: Step, name: str, own: Sequence[Label]) -> list[Label]:
-    """Label the outputs of a function, from labels of its inputs."""
+    """Return the labels of a function's outputs, from labels of its inputs."""
     function = step.operation.graph._get_function(name).graph
     if len(function.inputs) != len(own) or any(tensor.op.type not in INPUTS for tensor in function.inputs):
         raise Unproved(step.operation, "calls a function with other inputs than its own")

@@ -1,14 +1,14 @@
-"""Label the outputs of one operation of a graph, for each type of operation that has a rule.
+"""Rules that label the outputs of one operation of a graph, by type of operation.
 
-A label states on which units' data a tensor may depend. A rule reads an operation's type, attributes, static shapes
-and the labels of its inputs. A type without a rule is refused as soon as an input depends on a unit.
+A label contains the units on whose data a tensor may depend. A rule reads an operation's type, attributes, static
+shapes and the labels of its inputs. A type without a rule is refused as soon as an input depends on a unit.
 
-Rules describe what an operation computes. They rest on these premises:
+Rules describe the computation of an operation. They have these premises:
 
-    Kernels   a kernel reads nothing of one row into another row of a call of fixed shape (tested on each platform)
-    Shapes    a static shape is true; a wrong `set_shape` in a model is not found
-    Errors    a gather, a sparse cross-entropy, an integer division or an integer power may raise for whole numbers that
-              a unit holds; for numbers that are computed or drawn it is refused (`isolation`)
+    Kernels   in a call of fixed shape, a kernel computes each row from this row alone (tested on each platform)
+    Shapes    a static shape is true; a wrong `set_shape` in a model is not detected
+    Errors    a gather, a sparse cross-entropy, an integer division or an integer power may raise for integers of a
+              unit's own data; for computed or drawn numbers it is refused (`isolation`)
 """
 
 import inspect
@@ -28,7 +28,7 @@ from cloister.core.tensors import Tensor
 
 @dataclass(frozen=True)
 class Rows:
-    """Label a tensor: entry j of an axis depends on unit `(j // inner) % units` alone."""
+    """Label of a tensor: entry j of an axis depends on unit `(j // inner) % units` alone."""
 
     axis: int
     inner: int = 1
@@ -36,17 +36,17 @@ class Rows:
 
 @dataclass(frozen=True)
 class Refused:
-    """Label a tensor that is not proved to keep units apart, which does no harm while no target depends on it."""
+    """Label of a tensor that is not proved to keep units apart; allowed if no target depends on it."""
 
     error: "NotIsolated"
 
 
 Label: TypeAlias = Rows | Refused | None
-"""None: the tensor depends on no unit's data."""
+"""None: the tensor is independent of all units' data."""
 
 
 class NotIsolated(PrivacyError):
-    """Report an operation of a graph whose outputs are not proved to keep units apart."""
+    """Error for an operation of a graph whose outputs are not proved to keep units apart."""
 
     def __init__(self, operation: tf.Operation, reason: str) -> None:
         super().__init__(f"{operation.type} ({operation.name}) {reason}")
@@ -56,11 +56,11 @@ class NotIsolated(PrivacyError):
 
 
 class Mixes(NotIsolated):
-    """Report an operation that takes several units together."""
+    """Error for an operation that combines several units."""
 
 
 class Unproved(NotIsolated):
-    """Report an operation that no rule covers as it is used."""
+    """Error for a use of an operation that no rule covers."""
 
 
 FOLDED = {
@@ -70,19 +70,19 @@ FOLDED = {
     *("NotEqual", "Pack", "Prod", "Range", "RealDiv", "Reshape", "ReverseV2", "Select", "SelectV2", "Slice"),
     *("Squeeze", "StridedSlice", "Sub", "Sum", "Tile", "Transpose", "Where"),
 }
-"""Types that are computed while a graph is examined, for sizes and axes."""
+"""Types that are evaluated during the proof, for sizes and axes."""
 MOST_FOLDED = 64
-"""Largest number of entries of such a result."""
+"""Largest number of entries of such an evaluated result."""
 
 
 class StaticValues:
-    """Find the whole numbers of one graph that follow from constants and static shapes alone."""
+    """Integers of one graph that are computed from constants and static shapes alone."""
 
     def __init__(self) -> None:
         self._known: dict[str, NDArray | None] = {}
 
     def of(self, tensor: Tensor) -> NDArray | None:
-        """Return the numbers of a tensor, or None if they are not known."""
+        """Return the numbers of a tensor, or None if they are unknown."""
         if tensor.name not in self._known:
             self._known[tensor.name] = self._folded(tensor)
         return self._known[tensor.name]
@@ -102,7 +102,7 @@ class StaticValues:
 
 
 def _run(operation: tf.Operation, values: Sequence[NDArray | None]) -> Sequence[Tensor]:
-    """Compute an operation at once, on numbers."""
+    """Evaluate an operation eagerly, on numbers."""
     function, rest = getattr(tf.raw_ops, operation.type), iter(values)
     arguments: dict[str, object] = {}
     for argument in operation.op_def.input_arg:
@@ -117,7 +117,7 @@ def _run(operation: tf.Operation, values: Sequence[NDArray | None]) -> Sequence[
 
 @dataclass(frozen=True)
 class Step:
-    """Hold one operation with the labels of its inputs."""
+    """Operation with the labels of its inputs."""
 
     operation: tf.Operation
     labels: tuple[Label, ...]
@@ -130,7 +130,7 @@ class Step:
         return self.operation.get_attr(name) if known else None
 
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """Return a shape that is known in full."""
+        """Return a fully known shape."""
         if not tensor.shape.is_fully_defined():
             raise Unproved(self.operation, f"has a shape that is not known: {tensor.shape}")
         return tuple(tensor.shape)
@@ -143,24 +143,24 @@ class Step:
         return int(rank)
 
     def value(self, place: int) -> NDArray:
-        """Return the numbers of an input that depends on no unit and is known while tracing."""
+        """Return the numbers of an input that is independent of all units and known while tracing."""
         value = self.values.of(self.operation.inputs[place]) if self.labels[place] is None else None
         if value is None:
             raise Unproved(self.operation, f"has an input {place} that is not known while tracing")
         return value
 
     def axes(self, place: int, rank: int) -> list[int]:
-        """Return the axes that an input names, counted from the first axis."""
+        """Return the axes in an input, counted from the first axis."""
         return [int(axis) % rank for axis in np.ravel(self.value(place))]
 
     def only(self, *places: int) -> Rows:
-        """Return the label that some inputs share, while all other inputs depend on no unit."""
+        """Return the common label of some inputs, if all other inputs are independent of all units."""
         if any(label is not None for place, label in enumerate(self.labels) if place not in places):
             raise Unproved(self.operation, "has sizes, axes, weights or other arguments that depend on units")
         return self.agreed(self.labels[place] for place in places)
 
     def agreed(self, labels: Iterable[Label]) -> Rows:
-        """Return the label that all labelled inputs share."""
+        """Return the common label of all labelled inputs."""
         found = {label for label in labels if label is not None}
         if len(found) > 1:
             raise Mixes(self.operation, "takes units along different axes together")
@@ -172,14 +172,14 @@ class Step:
 
 Rule: TypeAlias = Callable[[Step], Sequence[Label]]
 RULES: dict[str, Rule] = {}
-"""The rule of each type of operation that may have inputs of units."""
+"""Rule of each type of operation that may have inputs of units."""
 GUARDS = ("Assert", "CheckNumerics", "CheckNumericsV2")
 RAISING = {"GatherV2": 1, "ResourceGather": 1, "SparseSoftmaxCrossEntropyWithLogits": 1} | dict.fromkeys(
     ("Div", "FloorDiv", "FloorMod", "Mod", "Pow", "TruncateDiv", "TruncateMod"), 1
 )
-"""Types that raise an exception for some whole numbers, and the place of the input that decides."""
+"""Types that raise an exception for some integers, and the index of the deciding input."""
 SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
-"""Types that give the same for all inputs of one static shape."""
+"""Types with equal outputs for all inputs of one static shape."""
 KEYS = ("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg", "StatelessRandomGetAlg")
 DRAWS = {
     f"Stateless{kind}{version}"
@@ -189,10 +189,10 @@ DRAWS = {
 
 
 def outputs(step: Step) -> Sequence[Label]:
-    """Label the outputs of an operation that calls no function of its graph.
+    """Return the labels of an operation's outputs; the operation calls no function of its graph.
 
     Raises:
-        Mixes: the operation takes several units together.
+        Mixes: the operation combines several units.
         Unproved: no rule covers it.
     """
     operation, kind, labels = step.operation, step.operation.type, step.labels
@@ -215,7 +215,7 @@ def outputs(step: Step) -> Sequence[Label]:
 
 
 def _drawn(step: Step) -> Sequence[Label]:
-    """Give each unit a slice of the first axis: slices are independent of each other."""
+    """Return labels that assign each unit a slice of the first axis: slices of random numbers are independent."""
     if step.operation.type not in DRAWS or any(label is not None for label in step.labels):
         raise Unproved(step.operation, "draws random numbers in a way that has no rule")
     shape = step.shape(step.operation.outputs[0])
@@ -225,7 +225,7 @@ def _drawn(step: Step) -> Sequence[Label]:
 
 
 def misfit(label: Label, tensor: Tensor, units: int) -> str | None:
-    """Return why a tensor cannot have a label, or None if it can."""
+    """Return the reason why a tensor cannot have a label, or None if it can."""
     if label is None or isinstance(label, Refused):
         return None
     if tensor.dtype in (tf.variant, tf.resource):
@@ -256,7 +256,7 @@ Axes: TypeAlias = Callable[[Step], Iterable[int]]
 
 
 def _apart(kinds: str, taken: Axes, reason: str, error: type[NotIsolated] = Unproved) -> None:
-    """Add a rule that keeps the label of the first input, unless the axis of units is among those taken together."""
+    """Add a rule that keeps the label of the first input, unless the operation combines the axis of units."""
 
     def kept(step: Step) -> Sequence[Label]:
         label = step.only(0)
@@ -311,7 +311,10 @@ def _reduced(step: Step) -> Sequence[Label]:
     "SoftsignGrad SqrtGrad TanhGrad"
 )
 def _broadcast(step: Step) -> Sequence[Label]:
-    """Align inputs at their last axes; an axis of units is never of length 1, so it is never repeated."""
+    """Return the common label of inputs aligned at their last axes.
+
+    An axis of units is longer than 1, so it is never repeated.
+    """
     ranks = [step.rank(place) for place in range(len(step.labels))]
     return [step.agreed(_shifted(label, max(ranks) - rank) for label, rank in zip(step.labels, ranks, strict=True))]
 
@@ -332,7 +335,7 @@ EXAMPLES = {
     "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput": (2,),
     "MaxPoolGrad MaxPool3DGrad": (0, 1, 2),
 }
-"""Inputs, by place, that hold examples along the first axis. Others hold weights or sizes."""
+"""Inputs, by index, that hold examples along the first axis. Further inputs hold weights or sizes."""
 
 
 def _examples(step: Step) -> Sequence[Label]:
@@ -373,7 +376,7 @@ def _product(step: Step) -> Sequence[Label]:
         if not isinstance(label, Rows):
             continue
         behind = ranks[place] - 1 - label.axis
-        if behind > 1:  # a batch of matrices
+        if behind > 1:  # an axis of the batch of matrices
             found.append(Rows(max(ranks) - 1 - behind, label.inner))
         elif behind == (place if step.attribute(names[place]) else 1 - place):
             found.append(Rows(max(ranks) - 2 + place, label.inner))
@@ -402,9 +405,9 @@ def _einsum(step: Step) -> Sequence[Label]:
 
 @_rule("Reshape Squeeze")
 def _reshaped(step: Step) -> Sequence[Label]:
-    """Find the axis along which units change as often as before, in the order of all entries."""
+    """Find the axis of the output along which the unit changes at the same interval, in row-major order."""
     label, old, new = step.only(0), step.shape(step.operation.inputs[0]), step.shape(step.operation.outputs[0])
-    run = label.inner * math.prod(old[label.axis + 1 :])  # so many entries in a row are of one unit
+    run = label.inner * math.prod(old[label.axis + 1 :])  # number of adjacent entries of one unit
     for axis, length in enumerate(new):
         behind = math.prod(new[axis + 1 :])
         if behind and run % behind == 0 and length and length % (step.units * (run // behind)) == 0:
@@ -434,7 +437,7 @@ def _transposed(step: Step) -> Sequence[Label]:
 
 @_rule("ConcatV2")
 def _appended(step: Step) -> Sequence[Label]:
-    """Keep an axis of units that is not appended to, or append whole rounds of all units to it."""
+    """Keep an axis of units without appended entries, or append whole rounds of all units to it."""
     *labels, _ = step.labels
     label, (axis,) = step.agreed(labels), step.axes(len(labels), step.rank(0))
     if label.axis == axis and None in labels:
@@ -454,7 +457,7 @@ def _unpacked(step: Step) -> Sequence[Label]:
 
 
 def _cut(numbers: NDArray, label: Rows, units: int, axis: int) -> Rows | None:
-    """Label what keeps some entries of the axis of units, along an axis of the result; None: no label fits."""
+    """Return the label of some entries of the axis of units, along an axis of the result; None: no label fits."""
     own = numbers // label.inner % units
     for inner in (label.inner, 1, own.size // units):
         if inner and own.size % (units * inner) == 0 and np.array_equal(own, np.arange(own.size) // inner % units):
@@ -470,11 +473,11 @@ def _cut_or_refuse(step: Step, numbers: NDArray, label: Rows, axis: int) -> Rows
 
 
 Index: TypeAlias = int | slice | EllipsisType | None
-"""One axis of a NumPy index."""
+"""Index of one axis in NumPy."""
 
 
 def _index(step: Step) -> tuple[Index, ...]:
-    """Return a strided slice as an index of NumPy."""
+    """Return a strided slice as a NumPy index."""
     masks = {name: step.attribute(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     index: list[Index] = []
     for place, (begin, end, stride) in enumerate(zip(*(map(int, step.value(i)) for i in (1, 2, 3)), strict=True)):
@@ -489,7 +492,7 @@ def _index(step: Step) -> tuple[Index, ...]:
 
 
 def _kept(step: Step, shape: tuple[int, ...], axis: int) -> tuple[NDArray, int]:
-    """Find which entries of an axis a strided slice keeps, and along which axis of the result."""
+    """Return the entries of an axis that a strided slice keeps, and their axis in the result."""
     along = [-1 if one == axis else 1 for one in range(len(shape))]
     taken = np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)[_index(step)]
     moving = [one for one, length in enumerate(taken.shape) if length > 1 and taken.strides[one]]
@@ -509,7 +512,7 @@ def _strided_slice(step: Step) -> Sequence[Label]:
 
 @_rule("StridedSliceGrad")
 def _strided_slice_gradient(step: Step) -> Sequence[Label]:
-    """Find the axis of the larger tensor along which the entries that are put into it lie as their units do."""
+    """Find the axis of the larger tensor along which the inserted entries keep their units' places."""
     label, shape = step.only(4), tuple(map(int, step.value(0)))
     for axis, length in enumerate(shape):
         for inner in {label.inner, length // step.units} - {0}:
