@@ -82,7 +82,7 @@ class Account:
         self.relation = relation
         self.insiders = insiders
         self._precision = 0.0  # Σ 1/z² of the releases that are one Gaussian together; ∞ where one has no bound
-        self._others: Counter[Event] = Counter()  # those with curves of their own
+        self._others: Counter[Event] = Counter()  # releases with curves of their own
         self._leakage = 0.0
         self._overflow = 0.0
         for event in events:

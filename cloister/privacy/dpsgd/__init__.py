@@ -1,20 +1,20 @@
-"""DP-SGD for Keras models: per-example gradients clipped, summed, noised (Abadi et al., 2016, arXiv:1607.00133).
+"""DP-SGD for Keras models: clipped, summed and noised per-example gradients (Abadi et al., 2016, arXiv:1607.00133).
 
     step          DpSgd: clipped sum, noise, division by the configured batch size, optimizer
     clipped_sums  the clipped sum of a batch of any size, in rows or in turn; the places of units in rows
-    checks        refuses models and processors on which there is no guarantee
+    checks        refuses models and processors without a guarantee
     in_turn       one unit after another in a compiled loop: any model
-    in_rows       many units in one call of fixed shape: where `isolation` proves that a row is of one unit alone
+    in_rows       many units in one call of fixed shape, if `isolation` proves that each row depends on one unit alone
     isolation, isolation_rules
-                  which unit each tensor of a graph depends on, operation by operation
-    capture       one backward pass that keeps what went into chosen layers, and the gradient of what came out
+                  proof of the unit on which each tensor of a graph depends, operation by operation
+    capture       one backward pass that keeps the inputs of chosen layers and the gradients of their outputs
     forms         per-unit gradients of a layer: squared norms and weighted sums
-    graphs        graphs are computed as they were traced, without state, each sum in the order of its terms
-    losses        examples as a model takes them, their losses, the seeds of random layers
-    batches       which units take part in a step, and how many places they are given; without TensorFlow
-    local_steps   what a client takes and releases in a round; without TensorFlow
-    rounding      by how much contributions are clipped shorter than S, so that roundings cannot take a sum past it
-    exact_noise   the sum rounded to whole numbers, and exact noise on them; models that give their own gradient
+    graphs        exact execution of traced graphs, without state, each sum in the order of its terms
+    losses        examples in the structure of a model, their losses, the seeds of random layers
+    batches       draws of the units of a step, and their number of places; without TensorFlow
+    local_steps   a client's steps in a round, and their event; without TensorFlow
+    rounding      the margin below S for clipped contributions, so that roundings cannot move a sum by more than S
+    exact_noise   integer rounding of the sum with exact noise; models that compute their own gradient
 
 Importing this package imports neither TensorFlow nor Keras.
 """

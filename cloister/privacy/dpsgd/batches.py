@@ -1,4 +1,4 @@
-"""Draw the units that take part in a step of DP-SGD, find their examples, and draw their places in a call."""
+"""Batches of DP-SGD: draws of the units of a step, their examples, and their places in a call."""
 
 import itertools
 import math
@@ -15,36 +15,36 @@ from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.vocabulary import OVERFLOW
 
 Batch = NDArray[np.intp]
-"""Indices of examples, or of units, without repetition; possibly none."""
+"""Indices of examples, or of units, without repetition; possibly empty."""
 
 
 def poisson(examples: int, rate: float, steps: int, seed: int | None = None) -> Iterator[Batch]:
-    """Batches in which each example takes part with probability `rate`, independently of all others.
+    """Draw batches in which each example takes part with probability `rate`, independently of all others.
 
-    This is what accountants mean by Poisson sampling. A batch may be empty, and must be stepped on all the same.
+    This is the Poisson sampling of accountants. A batch may be empty, and must be stepped on too.
 
     Args:
         examples: n ≥ 0.
         rate: q, above 0 and at most 1.
         steps: number of batches.
-        seed: None draws from the operating system. A number gives the same batches every time, for tests; whoever knows
-            it knows who took part, and no amplification may be claimed.
+        seed: None draws from the operating system. A number gives the same batches every time, for tests. A party with
+            the seed can compute all batches, so that no amplification may be claimed.
 
     Raises:
         ConfigError: `rate` is not a probability above 0, or a number is negative.
 
-    Source: Abadi et al. (2016), §3.1 (lots); on what goes wrong otherwise: Chua et al. (2024), arXiv:2403.17673.
+    Source: Abadi et al. (2016), §3.1 (lots); on the gap to shuffled batches: Chua et al. (2024), arXiv:2403.17673.
     """
     check.non_negative(examples=examples, steps=steps)
     if not 0 < rate <= 1:
         raise ConfigError(f"sampling_rate must be above 0 and at most 1, got {rate}")
     draw, threshold = _uniform(seed), round(rate * 2.0**64)
-    # A whole 2^64 does not fit into 64 bits: comparing with the last number that takes part does.
+    # 2^64 does not fit into 64 bits, so the comparison uses the last number that takes part.
     return (np.flatnonzero(draw(examples) <= np.uint64(max(threshold, 1) - 1)) for _ in range(steps))
 
 
 def places_of(batch_size: int) -> int:
-    """Return M, the places that units of a batch are given.
+    """Return M, the number of places for the units of a batch.
 
     The size n of a Poisson batch is a sum of independent draws, of mean μ ≤ B. So P[n ≥ M] ≤ exp(M - μ - M·ln(M/μ))
     (Chernoff), which grows with μ: M is the smallest number for which it is at most `OVERFLOW` at μ = B.
@@ -57,18 +57,18 @@ def places_of(batch_size: int) -> int:
 
 
 def shuffle(examples: int, batch_size: int, steps: int, seed: int | None = None) -> Iterator[Batch]:
-    """Equal parts of a random order, a new order when one is used up: for comparison only.
+    """Draw equal parts of a random order, and a new order after its last part: for comparison only.
 
-    An accountant of Poisson sampling understates what these batches cost; they are accounted without amplification.
+    An accountant of Poisson sampling understates the cost of these batches; they are charged without amplification.
 
     Args:
-        examples: n ≥ `batch_size`; the last n mod `batch_size` of an order sit out.
+        examples: n ≥ `batch_size`; the last n mod `batch_size` of an order are unused.
         batch_size: examples in each batch.
         steps: number of batches.
         seed: None draws from the operating system.
 
     Raises:
-        ConfigError: there are fewer examples than one batch takes.
+        ConfigError: there are fewer examples than in one batch.
     """
     check.non_negative(examples=examples, steps=steps)
     if not 1 <= batch_size <= examples:
@@ -77,7 +77,7 @@ def shuffle(examples: int, batch_size: int, steps: int, seed: int | None = None)
 
 
 def pieces(count: int, size: int) -> list[slice]:
-    """Parts of at most `size` that hold `count` things in turn.
+    """Return slices of at most `size` that cover `count` elements in order.
 
     Args:
         count: ≥ 0.
@@ -87,11 +87,11 @@ def pieces(count: int, size: int) -> list[slice]:
 
 
 def units_of(groups: NDArray, cap: int, seed: int | None = None) -> list[NDArray[np.intp]]:
-    """The examples of each group: what a step that protects groups draws from.
+    """Return the examples of each group, the units of a step that protects groups.
 
     Args:
-        groups: of each example, shape (n,), numbers or strings; examples with the same one are one unit.
-        cap: the most examples of a group that are kept, > 0; which ones is drawn at random.
+        groups: of each example, shape (n,), numbers or strings; examples with the same value are one unit.
+        cap: largest number of examples kept of a group, > 0; they are drawn at random.
         seed: None draws from the operating system.
 
     Returns:
@@ -109,10 +109,10 @@ def units_of(groups: NDArray, cap: int, seed: int | None = None) -> list[NDArray
 
 
 def rows_of(units: Sequence[NDArray[np.intp]], batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The examples of a batch of units, and for each the number of its unit: what `DpSgd.step` takes.
+    """Return the examples of a batch of units, and the number of each example's unit, as input of `DpSgd.step`.
 
     Args:
-        units: as `units_of` gives them.
+        units: from `units_of`.
         batch: indices of units.
 
     Returns:
@@ -124,10 +124,10 @@ def rows_of(units: Sequence[NDArray[np.intp]], batch: Batch) -> tuple[NDArray[np
 
 
 class Draws:
-    """Draw places and seeds, from the operating system or from a number for tests.
+    """Source of places and seeds, from the operating system or from a number for tests.
 
-    Both are as secret as the noise. Random numbers belong to a unit's place in a call, not to the unit: they depend on
-    no unit's data.
+    Both are as secret as the noise. Random numbers belong to a unit's place in a call, not to the unit: they are
+    independent of all units' data.
 
     Args:
         seed: None: the operating system's entropy.
@@ -140,23 +140,23 @@ class Draws:
         """Return fresh seeds, shape (*shape, 2).
 
         Args:
-            shape: of what needs a seed each.
+            shape: of the seeds.
         """
         words = np.frombuffer(self._rng.randbytes(8 * math.prod(shape)), np.uint32)
         return (words >> 1).astype(np.int64).reshape(*shape, 2)
 
     def places(self, units: int, room: int) -> list[int]:
-        """Return a place for each unit: every choice of different places is as likely as any other.
+        """Return a place for each unit: every choice of different places is equally likely.
 
         Args:
             units: at most `room`.
-            room: places.
+            room: number of places.
         """
         return self._rng.sample(range(room), units)
 
 
 class Members:
-    """Which examples belong to which group.
+    """Examples of each group.
 
     Args:
         groups: of each example, shape (n,).
@@ -172,14 +172,14 @@ class Members:
         return len(self._sizes)
 
     def table(self, numbers: NDArray[np.intp], cap: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """The examples of some of the groups, a row each. It takes groups × cap of memory, so not all at once.
+        """Return a table of the examples of some groups, a row each; it takes groups × cap of memory.
 
         Args:
             numbers: of groups.
-            cap: columns; of a larger group the first so many examples are kept.
+            cap: number of columns; of a larger group the first `cap` examples are kept.
 
         Returns:
-            Indices of examples, shape (groups, cap), and which of them are meant: a row is filled up with its first.
+            Indices of examples, shape (groups, cap), and a mask of the valid ones: a row is padded with its first.
         """
         column = np.arange(cap)
         mask = column < self._sizes[numbers, None]
@@ -187,10 +187,10 @@ class Members:
 
 
 def cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
-    """Return the rows in a type, with floats cut to the limits of unsigned or narrow integers, and NaN as 0.
+    """Return the rows in a dtype, with floats cut to the limits of unsigned or narrow integers, and NaN as 0.
 
-    NumPy's own cast of such numbers depends on where they stand, and so on who else is there. To refuse them would tell
-    about a row that decided about the type of a file.
+    NumPy's own cast of such numbers depends on their position, and so on the other examples. Refusing them would
+    reveal a row that determines the dtype of a file.
 
     Args:
         rows: of examples.
@@ -204,7 +204,7 @@ def cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
 
 
 def _uniform(seed: int | None) -> Callable[[int], NDArray[np.uint64]]:
-    """A source of independent uniform 64-bit numbers: AES in counter mode under a key of the operating system's."""
+    """Return a source of independent uniform 64-bit numbers: AES in counter mode under a fresh random key."""
     if seed is not None:
         rng = np.random.default_rng(seed)
         return lambda count: rng.integers(0, 2**64, count, np.uint64)

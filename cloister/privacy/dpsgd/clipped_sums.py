@@ -1,12 +1,12 @@
-"""The clipped sum of a batch of any size.
+"""Clipped sum of a batch of any size.
 
 A model whose graph is proved to keep units apart is computed in rows (`in_rows`): calls of fixed shape, in which each
 unit has a place by a secret lot. Any other model is computed in turn (`in_turn`): one unit after another.
 
-In rows, kernels may compute a unit otherwise at another place. So who else takes part must not decide where a unit is.
+In rows, kernels may compute a unit differently at another place. So a unit's place must not depend on the other units.
 The batch has M places or a few more, by its expected size alone (`batches.places_of`). The lot gives each of n < M
-units one of them, every choice being equally likely. One unit more takes one of the empty places, each with the same
-probability, and the others keep theirs. The proof is in `docs/privacy.md`.
+units one of them, every choice being equally likely. An additional unit gets one of the empty places, each with the
+same probability, and all other units keep their places. The proof is in `docs/privacy.md`.
 """
 
 import itertools
@@ -27,18 +27,18 @@ from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, as_probed, take
 from cloister.privacy.dpsgd.rounding import check_clipping_norm
 
 EMPTY = -1
-"""In the place of a unit's number, where there is none."""
+"""Number of the unit at an empty place."""
 
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """Un-noised, and so not for release.
+    """Clipped sum without noise: not for release.
 
     Attributes:
         sums: a float array for each trainable variable, in the model's order.
-        examples: how many units took part: examples, or groups of them.
-        clipped: how many were scaled down to the bound.
-        non_finite: how many had no finite gradient, or none at all, and contributed zero.
+        examples: number of units in the batch: examples, or groups of them.
+        clipped: number of units that were scaled down to the bound.
+        non_finite: number of units without a finite gradient, which contributed zero.
     """
 
     sums: tuple[NDArray, ...]
@@ -53,17 +53,17 @@ class ClippedSums:
     Args:
         model: built.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
-        probe: x and y of a few examples, of which the shapes and types count.
+        probe: x and y of a few examples, for their shapes and types.
         batch_size: B, the expected number of units of a batch.
-        group_cap: the most examples of a unit.
+        group_cap: largest number of examples of a unit.
 
     Attributes:
-        engine: what computes the units.
+        engine: computation of the units, in rows or in turn.
         draws: of places, and of random layers.
 
-    Guarantee: one unit's joining or leaving a batch of fewer than M units moves the sum by at most S in L2, for any
-        weights and inputs, for each fixed choice of the others' places and random numbers. In rows, that takes what
-        `InRows` assumes.
+    Guarantee: one unit's joining or leaving a batch of fewer than M units moves the sum by at most S in L2. That holds
+        for any weights and inputs, and for each fixed choice of the other units' places and random numbers. In rows,
+        it needs the assumptions of `InRows`.
 
     Raises:
         UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and the replacement.
@@ -76,15 +76,15 @@ class ClippedSums:
             self.engine = _engine(model, loss, probe, batch_size, group_cap)
 
     def of(self, x: Examples, y: Examples, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
-        """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
+        """Return Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
 
         Args:
             x, y: n examples.
             clipping_norm: S.
-            groups: shape (n,): examples with the same value are one unit. None: each is one.
+            groups: shape (n,): examples with the same value are one unit. None: each example is one.
 
         Raises:
-            ConfigError: S is out of range, lengths differ, groups are missing, or products became coarser than float32.
+            ConfigError: S is out of range, lengths differ, groups are missing, or products are coarser than float32.
         """
         check_clipping_norm(clipping_norm)
         refuse_coarse_precision()
@@ -115,9 +115,9 @@ class ClippedSums:
         return Members(np.arange(count) if groups is None else groups)
 
     def _calls(self, count: int) -> Iterator[NDArray[np.intp]]:
-        """Yield the number of the unit at each place of each call. A call without units adds nothing, and is left out.
+        """Yield the unit at each place of each call with units; other calls would add zero.
 
-        More units than there is room for, which a Poisson batch has next to never, get further places.
+        If there are more units than places, which is next to impossible for a Poisson batch, places are added.
         """
         if not self.engine.in_fixed_places:
             parts = max(-(-count // self.engine.places), min(count, self.engine.threads))
@@ -137,10 +137,10 @@ class ClippedSums:
         bound: float,
         seeds: NDArray[np.int64],
     ) -> Iterator[Sums]:
-        """Yield sums and counts. Where a unit's computation raises an exception, the others contribute all the same.
+        """Yield sums and counts; a unit whose computation raises an exception contributes zero.
 
-        Each keeps its place and its random numbers. An empty place repeats a unit: an example of zeros, which no one
-        has, could raise an exception that none of the others does.
+        The other units keep their places and random numbers. An empty place repeats a unit: an example of zeros could
+        raise an exception that the units do not raise.
         """
         drawn = np.flatnonzero(numbers != EMPTY)
         if self.engine.in_fixed_places:
@@ -152,7 +152,7 @@ class ClippedSums:
             own = seeds[drawn]
         try:
             yield self.engine(take(x, table.ravel()), take(y, table.ravel()), mask, bound, own)
-        except Exception:  # of any kind: the others' sum must not show that it happened
+        except Exception:  # of any kind: the sum of the other units must not depend on it
             if len(drawn) == 1:
                 yield Sums(self._nothing(), 0, 1)
                 return
@@ -163,7 +163,7 @@ class ClippedSums:
 
 
 def _added(total: list[NDArray], more: list[NDArray]) -> list[NDArray]:
-    """Return the sum in double precision; what was found first as it is."""
+    """Return the sum in double precision; the first summand unchanged."""
     if not total:
         return more
     return [np.add(old, new, dtype=np.float64) for old, new in zip(total, more, strict=True)]
@@ -174,5 +174,5 @@ def _engine(model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap
     refuse(model, loss, probe)
     try:
         return InRows(model, loss, probe, batch_size, group_cap)
-    except Exception:  # not isolated, not captured, or not traced in rows for another reason: one unit is
+    except Exception:  # not isolated, not captured, or not traceable in rows: a single unit is traceable
         return InTurn(model, loss, probe, batch_size, group_cap)

@@ -1,22 +1,22 @@
-"""Exact noise on a sum of floats: it is rounded to whole numbers, its sensitivity counts that, integers are added.
+"""Exact noise on a sum of floats, which is rounded to integers; the sensitivity includes the rounding.
 
-With w steps for a unit of the sum, `rounding` bounds how far one unit of a batch moves the sum v as it is computed: by
-S. The whole numbers q = rint(v·w) move further, since those of both neighbours are rounded:
+With w steps for a unit of the sum, `rounding` bounds by S the distance by which one unit of a batch moves the computed
+sum v. The integers q = rint(v·w) move further, since the sums of both neighbours are rounded:
 
 1. Rounding moves each of p numbers by half a step at most, on both sides: √p steps in L2.
-2. v·w is rounded itself, by 2⁻⁵³ of it. A sum over n ≤ 2²⁵ units is no longer than (n + 1)·S, w·S ≤ 2²⁶, so that is
-   just over half a step on both sides together. `SCALING` counts for it, and for what the double w itself is off by.
-3. So q moves by w·S + √p + 1 steps at most. That is made equal to the D of a `Grid`, by the choice of w. The grid's
-   noise covers a move by D for the multiplier that is claimed (`docs/privacy.md`, "A step of DP-SGD").
+2. v·w is rounded itself, by 2⁻⁵³ of it. The norm of a sum over n ≤ 2²⁵ units is at most (n + 1)·S, and w·S ≤ 2²⁶, so
+   that this is just over half a step on both sides together. `SCALING` covers it, and the rounding error of w.
+3. So q moves by w·S + √p + 1 steps at most. The choice of w makes this equal to the D of a `Grid`. The grid's noise
+   covers a move by D for the claimed multiplier (`docs/privacy.md`, "A step of DP-SGD").
 
-The noise is larger than σS by D/(D - √p - 1): by 5·10⁻⁵ of it for 0.8 million parameters and σ = 1.
+The noise is larger than σS by the factor D/(D - √p - 1): by 5·10⁻⁵ of it for 0.8 million parameters and σ = 1.
 
-| edge case | what happens |
+| edge case | result |
 |---|---|
-| no noise | nothing is rounded |
-| noise below 2^-18·S | there is more of it: see `Grid` |
+| no noise | no rounding |
+| noise below 2^-18·S | it is increased: see `Grid` |
 | so much noise that rounding takes up half of D | refused: σ above 2^23/(√p + 1) |
-| a sum that is not finite | it is not changed: the caller has to keep it out |
+| a sum that is not finite | it stays unchanged: the caller has to exclude it |
 | numbers of the result beyond its precision | they become infinite, which is post-processing |
 """
 
@@ -36,11 +36,11 @@ from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 SCALING = 1.0
-"""Steps that the sensitivity counts for roundings of v·w and of w: 2 above."""
+"""Steps in the sensitivity for roundings of v·w and of w: see 2 above."""
 
 
 def rounding_steps(parameters: int) -> float:
-    """By how many steps rounding can add to the L2 distance of two sums.
+    """Return the number of steps that rounding can add to the L2 distance of two sums.
 
     Args:
         parameters: p, the numbers of a sum.
@@ -49,18 +49,18 @@ def rounding_steps(parameters: int) -> float:
 
 
 def grid_of(clipping_norm: float, noise_multiplier: float, parameters: int) -> Grid:
-    """The public grid that a clipped sum is rounded to.
+    """Return the public grid to which a clipped sum is rounded.
 
     Args:
-        clipping_norm: S > 0, by which one unit moves the sum as it is computed, in L2.
+        clipping_norm: S > 0, L2 sensitivity of the computed sum to one unit.
         noise_multiplier: σ ≥ 0.
         parameters: p, the numbers of the sum.
 
     Returns:
-        A grid on which one unit moves the whole numbers by D steps at most. Its scale is 0 without noise.
+        A grid on which one unit moves the integers by D steps at most. Its scale is 0 without noise.
 
     Raises:
-        ConfigError: σ is negative or not finite, or so large that rounding would be half of what one unit moves.
+        ConfigError: σ is negative or not finite, or so large that rounding would take up half of D.
     """
     check.non_negative(noise_multiplier=noise_multiplier)
     grid = Grid.of(clipping_norm, noise_multiplier, 1)
@@ -81,12 +81,12 @@ def noised_sum(sums: Row, grid: Grid, noise: GaussianNoise, out: Row, size: floa
     Args:
         sums: flat arrays of float32 or float64.
         grid: from `grid_of`.
-        noise: where the key of the noise comes from: a new one for each sum.
+        noise: source of the key of the noise: a new key for each sum.
         out: flat arrays of the same sizes, float32 or float64; they may be `sums`.
-        size: a public number > 0 that the noised sum is divided by.
+        size: public divisor of the noised sum, > 0.
 
-    Guarantee: a function of whole numbers, to each of which an integer of the discrete Gaussian law is added; nothing
-        of the sum is left in the result but them. Without noise it is sums/size.
+    Guarantee: the result is a function of integers alone, to each of which an integer of the discrete Gaussian law is
+        added. Without noise it is sums/size.
     """
     if not grid.scale:
         for piece, part in zip(out, sums, strict=True):
@@ -110,20 +110,20 @@ def noisy_sum(
     noise_multiplier: float,
     noise: GaussianNoise,
 ) -> Row:
-    """Σ gradient·min(1, S/‖gradient‖) + exact noise of standard deviation σS, in float64.
+    """Return Σ gradient·min(1, S/‖gradient‖) + exact noise of standard deviation σS, in float64.
 
     Args:
-        gradients: one for each unit of the batch, possibly none; called once, it gives that unit's gradient. A unit is
-            an example, or a group of them with the mean of its examples' gradients.
+        gradients: functions, one for each unit of the batch, possibly none; each is called once and returns its unit's
+            gradient. A unit is an example, or a group of them with the mean of its examples' gradients.
         like: flat arrays of the shapes of a gradient.
         clipping_norm: S, from `rounding.MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`.
         noise_multiplier: σ ≥ 0.
-        noise: where the key of the noise comes from.
+        noise: source of the key of the noise.
 
     Guarantee: among at most 2^17 units one unit's joining or leaving moves the un-noised sum by at most S in L2, and
-        noise is exact. It costs what a Gaussian mechanism of noise multiplier σ does. Contributions are clipped to
+        noise is exact. The cost is that of a Gaussian mechanism of noise multiplier σ. Contributions are clipped to
         S/(1 + `rounding.SLACK`): enough for roundings of 2^17 units of 2^30 numbers each. A gradient that is not
-        finite, or whose computation raises an exception, contributes zero and changes nothing for the others.
+        finite, or whose computation raises an exception, contributes zero and does not affect other units.
 
     Raises:
         ConfigError: a number is out of range.
@@ -141,20 +141,20 @@ def noisy_sum(
 
 
 def _contribution(gradient: Callable[[], Row], like: Row, bound: float) -> Row:
-    """In double precision, no longer than the bound; zero where there is no finite gradient."""
+    """Return a clipped gradient in double precision; zero if it is not finite or raises an exception."""
     nothing = tuple(np.zeros(piece.size) for piece in like)
     try:
         found = tuple(
             np.asarray(part, np.float64).reshape(piece.shape) for part, piece in zip(gradient(), like, strict=True)
         )
-    except Exception:  # of any kind: the others' sum must not show that it happened
+    except Exception:  # of any kind: the sum of the other units must not depend on it
         return nothing
     factor = _factor(found, bound)
     return tuple(factor * part for part in found) if factor else nothing
 
 
 def _factor(gradient: Row, bound: float) -> float:
-    # Squares of doubles underflow below 1e-162: what is lost there is far below any bound that is accepted.
+    # Squares of doubles underflow below 1e-162: the error is far below any accepted bound.
     with np.errstate(over="ignore"):
         norm = math.sqrt(sum(float(np.square(part).sum()) for part in gradient))
     return min(1.0, bound / norm) if 0 < norm < math.inf else 0.0

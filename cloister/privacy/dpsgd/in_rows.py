@@ -1,8 +1,8 @@
-"""The clipped sum of some units, all of them in one computation of fixed shape.
+"""Clipped sum of several units in one computation of fixed shape.
 
-A call has `places` rows of units. Each unit that was drawn has a place of its own, by a secret lot (`clipped_sums`);
-the other places repeat one of the units and count for nothing. `isolation` proves of the graph that a row depends on
-one unit alone. The arithmetic of the graph is left as it was traced (`graphs`).
+A call has `places` rows of units. Each drawn unit has a place of its own, by a secret lot (`clipped_sums`); empty
+places repeat one of the units and have factor 0. `isolation` proves that each row of the graph depends on one unit
+alone. The graph is executed as it was traced (`graphs`).
 """
 
 import math
@@ -23,19 +23,19 @@ from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, losses_of, seed
 from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR, most_at_once, overstatement
 
 MEMORY = 1 << 30
-"""Bytes of units that a call may be given and hold, beside what layers put out. A batch that needs more takes several
+"""Most bytes of units in the inputs and held tensors of a call, without outputs of layers. A larger batch takes several
 calls."""
 ROOT = 1 + 2.0**-40
-"""Makes up for roundings of a root, and of the sum of a few squares under it, in double precision."""
+"""Factor that covers the roundings of a root, and of the sum of a few squares under it, in double precision."""
 
 
 class Sums(NamedTuple):
-    """Hold the clipped sum of some units, and counts. Nothing of it is noised.
+    """Clipped sum of some units without noise, and counts.
 
     Attributes:
         arrays: for each trainable variable.
-        clipped: how many units were scaled down.
-        non_finite: how many had no finite gradient, and contributed zero.
+        clipped: number of units that were scaled down.
+        non_finite: number of units without a finite gradient, which contributed zero.
     """
 
     arrays: list[NDArray]
@@ -44,7 +44,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def of(cls, arrays: Sequence[Tensor], clipped: Tensor, non_finite: Tensor) -> "Sums":
-        """Return what a compiled call gave."""
+        """Return the result of a compiled call as NumPy arrays and integers."""
         return cls([np.asarray(array) for array in arrays], int(clipped), int(non_finite))
 
 
@@ -53,27 +53,27 @@ class InRows:
 
     Args:
         model: built.
-        loss: (labels, outputs) -> (rows,), of each example by itself.
-        probe: x and y of a few examples, of which the shapes and types count.
+        loss: (labels, outputs) -> (rows,), of each example separately.
+        probe: x and y of a few examples, for their shapes and types.
         batch_size: B, the expected number of units of a batch.
-        group_cap: the most examples of a unit.
+        group_cap: largest number of examples of a unit.
 
     Attributes:
         model: as given.
-        kernels: how each layer's gradients are held, by its path.
-        held: of the graph, what is held of units, with leading size `places`. All that is computed else follows from
-            it, by operations on rows and by sums of rows times factors.
-        places: units that a call has room for.
+        kernels: form of each layer's gradients, by its path.
+        held: tensors of the graph with the units' data, of leading size `places`. All further results are computed
+            from them, by operations on rows and by sums of rows times factors.
+        places: number of units in a call.
         overstatement: η, of sums in single precision.
 
-    Guarantee: what is held of the unit at a place is a function of the place, the unit and the random numbers of the
+    Guarantee: the held data of the unit at a place are a function of the place, the unit and the random numbers of the
         call. Whether its computation raises an exception depends on the unit alone. Both assume that kernels keep rows
-        apart in calls of one shape. A unit's contribution is no longer than the bound in L2.
+        apart in calls of one shape. The L2 norm of a unit's contribution is at most the bound.
 
     Raises:
         NotIsolated: an operation of the graph is not proved to keep units apart.
-        NotCapturable: layers cannot be looked at one by one.
-        UnsupportedModel: the graph may keep something of a unit.
+        NotCapturable: layers cannot be captured separately.
+        UnsupportedModel: the graph may keep data of a unit.
     """
 
     method = "rows"
@@ -98,7 +98,7 @@ class InRows:
         """Return the seeds of a call: one for each random layer.
 
         Args:
-            draws: where they come from.
+            draws: their source.
         """
         return draws.seeds(len(seeds_of(self.model)))
 
@@ -106,7 +106,7 @@ class InRows:
         """Return Σ gradient·min(1, bound/‖gradient‖) over the units.
 
         Args:
-            x, y: places·cap examples, those of a unit next to each other.
+            x, y: places·cap examples, adjacent for each unit.
             mask: shape (places, cap), False for padding and for empty places.
             bound: above 0.
             seeds: of random layers.
@@ -116,14 +116,14 @@ class InRows:
             return Sums.of(*self._compiled(x, y, tf.constant(mask), tf.constant(seeds), tf.constant(bound, tf.float64)))
 
     def with_held(self) -> Compiled:
-        """Return the graph of a call that gives `held` beside the sums, for `audits.keras_kernels` to compare."""
+        """Return the graph of a call that returns `held` beside the sums, for `audits.keras_kernels` to compare."""
         return self._traced(lambda *given: (self._sums(*given), self.held))
 
     def _compile(self) -> Compiled:
-        """Return the graph of a call, which is proved to keep units apart.
+        """Return the graph of a call, after proving that it keeps units apart.
 
         Raises:
-            NotIsolated: it is not.
+            NotIsolated: the proof fails.
         """
         compiled = self._traced(self._sums)
         refuse_effects(compiled.graph, self.model)
@@ -139,7 +139,7 @@ class InRows:
             tf.TensorSpec([len(seeds_of(self.model)), 2], tf.int64),
             tf.TensorSpec([], tf.float64),
         ]
-        # Functions that a layer compiles itself keep the options under which they are traced.
+        # Functions compiled by a layer keep the options under which they are traced.
         with as_traced():
             return tf.function(computed, input_signature=signature, autograph=False).get_concrete_function()
 
@@ -156,23 +156,23 @@ class InRows:
                 for variable, total in zip(variables, totals, strict=True)
             }
             variables = self.model.trainable_variables
-            for variable in variables:  # the loss does not need what has no sum
+            for variable in variables:  # a variable without a sum has no effect on the loss
                 sums.setdefault(id(variable), tf.zeros(variable.shape, variable.dtype))
             return [sums[id(variable)] for variable in variables], clipped, non_finite
 
     def _parts(
         self, x: Tensor, y: Tensor, rows: Rows, shares: Tensor, seeds: Tensor
     ) -> list[tuple[list[Variable], Part]]:
-        """Return variables with their per-unit gradients; variables that the loss does not need are left out.
+        """Return variables with their per-unit gradients; variables without effect on the loss are left out.
 
         Args:
-            x, y: examples, those of a unit next to each other.
-            rows: which examples are a unit.
-            shares: shape (rows,), double: what each example's loss is multiplied with.
+            x, y: examples, adjacent for each unit.
+            rows: shape of the call.
+            shares: shape (rows,), double: factor of each example's loss.
             seeds: of random layers.
 
         Raises:
-            NotCapturable: a layer is given something that does not have an example in each row.
+            NotCapturable: an input of a layer does not have an example in each row.
         """
 
         def losses() -> Tensor:
@@ -192,7 +192,9 @@ class InRows:
 
 
 def _layers_with_forms(model: Network) -> list[tuple[Layer, Form]]:
-    """Return the layers that own the trainable variables of a model, each variable in exactly one, with their forms.
+    """Return the layers that own the trainable variables of a model, with their forms.
+
+    Each variable belongs to exactly one layer.
 
     Raises:
         NotCapturable: two layers share a variable, or a layer that owns one has no form.
@@ -221,27 +223,27 @@ def _walk(layer: Layer, seen: set[int]) -> Iterator[tuple[Layer, Form]]:
 def clip(parts: Sequence[Part], real: Tensor, bound: Tensor) -> tuple[list[list[Tensor]], Tensor, Tensor, Tensor]:
     """Return Σ gradient·min(1, bound/‖gradient‖) over the units, two counts, and squared norms.
 
-    Norms are overstated by what roundings may have taken from them. A unit whose gradient, or the square of its norm,
-    is not finite contributes zero.
+    Norms are overstated by the largest effect of roundings. A unit whose gradient, or the square of its norm, is not
+    finite contributes zero.
 
     Args:
         parts: gradients of U units with respect to some of the variables each.
-        real: shape (U,), False for an empty unit: it counts for nothing.
+        real: shape (U,), False for an empty place, which gets factor 0.
         bound: above 0, double.
 
     Returns:
-        For each part its sums; how many units were clipped; how many were not finite; squared norms, shape (U,).
+        Sums for each part; number of clipped units; number of non-finite units; squared norms, shape (U,).
     """
     total = tf.add_n([part.squared_norms() for part in parts])
     finite = tf.math.is_finite(total)
     all_finite = tf.reduce_all(finite)
     norms = tf.sqrt(total) * ROOT
-    # Divided by the larger of the two: a norm of 0 is nothing to divide by.
+    # Divided by the larger of the two, so never by a norm of 0.
     factors = tf.where(finite & real, bound / tf.maximum(norms, bound), tf.zeros_like(norms))
     factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
 
     def clean(tensor: Tensor) -> Tensor:
-        """Put zeros in the rows that are not finite. It takes a pass over the memory, so it is done only if needed."""
+        """Put zeros in the rows that are not finite, which takes a pass over the memory, only if there are any."""
         rows = tf.reshape(finite, [-1] + [1] * (len(tensor.shape) - 1))
         return tf.cond(all_finite, lambda: tensor, lambda: tf.where(rows, tensor, tf.zeros_like(tensor)))
 
@@ -251,9 +253,9 @@ def clip(parts: Sequence[Part], real: Tensor, bound: Tensor) -> tuple[list[list[
 
 
 def _shares(mask: Tensor) -> Tensor:
-    """Return one part of its unit's examples for each example, 0 for padding; shape (U·cap,), double."""
+    """Return the share of each example in its unit's loss, 0 for padding; shape (U·cap,), double."""
     counted = tf.cast(mask, tf.float64)
-    # An empty unit has no examples to divide by; its share is 0 all the same.
+    # An empty unit has no examples to divide by; its share is 0.
     return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])
 
 
@@ -262,6 +264,6 @@ def _as_like(like: NDArray, rows: NDArray) -> Tensor:
 
 
 def _evenly(room: int, most: int) -> int:
-    """Return the places of each of the fewest calls of at most so many that have room for all."""
+    """Return the places per call, for the fewest calls of at most `most` places that hold `room` units."""
     calls = -(-room // most)
     return -(-room // calls)

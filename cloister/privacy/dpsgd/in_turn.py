@@ -1,11 +1,11 @@
-"""The clipped sum of a batch, one unit after another in one compiled loop.
+"""Clipped sum of a batch, one unit after another in one compiled loop.
 
-It suits any model: with one unit an iteration, no layer can mix two of them, and a unit is computed in one shape,
-beside any other units. The body of the loop reads the unit's rows, its random numbers and the weights. It adds to
-a running sum that it does not read otherwise, and a graph that could keep anything else is refused (`graphs`).
+It suits any model: with one unit an iteration, no layer can combine two of them, and a unit is computed in the same
+shape in any batch. The body of the loop reads the unit's rows, its random numbers and the weights. It only adds to a
+running sum, and a graph that could keep further data is refused (`graphs`).
 
-The gradient of a dense layer is the outer product of its input and its delta. Of a wide one these two are kept for each
-unit, the delta scaled by the unit's factor, and multiplied once behind the loop.
+The gradient of a dense layer is the outer product of its input and its delta. For a wide layer these two are kept for
+each unit, the delta scaled by the unit's factor, and multiplied once after the loop.
 """
 
 import math
@@ -26,23 +26,23 @@ from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, losses_of, seed
 from cloister.privacy.dpsgd.rounding import SLACK
 
 AT_ONCE = 1024
-"""Units of a call at most: their sum in double precision is within 2⁻²⁰·S of the exact one for 2¹⁷ units in all."""
+"""Most units of a call: sums in double precision are within 2⁻²⁰·S of the exact one for 2¹⁷ units in total."""
 ROUNDED = 2.0**-51
-"""By how much a sum of squares is overstated for each of them: no order of additions in double loses more than half."""
+"""Relative overstatement of a sum of squares per summand: at least twice the rounding error of any order in double."""
 UNDERFLOW = 2.0**-1021
-"""Bound on what a square of a double loses where it is too small. The other number of a product may be large."""
+"""Bound on the underflow error of a square of a double. The other factor of a product may be large."""
 WIDE = 1 << 14
-"""Numbers of a dense kernel from which on its gradient is not made for each unit."""
+"""Least size of a dense kernel whose gradient is not computed for each unit."""
 CONVOLUTION = ("Conv", "DepthwiseConv")
-"""Beginnings of the names of operations for which XLA has slower code than TensorFlow, and compiles for a minute."""
+"""Prefixes of operations for which XLA has slower code than TensorFlow, and compiles for a minute."""
 
 
 class _Unit(NamedTuple):
-    """Hold one unit's gradients.
+    """Gradients of one unit.
 
     Attributes:
-        gradients: of the variables that are no wide layer's.
-        inputs, deltas: of each wide layer, whose outer product is the gradient of its kernel.
+        gradients: of all variables outside of wide layers.
+        inputs, deltas: of each wide layer; their outer product is the gradient of its kernel.
     """
 
     gradients: list[Tensor]
@@ -51,10 +51,10 @@ class _Unit(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Hold what units have added up to.
+    """Running sums over units.
 
     Attributes:
-        totals: of the variables that are no wide layer's, in double precision.
+        totals: of all variables outside of wide layers, in double precision.
         inputs, deltas: of each wide layer, a `tf.TensorArray` with an element for each unit, the deltas scaled.
         clipped, non_finite: as in `Sums`.
     """
@@ -71,23 +71,23 @@ class InTurn:
 
     Args:
         model: built.
-        loss: (labels, outputs) -> (rows,), of each example by itself.
-        probe: examples of the shapes and types that the model takes.
+        loss: (labels, outputs) -> (rows,), of each example separately.
+        probe: examples with the shapes and types of the model's inputs.
         batch_size: B, the expected number of units of a batch.
-        group_cap: the most examples of a unit.
+        group_cap: largest number of examples of a unit.
 
     Attributes:
         model: as given.
-        places: units that a call has room for.
-        threads: calls at the same time.
+        places: largest number of units in a call.
+        threads: number of concurrent calls.
         overstatement: η, of sums in double precision.
         graph: of a call, as it was traced.
 
-    Guarantee: a unit's contribution is a function of the unit, its random numbers and the weights. It is no longer than
-        the bound in L2. It assumes that equal inputs give equal results, not how rows of a batch are computed.
+    Guarantee: a unit's contribution is a function of the unit, its random numbers and the weights. Its L2 norm is at
+        most the bound. This assumes that equal inputs give equal results, and nothing about rows of a batch.
 
     Raises:
-        UnsupportedModel: the graph may keep something of a unit.
+        UnsupportedModel: the graph may keep data of a unit.
     """
 
     method = "in turn"
@@ -109,10 +109,10 @@ class InTurn:
             self._compiled = self._compile()
 
     def seeds(self, draws: Draws) -> NDArray[np.int64]:
-        """Return the seeds of a call: of each unit its own.
+        """Return the seeds of a call, separate ones for each unit.
 
         Args:
-            draws: where they come from.
+            draws: their source.
         """
         return draws.seeds(self.places, len(seeds_of(self.model)))
 
@@ -120,7 +120,7 @@ class InTurn:
         """Return Σ gradient·min(1, bound/‖gradient‖) over the units, in double precision.
 
         Args:
-            x, y: units·cap examples, those of a unit next to each other.
+            x, y: units·cap examples, adjacent for each unit.
             mask: shape (units, cap), False for padding; at most `places` units.
             bound: above 0.
             seeds: of random layers, of each unit.
@@ -138,7 +138,7 @@ class InTurn:
             return Sums.of(*self._compiled(*given))
 
     def _by_unit(self, like: NDArray, rows: NDArray) -> Tensor:
-        """Return the examples of each unit, in the type of others; the loop reads nothing behind the last unit."""
+        """Return the examples of each unit, in the dtype of `like`; the loop does not read beyond the last unit."""
         table = np.zeros((self.places * self._cap, *rows.shape[1:]), like.dtype)
         table[: len(rows)] = cast(rows, like.dtype)
         return tf.constant(table.reshape(self.places, self._cap, *rows.shape[1:]))
@@ -146,9 +146,9 @@ class InTurn:
     def _compile(self) -> Compiled:
         """Return the compiled loop.
 
-        XLA makes one program of it, which computes on one core. So several calls of fewer places run at the same time,
-        but for wide layers, of which each call multiplies all that is kept. The program is compiled by a call without
-        units, of which nothing is computed.
+        XLA compiles it to one program, which uses one core. So several calls of fewer places run concurrently. With
+        wide layers there is one call at a time, since each call multiplies all kept inputs and deltas. A call without
+        units compiles the program, and computes no unit.
         """
         with as_traced():
             plain = tf.function(self._sums, input_signature=self._signature(), autograph=False).get_concrete_function()
@@ -162,7 +162,7 @@ class InTurn:
             fused = tf.function(self._sums, input_signature=signature, autograph=False, jit_compile=True)
             try:
                 fused(*tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), signature))
-            except Exception:  # XLA says what it lacks, and TensorFlow that it has no XLA, in exceptions of many kinds
+            except Exception:  # XLA and TensorFlow raise exceptions of many kinds for missing support
                 self.places, self.threads = whole, 1
                 return plain
             return fused
@@ -193,7 +193,7 @@ class InTurn:
             return self._in_order(found), found.clipped, found.non_finite
 
     def _nothing(self) -> tuple[_Unit, _Found]:
-        """Return the gradients of no unit, and what no units add up to."""
+        """Return zero gradients of a unit, and empty running sums."""
         others = [variable for variable in self._variables if not self._is_wide(variable)]
         kernels = [layer.kernel for layer in self._wide]
         unit = _Unit(
@@ -212,10 +212,10 @@ class InTurn:
         return unit, _Found(totals, inputs, deltas, tf.constant(0), tf.constant(0))
 
     def _added(self, number: Tensor, pending: _Unit, bound: Tensor, found: _Found) -> _Found:
-        """Add a unit's gradient, cut to the bound.
+        """Add a unit's gradient, clipped to the bound.
 
-        The gradient comes out of the loop's last iteration, as numbers in memory. XLA could compute one that is made
-        here twice, with other roundings for its norm than for the sum.
+        The gradient is a result in memory of the previous iteration. XLA could compute a gradient of this iteration
+        twice, with different roundings for its norm and for the sum.
         """
         unit = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float64), pending)
         squares = [tf.reduce_sum(tf.square(gradient)) for gradient in unit.gradients]
@@ -227,7 +227,7 @@ class InTurn:
         factor = tf.where(is_finite, bound / tf.maximum(norm, bound), tf.zeros_like(norm))
 
         def scaled(tensors: list[Tensor], by: Tensor) -> list[Tensor]:
-            # A factor of 0 gives 0, also for numbers that are not finite.
+            # A factor of 0 gives 0, for non-finite numbers too.
             return [tf.math.multiply_no_nan(tensor, by) for tensor in tensors]
 
         inputs = scaled(unit.inputs, tf.cast(is_finite, tf.float64))
@@ -240,7 +240,7 @@ class InTurn:
         )
 
     def _in_order(self, found: _Found) -> list[Tensor]:
-        """Return the sum for each variable."""
+        """Return the sum for each variable, in the model's order."""
         sums = {}
         for layer, inputs, deltas in zip(self._wide, found.inputs, found.deltas, strict=True):
             every = deltas.stack()
@@ -257,8 +257,8 @@ class InTurn:
         """Return one unit's gradients.
 
         Raises:
-            NotCapturable: a wide layer is called otherwise than once, for one position, or its weights are used by
-                something else.
+            NotCapturable: a wide layer is not called exactly once, for one position, or other operations use its
+                weights.
         """
 
         def losses() -> Tensor:
@@ -276,7 +276,7 @@ class InTurn:
 
 
 def _wide_layers(model: Network) -> list[Layer]:
-    """Return the dense layers whose gradients are too large to be made for each unit."""
+    """Return the dense layers with at least `WIDE` kernel weights, whose gradients are not computed per unit."""
     layers = {id(layer): layer for layer in model._flatten_layers() if is_plain_dense(layer)}.values()
     return [layer for layer in layers if math.prod(layer.kernel.shape) >= WIDE]
 
@@ -285,7 +285,7 @@ def _only_pair(layer: Layer, calls: Sequence[Call]) -> tuple[Tensor, Tensor]:
     """Return the input and the delta of a wide layer.
 
     Raises:
-        NotCapturable: the layer is called otherwise than once, for one position.
+        NotCapturable: the layer is not called exactly once, for one position.
     """
     shapes = [[list(call.first_input.shape), list(call.output.shape)] for call in calls]
     if shapes != [[[1, size] for size in layer.kernel.shape]]:
@@ -297,7 +297,7 @@ def _only_pair(layer: Layer, calls: Sequence[Call]) -> tuple[Tensor, Tensor]:
 
 
 def _at(number: Tensor, examples: Tensor) -> Tensor:
-    """Return what stands at a place along the first axis."""
+    """Return the entries at an index of the first axis."""
     return tf.nest.map_structure(lambda tensor: tensor[number], examples)
 
 

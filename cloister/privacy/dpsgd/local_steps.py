@@ -1,4 +1,4 @@
-"""What DP-SGD on a client's own examples takes and releases in a round: said once, for training and for the ledger."""
+"""Steps of DP-SGD on a client's own examples in a round, and their events, for training and for the ledger."""
 
 import math
 from collections.abc import Iterator
@@ -15,30 +15,30 @@ from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, KERNELS, Cont
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
 
 MAX_BATCH = 1 << 16
-"""Units of a batch on average, by the public number: bounds on roundings hold for batches of 2^17."""
+"""Largest expected number of units in a batch, by the public number: rounding bounds hold for batches of 2^17."""
 NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """The private steps of one client in one round.
+    """Private steps of one client in one round.
 
     A unit is an example, or a group of examples that are clipped together.
 
     Args:
-        examples: N > 0, the public number of units: q and the number of steps depend on it and show it. There may be
-            fewer units. Of more, N take part in a round.
-        batch_size: B > 0, what a noised sum is divided by, and the size of a batch on average, in units.
+        examples: N > 0, the public number of units: q and the number of steps depend on it and reveal it. There may be
+            fewer units. If there are more, N of them take part in a round.
+        batch_size: B > 0, the divisor of a noised sum, and the expected size of a batch, in units.
         epochs: E > 0.
         sampling: `poisson`: E·⌈N/B⌉ steps, in each of which every unit takes part with probability B/N. `shuffle`: in
-            each epoch N units in a random order are cut into ⌊N/B⌋ batches, and those behind sit out.
+            each epoch N units in a random order are cut into ⌊N/B⌋ batches, and the remaining units are unused.
 
     Guarantee (for neighbours that differ in whether the gradients of one unit count): a `poisson` step is a Gaussian
-        mechanism sampled with q = B/N, whatever the true number of units. Nothing is claimed of a draw that fills all
-        places. Its probability is at most `OVERFLOW`. Under `shuffle` the order does not depend on the examples, and a
-        unit is in at most one batch of an epoch. The other steps are post-processing of what was released before, on
-        data that do not differ. So a whole epoch is one Gaussian mechanism of multiplier σ, without amplification, also
-        against somebody who knows the order.
+        mechanism sampled with q = B/N, for any true number of units. A draw that fills all places has no claim. Its
+        probability is at most `OVERFLOW`. Under `shuffle` the order does not depend on the examples, and a unit is in
+        at most one batch of an epoch. All other steps are post-processing of earlier releases, on data that do not
+        differ. So a whole epoch is one Gaussian mechanism of multiplier σ, without amplification, also against an
+        adversary that has the order.
 
     Raises:
         ConfigError: a number is out of range, or batches are so large that roundings are not bounded.
@@ -57,25 +57,25 @@ class LocalSteps:
 
     @property
     def count(self) -> int:
-        """Steps in a round."""
+        """Return the number of steps in a round."""
         if self.sampling == "poisson":
             return self.epochs * math.ceil(self.examples / self.batch_size)
         return self.epochs * max(1, self.examples // self.batch_size)
 
     @property
     def rate(self) -> float:
-        """q: the probability of a unit to be in a batch of `poisson`."""
+        """Return q, the probability of a unit to be in a batch of `poisson`."""
         return min(1.0, self.batch_size / self.examples)
 
     def batches(self, seed: int | None = None, present: int | None = None) -> Iterator[Batch]:
-        """Indices of the units in each step; the operating system draws them unless there is a seed.
+        """Return the indices of the units in each step, drawn by the operating system or from a seed.
 
         Args:
             seed: for tests and papers.
-            present: how many units there really are; N by default. Only `poisson` can do with another number.
+            present: true number of units; N by default. Only `poisson` accepts another number.
 
         Raises:
-            PrivacyError: the batches of a shuffled order would show how many units there are.
+            PrivacyError: the batches of a shuffled order would reveal the true number of units.
         """
         if self.sampling == "poisson":
             return self._poisson(self.examples if present is None else present, seed)
@@ -84,7 +84,7 @@ class LocalSteps:
         return shuffle(self.examples, min(self.batch_size, self.examples), self.count, seed)
 
     def _poisson(self, present: int, seed: int | None) -> Iterator[Batch]:
-        """Return batches of N units at most: of more, N are drawn at random for the round."""
+        """Return batches of at most N units; if there are more, N are drawn at random for the round."""
         drawn = poisson(min(present, self.examples), self.rate, self.count, seed)
         if present <= self.examples:
             return drawn
@@ -92,14 +92,14 @@ class LocalSteps:
         return (kept[batch] for batch in drawn)
 
     def event(self, noise_multiplier: float) -> Event:
-        """What a round with this σ costs one unit."""
+        """Return the cost of a round with this σ for one unit."""
         if self.sampling == "poisson":
             return Repeated(Gaussian(noise_multiplier, Sampling("bounded-poisson", self.rate)), self.count)
         return Repeated(Gaussian(noise_multiplier), self.epochs)
 
 
 Holders = tuple[LocalSteps, ...]
-"""The private steps in a round of each client that holds data of one unit."""
+"""Private steps in a round of each client that holds data of one unit."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class LocalDpSgd(Contributor):
     Args:
         noise_multiplier: σ ≥ 0; the noise on the sum of a batch is N(0, σ²S²).
         clipping_norm: S > 0 of the first round, the largest L2 norm of one unit's gradient.
-        clipping_decay: the share of S that each round takes off it.
-        min_clipping_norm: below which S does not fall.
+        clipping_decay: the share by which S falls in each round.
+        min_clipping_norm: lower limit of S.
         sampling: of batches, as in `LocalSteps`.
-        group_cap: most examples of a group that count; 0: a unit is an example.
+        group_cap: largest number of examples of a group that count; 0: a unit is an example.
     """
 
     noise_multiplier: float
@@ -126,23 +126,23 @@ class LocalDpSgd(Contributor):
 
     @property
     def unit(self) -> Literal["example", "group"]:
-        """Whose gradients are clipped together."""
+        """Return the unit whose gradients are clipped together."""
         return "group" if self.group_cap else "example"
 
     def clipping_norm_in(self, server_round: int) -> float:
-        """S of a round: S ← max(S, minimum) before it and S ← S - S·decay after it, from the configured S on.
+        """Return S of a round: S ← max(S, minimum) before it and S ← S - S·decay after it.
 
-        The noise follows S: whatever it is, a step is a Gaussian mechanism of multiplier σ. See `docs/end-to-end.md`.
+        The noise follows S: for any S, a step is a Gaussian mechanism of multiplier σ. See `docs/end-to-end.md`.
         """
         decayed = self.clipping_norm * (1 - self.clipping_decay) ** max(0, server_round - 1)
         return max(decayed, self.min_clipping_norm)
 
     def caveats(self) -> list[str]:
-        """Only that there is no noise, if so."""
+        """Return a caveat if there is no noise."""
         return [] if self.noise_multiplier else [NO_NOISE]
 
     def parameters(self) -> dict[str, float | str]:
-        """What it was made with, by configuration key."""
+        """Return the parameters, by configuration key."""
         named: dict[str, float | str] = {
             "privacy.client-noise-multiplier": self.noise_multiplier,
             "privacy.client-clipping-norm": self.clipping_norm,

@@ -1,4 +1,4 @@
-"""Examples as a model takes them, their losses, and the seeds of its random layers."""
+"""Examples in the structure of a model, their losses, and the seeds of its random layers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -12,25 +12,25 @@ from cloister.core.model_state import is_seed
 from cloister.core.tensors import Network, Tensor, Variable
 
 Examples: TypeAlias = NDArray | Sequence["Examples"] | Mapping[str, "Examples"]
-"""An example in each row of an array, or of each array of a tuple, list or dict, as the model takes or gives them."""
+"""Examples in the rows of an array, or of each array of a tuple, list or dict, in the structure of the model."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Losses of shape (rows,) from labels and the model's outputs, each of its own example alone."""
 MADE_UP = 3
-"""Made-up examples of a probe."""
+"""Number of dummy examples in a probe."""
 Probe = tuple[Examples, Examples]
-"""x and y of `MADE_UP` made-up examples. Their shapes and types count; nothing is computed of them."""
+"""x and y of `MADE_UP` dummy examples. Only their shapes and types are used."""
 
 
 def losses_of(model: Network, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
-    """Return the losses of examples as in training, shape (rows,).
+    """Return the losses of examples in training mode, shape (rows,).
 
     Args:
         model: built.
-        loss: of each example by itself.
+        loss: of each example separately.
         x, y: examples and labels, a row each.
 
     Raises:
-        ConfigError: the loss function gives something else.
+        ConfigError: the loss function returns another type or shape.
     """
     losses = loss(y, model(x, training=True))
     rows = tuple(tf.nest.flatten(x)[0].shape[:1])
@@ -41,10 +41,10 @@ def losses_of(model: Network, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
 
 
 def made_up(model: Network) -> Probe:
-    """Return examples for a classifier: zeros.
+    """Return dummy examples for a classifier: zeros.
 
     Raises:
-        ConfigError: the model does not say what it takes and gives; give a probe.
+        ConfigError: the shapes of the model's inputs and outputs are unknown; a probe is required.
     """
     inputs, outputs = (list(getattr(model, name, None) or ()) for name in ("inputs", "outputs"))
     if not inputs or len(outputs) != 1 or any(None in end.shape[1:] for end in inputs + outputs):
@@ -64,7 +64,7 @@ def check_probe(probe: Probe) -> None:
 
 
 def as_probed(x: Examples, y: Examples, probe: Probe) -> tuple[Examples, Examples, int]:
-    """Return examples as NumPy arrays in the probe's own structure, and how many there are.
+    """Return examples as NumPy arrays in the probe's structure, and their number.
 
     Raises:
         ConfigError: arrays are of different lengths, or not of the probe's structure and shapes.
@@ -93,20 +93,20 @@ def take(examples: Examples, rows: NDArray[np.intp]) -> Examples:
 
 
 def specs_of(rows: Sequence[int], examples: Examples) -> Examples:
-    """Return what a graph takes: for each array a spec of shape (*rows, ...) and of its type."""
+    """Return the signature of a graph: for each array a spec of its dtype and of shape (*rows, ...)."""
     return tf.nest.map_structure(lambda array: tf.TensorSpec([*rows, *array.shape[1:]], array.dtype), examples)
 
 
 def seeds_of(model: Network) -> list[Variable]:
-    """Return all states of random number generators of a model; none: the model draws nothing."""
+    """Return all states of random number generators of a model; an empty list: the model draws nothing."""
     return [variable for variable in model.non_trainable_variables if is_seed(variable)]
 
 
 def seeded(model: Network, seeds: Tensor) -> list[tuple[Variable, Tensor]]:
-    """Return what a `keras.StatelessScope` needs for random layers to draw from these seeds.
+    """Return values for a `keras.StatelessScope` in which random layers draw from these seeds.
 
     Args:
-        model: whose layers draw.
-        seeds: shape (random layers, 2), whole numbers.
+        model: network with random layers.
+        seeds: shape (random layers, 2), integers.
     """
     return [(state, tf.cast(seeds[number], state.dtype)) for number, state in enumerate(seeds_of(model))]

@@ -1,20 +1,20 @@
-"""How far roundings can take a clipped sum past its bound, and the bound that makes up for it.
+"""Bound on the effect of roundings on a clipped sum, and the reduced clipping norm that covers it.
 
-What is released is what float32 kernels make of Σ fᵢ·gᵢ, not the sum itself. Contributions are therefore clipped to
-S/(1 + η), where η·S/(1 + η) is proved to be at least what roundings add to the distance of two sums of which one has an
-example more. With u = 2⁻²⁴, at most m examples in a call of a kernel and at most M examples in a batch, as many as have
-places (`batches.places_of`):
+The release is the result of float32 kernels for Σ fᵢ·gᵢ, not the exact sum. Contributions are therefore clipped to
+S/(1 + η), where η·S/(1 + η) is proved to be at least the distance that roundings add between two sums of which one has
+an additional example. Let u = 2⁻²⁴, with at most m examples in a call of a kernel and at most M examples in a batch,
+the number of places (`batches.places_of`):
 
 1. Norms are overstated (`forms.squares`, `forms.gram_squares`), so that in exact arithmetic fᵢ·‖gᵢ‖ ≤ S/(1 + η), and
-   where positions can cancel also fᵢ·Σ_t‖a_t‖‖d_t‖ ≤ `MASS_PER_NORM`·S/(1 + η).
-2. A sum over m examples takes at most m + 2 roundings on the way of each term, in whatever order it is added up, so it
-   is within γ·Σᵢ fᵢ‖gᵢ‖ of the exact one, γ = (m + `EXTRA`)u/(1 - (m + `EXTRA`)u) (Higham, 2002, §3.1 and §4.2).
-   Where positions can cancel sums are in double precision, where the factor `MASS_PER_NORM` costs less than that.
-3. Both neighbours' sums are off by so much: 2·γ·M·S/(1 + η) together.
-4. Sums of calls are added up in double precision. That, and underflow, is within `SLACK` for batches up to 2¹⁷.
+   if positions can cancel also fᵢ·Σ_t‖a_t‖‖d_t‖ ≤ `MASS_PER_NORM`·S/(1 + η).
+2. A sum over m examples has at most m + 2 roundings for each term, in any order of additions, so it is within
+   γ·Σᵢ fᵢ‖gᵢ‖ of the exact one, γ = (m + `EXTRA`)u/(1 - (m + `EXTRA`)u) (Higham, 2002, §3.1 and §4.2).
+   If positions can cancel, sums are in double precision, where the factor `MASS_PER_NORM` costs less than that.
+3. Both neighbours' sums have this error: 2·γ·M·S/(1 + η) together.
+4. Results of calls are summed in double precision. That, and underflow, is within `SLACK` for batches up to 2¹⁷.
 
-An example's own gradient is computed with roundings too. It does not matter how large they are, since what is bounded
-is what came out, as long as it depends on no other example: `clipped_sums` sees to that.
+An example's own gradient is computed with roundings too. They may have any size, since the bound applies to the result,
+if this depends on no other example: `clipped_sums` ensures that.
 
 Source: Higham (2002), Accuracy and Stability of Numerical Algorithms, 2nd ed.
 """
@@ -28,26 +28,26 @@ from cloister.privacy.dpsgd.batches import places_of
 UNIT = 2.0**-24
 """Unit roundoff of float32."""
 UNDERFLOW = 2.0**-125
-"""What a float32 square can lose below the smallest normal number, with that of its addition."""
+"""Largest underflow error of a float32 square below the smallest normal number, and of its addition."""
 EXTRA = 4
-"""Roundings on the way of a term besides those of the additions: of its factor, of the products, and one to spare."""
+"""Further roundings of a term besides the additions: of its factor, of the products, and one in reserve."""
 MASS_PER_NORM = 2.0**10
-"""How many times an example's positions may outweigh their sum before they, and not the sum, decide its clip factor."""
+"""Ratio of the norms of an example's positions to the norm of their sum above which the former set the clip factor."""
 MAX_POSITIONS = 2**14
-"""Positions for which 2 and the bound on a Gram norm hold."""
+"""Most positions for which 2 and the bound on a Gram norm hold."""
 SLACK = 2.0**-16
 MINIMUM_CLIPPING_NORM = 1e-12
-"""Far above what underflow can do to a float32, and far below any gradient that is worth training on."""
+"""Least S: far above the underflow error of a float32, and far below the norm of any useful gradient."""
 MAXIMUM_CLIPPING_NORM = 1e30
-"""10⁸ contributions of this length fit into a float32 together: no noise would cover a sum that is infinite."""
+"""Largest S: a float32 can hold the sum of 10⁸ contributions of this norm, which noise covers only if it is finite."""
 SMALLEST_FACTOR = 2.0**-126
-"""A smaller clip factor would lose bits as a float32; it counts as 0."""
+"""Least clip factor: a smaller one would lose bits as a float32, and counts as 0."""
 MAXIMUM_OVERSTATEMENT = 1 / 10
-"""No more than this part of S goes to roundings: larger batches take several calls."""
+"""Largest part of S for roundings: larger batches take several calls."""
 
 
 def check_clipping_norm(clipping_norm: float) -> None:
-    """Refuse a bound S on which underflow or overflow would have a say.
+    """Refuse a bound S that underflow or overflow would affect.
 
     Raises:
         ConfigError: S is not a number from `MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`.
@@ -60,7 +60,7 @@ def check_clipping_norm(clipping_norm: float) -> None:
 
 
 def overstatement(batch_size: int, at_once: int) -> float:
-    """Return η, with which the bound S/(1 + η) on contributions bounds by S how far the computed sum moves.
+    """Return η: with contributions bounded by S/(1 + η), one unit moves the computed sum by at most S.
 
     Args:
         batch_size: B.
@@ -71,10 +71,10 @@ def overstatement(batch_size: int, at_once: int) -> float:
 
 
 def most_at_once(batch_size: int) -> int:
-    """Return the most units in a call with which η is at most `MAXIMUM_OVERSTATEMENT`.
+    """Return the largest number of units in a call for which η is at most `MAXIMUM_OVERSTATEMENT`.
 
     Args:
-        batch_size: B, at most 2¹⁶: there is such a number.
+        batch_size: B, at most 2¹⁶, for which such a number exists.
     """
     share = (MAXIMUM_OVERSTATEMENT - SLACK) / (2 * places_of(batch_size))
     return math.floor(share / (1 + share) / UNIT) - EXTRA

@@ -1,4 +1,4 @@
-"""A private step of gradient descent: clip each unit's gradient, sum, noise, divide, descend."""
+"""Private step of gradient descent: clip each unit's gradient, sum, noise, divide, descend."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -25,17 +25,17 @@ from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 WORTH_COMPILING = 1 << 18
-"""Numbers of a model below which a compiled optimizer gains less than 0.3 ms a step, and compiling takes 0.3 s."""
+"""Least number of parameters for a compiled optimizer: below it, compiling (0.3 s) saves under 0.3 ms a step."""
 
 
 @dataclass(frozen=True)
 class StepCounts:
-    """Counts of one step. They are computed from private data without noise: not for release.
+    """Counts of one step, from private data without noise: not for release.
 
     Attributes:
-        examples: how many units took part: examples, or groups of them.
-        clipped: how many were scaled down to the bound.
-        non_finite: how many had no finite gradient, or none at all, and contributed zero.
+        examples: number of units in the batch: examples, or groups of them.
+        clipped: number of units that were scaled down to the bound.
+        non_finite: number of units without a finite gradient, which contributed zero.
     """
 
     examples: int
@@ -50,28 +50,27 @@ class DpSgd:
         model: built; its state other than weights must not come from data.
         batch_size: B > 0, public: the divisor of a noised sum, and the expected number of units in a batch.
         noise_multiplier: σ ≥ 0.
-        clipping_norm: S, from `rounding.MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`; a step may be given
-            another.
-        optimizer: any Keras optimizer; it sees the noised mean alone, so what it does is post-processing.
+        clipping_norm: S, from `rounding.MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`; the default of each step.
+        optimizer: any Keras optimizer; it receives the noised mean alone, so its update is post-processing.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
-        probe: x and y of three made-up examples, of which the structure, shapes and types count. A model of several
-            inputs or outputs takes tuples or dicts of arrays. Needed where the loss is not a classifier's.
-        group_cap: the most examples of a unit, > 0. At 1 a unit is an example. Above, it is a group of examples: its
-            gradient is the mean of theirs, and is clipped to S as one.
+        probe: x and y of three dummy examples, for their structure, shapes and types. A model of several inputs or
+            outputs takes tuples or dicts of arrays. Required if the loss is not a classifier's.
+        group_cap: largest number of examples of a unit, > 0. At 1 a unit is an example. Above, it is a group of
+            examples: its gradient is the mean of their gradients, and is clipped to S.
 
     Attributes:
-        method: `rows`, or `in turn` where units are computed one after another.
-        kernels: how each layer's gradients are held in rows, by its path.
-        noise: where the keys of the noise come from: the operating system, or a seed that is set for tests.
+        method: `rows`, or `in turn` if units are computed one after another.
+        kernels: form of each layer's gradients in rows, by its path.
+        noise: source of the keys of the noise: the operating system, or a seed that is set for tests.
         overstatement: η; contributions are clipped to S/(1 + η), see `rounding`.
 
-    Guarantee: a step on a batch from `batches.poisson`, of at most B units on average, costs what a Poisson-sampled
-        Gaussian mechanism of noise multiplier σ does, for add-or-remove of a unit, with δ larger by
-        `vocabulary.OVERFLOW`. One unit moves the un-noised sum, as it is computed, by at most S in L2, for any weights
-        and inputs, and no other unit's part of it. Exact noise of standard deviation σS, and a little more, is added
-        on a public grid (`exact_noise`). In turn this assumes that an operation gives equal results for equal inputs.
-        In rows it assumes too that kernels keep rows apart in calls of one shape. Other batches cost what a Gaussian
-        mechanism without sampling does, if at most `batches.places_of(B)` units take part.
+    Guarantee: take a step on a batch from `batches.poisson`, of at most B units on average. It costs as much as a
+        Poisson-sampled Gaussian mechanism of noise multiplier σ, for add-or-remove of a unit, with δ larger by
+        `vocabulary.OVERFLOW`. One unit moves the computed un-noised sum by at most S in L2, for any weights and
+        inputs, and does not affect other units' parts of it. Exact noise of standard deviation σS, and a little more,
+        is added on a public grid (`exact_noise`). In turn this assumes that an operation gives equal results for equal
+        inputs. In rows it also assumes that kernels keep rows apart in calls of one shape. Other batches cost as much
+        as a Gaussian mechanism without sampling, if at most `batches.places_of(B)` units take part.
 
     Raises:
         UnsupportedModel: examples of this model have no gradients of their own, with the reason and the replacement.
@@ -99,7 +98,7 @@ class DpSgd:
             )
         check_clipping_norm(clipping_norm)
         self._parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
-        grid_of(clipping_norm, noise_multiplier, self._parameters)  # refuses what a step would refuse
+        grid_of(clipping_norm, noise_multiplier, self._parameters)  # refuses the same parameters as a step
         if probe is None and loss is not keras.losses.sparse_categorical_crossentropy:
             raise ConfigError("probe must be given with a loss of your own: x and y of three made-up examples")
         use_single_precision()
@@ -116,16 +115,16 @@ class DpSgd:
 
     @property
     def method(self) -> str:
-        """`rows`, or `in turn` where units are computed one after another."""
+        """Return `rows`, or `in turn` if units are computed one after another."""
         return self._clipped_sums.engine.method
 
     @property
     def kernels(self) -> dict[str, str]:
-        """Return how each layer's gradients are held in rows."""
+        """Return the form of each layer's gradients in rows."""
         return self._clipped_sums.engine.kernels
 
     def reseed(self, seed: int | Sequence[int] | None = None) -> None:
-        """Draw places and the random numbers of random layers afresh from here on.
+        """Replace the source of places and of random layers' numbers from now on.
 
         Args:
             seed: for tests and papers; None: from the operating system's entropy.
@@ -135,13 +134,13 @@ class DpSgd:
     def step(
         self, x: Examples, y: Examples, clipping_norm: float | None = None, groups: NDArray | None = None
     ) -> StepCounts:
-        """One step on a batch, which may be empty: noise is released all the same.
+        """Take one step on a batch, which may be empty; noise is released in either case.
 
         Args:
             x, y: the examples that take part, any number of them, as arrays or in the structure of the probe.
             clipping_norm: S of this step.
-            groups: of each example; those with the same value are one unit, of which at most `group_cap` examples
-                count. `batches.rows_of` gives them.
+            groups: of each example; examples with the same value are one unit, of which at most `group_cap` count. See
+                `batches.rows_of`.
         """
         bound = self.clipping_norm if clipping_norm is None else clipping_norm
         grid = grid_of(bound, self.noise_multiplier, self._parameters)
@@ -150,10 +149,10 @@ class DpSgd:
         return StepCounts(found.examples, found.clipped, found.non_finite)
 
     def clipped_sum(self, x: Examples, y: Examples, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
-        """Σ gradient·min(1, S/‖gradient‖) over the units, a little shorter: what noise is added to.
+        """Return the un-noised sum Σ gradient·min(1, S/‖gradient‖) over the units, clipped a little shorter.
 
-        A unit whose gradient is not finite, or whose computation raises an exception, contributes zero and changes
-        nothing for the others.
+        A unit whose gradient is not finite, or whose computation raises an exception, contributes zero and does not
+        affect other units.
 
         Args:
             x, y: the examples that take part, any number of them.
@@ -166,9 +165,9 @@ class DpSgd:
         return self._clipped_sums.of(x, y, clipping_norm, groups)
 
     def _noised_mean(self, sums: Sequence[NDArray], grid: Grid) -> list[NDArray]:
-        """(sums + noise)/B, in memory that the optimizer reads.
+        """Return (sums + noise)/B, in memory that the optimizer reads.
 
-        It is new for each step: an optimizer may keep a gradient, and with it its memory.
+        Each step allocates new memory: an optimizer may keep a gradient.
         """
         means = [aligned(variable.shape, variable.dtype) for variable in self.model.trainable_variables]
         flat, out = (tuple(array.reshape(-1) for array in arrays) for arrays in (sums, means))
@@ -177,15 +176,15 @@ class DpSgd:
 
 
 def _shared(array: NDArray) -> Tensor:
-    """A tensor over an array's own memory."""
+    """Return a tensor over an array's own memory."""
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _descent(optimizer: Optimizer, variables: Sequence[Variable]) -> Compiled:
-    """Return the function that takes the mean gradient of each variable and applies the optimizer to it.
+    """Return the function that applies the optimizer to the mean gradients.
 
-    TensorFlow runs an optimizer as a dozen operations, each of which goes over all numbers of a model; XLA makes one of
-    them, for large models. It is post-processing: nothing about privacy depends on how it is computed.
+    TensorFlow runs an optimizer as a dozen operations, each a pass over all parameters; for large models XLA fuses
+    them to one. It is post-processing, so the guarantee does not depend on its computation.
 
     Args:
         optimizer: built for the variables.
@@ -205,14 +204,14 @@ def _descent(optimizer: Optimizer, variables: Sequence[Variable]) -> Compiled:
 def train(
     dp_sgd: DpSgd, x: Examples, y: Examples, *, steps: int, sampling: str = "poisson", seed: int | None = None
 ) -> Iterator[StepCounts]:
-    """Take private steps on batches of these examples, and give what each one counted, so that a caller can look on.
+    """Take private steps on batches of these examples, and yield the counts of each step.
 
-    Nothing happens until the steps are asked for: write `for counts in train(...)`.
+    Steps are taken on iteration: write `for counts in train(...)`.
 
     Args:
-        dp_sgd: holds the model, and says how large a batch is expected to be: B.
+        dp_sgd: holds the model, and B, the expected size of a batch.
         x, y: n ≥ B examples.
-        steps: how many to take. Each costs a Gaussian event, drawn by `Sampling("bounded-poisson", B/n)`.
+        steps: number of steps. Each costs a Gaussian event, drawn by `Sampling("bounded-poisson", B/n)`.
         sampling: `poisson`: each example takes part with probability B/n. `shuffle`: equal parts of a random order, for
             comparison; no amplification may be claimed for it.
         seed: of the batches, for tests; the operating system by default.
