@@ -1,1 +1,1 @@
-"""The mathematics of privacy: mechanisms, accounting, DP-SGD and claims. It knows no Flower and no configuration."""
+"""Mathematics of privacy: mechanisms, accounting, DP-SGD and claims, independent of Flower and of the configuration."""

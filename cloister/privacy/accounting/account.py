@@ -120,7 +120,7 @@ class Account:
         self._overflow += count * release.overflow
 
     def epsilon(self, delta: float, accountant: Accountant = "rdp") -> float:
-        """Return the least ε that the accountant shows for (ε, δ)-DP of the events; ∞ if it shows none.
+        """Return the least ε shown for (ε, δ)-DP of the events; ∞ if none.
 
         Args:
             delta: δ, above 0 and below 1.
@@ -142,7 +142,7 @@ class Account:
         return max(0.0, float(ACCOUNTANTS[accountant][0](self, delta - self._overflow)))
 
     def delta(self, epsilon: float, accountant: Accountant = "rdp") -> float:
-        """Return the least δ that the accountant shows for (ε, δ)-DP of the events; 1 if it shows none.
+        """Return the least δ shown for (ε, δ)-DP of the events; 1 if none.
 
         Args:
             epsilon: ε ≥ 0.
@@ -157,13 +157,14 @@ class Account:
         return min(1.0, float(ACCOUNTANTS[accountant][1](self, epsilon)) + self._overflow)
 
     def renyi(self, order: float) -> float:
-        """Return the Rényi divergence of this order of all events together; ∞ without a bound."""
+        """Return the Rényi divergence of all events together; ∞ without a bound."""
         return math.inf if self.is_unbounded else float(self._divergences((order,))[0])
 
     def mu_squared(self) -> float:
-        """Return μ² of Gaussian DP of all events together, without amplification by draws; ∞ without a bound.
+        """Return μ² of Gaussian DP of all events together; ∞ without a bound.
 
-        A release over a draw is no more distinguishable than one without, so that 1/z bounds μ of any Gaussian release.
+        Draws do not amplify. A release over a draw is no more distinguishable than one without, so that 1/z bounds μ of
+        any Gaussian release.
         """
         others = sum(count * event.mu_squared(self.relation) for event, count in self._others.items())
         return float(self._precision * units_of(self.relation) ** 2 + others)
@@ -174,7 +175,7 @@ class Account:
         return self._overflow
 
     def leakage(self) -> float:
-        """Return Σ of each release's leakage within its neighbourhood (d-privacy); ∞ without a bound."""
+        """Return Σ of the releases' leakages (d-privacy); ∞ without a bound."""
         return self._leakage
 
     @property
@@ -198,11 +199,11 @@ class Account:
 
     @property
     def is_unsampled(self) -> bool:
-        """Return whether all releases together are one Gaussian, since none claims amplification by a draw."""
+        """Return whether all releases are one Gaussian, without amplification."""
         return not self._others
 
     def _unsampled_multiplier(self) -> float:
-        """Return z of the one Gaussian that composes all releases without sampling; 0 if there are none."""
+        """Return z of the Gaussian that composes all unsampled releases; 0: none."""
         return 1 / units_of(self.relation) / math.sqrt(self._precision) if self._precision else 0.0
 
     def _curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -221,7 +222,7 @@ class Account:
         return curve
 
     def _grouped(self) -> Counter[Event]:
-        """Return the releases with curves of their own, grouped by similar cost if there are many."""
+        """Return the releases with curves, grouped by similar cost if there are many."""
         if len(self._others) <= MAX_CURVES:
             return self._others
         groups: Counter[Event] = Counter()
@@ -297,7 +298,7 @@ ACCOUNTANTS: Mapping[Accountant, tuple[Curve, Curve]] = {
 
 
 def best_epsilon(account: Account, delta: float) -> tuple[float, Accountant]:
-    """Return the smallest ε of a fast and sound accountant for these events, and that accountant's name.
+    """Return the smallest ε of a fast, sound accountant, and its name.
 
     Gaussian events without sampling have a closed form (`pld`); other events use `rdp`, which is additive.
 
@@ -310,7 +311,7 @@ def best_epsilon(account: Account, delta: float) -> tuple[float, Accountant]:
 
 
 def by_accountant(account: Account, delta: float) -> dict[str, float]:
-    """Return ε at δ by each applicable sound accountant, for parameters fixed beforehand.
+    """Return ε at δ by each applicable sound accountant.
 
     Args:
         account: of the events.

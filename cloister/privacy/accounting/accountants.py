@@ -77,9 +77,9 @@ def gaussian_delta(multiplier: float, epsilon: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def gaussian_parameter(epsilon: float, delta: float) -> float:
-    """Return the largest μ, to one part in 10¹², of a Gaussian release of multiplier 1/μ that is (ε, δ)-DP.
+    """Return the largest μ of an (ε, δ)-DP Gaussian release of multiplier 1/μ.
 
-    It is the lower end of a bisection on the exact curve, which rises with μ.
+    It is exact to one part in 10¹², the lower end of a bisection on the exact curve, which rises with μ.
 
     Args:
         epsilon: ε.
@@ -96,7 +96,9 @@ def gaussian_parameter(epsilon: float, delta: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def pure_parameter(epsilon: float) -> float:
-    """Return μ of the Gaussian release that protects no better than a pure ε: Φ(μ/2) = e^ε/(1 + e^ε).
+    """Return μ of the Gaussian that protects no better than a pure ε.
+
+    It is given by Φ(μ/2) = e^ε/(1 + e^ε).
 
     A pure ε bounds the type II error β of any test of two neighbours from below by two straight lines in its type I
     error α, β = 1 - e^ε·α and β = e^-ε·(1 - α) (Kairouz, Oh, Viswanath, 2017, arXiv:1311.0776). They meet in the fixed
@@ -112,7 +114,9 @@ def pure_parameter(epsilon: float) -> float:
 
 
 def pure_curve(epsilon: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """Return the Rényi divergence of a pure release at each order: at most min(ε, α·ε²/2).
+    """Return the Rényi divergence of a pure release at each order.
+
+    It is at most min(ε, α·ε²/2).
 
     Args:
         epsilon: ε.
@@ -221,7 +225,7 @@ def _as_dp_event(multiplier: float, sampling: Sampling) -> dp_accounting.DpEvent
 
 @contextmanager
 def _absl_silenced() -> Iterator[None]:
-    """Silence warnings about fractional orders that do not converge: those orders are omitted, as intended."""
+    """Silence warnings about fractional orders that do not converge and are omitted."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -159,7 +159,7 @@ class PrivacyBudget(Generic[AnyStore]):
         self.kind: FilterKind = kind or ("gaussian" if unit == "client" else "renyi")
 
     def begin(self, run: str) -> None:
-        """Enter all following releases under this run's name; record its budget if it differs from the last one."""
+        """Enter following releases under this run's name, and a new budget."""
         self.run = run
         self.ledger.limit(run, self.unit, self.delta, self.max_epsilon, self.kind, self.relation)
 
@@ -192,20 +192,20 @@ class PrivacyBudget(Generic[AnyStore]):
         return self.ledger.account(self.unit, self.relation, insiders=True)
 
     def account_of_run(self: "PrivacyBudget[Ledger]", insiders: bool = True) -> Account:
-        """Return the composition of this run's releases: under its name, or opened by this budget."""
+        """Return the composition of releases of this run or opened by this budget."""
         about = (entry for entry in self.ledger.entries if entry.unit == self.unit)
         own = (entry.event for entry in about if entry.run == self.run or entry.release in self._opened)
         return Account(own, self.relation, insiders)
 
     def opened(self: "PrivacyBudget[Ledger]") -> list[Event]:
-        """Return the releases opened by this budget; runs may share a name, so the name does not identify them."""
+        """Return the releases opened by this budget; a run's name may be shared."""
         entries = self.ledger.entries
         return [entry.event for entry in entries if entry.release in self._opened and entry.unit == self.unit]
 
     def account_with(self: "PrivacyBudget[Ledger]", planned: Account) -> Account:
-        """Return all releases in the ledger about this unit, with an account in place of this budget's own.
+        """Return an account plus the ledger's releases of other runs and budgets.
 
-        Only releases that this budget opened under its run name are replaced, since runs may share a name.
+        The account replaces the releases that this budget opened under its run name. Runs may share a name.
         """
         for entry in self.ledger.entries:
             own = entry.release in self._opened and entry.run == self.run
@@ -214,7 +214,7 @@ class PrivacyBudget(Generic[AnyStore]):
         return planned
 
     def epsilon(self) -> float:
-        """Return ε of all releases in the store about this unit, at this δ; ∞ if one has no guarantee.
+        """Return ε of all releases about this unit; ∞ if one has no guarantee.
 
         It holds if no release depends on earlier ones. Budgets do not rely on it.
         """
@@ -222,7 +222,7 @@ class PrivacyBudget(Generic[AnyStore]):
 
     @property
     def filter(self) -> Filter:
-        """Return the filter of the budget: the store's own, or by default the one that `begin` would enter."""
+        """Return the store's filter, or by default the one that `begin` would enter."""
         if self.unit == "neighbourhood":
             return LeakageFilter()
         return self.ledger.filter_of(self.unit) or filter_for(self.kind, self.max_epsilon, self.delta)
@@ -251,7 +251,7 @@ class PrivacyBudget(Generic[AnyStore]):
         return cost(self.filter, event, self.kept_for)
 
     def fits(self, events: Sequence[Event]) -> int | None:
-        """Return the number of times that these events together still fit in the budget; None: no budget.
+        """Return how often these events together still fit; None: no budget.
 
         Args:
             events: of a round.
@@ -268,7 +268,7 @@ class PrivacyBudget(Generic[AnyStore]):
 
     @property
     def kept_for(self) -> Relation:
-        """Return the relation of the budget; after a budget for `replace-one`, it applies to later runs too."""
+        """Return the relation of the budget; `replace-one` persists in later runs."""
         return self.ledger.relation_of(self.unit, self.relation)
 
     @property
@@ -320,7 +320,9 @@ class PrivacyBudget(Generic[AnyStore]):
 
     @contextmanager
     def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:
-        """Record a release around the block that makes it: charge it on entry, mark it as handed on at exit.
+        """Record a release around the block that makes it.
+
+        It is charged on entry, and marked as handed on at exit.
 
         Args:
             event: of the release.

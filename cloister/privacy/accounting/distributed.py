@@ -45,7 +45,9 @@ def log_tau(terms: int, smallest: float) -> float:
 
 
 def is_negligible(terms: int, smallest: float, parameters: int) -> bool:
-    """Return whether a sum's law is numerically indistinguishable from a discrete Gaussian's: τ·p ≤ 2^`NEGLIGIBLE`.
+    """Return whether a sum's law counts as that of a discrete Gaussian.
+
+    The condition is τ·p ≤ 2^`NEGLIGIBLE`: the difference is far below double precision.
 
     Args:
         terms: m.
@@ -58,7 +60,9 @@ def is_negligible(terms: int, smallest: float, parameters: int) -> bool:
 def distributed_curve(
     orders: tuple[float, ...], sensitivity: float, variance: float, tau: float, parameters: int
 ) -> NDArray[np.float64]:
-    """Return the Rényi divergence at each order of a sum within e^±τ of a discrete Gaussian: the least of 3 bounds.
+    """Return the Rényi divergence at each order of a distributed sum.
+
+    It is the least of 3 bounds for a law within e^±τ of a discrete Gaussian's.
 
     Args:
         orders: α > 1.
@@ -81,9 +85,9 @@ def distributed_curve(
 
 
 def smoothed_multiplier(variance: Fraction, sensitivity: float) -> float:
-    """Return z of the continuous Gaussian release that costs at least as much as a discrete one, rounded down.
+    """Return z of a continuous Gaussian that costs at least as much.
 
-    That holds for any accountant.
+    The cost of the discrete release is no larger, by any accountant; z is rounded down.
 
     Args:
         variance: of the noise, above `SMOOTHED`, in steps².

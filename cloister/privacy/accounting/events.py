@@ -87,7 +87,7 @@ class Event:
         return self
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """Return the multiplier of the Gaussian release without a draw that has exactly this cost.
+        """Return the multiplier of the unsampled Gaussian with exactly this cost.
 
         Args:
             relation: neighbouring relation of datasets.
@@ -99,7 +99,9 @@ class Event:
         raise NotImplementedError
 
     def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
-        """Return the Rényi divergence of one release at each order, for `rdp`, `published` and the Rényi filter.
+        """Return the Rényi divergence of one release at each order.
+
+        It is for `rdp`, `published` and the Rényi filter.
 
         Args:
             orders: α > 1.
@@ -111,7 +113,7 @@ class Event:
         raise NotImplementedError
 
     def mu_squared(self, relation: Relation) -> float:
-        """Return μ² for which one release is μ-GDP without amplification, for `gdp` and the Gaussian filter."""
+        """Return μ² of one release, unamplified, for `gdp` and the Gaussian filter."""
         raise NotImplementedError
 
     def has_losses(self, relation: Relation) -> bool:
@@ -133,11 +135,11 @@ class Event:
 
     @property
     def leakage(self) -> float:
-        """Return the log of the largest likelihood ratio within a neighbourhood (d-privacy); ∞ without a bound."""
+        """Return the log of the largest likelihood ratio in a neighbourhood; or ∞."""
         raise NotImplementedError
 
     def replaced(self) -> "Event":
-        """Return the event for one example of a client, from an event about adding or removing the client.
+        """Return the event for one example, from an event about the whole client.
 
         Without the example the client still contributes, with another update: a replacement, which moves the sum twice
         as far.
@@ -183,7 +185,9 @@ class Gaussian(Event, kind="gaussian"):
         return Gaussian(float(2 ** (steps / GRID)), self.sampling)
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """Return z without amplification, z/2 for a fixed cohort under add-or-remove; None if the draw amplifies.
+        """Return z, or z/2 for some fixed cohorts; None if the draw amplifies.
+
+        The multiplier is z/2 for a cohort without replacement under add-or-remove.
 
         Args: as `Event.multiplier`.
         """
@@ -290,7 +294,7 @@ class Pure(Event, kind="pure"):
 
     @property
     def leakage(self) -> float:
-        """Return ε: it bounds the release for any two values, so for two within a neighbourhood too."""
+        """Return ε, which bounds the likelihood ratio of any two values."""
         return self.epsilon
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
@@ -487,14 +491,18 @@ class DistributedGaussian(Event, kind="distributed-gaussian"):
         return distributed.smoothed_multiplier(self._variance, self.sensitivity)
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """Return √(h·σ_c² - 25)/D: the sum's law is a Gaussian's, rounded at random, up to (p + 1)·2^-700.
+        """Return √(h·σ_c² - 25)/D.
+
+        The sum's law is a Gaussian's, rounded at random, up to (p + 1)·2^-700.
 
         Args: as `Event.multiplier`.
         """
         return self._multiplier
 
     def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
-        """Return the curve of `distributed.distributed_curve`; a replacement moves the sum by 2D.
+        """Return the curve of `distributed.distributed_curve`.
+
+        A replacement moves the sum by 2D.
 
         Args: as `Event.renyi`.
         """
@@ -526,7 +534,7 @@ class DistributedGaussian(Event, kind="distributed-gaussian"):
         return replace(self, sensitivity=2 * self.sensitivity)
 
     def alone(self) -> "DistributedGaussian":
-        """Return the release without the share of the protected client: h - 1 shares cover it.
+        """Return the release covered by h - 1 shares, without the client's own.
 
         Raises:
             PrivacyError: the protected client has the only share.
@@ -538,7 +546,7 @@ class DistributedGaussian(Event, kind="distributed-gaussian"):
 
 
 def accountants() -> ModuleType:
-    """Return the adapter to dp-accounting, imported on demand: recording alone needs neither it nor SciPy."""
+    """Return the adapter to dp-accounting, imported on demand to save SciPy."""
     return import_module("cloister.privacy.accounting.accountants")
 
 

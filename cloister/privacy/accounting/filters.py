@@ -181,7 +181,9 @@ class OverflowFilter(Filter):
         return account.overflow
 
     def refusal(self, before: float, after: float, epsilon: float, delta: float, owner: str) -> str:
-        """Return a message with the number of steps that fit in δ; more noise does not increase it.
+        """Return a message with the number of steps that fit in δ.
+
+        More noise does not increase this number.
 
         Args: as `Filter.refusal`.
         """
@@ -200,7 +202,7 @@ RECORDED: Mapping[str, Callable[..., Filter]] = {"gaussian": GaussianFilter, "re
 
 
 def largest_share(chosen: Filter, spent: Callable[[Filter], float], epsilon: float, delta: float) -> float:
-    """Return the larger spent share of a budget: under its filter, or by draws without a claim.
+    """Return the larger spent share, of the filter or of draws without a claim.
 
     Args:
         chosen: the filter of the budget.
@@ -223,7 +225,7 @@ def share(spent: float, limit: float) -> float:
 
 
 def filter_for(kind: FilterKind, epsilon: float, delta: float) -> Filter:
-    """Return the filter of a kind for a budget; it depends on (ε, δ) alone, and so on no release.
+    """Return the filter of a kind for a budget, from (ε, δ) alone.
 
     The Rényi order is that of `FINE` with the largest B(α)/α at δ: it allows nearly the most Gaussian releases.
 
@@ -245,7 +247,9 @@ def _capacity(order: float, epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=65536)
 def cost(chosen: Filter, event: Event, relation: Relation = "add-or-remove") -> float:
-    """Return the cost of one release under a filter, against clients that can see their own draws; ∞ without a bound.
+    """Return the cost of one release under a filter; ∞ without a bound.
+
+    It holds against clients that can see their own draws.
 
     Args:
         chosen: the filter.
@@ -283,7 +287,9 @@ def from_json(content: Mapping[str, Any]) -> Filter:
 def noise_multiplier_for(
     epsilon: float, delta: float, rounds: int, sampling: Sampling = UNSAMPLED, relation: Relation = "add-or-remove"
 ) -> float:
-    """Return the smallest z, to one part in a thousand, with which the filter of a budget allows `rounds` releases.
+    """Return the smallest z with which a budget allows `rounds` releases.
+
+    It is exact to one part in a thousand.
 
     Args:
         epsilon: ε of the budget.
@@ -312,7 +318,9 @@ def _planned(epsilon: float, delta: float, sampling: Sampling) -> Filter:
 
 
 def minimum_multiplier(spent: Callable[[float], float], limit: float, budget: str) -> float:
-    """Return the smallest z, to one part in a thousand, for which the falling function `spent` is within the limit.
+    """Return the smallest z for which the falling `spent` is within the limit.
+
+    It is exact to one part in a thousand.
 
     Args:
         spent: returns the spending with z.

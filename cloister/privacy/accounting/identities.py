@@ -18,7 +18,7 @@ logger = logging.getLogger("cloister.ledger")
 
 
 def other_names(ledger: Ledger, place: str) -> tuple[str, ...]:
-    """Return other names of data at a place, and record them in the ledgers of both names.
+    """Return other names of data at a place; record them in both ledgers.
 
     Args:
         ledger: of the current name.
@@ -54,7 +54,7 @@ def warning(name: str, others: tuple[str, ...], key: str) -> str:
 
 
 def _is_at(path: Path, place: str) -> bool:
-    """Return whether a ledger is about data at a place, by its name or by one of its lines, without verifying them."""
+    """Return whether an unverified ledger is about data at a place."""
     if path.stem == place:
         return True
     with suppress(OSError):
@@ -63,7 +63,7 @@ def _is_at(path: Path, place: str) -> bool:
 
 
 def _note_in_the_other(path: Path, place: str, name: str) -> None:
-    """Record the current name in the ledger of an earlier name; leave a broken ledger unchanged."""
+    """Record the current name in another ledger, unless that one is broken."""
     try:
         other = Ledger(path)
         if name not in other.others:

@@ -16,7 +16,7 @@ BAR = 40
 
 
 def leakage_report(spent: Sequence[float]) -> dict[str, Any]:
-    """Return the median, maximum and histogram of composed leakage, over clients with noised releases.
+    """Return median, maximum and histogram of the clients' composed leakage.
 
     Source: Galli et al. (2023), Table 1 and Figure 4.
 

@@ -164,12 +164,12 @@ class Ledger:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Return further names under which data at the same place has a ledger, in the order of their records."""
+        """Return further names of data at the same place, in the order of record."""
         return tuple(dict.fromkeys(name for place in self._places for name in place.others))
 
     @property
     def head(self) -> str:
-        """Return the hash of the last line: a copy of it can later reveal that lines were cut off at the end."""
+        """Return the hash of the last line; a copy of it can reveal a cut later."""
         return self._last_hash
 
     @property
@@ -181,7 +181,7 @@ class Ledger:
         return self._last_release
 
     def heads(self) -> set[str]:
-        """Return every earlier head: the hash of each line, and that of a ledger without lines."""
+        """Return every head so far: each line's hash, and that of an empty ledger."""
         lines = self.path.read_bytes()[: self._offset].splitlines() if self.path.exists() else []
         return {GENESIS, *(json.loads(line)["hash"] for line in lines)}
 
@@ -199,7 +199,7 @@ class Ledger:
         return self._accounts[key]
 
     def filter_of(self, unit: Unit) -> Filter | None:
-        """Return the filter of the budgets about this unit, set by the first of them; None without a budget."""
+        """Return the filter of the unit's budgets; None without a budget."""
         return self._filters.get(unit)
 
     def has_released(self, unit: Unit) -> bool:
@@ -207,7 +207,10 @@ class Ledger:
         return unit in self._released
 
     def was_set_beforehand(self, unit: Unit) -> bool:
-        """Return whether this unit has a budget, and each of its budgets precedes all releases about it."""
+        """Return whether the unit's budgets precede all releases about it.
+
+        It is False without a budget.
+        """
         return unit in self._filters and unit not in self._set_late
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
@@ -225,7 +228,7 @@ class Ledger:
         return self._spent[key]
 
     def leakage(self) -> float:
-        """Return Σ ε·radius of all Laplace releases; ∞ after a release about the neighbourhood without a bound."""
+        """Return the leakage of all releases about the neighbourhood; or ∞."""
         return self.account("neighbourhood").leakage()
 
     def open(
@@ -282,7 +285,7 @@ class Ledger:
         kind: FilterKind = "gaussian",
         relation: Relation = "add-or-remove",
     ) -> None:
-        """Record the budget of a run at its beginning, if it differs from the last one about this unit.
+        """Record the budget of a run, if it differs from the unit's last one.
 
         The first budget about a unit determines the filter, from its own ε and δ alone, and later ones keep it: a new
         order could depend on releases. A larger budget gives the same filter a larger limit. All releases together are
@@ -304,7 +307,7 @@ class Ledger:
                 self._append(file, "budget", content | {"filter": filters.to_json(chosen)})
 
     def note_place(self, place: str, others: Sequence[str]) -> None:
-        """Record the location of the data, and further names under which data there has a ledger.
+        """Record the location of the data, and its further names.
 
         Args:
             place: identifier of the location.
@@ -321,7 +324,7 @@ class Ledger:
             self._append(file, "done", {"release": release})
 
     def sync(self) -> None:
-        """Wait until the disk has every line: the process that wrote the last one may have crashed earlier.
+        """Wait until the disk has every line, for instance of a crashed process.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -333,7 +336,7 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
-        """Yield the locked file, after reading other processes' lines and removing a torn one."""
+        """Yield the locked file, up to date and without a torn line."""
         try:
             _make_folder(self.path.parent)
             with self.path.open("a+b") as file:
@@ -492,7 +495,7 @@ class DraftLedger(Ledger):
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
-        """Yield an empty buffer and read nothing, so that drafted lines stay the end of the ledger."""
+        """Yield an empty buffer; read nothing, so that drafted lines stay last."""
         yield io.BytesIO()
 
     def _write(self, file: IO[bytes], data: bytes) -> None:

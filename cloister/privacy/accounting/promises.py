@@ -16,7 +16,7 @@ MAX_LENGTH = 1000
 
 
 def to_wire(events: Iterable[Event]) -> list[str]:
-    """Return the releases of a round as strings for a message, without draws, which a node cannot verify."""
+    """Return the releases of a round as strings for a message, without draws."""
     return [json.dumps(to_json(undrawn(event))) for event in events]
 
 
@@ -32,7 +32,7 @@ def from_wire(content: object) -> tuple[Event, ...]:
 
 
 def multiplier_of(promise: Iterable[Event]) -> float:
-    """Return z of one Gaussian release with the cost of all these releases together; 0: no bound.
+    """Return z of one Gaussian release with this total cost; 0: no bound.
 
     Gaussians add up by 1/z² = Σ 1/zᵢ². A pure ε counts as the Gaussian that bounds it (`Account.mu_squared`).
     """
@@ -59,7 +59,7 @@ def _has_noise(event: Event) -> bool:
 
 
 def undrawn(event: Event) -> Event:
-    """Return the event without a draw, which costs at least as much; it differs from an event that claims a draw."""
+    """Return the event without a draw, which costs at least as much."""
     if isinstance(event, Repeated):
         return replace(event, event=replace(event.event, sampling=UNSAMPLED))
     return replace(event, sampling=UNSAMPLED) if isinstance(event, Gaussian) else event

@@ -43,7 +43,7 @@ class Sampling:
 
     @property
     def share(self) -> float:
-        """Return the expected share of units in a release; 1 if there is no claim about the draw."""
+        """Return the expected share of units in a release; 1 without a claim."""
         if self.kind == "without-replacement":
             return self.cohort / self.population
         return self.probability if self.is_poisson else 1.0
@@ -81,5 +81,5 @@ Losses = Any
 
 
 def units_of(relation: Relation) -> int:
-    """Return the number of added or removed units between neighbours: 1, or 2 for a replacement."""
+    """Return the number of changed units between neighbours: 1, or 2 to replace."""
     return 1 if relation == "add-or-remove" else 2

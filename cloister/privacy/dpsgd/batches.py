@@ -19,7 +19,7 @@ Batch = NDArray[np.intp]
 
 
 def poisson(examples: int, rate: float, steps: int, seed: int | None = None) -> Iterator[Batch]:
-    """Draw batches in which each example takes part with probability `rate`, independently of all others.
+    """Draw batches in which each example is independent, with probability `rate`.
 
     This is the Poisson sampling of accountants. A batch may be empty, and must be stepped on too.
 
@@ -57,7 +57,7 @@ def places_of(batch_size: int) -> int:
 
 
 def shuffle(examples: int, batch_size: int, steps: int, seed: int | None = None) -> Iterator[Batch]:
-    """Draw equal parts of a random order, and a new order after its last part: for comparison only.
+    """Draw equal parts of a random order, repeatedly: for comparison only.
 
     An accountant of Poisson sampling understates the cost of these batches; they are charged without amplification.
 
@@ -109,7 +109,9 @@ def units_of(groups: NDArray, cap: int, seed: int | None = None) -> list[NDArray
 
 
 def rows_of(units: Sequence[NDArray[np.intp]], batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the examples of a batch of units, and the number of each example's unit, as input of `DpSgd.step`.
+    """Return the examples of a batch of units, and their units' numbers.
+
+    They are the input of `DpSgd.step`.
 
     Args:
         units: from `units_of`.
@@ -172,7 +174,9 @@ class Members:
         return len(self._sizes)
 
     def table(self, numbers: NDArray[np.intp], cap: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Return a table of the examples of some groups, a row each; it takes groups × cap of memory.
+        """Return a table of the examples of some groups, a row each.
+
+        It takes groups × cap of memory.
 
         Args:
             numbers: of groups.
@@ -187,7 +191,9 @@ class Members:
 
 
 def cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
-    """Return the rows in a dtype, with floats cut to the limits of unsigned or narrow integers, and NaN as 0.
+    """Return the rows in a dtype; cut floats to the range of narrow integers.
+
+    NaN becomes 0. Unsigned integers count as narrow.
 
     NumPy's own cast of such numbers depends on their position, and so on the other examples. Refusing them would
     reveal a row that determines the dtype of a file.
@@ -204,7 +210,7 @@ def cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
 
 
 def _uniform(seed: int | None) -> Callable[[int], NDArray[np.uint64]]:
-    """Return a source of independent uniform 64-bit numbers: AES in counter mode under a fresh random key."""
+    """Return a source of independent uniform 64-bit numbers, from AES if unseeded."""
     if seed is not None:
         rng = np.random.default_rng(seed)
         return lambda count: rng.integers(0, 2**64, count, np.uint64)

@@ -124,7 +124,9 @@ def record(
 
 
 def _spread(call: Call, rows: int) -> None:
-    """Add a row for each example to a call without examples, if its output is only added to a tensor with examples.
+    """Add a row for each example to a call without examples.
+
+    This requires that its output is only added to a tensor with examples.
 
     An example is an embedding of positions. Each row of the sum then has the delta of its own example.
 

@@ -37,7 +37,7 @@ COARSE_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SE
 
 @contextmanager
 def refusing_what_cannot_be_computed() -> Iterator[None]:
-    """Convert third-party exceptions to UnsupportedModel, with their type but without their message."""
+    """Convert third-party exceptions to UnsupportedModel, without their message."""
     try:
         yield
     except CloisterError:
@@ -147,7 +147,7 @@ def _refuse_changes(model: Network, scope: keras.StatelessScope) -> None:
 
 
 def use_single_precision() -> None:
-    """Disable TensorFloat-32 for this process: its products keep 11 of 24 bits, and break the bounds."""
+    """Disable TensorFloat-32 in this process: its 11-bit products break bounds."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
     refuse_coarse_precision()
 

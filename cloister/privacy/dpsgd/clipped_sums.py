@@ -76,7 +76,9 @@ class ClippedSums:
             self.engine = _engine(model, loss, probe, batch_size, group_cap)
 
     def of(self, x: Examples, y: Examples, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
-        """Return Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
+        """Return Σ gradient·min(1, S/‖gradient‖) over the units of a batch.
+
+        S/(1 + η) takes the place of S.
 
         Args:
             x, y: n examples.
@@ -137,7 +139,7 @@ class ClippedSums:
         bound: float,
         seeds: NDArray[np.int64],
     ) -> Iterator[Sums]:
-        """Yield sums and counts; a unit whose computation raises an exception contributes zero.
+        """Yield sums and counts; a unit that raises contributes zero.
 
         The other units keep their places and random numbers. An empty place repeats a unit: an example of zeros could
         raise an exception that the units do not raise.
@@ -170,7 +172,7 @@ def _added(total: list[NDArray], more: list[NDArray]) -> list[NDArray]:
 
 
 def _engine(model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> InRows | InTurn:
-    """Return the engine in rows, if the graph is proved to keep units apart; in turn otherwise."""
+    """Return the engine in rows, if units are proved apart; otherwise in turn."""
     refuse(model, loss, probe)
     try:
         return InRows(model, loss, probe, batch_size, group_cap)

@@ -110,7 +110,9 @@ def noisy_sum(
     noise_multiplier: float,
     noise: GaussianNoise,
 ) -> Row:
-    """Return Σ gradient·min(1, S/‖gradient‖) + exact noise of standard deviation σS, in float64.
+    """Return Σ gradient·min(1, S/‖gradient‖) + exact noise of deviation σS.
+
+    The result is in float64.
 
     Args:
         gradients: functions, one for each unit of the batch, possibly none; each is called once and returns its unit's
@@ -141,7 +143,7 @@ def noisy_sum(
 
 
 def _contribution(gradient: Callable[[], Row], like: Row, bound: float) -> Row:
-    """Return a clipped gradient in double precision; zero if it is not finite or raises an exception."""
+    """Return a clipped gradient; zero if it is not finite or raises."""
     nothing = tuple(np.zeros(piece.size) for piece in like)
     try:
         found = tuple(

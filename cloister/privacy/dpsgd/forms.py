@@ -82,7 +82,7 @@ class Part(Protocol):
     held: Sequence[Tensor]
 
     def squared_norms(self) -> Tensor:
-        """Return upper bounds of each unit's squared L2 norm over these variables, shape (U,), double.
+        """Return upper bounds of the units' squared L2 norms, shape (U,), double.
 
         Guarantee: its root also bounds the factor of γ in `rounding`. If a gradient is not finite, neither is this.
         """
@@ -126,7 +126,7 @@ class PerUnit:
 
 
 def squares(tensor: Tensor) -> Tensor:
-    """Return the sum of squares in each row, in double precision, and never less than the exact one.
+    """Return upper bounds of the sum of squares in each row, in double precision.
 
     Squares of float32 numbers are summed in float32, `WIDEST` at most: n of them are understated by less than 2nu,
     and by `UNDERFLOW` each if they are too small. Both errors are added. An overflow is infinite, so not finite.
@@ -143,7 +143,10 @@ def squares(tensor: Tensor) -> Tensor:
 
 
 def _width(shape: Sequence[int]) -> int:
-    """Return the size of as many of the last axes as `WIDEST` allows for, and of an equal part of the next one."""
+    """Return the number of trailing entries to sum in float32.
+
+    They are as many of the last axes as `WIDEST` allows for, and an equal part of the next one.
+    """
     width = 1
     for axis in reversed(shape):
         if width * axis > WIDEST:
@@ -202,7 +205,7 @@ def _of_positions(pairs: Sequence[tuple[Tensor, ...]], bias: bool) -> Part:
 
 
 def _gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
-    """Return whether the Gram form costs less than the weights' gradients, and its bound holds.
+    """Return whether the Gram form costs less, and its bound holds.
 
     Args:
         positions: number of positions of a unit.
@@ -255,17 +258,19 @@ class Gram(Outer):
         super().__init__(tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64), bias)
 
     def squared_norms(self) -> Tensor:
-        """Return Σ_{s,t} (a_s·a_t + 1)(d_s·d_t), the 1 for the bias, plus a part of (Σ_t ‖(a_t, 1)‖‖d_t‖)²."""
+        """Return Σ_{s,t} (a_s·a_t + 1)(d_s·d_t) + a part of (Σ_t ‖(a_t, 1)‖‖d_t‖)²."""
         return gram_squares(gram(self._inputs) + float(self._bias), gram(self._deltas))
 
 
 def gram(tensor: Tensor) -> Tensor:
-    """Return the products of all pairs of rows: (U, T, n) to (U, T, T), in double precision."""
+    """Return the products of all pairs of rows: (U, T, n) to (U, T, T), double."""
     return tf.matmul(tensor, tensor, transpose_b=True)
 
 
 def gram_squares(inputs: Tensor, deltas: Tensor) -> Tensor:
-    """Return upper bounds of the squared norms of Σ_t a_t d_tᵀ, and of (Σ_t ‖a_t‖‖d_t‖ / `MASS_PER_NORM`)².
+    """Return upper bounds of the squared norms of Σ_t a_t d_tᵀ.
+
+    They are also upper bounds of (Σ_t ‖a_t‖‖d_t‖ / `MASS_PER_NORM`)².
 
     Rounding reduces the sum of products by at most (n + T² + 2)·2⁻⁵² of the squared mass, n numbers in a and d: less
     than half of the added part.
@@ -383,7 +388,7 @@ class Embedded:
         self.held: Sequence[Tensor] = (self._indices, self._deltas)
 
     def squared_norms(self) -> Tensor:
-        """Return Σ over pairs of positions with one index of d_s·d_t, plus a part of the squared mass; see `Part`."""
+        """Return Σ d_s·d_t over pairs of one index + a part of the squared mass."""
         same = self._indices[:, :, None] == self._indices[:, None, :]
         return gram_squares(tf.cast(same, tf.float64), gram(self._deltas))
 
@@ -400,13 +405,13 @@ class Embedded:
 
 
 def is_plain_normalization(layer: Layer) -> bool:
-    """Return whether the layer scales and shifts a normalized input, with all of its weights trained."""
+    """Return whether the layer scales and shifts a normalization, all trained."""
     kinds = (keras.layers.LayerNormalization, keras.layers.GroupNormalization)
     return type(layer) in kinds and len(layer.trainable_variables) == len(layer.weights)
 
 
 def normalization(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
-    """Return separately held gradients: Σ over positions of δ·x̂ for the scale, and of δ for the offset.
+    """Return Σ over positions of δ·x̂ for the scale, and of δ for the offset.
 
     Args:
         layer: a normalization of each example separately.

@@ -64,9 +64,9 @@ def as_traced() -> Iterator[None]:
 
 @contextmanager
 def chained_sums() -> Iterator[None]:
-    """Replace each sum of three or more terms that this thread traces in the block by a chain.
+    """Replace each sum of three or more terms traced in the block by a chain.
 
-    It uses a private part of TensorFlow: no public one reaches the operations of gradients.
+    It affects this thread, through a private part of TensorFlow: no public one reaches the operations of gradients.
     """
     op_callbacks.add_op_callback(_chained)
     try:
@@ -126,7 +126,7 @@ def is_known_to_xla(function: Compiled, signature: Sequence[tf.TensorSpec]) -> b
 
 
 def refuse_effects(graph: tf.Graph, model: Network) -> None:
-    """Refuse a graph that may keep data of an example, is not deterministic, or reads weights indirectly.
+    """Refuse a graph with state, nondeterminism, or indirect reads of weights.
 
     Args:
         graph: of a traced function that reads each trainable variable once, directly.
@@ -182,6 +182,6 @@ def may_keep(operation: tf.Operation) -> bool:
 
 
 def _is_used(operation: tf.Operation) -> bool:
-    """Return whether the output of an operation is used: a replaced operation stays in the graph, uncomputed."""
+    """Return whether the output of an operation is used; a replaced one is not."""
     results = {id(output) for output in operation.graph.outputs}
     return any(output.consumers() or id(output) in results for output in operation.outputs)

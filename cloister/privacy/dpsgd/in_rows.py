@@ -116,7 +116,10 @@ class InRows:
             return Sums.of(*self._compiled(x, y, tf.constant(mask), tf.constant(seeds), tf.constant(bound, tf.float64)))
 
     def with_held(self) -> Compiled:
-        """Return the graph of a call that returns `held` beside the sums, for `audits.keras_kernels` to compare."""
+        """Return the graph of a call that also returns `held`, for audits.
+
+        `audits.keras_kernels` compares it.
+        """
         return self._traced(lambda *given: (self._sums(*given), self.held))
 
     def _compile(self) -> Compiled:
@@ -163,7 +166,7 @@ class InRows:
     def _parts(
         self, x: Tensor, y: Tensor, rows: Rows, shares: Tensor, seeds: Tensor
     ) -> list[tuple[list[Variable], Part]]:
-        """Return variables with their per-unit gradients; variables without effect on the loss are left out.
+        """Return variables with their per-unit gradients, if they affect the loss.
 
         Args:
             x, y: examples, adjacent for each unit.
@@ -221,7 +224,7 @@ def _walk(layer: Layer, seen: set[int]) -> Iterator[tuple[Layer, Form]]:
 
 
 def clip(parts: Sequence[Part], real: Tensor, bound: Tensor) -> tuple[list[list[Tensor]], Tensor, Tensor, Tensor]:
-    """Return Σ gradient·min(1, bound/‖gradient‖) over the units, two counts, and squared norms.
+    """Return Σ gradient·min(1, bound/‖gradient‖), counts, and squared norms.
 
     Norms are overstated by the largest effect of roundings. A unit whose gradient, or the square of its norm, is not
     finite contributes zero.
@@ -243,7 +246,7 @@ def clip(parts: Sequence[Part], real: Tensor, bound: Tensor) -> tuple[list[list[
     factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
 
     def clean(tensor: Tensor) -> Tensor:
-        """Put zeros in the rows that are not finite, which takes a pass over the memory, only if there are any."""
+        """Put zeros in non-finite rows, with a pass over memory only if needed."""
         rows = tf.reshape(finite, [-1] + [1] * (len(tensor.shape) - 1))
         return tf.cond(all_finite, lambda: tensor, lambda: tf.where(rows, tensor, tf.zeros_like(tensor)))
 
@@ -253,7 +256,7 @@ def clip(parts: Sequence[Part], real: Tensor, bound: Tensor) -> tuple[list[list[
 
 
 def _shares(mask: Tensor) -> Tensor:
-    """Return the share of each example in its unit's loss, 0 for padding; shape (U·cap,), double."""
+    """Return each example's share in its unit's loss, shape (U·cap,), double."""
     counted = tf.cast(mask, tf.float64)
     # An empty unit has no examples to divide by; its share is 0.
     return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])
@@ -264,6 +267,6 @@ def _as_like(like: NDArray, rows: NDArray) -> Tensor:
 
 
 def _evenly(room: int, most: int) -> int:
-    """Return the places per call, for the fewest calls of at most `most` places that hold `room` units."""
+    """Return places per call that fit `room` units in the fewest calls."""
     calls = -(-room // most)
     return -(-room // calls)

@@ -138,7 +138,7 @@ class InTurn:
             return Sums.of(*self._compiled(*given))
 
     def _by_unit(self, like: NDArray, rows: NDArray) -> Tensor:
-        """Return the examples of each unit, in the dtype of `like`; the loop does not read beyond the last unit."""
+        """Return the examples of each unit, in the dtype of `like`, padded by zeros."""
         table = np.zeros((self.places * self._cap, *rows.shape[1:]), like.dtype)
         table[: len(rows)] = cast(rows, like.dtype)
         return tf.constant(table.reshape(self.places, self._cap, *rows.shape[1:]))
@@ -276,7 +276,7 @@ class InTurn:
 
 
 def _wide_layers(model: Network) -> list[Layer]:
-    """Return the dense layers with at least `WIDE` kernel weights, whose gradients are not computed per unit."""
+    """Return the dense layers with at least `WIDE` kernel weights."""
     layers = {id(layer): layer for layer in model._flatten_layers() if is_plain_dense(layer)}.values()
     return [layer for layer in layers if math.prod(layer.kernel.shape) >= WIDE]
 

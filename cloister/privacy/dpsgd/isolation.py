@@ -98,7 +98,7 @@ def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Seq
 
 
 def _refuse_effects(operation: tf.Operation) -> None:
-    """Refuse an operation that may write, read files, call Python, keep a state, or sum in a varying order.
+    """Refuse an operation with effects or state, or that sums in a varying order.
 
     Operations that no target needs are refused too: a graph with effects computes them.
     """
@@ -115,7 +115,7 @@ def _labels(
     targets: Sequence[Tensor],
     own: frozenset[str] = frozenset(),
 ) -> list[Label]:
-    """Return the labels of tensors of one graph, from labels of its placeholders by name.
+    """Return the labels of tensors of one graph, from those of placeholders.
 
     The placeholders in `own` hold the units' original data.
     """
@@ -147,7 +147,10 @@ def _refuse_raising(operation: tf.Operation, found: Mapping[str, Label], own: fr
 
 
 def _is_held(tensor: Tensor, found: Mapping[str, Label], own: frozenset[str]) -> bool:
-    """Return whether a tensor is computed from a unit's own integers, in the same way at every place."""
+    """Return whether a tensor is computed from a unit's own integers alone.
+
+    The computation is the same at every place.
+    """
     operation = tensor.op
     if not isinstance(found[tensor.name], Rows) or not (tensor.dtype.is_integer or tensor.dtype.is_bool):
         return False
@@ -181,7 +184,7 @@ def _in_order(graph: tf.Graph, targets: Sequence[Tensor]) -> Iterator[tf.Operati
 
 
 def _made(step: Step) -> Sequence[Label]:
-    """Return the labels of an operation's outputs; the operation may call functions of its graph."""
+    """Return the labels of an operation's outputs, following function calls."""
     operation = step.operation
     if operation.type in CALLS:
         return _called(step, operation.get_attr("f").name, step.labels)

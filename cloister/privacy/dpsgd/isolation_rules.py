@@ -143,7 +143,7 @@ class Step:
         return int(rank)
 
     def value(self, place: int) -> NDArray:
-        """Return the numbers of an input that is independent of all units and known while tracing."""
+        """Return the numbers of a unit-independent input, known while tracing."""
         value = self.values.of(self.operation.inputs[place]) if self.labels[place] is None else None
         if value is None:
             raise Unproved(self.operation, f"has an input {place} that is not known while tracing")
@@ -154,7 +154,7 @@ class Step:
         return [int(axis) % rank for axis in np.ravel(self.value(place))]
 
     def only(self, *places: int) -> Rows:
-        """Return the common label of some inputs, if all other inputs are independent of all units."""
+        """Return the common label of some inputs; the rest must have none."""
         if any(label is not None for place, label in enumerate(self.labels) if place not in places):
             raise Unproved(self.operation, "has sizes, axes, weights or other arguments that depend on units")
         return self.agreed(self.labels[place] for place in places)
@@ -189,7 +189,7 @@ DRAWS = {
 
 
 def outputs(step: Step) -> Sequence[Label]:
-    """Return the labels of an operation's outputs; the operation calls no function of its graph.
+    """Return the labels of the outputs of an operation without function calls.
 
     Raises:
         Mixes: the operation combines several units.
@@ -215,7 +215,7 @@ def outputs(step: Step) -> Sequence[Label]:
 
 
 def _drawn(step: Step) -> Sequence[Label]:
-    """Return labels that assign each unit a slice of the first axis: slices of random numbers are independent."""
+    """Return labels that assign each unit an independent slice of the first axis."""
     if step.operation.type not in DRAWS or any(label is not None for label in step.labels):
         raise Unproved(step.operation, "draws random numbers in a way that has no rule")
     shape = step.shape(step.operation.outputs[0])
@@ -256,7 +256,7 @@ Axes: TypeAlias = Callable[[Step], Iterable[int]]
 
 
 def _apart(kinds: str, taken: Axes, reason: str, error: type[NotIsolated] = Unproved) -> None:
-    """Add a rule that keeps the label of the first input, unless the operation combines the axis of units."""
+    """Add a rule that keeps the first input's label on an uncombined axis."""
 
     def kept(step: Step) -> Sequence[Label]:
         label = step.only(0)
@@ -405,7 +405,7 @@ def _einsum(step: Step) -> Sequence[Label]:
 
 @_rule("Reshape Squeeze")
 def _reshaped(step: Step) -> Sequence[Label]:
-    """Find the axis of the output along which the unit changes at the same interval, in row-major order."""
+    """Find the output axis along which the unit changes at the same interval."""
     label, old, new = step.only(0), step.shape(step.operation.inputs[0]), step.shape(step.operation.outputs[0])
     run = label.inner * math.prod(old[label.axis + 1 :])  # number of adjacent entries of one unit
     for axis, length in enumerate(new):
@@ -437,7 +437,7 @@ def _transposed(step: Step) -> Sequence[Label]:
 
 @_rule("ConcatV2")
 def _appended(step: Step) -> Sequence[Label]:
-    """Keep an axis of units without appended entries, or append whole rounds of all units to it."""
+    """Keep an axis of units, or append whole rounds of all units to it."""
     *labels, _ = step.labels
     label, (axis,) = step.agreed(labels), step.axes(len(labels), step.rank(0))
     if label.axis == axis and None in labels:
@@ -457,7 +457,7 @@ def _unpacked(step: Step) -> Sequence[Label]:
 
 
 def _cut(numbers: NDArray, label: Rows, units: int, axis: int) -> Rows | None:
-    """Return the label of some entries of the axis of units, along an axis of the result; None: no label fits."""
+    """Return the label of kept entries of the axis of units; None: none fits."""
     own = numbers // label.inner % units
     for inner in (label.inner, 1, own.size // units):
         if inner and own.size % (units * inner) == 0 and np.array_equal(own, np.arange(own.size) // inner % units):
@@ -492,7 +492,7 @@ def _index(step: Step) -> tuple[Index, ...]:
 
 
 def _kept(step: Step, shape: tuple[int, ...], axis: int) -> tuple[NDArray, int]:
-    """Return the entries of an axis that a strided slice keeps, and their axis in the result."""
+    """Return the entries of an axis kept by a strided slice, and their new axis."""
     along = [-1 if one == axis else 1 for one in range(len(shape))]
     taken = np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)[_index(step)]
     moving = [one for one, length in enumerate(taken.shape) if length > 1 and taken.strides[one]]
@@ -512,7 +512,7 @@ def _strided_slice(step: Step) -> Sequence[Label]:
 
 @_rule("StridedSliceGrad")
 def _strided_slice_gradient(step: Step) -> Sequence[Label]:
-    """Find the axis of the larger tensor along which the inserted entries keep their units' places."""
+    """Find the larger tensor's axis along which entries keep their units' places."""
     label, shape = step.only(4), tuple(map(int, step.value(0)))
     for axis, length in enumerate(shape):
         for inner in {label.inner, length // step.units} - {0}:

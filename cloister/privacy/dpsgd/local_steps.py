@@ -68,7 +68,9 @@ class LocalSteps:
         return min(1.0, self.batch_size / self.examples)
 
     def batches(self, seed: int | None = None, present: int | None = None) -> Iterator[Batch]:
-        """Return the indices of the units in each step, drawn by the operating system or from a seed.
+        """Return the indices of the units in each step.
+
+        The operating system draws them, or a seed.
 
         Args:
             seed: for tests and papers.
@@ -84,7 +86,7 @@ class LocalSteps:
         return shuffle(self.examples, min(self.batch_size, self.examples), self.count, seed)
 
     def _poisson(self, present: int, seed: int | None) -> Iterator[Batch]:
-        """Return batches of at most N units; if there are more, N are drawn at random for the round."""
+        """Return batches of at most N units, drawn at random if there are more."""
         drawn = poisson(min(present, self.examples), self.rate, self.count, seed)
         if present <= self.examples:
             return drawn

@@ -93,17 +93,17 @@ def take(examples: Examples, rows: NDArray[np.intp]) -> Examples:
 
 
 def specs_of(rows: Sequence[int], examples: Examples) -> Examples:
-    """Return the signature of a graph: for each array a spec of its dtype and of shape (*rows, ...)."""
+    """Return a spec of shape (*rows, ...) and of the dtype of each array."""
     return tf.nest.map_structure(lambda array: tf.TensorSpec([*rows, *array.shape[1:]], array.dtype), examples)
 
 
 def seeds_of(model: Network) -> list[Variable]:
-    """Return all states of random number generators of a model; an empty list: the model draws nothing."""
+    """Return all states of a model's random number generators; may be empty."""
     return [variable for variable in model.non_trainable_variables if is_seed(variable)]
 
 
 def seeded(model: Network, seeds: Tensor) -> list[tuple[Variable, Tensor]]:
-    """Return values for a `keras.StatelessScope` in which random layers draw from these seeds.
+    """Return values for a `keras.StatelessScope` that set random layers' seeds.
 
     Args:
         model: network with random layers.

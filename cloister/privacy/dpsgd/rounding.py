@@ -60,7 +60,9 @@ def check_clipping_norm(clipping_norm: float) -> None:
 
 
 def overstatement(batch_size: int, at_once: int) -> float:
-    """Return η: with contributions bounded by S/(1 + η), one unit moves the computed sum by at most S.
+    """Return η, the relative reduction of the bound for roundings.
+
+    With contributions bounded by S/(1 + η), one unit moves the computed sum by at most S.
 
     Args:
         batch_size: B.
@@ -71,7 +73,7 @@ def overstatement(batch_size: int, at_once: int) -> float:
 
 
 def most_at_once(batch_size: int) -> int:
-    """Return the largest number of units in a call for which η is at most `MAXIMUM_OVERSTATEMENT`.
+    """Return the most units in a call with η up to `MAXIMUM_OVERSTATEMENT`.
 
     Args:
         batch_size: B, at most 2¹⁶, for which such a number exists.

@@ -149,10 +149,10 @@ class DpSgd:
         return StepCounts(found.examples, found.clipped, found.non_finite)
 
     def clipped_sum(self, x: Examples, y: Examples, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
-        """Return the un-noised sum Σ gradient·min(1, S/‖gradient‖) over the units, clipped a little shorter.
+        """Return Σ gradient·min(1, S/‖gradient‖) over the units, without noise.
 
-        A unit whose gradient is not finite, or whose computation raises an exception, contributes zero and does not
-        affect other units.
+        Contributions are clipped a little shorter than S. A unit whose gradient is not finite, or whose computation
+        raises an exception, contributes zero and does not affect other units.
 
         Args:
             x, y: the examples that take part, any number of them.
@@ -204,7 +204,7 @@ def _descent(optimizer: Optimizer, variables: Sequence[Variable]) -> Compiled:
 def train(
     dp_sgd: DpSgd, x: Examples, y: Examples, *, steps: int, sampling: str = "poisson", seed: int | None = None
 ) -> Iterator[StepCounts]:
-    """Take private steps on batches of these examples, and yield the counts of each step.
+    """Take private steps on batches of these examples, and yield their counts.
 
     Steps are taken on iteration: write `for counts in train(...)`.
 

@@ -65,7 +65,7 @@ def clip(cohort: Cohort, bound: float) -> Cohort:
 
 
 def clipped_fraction(cohort: Cohort) -> float:
-    """Return the share of updates that were scaled down. It comes from un-noised norms: not for release."""
+    """Return the share of updates that were scaled down, un-noised: not for release."""
     return float(np.mean(cohort.factors < 1)) if len(cohort) else 0.0
 
 
@@ -93,12 +93,14 @@ def capped_weights(cohort: Cohort, examples: tuple[float, ...], cap: float) -> C
 
 
 def heaviest(quantile: float) -> float:
-    """Return the largest contribution of one client to the sum that an adaptive clip follows: max(γ, 1 - γ)."""
+    """Return max(γ, 1 - γ), one client's largest part in an adaptive clip's sum."""
     return max(quantile, 1 - quantile)
 
 
 def whole_bits(grid: Grid, quantile: float) -> tuple[int, int]:
-    """Return the contributions of a client within the bound, and of one outside, to an adaptive clip's sum.
+    """Return both values of a client's bit in an adaptive clip's sum, in steps.
+
+    The first is for an update within the bound, the second for one outside.
 
     Args:
         grid: of the sum; its bound is `heaviest(quantile)`.
@@ -197,7 +199,7 @@ class AdaptiveClip(FixedClip):
         }
 
     def refuse_canaries(self) -> None:
-        """Raise ConfigError: canaries are as long as the bound, and would drive an adaptive one."""
+        """Raise ConfigError: canaries would drive an adaptive bound."""
         raise ConfigError(
             "privacy.canaries contradicts privacy.clipping = 'adaptive': canaries are longer than the clip, and would "
             "drive the quantile that it follows; use 'fixed', or 0 canaries"
@@ -210,7 +212,7 @@ class AdaptiveClip(FixedClip):
         return 1 / math.sqrt(noise_multiplier**-2 + self.bits_multiplier**-2)
 
     def followed(self, cohort: Cohort, size: float, noise: GaussianNoise) -> "AdaptiveClip":
-        """Release the share of norms within the bound, and return the clip moved towards its quantile.
+        """Release the share of norms within the bound, and return the moved clip.
 
         Args:
             cohort: of this round, with its norms before clipping.

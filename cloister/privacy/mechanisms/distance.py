@@ -93,11 +93,12 @@ def largest_distance(cohort: Cohort, pairwise: Callable[[Cohort], Matrix]) -> fl
 
 
 def mean_layer_frobenius(cohort: Cohort) -> Matrix:
-    """Compute (1/L) Σ_ℓ ‖w_i(ℓ) - w_j(ℓ)‖_F over the L arrays of the model, weights and biases alike.
+    """Compute (1/L) Σ_ℓ ‖w_i(ℓ) - w_j(ℓ)‖_F over the model's L arrays.
 
-    With updates clipped to C it is at most 2C/√L: by Cauchy and Schwarz the sum of L norms is at most √L times the norm
-    of the whole difference, and that is at most 2C. Two opposed clients whose updates are spread evenly over all arrays
-    reach it, and it is 0 if all clients agree. So one client can move it over its whole range.
+    Weights and biases both count. With updates clipped to C it is at most 2C/√L: by Cauchy and Schwarz the sum of L
+    norms is at most √L times the norm of the whole difference, and that is at most 2C. Two opposed clients whose
+    updates are spread evenly over all arrays reach it, and it is 0 if all clients agree. So one client can move it
+    over its whole range.
 
     Source: Sáinz-Pardo Díaz et al. (2026), Algorithm 1.
     """
@@ -105,12 +106,12 @@ def mean_layer_frobenius(cohort: Cohort) -> Matrix:
 
 
 def l2(cohort: Cohort) -> Matrix:
-    """Compute ‖w_i - w_j‖₂ over all parameters together; at most 2C between two points of a ball of radius C."""
+    """Compute ‖w_i - w_j‖₂ over all parameters; at most 2C in a ball of radius C."""
     return np.sqrt(_total(cohort, _squared_distances(cohort)))
 
 
 def cosine(cohort: Cohort) -> Matrix:
-    """Compute 1 - cos(U[i], U[j]) of the updates: 0 for equal directions, 2 for opposite ones.
+    """Compute 1 - cos(U[i], U[j]): 0 for equal directions, 2 for opposite ones.
 
     An update of norm 0 has no direction; its distance to any other is 1, and to another such update 0. Clipping does
     not change a direction; the bound is 2 for every C.
@@ -131,7 +132,7 @@ COSINE = Distance(cosine, lambda bound, arrays: 2.0)
 
 
 def total_gram(cohort: Cohort) -> Matrix:
-    """Return the Gram matrix of the bounded updates over all parameters together, not centred, in float64."""
+    """Return the Gram matrix of the bounded updates, not centred, in float64."""
     return _total(cohort, layer_grams(cohort, centred=False))
 
 

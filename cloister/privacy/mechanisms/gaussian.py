@@ -103,7 +103,10 @@ class GaussianMechanism(Mechanism):
 
     @property
     def skips_empty_rounds(self) -> bool:
-        """Return whether a round without replies makes no release, as with an exact distance."""
+        """Return whether a round without replies makes no release.
+
+        An exact distance makes none.
+        """
         return self.scale.skips_empty_rounds
 
     @property
@@ -118,7 +121,9 @@ class GaussianMechanism(Mechanism):
         return self.noise_multiplier
 
     def events(self, layout: Layout, sampling: Sampling = UNSAMPLED) -> tuple[Event, ...]:
-        """Return the release of the distance, if any, and that of the sum with the least noise it can have.
+        """Return the events of a round: of the distance, if any, and of the sum.
+
+        The sum is charged with the least noise it can have.
 
         Args:
             layout: of the model.
@@ -148,7 +153,7 @@ class GaussianMechanism(Mechanism):
         )
 
     def bounded(self, cohort: Cohort, examples: tuple[float, ...]) -> Cohort:
-        """Return the contributions, clipped to C and weighted, each independently of the others.
+        """Return the contributions, independently clipped to C and weighted.
 
         Args:
             cohort: of n unbounded updates.
@@ -159,7 +164,7 @@ class GaussianMechanism(Mechanism):
 
     @abstractmethod
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
-        """Return the input of the wrapped strategy, from the bounded cohort with this round's multiplier."""
+        """Return the input of the wrapped strategy, from the bounded cohort."""
 
     def caveats(self) -> tuple[str, ...]:
         """Return a caveat if there is no noise, and those of the scale."""
@@ -167,7 +172,7 @@ class GaussianMechanism(Mechanism):
         return (*silent, *self.scale.caveats())
 
     def refuse_canaries(self) -> None:
-        """Raise ConfigError: canaries are scored on a noised mean, not on a rank or a strategy's output."""
+        """Raise ConfigError: canaries are scored on a noised mean only."""
         raise ConfigError(
             f"privacy.canaries contradicts privacy.placement = {self.placement!r}: scores of canaries are read off the "
             "noised mean of clipped updates; use 'update', or 0 canaries"
@@ -195,7 +200,9 @@ class GaussianMechanism(Mechanism):
         return replace(self, noise_multiplier=z, clip=clip)
 
     def calibrated(self, spent: Callable[[Mechanism], float], limit: float, budget: str) -> Self:
-        """Return this mechanism with the smallest z, to one part in a thousand, that stays within the budget.
+        """Return this mechanism with the smallest z within the budget.
+
+        It is exact to one part in a thousand.
 
         Args:
             spent: returns the total spending with a mechanism; it falls as z grows.
@@ -231,7 +238,7 @@ class GaussianMean(GaussianMechanism):
     placement = "update"
 
     def intake(self, layout: Layout, sent: Row, most: int) -> Intake | None:
-        """Return an intake that adds replies as they arrive; None if the scale has to compare them.
+        """Return an intake for replies; None if the scale has to compare them.
 
         Args:
             layout, sent, most: as in `Mechanism.intake`.
@@ -348,7 +355,7 @@ class GaussianOutput(GaussianMechanism):
             )
 
     def suited_to(self, capabilities: Capabilities | None, strategy: str) -> Mechanism:
-        """Return this mechanism with the strategy's name, and whether it is a mean; any strategy is accepted.
+        """Return this mechanism with the strategy's name and kind; accept any strategy.
 
         Args:
             capabilities, strategy: as in `Mechanism.suited_to`.
@@ -363,7 +370,7 @@ class GaussianOutput(GaussianMechanism):
         return Released(models, multiplier * sensitivity, sensitivity, widest_std=widest * sensitivity)
 
     def caveats(self) -> tuple[str, ...]:
-        """Return the caveat that the noise is calibrated for a mean of the clients that replied."""
+        """Return the caveat that the noise is calibrated for a mean of the replies."""
         why = (
             "privacy.placement is 'model': the noise depends on how many clients replied"
             if self.is_uniform_mean

@@ -90,7 +90,7 @@ class Grid:
 
     @property
     def step(self) -> float:
-        """Return the distance between the sums that may be released, in units of the weights."""
+        """Return the distance between releasable sums, in units of the weights."""
         return self.bound / self.steps
 
     def covers(self, multiplier: float) -> bool:
@@ -102,7 +102,7 @@ class Grid:
         return not multiplier or self.scale >= _scale(multiplier, self.steps)
 
     def whole(self, share: float) -> int:
-        """Return a share of the bound in whole steps, truncated toward zero: at most D after any rounding.
+        """Return a share of the bound in whole steps, at most D after any rounding.
 
         Args:
             share: from -1 to 1.
@@ -127,7 +127,7 @@ class Grid:
         return np.int32 if self.steps <= 1 << FINEST else np.int64
 
     def settle(self, weights: NDArray, write: Callable[[NDArray], NDArray]) -> None:
-        """Write a release, and rewrite it until every contribution is verified to be within the bound.
+        """Write a release, and rewrite it until every contribution is within the bound.
 
         Overwritten values have not left the process; the rewritten release has the same noise.
 
@@ -143,7 +143,7 @@ class Grid:
                 squares = write(weights)
 
     def shortened(self, weights: NDArray, squares: NDArray, share: float) -> NDArray[np.float64]:
-        """Return the weights, reduced for contributions that are not verified to be within the bound.
+        """Return the weights, reduced for contributions not verified as bounded.
 
         Args:
             weights: factors of the updates before truncation, shape (n,).
@@ -163,7 +163,7 @@ class Grid:
         return squares * (1 + SQUARES_ERROR) <= self.steps**2
 
     def contains(self, squares: float) -> bool:
-        """Return whether integers are within the bound, exactly, from the sum of their squares in double precision.
+        """Return whether integers are within the bound, exactly.
 
         Rounding never makes a sum of positive numbers smaller than a part of it. So if a sum of integers is below 2^53,
         all of its partial sums were integers below 2^53, and nothing was rounded.
@@ -302,7 +302,9 @@ class Adder:
 
 @cache
 def kernel(dtype: np.dtype, integers: np.dtype) -> ModuleType | None:
-    """Return the compiled kernel, if numba is installed and supports the dtype; import it on first use.
+    """Return the compiled kernel, if numba is installed and supports the dtype.
+
+    It is imported on first use.
 
     Args:
         dtype: of updates.
@@ -341,7 +343,7 @@ def adds_as_numpy(compiled: ModuleType, dtype: np.dtype, integers: np.dtype) -> 
 
 
 def _following(multiplier: float) -> tuple[float, int]:
-    """Return D and s for a public z: s is a power of two, so that few tables serve all releases."""
+    """Return D and s for a public z; s is a power of two, for few tables."""
     _, exponent = math.frexp(multiplier)
     scale = 1 << min(24, max(8, FINEST - 1 + exponent))
     # Reduced by the rounding error of these three operations.

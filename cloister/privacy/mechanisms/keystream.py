@@ -54,7 +54,7 @@ class Keystream:
         return {span: tuple(next(self._numbers) for _ in range(0, len(span), self._block)) for span in stretches}
 
     def __reduce__(self) -> NoReturn:
-        """Refuse copies and pickles, which are copies in another process: each would add the same noise.
+        """Refuse copies and pickles: each copy would add the same noise.
 
         Raises:
             PrivacyError: always.
@@ -62,7 +62,7 @@ class Keystream:
         raise PrivacyError("noise cannot be copied or pickled: both copies would add the same; make another")
 
     def secret(self) -> bytes:
-        """Return the first 32 bytes of the next place in the stream, reserved as the key of another stream."""
+        """Return 32 bytes of the next place, reserved as the key of another stream."""
         ((number,),) = self.places([Span(0, 0, 1)]).values()
         start = counter(self._nonce, number, self._counters)
         return Cipher(algorithms.AES(self._key), modes.CTR(start)).encryptor().update(bytes(32))

@@ -82,7 +82,7 @@ def clustered(layout: Layout, models: Sequence[Row], hypotheses: Sequence[Row]) 
 
 
 def scattered(layout: Layout, models: Sequence[Row], count: int) -> list[int]:
-    """Choose models far from each other, as a start for k-means if the hypotheses are all alike.
+    """Choose models far from each other, as a start if all hypotheses are alike.
 
     They are drawn by k-means++ several times, and the draw with the tightest clusters is returned. The choice depends
     on the models alone: if these were released, it is post-processing. The draws are public, and the same for the same
@@ -105,7 +105,10 @@ def scattered(layout: Layout, models: Sequence[Row], count: int) -> list[int]:
 
 
 def _drawn_apart(points: NDArray, count: int, rng: np.random.Generator) -> list[int]:
-    """Draw the first index uniformly, and each other in proportion to its squared distance to the nearest drawn one."""
+    """Draw each next index in proportion to its squared distance to the drawn ones.
+
+    The first one is uniform. The distance is that to the nearest drawn one.
+    """
     chosen = [int(rng.integers(len(points)))]
     squares = np.square(points - points[chosen[0]]).sum(axis=1)
     while len(chosen) < count and (squares > ROUNDING).any():
@@ -115,13 +118,13 @@ def _drawn_apart(points: NDArray, count: int, rng: np.random.Generator) -> list[
 
 
 def _scatter(points: NDArray, start: list[int]) -> float:
-    """Return the sum of squared distances to the centres that k-means finds from a start."""
+    """Return the sum of squared distances to the centres of k-means from a start."""
     centres = points[start]
     return float(np.square(points - centres[lloyd(points, centres)]).sum())
 
 
 def lloyd(points: NDArray, centres: NDArray) -> NDArray[np.intp]:
-    """Run k-means by Lloyd's iteration; move `centres` in place, and keep centres of empty clusters unchanged.
+    """Run k-means by Lloyd's iteration, in place; empty clusters keep their centres.
 
     scikit-learn's would move an empty cluster to the point farthest from all others, the noisiest client.
 
@@ -145,7 +148,7 @@ def lloyd(points: NDArray, centres: NDArray) -> NDArray[np.intp]:
 
 
 def _coordinates(layout: Layout, rows: Sequence[Row]) -> NDArray[np.float64]:
-    """Return the rows in float64, or coordinates with the same distances in as many dimensions as there are rows."""
+    """Return the rows in float64, or equidistant coordinates in fewer dimensions."""
     if layout.size <= len(rows):
         return np.array([np.concatenate(row) for row in rows], np.float64)
     # Centred at the last row, a hypothesis if there are any: if clients nearly agree, differences keep their digits.

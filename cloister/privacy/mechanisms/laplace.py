@@ -75,7 +75,7 @@ class LaplaceNoise:
 
 
 def deviation(normals: GaussianNoise, p: int, epsilon: float) -> float:
-    """Draw √w: the standard deviation of the normals that make one draw of Laplace noise in R^p.
+    """Draw √w, the deviation of the normals in one draw of Laplace noise in R^p.
 
     Args:
         normals: source of the draw; the p normals themselves must be other numbers of the same stream.
@@ -120,7 +120,9 @@ def _chi_square(normals: GaussianNoise, freedom: int) -> float:
 
 
 def log_coordinate_variance(p: int, epsilon: float) -> float:
-    """Return ln of the variance of one coordinate, ln((p + 1)/ε²) (Galli et al., 2023, Lemma 4.3).
+    """Return ln((p + 1)/ε²), the log variance of one coordinate.
+
+    Source: Galli et al. (2023), Lemma 4.3.
 
     Args:
         p: parameters that share one draw, at least 1.
@@ -131,7 +133,7 @@ def log_coordinate_variance(p: int, epsilon: float) -> float:
 
 
 def _refuse_unfit(model: Row) -> None:
-    """Refuse arrays to which noise cannot be added in place, or in which it would hide nothing."""
+    """Refuse arrays without room for noise, or in which it would hide nothing."""
     for piece in model:
         if piece.dtype not in (np.float32, np.float64) or piece.ndim != 1 or not piece.flags.writeable:
             raise PrivacyError(

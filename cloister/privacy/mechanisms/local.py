@@ -62,7 +62,9 @@ class LocalMechanism(Contributor, ABC, abstract=True):
 
     @abstractmethod
     def events(self, parameters: int) -> list[Event]:
-        """Return the events of one release of this size: fixed before training, the same for every update.
+        """Return the events of one release of this size, fixed before training.
+
+        They are the same for every update.
 
         Raises:
             ConfigError, PrivacyError: this mechanism cannot noise a model of this size.

@@ -52,7 +52,7 @@ class Scale:
 
 
 def factor_for(norm: float, bound: float) -> float:
-    """Return the factor that scales an update of this norm into the ball, including its rounding.
+    """Return the factor from this norm into the ball, including its rounding.
 
     Args:
         norm: of the update, finite.
@@ -70,7 +70,7 @@ def released(
     scale: Callable[[int, float], Scale],
     tell: Tell | None,
 ) -> Sent:
-    """Return start + factor·update + noise, with one scale for all arrays together or one for each array.
+    """Return start + factor·update + noise, with one scale or one for each array.
 
     Args:
         trained, start, noise, tell: as in `LocalMechanism.release`.
@@ -118,7 +118,10 @@ def _write_whole(
     source: sampler.DiscreteGaussian,
     places: Mapping[Span, Places],
 ) -> float:
-    """Write start + (whole steps of factor·update + noise)·step; return the sum of squares of these steps."""
+    """Write start + (whole steps of factor·update + noise)·step.
+
+    Return the sum of the squares of these steps.
+    """
     squares = dict.fromkeys(places, 0.0)
 
     def write(span: Span, workspace: tuple[sampler.Maker, NDArray]) -> None:
@@ -138,7 +141,7 @@ def _write_whole(
 
 
 def _begun(trained: Arrays, start: Arrays, tell: Tell | None) -> tuple["_Update", Sent, list[NDArray]]:
-    """Return the update, the new arrays to send, and flat views of these; nothing is written to them yet."""
+    """Return the update, empty arrays to send, and flat views of these."""
     _refuse_unfit(start)
     update = _Update.of(trained, start, tell)
     sent = {name: np.empty(array.shape, array.dtype) for name, array in start.items()}
@@ -215,7 +218,7 @@ class _Update:
 
 
 def _pieces(trained: Arrays, start: Arrays) -> Row | None:
-    """Return the trained arrays in the start's order, flat; None if they are other arrays."""
+    """Return the trained arrays in the start's order, flat; None if they differ."""
     if trained.keys() != start.keys():
         return None
     arrays = [trained[name] for name in start]
@@ -225,7 +228,7 @@ def _pieces(trained: Arrays, start: Arrays) -> Row | None:
 
 
 def _norms(trained: Row, start: Row) -> list[float]:
-    """Return ‖trained - start‖₂ of each array; NaN or infinite if the difference or its norm is."""
+    """Return ‖trained - start‖₂ of each array; it may be NaN or infinite."""
     update, places = _Update(trained, start, ()), spans([piece.size for piece in start], BLOCK)
     found = dict.fromkeys(places, 0.0)
 
@@ -241,7 +244,10 @@ def _norms(trained: Row, start: Row) -> list[float]:
 
 
 def _norm(block: NDArray) -> float:
-    """Return the Euclidean norm of doubles; if squares leave the range, that of the block scaled by a power of two."""
+    """Return the Euclidean norm of doubles of any size.
+
+    If squares leave the range, the block is scaled by a power of two first.
+    """
     square = float(np.vdot(block, block))
     # Well inside the range of doubles: no relevant square has vanished or overflowed.
     if 2.0**-900 < square < 2.0**1000:
@@ -255,7 +261,7 @@ def _norm(block: NDArray) -> float:
 
 
 def _write(update: _Update, targets: Mapping[int, NDArray], how: Scale, noise: GaussianNoise) -> None:
-    """Write start + factor·update + noise to the targets; the start is added to noised numbers on the grid."""
+    """Write start + factor·update + noise to the targets, the start last."""
     sizes = [piece.size if layer in targets else 0 for layer, piece in enumerate(update.start)]
     places = noise.places(spans(sizes, BLOCK))
 

@@ -131,7 +131,7 @@ class Mechanism(Contributor, ABC, abstract=True):
 
     @abstractmethod
     def events(self, layout: Layout, sampling: Sampling) -> tuple[Event, ...]:
-        """Return the worst-case events of one round, in the order of the releases; that of the model is the last.
+        """Return the worst-case events of one round in order, that of the model last.
 
         Args:
             layout: of the model.
@@ -140,14 +140,14 @@ class Mechanism(Contributor, ABC, abstract=True):
 
     @abstractmethod
     def release(self, contributions: Contributions) -> Released:
-        """Bound the contributions and make the release. Its events are recorded before this call.
+        """Bound the contributions and make the release, after its events are recorded.
 
         Args:
             contributions: of the round; the cohort may be empty.
         """
 
     def intake(self, layout: Layout, sent: Row, most: int) -> "Intake | None":
-        """Return an intake that adds replies as they arrive; None: `release` needs all of them at once.
+        """Return an intake for replies; None: `release` needs all of them at once.
 
         A mechanism with an intake receives contributions without rows, summed in `Contributions.taken`.
 
@@ -160,7 +160,7 @@ class Mechanism(Contributor, ABC, abstract=True):
 
     @abstractmethod
     def parameters(self) -> dict[str, Parameter]:
-        """Return all parameters of the claim, by configuration key, or by the name of the option."""
+        """Return all parameters of the claim, by configuration key or option."""
 
     def caveats(self) -> tuple[str, ...]:
         """Return the reasons why the claim is not sound; empty if it is."""
@@ -173,7 +173,7 @@ class Mechanism(Contributor, ABC, abstract=True):
 
     @property
     def noises_output(self) -> bool:
-        """Return whether the noise is added to the wrapped strategy's output from `Released.models`."""
+        """Return whether the noise is added to the strategy's output."""
         return False
 
     @property
@@ -183,7 +183,7 @@ class Mechanism(Contributor, ABC, abstract=True):
 
     @property
     def clipping_norm(self) -> float:
-        """Return the largest L2 norm of one client's contribution, for the ledger; 0: another kind of bound."""
+        """Return the largest L2 norm of one contribution; 0: another kind of bound."""
         return 0.0
 
     @property
@@ -195,7 +195,9 @@ class Mechanism(Contributor, ABC, abstract=True):
         return False
 
     def refuse_canaries(self) -> None:
-        """Refuse audits by canaries: simulated clients with an update of at most `clipping_norm` after the bound.
+        """Refuse audits by canaries.
+
+        Canaries are simulated clients with an update of at most `clipping_norm` after the bound.
 
         A mechanism that noises the mean of bounded updates, for any number of them, overrides this method.
 
@@ -221,7 +223,7 @@ class Mechanism(Contributor, ABC, abstract=True):
         return self
 
     def calibrated(self, spent: Callable[["Mechanism"], float], limit: float, budget: str) -> "Mechanism":
-        """Return the mechanism of this kind with the smallest noise that stays within a budget.
+        """Return this kind of mechanism with the smallest noise within a budget.
 
         Args:
             spent: returns the total spending with a mechanism.
@@ -234,11 +236,11 @@ class Mechanism(Contributor, ABC, abstract=True):
         raise ConfigError(f"privacy.server = {self.name!r} has no noise that could be calibrated to {budget}")
 
     def state_dict(self) -> State:
-        """Return the state beyond the configuration: calibrated noise, and values from earlier rounds."""
+        """Return the state beyond the configuration, such as calibrated noise."""
         return {}
 
     def restored(self, state: State) -> "Mechanism":
-        """Return this mechanism with the saved state of a run that continues in another process.
+        """Return this mechanism with the saved state of a run that continues.
 
         Args:
             state: result of `state_dict` in that process.
@@ -247,7 +249,7 @@ class Mechanism(Contributor, ABC, abstract=True):
 
 
 def refuse_unless_meaningful_on_one_reply(capabilities: Capabilities | None, strategy: str, instead: str) -> None:
-    """Refuse a strategy whose aggregation of one released model would not match its name.
+    """Refuse a strategy that is not meaningful on one released model.
 
     Args:
         capabilities: declared by the strategy; None: undeclared.

@@ -64,7 +64,7 @@ def metric(
     examples_cap: float = 0.0,
     **distance: Unpack[DistanceOptions],
 ) -> GaussianMechanism:
-    """Return a mechanism with Gaussian noise scaled by the distance of the clients' models: σ = (z/d)·C/n.
+    """Return a mechanism with noise scaled by the models' distance: σ = (z/d)·C/n.
 
     Args:
         noise_multiplier, clipping_norm, placement, examples_cap: as in `global_dp`.

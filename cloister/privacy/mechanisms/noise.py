@@ -68,10 +68,10 @@ class GaussianNoise(Keystream):
         super().__init__(seed, "cloister noise", BLOCK, HALF)
 
     def add(self, target: NDArray, std: float) -> None:
-        """Add `std` · N(0, 1) to every number of a flat float32 or float64 array, in place and on no grid.
+        """Add `std` · N(0, 1) to every number of a flat array, in place, on no grid.
 
         Args:
-            target: of n numbers; the noise is drawn in its precision.
+            target: n numbers of float32 or float64; the noise is drawn in its precision.
             std: ≥ 0; 0: no noise.
 
         Raises:
@@ -86,7 +86,9 @@ class GaussianNoise(Keystream):
         for_each_span(list(places), work, lambda: self.maker(target.dtype))
 
     def add_on_grid(self, row: Row, std: float, step: float | None = None, out: Row | None = None) -> None:
-        """Add `std` · N(0, 1) to every number of a row, rounded to a public grid: see `Maker.add_on_grid`.
+        """Add `std` · N(0, 1) to every number of a row, rounded to a public grid.
+
+        See `Maker.add_on_grid`.
 
         Args:
             row: flat float32 or float64 arrays.
@@ -117,7 +119,7 @@ class GaussianNoise(Keystream):
         return out
 
     def maker(self, dtype: DTypeLike = np.float64) -> "Maker":
-        """Return a maker of this stream's blocks for one thread, with memory of its own for noise of this dtype."""
+        """Return a maker of blocks for one thread, for noise of this dtype."""
         return Maker(self._key, self._nonce, np.empty(WORKSPACE, dtype))
 
 
@@ -153,10 +155,11 @@ class Maker:
     def add_on_grid(
         self, target: NDArray, std: float, places: Places, step: float | None = None, out: NDArray | None = None
     ) -> None:
-        """Add N(0, std²) in the maker's precision, and round to a public grid before the cast to the numbers' dtype.
+        """Add N(0, std²) and round to a public grid, before the cast to the dtype.
 
-        The low bits of floating-point noise reveal the number under it (Mironov, 2012; Haney et al., 2022). So each
-        released number has at most `GRID_BITS` bits below `std`; 33 bits of a double are below that.
+        Both are in the maker's precision. The low bits of floating-point noise reveal the number under it (Mironov,
+        2012; Haney et al., 2022). So each released number has at most `GRID_BITS` bits below `std`; 33 bits of a
+        double are below that.
 
         Args:
             target: flat, of n float32 or float64 numbers.
@@ -178,13 +181,13 @@ class Maker:
             np.multiply(wide, step, out=out[block], casting="same_kind")
 
     def normals(self, number: int, count: int, std: float) -> NDArray:
-        """Return the first `count` numbers of a block, in memory that the next call overwrites.
+        """Return the first numbers of a block, in memory that is reused.
 
         A radius √(-2 ln u) and a uniform point on the circle give a pair of independent normals (Box, Muller, 1958).
 
         Args:
             number: place of the block in the stream.
-            count: number of normals.
+            count: number of normals; the next call overwrites them.
             std: their standard deviation.
 
         Raises:
@@ -209,7 +212,9 @@ class Maker:
 
 
 def noised(model: Row, std: float, noise: GaussianNoise, widest: float = 0.0) -> Row:
-    """Return a copy of a model with N(0, std²) on every parameter, in double precision and on the grid.
+    """Return a copy of a model with N(0, std²) on every parameter, on the grid.
+
+    The noise is in double precision.
 
     Args:
         model: p parameters, in flat arrays.
@@ -228,12 +233,12 @@ def noised(model: Row, std: float, noise: GaussianNoise, widest: float = 0.0) ->
 
 
 def grid_step(std: float) -> float:
-    """Return the distance between releasable numbers under noise of this standard deviation: a power of two."""
+    """Return the grid's step under noise of this deviation: a power of two."""
     return float(2.0 ** (math.floor(math.log2(std)) - GRID_BITS)) if std else 0.0
 
 
 def refuse_beyond(log_std: float) -> None:
-    """Refuse noise beyond the range of single precision: infinities and zeros are no noise.
+    """Refuse noise beyond single precision: infinities and zeros are no noise.
 
     Args:
         log_std: ln of the standard deviation of one coordinate.
@@ -267,7 +272,7 @@ def _radius(bits: NDArray, std: float, radius: NDArray) -> None:
 
 
 def _point32(raw: NDArray, radius: NDArray, x: NDArray, y: NDArray) -> None:
-    """Compute points at these radii, at uniform angles from 32 bits each, which the angles overwrite."""
+    """Compute points at these radii and uniform angles from 32 bits, overwritten."""
     angle = np.multiply(
         raw.view(np.int32), np.float32(math.pi * 2.0**-31), out=raw.view(np.float32), dtype=np.float32, casting="unsafe"
     )
@@ -278,8 +283,9 @@ def _point32(raw: NDArray, radius: NDArray, x: NDArray, y: NDArray) -> None:
 
 
 def _point64(raw: NDArray, radius: NDArray, x: NDArray, y: NDArray) -> None:
-    """Compute points at these radii, at uniform angles from 64 bits each, to double precision; `y` is the memory of the
-    bits.
+    """Compute points at these radii and uniform angles from 64 bits each.
+
+    They are in double precision; `y` is the memory of the bits.
 
     With t = tan(θ/2), cos θ = (1 - t²)/(1 + t²) and sin θ = 2t/(1 + t²). NumPy's tangent of a double is vectorised,
     and faster than its sine and cosine.

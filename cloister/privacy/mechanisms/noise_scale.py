@@ -72,7 +72,7 @@ class Constant:
         return 1.0
 
     def factors(self, bound: float, layout: Layout) -> tuple[float, float]:
-        """Return the smallest and the largest factor of a round with this clip; 0 or ∞: no limit.
+        """Return the smallest and the largest factor of a round; 0 or ∞: no limit.
 
         Args:
             bound: C in force.
@@ -180,7 +180,7 @@ class DistanceScaled(Constant):
 
     @property
     def skips_empty_rounds(self) -> bool:
-        """Return whether the distance is exact: then a round without replies needs no release."""
+        """Return whether the distance is exact, without a guarantee to keep."""
         return self.is_exact
 
     @property
@@ -205,7 +205,7 @@ class DistanceScaled(Constant):
             )
 
     def refuse_canaries(self) -> None:
-        """Raise ConfigError: a canary is far from all clients, and would determine the distance."""
+        """Raise ConfigError: canaries would determine the distance."""
         raise ConfigError(
             "privacy.canaries contradicts privacy.server = 'metric': canaries would decide the distance of clients, "
             "and with it the noise; use 'global-dp', or 0 canaries"
@@ -240,7 +240,9 @@ class DistanceScaled(Constant):
         return (1 / high, 1 / low) if self.direction == "divide" else (low, high)
 
     def limits(self, bound: float, layout: Layout) -> tuple[float, float]:
-        """Return the configured limits of the distance, and for a private release the geometric one.
+        """Return the limits of the distance.
+
+        They are configured; for a private release the geometric one applies too.
 
         Args:
             bound, layout: as in `Constant.factors`.
@@ -248,7 +250,7 @@ class DistanceScaled(Constant):
         return self.min_distance, self._maximum(bound, layout)
 
     def at(self, distance: float, bound: float, layout: Layout) -> float:
-        """Return 1/d or d, with d held between its limits, so that the factor is at least `minimum`.
+        """Return 1/d or d, held between its limits, and so at least `minimum`.
 
         Args:
             distance, bound, layout: as in `Constant.at`.
@@ -258,7 +260,7 @@ class DistanceScaled(Constant):
         return 1 / held if self.direction == "divide" else held
 
     def widest(self, bound: float, layout: Layout) -> float:
-        """Return the largest factor of a round if the distance is exact, and so private; otherwise 0.
+        """Return the largest factor if the distance is exact, and so private; else 0.
 
         Args:
             bound, layout: as in `Constant.factors`.
@@ -284,7 +286,9 @@ class DistanceScaled(Constant):
         return Scaling(factor, released, Diagnostics(clip_calibration=hint, distance=distance))
 
     def noised(self, distance: float, bounded: Cohort, noise: GaussianNoise) -> float:
-        """Return d, rounded up to a public grid, with noise of deviation z_d·Δ; Δ is the largest possible distance.
+        """Return d, rounded up to a public grid, with noise of deviation z_d·Δ.
+
+        Δ is the largest possible distance.
 
         Args:
             distance: d.
@@ -317,7 +321,7 @@ class DistanceScaled(Constant):
         return limit
 
     def _maximum(self, bound: float, layout: Layout) -> float:
-        """Return the upper limit of d: the configured one, or for a private release also the geometric one."""
+        """Return the upper limit of d, configured or, if private, also geometric."""
         if self.is_exact:
             return self.max_distance or math.inf
         return max(self.min_distance, min(self.max_distance or math.inf, self._limit(bound, layout)))

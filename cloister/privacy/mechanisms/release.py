@@ -31,7 +31,7 @@ class Release:
 
 
 def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNoise, widest: float = 0.0) -> Release:
-    """Return sent + (Σ factors[i]·U[i] + noise of standard deviation z·C) / size, in integers up to the division.
+    """Return sent + (Σ factors[i]·U[i] + noise of deviation z·C) / size.
 
     Contributions are truncated toward zero onto a public grid, summed, and noised by the discrete Gaussian, exactly.
     The sum does not depend on rounding or on the order of replies, and the law of the noise is the claimed one. The
@@ -95,7 +95,9 @@ def noisy_total(total: Total, multiplier: float, size: float, noise: GaussianNoi
 
 
 def bounded_sum(cohort: Cohort) -> Row:
-    """Return Σ factors[i]·U[i] in double precision, without noise, as the input of other kinds of mechanisms.
+    """Return Σ factors[i]·U[i] in double precision, without noise.
+
+    It is the input of other kinds of mechanisms.
 
     Args:
         cohort: bounded: C is its `l2_bound`.
@@ -115,7 +117,7 @@ def bounded_sum(cohort: Cohort) -> Row:
 
 
 def bounded_models(cohort: Cohort) -> list[Row]:
-    """Return sent + factors[i]·U[i] for each client, as the input of a strategy that needs every reply."""
+    """Return sent + factors[i]·U[i] of each client, for strategies on all replies."""
     return [
         tuple(
             sent + (piece - sent) * sent.dtype.type(factor) if factor != 1 else piece

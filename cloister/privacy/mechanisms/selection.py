@@ -106,7 +106,7 @@ class PrivateChoice:
 
 
 def bounded(losses: NDArray, limit: float) -> NDArray[np.int64]:
-    """Return losses held within [0, L], as multiples of L·2⁻³²; NaN and infinities count as L.
+    """Return losses held within [0, L], as multiples of L·2⁻³²; L if not finite.
 
     Args:
         losses: of n examples, any numbers.

@@ -57,7 +57,7 @@ class Total:
         self._add(cohort)
 
     def whole(self) -> NDArray[np.int64]:
-        """Return the sum without noise: integers in steps, all arrays concatenated, shape (p,)."""
+        """Return the sum without noise, in whole steps, concatenated, shape (p,)."""
         offsets = self._none.layout.offsets
         flat = np.empty(offsets[-1], np.int64)
         row = tuple(flat[start:end] for start, end in pairwise(offsets))
@@ -86,7 +86,7 @@ class Total:
         return model
 
     def _add(self, cohort: Cohort) -> None:
-        """Add contributions in place; if one is not verified to be within the bound, redo all with shortened ones."""
+        """Add contributions in place, shortened if not verified to be bounded."""
         added: list[NDArray] = []
 
         def change(weights: NDArray, sign: int) -> NDArray[np.float64]:
@@ -104,7 +104,7 @@ class Total:
         self.grid.settle(cohort.factors / self.grid.step, write)
 
     def _write(self, keep: Keep, source: DiscreteGaussian | None = None) -> None:
-        """Hand on the sums of every span; the last call for a span has only contributions within the bound."""
+        """Hand on the sums of every span, the last time from bounded contributions."""
         first = self._first
 
         def write(weights: NDArray) -> NDArray[np.float64]:

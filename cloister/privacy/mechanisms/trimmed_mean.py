@@ -55,7 +55,9 @@ COLUMNS = 1 << 10
 def noisy_trimmed_mean(
     cohort: Cohort, multiplier: float, asked: int, trimmed: int, noise: GaussianNoise, widest: float = 0.0
 ) -> Release:
-    """Return sent + the trimmed mean of the updates, by coordinate, + noise of std z·C/(n - 2t).
+    """Return sent + the noised trimmed mean of the updates, by coordinate.
+
+    The noise has standard deviation z·C/(n - 2t).
 
     Values are integers in steps when they are sorted, and the noise on the sum of the kept values is exact.
 
@@ -129,7 +131,10 @@ class _Ranked:
     def _sum(
         self, weights: NDArray, keep: Callable[[Span, NDArray, Maker | None], None], source: DiscreteGaussian | None
     ) -> NDArray[np.float64]:
-        """Hand on the sum of the kept values for every span; return the sum of squares of each contribution."""
+        """Hand on the sum of the kept values for every span.
+
+        Return the sum of squares of each contribution.
+        """
         rows = {span: number for number, span in enumerate(self._spans)}
         squares = np.zeros((len(rows), len(self.cohort)))
         weights = weights.astype(self.cohort.layout.dtype)
@@ -150,7 +155,7 @@ class _Ranked:
         return added_up(squares)
 
     def _fill(self, columns: NDArray, span: Span, weights: NDArray, squares: NDArray, scratch: NDArray) -> None:
-        """Truncate the updates over the columns in `span`, and append zeros for clients without a reply."""
+        """Truncate the updates in `span`, and append zeros for missing replies."""
         replied = updates(self.cohort.rows, self.cohort.sent, span, scratch)
         with np.errstate(over="ignore", invalid="ignore"):
             replied *= weights[:, None]

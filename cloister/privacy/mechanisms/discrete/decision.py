@@ -87,7 +87,7 @@ def _steps(block: int, low: int, tables: Tables) -> int:
 
 
 def _is_taken(numerator: int, denominator: int, uniforms: Iterator[Uniform]) -> bool:
-    """Return True with probability exp(-t), 0 ≤ t = numerator/denominator ≤ 1: see the module's docstring."""
+    """Return True with probability exp(-t), 0 ≤ t = numerator/denominator ≤ 1."""
     order = 1
     while next(uniforms).is_below(numerator, order * denominator):
         order += 1

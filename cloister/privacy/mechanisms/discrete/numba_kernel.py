@@ -104,7 +104,7 @@ def _decide(
 
 @compiled
 def _blocks(indices: NDArray, slots: NDArray, first: NDArray, second: NDArray) -> NDArray:
-    """Return the blocks in the tables, without branches, so that the processor loads many cache lines at once."""
+    """Return the blocks in the tables, without branches for parallel cache loads."""
     blocks = np.empty(len(indices), np.int32)
     for at in range(len(indices)):
         block, other = first[indices[at]], second[slots[at, 0] & LOW_64]
@@ -114,7 +114,7 @@ def _blocks(indices: NDArray, slots: NDArray, first: NDArray, second: NDArray) -
 
 @compiled
 def _settle(blocks: NDArray, slots: NDArray, thresholds: NDArray, order: NDArray) -> None:
-    """Set blocks by thresholds where both tables have `LEFT_OVER`; it remains where 64 bits do not decide."""
+    """Set blocks by thresholds if both tables have `LEFT_OVER` and 64 bits decide."""
     for at in range(len(blocks)):
         if blocks[at] == LEFT_OVER:
             position = np.searchsorted(thresholds, slots[at, 1], side="right")

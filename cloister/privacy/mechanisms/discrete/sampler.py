@@ -44,7 +44,7 @@ SMOOTHING = 5
 
 
 def spares(count: int) -> int:
-    """Return the number of spare candidates for `count` numbers: at most one candidate in 400 is refused."""
+    """Return the number of spare candidates; at most one in 400 is refused."""
     return 16 + count // 128
 
 
@@ -71,7 +71,9 @@ def kernel() -> ModuleType:
 
 
 def agree(one: ModuleType, other: ModuleType) -> bool:
-    """Return whether two kernels agree on some thousand candidates, most of which need their slots.
+    """Return whether two kernels agree on some thousand candidates.
+
+    Most of these candidates need their slots.
 
     Args:
         one, other: modules with the functions `look_up`, `decide` and `onto_grid`.
@@ -144,11 +146,13 @@ class DiscreteGaussian(Keystream):
 
     @property
     def scale(self) -> Fraction:
-        """Return the scale s; the standard deviation of the numbers is below it by less than 2^-1000."""
+        """Return the scale s, above the standard deviation by less than 2^-1000."""
         return self._tables.scale
 
     def noise_multiplier(self, distance: int) -> float:
-        """Return z of the continuous Gaussian that a release with this noise costs, for a `Gaussian` event.
+        """Return z of the continuous Gaussian that such a release costs.
+
+        It is the multiplier of a `Gaussian` event.
 
         It is √(s² - 25)/Δ, rounded down, which holds for every accountant and for sampled contributions too
         (`docs/privacy.md`, "Exact noise"): a release of p numbers is that of a Gaussian of deviation √(s² - 25), each
@@ -246,11 +250,11 @@ class Maker:
             self._kernel.onto_grid(sums[block], self.integers(number, len(sums[block])), scale, unit, out[block])
 
     def integers(self, number: int, count: int) -> NDArray[np.int32]:
-        """Return the first `count` numbers of a block, in memory that the next call overwrites.
+        """Return the first numbers of a block, in memory that is reused.
 
         Args:
             number: place of the block in the stream.
-            count: number of integers.
+            count: number of integers; the next call overwrites them.
 
         Raises:
             PrivacyError: the block is larger than its place in the stream, or than the memory.

@@ -46,7 +46,10 @@ class Missing:
         self._known: dict[int, tuple[list[int], list[int]]] = {}
 
     def bounds(self, bits: int) -> tuple[list[int], list[int]]:
-        """Return lower and upper bounds of every threshold that is visible in this many bits, in units of 2^-bits."""
+        """Return bounds of every threshold that is visible in this many bits.
+
+        Their unit is 2^-bits.
+        """
         if bits not in self._known:
             rest = (1 << 32) - self._given[-1]
             low, high = cumulated(self._rate, bits)
@@ -58,7 +61,9 @@ class Missing:
         return self._known[bits]
 
     def position(self, drawn: int, bits: int) -> int | None:
-        """Return the position of a uniform number's block, in the order of blocks; None if its bits do not decide.
+        """Return the position of a uniform number's block; None if undecided.
+
+        Positions are in the order of blocks.
 
         Args:
             drawn: the leading bits of the number, which is in [drawn, drawn + 1) · 2^-bits.
@@ -136,13 +141,13 @@ def tables_of(scale: Fraction) -> Tables:
 
 
 def _probabilities_at_least(rate: Fraction) -> list[int]:
-    """Return lower bounds for each block's probability, from the middle outward, in units of 2^-`PRECISION`."""
+    """Return lower bounds of each block's probability, in units of 2^-`PRECISION`."""
     low, high = cumulated(rate, PRECISION)
     return [max(total - before, 0) for total, before in zip(low, [0, *high])]
 
 
 def _counts(least: Sequence[int], whole: int) -> list[int]:
-    """Return the number of 2^16 indices for each block: the most that surely do not exceed its weight.
+    """Return each block's number of indices, the most within its weight.
 
     Args:
         least: lower bounds for the weights of blocks.
@@ -160,7 +165,7 @@ def _table(counts: Sequence[int]) -> NDArray[np.int16]:
 
 
 def _floors(missing: Missing) -> list[int]:
-    """Return ⌊2^64·T⌋ of each threshold below 2^64 - 1: bounds are narrowed until both have the same floor."""
+    """Return ⌊2^64·T⌋ of each threshold below 2^64 - 1, from ever closer bounds."""
     bits, top = PRECISION, (1 << 64) - 1
     while True:
         low, high = ([min(bound >> (bits - 64), top) for bound in side] for side in missing.bounds(bits))

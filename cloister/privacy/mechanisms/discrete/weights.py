@@ -19,7 +19,9 @@ def blocks_in_order(depth: int) -> list[int]:
 
 
 def cumulated(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
-    """Return bounds for the probability of each block and all before it, in the order of `blocks_in_order`.
+    """Return bounds for the probability of each block and all before it.
+
+    Blocks are in the order of `blocks_in_order`.
 
     The lists end before the first block whose weight is 0 in this many bits.
 
@@ -42,7 +44,7 @@ def cumulated(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
 
 
 def _weights(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
-    """Return bounds for exp(-rate·m²), m = 0, 1, …, as far as lower bounds are above zero."""
+    """Return bounds for exp(-rate·m²), m = 0, 1, …, with positive lower bounds."""
     low, high = [], []
     below, above = exponential(rate, bits)
     for _, least, most in zip(range(DEPTH), falling(below, bits, 1), falling(above, bits, -1)):

@@ -114,7 +114,7 @@ class Squares(Beside):
 
     @classmethod
     def of(cls, multiplier: float, parties: Parties) -> "Squares":
-        """Return the squares of a round, with noise of deviation `multiplier`·C² on their sum.
+        """Return the squares of a round, with noise of deviation `multiplier`·C².
 
         Args:
             multiplier: z_d > 0.
@@ -131,7 +131,9 @@ class Squares(Beside):
         return int(min(norm / bound, 1.0) ** 2 * self.steps) if norm < math.inf else 0
 
     def apart(self, squares: int, summed: float, survivors: int) -> float:
-        """Return the root mean squared distance of two updates, in units of C; 0 if noise makes its square negative.
+        """Return the root mean squared distance of two updates, in units of C.
+
+        It is 0 if noise makes its square negative.
 
         It is √(2·(u·Σ‖x‖² - ‖Σx‖²)/(u·(u - 1))), x being an update over C.
 

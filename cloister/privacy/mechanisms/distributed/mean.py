@@ -79,7 +79,9 @@ class DistributedMean(GaussianMechanism):
         return True
 
     def plan(self, parameters: int) -> Plan:
-        """Return the grid and the noise of a round: the same for all parties, from the configuration alone.
+        """Return the plan of a round, the same for all parties.
+
+        It follows from the configuration alone.
 
         Args:
             parameters: p, numbers of an update.
@@ -120,16 +122,17 @@ class DistributedMean(GaussianMechanism):
 
     @property
     def squares(self) -> Squares | None:
-        """Return the squares from which the next round's distance is derived; None if none scales the noise."""
+        """Return the squares that set the next round's distance; None if unused."""
         if not isinstance(self.scale, DistanceScaled):
             return None
         return Squares.of(self.scale.distance_multiplier, self.parties)
 
     def events(self, layout: Layout, sampling: Sampling = UNSAMPLED, by_provisioner: int = 0) -> tuple[Event, ...]:
-        """Return the releases of a round, for any survivors: the auxiliary numbers, and the sum of updates.
+        """Return the releases of a round, for any survivors.
 
-        They do not depend on C, which an adaptive clip moves: updates and noise are in steps of it. If a distance
-        scales the noise, the sum is charged with the least noise of any distance.
+        They are the auxiliary numbers and the sum of updates. They do not depend on C, which an adaptive clip moves:
+        updates and noise are in steps of it. If a distance scales the noise, the sum is charged with the least noise
+        of any distance.
 
         Args:
             layout, sampling: as in `GaussianMechanism.events`.
@@ -168,7 +171,7 @@ class DistributedMean(GaussianMechanism):
         )
 
     def _apart(self, total: NDArray[np.int64], plan: Plan, survivors: int, noise: int) -> float | None:
-        """Return the distance of the updates, in units of the weights; None if it is not used.
+        """Return the distance of the updates, in the weights' units; None if unused.
 
         It is post-processing of released sums. The noise adds its variance to each squared number of the sum, and this
         variance is subtracted again. If colluding clients have added no noise, too much is subtracted.
@@ -180,7 +183,7 @@ class DistributedMean(GaussianMechanism):
         return plan.bound * self.squares.apart(int(total[-1]), summed, survivors)
 
     def _followed(self, beside: int, survivors: int, apart: float | None) -> "DistributedMean | None":
-        """Return the mechanism of the next round, with the new clip or distance; None: unchanged."""
+        """Return the next round's mechanism, with the new clip or distance; or None."""
         if isinstance(self.clip, AdaptiveClip) and self.bits:
             return replace(self, clip=self.clip.moved(self.bits.share(beside, survivors)))
         return None if apart is None else self.told(apart)
@@ -245,7 +248,7 @@ def _planned(
     ring: int | None = None,
     minimum_variance: int = 0,
 ) -> Plan:
-    """Return the plan in a ring of this many bits; None: in the narrower ring that holds the sum."""
+    """Return the plan in a ring of this many bits; None: the narrowest that fits."""
     if ring is not None:
         return Plan.of(
             bound, multiplier, parties, parameters, bits=ring, beside=beside, minimum_variance=minimum_variance

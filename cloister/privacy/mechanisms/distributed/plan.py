@@ -111,7 +111,10 @@ class Plan:
 
     @property
     def grid(self) -> Grid:
-        """Return the grid to which a client's update is truncated, without noise: shares are added to its result."""
+        """Return the grid of a client's update, without noise.
+
+        Shares are added to the truncated update.
+        """
         return Grid(self.bound, float(self.steps), 0)
 
     @property
@@ -120,7 +123,7 @@ class Plan:
         return self.parameters + len(self.beside)
 
     def at(self, bound: float) -> "Plan":
-        """Return this plan with another clipping norm C: numbers and noise in steps stay the same.
+        """Return this plan with another clipping norm C, and the same steps.
 
         Args:
             bound: C > 0, in units of the weights.
@@ -129,11 +132,13 @@ class Plan:
 
     @property
     def misread(self) -> float:
-        """Return an upper bound on the probability that a number of the sum is decoded wrongly: 2p·e^-50."""
+        """Return 2p·e^-50, which bounds the probability of a wrongly decoded sum."""
         return 2 * self.parameters * math.exp(-(DEVIATIONS**2) / 2) if self.shares.base else 0.0
 
     def event(self, single: bool = False) -> Event:
-        """Return the worst-case cost of the sum of updates, for any survivors, before anything is sent.
+        """Return the worst-case cost of the sum of updates, for any survivors.
+
+        It is known before any client sends its update.
 
         Args:
             single: as in `Shares.event`.
@@ -143,7 +148,9 @@ class Plan:
         return self.shares.event(self.steps, self.parameters, single)
 
     def events(self, single: bool = False) -> tuple[Event, ...]:
-        """Return the worst-case cost of a round: first that of each auxiliary number, then that of the sum.
+        """Return the worst-case cost of a round, with the sum of updates last.
+
+        Each auxiliary number has an event of its own.
 
         Args:
             single: as in `Shares.event`.

@@ -131,7 +131,9 @@ class Shares:
         return {number: scale for number, scale in enumerate(self.components, self.parties.threshold + 1) if scale}
 
     def left(self, survivors: int) -> int:
-        """Return the variance of a client's share without the components up to the number of survivors, in steps².
+        """Return the variance of a client's remaining share, in steps².
+
+        The components up to the number of survivors are subtracted.
 
         Args:
             survivors: u, from t to n.
@@ -146,7 +148,7 @@ class Shares:
         return self.base**2 + sum(scale**2 for number, scale in self.scales().items() if number > survivors)
 
     def within(self, survivors: int, shown: int) -> int:
-        """Return the variance of the noise in a sum, in steps², if each client has added its whole share.
+        """Return the variance of a sum's noise with complete shares, in steps².
 
         Args:
             survivors: u.
@@ -173,7 +175,9 @@ class Shares:
         return min(self.base, *self.scales().values()) if self.scales() else self.base
 
     def event(self, sensitivity: int, parameters: int, single: bool = False) -> DistributedGaussian:
-        """Return the worst-case cost of a sum, for any survivors, before anything is sent.
+        """Return the worst-case cost of a sum, for any survivors.
+
+        It is known before any client sends its numbers.
 
         Args:
             sensitivity: D, in steps: sensitivity of the sum to one client.
@@ -189,7 +193,9 @@ class Shares:
         return DistributedGaussian(honest, sensitivity, scale, parameters, -(-self.terms // honest), self.smallest)
 
     def reach(self, steps: int) -> int:
-        """Return a bound that a number of a sum exceeds with probability 2·e^-50: n·D + 10·√(n·V), rounded up.
+        """Return n·D + 10·√(n·V), rounded up.
+
+        A number of a sum exceeds it with probability at most 2·e^-50.
 
         Args:
             steps: D, largest contribution of a client to a number.
@@ -221,7 +227,7 @@ class Shares:
 
 
 def _scale(variance: int) -> int:
-    """Return the least scale with this variance within the range of exact noise; 0 for no variance."""
+    """Return the least valid scale with this variance; 0 for no variance."""
     if variance <= 0:
         return 0
     scale = max(SMALLEST, math.isqrt(variance - 1) + 1)

@@ -54,7 +54,9 @@ def whole_update(cohort: Cohort, plan: Plan) -> NDArray[np.int64]:
 
 
 def whole_input(cohort: Cohort, plan: Plan) -> NDArray[np.int64]:
-    """Return a client's input to a sum, before noise: its update and the auxiliary numbers.
+    """Return a client's input to a sum: its update and the auxiliary numbers.
+
+    Noise is not included.
 
     Args:
         cohort: of this one client.
