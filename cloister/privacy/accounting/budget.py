@@ -203,7 +203,7 @@ class PrivacyBudget(Generic[AnyStore]):
         return [entry.event for entry in entries if entry.release in self._opened and entry.unit == self.unit]
 
     def account_with(self: "PrivacyBudget[Ledger]", planned: Account) -> Account:
-        """Return an account plus the ledger's releases of other runs and budgets.
+        """Return an account plus the unit's other releases in the ledger.
 
         The account replaces the releases that this budget opened under its run name. Runs may share a name.
         """

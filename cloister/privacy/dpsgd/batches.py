@@ -19,7 +19,7 @@ Batch = NDArray[np.intp]
 
 
 def poisson(examples: int, rate: float, steps: int, seed: int | None = None) -> Iterator[Batch]:
-    """Draw batches in which each example is independent, with probability `rate`.
+    """Draw batches that contain each example independently with probability `rate`.
 
     This is the Poisson sampling of accountants. A batch may be empty, and must be stepped on too.
 
@@ -193,7 +193,7 @@ class Members:
 def cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
     """Return the rows in a dtype; cut floats to the range of narrow integers.
 
-    NaN becomes 0. Unsigned integers count as narrow.
+    NaN becomes 0 in these types: integers of fewer than 4 bytes, and uint32.
 
     NumPy's own cast of such numbers depends on their position, and so on the other examples. Refusing them would
     reveal a row that determines the dtype of a file.

@@ -37,7 +37,7 @@ COARSE_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SE
 
 @contextmanager
 def refusing_what_cannot_be_computed() -> Iterator[None]:
-    """Convert third-party exceptions to UnsupportedModel, without their message."""
+    """Convert third-party exceptions to UnsupportedModel, with type, without message."""
     try:
         yield
     except CloisterError:

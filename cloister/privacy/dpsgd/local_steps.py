@@ -70,7 +70,7 @@ class LocalSteps:
     def batches(self, seed: int | None = None, present: int | None = None) -> Iterator[Batch]:
         """Return the indices of the units in each step.
 
-        The operating system draws them, or a seed.
+        They are drawn by the operating system, or from a seed.
 
         Args:
             seed: for tests and papers.

@@ -60,7 +60,7 @@ def check_clipping_norm(clipping_norm: float) -> None:
 
 
 def overstatement(batch_size: int, at_once: int) -> float:
-    """Return η, the relative reduction of the bound for roundings.
+    """Return η, the relative margin of the bound for roundings.
 
     With contributions bounded by S/(1 + η), one unit moves the computed sum by at most S.
 

@@ -31,7 +31,7 @@ class Circumstances:
         return self.hypotheses > 1 and self.private
 
     def caveats(self) -> list[str]:
-        """Return reasons against claims for a client under any mechanism."""
+        """Return reasons against claims for a client under any mechanism; may be empty."""
         caveats = [SEEDED] if self.seeded else []
         if self.hypotheses > 1 and not self.private:
             caveats.append(EXACT)
