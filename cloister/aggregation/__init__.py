@@ -1,4 +1,4 @@
-"""The inside of a round on the server: Flower strategies that put a privacy mechanism around a Flower strategy."""
+"""Flower strategies that place a privacy mechanism around another Flower strategy."""
 
 from cloister.aggregation.clustering import LaplaceClustering
 from cloister.aggregation.constructors import GlobalDP, MetricDP

@@ -1,17 +1,18 @@
-"""Canaries: made-up clients by which a run measures what its releases tell.
+"""Canary clients: synthetic updates by which a run measures the privacy leakage of its own releases.
 
-    coins, directions ──▶ those whose coin says so join the cohort ──▶ [the mechanism] ──▶ a score for every canary
+    coins, directions ──▶ canaries with coin 1 join the cohort ──▶ [the mechanism] ──▶ a score for every canary
 
-A canary is the update of a client that wants to be seen: longer than the clip, in a random direction of its own. What
-it contributes has norm C. A secret coin decides beforehand whether it takes part, in every round or in none. Afterwards
-the coins and the scores, which are the releases along each direction, bound ε from below (`cloister.audits.one_run`).
+A canary is an update in a random direction of its own, longer than the clipping norm. Its contribution has norm C. A
+secret coin decides once whether the canary takes part in every round or in no round. The score of a canary is the
+projection of the releases on its direction. Coins and scores bound ε from below (`cloister.audits.one_run`).
 
-**Claims about real clients stay what they were.** Neighbours differ in what one real client contributes. Canaries are
-made of the operating system's entropy, whoever the clients are: both neighbours have the same ones. Whoever knows all
-of them can subtract them from a release. What is left is the release of the real clients, with the same noise.
+**Claims about real clients hold with canaries too.** Neighbours differ in the contribution of one real client. Canaries
+are drawn from the operating system's entropy, independently of the clients: both neighbours have the same ones. An
+adversary with all canaries can subtract them from a release. The result is the release of the real clients, with the
+same noise.
 
-**What they cost** is accuracy. The mean is taken over the clients and the canaries expected, half of all: it moves that
-much less, and by what canaries push it.
+**Canaries cost accuracy.** The mean is taken over the clients and the expected number of canaries, half of all. The
+model moves less by that factor, and the canaries push it.
 
 Sources: Andrew et al. (2023), arXiv:2302.03098, for clients of random directions; Steinke, Nasr, Jagielski (2023),
 arXiv:2305.08846, for coins and one run.
@@ -39,24 +40,24 @@ from cloister.privacy.mechanisms.mechanism import Contributions
 KEY = 16
 """Bytes."""
 LENGTH = 10.0
-"""How long a canary arrives, in units of the clip: a clip that lets more pass than it should shows."""
+"""Norm of a canary's update in units of the clipping norm. It is above 1, so that faulty clipping is detected."""
 GUESSES_PER_ROOT = 3
-"""Guesses of an audit for each √m: of so many the bound is about the best from m = 100 to 1,000, whatever ε is."""
+"""Guesses of an audit for each √m. The bound is close to the best for m = 100 to 1,000 and every ε."""
 SIGNS_PER_BLOCK = 128
-"""Signs that a block of the cipher decides."""
+"""Signs per block of the cipher: one for each bit."""
 SIGNS = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) - 1
-"""The signs that each byte decides, shape (256, 8)."""
+"""The eight signs for each byte, shape (256, 8)."""
 MEASURABLE = 64
-"""Numbers of an array from which its noise can be measured."""
+"""Smallest size of an array from which its noise can be estimated."""
 SLENDERNESS = 64
-"""How much wider than many the blocks are that a release is cut into to look for noise that repeats."""
+"""Ratio of the width of the blocks of a release to their number. Blocks are compared to find noise that repeats."""
 
 
 @dataclass(frozen=True)
 class Directions:
     """Independent random signs, p for each canary: a direction of norm √p, equally likely everywhere.
 
-    Nothing of them is kept: any stretch is made again from AES in counter mode, at the canary's own place.
+    No sign is stored. Each range is generated from AES in counter mode, at the canary's own counter.
 
     Attributes:
         key: of the cipher.
@@ -65,11 +66,11 @@ class Directions:
     key: bytes
 
     def signs(self, canary: int, layer: int, start: int, stop: int) -> NDArray[np.float32]:
-        """The signs of a canary for the numbers `start` to `stop` of an array, ±1.
+        """Return the signs of a canary for the parameters `start` to `stop` of an array, ±1.
 
         Args:
-            canary, layer: numbers of the canary and of the array, from 0.
-            start, stop: of the numbers.
+            canary, layer: indices of the canary and of the array, from 0.
+            start, stop: range of parameters in the array.
         """
         first = start - start % SIGNS_PER_BLOCK
         place = canary << 96 | layer << 64 | first // SIGNS_PER_BLOCK
@@ -80,15 +81,15 @@ class Directions:
 
 @dataclass(frozen=True)
 class Canaries:
-    """m canaries, and what the releases of some rounds told of them.
+    """m canaries and their scores over some rounds.
 
     Attributes:
         directions: of their updates.
-        coins: whether each takes part, shape (m,); independent and fair.
-        scores: evidence that each takes part, shape (m,): 1 for every round in which it did, on average.
-        rounds: that were scored.
+        coins: True for each canary that takes part, shape (m,); independent and fair.
+        scores: evidence that each canary takes part, shape (m,). Its mean is 1 for every round with the canary.
+        rounds: number of rounds scored.
         size: p, parameters of the model; 0 before the first round.
-        seeded: whether a seed decided coins and directions: whoever knows it knows them.
+        seeded: True if a seed determines coins and directions. The seed then reveals both.
 
     Guarantee: coins and directions do not depend on any client.
     """
@@ -102,11 +103,11 @@ class Canaries:
 
     @classmethod
     def drawn(cls, count: int, seed: int | None = None) -> Self:
-        """New canaries.
+        """Draw new canaries.
 
         Args:
             count: m ≥ 0.
-            seed: None: the operating system's entropy. A number gives the same ones every time, for tests and papers.
+            seed: source of the canaries; None for the operating system's entropy. Equal seeds give equal canaries.
         """
         size = KEY + -(-count // 8)
         words = hashlib.shake_256(f"cloister canaries {seed}".encode())
@@ -118,9 +119,9 @@ class Canaries:
         return len(self.coins)
 
     def joined(self, contributions: Contributions, bound: float) -> Contributions:
-        """What the mechanism is given: the clients' contributions, and those of the canaries that take part.
+        """Return the clients' contributions with those of the canaries that take part.
 
-        The public size of the cohort grows by the number that is expected, m/2, whatever the coins are.
+        The public size of the cohort grows by the expected number of canaries, m/2, for all coins.
 
         Args:
             contributions: of the clients.
@@ -139,11 +140,11 @@ class Canaries:
         )
 
     def scored(self, given: Contributions, models: Sequence[Row], bound: float) -> Self:
-        """These canaries with what a release tells of each added to its score.
+        """Return these canaries with the evidence of one release added to the scores.
 
         Args:
-            given: to the mechanism, as `joined` returned it.
-            models: the one that it released.
+            given: input of the mechanism, from `joined`.
+            models: the one model released.
             bound: C.
         """
         if not len(self):
@@ -153,11 +154,11 @@ class Canaries:
         return self.seen(moved, bound / given.expected, given.server_round)
 
     def seen(self, moved: Row, share: float, server_round: int) -> Self:
-        """These canaries with what a release tells of each added to its score.
+        """Return these canaries with the evidence of one model change added to the scores.
 
         Args:
-            moved: by how much the release moves the model, p numbers in flat arrays.
-            share: how far it moves for one canary.
+            moved: change of the model by the release, p numbers in flat arrays.
+            share: distance that one canary moves the model.
             server_round: counted from 1.
         """
         size = sum(piece.size for piece in moved)
@@ -166,7 +167,7 @@ class Canaries:
         return replace(self, scores=self.scores + found, rounds=self.rounds + 1, size=size)
 
     def along(self, row: Row) -> NDArray[np.float64]:
-        """The inner product of a vector with the signs of every canary, shape (m,).
+        """Return the inner product of a vector with the signs of every canary, shape (m,).
 
         Args:
             row: p numbers, in flat arrays.
@@ -185,11 +186,11 @@ class Canaries:
 
     @property
     def guesses(self) -> int:
-        """How many coins an audit guesses: an even number that m alone decides, before there are scores."""
+        """Number of coins an audit guesses: even, and computed from m alone."""
         return min(len(self) - len(self) % 2, 2 * round(GUESSES_PER_ROOT * math.sqrt(len(self)) / 2))
 
     def facts(self) -> dict[str, object]:
-        """The content of `canaries.json`. No number in it comes from a client but through the releases."""
+        """Return the content of `canaries.json`. Its only dependence on clients is through the releases."""
         return {
             "canaries": len(self),
             "guesses": self.guesses,
@@ -201,7 +202,7 @@ class Canaries:
         }
 
     def state_dict(self) -> State:
-        """Everything about them, their secrets too; nothing where there are none."""
+        """Return the state of the canaries, including their secrets; empty without canaries."""
         if not len(self):
             return {}
         key = np.frombuffer(self.directions.key, np.uint8)
@@ -209,10 +210,10 @@ class Canaries:
         return {"key": key, "coins": self.coins, **seen}
 
     def restored(self, state: State) -> Self:
-        """These canaries as they were saved.
+        """Return these canaries with a saved state.
 
         Raises:
-            ValueError: there were others.
+            ValueError: the state belongs to other canaries.
         """
         if not state:
             return self
@@ -228,7 +229,7 @@ class Canaries:
     def _row(self, canary: int, length: float, cohort: Cohort) -> Row:
         height = length / math.sqrt(cohort.layout.size)
         pieces = (_Piece(self.directions, canary, layer, height, sent) for layer, sent in enumerate(cohort.sent))
-        return cast(Row, tuple(pieces))  # an array to everybody who takes a stretch of it
+        return cast(Row, tuple(pieces))  # each piece supports the slicing that consumers of a row use
 
 
 NO_CANARIES = Canaries.drawn(0)
@@ -236,9 +237,9 @@ NO_CANARIES = Canaries.drawn(0)
 
 @dataclass(frozen=True)
 class _Piece:
-    """One array of a canary's model, of which a stretch is made when somebody asks for it.
+    """One array of a canary's model, computed range by range on access.
 
-    A thousand canaries of a million parameters would take four gigabytes.
+    A thousand canaries of a million float32 parameters would need four gigabytes.
     """
 
     directions: Directions
@@ -258,10 +259,10 @@ class _Piece:
 
 
 def sign_in(server_round: int) -> int:
-    """Which way canaries push in a round, 1 or -1: the Thue-Morse sequence.
+    """Return the direction of all canaries in a round, 1 or -1: the Thue-Morse sequence.
 
-    Noise that is the same in all rounds, or repeats after a power of two, cancels in the scores. So does much of what
-    canaries do to the model.
+    Noise that is equal in all rounds, or repeats after a power of two, cancels in the scores. So does much of the
+    effect of the canaries on the model.
 
     Args:
         server_round: counted from 1.
@@ -270,10 +271,10 @@ def sign_in(server_round: int) -> int:
 
 
 def evened(moved: Row) -> Row:
-    """What a release moves, its parts weighed by the inverse of their covariance, as measured on them.
+    """Weight a model change by the inverse of its covariance, which is estimated from the change itself.
 
-    Independent noise of one size is left as it is, but for the error of that measurement. What clients move a lot
-    counts for less. Arrays with less noise count for more, and noise that repeats from block to block cancels.
+    Independent noise of one size stays unchanged, up to the error of the estimate. Directions in which clients move the
+    model far count less. Arrays with less noise count more. Noise that repeats from block to block cancels.
 
     Args:
         moved: p numbers in flat arrays.
@@ -288,7 +289,7 @@ def _gain(power: float, own: float) -> float:
 
 
 def decorrelated(update: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Numbers that are cut into blocks, and these weighed by the inverse of their covariance, as measured on them.
+    """Cut a vector into blocks and weight them by the inverse of their estimated covariance.
 
     Args:
         update: p numbers.
@@ -304,7 +305,7 @@ def decorrelated(update: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _together(cohort: Cohort, rows: Sequence[Row]) -> Cohort:
-    """The cohort with further replies, which nothing has bounded."""
+    """Return the cohort with further, unclipped replies."""
     others = Cohort.of(cohort.layout, cohort.sent, tuple(rows))
     return replace(
         cohort,

@@ -1,4 +1,4 @@
-"""What is known of a strategy: what it declares, or what Flower's classes are known to do."""
+"""Capabilities of Flower strategies, declared by the strategy or listed here for Flower's classes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,18 +14,18 @@ FLOWER: Mapping[str, Callable[[Any], Capabilities]] = {
     "FedTrimmedAvg": lambda strategy: trimmed_mean(strategy.beta),
     **dict.fromkeys(("MultiKrum", "Bulyan", "QFedAvg"), lambda _: SELECTION),
 }
-"""By the class of Flower's that defines `aggregate_train`. Its wrappers and its strategies for trees are not here."""
+"""Capabilities by the Flower class that defines `aggregate_train`, without Flower's wrappers and tree strategies."""
 
 
 def capabilities_of(strategy: Strategy) -> Capabilities | None:
-    """What a strategy declares, or what is known of Flower's class that aggregates for it.
+    """Return the declared capabilities of a strategy, or those listed for its Flower class.
 
     Args:
         strategy: any Flower strategy.
 
     Returns:
-        None if nothing is known. A declaration counts where it is made by the class that defines `aggregate_train`, or
-        by a subclass of that: one of a class beside it, or above it, is about another aggregation.
+        None if neither exists. A declaration counts only if the class that defines `aggregate_train`, or a subclass of
+        it, declares. Otherwise the declaration describes another aggregation.
     """
     mro = type(strategy).__mro__
     aggregates = next(cls for cls in mro if "aggregate_train" in vars(cls))

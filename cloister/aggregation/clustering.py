@@ -1,11 +1,11 @@
-"""Personal models: k hypotheses, each trained by the clients whom it suits best.
+"""Personalized models: k hypotheses, each trained by the clients for which its loss is least.
 
-    k hypotheses → every client takes the one of least loss, trains it, releases it with noise of its own
+    k hypotheses → each client trains the one with the least loss and releases it with its own noise
     releases → screen → k-means from the hypotheses → each cluster to its own copy of the wrapped strategy
 
-Before the split, if there is one, all hypotheses are one model, which all clients train.
+Before the split round, if one is set, all hypotheses are one model, which all clients train.
 
-The server adds no noise: what reaches it is released already. Whatever it makes of that is post-processing.
+The server adds no noise. It receives released models, so that all further computation is post-processing.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,20 +30,20 @@ from cloister.privacy.mechanisms.kmeans import Clusters, clustered, scattered
 class LaplaceClustering(Decorator):
     """k hypotheses around k copies of a strategy.
 
-    The global model is all hypotheses in one record (`cloister.core.hypotheses`). Every client is sent all of them and
-    sends one trained model back, without saying which it started from. A cluster that nobody is in keeps its
-    hypothesis. All clients of a cluster count the same.
+    The global model contains all hypotheses in one record (`cloister.core.hypotheses`). Every client receives all of
+    them and returns one trained model, without the number of the hypothesis it started from. An empty cluster keeps its
+    hypothesis. All clients of a cluster have equal weight.
 
     Args:
         inner: the wrapped strategy, which draws the nodes.
-        make: a copy of it for one hypothesis, which aggregates. Whom it would draw is not asked.
-        hypotheses: k ≥ 1. With one, and clients that add no noise, this is the wrapped strategy itself; with several
-            and no noise it is IFCA (Ghosh et al., 2020).
-        split_round: until this round all hypotheses are one model, aggregated of all replies. In it, or in the first
-            after it that has replies, k-means begins with releases far from each other (`scattered`). 0: hypotheses
-            differ from the beginning.
+        make: returns a copy of it that aggregates one hypothesis. The nodes that the copy draws are ignored.
+        hypotheses: k ≥ 1. With k = 1 and no noise, this equals the wrapped strategy. With k > 1 and no noise, this is
+            IFCA (Ghosh et al., 2020).
+        split_round: before this round all hypotheses are one model, aggregated from all replies. In this round, or the
+            first later one with replies, k-means starts from releases far from each other (`scattered`). 0: hypotheses
+            differ from the first round.
 
-    Guarantee: none of its own. What a client sends is protected, or not, by what the client does to it.
+    Guarantee: none of its own. Only the client's mechanism protects a client's reply.
 
     Source: Galli et al. (2023), Algorithm 1.
     """
@@ -57,7 +57,7 @@ class LaplaceClustering(Decorator):
 
     @property
     def hypotheses(self) -> int:
-        """k."""
+        """Number k of hypotheses."""
         return self._hypotheses
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
@@ -67,10 +67,10 @@ class LaplaceClustering(Decorator):
             server_round: from 1 on.
             arrays: k models, stacked.
             config: goes along with them.
-            grid: that knows the nodes.
+            grid: connects to the nodes.
 
         Raises:
-            FederationError: there is another number of models.
+            FederationError: the number of models differs from k.
         """
         models = unstacked(from_record(arrays))
         if len(models) != self.hypotheses:
@@ -83,19 +83,19 @@ class LaplaceClustering(Decorator):
         return messages
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """Let clients score the hypothesis that suits them best.
+        """Ask clients to evaluate the hypothesis that fits them best.
 
         Args:
             server_round: from 1 on.
             arrays: k models, stacked.
             config: goes along with them.
-            grid: that knows the nodes.
+            grid: connects to the nodes.
         """
         config[HYPOTHESES] = self.hypotheses
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def needs_all_replies(self, layout: Layout, sent: Row) -> str:
-        """As in `Decorator`: replies are compared with each other.
+        """Return this mechanism's name: it compares all replies with each other.
 
         Args:
             layout, sent: as in `Decorator.screened`.
@@ -103,11 +103,11 @@ class LaplaceClustering(Decorator):
         return "privacy.server = 'laplace-clustering'"
 
     def expected_reply(self, sent: NamedArrays) -> NamedArrays:
-        """One model, whichever of those that were sent it started from."""
+        """Return one model, since every reply contains one."""
         return unstacked(sent)[0]
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """A new hypothesis from every cluster that has clients; before the split one model from all clients.
+        """Aggregate one hypothesis for each cluster with clients; before the split, one model from all clients.
 
         Args:
             server_round: from 1 on.
@@ -120,7 +120,7 @@ class LaplaceClustering(Decorator):
             members = [[releases[i] for i in np.flatnonzero(found.labels == k)] for k in range(self.hypotheses)]
         models, metrics = self._aggregated(server_round, sent, members)
         if found is None:
-            # Each copy aggregates, so that it has a state of its own. One model stands for all: a strategy may draw.
+            # Each copy aggregates, to update its state. All hypotheses take the first model: a strategy may be random.
             models = models[:1] * self.hypotheses
         self.measured = Measurements(
             asked=len(self._asked),
@@ -134,7 +134,7 @@ class LaplaceClustering(Decorator):
     def _aggregated(
         self, server_round: int, sent: Sequence[NamedArrays], members: Sequence[Sequence[Row]]
     ) -> tuple[list[NamedArrays], MetricRecord | None]:
-        """What each copy makes of the releases of its members, with the metrics of the last that has any."""
+        """Aggregate the releases of each cluster; return the models and the metrics of the last copy that has some."""
         models, metrics, layout = list(sent), None, Layout.of(sent[0])
         for number, (copy, rows) in enumerate(zip(self.copies, members, strict=True)):
             replies = [virtual_reply(layout, row) for row in rows]
@@ -144,7 +144,7 @@ class LaplaceClustering(Decorator):
         return models, metrics
 
     def _clusters(self, releases: Sequence[Row], sent: Sequence[NamedArrays]) -> Clusters:
-        """Of k-means from the hypotheses, or from releases in their place."""
+        """Run k-means from the hypotheses, or from scattered releases if all hypotheses are equal."""
         layout = Layout.of(sent[0])
         start = [layout.rows(model) for model in sent]
         if self._split_round and releases and all(_alike(model, sent[0]) for model in sent):
@@ -153,12 +153,12 @@ class LaplaceClustering(Decorator):
         return clustered(layout, releases, start)
 
     def state_dict(self) -> State:
-        """As `Decorator.state_dict`, with every copy."""
+        """Return the state of the wrapped strategy and of every copy."""
         copies = {f"copy-{number}": state_of(copy) for number, copy in enumerate(self.copies)}
         return {**super().state_dict(), **joined(copies)}
 
     def load_state_dict(self, state: State) -> None:
-        """As `Decorator.load_state_dict`, with every copy."""
+        """Restore the wrapped strategy and every copy."""
         super().load_state_dict(state)
         for number, copy in enumerate(self.copies):
             restore(copy, part(state, f"copy-{number}"))

@@ -1,4 +1,4 @@
-"""A strategy inside one of the built-in mechanisms, in one call."""
+"""Constructors for a strategy with one of the built-in server mechanisms."""
 
 from typing import Unpack
 
@@ -21,18 +21,18 @@ def GlobalDP(
     examples_cap: float = 0.0,
     budget: PrivacyBudget | None = None,
 ) -> PrivateStrategy:
-    """Put central differential privacy with Gaussian noise around any Flower strategy.
+    """Wrap a Flower strategy in central differential privacy with Gaussian noise.
 
     Args:
         inner: the wrapped strategy.
         noise_multiplier, clipping_norm, placement, examples_cap: as in `cloister.privacy.mechanisms.named.global_dp`.
-        noise: where the noise comes from; by default the operating system's entropy.
-        budget: record every release in a ledger, and stop at its limit.
+        noise: source of the noise; by default the operating system's entropy.
+        budget: records every release in a ledger and refuses rounds beyond its limit.
 
     Raises:
         ConfigError: a parameter is out of range, or `inner` needs every reply and the placement is `update`.
 
-    Guarantee: that of `GaussianMean`, `GaussianTrimmedMean` or, for `model`, none.
+    Guarantee: that of `GaussianMean` or `GaussianTrimmedMean`; none for placement `model`.
 
     Examples:
         >>> from flwr.serverapp.strategy import FedAdam
@@ -59,7 +59,7 @@ def MetricDP(
     budget: PrivacyBudget | None = None,
     **distance: Unpack[DistanceOptions],
 ) -> PrivateStrategy:
-    """Put noise that is scaled by how far the clients' models lie apart around any Flower strategy.
+    """Wrap a Flower strategy in noise whose scale follows the distance between the clients' models.
 
     Args:
         inner, noise_multiplier, clipping_norm, placement, noise, examples_cap, budget: as in `GlobalDP`.
@@ -68,7 +68,7 @@ def MetricDP(
     Raises:
         ConfigError: a parameter is out of range, or the distance has no bound to calibrate noise for.
 
-    Guarantee: that of `DistanceScaled`; none for a distance that is used as it is.
+    Guarantee: that of `DistanceScaled`; none for a distance used unchanged.
     """
     mechanism = metric(
         noise_multiplier=noise_multiplier,

@@ -1,7 +1,7 @@
-"""Strategies that wrap a strategy: what every decorator shares, and the one that only screens.
+"""Flower strategies that wrap a Flower strategy: the base class, and a wrapper that only screens replies.
 
-A decorator is itself a Flower strategy, so Flower's own `start` can drive it, and it wraps any Flower strategy. It
-acts on the way in: the wrapped strategy sees screened (and, in `PrivateStrategy`, released) models and does the rest.
+A wrapper is itself a Flower strategy, so Flower's own `start` can run it. It can wrap any Flower strategy. It processes
+replies first: the wrapped strategy receives screened models, in `PrivateStrategy` released ones.
 """
 
 import math
@@ -31,17 +31,16 @@ from cloister.privacy.claims.claim import Claim
 NamedArrays = Mapping[str, NDArray]
 Send = Callable[[Messages], Messages]
 NOBODY = 0
-"""The node that a reply of no node is addressed to."""
+"""Node id of a reply that the server itself makes."""
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a decorator saw in one round.
+    """Measurements of one round on the server.
 
-    `clipped_fraction`, `clip_calibration` and `distance` come from un-noised updates: they are for the server's own
-    eyes. `epsilon` is what the ledger amounts to after the round, where something sound can be said. `abandoned`: too
-    few replies counted, and the model is what it was. `began_early`: whether the round before had begun this one, where
-    rounds can be.
+    `clipped_fraction`, `clip_calibration` and `distance` come from un-noised updates: only the server may see them.
+    `epsilon` is the ε of the ledger after the round, if a guarantee exists. `abandoned`: too few replies counted, and
+    the model is unchanged. `began_early`: True if the previous round started this one, in strategies that can do so.
     """
 
     asked: int
@@ -63,15 +62,15 @@ class Measurements:
 
 
 class Decorator(Strategy):
-    """A strategy around a strategy. Subclasses say what becomes of the replies that count.
+    """A strategy around a strategy. Subclasses define the aggregation of the replies that count.
 
     Attributes:
         inner: the wrapped strategy.
-        min_replies: how many must count, or the round is abandoned; 0: as many as come.
-        measured: of the last training round.
-        unscored: the replies of the last evaluation round that did not count.
-        canaries: that take part in training, where there are any, with their scores so far.
-        draws_are_seen: whether nodes may learn who was drawn. Draws then amplify nothing.
+        min_replies: smallest number of replies that must count; with fewer the round is abandoned. 0: no minimum.
+        measured: measurements of the last training round.
+        unscored: the rejected replies of the last evaluation round.
+        canaries: canaries in training, with their scores so far.
+        draws_are_seen: True if nodes may learn which nodes were drawn. Draws then amplify no privacy.
     """
 
     canaries: Canaries = NO_CANARIES
@@ -90,25 +89,25 @@ class Decorator(Strategy):
 
     @property
     def has_secret_cohorts(self) -> bool:
-        """Whether it must not be told how many nodes a round asked: something rests on it."""
+        """Return True if the number of nodes asked in a round must stay secret."""
         return False
 
     @property
     def is_accounted(self) -> bool:
-        """Whether the server's releases have a guarantee that can be composed."""
+        """Return True if the server's releases have a guarantee that composes."""
         return False
 
     @property
     def hypotheses(self) -> int:
-        """How many models are trained side by side; 0: one, under its own names."""
+        """Number of models trained side by side; 0 for one model under its own array names."""
         return 0
 
     def caveats(self) -> tuple[str, ...]:
-        """What must be said against the server's mechanism, where there is one."""
+        """Return the reasons against the server mechanism's guarantee."""
         return ()
 
     def events(self, layout: Layout) -> tuple[Event, ...]:
-        """What the server's mechanism releases in a round at worst; empty where it noises nothing.
+        """Return the worst-case releases of the server's mechanism in a round; empty without server noise.
 
         Args:
             layout: of the model.
@@ -117,7 +116,7 @@ class Decorator(Strategy):
 
     @contextmanager
     def recorded(self, layout: Layout, server_round: int) -> Iterator[None]:
-        """The block, with the releases of a round recorded before it; none where the server noises nothing.
+        """Record the releases of a round before the block runs; record nothing without server noise.
 
         Args:
             layout: of the model.
@@ -126,36 +125,36 @@ class Decorator(Strategy):
         yield
 
     def claim(self) -> Claim:
-        """What may be said about the models: nothing where the server noises nothing."""
+        """Return the claim about the models; empty without server noise."""
         return Claim("none")
 
     def calibrated(self, layout: Layout, rounds: int) -> Self:
-        """This strategy with its noise calibrated to its budget, where it has noise and that was asked for.
+        """Return this strategy with its noise calibrated to its budget, if it has noise to calibrate.
 
         Args:
             layout: of the model.
-            rounds: that are to come.
+            rounds: number of rounds to come.
         """
         return self
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """Let the wrapped strategy choose the nodes; remember what they are sent.
+        """Let the wrapped strategy choose the nodes, and store the model sent.
 
         Args:
             server_round: from 1 on.
             arrays: the model.
-            config: goes along with it.
-            grid: that knows the nodes.
+            config: sent with the model.
+            grid: connects to the nodes.
 
         Raises:
-            FederationError: the model has no arrays, or some that do not hold floats.
-            ConfigError: the replies of the first round have to be held together, and there is no memory for them.
+            FederationError: the model has no arrays, or an array that does not hold floats.
+            ConfigError: the replies of the first round must be held together and do not fit into memory.
         """
-        Layout.of(from_record(arrays))  # a model that cannot be federated is refused before anybody trains it
+        Layout.of(from_record(arrays))  # refuses a model that cannot be federated before a node trains it
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         begins, self._sent = self._sent is None, arrays
         self._asked = tuple(messages)
-        # A strategy that draws a random number of nodes says how many it expected: that number is public.
+        # If a strategy draws a random number of nodes, only the expected number is public.
         self._draw = getattr(self.inner, "last_draw", None)
         self._expected = float(self._draw.expected if self._draw else len(messages))
         if begins:
@@ -163,7 +162,7 @@ class Decorator(Strategy):
         return messages
 
     def needs_all_replies(self, layout: Layout, sent: Row) -> str:
-        """What has to see all replies of a round together, in words; empty where they are added up as they come.
+        """Name the component that needs all replies of a round in memory; empty if replies are summed as they come.
 
         Args:
             layout, sent: as in `screened`.
@@ -171,13 +170,13 @@ class Decorator(Strategy):
         return f"strategy {type(self.inner).__name__}"
 
     def _require_memory(self) -> None:
-        """Refuse a first round whose replies the memory has no room for.
+        """Refuse a first round whose replies do not fit into memory.
 
-        A number of clients that is drawn in secret is taken as the expected one and six deviations: the real one must
-        not show in a refusal.
+        For a secret cohort size, the expected size plus six standard deviations is used. The refusal then reveals
+        nothing about the real size.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: the replies do not fit.
         """
         expected = self.expected_reply(from_record(self.sent))
         layout = Layout.of(expected)
@@ -187,35 +186,35 @@ class Decorator(Strategy):
             require_memory(component, layout, maximum)
 
     def receive(self, replies: Messages) -> Screening:
-        """Screen the replies of a training round while they come.
+        """Screen the replies of a training round as they come.
 
         Args:
-            replies: in any order, errors among them; each is looked at once, and kept only if it has to be.
+            replies: in any order, with errors; each is read once, and kept only if needed.
 
         Raises:
-            FederationError: nothing was sent before.
+            FederationError: no model was sent.
         """
         expected = self.expected_reply(from_record(self.sent))
         layout = Layout.of(expected)
         return self.screened(replies, layout, layout.rows(expected))
 
     def collect(self, server_round: int, messages: Messages, send: Send) -> Screening:
-        """Send the messages of a training round, and screen the replies while they come.
+        """Send the messages of a training round, and screen the replies as they come.
 
         Args:
             server_round: from 1 on.
-            messages: as `configure_train` made them.
-            send: sends messages, and gives the replies that come before the deadline.
+            messages: from `configure_train`.
+            send: sends messages and returns the replies that come before the deadline.
         """
         return self.receive(send(messages))
 
     def screened(self, replies: Messages, layout: Layout, sent: Row) -> Screening:
-        """The replies, screened.
+        """Screen the replies.
 
         Args:
             replies: as in `receive`.
-            layout: of what a reply has to be like.
-            sent: from which updates are counted.
+            layout: required layout of a reply.
+            sent: origin of the updates.
         """
         return screen(replies, self._asked, layout, sent)
 
@@ -224,13 +223,13 @@ class Decorator(Strategy):
 
         Args:
             server_round: from 1 on.
-            replies: in any order, errors among them; or what `receive` has made of them.
+            replies: in any order, with errors; or the result of `receive`.
 
         Returns:
             The new model, None if the round is abandoned; and the training metrics.
 
         Raises:
-            FederationError: nothing was sent before, or the wrapped strategy returned other arrays than it was given.
+            FederationError: no model was sent, or the wrapped strategy returned arrays with other names.
         """
         screening = replies if isinstance(replies, Screening) else self.receive(replies)
         accepted = len(screening.cohort)
@@ -242,10 +241,10 @@ class Decorator(Strategy):
 
     @property
     def sent(self) -> ArrayRecord:
-        """What the nodes were sent last.
+        """Return the model sent last.
 
         Raises:
-            FederationError: nothing yet.
+            FederationError: no model was sent.
         """
         if self._sent is None:
             raise FederationError(
@@ -254,12 +253,12 @@ class Decorator(Strategy):
         return self._sent
 
     def expected_reply(self, sent: NamedArrays) -> NamedArrays:
-        """Arrays like those that a node has to send back, and from which its update is counted."""
+        """Return arrays in the layout of a reply, from whose values updates are computed."""
         return sent
 
     @abstractmethod
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """The new global model, from the replies that count.
+        """Compute the new global model from the replies that count.
 
         Args:
             server_round: from 1 on.
@@ -267,58 +266,58 @@ class Decorator(Strategy):
         """
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """Let the wrapped strategy choose the nodes; remember who was asked.
+        """Let the wrapped strategy choose the nodes, and store the messages.
 
         Args:
             server_round: from 1 on.
             arrays: the model.
-            config: goes along with them.
-            grid: that knows the nodes.
+            config: sent with the model.
+            grid: connects to the nodes.
         """
         self._asked_to_score = tuple(self.inner.configure_evaluate(server_round, arrays, config, grid))
         return self._asked_to_score
 
     def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
-        """The mean of each metric over the replies that have it; None if no reply counts.
+        """Average each metric over the replies that contain it; return None if no reply counts.
 
         Args:
             server_round: from 1 on.
-            replies: in any order, errors among them.
+            replies: in any order, with errors.
         """
         means, self.unscored = average_metrics(replies, self._asked_to_score)
         return MetricRecord(dict(means)) if means else None
 
     def summary(self) -> None:
-        """As the wrapped strategy."""
+        """Log the summary of the wrapped strategy."""
         self.inner.summary()
 
     def state_dict(self) -> State:
-        """What goes on from round to round, of the wrapped strategy too if it says what that is."""
+        """Return the state to resume from, including the wrapped strategy's if it declares one."""
         return joined({"inner": state_of(self.inner)})
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what `state_dict` returned.
+        """Restore the state that `state_dict` returned.
 
         Raises:
-            ConfigError: the wrapped strategy does not say how.
+            ConfigError: the wrapped strategy declares no state.
         """
         restore(self.inner, part(state, "inner"))
 
 
 def state_of(strategy: Strategy) -> State:
-    """What a strategy keeps from round to round; nothing if it does not say."""
+    """Return the state of a strategy between rounds; empty if it declares none."""
     return strategy.state_dict() if declares_state(strategy) and isinstance(strategy, Stateful) else {}
 
 
 def restore(strategy: Strategy, state: State) -> None:
-    """Let a strategy go on from what `state_of` returned.
+    """Restore a strategy from the state that `state_of` returned.
 
     Args:
-        strategy: made anew.
-        state: of another one of its kind.
+        strategy: newly constructed.
+        state: of a strategy of the same class.
 
     Raises:
-        ConfigError: it does not say how. Fresh moments in the place of those that were lost would be another training.
+        ConfigError: the strategy declares no state. Training with reset moments would differ from the original run.
     """
     if not declares_state(strategy) or not isinstance(strategy, Stateful):
         raise ConfigError(
@@ -329,7 +328,7 @@ def restore(strategy: Strategy, state: State) -> None:
 
 
 def _in_layout(arrays: ArrayRecord, layout: Layout) -> ArrayRecord:
-    """The model in the names, order and dtypes it was sent in: some Flower optimizers turn float32 into float64."""
+    """Return the model in the names, order and dtypes sent: some Flower optimizers turn float32 into float64."""
     if tuple(array.dtype for array in arrays.values()) == layout.dtypes and tuple(arrays) == layout.names:
         return arrays
     named = from_record(arrays)
@@ -339,11 +338,11 @@ def _in_layout(arrays: ArrayRecord, layout: Layout) -> ArrayRecord:
 
 
 class Screened(Decorator):
-    """No privacy: every reply that counts goes to the wrapped strategy.
+    """A wrapper without privacy: every reply that counts goes to the wrapped strategy.
 
     Args:
         inner: the wrapped strategy.
-        by_examples: weight replies by their example counts; otherwise every reply counts the same.
+        by_examples: weight replies by their example counts; if False, all replies weigh the same.
     """
 
     def __init__(self, inner: Strategy, *, by_examples: bool = True) -> None:
@@ -351,7 +350,7 @@ class Screened(Decorator):
         self.by_examples = by_examples
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """Hand the replies on, cleaned of everything that was not asked for.
+        """Pass the replies to the wrapped strategy, reduced to model, weight and training loss.
 
         Args:
             server_round: from 1 on.
@@ -372,13 +371,13 @@ class Screened(Decorator):
 
 
 def virtual_reply(layout: Layout, row: Row, examples: float = 1.0, loss: float | None = None) -> Message:
-    """A training reply as a node would send it, over memory the server already has.
+    """Make a training reply as a node would send it, without copying the model.
 
     Args:
         layout: of the model.
-        row: its numbers, flat, one piece per array; not copied.
-        examples: what the reply weighs, > 0.
-        loss: of training; None: none is told.
+        row: parameters of the model, flat, one piece per array; not copied.
+        examples: weight of the reply, > 0.
+        loss: training loss; None to omit it.
     """
     metrics = MetricRecord({EXAMPLES: examples})
     if loss is not None:
@@ -387,6 +386,6 @@ def virtual_reply(layout: Layout, row: Row, examples: float = 1.0, loss: float |
 
 
 def _train_loss(message: Message) -> float | None:
-    """The training loss in a reply's one metric record, if it is a finite number."""
+    """Return the training loss in a reply's only metric record, if it is a finite number."""
     keys = [record.get(TRAIN_LOSS) for record in message.content.metric_records.values()]
     return keys[0] if len(keys) == 1 and isinstance(keys[0], float) and abs(keys[0]) < float("inf") else None

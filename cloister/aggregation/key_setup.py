@@ -1,8 +1,8 @@
-"""The first two steps of a secure aggregation on the server: who takes part, and what they have shared.
+"""Server side of the first two steps of a secure aggregation: advertising keys and sharing secrets.
 
     advertise ─▶ share
 
-They are asked for by themselves, or come with the last two steps of the round before (`SecureRound`).
+They are separate messages, or travel with the last two steps of the previous round (`SecureRound`).
 """
 
 import time
@@ -26,12 +26,12 @@ from cloister.secure_aggregation.terms import Terms
 
 Answer = TypeVar("Answer", bound=protocol.Message)
 MAXIMUM_AGE = 300.0
-"""Seconds for which a key setup is used. The longer it waits, the more of its nodes may have been started anew: they
-have dropped out, and without enough of them the round is charged and has no sum."""
+"""Seconds for which a key setup is used. A node that restarts meanwhile has dropped out of it. If too many have, the
+round is charged and has no sum."""
 
 
 class Introduction(NamedTuple):
-    """What a node says of itself: its keys for this attempt, and the roster that it has."""
+    """Introduction of a node: its keys for this attempt, and its roster."""
 
     advertisement: protocol.Advertisement
     roster: bytes
@@ -39,7 +39,7 @@ class Introduction(NamedTuple):
 
 @dataclass
 class KeySetup:
-    """The key setup of one attempt at a round: who takes part, and the shares of their secrets. It is made once.
+    """The key setup of one attempt at a round: its members, and the shares of their secrets. It is used once.
 
     Args:
         terms: of the attempt.
@@ -47,13 +47,14 @@ class KeySetup:
 
     Attributes:
         rejected: the nodes that dropped out, each with the reason.
-        names: node -> its name on the roster, which it tells itself: the server holds no key, and no node believes it
-            about another.
-        roster: that most nodes have; None before they have told theirs.
-        cohort: everybody's keys, for everybody; empty before they are there.
-        deliveries: node -> what it masks its vector with; empty before all shares are there.
+        names: node -> its name on the roster, as the node itself states it. The server holds no key, and no node relies
+            on the server for the name of another node.
+        roster: the roster of most nodes; None before the nodes have sent theirs.
+        cohort: the keys of all members, for all members; empty before they exist.
+        deliveries: node -> the shares it needs to mask its vector; empty before all shares exist.
 
-    Guarantee: it shows the server keys, rosters and who answers, and nothing that depends on data; it costs nothing.
+    Guarantee: it shows the server keys, rosters and which nodes answer, and nothing that depends on data. It costs no
+        privacy budget.
 
     Source: Bonawitz et al. (2017), AdvertiseKeys and ShareKeys.
     """
@@ -70,23 +71,23 @@ class KeySetup:
 
     @property
     def coordinator(self) -> Coordinator:
-        """What takes the attempt on.
+        """Return the coordinator of the attempt.
 
         Raises:
-            RoundAbandoned: nobody takes part.
+            RoundAbandoned: no node takes part.
         """
         if self._coordinator is None:
             raise RoundAbandoned("no node has advertised keys")
         return self._coordinator
 
     def introduce(self, introduced: Mapping[int, Introduction]) -> None:
-        """Decide who takes part.
+        """Determine the members of the attempt.
 
         Args:
-            introduced: node -> what it says of itself.
+            introduced: node -> its introduction.
 
         Raises:
-            RoundAbandoned: too few do, or too many.
+            RoundAbandoned: too few nodes take part, or too many.
         """
         self._name(introduced)
         cohort = self.coordinator.cohort(introduced[node].advertisement for node in self.names)
@@ -99,7 +100,7 @@ class KeySetup:
         """Sort the shares by receiver.
 
         Args:
-            shares: node -> what it sends its peers.
+            shares: node -> its sealed shares for its peers.
 
         Raises:
             RoundAbandoned: fewer members than the threshold have sent shares.
@@ -109,19 +110,19 @@ class KeySetup:
         self._made = time.monotonic()
 
     def is_usable_for(self, nodes: Collection[int]) -> bool:
-        """Whether these nodes, and no others, have become ready for the vectors within the last `MAXIMUM_AGE`.
+        """Return True if exactly these nodes became ready for their vectors within the last `MAXIMUM_AGE` seconds.
 
         Args:
-            nodes: by their numbers.
+            nodes: node ids.
         """
         is_young = time.monotonic() - self._made < MAXIMUM_AGE
         return bool(self.deliveries) and set(self.deliveries) == set(nodes) and is_young
 
     def with_true_sender(self, answers: Mapping[int, Answer]) -> dict[int, Answer]:
-        """The answers that name their own sender; the others are rejected.
+        """Return the answers that name their own sender; reject the rest.
 
         Args:
-            answers: node -> what it answers in a step.
+            answers: node -> its answer in a step.
         """
         found = {node: one for node, one in answers.items() if vars(one)["sender"] == self.names.get(node)}
         for node in answers.keys() - found.keys():
@@ -129,7 +130,7 @@ class KeySetup:
         return found
 
     def nodes_named(self, names: Iterable[str]) -> list[tuple[int, str]]:
-        """The nodes that have some names, and these.
+        """Return the pairs of node and name for these members.
 
         Args:
             names: of members.
@@ -138,7 +139,7 @@ class KeySetup:
         return [(node, name) for node, name in self.names.items() if name in chosen]
 
     def _name(self, introduced: Mapping[int, Introduction]) -> None:
-        """Who nodes are, by the roster that most of them have."""
+        """Assign names to nodes by the roster that most of them have."""
         if not introduced:
             return
         usual = Counter(one.roster for one in introduced.values()).most_common(1)[0][0]
@@ -157,14 +158,14 @@ class KeySetup:
 
 
 def introduction(reply: Message, name: str = SECURE_MESSAGE) -> Introduction:
-    """What a node says of itself.
+    """Read the introduction of a node from its reply.
 
     Args:
         reply: of the node.
         name: of the array with its keys.
 
     Raises:
-        Unfit: it says nothing of that kind.
+        Unfit: the reply contains no valid introduction.
     """
     advertisement, roster = decoded(reply, protocol.Advertisement, name), _bytes(reply, ROSTER)
     try:
@@ -175,15 +176,15 @@ def introduction(reply: Message, name: str = SECURE_MESSAGE) -> Introduction:
 
 
 def decoded(reply: Message, kind: type[Answer], name: str = SECURE_MESSAGE) -> Answer:
-    """The message of the protocol that a reply holds.
+    """Read the protocol message in a reply.
 
     Args:
         reply: of a node.
         kind: of the message.
-        name: of the array that it is in.
+        name: of the array that contains it.
 
     Raises:
-        Unfit: it holds none of that kind.
+        Unfit: the reply contains no message of this kind.
     """
     try:
         return kind.decode(_bytes(reply, name))
@@ -192,7 +193,7 @@ def decoded(reply: Message, kind: type[Answer], name: str = SECURE_MESSAGE) -> A
 
 
 def _bytes(reply: Message, name: str) -> bytes:
-    """The bytes that a reply holds under a name."""
+    """Return the bytes that a reply contains under a name."""
     try:
         array = view(reply.content.array_records[ARRAYS][name])
     except (KeyError, ValueError):

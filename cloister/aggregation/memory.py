@@ -1,4 +1,4 @@
-"""Memory for the replies of a round, where something has to see all of them together."""
+"""Memory check for rounds whose replies must all be held together."""
 
 import numpy as np
 
@@ -8,17 +8,17 @@ from cloister.core.memory import free_memory
 
 
 def require_memory(component: str, layout: Layout, clients: int) -> None:
-    """Refuse a round whose replies cannot all be held, before anybody is asked.
+    """Refuse a round whose replies do not fit into memory, before a client is asked.
 
-    Nothing is refused where the system does not tell how much memory there is.
+    If the system does not report its free memory, every round is accepted.
 
     Args:
-        component: what has to see all replies of a round together.
+        component: component that needs all replies of a round together.
         layout: of a reply.
-        clients: n, how many are asked at most.
+        clients: n, largest number of clients asked.
 
     Raises:
-        ConfigError: n replies are more than the memory that is there.
+        ConfigError: n replies need more than the free memory.
     """
     one = sum(size * np.dtype(dtype).itemsize for size, dtype in zip(layout.sizes, layout.dtypes, strict=True))
     free = free_memory()
@@ -32,7 +32,7 @@ def require_memory(component: str, layout: Layout, clients: int) -> None:
 
 
 def _read(count: int) -> str:
-    """Bytes, for a person."""
+    """Format a number of bytes for people."""
     unit, name = next(
         (each for each in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")) if count >= each[0]), (1, "bytes")
     )

@@ -1,12 +1,12 @@
-"""Privacy around a Flower strategy.
+"""Flower strategy that wraps another strategy in a privacy mechanism.
 
     replies → screen → [canaries] → bound → [distance] → sum → noise → mean → one virtual reply → the wrapped strategy
                                                 ↓                ↓                                (post-processing)
                                              ledger           ledger
 
-Everything between the screen and the virtual reply is the mechanism's. What it costs is on disk before it is made. The
-wrapped strategy sees one model, the release, and whatever it does with it (momentum, Adam, anything that keeps state)
-costs no privacy.
+The mechanism covers every step between the screen and the virtual reply. Its cost is on disk before the release is
+computed. The wrapped strategy receives one model, the release. All further processing of it (momentum, Adam, any step
+with state) is post-processing and costs no privacy.
 """
 
 import math
@@ -40,7 +40,7 @@ from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, M
 from cloister.privacy.mechanisms.noise import GaussianNoise, noised
 
 SPENT = 0.99
-"""Share of a budget above which nothing is calibrated to the rest."""
+"""Spent share of a budget above which calibration to the rest is refused."""
 
 
 class PrivateStrategy(Decorator):
@@ -48,18 +48,19 @@ class PrivateStrategy(Decorator):
 
     Args:
         inner: the wrapped strategy.
-        mechanism: what bounds the replies and makes the release.
-        budget: record every release in a ledger, and stop at its limit; None: nothing is recorded.
-        noise: where the noise comes from; None: the operating system's entropy.
+        mechanism: bounds the replies and computes the release.
+        budget: records every release in a ledger and refuses rounds beyond its limit; None: no ledger.
+        noise: source of the noise; None: the operating system's entropy.
         canaries: take part beside the clients and are scored after every round.
 
     Attributes:
-        mechanism: of the next round. A clip that adapts makes another one of it in each round.
+        mechanism: of the next round. An adaptive clipping norm replaces it in each round.
 
-    Guarantee: that of the mechanism in each round where `caveats` is empty, whatever `inner` is and whoever drops out.
+    Guarantee: that of the mechanism in each round where `caveats` is empty, for every `inner` and every set of
+        dropouts.
 
     Raises:
-        ConfigError: the mechanism does not go with `inner`, with the way it draws nodes, or with canaries.
+        ConfigError: the mechanism is incompatible with `inner`, with its sampling of nodes, or with canaries.
 
     Examples:
         >>> from flwr.serverapp.strategy import FedAvg, Krum
@@ -97,7 +98,7 @@ class PrivateStrategy(Decorator):
             self._refuse_canaries_beside_draws()
 
     def _refuse_canaries_beside_draws(self) -> None:
-        """Refuse draws that a claim may count."""
+        """Refuse canaries with sampling that a claim may use for amplification."""
         draw = self._draw
         if draw is not None and (draw.kind == "poisson" or draw.population):
             raise ConfigError(
@@ -107,16 +108,16 @@ class PrivateStrategy(Decorator):
             )
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """As the wrapped strategy, with what the round promises, unless it would pass the budget: then nothing is sent.
+        """Return the wrapped strategy's messages, with the promised releases, if the budget covers the round.
 
-        Nodes are told the head of the ledger, to keep it. It tells them nothing: they know of the rounds before this
-        one, and the lines of a round hold a random id, which nobody can guess a line around.
+        Nodes receive and store the head of the ledger. It reveals nothing to them: nodes know of the earlier rounds,
+        and each round's ledger lines contain a random id, so that no line can be guessed from its hash.
 
         Args:
             server_round, arrays, config, grid: as in Flower's `Strategy`.
 
         Raises:
-            BudgetExhausted: it would.
+            BudgetExhausted: the budget does not cover the round; nothing is sent.
         """
         layout = Layout.of(from_record(arrays))
         if self.is_accounted:
@@ -129,7 +130,7 @@ class PrivateStrategy(Decorator):
         return messages
 
     def needs_all_replies(self, layout: Layout, sent: Row) -> str:
-        """As in `Decorator`: the mechanism, or canaries, which are measured beside the clients.
+        """Name the component that needs all replies: the mechanism, or canaries, which are measured beside the clients.
 
         Args:
             layout, sent: as in `Decorator.screened`.
@@ -141,17 +142,17 @@ class PrivateStrategy(Decorator):
         return f"privacy.server = {self.mechanism.name!r} around {super().needs_all_replies(layout, sent)}"
 
     def screened(self, replies: Messages, layout: Layout, sent: Row) -> Screening:
-        """The replies, screened; their sum alone is kept where the mechanism needs no more.
+        """Screen the replies, and keep only their sum if the mechanism needs no more.
 
         Args:
             replies, layout, sent: as in `Decorator.screened`.
         """
-        # Canaries are measured beside the clients.
+        # The release with canaries needs the rows of all replies.
         intake = None if len(self.canaries) else self.mechanism.intake(layout, sent, len(self._asked))
         return screen(replies, self._asked, layout, sent, intake)
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """Record what the round costs, let the mechanism release, and the wrapped strategy aggregate that.
+        """Record the cost of the round, compute the release, and let the wrapped strategy aggregate it.
 
         Args:
             server_round: counted from 1.
@@ -173,14 +174,14 @@ class PrivateStrategy(Decorator):
         return arrays, metrics
 
     def _follow(self, following: Mechanism | None, layout: Layout) -> None:
-        """Take the mechanism of the next round.
+        """Set the mechanism of the next round.
 
         Raises:
-            PrivacyError: its price is another one: what a run is said to cost at worst was counted before it began.
+            PrivacyError: its events differ from the current ones, on which the worst-case cost of the run is based.
         """
         if following is None:
             return
-        other = copy(self)  # the claim of a run that ends here is still that of the mechanism it began with
+        other = copy(self)  # if the events differ, self keeps the mechanism of its claim
         other.mechanism = following
         draws = following.needs_public_cohort, self.mechanism.needs_public_cohort
         if other.events(layout) != self.events(layout) or draws[0] != draws[1]:
@@ -189,15 +190,15 @@ class PrivateStrategy(Decorator):
         self._has_followed = True
 
     def state_dict(self) -> State:
-        """As `Decorator.state_dict`, with the mechanism of the next round and the canaries. Noise has no state."""
+        """Return the state of `Decorator`, the next round's mechanism and the canaries. Noise has no state."""
         own = {"mechanism": self.mechanism.state_dict(), "canaries": self.canaries.state_dict()}
         return {**super().state_dict(), **joined(own), "followed": np.array(self._has_followed)}
 
     def load_state_dict(self, state: State) -> None:
-        """As `Decorator.load_state_dict`.
+        """Restore the state of the wrapped strategy, the mechanism and the canaries.
 
         Raises:
-            ConfigError: the wrapped strategy, or a mechanism that was calibrated or changed, does not say how.
+            ConfigError: the wrapped strategy, or a calibrated or changed mechanism, declares no state.
         """
         super().load_state_dict(state)
         self._has_followed = bool(state["followed"])
@@ -211,7 +212,7 @@ class PrivateStrategy(Decorator):
         self.canaries = self.canaries.restored(part(state, "canaries"))
 
     def _aggregated(self, server_round: int, layout: Layout, released: Released) -> Aggregated:
-        """What the wrapped strategy makes of the release, noised where the mechanism leaves that to the end."""
+        """Let the wrapped strategy aggregate the release; add noise to its output if the mechanism demands that."""
         replies = [virtual_reply(layout, model) for model in released.models]
         arrays, metrics = self.inner.aggregate_train(server_round, replies) if replies else (None, None)
         if arrays is None or not self.mechanism.noises_output:
@@ -222,7 +223,7 @@ class PrivateStrategy(Decorator):
         return to_record(own.named(made)), metrics
 
     def _measurements(self, screening: Screening, released: Released) -> Measurements:
-        # What comes from un-noised updates would be one more release wherever something is claimed.
+        # Diagnostics of un-noised updates would be a further release: with a guarantee they are omitted.
         seen = NOTHING_SEEN if self.is_accounted else released.diagnostics
         return Measurements(
             asked=len(self._asked),
@@ -239,21 +240,22 @@ class PrivateStrategy(Decorator):
             epsilon=self.spent(),
         )
 
-    # --- what is recorded and claimed ---
+    # --- recorded releases and claims ---
 
     @contextmanager
     def recorded(self, layout: Layout, server_round: int) -> Iterator[None]:
-        """The block, with all releases of the round recorded and charged before it where there is a budget.
+        """Record and charge all releases of the round before the block runs, if there is a budget.
 
-        Recorded is the least noise that this round could have had: what it has may depend on earlier releases.
+        The ledger records the least noise possible in this round, since the actual noise may depend on earlier
+        releases.
 
         Args:
             layout: of the model.
             server_round: counted from 1.
 
         Raises:
-            BudgetExhausted: it would pass the budget; the block is not entered.
-            LedgerError: it cannot be recorded; the block is not entered.
+            BudgetExhausted: the budget does not cover the round; the block is not entered.
+            LedgerError: the releases cannot be recorded; the block is not entered.
         """
         if self.budget is None:
             yield
@@ -266,7 +268,7 @@ class PrivateStrategy(Decorator):
             yield
 
     def promised(self, layout: Layout) -> tuple[Event, ...]:
-        """Return the releases of a round as nodes reckon with them: those that are recorded.
+        """Return the releases of a round that nodes account for: the recorded ones.
 
         Args:
             layout: of the model.
@@ -274,27 +276,29 @@ class PrivateStrategy(Decorator):
         return self.events(layout)
 
     def events(self, layout: Layout) -> tuple[Event, ...]:
-        """The releases of a round at worst; without a guarantee as many, at least one, for which nothing is claimed.
+        """Return the worst-case releases of a round.
+
+        Without a guarantee, each release is `Unaccounted`, and there is at least one.
 
         Args:
             layout: of the model.
 
         Raises:
-            PrivacyError: the mechanism claims a guarantee and no release, or counts a draw more than once.
+            PrivacyError: the mechanism claims a guarantee without a release, or counts a draw more than once.
         """
         events = tuple(self.mechanism.events(layout, self.sampling))
         if caveats := "; ".join(self.caveats()):
             return (Unaccounted(caveats),) * max(1, len(events))
         if not events:
             raise PrivacyError(f"mechanism {self.mechanism.name!r} claims that a round costs nothing")
-        # Releases that share a draw depend on each other through it: each alone may count it, both may not.
+        # Releases that share a draw depend on each other through it: only one of them may count it.
         if sum(undrawn(event) != event for event in events) > 1:
             raise PrivacyError(f"mechanism {self.mechanism.name!r} counts the draw of a round for several releases")
         return events
 
     @property
     def sampling(self) -> Sampling:
-        """What the draw of a round lets an accountant claim: nothing unless it was random, secret, and counted."""
+        """Return the sampling that an accountant may use: none unless random, secret and counted."""
         draw = self._draw
         if draw is None or not draw.secret or self.draws_are_seen or not self.mechanism.amplified:
             return UNSAMPLED
@@ -306,30 +310,30 @@ class PrivateStrategy(Decorator):
 
     @property
     def has_secret_cohorts(self) -> bool:
-        """Whether amplification rests on the draw."""
+        """Return True if privacy amplification rests on the draw."""
         return self.sampling.kind != "none"
 
     def caveats(self) -> tuple[str, ...]:
-        """Why the claim is not sound; empty if it is."""
+        """Return the reasons why the claim is not sound; empty if it is."""
         seeded = ("the noise is seeded: whoever knows privacy.noise-seed can remove it",) if self.noise.seeded else ()
         return (*seeded, *self.mechanism.caveats())
 
     @property
     def is_accounted(self) -> bool:
-        """Whether the releases have a guarantee that can be composed."""
+        """Return True if the releases have a guarantee that composes."""
         return not self.caveats()
 
     def calibrated(self, layout: Layout, rounds: int) -> Self:
-        """This strategy, with the least noise with which so many more rounds stay within the budget.
+        """Return this strategy with the least noise for which this many rounds stay within the budget.
 
-        A mechanism that was given its noise is left as it is.
+        A mechanism with configured noise is returned unchanged.
 
         Args:
             layout: of the model.
-            rounds: that are to come.
+            rounds: number of rounds to come.
 
         Raises:
-            ConfigError: there is no budget to calibrate to, or no noise will do.
+            ConfigError: there is no budget to calibrate to, or no noise multiplier is large enough.
             BudgetExhausted: earlier runs have spent it.
         """
         budget = self.budget
@@ -340,7 +344,7 @@ class PrivateStrategy(Decorator):
         if not self.is_accounted:
             raise ConfigError("nothing can be calibrated to a budget without a guarantee: " + "; ".join(self.caveats()))
         if budget.spent() > SPENT * budget.limit:
-            budget.require(())  # a ledger that holds releases without a guarantee is refused in words of its own
+            budget.require(())  # raises its own message for a ledger with unaccounted releases
             raise BudgetExhausted(
                 f"{budget.ledger.path}: {at_most(100 * budget.share())} % of privacy.max-epsilon = "
                 f"{budget.max_epsilon:g} is spent; what is left would take noise in which nothing can be learnt"
@@ -356,7 +360,7 @@ class PrivateStrategy(Decorator):
         return other
 
     def spent(self) -> float | None:
-        """ε of everything in the ledger so far; None where nothing is recorded or nothing can be claimed."""
+        """Return ε of all releases in the ledger; None without a ledger or a finite ε."""
         if self.budget is None:
             return None
         epsilon = self.budget.epsilon()

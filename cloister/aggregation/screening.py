@@ -1,7 +1,7 @@
-"""Screening: which replies of a round may count, and why the others may not.
+"""Screening of replies: validate each reply of a round, and reject malformed ones with a reason.
 
-A malformed reply is rejected by itself, counted and named with a reason; the round goes on with the others. Reasons
-name arrays and shapes, never values.
+A malformed reply is rejected alone, counted and logged with a reason. The round continues without it. Reasons name
+arrays and shapes, never values.
 """
 
 import re
@@ -24,20 +24,20 @@ from cloister.flower.messages import SUPERLINK_NODE_ID, ErrorCode
 from cloister.privacy.mechanisms.total import Intake
 
 MAX_EXAMPLES = 10**9
-"""A count above this is taken for an error or an attack: it would silence every other client."""
+"""Largest example count accepted. A larger one is an error or an attack: it would outweigh all other clients."""
 NUMBERS_AT_ONCE = 2_500_000
-"""Replies are added up at once that have so many numbers together, or one: more take memory, and fewer time, since the
-sum and the model that was sent are gone over for each few."""
+"""Parameters per batch of replies that are summed at once; a batch has at least one reply. Larger batches need more
+memory. Smaller ones need more time, since each batch reads the sum and the sent model again."""
 TOGETHER = 4
-"""So many clients' replies are added up at once: a round of few is released in the pass that adds them."""
+"""Largest number of asked clients whose replies are always summed in one batch, so that one pass sums and releases."""
 NOT_FINITE = "the update holds NaN or Inf, or is too large to measure: try a lower client.learning-rate"
 MAX_METRIC = 1e100
-"""Largest number that a client may score: a mean, weighted by counts, stays finite."""
+"""Largest absolute value of a client's metric, so that a mean weighted by counts stays finite."""
 REASON_LENGTH = 300
 METRIC_NAME = re.compile(r"[A-Za-z0-9][\w .()-]{0,39}")
-"""What a metric may be called: names come from clients and end up on screens."""
+"""Permitted names of metrics: clients choose them, and reports display them."""
 UNREACHABLE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
-"""Error codes of replies that Flower itself writes for a node that did not answer."""
+"""Error codes of replies that Flower writes for a node without an answer."""
 
 
 T = TypeVar("T")
@@ -46,13 +46,13 @@ R = TypeVar("R", ArrayRecord, MetricRecord)
 
 @dataclass(frozen=True)
 class Rejection:
-    """A reply that does not count.
+    """A rejected reply.
 
     Attributes:
         node_id: of the node that sent it.
-        code: a short word for what was wrong.
-        detail: what was wrong, for a person.
-        site: the name of the node, where it is known.
+        code: short code of the reason.
+        detail: reason, for people.
+        site: the name of the node, if known.
     """
 
     node_id: int
@@ -62,26 +62,26 @@ class Rejection:
 
     @property
     def who(self) -> str:
-        """The name of the node, or its number."""
+        """Name of the node, or its number."""
         return self.site or f"node {self.node_id}"
 
     @property
     def abstained(self) -> bool:
-        """Whether the node answered that it does nothing, for want of a budget or by its policy."""
+        """Return True if the node refused the round for lack of budget or by its policy."""
         reasons = (BudgetExhausted, PolicyError)
         return self.code == "error" and any(f": {reason.__name__}: " in self.detail for reason in reasons)
 
 
 @dataclass(frozen=True)
 class Screening:
-    """The replies of one round that count, and those that do not.
+    """The accepted and the rejected replies of one round.
 
     Attributes:
-        cohort: of those that count.
-        accepted: these replies, in an order that does not depend on the runtime; none where they were not kept.
+        cohort: of the accepted replies.
+        accepted: the accepted replies, in an order independent of the runtime; empty if they were summed.
         examples: the example count of each.
-        rejected: the others.
-        intake: has added up those that count, where they were not kept.
+        rejected: the rejected replies.
+        intake: sum of the accepted replies, if they were summed.
     """
 
     cohort: Cohort
@@ -92,11 +92,11 @@ class Screening:
 
 
 class Unfit(Exception):
-    """Why one reply cannot count.
+    """Reason why one reply cannot count.
 
     Args:
-        code: a short word for it.
-        detail: what was wrong, for a person.
+        code: short code of the reason.
+        detail: reason, for people.
     """
 
     def __init__(self, code: str, detail: str) -> None:
@@ -114,22 +114,22 @@ class _Reply:
 def screen(
     replies: Iterable[Message], asked: Sequence[Message], layout: Layout, sent: Row, intake: Intake | None = None
 ) -> Screening:
-    """Sort the replies of a training round into those that count and those that do not.
+    """Sort the replies of a training round into accepted and rejected ones.
 
     Args:
-        replies: what came back, error replies included.
-        asked: the messages of this round; a node that does not answer its one is rejected as `missing`.
-        layout: of the model that was sent.
+        replies: replies and error replies.
+        asked: the messages of this round; a node without a reply to its message is rejected as `missing`.
+        layout: of the model sent.
         sent: that model.
-        intake: takes the replies that count as they come, a few at a time. They are not kept then: the cohort has no
-            rows, and no reply is among those accepted. None: all are kept, in an order that follows from their content.
+        intake: sums the accepted replies in batches as they come. The cohort then has no rows, and `accepted` is empty.
+            None: all replies are kept, in an order that follows from their content.
     """
     rejected: list[Rejection] = []
     fit = fitting(replies, asked, lambda message: _Reply(message, _row(message, layout), _count(message)), rejected)
     if intake is None:
         kept = _finite(sorted(fit, key=_content_key), rejected, layout, sent)
         return replace(kept, rejected=_by_node(rejected))
-    # What is in memory already takes no more of it, and all together are added and released in one pass.
+    # Replies already in memory need no more of it: one pass sums and releases all of them.
     together = isinstance(replies, Sequence) or len(asked) <= TOGETHER
     at_once = max(1, len(asked) if together else NUMBERS_AT_ONCE // max(1, layout.size))
     norms, examples = array("d"), array("d")
@@ -143,7 +143,7 @@ def screen(
 def _taken(
     fit: Iterator[_Reply], at_once: int, finite: Callable[[list[_Reply]], Screening], intake: Intake
 ) -> tuple[NDArray[np.float64], tuple[float, ...]] | None:
-    """Add up the next few replies; nothing of them is kept but norms and example counts. None: there are no more."""
+    """Sum the next batch of replies; return their norms and example counts, or None after the last reply."""
     few = list(islice(fit, at_once))
     if not few:
         return None
@@ -159,29 +159,29 @@ def _by_node(rejected: list[Rejection]) -> tuple[Rejection, ...]:
 def fitting(
     replies: Iterable[Message], asked: Sequence[Message], read: Callable[[Message], T], rejected: list[Rejection]
 ) -> Iterator[T]:
-    """What could be read, one reply a node, as replies come.
+    """Yield the content of each valid reply, one per node, as replies come.
 
     Args:
-        replies: what came back, error replies included.
+        replies: replies and error replies.
         asked: the messages that they may answer, each once.
-        read: makes something of a reply; raises `Unfit` to reject it.
-        rejected: takes why the others do not count; of those that did not come, too.
+        read: reads a reply; raises `Unfit` to reject it.
+        rejected: receives the reasons for rejected and missing replies.
     """
     expected = {message.metadata.dst_node_id for message in asked}
     addressee: dict[str, int] = {}
     heard = set()
     for message in replies:
-        # A grid may send messages, and number them, when it is asked for the first reply.
+        # A grid may send and number messages only on the first request for a reply.
         addressee = addressee or _addressees(asked)
         node = message.metadata.src_node_id
         try:
             if message.has_error() and node == SUPERLINK_NODE_ID:
-                # Flower answers in its own name for a node that cannot: what was answered tells for whom.
+                # Flower answers with its own id for an unreachable node: the answered message identifies the node.
                 node = addressee.get(message.metadata.reply_to_message_id, node)
             if node not in expected:
                 raise Unfit("unsolicited", "this node was not asked in this round")
             if addressee and addressee.get(message.metadata.reply_to_message_id) != node:
-                # Flower shows a reply as its sender wrote it, name and all; what others were sent he does not know.
+                # Flower does not verify the sender in a reply. A client has no access to other nodes' message ids.
                 raise Unfit("sender", "the reply is to no message that this node was sent")
             if node in heard:
                 raise Unfit("duplicate", "this node has already replied in this round")
@@ -192,13 +192,13 @@ def fitting(
             rejected.append(Rejection(node, unfit.code, printable(unfit.detail)))
         else:
             yield found
-            del message, found  # what was handed on is not kept while the next reply is made
+            del message, found  # frees this reply while the next one is read
     missing = [node for node in expected if node not in heard]
     rejected += [Rejection(node, "missing", "no reply came before the deadline") for node in missing]
 
 
 def _addressees(asked: Sequence[Message]) -> dict[str, int]:
-    """Which node was sent which message; nothing of messages that nobody has numbered."""
+    """Return the node of each message by message id; empty for messages without ids."""
     return {
         message.metadata.message_id: message.metadata.dst_node_id for message in asked if message.metadata.message_id
     }
@@ -213,13 +213,13 @@ def _refuse_error(message: Message) -> None:
 
 
 def printable(text: str) -> str:
-    """Text from elsewhere, fit for a screen: one line, no control characters, not too long."""
+    """Return foreign text as one printable line of limited length."""
     line = " ".join(text[: 4 * REASON_LENGTH].split())
     return "".join(char if char.isprintable() else "?" for char in line)[:REASON_LENGTH]
 
 
 def _finite(replies: list[_Reply], rejected: list[Rejection], layout: Layout, sent: Row) -> Screening:
-    """Measure every update and drop those that are not finite; the measuring is what finds them."""
+    """Compute the norm of every update, and reject updates with a norm that is not finite."""
     cohort = Cohort.of(layout, sent, tuple(reply.row for reply in replies))
     finite = np.isfinite(cohort.norms)
     for reply in (reply for reply, good in zip(replies, finite, strict=True) if not good):
@@ -234,17 +234,17 @@ def _finite(replies: list[_Reply], rejected: list[Rejection], layout: Layout, se
 
 
 def _content_key(reply: _Reply) -> bytes:
-    """Orders replies by what they say: node ids differ between runtimes, and float addition is not associative."""
+    """Return a sort key from the content: node ids differ between runtimes, and float addition is not associative."""
     return b"".join(piece[:16].tobytes() + piece[-16:].tobytes() for piece in reply.row)
 
 
 def _records(message: Message, kind: type[R]) -> dict[str, R]:
-    """The records of a kind. Flower's own views of them would keep the reply until garbage is collected."""
+    """Return the records of a kind. Flower's own views of them would keep the reply until garbage collection."""
     return {name: record for name, record in message.content.items() if isinstance(record, kind)}
 
 
 def _row(message: Message, layout: Layout) -> Row:
-    """The trained model of a reply, flat, if it has exactly the arrays that were sent out."""
+    """Return the trained model of a reply, flat, if it has exactly the arrays sent."""
     records = _records(message, ArrayRecord)
     if list(records) != [ARRAYS]:
         raise Unfit("record", f"expected one array record named {ARRAYS!r}, found {len(records)}")
@@ -268,7 +268,7 @@ def _row(message: Message, layout: Layout) -> Row:
 
 
 def _count(message: Message) -> float:
-    """The example count of a reply; 1 where the reply carries none, as private clients' replies do not."""
+    """Return the example count of a reply; 1 if the reply has none, as replies of private clients."""
     records = [record for record in _records(message, MetricRecord).values() if EXAMPLES in record]
     if not records:
         return 1.0
@@ -278,24 +278,24 @@ def _count(message: Message) -> float:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value can be how many examples a client has."""
+    """Return True if a value is a valid example count of a client."""
     return isinstance(value, int | float) and 0 < value <= MAX_EXAMPLES
 
 
 def average_metrics(
     replies: Iterable[Message], asked: Sequence[Message]
 ) -> tuple[dict[str, float], tuple[Rejection, ...]]:
-    """The metrics of an evaluation round, each averaged over the clients that sent it, weighted by example counts.
+    """Average each metric of an evaluation round over the clients that sent it, weighted by example counts.
 
-    A client may lack a metric that others have (an AUC needs two classes). A metric that most clients lack is left
-    out: it is nobody's in particular, or one client's invention.
+    A client may lack a metric that others have (an AUC needs two classes). A metric that most clients lack is omitted:
+    it may be one client's invention.
 
     Args:
-        replies: in any order, errors among them.
-        asked: what was sent; a reply to anything else does not count.
+        replies: in any order, with errors.
+        asked: the messages sent; only a reply to one of them counts.
 
     Returns:
-        The means by name, and the replies that did not count.
+        The means by name, and the rejected replies.
     """
     rejected: list[Rejection] = []
     scores = list(fitting(replies, asked, _scores, rejected))
@@ -309,7 +309,7 @@ def average_metrics(
 
 
 def _scores(message: Message) -> tuple[float, dict[str, float]]:
-    """The example count and the metrics of an evaluation reply."""
+    """Return the example count and the metrics of an evaluation reply."""
     records = list(_records(message, MetricRecord).values())
     if len(records) != 1 or not is_count(records[0].get(EXAMPLES)):
         raise Unfit("weight", f"expected one metric record with {EXAMPLES} above 0 and at most {MAX_EXAMPLES:.0e}")

@@ -1,12 +1,12 @@
-"""The server's part in a secure aggregation, as messages over a grid.
+"""Server side of a secure aggregation, as messages over a Flower grid.
 
     advertise ─▶ share ─▶ train and mask ─▶ sign ─▶ unmask
                                              │        │
                          the next round:  advertise  share
 
-In each step the nodes that answered the one before are asked; a node that does not answer, or answers nonsense, has
-dropped out. Where the next round will ask the same nodes, its first two steps come with the last two of this one: then
-it needs three exchanges in place of five.
+Each step asks the nodes that answered the previous one. A node without a valid answer has dropped out. If the next
+round will ask the same nodes, its first two steps travel with the last two of this round. It then needs three exchanges
+instead of five.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,16 +44,16 @@ Said = TypeVar("Said")
 
 @dataclass
 class _Piggyback(Generic[Said]):
-    """A step of the next round that comes with one of this round.
+    """A step of the next round that travels with a step of this round.
 
-    A reply without it, or with nonsense in its place, is none to it, and counts in this round all the same.
+    If a reply lacks this part, or the part is malformed, the reply still counts in this round.
 
     Args:
-        contents: node -> what it is told in it.
-        parse: makes something of a reply; raises `Unfit`.
+        contents: node -> content sent to it for the step.
+        parse: reads a reply; raises `Unfit`.
 
     Attributes:
-        parsed: node -> what it answered.
+        parsed: node -> its answer.
     """
 
     contents: Mapping[int, bytes]
@@ -68,15 +68,14 @@ class _Piggyback(Generic[Said]):
 
 @dataclass
 class SecureRound:
-    """One attempt at one round. It is never made again.
+    """One attempt at one round. It is never repeated.
 
     Args:
-        setup: of the attempt; made already, or not begun.
-        asked: the training messages of the round; they are sent to those who are left by then, with what the protocol
-            adds to them.
-        send: sends messages, and gives the replies that come before the deadline.
-        following: the key setup of the next round, made on the way if everybody who was asked survives this one; None:
-            it is not made.
+        setup: of the attempt; complete, or not begun.
+        asked: the training messages of the round; the remaining members receive them, with the protocol's fields added.
+        send: sends messages and returns the replies that come before the deadline.
+        following: the key setup of the next round, made during this one if all asked nodes survive; None: no setup is
+            made.
     """
 
     setup: KeySetup
@@ -86,15 +85,15 @@ class SecureRound:
 
     @property
     def rejected(self) -> list[Rejection]:
-        """The nodes that dropped out, each with the reason."""
+        """Return the nodes that dropped out, each with the reason."""
         return self.setup.rejected
 
     def total(self, charged: Callable[[], AbstractContextManager[None]]) -> Total:
-        """The sum of the vectors of those who are left.
+        """Return the sum of the surviving members' vectors.
 
         Args:
-            charged: records what the round costs. It is entered before the first vector is asked for, and left when the
-                sum is there.
+            charged: records the cost of the round. It is entered before the first vector is requested, and left when
+                the sum is computed.
 
         Raises:
             RoundAbandoned: fewer members than the threshold are left.
@@ -111,7 +110,7 @@ class SecureRound:
             return coordinator.total(self._unmasked(dict.fromkeys(signed, signatures)).values())
 
     def _set_up(self) -> None:
-        """Make the key setup by itself."""
+        """Run the two steps of the key setup."""
         nodes = dict.fromkeys((message.metadata.dst_node_id for message in self.asked), b"")
         self.setup.introduce(dict(self._replied(self._messages(ADVERTISE, nodes, {}), introduction)))
         told = dict.fromkeys(self.setup.names, self.setup.cohort)
@@ -119,7 +118,7 @@ class SecureRound:
         self.setup.share(dict(found))
 
     def _take_vectors(self) -> None:
-        """Let those who are left train; each vector is added as it comes, and dropped."""
+        """Let the remaining members train; add each vector as it comes, and drop it."""
         deliveries = self.setup.deliveries
         messages = [_with_delivery(one, deliveries) for one in self.asked if one.metadata.dst_node_id in deliveries]
         for node, vector in self._replied(messages, lambda reply: decoded(reply, protocol.MaskedInput)):
@@ -131,7 +130,7 @@ class SecureRound:
                 self.rejected.append(Rejection(node, "protocol", str(error)))
 
     def _signed(self, told: Mapping[int, bytes]) -> dict[int, protocol.SurvivorSignature]:
-        """The signatures on the list of survivors; with them come keys for the next round."""
+        """Collect the signatures on the list of survivors, with keys for the next round."""
         everybody_survived = len(told) == len(self.asked)
         if self.following is None or not everybody_survived:
             return self._answers(SIGN, told, protocol.SurvivorSignature)
@@ -142,7 +141,7 @@ class SecureRound:
         return signed
 
     def _unmasked(self, told: Mapping[int, bytes]) -> dict[int, protocol.Unmasking]:
-        """What members show; with it come shares for the next round."""
+        """Collect the secrets that members reveal, with shares for the next round."""
         following = self.following
         if following is None or not following.cohort or set(following.names) != set(told):
             return self._answers(UNMASK, told, protocol.Unmasking)
@@ -156,7 +155,7 @@ class SecureRound:
     def _answers(
         self, step: str, told: Mapping[int, bytes], kind: type[Answer], piggyback: _Piggyback[Said] | None = None
     ) -> dict[int, Answer]:
-        """What nodes answer in a step, under the names that they had before."""
+        """Return the nodes' answers in a step that name their own sender."""
 
         def read(reply: Message) -> Answer:
             answer = decoded(reply, kind)
@@ -168,7 +167,7 @@ class SecureRound:
         return self.setup.with_true_sender(dict(self._replied(messages, read)))
 
     def _replied(self, messages: list[Message], read: Callable[[Message], Said]) -> Iterator[tuple[int, Said]]:
-        """Each node that answered, with what it said, as replies come."""
+        """Yield each node with its valid answer, as replies come."""
 
         def by_node(reply: Message) -> tuple[int, Said]:
             return reply.metadata.src_node_id, read(reply)
@@ -188,7 +187,7 @@ class SecureRound:
 
 
 def _with_delivery(message: Message, deliveries: Mapping[int, protocol.Delivery]) -> Message:
-    """A training message with the shares for its node."""
+    """Return a training message with the shares for its node."""
     node, content = message.metadata.dst_node_id, message.content
     delivery = {SECURE_MESSAGE: deliveries[node].encode()}
     config = ConfigRecord({**content.config_records[CONFIG], **delivery})

@@ -1,9 +1,9 @@
-"""Secure aggregation around a Flower strategy: it sees one model, made of a sum of updates that nobody has seen alone.
+"""Secure aggregation around a Flower strategy, which receives one model made from the sum of all updates.
 
-    clients clip, add noise, mask → sum of those who are left → surplus noise off → mean → one virtual reply → strategy
+    clients clip, add noise, mask → sum over survivors → remove surplus noise → mean → one virtual reply → strategy
 
-What the round costs is on disk before the first client is asked for its masked vector. A round that fewer clients than
-the threshold finish leaves the model as it was, and stays charged from there on.
+The cost of the round is on disk before the first client is asked for its masked vector. If fewer clients than the
+threshold finish a round, the model stays unchanged, and the round stays charged.
 """
 
 import json
@@ -47,19 +47,19 @@ from cloister.secure_aggregation.terms import EARLY, ORDINARY, Terms
 
 logger = logging.getLogger("cloister.server")
 BY_PROVISIONER = "by-provisioner"
-"""In the state: names of members whose keys the provisioner made, as JSON."""
+"""Name in the state: names of members whose keys the provisioner made, as JSON."""
 
 
 @dataclass(frozen=True)
 class Summed(Screening):
-    """What came of a round: nobody's row, and one sum.
+    """Result of a secure round: one sum, and no client's row.
 
     Attributes:
-        total: of the whole numbers of those who are left, shape (plan.length,), without surplus noise; None: there is
-            none.
-        survivors: how many are left.
-        shown: how many of them have shown what of their noise is surplus.
-        began_early: whether the round before had begun this one.
+        total: sum of the survivors' integer vectors, shape (plan.length,), without surplus noise; None: there is no
+            sum.
+        survivors: number of survivors.
+        shown: number of survivors that revealed their surplus noise.
+        began_early: True if the previous round made the key setup of this one.
     """
 
     total: NDArray[np.int64] | None = None
@@ -72,10 +72,10 @@ class SecureSum(PrivateStrategy):
     """A Flower strategy around the mean of a secure aggregation.
 
     Args:
-        inner: the wrapped strategy; it has to live on the mean.
-        mechanism: what clients do, and what becomes of the sum.
+        inner: the wrapped strategy; it must need only the mean.
+        mechanism: defines the computation of clients, and the release from the sum.
         budget: as in `PrivateStrategy`.
-        rounds: of the run; each but the last may begin the next one early.
+        rounds: of the run; each round before the last may begin the next one early.
 
     Guarantee: that of the mechanism, against this server too, if every client runs a bundle that its site has checked.
     """
@@ -97,7 +97,7 @@ class SecureSum(PrivateStrategy):
         self._by_provisioner: frozenset[str] | None = None
 
     def promised(self, layout: Layout) -> tuple[Event, ...]:
-        """Return the releases of a round by the configuration alone: each node reckons with its own roster.
+        """Return the releases of a round by the configuration alone, since each node accounts for its own roster.
 
         Args:
             layout: of the model.
@@ -105,7 +105,7 @@ class SecureSum(PrivateStrategy):
         return super().events(layout)
 
     def events(self, layout: Layout) -> tuple[Event, ...]:
-        """Return the releases of a round at worst, with members whose keys the provisioner made as colluding.
+        """Return the worst-case releases of a round, with members whose keys the provisioner made as colluding.
 
         Args:
             layout: of the model.
@@ -125,25 +125,25 @@ class SecureSum(PrivateStrategy):
         return replace(base, premises=premises, by_provisioner=tuple(sorted(self._by_provisioner)))
 
     def state_dict(self) -> State:
-        """As in `PrivateStrategy`, with the members whose keys the provisioner made."""
+        """Return the state, with the members whose keys the provisioner made."""
         known = None if self._by_provisioner is None else sorted(self._by_provisioner)
         return {**super().state_dict(), BY_PROVISIONER: np.frombuffer(json.dumps(known).encode(), np.uint8)}
 
     def load_state_dict(self, state: State) -> None:
-        """As in `PrivateStrategy`."""
+        """Restore the state, with the members whose keys the provisioner made."""
         super().load_state_dict(state)
         known = json.loads(state[BY_PROVISIONER].tobytes())
         self._by_provisioner = None if known is None else frozenset(known)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """As in `PrivateStrategy`; clients are told C and the distance where they follow earlier rounds.
+        """Configure the round's messages; add C and the distance if they follow earlier rounds.
 
         Args:
             server_round, arrays, config, grid: as in `PrivateStrategy.configure_train`.
 
         Raises:
-            BudgetExhausted: the round would pass the budget.
-            ConfigError: more nodes would be asked than two lists of survivors can be told apart among.
+            BudgetExhausted: the budget does not cover the round.
+            ConfigError: more nodes would be asked than the threshold permits: two lists of survivors would be possible.
         """
         if self.mechanism.bits:
             config[CLIPPING_NORM] = self.mechanism.clipping_norm
@@ -161,7 +161,7 @@ class SecureSum(PrivateStrategy):
         return messages
 
     def needs_all_replies(self, layout: Layout, sent: Row) -> str:
-        """As in `Decorator`: nothing is kept but the sum.
+        """Return an empty name: only the sum is kept.
 
         Args:
             layout, sent: as in `Decorator.screened`.
@@ -169,13 +169,13 @@ class SecureSum(PrivateStrategy):
         return ""
 
     def collect(self, server_round: int, messages: Messages, send: Send) -> Summed:
-        """Let the clients train, and learn the sum of their updates.
+        """Let the clients train, and compute the sum of their updates.
 
         Args:
             server_round, messages, send: as in `Decorator.collect`.
 
         Raises:
-            BudgetExhausted: the round would pass the budget; nobody was asked for a vector.
+            BudgetExhausted: the budget does not cover the round; no vector was requested.
         """
         asked = list(messages)
         layout = Layout.of(from_record(self.sent))
@@ -192,7 +192,7 @@ class SecureSum(PrivateStrategy):
         return replace(self._summed(layout, attempt.rejected, total, plan), began_early=began_early)
 
     def _charged(self, setup: KeySetup, layout: Layout, server_round: int) -> AbstractContextManager[None]:
-        """What records the round, once the roster tells who made the members' keys."""
+        """Return the context that records the round, with the members whose keys the provisioner made."""
         found = setup.roster.by_provisioner if setup.roster else ()
         if new := [name for name in found if name not in (self._by_provisioner or ())]:
             logger.log(WARNING, "counted as working with the server: %s; %s", provisioner_of(new), REMEDY)
@@ -200,7 +200,7 @@ class SecureSum(PrivateStrategy):
         return self.recorded(layout, server_round)
 
     def _setup(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> KeySetup:
-        """The key setup that the last round has made for the nodes that are asked, and no others; else a new one."""
+        """Return the key setup that the last round made for exactly these nodes, or else a new one."""
         early, self._early = self._early, None
         nodes = [message.metadata.dst_node_id for message in asked]
         if early and early.is_usable_for(nodes) and early.terms == self._terms(server_round, plan, asked, EARLY):
@@ -208,7 +208,7 @@ class SecureSum(PrivateStrategy):
         return KeySetup(self._terms(server_round, plan, asked, ORDINARY), plan.terms())
 
     def _following(self, server_round: int, plan: Plan, asked: Sequence[Message], layout: Layout) -> KeySetup | None:
-        """The key setup of the next round, if there will be one, like this one, and of everybody again."""
+        """Return the key setup of the next round; None if it may differ from this one or exceed the budget."""
         is_alike = self.mechanism.is_stationary and self._asks_everybody
         if not is_alike or server_round >= self._rounds or not self._covers(2 * self.events(layout)):
             return None
@@ -221,16 +221,16 @@ class SecureSum(PrivateStrategy):
             replies: of clients.
 
         Raises:
-            FederationError: always. `collect` makes a round.
+            FederationError: always. `collect` runs a round.
         """
         raise FederationError("under secure aggregation a round has several steps; let Cloister's round loop drive it")
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """Let the wrapped strategy aggregate the mean of those who are left, and the clip follow.
+        """Let the wrapped strategy aggregate the survivors' mean, and update the mechanism.
 
         Args:
             server_round: counted from 1.
-            screening: what `collect` returned.
+            screening: result of `collect`.
         """
         found, asked = screening, len(self._asked)
         if not isinstance(found, Summed) or found.total is None:
@@ -244,7 +244,7 @@ class SecureSum(PrivateStrategy):
         return arrays, metrics
 
     def _covers(self, events: tuple[Event, ...]) -> bool:
-        """Whether the budget, if there is one, is enough for some events."""
+        """Return True if no budget is set, or it covers these events."""
         try:
             if self.budget is not None:
                 self.budget.require(events)
@@ -261,7 +261,7 @@ class SecureSum(PrivateStrategy):
     def _summed(
         self, layout: Layout, rejected: Sequence[Rejection], total: Total | None = None, plan: Plan | None = None
     ) -> Summed:
-        """The outcome of a round, in the form that replies have elsewhere."""
+        """Return the outcome of a round in the form of a screening."""
         count = len(total.survivors) if total else 0
         sent = layout.rows(from_record(self.sent))
         cohort = Cohort(layout, sent, (), np.zeros(count), np.ones(count))
@@ -272,7 +272,7 @@ class SecureSum(PrivateStrategy):
 
 
 def _released(total: Total, plan: Plan) -> NDArray[np.int64]:
-    """The sum, without the noise that so many survivors have shown to be more than is needed."""
+    """Return the sum without the surplus noise that the survivors revealed."""
     survivors, lowest = len(total.survivors), plan.shares.parties.threshold + 1
     shown = [seeds(link, lowest, survivors) for link in total.revealed.values()]
     whole, update = out_of_ring(total.values), slice(plan.parameters)

@@ -1,5 +1,5 @@
-"""Secure aggregation: a server learns the sum of its clients' vectors of whole numbers, and no vector of one of them.
+"""Secure aggregation: the server learns the sum of the clients' integer vectors, and no single vector.
 
 The protocol of Bonawitz et al. (2017, the variant against active adversaries) as state machines: no transport, no
-noise, no configuration. `docs/secure_aggregation.md` says what each party sees, and what is not promised.
+noise, no configuration. `docs/secure_aggregation.md` lists the view of each party, and the limits of the guarantee.
 """

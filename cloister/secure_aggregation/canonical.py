@@ -1,11 +1,11 @@
-"""One way, and only one, to write values down as bytes: what is signed, hashed, used as context, or sent."""
+"""Canonical encoding of values as bytes, for signing, hashing, key derivation and sending."""
 
 VERSION = "cloister secure aggregation 1"
-"""The first item of every text, so that no signature or key of another protocol or version fits."""
+"""First item of every text. It separates signatures and keys from other protocols and versions."""
 MAX_DEPTH = 4
-"""How deep tuples may lie in tuples: more than any message has."""
+"""Largest nesting of tuples: deeper than in any message."""
 MAX_ITEMS = 2**18
-"""Items of a text: more than any message of 10,000 members has. Whoever reads it waits two microseconds for each."""
+"""Largest number of items of a text: more than in any message of 10,000 members. Reading takes 2 µs per item."""
 HEAD = 9
 """Bytes before an item: one for its kind, eight for its length."""
 
@@ -13,27 +13,27 @@ Item = bytes | str | int | tuple["Item", ...]
 
 
 def text(label: str, *items: Item) -> bytes:
-    """Write items down under a label; two different lists of items never give the same bytes.
+    """Encode items under a label; different lists of items give different bytes.
 
     Args:
-        label: what the text is for.
-        items: bytes, strings, whole numbers of 0 to 2⁶⁴ − 1, and tuples of these.
+        label: purpose of the text.
+        items: bytes, strings, integers from 0 to 2⁶⁴ − 1, and tuples of these.
     """
     return _write((VERSION, label, *items))
 
 
 def read(label: str, data: bytes) -> tuple[Item, ...]:
-    """Read what `text` has written, and nothing else.
+    """Decode a text that `text` encoded.
 
     Args:
-        label: what the text must be for.
+        label: required purpose of the text.
         data: the bytes.
 
     Returns:
-        The items. Writing them again gives the same bytes.
+        The items. Encoding them again gives the same bytes.
 
     Raises:
-        ValueError: the bytes are not what `text` writes under this label.
+        ValueError: the bytes are not an encoding by `text` under this label.
     """
     item, end = _Reader(data).item(0, MAX_DEPTH)
     if end != len(data) or not isinstance(item, tuple) or item[:2] != (VERSION, label):
@@ -54,7 +54,7 @@ def _headed(kind: bytes, content: bytes) -> bytes:
 
 
 class _Reader:
-    """Reads items, and counts them.
+    """A decoder that counts items.
 
     Args:
         data: the bytes.
@@ -64,14 +64,14 @@ class _Reader:
         self._data, self._items = data, 0
 
     def item(self, start: int, depth: int) -> tuple[Item, int]:
-        """The item that starts at a place, and where the next one does.
+        """Return the item that starts at a position, and the position after it.
 
         Args:
-            start: the place.
-            depth: how deep tuples may still lie in it.
+            start: position in the bytes.
+            depth: remaining levels of nested tuples.
 
         Raises:
-            ValueError: the bytes are no item, or hold too many.
+            ValueError: the bytes are no item, or contain too many.
         """
         kind, body = self._data[start : start + 1], start + HEAD
         end = body + int.from_bytes(self._data[start + 1 : body])

@@ -1,4 +1,4 @@
-"""Seeds of surplus noise in a chain: one value shows those up to a number, and none above it."""
+"""Seeds of surplus noise in a hash chain: one link reveals all seeds up to a number, and none above it."""
 
 from dataclasses import dataclass, field
 
@@ -15,13 +15,13 @@ LINK = 32
 class SeedChain(Written):
     """The seeds of components `lowest` to `highest` of a member's noise.
 
-    A link is derived from the link above it, by a function that nobody can invert. So the link of component j gives the
-    seeds of all components up to j.
+    Each link is derived from the link above it by a one-way function. So the link of component j gives the seeds of all
+    components up to j.
 
     Args:
         top: the link of the highest component, 32 bytes from the operating system.
         lowest: number of the lowest component that can be revealed.
-        highest: number of the highest: the number of members.
+        highest: number of the highest component: the number of members.
     """
 
     top: bytes = field(repr=False, metadata=sized(LINK))
@@ -29,7 +29,7 @@ class SeedChain(Written):
     highest: int = field(metadata=NUMBER)
 
     def reveal(self, survivors: int) -> bytes:
-        """The one value that gives the seeds of all components up to the number of survivors, and of none above.
+        """Return the link that gives the seeds of all components up to the number of survivors, and of none above.
 
         Raises:
             ProtocolError: there are more survivors than components.
@@ -44,20 +44,20 @@ class SeedChain(Written):
         return link
 
     def seeds(self) -> dict[int, bytes]:
-        """The seeds of all components, for whoever makes the noise."""
+        """Return the seeds of all components, for the member that makes the noise."""
         return seeds(self.top, self.lowest, self.highest)
 
 
 def seeds(link: bytes, lowest: int, highest: int) -> dict[int, bytes]:
-    """The seeds of components that a revealed link gives.
+    """Return the seeds of components that a revealed link gives.
 
     Args:
-        link: of component `highest`, as a survivor has revealed it.
+        link: of component `highest`, as a survivor revealed it.
         lowest: number of the lowest component.
         highest: number of survivors.
 
     Returns:
-        Number of the component -> seed of 32 bytes; empty where nothing was revealed.
+        Number of the component -> seed of 32 bytes; empty if the link is empty.
     """
     found = {}
     for number in range(highest if link else 0, lowest - 1, -1):

@@ -1,4 +1,4 @@
-"""The server's side: it passes messages on, adds masked inputs up, and takes the masks off the sum."""
+"""Server side of the protocol: relay messages, add masked inputs, and remove the masks from the sum."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,13 +29,13 @@ from cloister.secure_aggregation.terms import Terms
 
 @dataclass(frozen=True)
 class Total:
-    """What the server learns.
+    """Result of an attempt on the server.
 
     Args:
         values: (p,) in the ring, the sum of the survivors' vectors.
         survivors: their names.
-        revealed: survivor -> the link of its chain of seeds. Whoever has vanished in the last step is not there: the
-            surplus of its noise stays in the sum.
+        revealed: survivor -> the link of its chain of seeds. A survivor that dropped out in the last step is missing:
+            its surplus noise stays in the sum.
     """
 
     values: NDArray
@@ -45,19 +45,19 @@ class Total:
 
 @dataclass(frozen=True)
 class _Advertising:
-    """Keys come in."""
+    """State: the server collects keys."""
 
 
 @dataclass(frozen=True)
 class _Sharing:
-    """Shares come in."""
+    """State: the server collects shares."""
 
     cohort: Cohort
 
 
 @dataclass
 class _Collecting:
-    """Masked inputs come in; each is added and dropped."""
+    """State: the server adds masked inputs, and drops each."""
 
     cohort: Cohort
     binding: bytes
@@ -68,7 +68,7 @@ class _Collecting:
 
 @dataclass(frozen=True)
 class _Signing:
-    """Signatures come in."""
+    """State: the server collects signatures."""
 
     collected: _Collecting
     survivors: Survivors
@@ -76,24 +76,23 @@ class _Signing:
 
 @dataclass(frozen=True)
 class _Unmasking:
-    """Shares are shown."""
+    """State: the server collects revealed shares."""
 
     collected: _Collecting
     survivors: Survivors
 
 
 class Coordinator:
-    """One attempt at one round on the server, for the members who answer in time.
+    """Server side of one attempt at one round, for the members that answer in time.
 
-    Each step can be made once, in this order. A member whose answer to a step is absent or malformed has dropped out.
-    With fewer members than the threshold the attempt is abandoned. The same attempt is never made again: members would
-    refuse.
-    The caller makes sure that a message comes from the member that it names.
+    Each step runs once, in the order of the methods. A member without a valid answer to a step has dropped out. With
+    fewer members than the threshold the attempt is abandoned. An attempt is never repeated: members would refuse it.
+    The caller ensures that a message comes from the member that it names.
 
     Args:
-        roster: who may take part, as the members have it.
-        terms: of the attempt, as the members have them.
-        noise: terms of the noise, as the members have them.
+        roster: permitted members, equal to the members' own roster.
+        terms: of the attempt, equal to the members' own.
+        noise: terms of the noise, equal to the members' own.
     """
 
     def __init__(self, roster: Roster, terms: Terms, noise: bytes = b"") -> None:
@@ -101,22 +100,22 @@ class Coordinator:
         self._steps = Steps(_Advertising())
 
     def is_genuine(self, one: Advertisement) -> bool:
-        """Whether keys are signed for this attempt by the member whose name they have, who is on the roster."""
+        """Return True if the named member is on the roster and signed these keys for this attempt."""
         signed = self._terms.advertisement(one.name, one.mask_key, one.seal_key)
         return self._roster.has_signed(one.name, one.signature, signed)
 
     def cohort(self, advertisements: Iterable[Advertisement]) -> Cohort:
-        """Decide who takes part: who has signed keys of its own for this attempt that others can agree with.
+        """Select the members with keys that are signed, distinct and usable for key agreement.
 
-        A member with other keys would be refused by all others together with the cohort.
+        All other members would refuse a cohort that contains other keys.
 
         Raises:
-            RoundAbandoned: too few or too many do, for the terms.
+            RoundAbandoned: the cohort is too small or too large for the terms.
         """
         self._steps.take(_Advertising)
         genuine = {one.name: one for one in advertisements if self.is_genuine(one)}
         keys = Counter(key for one in genuine.values() for key in (one.mask_key, one.seal_key))
-        # Two who have a key in common are both left out: which of them has taken the other's is not known.
+        # Members with a key in common are all excluded: the server cannot tell which of them copied it.
         usable = {key for key, count in keys.items() if count == 1 and can_agree(key)}
         fit = [name for name in sorted(genuine) if {genuine[name].mask_key, genuine[name].seal_key} <= usable]
         cohort = Cohort(tuple(map(genuine.__getitem__, fit)))
@@ -131,7 +130,7 @@ class Coordinator:
         """Sort the sealed shares by receiver.
 
         Returns:
-            Name -> what goes to this member, for everybody who has sent shares.
+            Name -> delivery for this member, for each member that sent shares.
 
         Raises:
             RoundAbandoned: fewer members than the threshold have sent shares.
@@ -151,8 +150,8 @@ class Coordinator:
         """Add one masked input to the sum.
 
         Raises:
-            ProtocolError: it is not of the length of the terms, comes from somebody who is not expected, or twice, or
-                lacks the signature that the others need. The attempt goes on without it.
+            ProtocolError: its length is not that of the terms, its sender is not expected or has sent one already, or
+                it lacks the signature that the others need. The attempt continues without it.
         """
         state = self._steps.take(_Collecting)
         self._steps.leave(state)
@@ -167,7 +166,7 @@ class Coordinator:
         state.total += np.frombuffer(masked.payload, self._terms.dtype)
 
     def survivors(self) -> Survivors:
-        """Close the list: masked inputs that come later are not taken.
+        """Close the list of survivors: later masked inputs are refused.
 
         Raises:
             RoundAbandoned: fewer inputs than the threshold have arrived.
@@ -197,10 +196,10 @@ class Coordinator:
         return Signatures(valid)
 
     def total(self, replies: Iterable[Unmasking]) -> Total:
-        """Take the masks off the sum.
+        """Remove the masks from the sum.
 
         Raises:
-            RoundAbandoned: the shares do not give all secrets back that are needed for it.
+            RoundAbandoned: the shares do not recover all secrets needed for it.
         """
         state = self._steps.take(_Unmasking)
         names, values = state.survivors.names, state.collected.total
@@ -222,7 +221,7 @@ class Coordinator:
             raise RoundAbandoned(f"{found} members have {what}; the threshold is {threshold}")
 
     def _recovered(self, name: str, collected: _Collecting, answers: Mapping[str, Unmasking]) -> bytes:
-        """The secret of a member that its peers have shown shares of: its own mask's seed, or its key's."""
+        """Recover a member's secret from its peers' shares: its own mask's seed, or its key's."""
         holders, needed = {name, *collected.peers[name]}, self._terms.graph.needed
         shares = {one: answers[one].shares[name] for one in holders & set(answers) if name in answers[one].shares}
         if len(shares) < needed:
@@ -232,17 +231,18 @@ class Coordinator:
 
 @dataclass(frozen=True)
 class _Masks:
-    """The masks that are left in a sum of masked inputs."""
+    """The masks that remain in a sum of masked inputs."""
 
     collected: _Collecting
     secrets: Mapping[str, bytes]
 
     def leftover(self, survivors: tuple[str, ...]) -> tuple[list[bytes], list[bytes]]:
-        """The keys of masks to add and to subtract, so that none is left: the survivors' own, and those in common with
-        members who dropped out.
+        """Return the keys of masks to add and to subtract, to remove every mask.
+
+        These are the survivors' own masks, and those in common with members that dropped out.
 
         Raises:
-            RoundAbandoned: the shares of a member who dropped out give another key than the one it advertised.
+            RoundAbandoned: the shares of a member that dropped out give another key than its advertised one.
         """
         plus: list[bytes] = []
         minus = [self.secrets[name] for name in survivors]
@@ -253,7 +253,7 @@ class _Masks:
         return plus, minus
 
     def _common(self, gone: str, survivors: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-        """The survivors who have a mask in common with somebody who dropped out, and its key."""
+        """Yield each survivor with a mask in common with a member that dropped out, and the mask's key."""
         known = {one.name: one for one in self.collected.cohort.advertisements}
         private, peers = private_key(self.secrets[gone]), self.collected.peers
         if public_key(self.secrets[gone]) != known[gone].mask_key:

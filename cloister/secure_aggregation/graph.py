@@ -1,4 +1,4 @@
-"""Who shares secrets and masks with whom, and what is guaranteed for it."""
+"""Graphs of members that share secrets and masks, with their guarantees."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,31 +14,31 @@ from cloister.core.errors import ProtocolError
 from cloister.secure_aggregation.canonical import Item
 
 COMPLETE_UP_TO = 100
-"""Members for whom everybody shares with everybody."""
+"""Largest cohort with a complete graph."""
 MAX_FAILURE = 2.0**-40
-"""Largest probability, for each cohort that a member is told, that a graph drawn at random does not protect."""
+"""Largest failure probability of a random graph, for each cohort that a member receives."""
 
 
 @dataclass(frozen=True)
 class Graph(ABC):
-    """What a choice of peers needs and guarantees.
+    """A rule for choosing peers, with its requirements and guarantees.
 
     Args:
-        threshold: t. Without t survivors who sign, nothing is unmasked.
-        colluding: c. The server together with up to c members learns nothing but the sum.
+        threshold: t. The sum is unmasked only if t survivors sign.
+        colluding: c. The server together with up to c members learns only the sum.
     """
 
     threshold: int
     colluding: int
 
     def require(self, members: int) -> None:
-        """Refuse a cohort for which nothing is guaranteed.
+        """Refuse a cohort without a guarantee.
 
-        Two lists of survivors with t signatures each have 2t − n signers in common. More than c of them mean an honest
-        one, who signs once. So 2t > n + c leaves room for one list only.
+        Two lists of survivors with t signatures each have 2t − n signers in common. If these are more than c, one of
+        them is honest, and it signs once. So 2t > n + c permits one list only.
 
         Args:
-            members: n, everybody in the cohort.
+            members: n, size of the cohort.
 
         Raises:
             ProtocolError: the threshold is larger than n, or 2t ≤ n + c.
@@ -52,38 +52,38 @@ class Graph(ABC):
     @property
     @abstractmethod
     def needed(self) -> int:
-        """How many shares give a member's secret back."""
+        """Number of shares that recover a member's secret."""
 
     @abstractmethod
     def degree(self, members: int) -> int:
-        """How many peers each member of a cohort chooses."""
+        """Return the number of peers that each member of a cohort chooses."""
 
     @abstractmethod
     def honest(self, members: int) -> int:
-        """The number of honest inputs, at least, in whatever sum the server can learn: h.
+        """Return h, a lower bound on the honest inputs in every sum that the server can learn.
 
         Args:
-            members: n, everybody in the cohort that this member was told: the server chooses it.
+            members: n, size of the cohort that this member received: the server chooses it.
         """
 
     @abstractmethod
     def failure(self, members: int) -> float:
-        """The probability that the guarantee does not hold, to be added to δ for every cohort that a member is told.
+        """Return the probability that the guarantee fails; δ grows by it for every cohort that a member receives.
 
         Args:
-            members: n, everybody in the cohort. A server may tell members different cohorts in one attempt.
+            members: n, size of the cohort. A server may send members different cohorts in one attempt.
         """
 
     @abstractmethod
     def items(self) -> tuple[Item, ...]:
-        """What stands in the terms that members sign."""
+        """Return the items for the terms that members sign."""
 
     def choose(self, name: str, cohort: Collection[str]) -> frozenset[str]:
-        """Draw a member's peers by the operating system's entropy: neither the server nor another member decides them.
+        """Draw a member's peers from the operating system's entropy; no other party controls the choice.
 
         Args:
-            name: of the member who chooses.
-            cohort: all names, this one included.
+            name: of the member that chooses.
+            cohort: all names, including this one.
         """
         others = sorted(set(cohort) - {name})
         return frozenset(SystemRandom().sample(others, self.degree(len(cohort))))
@@ -91,40 +91,40 @@ class Graph(ABC):
 
 @dataclass(frozen=True)
 class Complete(Graph):
-    """Everybody shares with everybody: h = t − c, for certain."""
+    """The complete graph: every member shares with every other one. h = t − c, with certainty."""
 
     @property
     def needed(self) -> int:
-        """How many shares give a member's secret back: t."""
+        """Number of shares that recover a member's secret: t."""
         return self.threshold
 
     def degree(self, members: int) -> int:
-        """How many peers each member has: everybody else."""
+        """Return the number of peers of each member, n − 1."""
         return members - 1
 
     def honest(self, members: int) -> int:
-        """The number of honest inputs, at least: of t survivors at most c collude."""
+        """Return the least number of honest inputs: of t survivors at most c collude."""
         return self.threshold - self.colluding
 
     def failure(self, members: int) -> float:
-        """The probability that the guarantee does not hold: 0."""
+        """Return the probability that the guarantee fails: 0."""
         return 0.0
 
     def items(self) -> tuple[Item, ...]:
-        """What stands in the terms: the kind, t and c."""
+        """Return the items for the terms: the kind, t and c."""
         return "complete", self.threshold, self.colluding
 
 
 @dataclass(frozen=True)
 class Sparse(Graph):
-    """Each member shares with some peers that it draws by itself, as in Bell et al. (2020).
+    """A sparse graph: each member shares with some peers that it draws itself, as in Bell et al. (2020).
 
-    A member has its masks in common with the peers that it chose and with those that chose it; its secrets it shares
-    with those that it chose. As in the complete graph all members agree on one list of survivors.
+    A member has masks in common with the peers that it chose and with the members that chose it. It shares its secrets
+    with the peers that it chose. As in the complete graph, all members agree on one list of survivors.
 
     Args:
-        peers: k, how many peers each member chooses.
-        shares: how many shares give a secret back; the member has one itself.
+        peers: k, number of peers that each member chooses.
+        shares: number of shares that recover a secret; the member itself holds one.
 
     Guarantee:
         Up to a probability of `failure`, the server learns one sum only, with more than half of the honest members.
@@ -135,7 +135,7 @@ class Sparse(Graph):
     shares: int
 
     def require(self, members: int) -> None:
-        """Refuse a cohort for which nothing, or too little, is guaranteed.
+        """Refuse a cohort without a guarantee, or with too large a failure probability.
 
         Raises:
             ProtocolError: 2t ≤ n + c, or the graph fails too often.
@@ -149,31 +149,31 @@ class Sparse(Graph):
 
     @property
     def needed(self) -> int:
-        """How many shares give a member's secret back, as configured."""
+        """Number of shares that recover a member's secret, as configured."""
         return self.shares
 
     def degree(self, members: int) -> int:
-        """How many peers each member chooses, as configured."""
+        """Return the number of peers that each member chooses, as configured."""
         return self.peers
 
     def honest(self, members: int) -> int:
-        """The number of honest inputs, at least: more than half of the honest members."""
+        """Return the least number of honest inputs: more than half of the honest members."""
         return (members - self.colluding) // 2 + 1
 
     def failure(self, members: int) -> float:
-        """A bound on the probability that some small group of honest members could be summed by itself."""
+        """Return a bound on the probability that a small group of honest members can be summed separately."""
         return float(_failures(members, self.colluding, self.peers)[self.shares])
 
     def items(self) -> tuple[Item, ...]:
-        """What stands in the terms: the kind, t, c, k and the number of shares."""
+        """Return the items for the terms: the kind, t, c, k and the number of shares."""
         return "sparse", self.threshold, self.colluding, self.peers, self.shares
 
     def loss(self, members: int, answering: int) -> float:
-        """A bound on the probability that an honest round cannot be unmasked.
+        """Return a bound on the probability that an honest round cannot be unmasked.
 
         Args:
             members: n.
-            answering: members who answer the last message; the others are assumed to fail at random.
+            answering: members that answer the last message; the others are assumed to fail at random.
         """
         from scipy.stats import hypergeom
 
@@ -182,14 +182,14 @@ class Sparse(Graph):
 
 
 def graph_for(members: int, threshold: int, colluding: int, answering: int, loss: float = 1e-3) -> Graph:
-    """The graph for a cohort: the complete one up to 100 members, above that the sparsest that protects and works.
+    """Return the complete graph up to 100 members, otherwise the sparsest graph that is safe and reliable.
 
     Args:
         members: n.
         threshold: t.
         colluding: c.
-        answering: how many members are expected to answer the last message, at least t.
-        loss: largest probability that a round with so many answers cannot be unmasked.
+        answering: expected number of members that answer the last message, at least t.
+        loss: largest probability that a round with this number of answers cannot be unmasked.
 
     Raises:
         ProtocolError: 2t ≤ n + c.
@@ -209,11 +209,11 @@ def graph_for(members: int, threshold: int, colluding: int, answering: int, loss
 
 @lru_cache(maxsize=256)
 def _failures(members: int, colluding: int, peers: int) -> NDArray:
-    """For each number of shares, 0 to `peers` + 1: the failure probability of the graph.
+    """Return the failure probability of the graph for each number of shares, 0 to `peers` + 1.
 
-    It fails if some s honest members, at most half of them, could recover the secrets of all s with the c who collude
-    and nobody else: each of the s has drawn shares − 1 peers or more among the s − 1 others and the c. The draws are
-    independent, each hypergeometric. The bound adds up over all sets of every size.
+    The graph fails if some s honest members, at most half of them, and the c colluding ones can alone recover the
+    secrets of all s. Then each of the s has drawn at least shares − 1 peers among the s − 1 others and the c. The draws
+    are independent, each hypergeometric. The bound sums over all sets of every size.
     """
     from scipy.special import gammaln, logsumexp
     from scipy.stats import hypergeom
@@ -225,5 +225,5 @@ def _failures(members: int, colluding: int, peers: int) -> NDArray:
     tail = np.logaddexp.accumulate(density[:, ::-1], axis=1)[:, ::-1]
     sets = gammaln(honest + 1) - gammaln(size + 1) - gammaln(honest - size + 1)
     total = logsumexp(sets + size * np.minimum(tail, 0.0), axis=0)
-    # Shares - 1 peers are needed: the member has the first share itself.
+    # Shares - 1 peers are needed: the member itself holds the first share.
     return np.exp(np.minimum(0.0, np.concatenate([[math.inf], total])))

@@ -1,4 +1,4 @@
-"""The roster as a node tells it to the server, which has none of its own and needs it to know who has signed what."""
+"""Encoding of a node's roster for the server, which has no roster of its own to verify signatures."""
 
 from typing import cast
 
@@ -8,16 +8,16 @@ from cloister.secure_aggregation.roster import Entry, Roster
 
 LABEL = "roster told"
 MAX_TOLD = 4 * 2**20
-"""Bytes of a roster: enough for 10,000 members."""
+"""Largest encoded roster in bytes: enough for 10,000 members."""
 
 
 def told(roster: Roster) -> bytes:
-    """Return names, keys and who made them as bytes, in the one form that there is."""
+    """Encode names, keys and their makers in the canonical form."""
     return text(LABEL, roster.entries)
 
 
 def read_told(content: bytes) -> Roster:
-    """The roster that `told` wrote down. Nobody vouches for it: members go by their own.
+    """Decode the roster that `told` encoded. It is unauthenticated: members use their own roster.
 
     Raises:
         ProtocolError: the bytes are no roster.

@@ -1,4 +1,4 @@
-"""Keys that two members agree on, and what is sealed under them."""
+"""Keys that two members agree on, and authenticated encryption under them."""
 
 import os
 
@@ -15,42 +15,42 @@ KEY = 16
 """Bytes of a symmetric key, and of the seed of a private key."""
 NONCE = 12
 PUBLIC_KEY = 32
-"""Bytes of a public key, to agree with or to verify by."""
+"""Bytes of a public key, for key agreement or for signatures."""
 SEAL = NONCE + 16
-"""Bytes that a sealed text is longer than the text."""
+"""Bytes by which a sealed text is longer than the text."""
 
 
 def derived(secret: bytes, purpose: bytes, length: int = KEY) -> bytes:
     """Derive a key from a secret.
 
     Args:
-        secret: bytes that nobody can guess.
-        purpose: what the key is for; other purposes give independent keys.
+        secret: unpredictable bytes.
+        purpose: context of the key; other purposes give independent keys.
         length: bytes of the key.
     """
     return HKDF(SHA256(), length, salt=None, info=purpose).derive(secret)
 
 
 def private_key(seed: bytes) -> X25519PrivateKey:
-    """The private key that a seed of 16 bytes stands for: a seed is short enough to be shared."""
+    """Derive the private key from a seed of 16 bytes, which is short enough to be shared."""
     return X25519PrivateKey.from_private_bytes(derived(seed, text("private key"), 32))
 
 
 def public_key(seed: bytes) -> bytes:
-    """The public key, 32 bytes, of the private key that a seed stands for."""
+    """Return the public key, 32 bytes, of the private key of a seed."""
     return private_key(seed).public_key().public_bytes_raw()
 
 
 def agreed(private: X25519PrivateKey, public: bytes, purpose: bytes) -> bytes:
-    """The key of 16 bytes that the owners of two key pairs have in common, and nobody else.
+    """Return the key of 16 bytes that only the owners of two key pairs can compute.
 
     Args:
-        private: one's own key.
-        public: the other's key, 32 bytes.
-        purpose: what the key is for, who the two are, and in which round.
+        private: the own private key.
+        public: the other member's key, 32 bytes.
+        purpose: context of the key: its use, the two members and the round.
 
     Raises:
-        ProtocolError: the other's key is of low order: everybody would have the key in common.
+        ProtocolError: the other member's key is of low order, and every party could compute the result.
     """
     try:
         return derived(private.exchange(X25519PublicKey.from_public_bytes(public)), purpose)
@@ -59,7 +59,7 @@ def agreed(private: X25519PrivateKey, public: bytes, purpose: bytes) -> bytes:
 
 
 def can_agree(public: bytes) -> bool:
-    """Whether a key of 32 bytes is one to agree with: of the few that are of low order nobody can make a secret."""
+    """Return True if a key of 32 bytes is fit for key agreement: a key of low order gives no secret."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
@@ -68,14 +68,14 @@ def can_agree(public: bytes) -> bool:
 
 
 def pair_key(private: X25519PrivateKey, public: bytes, binding: bytes, one: str, other: str) -> bytes:
-    """The key of the mask that two members have in common: one adds the mask, the other subtracts it.
+    """Return the key of the mask that two members have in common: one adds the mask, the other subtracts it.
 
     Args:
-        private: the key for masks of one of the two.
-        public: the other's key for masks.
+        private: the first or second member's private key for masks.
+        public: the other member's public key for masks.
         binding: hash of the attempt's terms and keys.
-        one: the first's name.
-        other: the second's name; which is first does not matter.
+        one: name of one member.
+        other: name of the other member; the order of the names is irrelevant.
     """
     return agreed(private, public, text("mask", binding, *sorted((one, other))))
 
@@ -85,7 +85,7 @@ def seal(key: bytes, context: bytes, plain: bytes) -> bytes:
 
     Args:
         key: 16 bytes.
-        context: what must be known, and the same, to open it: who sent it to whom, and in which round.
+        context: authenticated data, needed to open it: sender, receiver and round.
         plain: the text.
     """
     nonce = os.urandom(NONCE)
@@ -93,15 +93,15 @@ def seal(key: bytes, context: bytes, plain: bytes) -> bytes:
 
 
 def unseal(key: bytes, context: bytes, sealed: bytes) -> bytes:
-    """Decrypt what `seal` made.
+    """Decrypt the output of `seal`.
 
     Args:
-        key: the key that it was sealed with.
-        context: the context that it was sealed with.
-        sealed: what `seal` returned.
+        key: the key of the sealing.
+        context: the context of the sealing.
+        sealed: output of `seal`.
 
     Raises:
-        ProtocolError: it was sealed by another, for another, in another round, or was changed.
+        ProtocolError: sender, receiver or round differ, or the bytes were changed.
     """
     try:
         return AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], context)

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import NDArray
 
 BLOCK = 1 << 16
-"""Bytes of a vector that are masked at a time: they, a keystream and the zeros it is made from fit a core's cache."""
+"""Bytes of a vector per block: the block, its keystream and the keystream's input of zeros fit a core's cache."""
 
 
 def add_masks(values: NDArray, plus: Sequence[bytes], minus: Sequence[bytes]) -> None:
@@ -15,15 +15,15 @@ def add_masks(values: NDArray, plus: Sequence[bytes], minus: Sequence[bytes]) ->
 
     Args:
         values: (p,) unsigned and contiguous.
-        plus: keys of 16 bytes, each of which has been used for no other vector, whose masks are added.
+        plus: keys of 16 bytes, whose masks are added; each key masks one vector only.
         minus: keys whose masks are subtracted.
 
     Guarantee:
-        The mask of a key is the same wherever it is made: the same key in `plus` and in `minus` cancels exactly.
+        The mask depends on the key alone: the same key in `plus` and in `minus` cancels exactly.
     """
     raw = values.view(np.uint8)
     zeros, keystream = bytes(BLOCK), bytearray(BLOCK)
-    # A key makes one mask in its life. So every keystream may start at zero.
+    # A key makes one mask only. So every keystream may start at zero.
     streams = [(_stream(key), np.add) for key in plus] + [(_stream(key), np.subtract) for key in minus]
     for start in range(0, raw.size, BLOCK):
         block = raw[start : start + BLOCK].view(values.dtype)

@@ -45,7 +45,7 @@ KEPT_LABEL = "member between two messages"
 
 @dataclass(frozen=True, repr=False)
 class Shares(Written):
-    """What a member holds of one peer. One of the two may be shown, never both."""
+    """A member's shares of one peer's two secrets. It may reveal one of them, never both."""
 
     of_key: bytes = field(metadata=sized(SECRET))
     of_mask: bytes = field(metadata=sized(SECRET))
@@ -53,16 +53,16 @@ class Shares(Written):
 
 @dataclass(frozen=True)
 class _New:
-    """Before the first step."""
+    """State before the first step."""
 
 
 class _Kept(Written):
-    """Where a member stands between two messages of the server."""
+    """State of a member between two messages of the server."""
 
 
 @dataclass(frozen=True, repr=False)
 class _Advertised(_Kept):
-    """Keys are out."""
+    """State: the member's keys are sent."""
 
     mask_seed: bytes = field(metadata=sized(KEY))
     seal_seed: bytes = field(metadata=sized(KEY))
@@ -71,7 +71,7 @@ class _Advertised(_Kept):
 
 @dataclass(frozen=True, repr=False)
 class _Shared(_Kept):
-    """Shares are out."""
+    """State: the member's shares are sent."""
 
     keys: _Advertised = field(metadata=nested(_Advertised))
     own_mask: bytes = field(metadata=sized(KEY))
@@ -83,7 +83,7 @@ class _Shared(_Kept):
 
 @dataclass(frozen=True, repr=False)
 class _Opened:
-    """Shares of others' secrets are here, and the keys of all masks: nothing that a peer has sent is needed any more.
+    """State: the member holds the peers' shares and all mask keys. It needs no further data of a peer.
 
     `plus` and `minus` are the keys of masks that are added and subtracted.
     """
@@ -98,7 +98,7 @@ class _Opened:
 
 @dataclass(frozen=True, repr=False)
 class _Masked(_Kept):
-    """The masked input is out. No key is left, only shares of others' secrets."""
+    """State: the masked input is sent. The member holds no key, only shares of others' secrets."""
 
     held: Mapping[str, Shares] = field(metadata=nested_by_name(Shares))
     sharers: Names = field(metadata=SEVERAL_NAMES)
@@ -110,7 +110,7 @@ class _Masked(_Kept):
 
 @dataclass(frozen=True, repr=False)
 class _Signed(_Kept):
-    """The one list of survivors is signed. What may not be shown of it is gone."""
+    """State: the one list of survivors is signed. The member has deleted the shares that it must not reveal."""
 
     survivors: Names = field(metadata=SEVERAL_NAMES)
     signed: bytes = field(metadata=TEXT)
@@ -123,14 +123,14 @@ KEPT: Mapping[str, type[_Kept]] = {kind.__name__: kind for kind in (_Advertised,
 class Member:
     """One member in one attempt at one round: advertise, share, open, mask, sign, unmask.
 
-    Each step can be made once, in this order. A step that refuses ends the attempt, and drops what the member knew.
-    Another `Member` may make the first two steps of the next round while this round goes on: its keys may travel with
-    this one's signature, its shares with this one's shares.
+    Each step runs once, in this order. A step that raises ends the attempt and drops the member's state. Another
+    `Member` may run the first two steps of the next round during this one. Its keys may travel with this member's
+    signature, its shares with the shares that this member reveals.
 
     Args:
-        name: of the member, as it is on the roster.
+        name: of the member, as on the roster.
         key: its long-term key.
-        roster: who may take part; not from the server, or signed by somebody else.
+        roster: permitted members; from a source other than the server, or signed by another party.
         terms: of the attempt, from the member's own configuration.
     """
 
@@ -139,27 +139,27 @@ class Member:
         self._steps = Steps(_New())
 
     def put_down(self) -> bytes:
-        """Where this member stands, as bytes, for `taken_up`; from then on this object knows nothing of the attempt.
+        """Return the state of the attempt as bytes for `taken_up`, and delete it from this object.
 
         Returns:
-            Secrets: whoever has a copy of them can do what this member could. Its long-term key is not among them.
+            Secrets: a party with a copy can act as this member in the attempt. The long-term key is not included.
 
         Raises:
-            ProtocolError: it stands nowhere between two messages of the server, or the attempt is over.
+            ProtocolError: the member is not between two messages of the server, or the attempt is over.
         """
         state = self._steps.take(_Kept)
         return text(KEPT_LABEL, type(state).__name__, state.encode())
 
     @classmethod
     def taken_up(cls, name: str, key: Ed25519PrivateKey, roster: Roster, terms: Terms, kept: bytes) -> Self:
-        """A member that goes on where one was put down. The caller sees to it that nobody else takes it up as well.
+        """Return a member in the state that `put_down` returned. The caller ensures that it is restored once only.
 
         Args:
-            name, key, roster, terms: as those of the member that was put down.
-            kept: what `put_down` returned.
+            name, key, roster, terms: as for the original member.
+            kept: output of `put_down`.
 
         Raises:
-            ProtocolError: the bytes are nothing that `put_down` returns.
+            ProtocolError: the bytes are not an output of `put_down`.
         """
         try:
             kind, content = cast(tuple[str, bytes], read(KEPT_LABEL, kept))
@@ -171,10 +171,10 @@ class Member:
         return member
 
     def advertise(self) -> Advertisement:
-        """Make the keys of this attempt and sign them.
+        """Draw the keys of this attempt and sign them.
 
         Raises:
-            ProtocolError: this step was made before.
+            ProtocolError: this step has run already.
         """
         self._steps.take(_New)
         seeds = urandom(KEY), urandom(KEY)
@@ -185,14 +185,14 @@ class Member:
         return advertisement
 
     def share(self, cohort: Cohort) -> SealedShares:
-        """Cut this member's secrets into shares, one for each of its peers.
+        """Split this member's secrets into shares, one for each of its peers.
 
         Args:
-            cohort: everybody's keys, from the server.
+            cohort: the keys of all members, from the server.
 
         Raises:
-            ProtocolError: the cohort is too small or too large for the terms; it lacks this member or has other keys
-                for it; somebody is not on the roster, has not signed for this attempt, or has somebody else's key.
+            ProtocolError: the cohort is too small or too large for the terms, or lacks this member or its keys. Or a
+                member is not on the roster, has not signed for this attempt, or has another member's key.
         """
         state = self._steps.take(_Advertised)
         self._require_genuine(cohort, state.advertisement)
@@ -211,16 +211,16 @@ class Member:
         return SealedShares(self.name, sealed)
 
     def open(self, delivery: Delivery) -> None:
-        """Open the peers' shares, and agree on the keys of masks: what others have sent can fail here, and not later.
+        """Open the peers' shares, and derive the mask keys. Faulty data of other members fails in this step.
 
-        Shares that cannot be opened are not held. Their sender is a peer like the others: the masks are the same.
+        Shares that cannot be opened are dropped. Their sender stays a peer: the masks are the same.
 
         Args:
-            delivery: who takes part still, and the peers' shares, from the server.
+            delivery: the remaining members, and the peers' shares, from the server.
 
         Raises:
             ProtocolError: fewer members than the threshold are left, some are not of the cohort, or the key of one is
-                no key to agree with.
+                unfit for key agreement.
         """
         state = self._steps.take(_Shared)
         sharers, senders = frozenset(delivery.sharers), frozenset(delivery.sealed)
@@ -235,12 +235,12 @@ class Member:
         """Mask this member's vector.
 
         Args:
-            values: (p,) in the ring: the input with its noise. It is left as it is.
-            noise: terms of the noise in it, which all survivors must have in common.
-            chain: seeds of the components of this noise that may be taken off again.
+            values: (p,) in the ring: the input with its noise. It stays unchanged.
+            noise: terms of the noise in it, which must be equal for all survivors.
+            chain: seeds of the components of this noise that may be removed later.
 
         Raises:
-            ProtocolError: the vector is not one of the terms.
+            ProtocolError: shape or dtype of the vector differs from the terms.
         """
         state = self._steps.take(_Opened)
         if values.shape != (self._terms.length,) or values.dtype != self._terms.dtype:
@@ -257,11 +257,11 @@ class Member:
         """Sign the list of survivors, together with all terms.
 
         Args:
-            survivors: whose masked inputs have arrived, from the server.
+            survivors: members whose masked inputs have arrived, from the server.
 
         Raises:
-            ProtocolError: the survivors are fewer than the threshold, lack this member, were not there before, or were
-                told other terms of the noise, or of others who have sent shares, than this member was.
+            ProtocolError: the survivors are fewer than the threshold, lack this member, or include one that sent no
+                shares. Or a survivor signed other terms of the noise, or another list of sharers, than this member.
         """
         state = self._steps.take(_Masked)
         names = frozenset(survivors.names)
@@ -273,7 +273,7 @@ class Member:
         return SurvivorSignature(self.name, self._key.sign(signed))
 
     def unmask(self, signatures: Signatures) -> Unmasking:
-        """Show one share of each peer: of its mask if it survived, of its key if not. Nothing is left afterwards.
+        """Reveal one share of each peer: of its mask if it survived, otherwise of its key. The state is deleted.
 
         Args:
             signatures: of the survivors on the text that this member has signed, from the server.
@@ -292,16 +292,16 @@ class Member:
         return state.shown
 
     def abandon(self) -> None:
-        """End the attempt: what this member knew of it is dropped."""
+        """End the attempt, and delete this member's state of it."""
         self._steps.end()
 
     def _shown(self, state: _Masked, survivors: frozenset[str]) -> Unmasking:
-        """What may be shown once enough others have signed the same survivors."""
+        """Return the shares to reveal once enough members have signed the same survivors."""
         shares = {name: one.of_mask if name in survivors else one.of_key for name, one in state.held.items()}
         return Unmasking(self.name, shares, state.chain.reveal(len(survivors)) if state.chain else b"")
 
     def _require_genuine(self, cohort: Cohort, own: Advertisement) -> None:
-        """Refuse a cohort with a key that is not its owner's, of this attempt and new."""
+        """Refuse a cohort with a key that is not signed by its owner for this attempt, or not unique."""
         self._terms.graph.require(len(cohort.names))
         if own not in cohort.advertisements:
             raise ProtocolError("the cohort lacks this member, or has other keys for it")
@@ -314,28 +314,28 @@ class Member:
             raise ProtocolError("two members of the cohort have the same key")
 
     def _require_enough(self, names: frozenset[str], known: Iterable[str], what: str) -> None:
-        """Refuse a list with fewer than the threshold, with strangers, or without this member."""
+        """Refuse a list shorter than the threshold, with unknown members, or without this member."""
         if len(names) < self._terms.graph.threshold:
             raise ProtocolError(f"{len(names)} {what}; the threshold is {self._terms.graph.threshold}")
         if self.name not in names or not names <= frozenset(known):
             raise ProtocolError(f"the list of {what} lacks this member, or has somebody who was not there before")
 
     def _require_told_the_same(self, survivors: Survivors, told: bytes) -> None:
-        """Refuse a survivor whose vector may have other noise in it, or lack masks that it should have."""
+        """Refuse a survivor whose vector may contain other noise, or lack masks that it should have."""
         for name in survivors.names:
             if not self._roster.has_signed(name, survivors.signatures.get(name, b""), told):
                 raise ProtocolError(f"{name!r} has not signed the noise and the sharers that this member was told")
 
     def _seal_key(self, state: _Shared, peer: Advertisement, mine: bool) -> tuple[bytes, bytes]:
-        """The key and the context of shares that this member sends to a peer, or gets from it."""
+        """Return the key and the context of shares that this member sends to a peer, or receives from it."""
         way = (self.name, peer.name) if mine else (peer.name, self.name)
         context = text("sealed shares", state.binding, *way)
         return agreed(private_key(state.keys.seal_seed), peer.seal_key, context), context
 
     def _opened(self, state: _Shared, delivery: Delivery) -> Iterator[tuple[str, Shares]]:
-        """The shares that peers have sent to this member, each with its owner, as far as they can be opened.
+        """Yield each owner with the shares that it sent to this member, if they can be opened.
 
-        The server may leave shares out as it likes. So one that is lost here tells nobody more than that would.
+        The server can omit any share. So a share that cannot be opened reveals no more than an omitted one.
         """
         known = {one.name: one for one in state.cohort.advertisements}
         for name, sealed in delivery.sealed.items():
@@ -344,7 +344,7 @@ class Member:
                 yield name, Shares(both[:SECRET], both[SECRET:])
 
     def _masks(self, state: _Shared, partners: frozenset[str]) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-        """The keys of this member's own mask and of those that it has in common with partners, to add and subtract."""
+        """Return the keys of the masks to add and to subtract: this member's own, and those shared with partners."""
         own = private_key(state.keys.mask_seed)
         keys = {
             one.name: pair_key(own, one.mask_key, state.binding, self.name, one.name)
@@ -356,7 +356,7 @@ class Member:
         return (state.own_mask, *above), tuple(below)
 
     def _masked(self, state: _Opened, values: NDArray) -> NDArray:
-        """The vector with all masks."""
+        """Return the vector with all masks."""
         masked = values.copy()
         add_masks(masked, state.plus, state.minus)
         return masked

@@ -1,6 +1,6 @@
-"""What the parties send each other: frozen values, and the one way to write them down.
+"""Messages of the protocol: frozen values with one canonical encoding.
 
-Every message is checked when it is made, so that none that is malformed or too large reaches the protocol.
+Every message is checked on construction, so that the protocol receives only well-formed messages of limited size.
 """
 
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ from cloister.secure_aggregation.written import (
 )
 
 SEALED_SHARES = SEAL + 2 * SECRET
-"""Bytes of a sealed pair of shares: of the seed of a key, and of the seed of a mask."""
+"""Bytes of a sealed pair of shares: one of a key's seed, and one of a mask's seed."""
 
 
 def _check_advertisements(message: object, name: str) -> None:
-    """Check a tuple of advertisements, and keep those that are bytes as what they say."""
+    """Check a tuple of advertisements, and decode those that are bytes."""
     found = getattr(message, name)
     if not isinstance(found, tuple):
         raise ProtocolError(f"a cohort must be a tuple of advertisements, found {type(found).__name__}")
@@ -44,7 +44,7 @@ def _check_payload(message: object, name: str) -> None:
 
 @dataclass(frozen=True)
 class Message(Written):
-    """Something that is sent."""
+    """A message of the protocol."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Advertisement(Message):
 
     Args:
         name: of the member.
-        mask_key: public key that masks are agreed with, 32 bytes.
-        seal_key: public key that shares are sealed with, 32 bytes.
+        mask_key: public key for agreeing on masks, 32 bytes.
+        seal_key: public key for sealing shares, 32 bytes.
         signature: 64 bytes.
     """
 
@@ -66,13 +66,13 @@ class Advertisement(Message):
 
 @dataclass(frozen=True)
 class Cohort(Message):
-    """Everybody who takes part, as the server tells all members: encoded advertisements, in the order of names."""
+    """The members of an attempt, as the server sends them to all: encoded advertisements, ordered by name."""
 
     advertisements: tuple[Advertisement, ...] = field(metadata=checked(_check_advertisements))
 
     @property
     def names(self) -> Names:
-        """The names of all."""
+        """Names of all members."""
         return tuple(one.name for one in self.advertisements)
 
 
@@ -86,7 +86,7 @@ class SealedShares(Message):
 
 @dataclass(frozen=True)
 class Delivery(Message):
-    """What the server passes on to one member: who has sent shares to anybody, and the shares for this member."""
+    """The server's message to one member: all members that sent shares, and the shares for this member."""
 
     sharers: Names = field(metadata=SEVERAL_NAMES)
     sealed: ByName = field(metadata=sized_by_name(SEALED_SHARES))
@@ -97,9 +97,9 @@ class MaskedInput(Message):
     """A member's masked vector.
 
     Args:
-        sender: whose it is.
-        payload: numbers in the ring, the lowest byte of each first.
-        signature: on the terms of its noise and the list of who has sent shares, 64 bytes.
+        sender: name of the member.
+        payload: numbers in the ring, little-endian.
+        signature: on the terms of its noise and the list of members that sent shares, 64 bytes.
     """
 
     sender: str = field(metadata=ONE_NAME)
@@ -109,7 +109,7 @@ class MaskedInput(Message):
 
 @dataclass(frozen=True)
 class Survivors(Message):
-    """Whose masked inputs have arrived, as the server tells them, and the signatures that came with these."""
+    """Members whose masked inputs have arrived, as the server lists them, with their inputs' signatures."""
 
     names: Names = field(metadata=SEVERAL_NAMES)
     signatures: ByName = field(default_factory=dict, metadata=sized_by_name(SIGNATURE))
@@ -125,17 +125,17 @@ class SurvivorSignature(Message):
 
 @dataclass(frozen=True)
 class Signatures(Message):
-    """The signatures on the list of survivors, as the server passes them on: name -> 64 bytes."""
+    """The signatures on the list of survivors, as the server relays them: name -> 64 bytes."""
 
     signatures: ByName = field(metadata=sized_by_name(SIGNATURE))
 
 
 @dataclass(frozen=True)
 class Unmasking(Message):
-    """One share a peer: of a survivor's own mask, or of a key of somebody who is no survivor.
+    """One share per peer: of the mask of a survivor, or of the key of a member that dropped out.
 
     Args:
-        sender: who answers.
+        sender: name of the member.
         shares: peer -> share, 16 bytes.
         revealed: a link of the sender's chain of seeds, 32 bytes, or nothing.
     """

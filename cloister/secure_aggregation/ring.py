@@ -1,4 +1,4 @@
-"""Whole numbers modulo 2³² or 2⁶⁴: what is masked and added up."""
+"""Integers modulo 2³² or 2⁶⁴: the numbers that are masked and summed."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,12 +6,12 @@ from numpy.typing import NDArray
 from cloister.core import check
 
 RINGS: dict[int, np.dtype] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
-"""Bits of a number -> how it is kept, and sent: the lowest byte first."""
+"""Bits of a number -> dtype in memory and in messages: little-endian."""
 SIGNED: dict[int, np.dtype] = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
 
 
 def into_ring(numbers: NDArray, bits: int) -> NDArray:
-    """Take whole numbers into the ring, negative ones too.
+    """Convert integers, including negative ones, to the ring.
 
     Args:
         numbers: (p,) int64.
@@ -25,9 +25,9 @@ def into_ring(numbers: NDArray, bits: int) -> NDArray:
 
 
 def out_of_ring(values: NDArray) -> NDArray:
-    """Read a sum in the ring as the number of least size that it can be.
+    """Convert a sum in the ring to the integer of least absolute value.
 
-    The caller sees to it that no sum has a size of 2³¹ (2⁶³) or more: such a sum is read as another number.
+    The caller ensures that every sum is below 2³¹ (2⁶³) in absolute value. A larger one is read as another number.
 
     Args:
         values: (p,) unsigned.

@@ -1,4 +1,4 @@
-"""The roster: who may take part, and the long-term key by which each is known."""
+"""Roster: the permitted members, and the long-term key of each."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -19,20 +19,20 @@ SIGNATURE = 64
 LABEL = "roster"
 SIGNED = "signed roster"
 AT_SITE = "site"
-"""In an entry: the site made its key itself. An entry that says nothing is of a key that the provisioner made."""
+"""Mark in an entry: the site made its key itself. Without it, the provisioner made the key."""
 
 Entry = tuple[str, bytes] | tuple[str, bytes, str]
-"""A name and its public key, and `AT_SITE` where the site made it."""
+"""A name and its public key, with `AT_SITE` if the site made the key."""
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Names and the Ed25519 keys that belong to them, once somebody other than the server has vouched for them.
+    """Names and their Ed25519 keys. A party other than the server must vouch for them.
 
     Args:
         keys: name -> public key, 32 bytes.
-        at_site: names of the sites that made their keys themselves. The provisioner made the keys of all others, and
-            can sign as they do.
+        at_site: names of the sites that made their keys themselves. The provisioner made the keys of all other sites,
+            and can sign in their names.
     """
 
     keys: Mapping[str, bytes]
@@ -48,7 +48,7 @@ class Roster:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Each name with its key and who made that, in the one order and the one form that are signed and sent."""
+        """Return each name with its key and the key's maker, in the canonical order and form."""
         made = {name: (AT_SITE,) if name in self.at_site else () for name in self.keys}
         return tuple((name, key, *made[name]) for name, key in sorted(self.keys.items()))
 
@@ -57,10 +57,10 @@ class Roster:
         """Return the roster with these entries.
 
         Args:
-            entries: as `entries` has them.
+            entries: as in `entries`.
 
         Raises:
-            ValueError: they are no such entries, or in another order or form.
+            ValueError: they are malformed, or not in the canonical order and form.
         """
         found = tuple(entries)
         typed = all(isinstance(name, str) and isinstance(key, bytes) for name, key, *_ in found)
@@ -71,26 +71,26 @@ class Roster:
 
     @cached_property
     def by_provisioner(self) -> tuple[str, ...]:
-        """The names of the members whose keys the provisioner made: who made the keys can play these members."""
+        """Return the names of members whose keys the provisioner made. It can impersonate these members."""
         return tuple(sorted(set(self.keys) - self.at_site))
 
     @cached_property
     def digest(self) -> bytes:
-        """The hash, 32 bytes, of all entries: members sign it with the terms of every attempt."""
+        """Return the hash, 32 bytes, of all entries; members sign it with the terms of every attempt."""
         return hashlib.sha256(text(LABEL, self.entries)).digest()
 
     def has_signed(self, name: str, signature: bytes, signed: bytes) -> bool:
-        """Whether somebody on the roster has signed a text.
+        """Return True if a name is on the roster and its key has signed a text.
 
         Args:
-            name: who is said to have signed.
+            name: claimed signer.
             signature: 64 bytes.
             signed: the text.
         """
         return name in self.keys and _fits(self.keys[name], signature, signed)
 
     def pinned(self, fingerprints: Mapping[str, str]) -> Self:
-        """Return this roster, from anybody, if people have compared all its keys by their fingerprints.
+        """Return this roster, from an untrusted source, if the fingerprints of all its keys are pinned.
 
         Args:
             fingerprints: name -> fingerprint of the key, from the site's own file.
@@ -105,15 +105,15 @@ class Roster:
 
 
 def sign_roster(roster: Roster, serial: int, authority: Ed25519PrivateKey) -> bytes:
-    """Vouch for a roster.
+    """Sign a roster.
 
     Args:
-        roster: names, keys, and who made them.
-        serial: number of the roster, larger than those of all rosters before it.
-        authority: the key of whoever vouches. Whoever holds it can invent sites: the server's operator must not.
+        roster: names, keys, and the keys' makers.
+        serial: number of the roster, larger than those of all earlier rosters.
+        authority: key of the party that vouches. Its owner can invent sites: the server's operator must not have it.
 
     Returns:
-        The signed roster, to be handed to the sites.
+        The signed roster, for distribution to the sites.
     """
     content = text(LABEL, serial, roster.entries)
     return text(SIGNED, content, authority.sign(content))
@@ -121,13 +121,13 @@ def sign_roster(roster: Roster, serial: int, authority: Ed25519PrivateKey) -> by
 
 @dataclass(frozen=True)
 class SignedRoster:
-    """A roster as it is handed out. Anybody can make one: it counts if `require` takes it, or by pinned fingerprints.
+    """A roster as distributed. Any party can make one: it counts if `require` accepts it, or by pinned fingerprints.
 
     Args:
-        roster: names, keys, and who made them.
+        roster: names, keys, and the keys' makers.
         serial: its number.
-        content: the bytes that were signed.
-        signature: of whoever vouches, 64 bytes.
+        content: the signed bytes.
+        signature: of the authority, 64 bytes.
     """
 
     roster: Roster
@@ -136,15 +136,15 @@ class SignedRoster:
     signature: bytes
 
     def require(self, authority: Ed25519PublicKey, oldest: int = 0) -> Roster:
-        """The roster, if the authority vouches for it.
+        """Return the roster if the authority vouches for it.
 
         Args:
-            authority: the authority's key, which has not come from the server.
-            oldest: smallest serial number that is taken; a site keeps the largest that it has seen, so that nobody who
-                has been taken off the roster comes back with an old one.
+            authority: the authority's key, from a source other than the server.
+            oldest: smallest serial number accepted. A site stores the largest it has seen, so that an old roster cannot
+                bring a removed member back.
 
         Raises:
-            ProtocolError: it was changed, is signed by somebody else, or is too old.
+            ProtocolError: it was changed, another key signed it, or it is too old.
         """
         if not _fits(authority, self.signature, self.content):
             raise ProtocolError("the roster does not have the signature of the authority")
@@ -154,10 +154,10 @@ class SignedRoster:
 
 
 def opened(signed: bytes) -> SignedRoster:
-    """Read what `sign_roster` returned, without a look at who signed it.
+    """Decode the output of `sign_roster` without verifying its signer.
 
     Raises:
-        ProtocolError: the bytes are nothing that `sign_roster` returns.
+        ProtocolError: the bytes are not an output of `sign_roster`.
     """
     try:
         content, signature = cast(tuple[bytes, bytes], read(SIGNED, signed))
@@ -172,21 +172,21 @@ def opened(signed: bytes) -> SignedRoster:
 
 
 def read_roster(signed: bytes, authority: Ed25519PublicKey, oldest: int = 0) -> Roster:
-    """Read a roster that the authority vouches for.
+    """Decode a roster and verify that the authority vouches for it.
 
     Args:
-        signed: what `sign_roster` returned.
-        authority: the authority's key, which has not come from the server.
-        oldest: smallest serial number that is taken.
+        signed: output of `sign_roster`.
+        authority: the authority's key, from a source other than the server.
+        oldest: smallest serial number accepted.
 
     Raises:
-        ProtocolError: the roster was changed or cut, is signed by somebody else, or is too old.
+        ProtocolError: the roster was changed or truncated, another key signed it, or it is too old.
     """
     return opened(signed).require(authority, oldest)
 
 
 def public_bytes(key: Ed25519PrivateKey) -> bytes:
-    """The public key of a long-term key, 32 bytes, as a roster has it."""
+    """Return the public key of a long-term key, 32 bytes, as in a roster."""
     return key.public_key().public_bytes_raw()
 
 

@@ -1,4 +1,4 @@
-"""Shamir's shares of a secret of 16 bytes, by name of the holder."""
+"""Shamir's secret sharing for secrets of 16 bytes, with shares by name of the holder."""
 
 from collections.abc import Collection, Mapping
 
@@ -9,31 +9,31 @@ SECRET = 16
 
 
 def split(secret: bytes, holders: Collection[str], needed: int) -> dict[str, bytes]:
-    """Cut a secret into one share for each holder.
+    """Split a secret into one share for each holder.
 
     Args:
         secret: 16 bytes.
         holders: names, each once.
-        needed: how many shares give the secret back, 2 to the number of holders.
+        needed: number of shares that recover the secret, 2 to the number of holders.
 
     Guarantee:
         Fewer than `needed` shares are independent of the secret.
 
     Source:
-        Shamir (1979), over GF(2¹²⁸), as pycryptodome has it.
+        Shamir (1979), over GF(2¹²⁸), by pycryptodome.
     """
     shares = Shamir.split(needed, len(holders), secret, ssss=False)
     return {name: share for name, (_, share) in zip(sorted(holders), shares, strict=True)}
 
 
 def combine(shares: Mapping[str, bytes], holders: Collection[str], needed: int) -> bytes:
-    """Put a secret together again.
+    """Recover a secret from its shares.
 
     Args:
         shares: holder -> share, at least `needed` of them.
-        holders: the names that the secret was cut for.
-        needed: how many shares give the secret back.
+        holders: the names that the secret was split for.
+        needed: number of shares that recover the secret.
     """
     places = {name: place for place, name in enumerate(sorted(holders), start=1)}
-    # One share more would be another polynomial.
+    # The interpolation must use exactly `needed` shares.
     return Shamir.combine([(places[name], shares[name]) for name in sorted(shares)[:needed]], ssss=False)

@@ -1,4 +1,4 @@
-"""A state that each step takes away, and the next step needs."""
+"""State machine of a protocol party whose state each step consumes."""
 
 from threading import Lock
 from typing import NoReturn, TypeVar
@@ -9,11 +9,11 @@ State = TypeVar("State")
 
 
 class Steps:
-    """Where a party of the protocol stands: one state, which the step that works with it takes.
+    """The state of a protocol party, which each step takes and replaces.
 
     Guarantee:
-        Of threads that ask at the same time one gets the state. A step that fails or refuses leaves no state. So
-        nothing can be done twice, in another order, or after a refusal, and no secret stays in the party's hands.
+        Of several concurrent threads, one receives the state. A step that raises leaves no state. So no step can run
+        twice, in another order, or after a refusal, and the party keeps no secret.
     """
 
     def __init__(self, first: object) -> None:
@@ -21,10 +21,10 @@ class Steps:
         self._taking = Lock()
 
     def take(self, kind: type[State]) -> State:
-        """Take the state, which must be of the kind that a step needs.
+        """Take the state, which must be of the kind that the step needs.
 
         Raises:
-            ProtocolError: this step is not the next one, was made already, or a step before it was refused.
+            ProtocolError: this step is not the next one, has run already, or an earlier step has raised.
         """
         with self._taking:
             state, self._state = self._state, None
@@ -33,15 +33,15 @@ class Steps:
         return state
 
     def leave(self, state: object) -> None:
-        """Leave the state that the next step needs."""
+        """Set the state for the next step."""
         self._state = state
 
     def end(self) -> None:
-        """Forget the state: no step follows."""
+        """Delete the state: no step can follow."""
         self._state = None
 
     def __reduce__(self) -> NoReturn:
-        """Refuse copies and pickles: a copy could make a step again.
+        """Refuse copies and pickles: a copy could run a step again.
 
         Raises:
             ProtocolError: always.

@@ -1,4 +1,4 @@
-"""The terms of one attempt: one text that all parties have before anything is unmasked."""
+"""Terms of one attempt: one text on which all parties agree before any input is unmasked."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,24 +18,23 @@ from cloister.secure_aggregation.roster import Roster
 HASH = 32
 """Bytes of a hash, by SHA-256."""
 EARLY, ORDINARY = 1, 2
-"""The attempts at a round: one that begins while the round before goes on, and one that begins by itself after it."""
+"""The two attempts at a round: one begins during the previous round, one begins separately after it."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What is fixed before an attempt at a round begins.
+    """Parameters of an attempt at a round, fixed before it begins.
 
-    Each party has its own terms from its own configuration. Members with different terms do not accept each other's
-    keys.
+    Each party takes the terms from its own configuration. Members with different terms refuse each other's keys.
 
     Args:
-        run: of which run.
+        run: id of the run.
         round: number of the round.
-        attempt: which one at it: `EARLY` or `ORDINARY`. None is made twice, and one of the two at most has vectors.
-        graph: who shares with whom; threshold and collusion.
+        attempt: `EARLY` or `ORDINARY`. Each runs once at most, and at most one of the two collects vectors.
+        graph: graph of shares, with threshold and collusion.
         length: p, numbers in a vector.
-        bits: of the ring, 32 or 64. No sum may leave it: the caller sees to that.
-        roster: digest of the roster. Each party puts in that of its own, by `under`.
+        bits: of the ring, 32 or 64. The caller ensures that every sum fits.
+        roster: digest of the roster. Each party sets that of its own roster, by `under`.
     """
 
     run: str
@@ -51,22 +50,22 @@ class Terms:
         check.one_of({"32", "64"}, bits=str(self.bits))
 
     def under(self, roster: Roster) -> Self:
-        """The same terms for those who know this roster: whoever has another one signs something else."""
+        """Return these terms bound to the digest of `roster`; another roster gives another text to sign."""
         return replace(self, roster=roster.digest)
 
     @property
     def dtype(self) -> np.dtype:
-        """How a number in the ring is kept."""
+        """Dtype of a number in the ring."""
         return RINGS[self.bits]
 
     @cached_property
     def encoded(self) -> bytes:
-        """The terms as bytes."""
+        """Encode the terms as bytes."""
         graph = self.graph.items()
         return text("terms", self.run, self.round, self.attempt, graph, self.length, self.bits, self.roster)
 
     def advertisement(self, name: str, mask_key: bytes, seal_key: bytes) -> bytes:
-        """The text that a member signs with its keys for this attempt.
+        """Return the text that a member signs with its keys for this attempt.
 
         Args:
             name: of the member.
@@ -76,26 +75,26 @@ class Terms:
         return text("advertisement", self.encoded, name, mask_key, seal_key)
 
     def binding(self, cohort: Cohort) -> bytes:
-        """The hash, 32 bytes, of the terms and everybody's keys: every key that is derived depends on it."""
+        """Return the hash, 32 bytes, of the terms and all members' keys; every derived key depends on it."""
         return hashlib.sha256(text("binding", self.encoded, cohort.encode())).digest()
 
     def sharers(self, binding: bytes, noise: bytes, names: Sequence[str]) -> bytes:
-        """The text that a member signs with its masked input: what noise is in it, and with whom it may share masks.
+        """Return the text that a member signs with its masked input: the terms of its noise, and the sharers.
 
         Args:
             binding: of the cohort.
             noise: terms of the noise.
-            names: of those who have sent shares, as the server tells them.
+            names: of the members that sent shares, as the server lists them.
         """
         return text("sharers", binding, noise, tuple(names))
 
     def survivors(self, binding: bytes, members: int, noise: bytes, names: Sequence[str]) -> bytes:
-        """The text that survivors sign: terms, keys, what is guaranteed, the noise, and the list of survivors.
+        """Return the text that survivors sign: terms, keys, guarantee, noise and the list of survivors.
 
         Args:
             binding: of the cohort.
             members: in the cohort.
-            noise: terms of the noise, which mean nothing here but must be the same for all.
+            noise: terms of the noise; opaque bytes that must be equal for all.
             names: of the survivors.
         """
         return text("survivors", self.encoded, binding, self.graph.honest(members), noise, tuple(names))

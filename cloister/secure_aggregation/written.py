@@ -1,4 +1,4 @@
-"""Values that can be written down as bytes, and read again: in one way, and checked whenever one is made."""
+"""Base class of values with one canonical encoding as bytes and checks on construction."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -12,33 +12,33 @@ MAX_NAME = 200
 """Characters of a name."""
 
 Names = tuple[str, ...]
-"""Names in their order, each once."""
+"""Sorted names, each once."""
 ByName = Mapping[str, bytes]
 Check = Callable[[object, str], None]
-"""Refuses a value for its field of this name."""
+"""A check of the named field of a value; it raises ProtocolError."""
 About = Mapping[str, Check]
-"""What a field says about itself: the metadata of a dataclass."""
+"""Metadata of a dataclass field."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """A frozen value, each field of which says by its metadata what it may hold; no other value can be made."""
+    """A frozen value whose fields declare their permitted contents. Construction refuses other contents."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
             one.metadata["check"](self, one.name)
 
     def encode(self) -> bytes:
-        """Write the value down: one way, whoever writes it."""
-        # The fields, in the order in which they are declared.
+        """Encode the value in its canonical form."""
+        # vars() has the fields in their declared order.
         return text(type(self).__name__, *map(_item, vars(self).values()))
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Read a value from the bytes that `encode` gives, and from no others.
+        """Decode a value from its canonical encoding.
 
         Raises:
-            ProtocolError: the bytes are no such value.
+            ProtocolError: the bytes are not the canonical encoding of such a value.
         """
         try:
             value = cls(*map(_value, read(cls.__name__, data)))
@@ -50,21 +50,21 @@ class Written:
 
 
 def checked(check: Check) -> About:
-    """A field that is looked at when a value is made.
+    """Return metadata for a field with a check on construction.
 
     Args:
-        check: gets the value and the name of the field, and raises ProtocolError.
+        check: receives the value and the name of the field, and raises ProtocolError.
     """
     return {"check": check}
 
 
 def sized(size: int, or_none: bool = False, called: str = "") -> About:
-    """A field with bytes.
+    """Return metadata for a field with bytes.
 
     Args:
-        size: how many.
-        or_none: whether there may be none at all.
-        called: what the field is called in errors; empty: by its name.
+        size: number of bytes.
+        or_none: True if the field may be empty.
+        called: name of the field in errors; empty: its own name.
     """
 
     def check(owner: object, name: str) -> None:
@@ -75,7 +75,7 @@ def sized(size: int, or_none: bool = False, called: str = "") -> About:
 
 
 def sized_by_name(size: int) -> About:
-    """A field that has so many bytes for each of some names. A copy is kept, in the order of names."""
+    """Return metadata for a mapping of names to bytes of one size. A copy is stored, ordered by name."""
 
     def check(owner: object, name: str) -> None:
         found = _ordered(owner, name)
@@ -87,11 +87,11 @@ def sized_by_name(size: int) -> About:
 
 
 def nested(kind: type[Written], or_none: bool = False) -> About:
-    """A field with another value that can be written down.
+    """Return metadata for a field with another `Written` value.
 
     Args:
         kind: of the value.
-        or_none: whether there may be None instead.
+        or_none: True if the field may be None.
     """
 
     def check(owner: object, name: str) -> None:
@@ -103,7 +103,7 @@ def nested(kind: type[Written], or_none: bool = False) -> About:
 
 
 def nested_by_name(kind: type[Written]) -> About:
-    """A field that has such a value for each of some names. A copy is kept, in the order of names."""
+    """Return metadata for a mapping of names to `Written` values. A copy is stored, ordered by name."""
 
     def check(owner: object, name: str) -> None:
         found = _ordered(owner, name)
@@ -128,11 +128,11 @@ ONE_NAME = checked(lambda owner, name: check_names((getattr(owner, name),)))
 SEVERAL_NAMES = checked(lambda owner, name: check_names(getattr(owner, name)))
 NUMBER = checked(_check_number)
 TEXT = checked(_check_text)
-"""Bytes, as many as there are."""
+"""Bytes of any length."""
 
 
 def check_names(names: object) -> None:
-    """Raises ProtocolError if these are not names in their order, each once, in a tuple."""
+    """Raise ProtocolError unless these are sorted names, each once, in a tuple."""
     if not isinstance(names, tuple) or len(names) > MAX_MEMBERS:
         raise ProtocolError(f"names must be in a tuple of at most {MAX_MEMBERS}")
     if not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME for name in names):
@@ -151,7 +151,7 @@ def _ordered(owner: object, name: str) -> dict[str, object]:
 
 
 def _of_kind(kind: type[Written], name: str, found: object) -> Written:
-    """The value, also from the bytes that say it."""
+    """Return the value, decoded if it is bytes."""
     if isinstance(found, bytes):
         return kind.decode(found)
     if not isinstance(found, kind):
@@ -167,7 +167,7 @@ def _check_bytes(field: str, found: object, size: int) -> None:
 
 
 def _item(found: object) -> Item:
-    """A field's value as it is written down."""
+    """Return a field's value as an item of the encoding."""
     if found is None:
         return b""
     if isinstance(found, Written):
@@ -178,7 +178,7 @@ def _item(found: object) -> Item:
 
 
 def _value(item: Item) -> object:
-    """What was written down, as a field's value: a mapping begins with an empty name."""
+    """Return an item of the encoding as a field's value: a mapping begins with an empty name."""
     if isinstance(item, tuple) and item[:1] == ("",):
         return dict(cast(tuple[tuple[str, bytes], ...], item[1:]))
     return item
