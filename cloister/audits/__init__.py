@@ -1,1 +1,1 @@
-"""Attackers on our own side: what measures a mechanism instead of believing it."""
+"""Attacks on finished runs that measure a mechanism's leakage empirically."""

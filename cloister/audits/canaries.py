@@ -1,4 +1,4 @@
-"""What a finished run's canaries show, beside what the run claims."""
+"""Lower bounds on ε from a finished run's canaries, beside the run's claim."""
 
 import json
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from cloister.core.files import read_text
 from cloister.privacy.claims.server import RUN
 
 NAME = "canaries.json"
-"""In the run directory."""
+"""File in the run directory."""
 DELTA = 1e-5
-"""Where nothing is claimed at another."""
+"""δ of the bounds if the run claims no ε."""
 
 
 @dataclass(frozen=True)
 class CanaryBounds:
-    """Lower bounds on the ε of a run, with the claim that they are about.
+    """Lower bounds on the ε of a run, with the claim that they test.
 
     Attributes:
-        canaries, guesses, right, rounds: m, r, how many guesses were right, and how many rounds were scored.
+        canaries, guesses, right, rounds: m, r, number of right guesses, and number of scored rounds.
         delta, confidence: of every bound.
         claimed: ε at δ that the run claims for adding or removing a client; None: it claims none.
-        distribution_free: ε, whatever the scores look like.
+        distribution_free: ε, for every distribution of the scores.
         shift: μ, under the Gaussian shape.
         gaussian: ε, under the Gaussian shape.
     """
@@ -44,12 +44,12 @@ class CanaryBounds:
 
     @property
     def contradicted(self) -> tuple[str, ...]:
-        """Which bounds contradict the claim; empty where none does, or where nothing is claimed."""
+        """Return the names of the bounds that contradict the claim; empty without a claim."""
         found = {"distribution-free": self.distribution_free, "Gaussian shape": self.gaussian}
         return tuple(name for name, bound in found.items() if self.claimed is not None and bound > self.claimed)
 
     def words(self) -> tuple[str, ...]:
-        """The claim, each bound with what it rests on, and the verdict: a sentence each."""
+        """Format the claim, each bound with its assumption, and the verdict: a sentence each."""
         share, delta = percent_at_least(self.confidence), at_most(self.delta)
         sure = f"with {share} confidence"
         claimed = "nothing is claimed" if self.claimed is None else f"ε = {at_most(self.claimed)} at δ = {delta}"
@@ -70,14 +70,14 @@ class CanaryBounds:
 
 
 def canary_bounds(run: Path, confidence: float = CONFIDENCE) -> CanaryBounds:
-    """Both bounds on the ε of a finished run, from its canaries.
+    """Compute both bounds on the ε of a finished run from its canaries.
 
     Args:
         run: the run directory.
         confidence: of each bound.
 
     Raises:
-        ConfigError: the run had no canaries, or its files are none of a run.
+        ConfigError: the run had no canaries, or its files are not those of a run.
     """
     told = one_run_of(run)
     try:
@@ -102,10 +102,10 @@ def canary_bounds(run: Path, confidence: float = CONFIDENCE) -> CanaryBounds:
 
 
 def one_run_of(run: Path) -> OneRun:
-    """The coins and scores of a finished run.
+    """Read the coins and scores of a finished run.
 
     Raises:
-        ConfigError: the run had no canaries, or its file is none of a run.
+        ConfigError: the run had no canaries, or its file is not that of a run.
     """
     try:
         facts = json.loads(read_text(run / NAME))

@@ -1,4 +1,4 @@
-"""The canaries of a run as an audit: two lower bounds on ε, and controls of the same coins."""
+"""Canary audit of a run: two lower bounds on ε, and controls with the same coins."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ from cloister.audits.table import Effort
 FREE, SHAPED = "canaries, distribution-free", "canaries, Gaussian shape"
 SHAPE = "the scores of canaries are normal with one spread, as under Gaussian noise without a draw"
 LOUD = 20.0
-"""By how many spreads the scores of those present are raised, where the bounds have to be large."""
+"""Shift of the present canaries' scores in the control with large bounds, in standard deviations."""
 LARGE = 1.0
-"""ε that the bounds have to reach there. It needs more than ten guesses."""
+"""ε that the bounds must reach in this control. It needs more than ten guesses."""
 
 
 class CanaryAudit:
@@ -24,19 +24,19 @@ class CanaryAudit:
     name = "canaries"
 
     def misfit(self, run: FinishedRun) -> str:
-        """Why there is nothing to look at.
+        """Return the reason why the run cannot be audited; empty if it can.
 
         Args:
-            run: that is audited.
+            run: audited run.
         """
         return "" if (run.path / NAME).is_file() else "it had no canaries (privacy.canaries)"
 
     def conduct(self, run: FinishedRun, effort: Effort) -> Finding:
-        """Bound the ε of the run by what its canaries' scores tell of their coins.
+        """Bound the ε of the run from its canaries' scores and coins.
 
         Args:
-            run: that is audited.
-            effort: the seed of the control that exchanges coins.
+            run: audited run.
+            effort: the seed of the control with permuted coins.
         """
         bounds, told = canary_bounds(run.path), one_run_of(run.path)
         measured = _measured(told, bounds.delta)
@@ -58,10 +58,10 @@ def _measured(told: OneRun, delta: float) -> tuple[Measured, Measured]:
 
 
 def _controls(told: OneRun, delta: float, seed: int) -> list[Control]:
-    """The same scores with a run in which those present stand out, and with coins that have nothing to do with them."""
+    """Return controls with the same scores: present canaries shifted, and coins permuted."""
     spread = float(told.scores.std()) or 1.0
     loud = replace(told, scores=told.scores + LOUD * spread * told.coins)
-    # Coins of neither kind more often than those of the run: what is left of a link is chance.
+    # A permutation keeps the number of present canaries, and makes coins independent of scores.
     blind = replace(told, coins=np.random.default_rng(seed).permutation(told.coins))
     return [
         *(Control("those present stand out", "succeeds", each, each.value >= LARGE) for each in _measured(loud, delta)),

@@ -1,7 +1,7 @@
-"""What becomes of one training step on one image on its way to whoever attacks it, in the units of its gradient.
+"""Channels from one training step on one image to an attacker, in units of the step's gradient.
 
-The step is taken at a rate; what is seen is divided by it again, as an attacker does who knows the rate. Every channel
-goes through the mechanism that a run goes through, with fresh noise.
+The step has a learning rate. The attacker has the rate too, and divides the observed change by it. Every channel runs
+the mechanism of a run, with fresh noise.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class Step:
     """One step of training on one image.
 
     Attributes:
-        start: the weights before it, by path.
+        start: weights before the step, by path.
         gradient: of the loss of the image, by path.
         image: shape (height, width).
         label: of its class.
@@ -43,16 +43,16 @@ class Step:
 
     @property
     def trained(self) -> dict[str, NDArray]:
-        """The weights after it, in their own dtype."""
+        """Return the weights after the step, in their own dtype."""
         return {
             name: (array - self.rate * self.gradient[name]).astype(array.dtype) for name, array in self.start.items()
         }
 
     def seen(self, sent: Arrays) -> dict[str, NDArray]:
-        """The gradient that an attacker computes from the weights that arrive.
+        """Compute the gradient that an attacker derives from received weights.
 
         Args:
-            sent: in place of the trained ones.
+            sent: weights received in place of the trained ones.
         """
         return {
             name: (array.astype(np.float64) - sent[name].astype(np.float64)) / self.rate
@@ -61,11 +61,11 @@ class Step:
 
 
 Channel = Callable[[Step], Arrays]
-"""From a step to the gradient that an attacker sees."""
+"""Function from a step to the gradient that an attacker sees."""
 
 
 def open_channel(step: Step) -> Arrays:
-    """Nothing is done: the trained model is sent.
+    """Send the trained model without protection.
 
     Args:
         step: of a client.
@@ -74,7 +74,7 @@ def open_channel(step: Step) -> Arrays:
 
 
 def locally_noised(mechanism: LocalMechanism) -> Channel:
-    """The client noises its update.
+    """Return the channel of a client that noises its update.
 
     Args:
         mechanism: of the client.
@@ -83,22 +83,22 @@ def locally_noised(mechanism: LocalMechanism) -> Channel:
 
 
 def published_laplace(multiplier: float, per_layer: bool = False) -> Channel:
-    """Laplace noise as long as ν times the update, as published.
+    """Return the channel with Laplace noise of ν times the update's length, as published.
 
     Args:
         multiplier: ν.
-        per_layer: whether every array has noise of its own.
+        per_layer: True for separate noise scales per array.
     """
     return locally_noised(PublishedLaplace(multiplier, per_layer))
 
 
 def with_dp_sgd(noise_multiplier: float, clipping_norm: float, model: Network) -> Channel:
-    """The step is one of DP-SGD on a batch of one: the gradient is clipped and noised.
+    """Return the channel of a DP-SGD step on a batch of one, with a clipped and noised gradient.
 
     Args:
         noise_multiplier: σ.
         clipping_norm: S.
-        model: the Keras model that trains; its weights are put back.
+        model: the Keras model that trains; its weights are restored.
     """
     from cloister.audits.keras_inversion import private_gradient
 
@@ -106,7 +106,7 @@ def with_dp_sgd(noise_multiplier: float, clipping_norm: float, model: Network) -
 
 
 def released_by(mechanism: Mechanism, clients: int) -> Channel:
-    """The server releases a noised mean; the attacker knows what all other clients sent, and takes it away.
+    """Return the channel of the server's noised mean, from which the attacker subtracts all other clients' updates.
 
     Args:
         mechanism: of the server.
@@ -126,11 +126,11 @@ def released_by(mechanism: Mechanism, clients: int) -> Channel:
 
 
 def channels_of(config: RunConfig, clients: int, model: Network) -> dict[str, Channel]:
-    """What somebody sees of a client's step in a run: the server, and whoever sees what it releases.
+    """Return the channels of a run: the server's view, and the view of an observer of its releases.
 
     Args:
         config: of the run.
-        clients: how many there are.
+        clients: number of clients.
         model: the Keras model that a client trains.
     """
     client, server = config.privacy.client, config.privacy.server

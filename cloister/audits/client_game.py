@@ -1,4 +1,4 @@
-"""The game of client inference: one target, in a federation that runs with it and without it."""
+"""Client inference game: one target, in federations that run with it and without it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class Game:
     Attributes:
         shadow: the federation.
         task: of the run.
-        parts: what each client trains on.
-        tests: what each client keeps back, which the published aggregated loss is of; where no client keeps any back,
-            the server's alone.
-        target: number of the client that the attack is about.
-        start: the model that runs begin with.
+        parts: training examples of each client.
+        tests: test examples of each client, for the published aggregated loss; if no client has any, only the
+            server's.
+        target: number of the attacked client.
+        start: initial model of the runs.
         seed: of the attacker's draws.
     """
 
@@ -41,10 +41,10 @@ class Game:
 
     @classmethod
     def of(cls, run: FinishedRun, seed: int) -> "Game":
-        """The game about the client of a run whose data are most unlike the others'.
+        """Return the game about the client whose data differ most from the others'.
 
         Args:
-            run: that is audited.
+            run: audited run.
             seed: of the attacker's draws.
         """
         data, shadow = dealt(run.config, run.clients, run.seed), Shadow(run.config)
@@ -56,10 +56,10 @@ class Game:
 
     @cached_property
     def direction(self) -> Scores:
-        """What the target's update changes in the first release, as a vector of length 1.
+        """Return the change of the first release by the target's update, as a vector of length 1.
 
-        It is the difference of two rounds without noise, with the target and without it. Where a mean is taken over a
-        public number of clients, that is the direction of the target's own clipped update.
+        It is the difference of two rounds without noise, with the target and without it. If the mean is over a public
+        number of clients, this is the direction of the target's own clipped update.
         """
         silent = Shadow(without_noise(self.shadow.config))
         with_it, without = (silent.run(self.parts_of(inside), self.seed, self.start, 1)[-1] for inside in (True, False))
@@ -67,29 +67,29 @@ class Game:
         return change / max(float(np.linalg.norm(change)), float(np.finfo(np.float64).tiny))
 
     def parts_of(self, inside: bool) -> list[Examples | None]:
-        """The examples of each client; None for the target where it takes no part.
+        """Return the examples of each client; None for an absent target.
 
         Args:
-            inside: whether it does.
+            inside: True if the target takes part.
         """
         return [None if number == self.target and not inside else part for number, part in enumerate(self.parts)]
 
     def released(self, inside: bool, seed: int, rounds: int) -> list[Arrays]:
-        """The models that a federation releases after its rounds.
+        """Run a federation and return the models that it releases after its rounds.
 
         Args:
-            inside: whether the target takes part.
+            inside: True if the target takes part.
             seed: of shuffles.
-            rounds: to run; 0: all.
+            rounds: number of rounds; 0: all.
         """
         return self.shadow.run(self.parts_of(inside), seed, self.start, rounds)[1:]
 
     def published(self, arrays: Arrays, inside: bool) -> float:
-        """100·(loss_shadow - loss_aggregated)/loss_shadow; the aggregated loss is of all who take part.
+        """Compute 100·(loss_shadow - loss_aggregated)/loss_shadow; the aggregated loss is over all participants.
 
         Args:
             arrays: of a global model.
-            inside: whether the target takes part.
+            inside: True if the target takes part.
         """
         tests = [test for number, test in enumerate(self.tests) if inside or self._is_public(number)]
         aggregated = np.concatenate([self.losses(arrays, test) for test in tests if len(test)]).mean()
@@ -100,7 +100,7 @@ class Game:
         return number != self.target or len(self.tests) < len(self.parts)
 
     def confidence(self, arrays: Arrays) -> float:
-        """-loss of a global model on the blurred shadow set.
+        """Compute -loss of a global model on the blurred shadow set.
 
         Args:
             arrays: of the model.
@@ -109,7 +109,7 @@ class Game:
         return -float(self.losses(arrays, held).mean())
 
     def projection(self, arrays: Arrays) -> float:
-        """How far a released model lies from the start along what the target's update changes.
+        """Project the change of a released model since the start on the target's direction.
 
         Args:
             arrays: of the model.
@@ -117,7 +117,7 @@ class Game:
         return float((flat(arrays) - flat(self.start)) @ self.direction)
 
     def losses(self, arrays: Arrays, examples: Examples) -> Scores:
-        """The loss of each example under a model, shape (n,).
+        """Compute the loss of each example under a model, shape (n,).
 
         Args:
             arrays: of the model.
@@ -129,7 +129,7 @@ class Game:
 
 
 def flat(arrays: Arrays) -> Scores:
-    """All numbers of a model, in double precision.
+    """Return all parameters of a model as one vector in double precision.
 
     Args:
         arrays: of the model.

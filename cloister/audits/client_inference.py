@@ -1,13 +1,13 @@
-"""Client inference: does a given client take part? As published, and by a likelihood ratio of our own.
+"""Client inference audit: does a given client take part? Two published attacks and a likelihood ratio.
 
-The attacker runs the federation again and again with the target (IN) and without it (OUT): the target stays on the
-roster and contributes nothing, which is what a claim for a client is about. All other clients' examples are known to
-the attacker, as differential privacy assumes. Three scores are tried on what a run releases:
+The attacker repeats the federation with the target (IN) and without it (OUT). In an OUT run the target stays on the
+roster and contributes nothing, as in a claim for a client. The attacker has all other clients' examples, as
+differential privacy assumes. It computes three scores from a run's releases:
 
 - single shot, after round 1: -100·(loss_shadow - loss_aggregated)/loss_shadow, on a tenth of the target's examples;
 - multi-round: -loss of each round's model, on a tenth of the target's examples with noise on them;
-- likelihood ratio: the release of round 1 along what the target's update changes in it, under Gaussians fitted to other
-  IN and OUT runs. A lower bound on ε follows from it by `Trials`, whatever the distribution.
+- likelihood ratio: the projection of round 1's release on the target's direction, under Gaussians fitted to other IN
+  and OUT runs. The projections give a lower bound on ε by `Trials`, for every distribution.
 
 Source of the first two: Sáinz-Pardo Díaz et al. (2026), Knowledge-Based Systems 343, 115993, §5 and §7.4.
 """
@@ -29,17 +29,17 @@ from cloister.local.shadow import Shadow, without_privacy
 SINGLE, SEVERAL, RATIO = "single shot, as published", "multi-round, as published", "likelihood ratio, round 1"
 CONFIDENCE = 0.95
 REPEATS, PAIRS = 3, 4
-"""Rounds of each kind for each shadow run that is allowed, and shadow runs for each whole run of each kind."""
+"""First rounds of each kind per permitted shadow run, and shadow runs per complete run of each kind."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """What the attacker saw of rounds with the target, or of rounds without.
+    """Scores of runs with the target, or of runs without it.
 
     Attributes:
         published: the single-shot score of each repetition.
-        projections: of each repetition's release on what the target's update changes.
-        confidences: the multi-round score of each round, shape (whole runs, rounds).
+        projections: of each repetition's release on the target's direction.
+        confidences: the multi-round score of each round, shape (complete runs, rounds).
     """
 
     published: Scores
@@ -47,21 +47,21 @@ class Played:
     confidences: Scores
 
     def half(self, number: int) -> "Played":
-        """Every other repetition, and every other whole run.
+        """Return every other repetition, and every other complete run.
 
         Args:
-            number: 0, or 1 for the rest.
+            number: 0, or 1 for the other half.
         """
         return Played(self.published[number::2], self.projections[number::2], self.confidences[number::2])
 
 
 def play(game: Game, inside: bool, effort: Effort) -> Played:
-    """Run the federation again and again.
+    """Repeat the federation and score its releases.
 
     Args:
         game: about the target.
-        inside: whether it takes part.
-        effort: how often.
+        inside: True if the target takes part.
+        effort: number of repetitions.
     """
     seeds = np.random.SeedSequence([effort.seed, inside]).generate_state(REPEATS * effort.shadows) >> 1
     first = [_released(game, inside, int(seed), effort, 1)[0] for seed in seeds]
@@ -74,51 +74,51 @@ def play(game: Game, inside: bool, effort: Effort) -> Played:
 
 
 def _released(game: Game, inside: bool, seed: int, effort: Effort, rounds: int) -> list[Arrays]:
-    """As `Game.released`, and its rounds count as done."""
+    """Run a federation as `Game.released`, and count its rounds as done."""
     models = game.released(inside, seed, rounds)
     effort.progress.step(len(models))
     return models
 
 
 def _rounds(run: FinishedRun, effort: Effort) -> int:
-    """How many rounds the audit runs: with the target and without, and for the controls that have to succeed too."""
+    """Return the number of rounds of the audit: with and without the target, and for controls."""
     each = REPEATS * effort.shadows + max(2, effort.shadows // PAIRS) * run.config.num_rounds
     return (4 if run.config.is_private else 2) * each
 
 
 def evidence(present: Played, absent: Played, seed: int) -> Iterator[Evidence]:
-    """The three attacks on what was seen.
+    """Yield the evidence of the three attacks.
 
     Args:
         present: with the target.
         absent: without it.
         seed: of the bootstrap.
     """
-    # The published score is small where the model knows the target: its loss is below that of the others.
+    # The published score is small if the model has learnt the target: its loss is below the aggregated loss.
     yield Evidence(SINGLE, "client", -present.published, -absent.published, seed)
     yield Evidence(SEVERAL, "client", present.confidences, absent.confidences, seed)
     yield Evidence(RATIO, "client", *cross_fitted(present.projections, absent.projections), seed)
 
 
 class ClientInference:
-    """The audit: three attacks on one client, each with its controls."""
+    """The client inference audit: three attacks on one client, each with its controls."""
 
     name = "client-inference"
 
     def misfit(self, run: FinishedRun) -> str:
-        """Why there is nothing to attack.
+        """Return the reason why the run cannot be attacked; empty if it can.
 
         Args:
-            run: that is audited.
+            run: audited run.
         """
         return run.without_examples or ("a run of one client has nobody to tell apart" if run.clients < 2 else "")
 
     def conduct(self, run: FinishedRun, effort: Effort) -> Finding:
-        """Attack the client whose data are most unlike the others'.
+        """Attack the client whose data differ most from the others'.
 
         Args:
-            run: that is audited.
-            effort: how often the federation is run again.
+            run: audited run.
+            effort: number of repetitions of the federation.
         """
         game = Game.of(run, effort.seed)
         effort.progress.expect(_rounds(run, effort), OF_SHADOWS, run.seconds_a_round)
@@ -134,7 +134,7 @@ class ClientInference:
 
 
 def _that_succeed(run: FinishedRun, game: Game, effort: Effort, attacks: list[Evidence]) -> list[Control]:
-    """The same attacks on the same clients without any mechanism; which is the run itself where it has none."""
+    """Return controls without any mechanism; for a run without privacy, of the run itself."""
     if run.config.is_private:
         open_game = replace(game, shadow=Shadow(without_privacy(run.config)))
         attacks = list(evidence(play(open_game, True, effort), play(open_game, False, effort), effort.seed))
@@ -142,7 +142,7 @@ def _that_succeed(run: FinishedRun, game: Game, effort: Effort, attacks: list[Ev
 
 
 def _that_fail(absent: Played, effort: Effort) -> list[Control]:
-    """The same attacks where neither kind has the target: with and without were exchanged at random."""
+    """Return controls on two halves of the runs without the target."""
     halves = absent.half(0), absent.half(1)
     return [each.has_to_fail("the target in neither") for each in evidence(*halves, effort.seed)]
 

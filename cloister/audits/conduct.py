@@ -1,4 +1,4 @@
-"""Auditing a run: every audit that fits it, one after the other."""
+"""Audit of a run: every audit that fits it, in sequence."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,23 +12,23 @@ from cloister.audits.table import AUDITS, Audit, Effort
 
 
 def audit(path: Path, effort: Effort, only: Sequence[str] = ()) -> Audited:
-    """Attack a run by every audit that fits it, and write `audit.json` into its directory after each of them.
+    """Run every fitting audit of a run, and write `audit.json` into its directory after each of them.
 
-    What audits that are not made now found out before stays in it.
+    Earlier findings of audits that do not run this time are kept.
 
     Args:
         path: of the run directory.
-        effort: how much may be done.
+        effort: limits of the audits.
         only: names of audits; empty: all of them.
 
     Raises:
-        ConfigError: the path is no run directory, its run has not ended, or its `audit.json` is none.
+        ConfigError: the path is no run directory, its run has not ended, or its `audit.json` is malformed.
         PluginError: an audit is unknown.
         DataError: the data of the run's task is not on this machine.
     """
     run = FinishedRun.read(path)
     if not run.config.privacy.server.hypotheses and run.has_model:
-        run.model()  # a broken one is told now, and not after the first of several attacks
+        run.model()  # raises for a broken model before the first attack
     found = {finding.name: finding for finding in earlier(run.path, run.privacy)}
     chosen = only or AUDITS.names()
     others = [name for name in AUDITS.names() if name not in (*chosen, *found)]

@@ -1,9 +1,8 @@
-"""Whether a mechanism is what it says: checks for built-in mechanisms and for those of other packages.
+"""Conformance checks of mechanisms, built-in ones and those of other packages.
 
-What can be checked is checked: that the mechanism is a value whose price does not change, that every accountant knows
-what its events cost, that something is released whoever replies, that noise is on every parameter, and that an attacker
-who runs a round many times with and without one client cannot tell more than is claimed. Passing proves nothing.
-Failing proves that a claim is false.
+The checks: the mechanism is a value whose cost per round is constant. Every accountant can price its events. It
+releases a model for every set of replies. Every parameter has noise. An attacker that repeats a round with and without
+one client learns no more than claimed. Passing proves nothing. Failing proves that a claim is false.
 """
 
 import json
@@ -33,27 +32,26 @@ LAYOUT = Layout.of(SENT)
 DRAWN = Sampling("poisson", probability=0.1)
 DELTA = 1e-5
 AUDIT_DELTA = 0.1
-"""At a large δ the ε of a claim is small enough for a few runs to contradict it."""
+"""δ of the attacks. At a large δ the claimed ε is small enough for a few runs to contradict it."""
 FALSE_ALARM = 1e-5
-"""Chance that a right mechanism fails one attack."""
+"""Largest probability that a correct mechanism fails one attack."""
 LONG = 1e3
-"""Length of the updates that an attacker sends, in units of the bound."""
+"""Norm of the attacker's updates in units of the clipping norm."""
 HEAVY = 1e9
-"""The example count that the canary reports; everybody else reports 1."""
+"""Example count that the canary reports; all other clients report 1."""
 ASKED = 4
 
 
 def check_mechanism(mechanism: Mechanism, *, capabilities: Capabilities = MEAN, runs: int = 2000) -> None:
-    """Try to find a mechanism in the wrong.
+    """Check a mechanism, and raise if a check refutes it.
 
     Args:
-        mechanism: with the noise that it would run with; what it claims must be sound (no caveats).
+        mechanism: with its noise as in a run; its claim must be sound (no caveats).
         capabilities: of a strategy that it suits.
-        runs: rounds with, and rounds without the client that an attack is about. n of them show an ε of up to about
-            ln(n/50).
+        runs: rounds with the attacked client, and rounds without it. n of each can show an ε of up to about ln(n/50).
 
     Raises:
-        PrivacyError: naming what is wrong. A right mechanism fails with a chance of at most 1 in 4,000.
+        PrivacyError: names the failed check. A correct mechanism fails with probability at most 1 in 4,000.
     """
     mechanism = mechanism.suited_to(capabilities, "the strategy")
     for examine in (_is_a_value, _is_priced, _is_described, _always_releases, _noises_everything, _keeps_its_price):
@@ -68,14 +66,14 @@ def _require(holds: bool, mechanism: Mechanism, what: str) -> None:
 
 
 def _is_a_value(mechanism: Mechanism) -> None:
-    made = vars(type(mechanism)).get("__dataclass_params__")  # its own: a parent's says nothing of what it adds
+    made = vars(type(mechanism)).get("__dataclass_params__")  # of its own class: a subclass may add mutable state
     _require(made is not None and made.frozen, mechanism, "its class must be a frozen dataclass")
     _require(not mechanism.caveats(), mechanism, f"it claims nothing: {'; '.join(mechanism.caveats())}")
     _require(not mechanism.skips_empty_rounds, mechanism, "it claims something, and skips rounds without replies")
 
 
 def _is_priced(mechanism: Mechanism) -> None:
-    """An event that an accountant, a filter, the ledger or the wire does not know raises by itself."""
+    """Check the cost of its events; unknown events raise in the accountant, filter, ledger or wire."""
     events = mechanism.events(LAYOUT, UNSAMPLED)
     _require(len(events) > 0, mechanism, "a round without events would cost nothing")
     epsilon = Account(events).epsilon(DELTA)
@@ -117,9 +115,10 @@ def _keeps_its_price(mechanism: Mechanism) -> None:
 
 
 def _attacks(mechanism: Mechanism) -> Iterator[tuple[NDArray, list[Model]]]:
-    """Directions of the canary, the first client, and the cohorts that it is in.
+    """Yield directions of the canary, the first client, with the cohorts that include it.
 
-    Alone in every parameter and in all of them together; then against its opposite, and where it decides a rank.
+    The canary is alone, along each parameter and along all together. Then it is beside its opposite, and at a position
+    where it decides a rank.
     """
     long = LONG * (mechanism.clipping_norm or 1.0)
     axes = [*np.eye(LAYOUT.size), np.full(LAYOUT.size, LAYOUT.size**-0.5)]
@@ -135,7 +134,7 @@ def _model(flat: NDArray) -> Model:
 
 
 def _tells_no_more_than_claimed(mechanism: Mechanism, axis: NDArray, models: list[Model], runs: int) -> None:
-    """By the released model along the canary, and by everything else that a round tells or hands on."""
+    """Check the released model along the canary, and all other outputs of a round, against the claim."""
     claimed = Account(mechanism.events(LAYOUT, UNSAMPLED)).epsilon(AUDIT_DELTA, "pld")
 
     def seen(cohort: list[Model], heavy: bool) -> NDArray:
@@ -162,7 +161,7 @@ def _evidence(mechanism: Mechanism, released: Released, axis: NDArray) -> tuple[
 
 
 def _released(mechanism: Mechanism, models: Sequence[Model], heavy: bool = False) -> Released:
-    """A round with these replies, with noise from the operating system's entropy."""
+    """Run a round with these replies, with noise from the operating system's entropy."""
     rows: tuple[Row, ...] = tuple(LAYOUT.rows(model) for model in models)
     cohort = Cohort.of(LAYOUT, LAYOUT.rows(SENT), rows)
     examples = tuple(HEAVY if heavy and not number else 1.0 for number in range(len(rows)))
@@ -171,7 +170,7 @@ def _released(mechanism: Mechanism, models: Sequence[Model], heavy: bool = False
 
 
 def _as_in_a_run(mechanism: Mechanism, given: Contributions) -> Contributions:
-    """What a run hands on: the replies' sum, where the mechanism takes replies as they come."""
+    """Return the contributions of a run: the replies' sum, if the mechanism sums replies as they come."""
     intake = mechanism.intake(LAYOUT, given.cohort.sent, ASKED)
     if intake is None:
         return given

@@ -1,9 +1,9 @@
-"""DP-SGD measured by canaries: made-up examples whose coins decide whether they are among the data.
+"""Canary audit of DP-SGD: synthetic examples whose coins determine their presence in the data.
 
     coins ──▶ batches of the canaries present ──▶ [clip, sum, noise] ──▶ descent ──▶ a score for every canary
 
-The gradient of a canary is what its maker wants: longer than the clip, in a random direction of its own. A network of
-one linear layer with its output for a loss has its input for a gradient. So canaries pass every step that examples do.
+The gradient of a canary is longer than the clipping norm, in a random direction of its own. If a network is one linear
+layer and its loss is its output, its gradient is its input. So canaries pass every step that examples pass.
 """
 
 import math
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from cloister.privacy.dpsgd.step import DpSgd
 
 Step = Callable[[NDArray[np.float32]], NDArray]
-"""From the gradients of a batch, shape (k, p), to the noised sum of them that a step releases, shape (p,)."""
+"""Function from a batch's gradients, shape (k, p), to their released noised sum, shape (p,)."""
 
 
 def steps_with_canaries(
     step: Step, canaries: Canaries, steps: LocalSteps, *, size: int, clipping_norm: float, seed: int | None = None
 ) -> Canaries:
-    """Train on canaries alone, those whose coin says so, and score all of them by every step.
+    """Train on the present canaries alone, and score all canaries by every step.
 
     Args:
-        step: what is audited.
+        step: audited step.
         canaries: m of them.
-        steps: how batches are drawn; `examples` is m, whoever is present.
-        size: p, numbers in a gradient: many more than canaries, or they stand in each other's way.
+        steps: draws the batches; `examples` is m for all coins.
+        size: p, numbers in a gradient: many more than canaries, or they interfere with each other.
         clipping_norm: S.
         seed: of the batches, for tests; None: the operating system's entropy.
 
     Returns:
-        The canaries with their scores, for `one_run.OneRun`. What the steps claim is `steps.event(σ)`.
+        The canaries with their scores, for `one_run.OneRun`. The claim of the steps is `steps.event(σ)`.
     """
     present = np.flatnonzero(canaries.coins)
     for number, batch in enumerate(steps.batches(seed, present=len(present)), start=1):
@@ -52,32 +52,32 @@ def steps_with_canaries(
 
 
 def linear_network(size: int) -> Network:
-    """A network whose output is the inner product of its input and its only weights.
+    """Build a network whose output is the inner product of its input and its only weights.
 
     Args:
         size: p.
     """
-    import keras  # takes seconds, and whoever audits nothing but coins and scores needs none of it
+    import keras  # takes seconds, and an audit of coins and scores does not need it
 
     return keras.Sequential([keras.Input((size,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
 
 
 def linear_loss(labels: Tensor, outputs: Tensor) -> Tensor:
-    """The output as the loss: the gradient of an example is the example.
+    """Return the output as the loss: the gradient of an example is the example.
 
     Args:
-        labels: not looked at.
+        labels: ignored.
         outputs: of a `linear_network`, shape (batch, 1).
     """
     return outputs[:, 0]
 
 
 def on_linear_network(dp_sgd: "DpSgd") -> Step:
-    """Steps of DP-SGD, released as what they do to the weights.
+    """Return steps of DP-SGD whose release is their change of the weights.
 
     Args:
-        dp_sgd: on a `linear_network`, with `linear_loss`, plain SGD and a learning rate of 1. Another optimizer makes
-            something else of what was released, which can only blur it.
+        dp_sgd: on a `linear_network`, with `linear_loss`, plain SGD and a learning rate of 1. Another optimizer
+            transforms the release, which can only weaken the evidence.
     """
     (weights,) = dp_sgd.model.trainable_variables
 

@@ -1,14 +1,15 @@
-"""An empirical lower bound on ε of a whole round: what somebody who sees the released model can really tell.
+"""Empirical lower bound on ε of a round, from an observer of the released model.
 
-One round is run many times with a client, the canary, and many times without it. Each release becomes a score. A
-threshold that is chosen on half of the runs is tried on the other half: how often it is passed with the canary and
-without it bounds ε from below, with Clopper-Pearson intervals, whatever the distribution of the scores.
+One round is run many times with a client, the canary, and many times without it. Each release gives a score. A
+threshold is chosen on half of the runs and tested on the other half. The rates at which it is reached with and without
+the canary bound ε from below, with Clopper-Pearson intervals, for every distribution of the scores.
 
 A claim below the bound is false, with the confidence stated. A bound below the claim proves nothing: another score,
-canary or cohort might show more. And n runs of each kind show no ε above about ln(n / (2·ln(2/(1 - confidence)))).
+canary or cohort might show more. From n runs of each kind, the bound is at most about
+ln(n / (2·ln(2/(1 - confidence)))).
 
 Sources: Jagielski, Ullman, Oprea (2020), arXiv:2006.07709, Algorithm 1; Nasr et al. (2021), arXiv:2101.04535, for the
-adversary who chooses the cohort and reads the released model; Clopper, Pearson (1934), Biometrika 26(4).
+adversary that chooses the cohort and reads the released model; Clopper, Pearson (1934), Biometrika 26(4).
 """
 
 from collections.abc import Callable
@@ -25,14 +26,14 @@ from cloister.core.errors import ConfigError
 
 Rates = NDArray[np.float64]
 Strength = Callable[[Rates, Rates], Rates]
-"""What a rate of hits of at least so much, with false alarms of at most so much, shows."""
+"""Bound from a lower bound on the rate of hits and an upper bound on the rate of false alarms."""
 Score = Callable[[Strategy, Rates], float]
 """Evidence that the canary took part, from a strategy after its round and the update that it released."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """Scores of the same round with the canary and without it, each run on its own.
+    """Scores of the same round with the canary and without it, each run independently.
 
     Attributes:
         present: with the canary; it should score higher.
@@ -43,7 +44,7 @@ class Trials:
     absent: Rates
 
     def epsilon(self, delta: float, confidence: float = 0.99) -> float:
-        """A lower bound on the ε(δ) of the round.
+        """Return a lower bound on the ε(δ) of the round.
 
         Guarantee: if the round is (ε, δ)-DP for adding or removing the canary, this is above ε with probability at
             most 1 - `confidence`.
@@ -63,10 +64,10 @@ class Trials:
         return self._shown(strength, confidence)
 
     def shift(self, confidence: float = 0.99) -> float:
-        """A lower bound on μ of the round: as hard to tell as N(μ, 1) from N(0, 1), at the least.
+        """Return a lower bound on μ: the round is at least as distinguishable as N(μ, 1) and N(0, 1).
 
         Guarantee: if the round is a Gaussian mechanism of noise multiplier z, this is above 1/z with probability at
-            most 1 - `confidence`. It is much closer to 1/z than `epsilon` comes to ε, and says nothing of a round that
+            most 1 - `confidence`. It is much closer to 1/z than `epsilon` is to ε. It has no meaning for a round that
             is not Gaussian, such as one over a Poisson cohort.
 
         Source: Dong, Roth, Su (2022), arXiv:1905.02383, §2.3; as an audit Nasr et al. (2023), arXiv:2302.07956, §4.
@@ -74,10 +75,10 @@ class Trials:
         return self._shown(lambda hits, alarms: stats.norm.ppf(hits) - stats.norm.ppf(alarms), confidence)
 
     def _shown(self, strength: Strength, confidence: float) -> float:
-        """The strength of the threshold and direction that looked best on the first half, on the second half."""
+        """Return the strength on the second half, for the threshold and direction that are best on the first."""
         if not 0 < confidence < 1:
             raise ConfigError(f"confidence must be above 0 and below 1, got {confidence}")
-        error = (1 - confidence) / 2  # one half of it for the hits, one for the false alarms
+        error = (1 - confidence) / 2  # half of the error each for hits and for false alarms
         options = []
         for high, low in ((self.present, self.absent), (-self.absent, -self.present)):
             thresholds = np.unique(np.concatenate([high[::2], low[::2]]))
@@ -88,7 +89,7 @@ class Trials:
 
 
 def _at(thresholds: Rates, high: Rates, low: Rates, strength: Strength, error: float) -> Rates:
-    """What each threshold shows: hits are scores of `high` that reach it, false alarms those of `low`."""
+    """Compute the strength of each threshold: hits are scores of `high` that reach it, false alarms those of `low`."""
     with np.errstate(divide="ignore"):
         return strength(
             minimum_rate(_reaching(high, thresholds), len(high), error),
@@ -97,12 +98,12 @@ def _at(thresholds: Rates, high: Rates, low: Rates, strength: Strength, error: f
 
 
 def _reaching(scores: Rates, thresholds: Rates) -> NDArray[np.intp]:
-    """How many scores are at least as large as each threshold."""
+    """Count the scores that are at least as large as each threshold."""
     return len(scores) - np.searchsorted(np.sort(scores), thresholds)
 
 
 def minimum_rate(count: NDArray[np.intp], runs: int, error: float) -> Rates:
-    """What a rate is not below, seen `count` times in so many runs; wrong with probability `error` at most.
+    """Return a lower confidence bound on a rate, seen `count` times in `runs`; wrong with probability ≤ `error`.
 
     Source: Clopper, Pearson (1934).
     """
@@ -110,7 +111,7 @@ def minimum_rate(count: NDArray[np.intp], runs: int, error: float) -> Rates:
 
 
 def maximum_rate(count: NDArray[np.intp], runs: int, error: float) -> Rates:
-    """What a rate is not above; as `minimum_rate`."""
+    """Return an upper confidence bound on a rate, with the same error as `minimum_rate`."""
     return 1 - minimum_rate(runs - count, runs, error)
 
 
@@ -130,16 +131,16 @@ def try_to_tell(
     coordinate survives any optimizer that treats coordinates apart.
 
     Args:
-        make: a new strategy as it would run, noise and all. Its noise must not be seeded anew each time.
+        make: returns a new strategy as in a run, with its noise. The noise must not restart from one seed each time.
         sent: the global model of the round.
-        models: what each client sends back.
+        models: reply of each client.
         examples: the example count each client reports.
-        canary: index of the client that replies, or does not.
+        canary: index of the client that replies or is absent.
         runs: of each kind.
         score: by default the released update along the canary's own.
 
     Raises:
-        ConfigError: there are too few runs to choose a threshold and to try it, or the canary does not move the model.
+        ConfigError: there are too few runs to choose and test a threshold, or the canary does not move the model.
     """
     check.positive(runs=runs // 2)
     rehearsal = Rehearsal(sent, models, examples)
@@ -154,10 +155,10 @@ def try_to_tell(
 
 
 def along(direction: Rates) -> Score:
-    """The score of an update by its component along a direction.
+    """Return the score of an update by its component along a direction.
 
     Raises:
-        ConfigError: it is none: a canary that does not move the model shows nothing.
+        ConfigError: the direction is zero: a canary that does not move the model shows nothing.
     """
     check.positive(norm_of_the_canary=float(np.linalg.norm(direction)))
     unit = direction / np.linalg.norm(direction)

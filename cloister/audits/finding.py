@@ -1,12 +1,12 @@
-"""What an audit found, as values: the same for every attack, so that one place prints and one place writes them."""
+"""Findings of audits as values, in one form for every attack."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 Quantity = Literal["auc", "epsilon", "tpr", "similarity", "score"]
-"""Area under the ROC curve; a lower bound on ε; a rate of hits at a given rate of false alarms; SSIM of two images; or
-a number in units of its own."""
+"""Area under the ROC curve, lower bound on ε, rate of hits at a given rate of false alarms, SSIM of two images, or a
+number in units of its own."""
 Unit = Literal["", "example", "client"]
 CHANCE = 0.5
 """The AUC of an attacker who guesses."""
@@ -15,18 +15,18 @@ NOTHING = "This audit shows nothing: none of its attacks did on its controls wha
 
 @dataclass(frozen=True)
 class Measured:
-    """One number that an attack came to. None: it does not apply.
+    """One figure of an attack. A field of None does not apply.
 
     Attributes:
-        attack: which attack, in a few words.
-        quantity: what the number is.
-        value: the number.
-        unit: about whom the attacker learns something.
+        attack: name of the attack, in a few words.
+        quantity: kind of the figure.
+        value: the figure.
+        unit: unit about which the attacker learns.
         low, high: 95 % interval.
-        delta: at which ε is bounded.
+        delta: δ at which ε is bounded.
         confidence: of a lower bound.
         alarms: rate of false alarms at which a rate of hits was measured.
-        assumption: what a bound rests on; empty: nothing about the distribution of the scores.
+        assumption: assumption of a bound; empty: no assumption on the distribution of the scores.
     """
 
     attack: str
@@ -42,26 +42,26 @@ class Measured:
 
     @property
     def beats_chance(self) -> bool:
-        """Whether an AUC lies above that of a guess by more than its interval is wide; another number: is above 0."""
+        """Return True if an AUC's interval lies above that of a guess; for other quantities, if the figure is above 0."""
         if self.quantity != "auc":
             return self.value > 0
         return (self.value if self.low is None else self.low) > CHANCE
 
     def facts(self) -> dict[str, object]:
-        """The fields that apply, for `audit.json`."""
+        """Return the fields that apply, for `audit.json`."""
         found = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value for name, value in found.items() if value is not None and value != ""}
 
 
 @dataclass(frozen=True)
 class Control:
-    """The same attack where the answer is known: a weak attack, or one that sees what is not there, shows here.
+    """The same attack on a case with a known answer. It reveals an attack that is too weak or that has false results.
 
     Attributes:
-        name: what is attacked, in a few words.
-        expected: whether the attack has to succeed or to fail there.
-        measured: what it came to; the attack's name in it says whose control this is.
-        met: whether it did as expected.
+        name: attacked case, in a few words.
+        expected: required outcome of the attack.
+        measured: its figure, with the name of the controlled attack.
+        met: True if the outcome is as expected.
     """
 
     name: str
@@ -70,22 +70,22 @@ class Control:
     met: bool
 
     def facts(self) -> dict[str, object]:
-        """For `audit.json`."""
+        """Return the fields for `audit.json`."""
         return {"name": self.name, "expected": self.expected, "met": self.met, "measured": self.measured.facts()}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one audit found out about one run.
+    """Result of one audit of one run.
 
     Attributes:
         name: of the audit.
-        meaning: a sentence or two for a person: what the attacker can do, and what that does not prove.
+        meaning: one or two sentences for people: the attacker's success, and the limits of this evidence.
         measured: the figures.
-        controls: one that has to succeed and one that has to fail, at the least.
+        controls: at least one that must succeed and one that must fail.
         pictures: names of files in the run directory.
-        details: whatever else belongs into `audit.json`, such as points of a ROC curve: plain JSON values.
-        seconds: that the audit took; None: nobody looked at the clock.
+        details: further content of `audit.json`, such as points of a ROC curve: plain JSON values.
+        seconds: duration of the audit; None: not measured.
     """
 
     name: str
@@ -98,17 +98,17 @@ class Finding:
 
     @property
     def shows_nothing(self) -> bool:
-        """Whether no attack of it did on its controls what it has to."""
+        """Return True if every attack failed one of its controls."""
         controlled = {control.measured.attack for control in self.controls}
         return bool(controlled) and controlled == {item.measured.attack for item in self.controls if not item.met}
 
     @property
     def in_sum(self) -> str:
-        """What is said of it first: its meaning, or that it has none."""
+        """Summary of the finding: its meaning, or that it shows nothing."""
         return NOTHING if self.shows_nothing else self.meaning
 
     def bears_out(self, item: Measured) -> bool:
-        """Whether all controls of this figure's attack did as expected; if not, the figure shows nothing.
+        """Return True if this figure's attack met all its controls; otherwise the figure shows nothing.
 
         Args:
             item: one of the figures.
@@ -116,7 +116,7 @@ class Finding:
         return all(control.met for control in self.controls if control.measured.attack == item.attack)
 
     def borne_out(self, quantity: Quantity) -> list[Measured]:
-        """The figures of a kind that the controls bear out.
+        """Return the figures of a kind whose attacks met all their controls.
 
         Args:
             quantity: the kind.
@@ -124,7 +124,7 @@ class Finding:
         return [item for item in self.measured if item.quantity == quantity and self.bears_out(item)]
 
     def facts(self) -> dict[str, object]:
-        """For `audit.json`."""
+        """Return the content for `audit.json`."""
         return {
             "name": self.name,
             "meaning": self.in_sum,
@@ -137,10 +137,10 @@ class Finding:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Finding":
-        """The finding that `facts` wrote down.
+        """Return the finding from the output of `facts`.
 
         Raises:
-            KeyError, TypeError, AttributeError: it is none.
+            KeyError, TypeError, AttributeError: the content is not that of a finding.
         """
         known = {item.name for item in fields(Measured)}
 
@@ -160,11 +160,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Skipped:
-    """An audit that was not made: it does not fit the run, or nobody asked for it.
+    """An audit that did not run: it does not fit the run, or was not requested.
 
     Attributes:
         name: of the audit.
-        why: in a few words.
+        why: reason, in a few words.
     """
 
     name: str
@@ -172,7 +172,7 @@ class Skipped:
 
 
 def strongest(findings: tuple[Finding, ...], quantity: Quantity) -> Measured | None:
-    """The largest figure of a kind over several audits, of those that controls bear out; None without one.
+    """Return the largest figure of a kind over several audits whose controls were met; None without one.
 
     Args:
         findings: of the audits.

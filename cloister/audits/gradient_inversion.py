@@ -1,8 +1,8 @@
-"""Gradient inversion: can an image be read from what a client sends, or from what the server releases?
+"""Gradient inversion audit: recovery of an image from a client's message or a server's release.
 
-The attack is made under the best conditions that an attacker can have: one image, one step, and a small network of
-sigmoid units in place of the run's own model. What is protected here is protected there; what is recovered here need
-not be where a client takes many steps on many images.
+The attack has the best conditions for an attacker: one image, one step, and a small network of sigmoid units in place
+of the run's own model. An image protected here is protected in the run. An image recovered here may be protected in a
+run with many steps on many images.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 LEAKAGE, INVERTING = "deep leakage from gradients", "inverting gradients"
 ORIGINAL, UNPROTECTED, DROWNED = "image", "without privacy", "under Laplace noise, ν = 30"
 DROWNING = 30.0
-"""ν at which noise is so much longer than the gradient that nothing can be left."""
+"""ν at which the noise is so much longer than the gradient that no image can be recovered."""
 RECOVERED, LOST = 0.9, 0.5
-"""SSIM from which an image counts as recovered, and below which it counts as lost."""
+"""SSIM from which an image counts as recovered, and SSIM below which it counts as lost."""
 PICTURE = "audit-inversion.png"
 IMAGES = 2
 
 Results = dict[str, dict[str, list[tuple[float, NDArray]]]]
-"""By attack and channel: SSIM and image, for each image that was attacked."""
+"""By attack and channel: SSIM and recovered image, for each attacked image."""
 
 
 class GradientInversion:
-    """The audit: two attacks on what a client sends and on what the server releases, with their controls."""
+    """The gradient inversion audit: two attacks on a client's message and on the server's release, with controls."""
 
     name = "gradient-inversion"
 
     def misfit(self, run: FinishedRun) -> str:
-        """Why there is nothing to attack.
+        """Return the reason why the run cannot be attacked; empty if it can.
 
         Args:
-            run: that is audited.
+            run: audited run.
         """
         if run.task.image_shape is None:
             return f"examples of task {run.config.task.name!r} are no images"
@@ -56,10 +56,10 @@ class GradientInversion:
         """Attack the first images of the benchmark, of different classes.
 
         Args:
-            run: that is audited.
+            run: audited run.
             effort: seeds the network and the searches.
         """
-        import_keras()  # quietly, before what needs it at its top
+        import_keras()  # silences its messages before the next import loads it
         from cloister.audits.keras_inversion import Victim
 
         shape = run.task.image_shape or (0, 0)
@@ -78,10 +78,10 @@ class GradientInversion:
 
 
 def attacked(victim: "Victim", steps: Sequence[Step], channels: Mapping[str, Channel], effort: Effort) -> Results:
-    """Every image through every channel, attacked by both attacks.
+    """Run both attacks on every image through every channel.
 
     Args:
-        victim: whose gradients are seen.
+        victim: attacked network.
         steps: one for each image.
         channels: by name.
         effort: seeds the searches.
@@ -101,7 +101,7 @@ def attacked(victim: "Victim", steps: Sequence[Step], channels: Mapping[str, Cha
 
 
 def _images(run: FinishedRun, shape: tuple[int, int]) -> Iterator[tuple[NDArray, int]]:
-    """The first images of the benchmark, each of another class."""
+    """Yield the first images of the benchmark, each of another class."""
     train = run.task.load().train
     first = np.sort(np.unique(train.y, return_index=True)[1])[:IMAGES]
     if train.x[0].size != shape[0] * shape[1]:
@@ -111,7 +111,7 @@ def _images(run: FinishedRun, shape: tuple[int, int]) -> Iterator[tuple[NDArray,
 
 
 def _measured(attack: str, channel: str, results: Results) -> Measured:
-    """The mean similarity over the images."""
+    """Return the mean similarity over the images."""
     found = [likeness for likeness, _ in results[attack][channel]]
     return Measured(attack, "similarity", float(np.mean(found)), assumption=f"on {channel}")
 
@@ -124,10 +124,10 @@ def _controls(results: Results) -> Iterator[Control]:
 
 
 def rows_of(steps: Sequence[Step], results: Results) -> dict[str, list[tuple[str, NDArray]]]:
-    """The pictures: a row for each attack on each image, with the image first and then what came of every channel.
+    """Return a row of pictures for each attack on each image: the original, then the result of every channel.
 
     Args:
-        steps: whose images were attacked.
+        steps: with the attacked images.
         results: of `attacked`.
     """
     rows = {}

@@ -1,1 +1,1 @@
-"""The leaf that every other part may import: errors, checks, plugins, named arrays, cohorts, threads."""
+"""Base package without internal dependencies: errors, checks, plugins, named arrays, cohorts, threads."""

@@ -1,4 +1,4 @@
-"""An address that somebody configured, to be listened on."""
+"""Parsing of a configured address for a listening socket."""
 
 import re
 
@@ -11,11 +11,11 @@ def host_and_port(listen: str, minimum: int = 0) -> tuple[str, int]:
     """Split the value of `--listen` into its address and its port.
 
     Args:
-        listen: as 127.0.0.1:9464, or [::1]:9464.
-        minimum: smallest port that is taken; port 0 stands for any that is free.
+        listen: such as 127.0.0.1:9464 or [::1]:9464.
+        minimum: smallest port accepted; port 0 stands for any free port.
 
     Raises:
-        ConfigError: it is no address and port.
+        ConfigError: it is not an address and a port.
     """
     host, _, port = listen.rpartition(":")
     if not host or not PORT.fullmatch(port) or not minimum <= int(port) < 2**16:

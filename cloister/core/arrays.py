@@ -1,8 +1,8 @@
-"""Named arrays and the messages they travel in, without copies.
+"""Named arrays of models, and their conversion to and from Flower's messages without copies.
 
-Flower serialises every array on the way into a message and parses it on the way out. Inside one process both are
-waste, and a server that only reads needs no second copy of what arrived: `Array` holds an ndarray and serialises it
-when somebody asks for bytes; `view` looks into the bytes that came over the network.
+Flower serializes every array on the way into a message and parses it on the way out. Within one process neither is
+needed, and a server that only reads needs no second copy of a reply. `Array` holds an ndarray and serializes it on the
+first access to its bytes. `view` reads the bytes that arrived over the network in place.
 """
 
 import io
@@ -21,11 +21,11 @@ from cloister.core.errors import FederationError
 
 NUMPY = "numpy.ndarray"
 ALIGNMENT = 64
-"""Bytes: what memory begins at a multiple of that libraries read without a copy, and always in the same way."""
+"""Bytes. Libraries read memory aligned to this without a copy, and always in the same order."""
 
 
 class Array(FlowerArray):
-    """A Flower array over an ndarray: the same bytes and object id once serialised, no copy before that.
+    """A Flower array over an ndarray: equal bytes and object id once serialized, and no copy before.
 
     The class keeps Flower's name because Flower writes the name of the class on the wire.
     """
@@ -37,7 +37,7 @@ class Array(FlowerArray):
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
-        """The array in NumPy's `.npy` format, made on first use."""
+        """Return the array in NumPy's `.npy` format, made on first use."""
         if "_data" not in self.__dict__:
             buffer = io.BytesIO()
             np.save(buffer, self.__dict__["_held"], allow_pickle=False)
@@ -45,27 +45,27 @@ class Array(FlowerArray):
         return self.__dict__["_data"]
 
     def numpy(self) -> NDArray:
-        """The array itself, read-only."""
+        """Return the array itself, read-only."""
         return self.__dict__["_held"]
 
 
 def view(array: FlowerArray) -> NDArray:
-    """A read-only ndarray over what `array` holds; copies only what is not plain `.npy` in C order.
+    """Return a read-only ndarray over the data of `array`; copy only data other than plain `.npy` in C order.
 
     Raises:
-        ValueError: the bytes are not a pickle-free `.npy` file of the dtype and shape they are labelled with.
+        ValueError: the bytes are not a pickle-free `.npy` file of the labelled dtype and shape.
     """
     if isinstance(array, Array):
         return array.numpy()
     data, (header, dtype, size) = array.data, _npy_layout(array.dtype, tuple(array.shape))
     if len(data) == len(header) + size and data.startswith(header):
         return np.ndarray(array.shape, dtype, data, len(header))
-    # NumPy would read a list of millions of files in an archive.
+    # An archive could make NumPy read a list of millions of files.
     if not data.startswith(np.lib.format.MAGIC_PREFIX):
         raise ValueError("the array's bytes are no .npy file")
     try:
         parsed = np.load(io.BytesIO(data), allow_pickle=False)
-    except Exception as error:  # a hostile header can make the parser raise anything, and must not end the round
+    except Exception as error:  # a hostile header can raise any exception, which must not end the round
         raise ValueError("the array's bytes are no .npy file") from error
     if not isinstance(parsed, np.ndarray) or parsed.shape != tuple(array.shape) or str(parsed.dtype) != array.dtype:
         raise ValueError("the array's bytes are not of the dtype and shape they are labelled with")
@@ -73,22 +73,22 @@ def view(array: FlowerArray) -> NDArray:
 
 
 MAX_DTYPE, MAX_DIMENSIONS = 16, 64
-"""Characters of the name of a dtype, and dimensions of an array; NumPy's own limit is 64."""
+"""Most characters of a dtype's name, and most dimensions of an array; NumPy's own limit is 64."""
 
 
 @lru_cache(maxsize=4096)
 def _npy_layout(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, np.dtype, int]:
-    """What `np.save` writes before the numbers of a C-ordered array, their dtype, and their size in bytes.
+    """Return the `.npy` header of a C-ordered array, its dtype, and the size of its numbers in bytes.
 
     Raises:
-        ValueError: the dtype or the shape is none that an array of numbers can have.
+        ValueError: the dtype or the shape is not that of an array of numbers.
     """
     # NumPy takes minutes and gigabytes for a dtype of millions of fields.
     if len(dtype) > MAX_DTYPE or len(shape) > MAX_DIMENSIONS:
         raise ValueError("the array's dtype or shape is not that of an array of numbers")
     try:
         kind = np.dtype(dtype)
-    except Exception as error:  # np.dtype parses a small language of its own
+    except Exception as error:  # np.dtype parses expressions, and raises several types
         raise ValueError("the array's dtype is unknown") from error
     if kind.kind not in "fiub" or any(not 0 <= extent < 2**63 for extent in shape):
         raise ValueError("the array's dtype or shape is not that of an array of numbers")
@@ -100,7 +100,7 @@ def _npy_layout(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, np.dtype, in
 
 
 def aligned(shape: Sequence[int], dtype: DTypeLike) -> NDArray:
-    """An array whose memory begins at a multiple of `ALIGNMENT`; nothing is written to it.
+    """Allocate an uninitialized array in memory aligned to `ALIGNMENT`.
 
     Args:
         shape: of the array.
@@ -113,7 +113,7 @@ def aligned(shape: Sequence[int], dtype: DTypeLike) -> NDArray:
 
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
-    """An `ArrayRecord` over the arrays, which must not be changed afterwards."""
+    """Return an `ArrayRecord` over the arrays, which must not be changed afterwards."""
     record = ArrayRecord()
     for name, array in arrays.items():
         record[name] = Array(np.asarray(array))
@@ -121,13 +121,13 @@ def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
 
 
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
-    """The arrays of a record by name, read-only."""
+    """Return the arrays of a record by name, read-only."""
     return {name: view(array) for name, array in record.items()}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named array of a model lies in the flat vector of its p parameters.
+    """Positions of the named arrays of a model in the flat vector of its p parameters.
 
     Attributes:
         names, shapes, dtypes: of the arrays, in the model's order.
@@ -141,7 +141,7 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray]) -> "Layout":
-        """The layout of a model's arrays.
+        """Return the layout of a model's arrays.
 
         Raises:
             FederationError: there are none, or one does not hold floats, which cannot carry noise.
@@ -161,28 +161,28 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """p, the number of parameters."""
+        """Number p of parameters."""
         return self.offsets[-1]
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The number of parameters in each array."""
+        """Number of parameters in each array."""
         return tuple(end - start for start, end in pairwise(self.offsets))
 
     @property
     def dtype(self) -> DTypeLike:
-        """What arithmetic on the flat vector is done in: float32, or float64 where an array has it."""
+        """Dtype of arithmetic on the flat vector: float32, or float64 if an array has it."""
         return np.result_type(np.float32, *self.dtypes)
 
     def rows(self, arrays: Mapping[str, NDArray]) -> "Row":
-        """The arrays as one flat piece each, in the layout's order; views where memory allows."""
+        """Return each array as a flat piece, in the layout's order; views if memory allows."""
         return tuple(np.ravel(arrays[name]) for name in self.names)
 
     def named(self, row: "Row") -> dict[str, NDArray]:
-        """The inverse of `rows`, with the model's own dtypes."""
+        """Return the arrays of a row by name, with the model's own shapes and dtypes: the inverse of `rows`."""
         pieces = zip(self.names, row, self.dtypes, self.shapes, strict=True)
         return {name: piece.astype(dtype, copy=False).reshape(shape) for name, piece, dtype, shape in pieces}
 
 
 Row = tuple[NDArray, ...]
-"""One vector of p parameters, as one flat array per named array of the model."""
+"""A vector of p parameters, as one flat array per named array of the model."""

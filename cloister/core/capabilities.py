@@ -1,4 +1,4 @@
-"""What an aggregation strategy takes and gives, and what it declares about itself, so that nobody has to guess."""
+"""Types of an aggregation strategy's inputs and outputs, and its declared capabilities."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -6,22 +6,23 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 Messages = Iterable[Message]
-"""To nodes or from them, in any order."""
+"""Messages to nodes or from them, in any order."""
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
-"""What a strategy makes of the replies of a training round: a model and metrics, if it makes any."""
+"""Result of a strategy's aggregation of a training round: a model and metrics, or None for either."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a strategy does with the replies of a round.
+    """Declared properties of a strategy's aggregation.
 
-    A strategy declares it as an attribute or property `capabilities`, in the class that defines `aggregate_train` or
-    in a subclass of that.
+    A strategy declares them as an attribute or property `capabilities`, in the class that defines `aggregate_train` or
+    in a subclass of it.
 
     Attributes:
-        needs_every_reply: whether it is meaningless on one reply, as a median or a selection is.
-        is_uniform_mean: whether it returns the plain mean of the replies it is given, and nothing else.
-        cuts: of n values, how many a coordinate-wise trimmed mean or median cuts off at each end; None: it is neither.
+        needs_every_reply: True if it is meaningless on one reply, as a median or a selection is.
+        is_uniform_mean: True if it returns exactly the plain mean of its replies.
+        cuts: number of n values that a coordinate-wise trimmed mean or median cuts off at each end; None for any other
+            aggregation.
     """
 
     needs_every_reply: bool = False
@@ -32,15 +33,15 @@ class Capabilities:
 MEAN = Capabilities(is_uniform_mean=True)
 """The plain mean."""
 OPTIMIZER = Capabilities()
-"""A mean, and a step of a server optimizer with it."""
+"""A mean, followed by a step of a server optimizer."""
 SELECTION = Capabilities(needs_every_reply=True)
-"""A choice among replies, or a statistic of them that is neither a median nor a trimmed mean."""
+"""A choice among replies, or a statistic other than a median or a trimmed mean."""
 
 
 MEDIAN = Capabilities(needs_every_reply=True, cuts=lambda count: (count - 1) // 2)
-"""A coordinate-wise median: all but the one or two values in the middle are cut off."""
+"""A coordinate-wise median: only the one or two values in the middle are kept."""
 
 
 def trimmed_mean(share: float) -> Capabilities:
-    """The capabilities of a coordinate-wise trimmed mean that cuts off this share of the values at each end."""
+    """Return the capabilities of a coordinate-wise trimmed mean that cuts off this share of the values at each end."""
     return Capabilities(needs_every_reply=True, cuts=lambda count: int(share * count))

@@ -1,4 +1,4 @@
-"""Validation verbs. Each takes the values by keyword, so that the message can name the key."""
+"""Checks of configuration values, passed by keyword, so that the error can name the key."""
 
 import math
 from collections.abc import Collection

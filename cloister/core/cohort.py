@@ -1,8 +1,8 @@
-"""The contributions of one round, as one matrix of updates that is never written down.
+"""Contributions of one round, as a matrix of updates that is computed block by block.
 
 The matrix U has a row per reply and a column per parameter: U[i] = trained_i - sent. Stages bound it, measure it and
-sum it. At a thousand clients and a million parameters it would take gigabytes, so it is made block by block, small
-enough to stay in the processor's cache, from the arrays as they arrived.
+sum it. For a thousand clients and a million parameters it would take gigabytes. So its blocks are computed from the
+replies' arrays, small enough for the processor's cache.
 """
 
 import math
@@ -17,27 +17,27 @@ from cloister.core.arrays import ALIGNMENT, Layout, Row, aligned
 from cloister.core.threads import BLOCK, Span, for_each_span, spans
 
 DOT = 1 << 10
-"""Numbers that one float32 dot product adds up before float64 takes over."""
+"""Numbers per float32 dot product, whose results are summed in float64."""
 NORM_ERROR = 2.0**-14
-"""Bound on the relative error of a norm: float32 subtraction, and sums of `DOT` float32 squares in whatever order.
+"""Bound on the relative error of a norm: float32 subtraction, and sums of `DOT` float32 squares in any order.
 
-Each subtraction, square and addition errs by at most 2⁻²⁴ of its result; a sum of 2¹⁰ squares so by less than 2⁻¹³·⁹ of
-its own, all terms being positive, and its root by half of that (Higham, 2002, §3.1).
+Each subtraction, square and addition errs by at most 2⁻²⁴ of its result. Since all terms are positive, a sum of 2¹⁰
+squares errs by less than 2⁻¹³·⁹ of its own, and its root by half of that (Higham, 2002, §3.1).
 """
 SQUARES_ERROR = 2.0**-13.9
-"""Bound on the relative error of a sum of squares alone, as a share of the sum that was computed."""
+"""Bound on the relative error of a sum of squares alone, as a share of the computed sum."""
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """What n clients sent back, relative to what they were sent, and what bounds it.
+    """Updates of n clients and their bounds.
 
     Attributes:
         layout: of the model's p parameters.
         sent: the global model of this round.
-        rows: each client's trained model; none of them where they were added up and dropped.
-        norms: ‖U[i]‖₂ of each update as it arrived, shape (n,).
-        factors: what each update counts with, shape (n,); 1 until a stage bounds it.
+        rows: each client's trained model; empty if they were summed and dropped.
+        norms: ‖U[i]‖₂ of each update before clipping, shape (n,).
+        factors: factor of each update in the sum, shape (n,); 1 until a stage bounds it.
         l2_bound: largest L2 norm of one client's contribution `factors[i] * U[i]`; infinite until a stage bounds it.
     """
 
@@ -50,7 +50,7 @@ class Cohort:
 
     @classmethod
     def of(cls, layout: Layout, sent: Row, rows: tuple[Row, ...]) -> "Cohort":
-        """The unbounded cohort of these replies.
+        """Return the unbounded cohort of these replies.
 
         Args:
             layout: of the model.
@@ -64,7 +64,7 @@ class Cohort:
         return len(self.norms)
 
     def take(self, indices: NDArray[np.intp]) -> "Cohort":
-        """The cohort of some of the replies."""
+        """Return the cohort of some of the replies."""
         return replace(
             self,
             rows=tuple(self.rows[i] for i in indices),
@@ -74,7 +74,7 @@ class Cohort:
 
 
 def updates(rows: Sequence[Row], sent: Row, span: Span, out: NDArray) -> NDArray:
-    """The columns in `span` of U for these rows, unscaled.
+    """Compute the columns in `span` of U for these rows, unscaled.
 
     Args:
         rows: n trained models.
@@ -92,15 +92,15 @@ def updates(rows: Sequence[Row], sent: Row, span: Span, out: NDArray) -> NDArray
 
 
 def blocks(cohort: Cohort, span: Span, scratch: NDArray) -> Iterator[tuple[slice, NDArray]]:
-    """The columns of U in `span`, a few rows at a time.
+    """Yield the columns of U in `span`, a few rows at a time.
 
     Args:
         cohort: of n updates.
         span: the columns.
-        scratch: flat memory; each block has as many rows as it holds, and overwrites the last.
+        scratch: flat memory; each block has as many rows as fit, and overwrites the last block.
 
     Yields:
-        Which rows, and these rows.
+        The slice of rows, and these rows.
     """
     at_once = max(1, len(scratch) // len(span))
     for first in range(0, len(cohort), at_once):
@@ -109,17 +109,17 @@ def blocks(cohort: Cohort, span: Span, scratch: NDArray) -> Iterator[tuple[slice
 
 
 def weighted_sum(cohort: Cohort, span: Span, weights: NDArray, scratch: NDArray, out: NDArray) -> NDArray:
-    """Σ weights[i] · U[i] over the columns in `span`, row after row.
+    """Compute Σ weights[i] · U[i] over the columns in `span`, row after row.
 
-    A sum that noise is calibrated for has to be float64: in float32 the roundings of other clients' terms depend on
-    what came before them, and over thousands of clients one can move them by more than its own update.
+    A sum with calibrated noise must be float64. In float32 the rounding of other clients' terms depends on the terms
+    before them. Over thousands of clients, one client can then move these roundings by more than its own update.
 
     Args:
         cohort: of n updates.
         span: the columns.
         weights: shape (n,), of the dtype of `scratch`.
-        scratch: memory for the rows that are added up at a time, from `scratch_for`.
-        out: where the sum goes, and what it is added up in: as many numbers as the span has, of any float dtype.
+        scratch: memory for a block of rows, from `scratch_for`.
+        out: accumulator and result: as many numbers as the span has, of any float dtype.
 
     Returns:
         `out`.
@@ -133,12 +133,12 @@ def weighted_sum(cohort: Cohort, span: Span, weights: NDArray, scratch: NDArray,
 
 
 def scratch_for(layout: Layout) -> NDArray:
-    """Room for the rows that one block takes at a time."""
+    """Allocate memory for the rows of one block."""
     return np.empty(BLOCK, layout.dtype)
 
 
 def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
-    """‖U[i]‖₂² for each i, not finite where U[i] is not. Relative error below `NORM_ERROR`."""
+    """Compute ‖U[i]‖₂² for each i, not finite where U[i] is not. Relative error below `NORM_ERROR`."""
     places = {span: number for number, span in enumerate(spans(cohort.layout.sizes))}
     squares = np.zeros((len(places), len(cohort)))
 
@@ -148,15 +148,15 @@ def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
                 squares[places[span], which] = row_squares(block)
 
     for_each_span(list(places), measure, lambda: scratch_for(cohort.layout), cost=len(cohort))
-    # Added up in the order of the spans, not in the order in which threads were done with them.
+    # Summed in the order of the spans, independently of the order in which threads finish.
     return added_up(squares)
 
 
 def added_up(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sum of each column, row after row whatever the number of columns.
+    """Sum each column, row after row for any number of columns.
 
-    NumPy's own sum adds up a single column in another order than several. One client's norm, and with it what that
-    client contributes, would depend on whether there is another.
+    NumPy's own sum adds up a single column in another order than several. One client's norm, and so its contribution,
+    would then depend on the presence of another client.
 
     Args:
         squares: a row for each span and a column for each client.
@@ -168,11 +168,12 @@ def added_up(squares: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def row_squares(block: NDArray) -> NDArray[np.float64]:
-    """Σ_j block[i, j]² for each row i, to `SQUARES_ERROR`: float32 adds at most `DOT` terms, float64 the rest.
+    """Compute Σ_j block[i, j]² for each row i, to `SQUARES_ERROR`.
 
-    Squares of numbers below 1e-19 may vanish in float32: the bound is about the others. A row has the same sum, to the
-    last bit, wherever it lies and whatever lies beside it. Where one lies tells who has replied before: an adaptive
-    clip asks of each norm on which side of a bound it is, and clients could choose theirs so that all of them turn.
+    A float32 sum has at most `DOT` terms; float64 sums the rest. Squares of numbers below 1e-19 may vanish in float32:
+    the bound is about the others. The sum of a row is bit-identical at every position in memory and beside all other
+    rows. The position depends on the clients that replied earlier. An adaptive clipping norm compares each norm with a
+    bound. So clients could choose norms at this bound that all change sides with the position.
 
     Args:
         block: n rows of float32 or float64 numbers.
@@ -195,7 +196,7 @@ def _row_squares(block: NDArray) -> NDArray[np.float64]:
 
 @cache
 def places_show() -> bool:
-    """Whether dot products depend on where numbers lie, as in MKL, or in OpenBLAS for some processors without AVX."""
+    """Return True if dot products depend on memory position: MKL, or OpenBLAS on some processors without AVX."""
     memory, rng = np.empty(2 * DOT), np.random.default_rng(0)
     for dtype, width in ((dtype, width) for dtype in (np.float32, np.float64) for width in (33, DOT - 1, DOT)):
         numbers, found = rng.standard_normal(width).astype(dtype), set()
@@ -209,7 +210,7 @@ def places_show() -> bool:
 
 
 def _in_one_place(row: NDArray) -> NDArray:
-    """A copy of a row, shape (1, p), in memory that begins as that of every other copy."""
+    """Copy a row, shape (1, p), to memory with the alignment of every other copy."""
     copy = aligned((1, len(row)), row.dtype)
     copy[0] = row
     return copy

@@ -1,7 +1,7 @@
-"""What is told of an exception: one line, the place in the code, and nothing of the values it was about.
+"""Reduction of exceptions to one line with type and place, without the values that they are about.
 
-The text of an exception that is not ours may quote an example, and so may the variables of a frame. Neither is ever
-printed, logged or written: what is kept of such an exception is its type and the lines of code that led to it.
+The text of a third-party exception may quote an example, and so may the variables of a frame. Neither is ever printed,
+logged or written. Only the exception's type and the lines of code that led to it are kept.
 """
 
 import errno
@@ -20,9 +20,9 @@ from cloister.core.errors import CloisterError
 from cloister.core.files import coarse_mtime
 
 LINES, WIDTH = 5, 600
-"""What is shown of an error at most; its longest remedies have room."""
+"""Most lines of a displayed error, and most characters of each: enough for the longest remedies."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a disk, a quota or a limit that leaves no room for what is written."""
+"""Error numbers of a full disk, a reached quota or a reached file size limit."""
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(
     {*site.getsitepackages(), site.getusersitepackages(), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))}
@@ -33,13 +33,13 @@ _folders: ContextVar[list[tuple[Path, bool]] | None] = ContextVar(
 
 
 class Crash(Exception):
-    """One line that stands for another exception, and brings no traceback along.
+    """A one-line replacement of another exception, without a traceback.
 
-    Whoever logs an exception asks it for its `__traceback__`; this one has none to give, so that Flower, which logs
-    what a ServerApp raises, prints the line alone.
+    Loggers read an exception's `__traceback__`, which is None here. So Flower, which logs exceptions of a ServerApp,
+    prints the line alone.
 
     Attributes:
-        cause: the exception it stands for.
+        cause: the original exception.
     """
 
     __traceback__ = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
@@ -51,13 +51,13 @@ class Crash(Exception):
 
 @contextmanager
 def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """The block, in which every exception becomes one line. What ends a process on request passes through.
+    """Replace every exception of the block by one of a single line. Requests to end the process pass through.
 
     Args:
         unchanged: exceptions that pass through too.
 
     Raises:
-        Crash: in place of any other `Exception`; the traceback of one that is not ours has been written to a file.
+        Crash: in place of any other `Exception`. The traceback of a third-party exception has been written to a file.
     """
     token = _folders.set([])
     try:
@@ -71,11 +71,11 @@ def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
 
 
 def write_traces_to(folder: Path, coarse: bool = False) -> None:
-    """From here on, to the end of the block of `one_line`, tracebacks are written to this folder; outside, nothing.
+    """Set the folder of tracebacks until the block of `one_line` ends; outside such a block, do nothing.
 
     Args:
-        folder: for them.
-        coarse: whether their names and times are to tell no more than the day.
+        folder: for tracebacks.
+        coarse: True if their names and times may reveal only the day.
     """
     folders = _folders.get()
     if folders is not None:
@@ -83,10 +83,10 @@ def write_traces_to(folder: Path, coarse: bool = False) -> None:
 
 
 def told(error: BaseException) -> str:
-    """An exception in one line: ours as they are, a full disk as such, of any other its type and place.
+    """Describe an exception in one line: Cloister's by its text, a full disk as such, any other by type and place.
 
-    What the operating system refuses is told with the path that it is about. The traceback of any other is written to
-    a file, which the line names.
+    An error of the operating system includes the path that it is about. The traceback of any other exception is written
+    to a file, which the line names.
     """
     if isinstance(error, CloisterError):
         return f"{type(error).__name__}: {error}"
@@ -99,7 +99,7 @@ def told(error: BaseException) -> str:
 
 
 def shortened(text: str) -> str:
-    """The beginning of a text that is longer than anybody reads: of its lines, and of each of them."""
+    """Shorten a text to `LINES` lines of `WIDTH` characters."""
     lines = text.splitlines()
     if len(lines) > LINES:
         lines = [*lines[: LINES - 1], f"... and {len(lines) - LINES + 1} more like these"]
@@ -107,22 +107,23 @@ def shortened(text: str) -> str:
 
 
 def _without_middle(line: str) -> str:
-    """A line without what stands between its beginning, which names the key, and its end, which names the remedy."""
+    """Cut the middle out of a line: its beginning names the key, its end names the remedy."""
     end = WIDTH // 2
     return f"{line[: WIDTH - end - 5]} ... {line[-end:]}"
 
 
 def place(error: BaseException) -> str:
-    """`file:line` of the last frame in the user's own code; if there is none, of the last one of all."""
+    """Return `file:line` of the last frame in the user's own code; without one, of the last frame."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [found for found in frames if not _is_library(found[0])]
     return "an unknown place" if not frames else "{}:{}".format(*(own or frames)[-1])
 
 
 def trace_without_values(error: BaseException) -> str:
-    """The traceback of an exception and of those it came from: lines of code and types; of our own errors their text.
+    """Format the traceback of an exception and its causes, without values.
 
-    Neither variables nor the texts of other exceptions are in it: both may hold examples.
+    It contains lines of code, types, and the text of Cloister's own errors. It omits variables and the texts of other
+    exceptions: both may contain examples.
     """
     blocks, seen = [], set()
     at: BaseException | None = error
@@ -136,12 +137,12 @@ def trace_without_values(error: BaseException) -> str:
 
 
 def kind(error: BaseException) -> str:
-    """The type of an exception, and the name that is not defined, if it stands in the code."""
+    """Return the type of an exception, with the undefined name of a NameError if the code contains it."""
     of = type(error)
     told = of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
     name = error.name if isinstance(error, NameError) else None
     codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-    # One that stands in no code was made of a value, which may be an example's.
+    # A name that no code contains was made from a value, which may belong to an example.
     return f"{told} of {name!r}" if name and any(name in code.co_names for code in codes) else told
 
 
@@ -150,7 +151,7 @@ def _is_library(path: str) -> bool:
 
 
 def _written(trace: str) -> str:
-    """Write a traceback; where it is, or that there is none."""
+    """Write a traceback to a file; return a clause with its path, or with the failure."""
     places: list[tuple[Path | None, bool]] = [*reversed(_folders.get() or []), (None, False)]
     for parent, coarse in places:
         with suppress(OSError):

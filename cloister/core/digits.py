@@ -1,15 +1,15 @@
-"""Bounds in a few digits: in print a bound says no more than it does."""
+"""Rounding of bounds to a few digits, so that the printed bound holds too."""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 
 def at_most(value: float | None, digits: int = 4) -> str:
-    """A number that something is at most (ε, δ, leakage, what is spent), rounded up.
+    """Format an upper bound (ε, δ, leakage, spent budget), rounded up.
 
     Args:
         value: the bound; None: there is none.
-        digits: that count, from 1 to 9.
+        digits: significant digits, from 1 to 9.
 
     Examples:
         >>> at_most(1.23401), at_most(8.0), at_most(9.99991), at_most(1e-5)
@@ -19,11 +19,11 @@ def at_most(value: float | None, digits: int = 4) -> str:
 
 
 def at_least(value: float, digits: int = 4) -> str:
-    """A number that something is at least (a noise multiplier, what is left of a budget), rounded down.
+    """Format a lower bound (a noise multiplier, a remaining budget), rounded down.
 
     Args:
         value: the bound.
-        digits: that count, from 1 to 9.
+        digits: significant digits, from 1 to 9.
 
     Examples:
         >>> at_least(0.89449), at_least(1.0)
@@ -33,11 +33,11 @@ def at_least(value: float, digits: int = 4) -> str:
 
 
 def rounded_up(value: float, digits: int = 4) -> float:
-    """Round a positive number up to `digits` significant digits: a noise multiplier that was found, for people to set.
+    """Round a positive number up, such as a calibrated noise multiplier for a configuration.
 
     Args:
         value: positive.
-        digits: that count.
+        digits: significant digits.
 
     Examples:
         >>> rounded_up(0.123401), rounded_up(0.1)
@@ -47,7 +47,7 @@ def rounded_up(value: float, digits: int = 4) -> float:
 
 
 def percent_at_least(share: float) -> str:
-    """A share that something is at least (a confidence), in percent, rounded down.
+    """Format a lower bound on a share (a confidence) in percent, rounded down.
 
     Args:
         share: from 0 to 1.
@@ -60,7 +60,7 @@ def percent_at_least(share: float) -> str:
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
-    """By the first nine digits: what is after them comes of how floats, and grids, round; 0.1 is 0.1 in print."""
+    """Round by the first nine digits: later ones come from the rounding of floats and grids. So 0.1 prints as 0.1."""
     if not math.isfinite(value):
         return f"{value:g}"
     shown = f"{value:.9g}"

@@ -1,4 +1,4 @@
-"""Who was drawn for a round, and how: facts that a strategy states and an accountant may use."""
+"""Facts about the draw of a round's nodes, stated by a strategy for the accountant."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,11 +10,11 @@ class Draw:
 
     Attributes:
         nodes: their ids.
-        expected: how many were expected: a public number, unlike the number that `poisson` draws.
-        kind: `fixed`: a cohort of one size, without replacement; `poisson`: each node by itself.
+        expected: expected size of the cohort. It is public; the actual size of a `poisson` draw is not.
+        kind: `fixed`: a cohort of one size, without replacement; `poisson`: each node independently.
         fraction: of the nodes; the probability of `poisson`.
-        population: how many nodes there are, where they are registered and may not change; 0 where they are not.
-        secret: whether nobody can know who was drawn: not if a seed decided it.
+        population: number of nodes, if they are registered and may not change; otherwise 0.
+        secret: True if the draw is unpredictable; False if a seed determined it.
     """
 
     nodes: list[int]

@@ -1,21 +1,21 @@
-"""Every error a user of Cloister can meet, in one tree.
+"""Exceptions of Cloister that a user can meet, in one tree.
 
     CloisterError
     ├── ConfigError             a key of the run configuration is unknown, mistyped or contradicts another
-    │   ├── SettingsError           settings on a command line cannot be read as such
+    │   ├── SettingsError           settings on a command line cannot be parsed
     │   └── NodeConfigError         a node's own configuration is not valid
     ├── PluginError             a plugin name is unknown, claimed twice or does not load
     ├── DataError               a data file is absent or is not what its task reads
-    ├── FederationError         nobody's reply counts, or arrays that do not belong to this run's model
+    ├── FederationError         no reply counts, or arrays do not belong to this run's model
     │   ├── TooFewNodes             fewer nodes are connected than a round needs
     │   └── RoundAbandoned          fewer members than its threshold are left in a secure aggregation
     └── PrivacyError            a privacy guarantee would be broken
-        ├── UnboundedSensitivity    noise was asked for before anything bounded a contribution
-        ├── UnsupportedModel        a model's examples have no gradients of their own, or none that can be vouched for
+        ├── UnboundedSensitivity    noise was requested for contributions without a bound
+        ├── UnsupportedModel        a model has no per-example gradients, or none that can be verified
         ├── PolicyError             a site's policy refuses what a run asks of it
         ├── ProtocolError           a party of a secure aggregation asks for what the protocol does not allow
         ├── LedgerError             a ledger is broken, or could not be written
-        └── BudgetExhausted         the next release would pass a budget; nothing of it has been made
+        └── BudgetExhausted         the next release would exceed a budget; it has not been computed
 
 Messages name keys, shapes and counts. They never carry values of examples, weights or updates: an error may
 cross the network.
@@ -23,7 +23,7 @@ cross the network.
 
 
 class CloisterError(Exception):
-    """Base of all errors raised on purpose; its text is safe to show to the other side."""
+    """Base class of all errors raised on purpose. The text is safe to send to the other side."""
 
 
 class ConfigError(CloisterError):
@@ -35,7 +35,7 @@ class SettingsError(ConfigError):
 
 
 class NodeConfigError(ConfigError):
-    """A node's own configuration is not valid; what is wrong with it is for the node's log alone."""
+    """Invalid configuration of a node. Its details are only for the node's own log."""
 
 
 class PluginError(CloisterError):
@@ -43,12 +43,12 @@ class PluginError(CloisterError):
 
 
 class DataError(CloisterError):
-    """A data file is absent or is not what its task reads.
+    """A data file is absent or is not in its task's format.
 
     Args:
-        text: what is wrong, as anybody may read it.
-        first: where it is wrong first, and what stands there: for whoever has the file, as `cloister check task` shows
-            it. It is no part of the text, so that no log, and no reply to a server, has it.
+        text: reason, safe for every reader.
+        first: place and content of the first fault, for the owner of the file; `cloister check task` shows it. It is
+            separate from the text, and so absent from logs and replies to a server.
     """
 
     def __init__(self, text: str, first: str = "") -> None:
@@ -57,7 +57,7 @@ class DataError(CloisterError):
 
 
 class FederationError(CloisterError):
-    """Nobody's reply counts, or arrays that do not belong to this run's model."""
+    """No reply counts, or arrays do not belong to this run's model."""
 
 
 class TooFewNodes(FederationError):
@@ -73,11 +73,11 @@ class PrivacyError(CloisterError):
 
 
 class UnboundedSensitivity(PrivacyError):
-    """Noise was asked for before anything bounded a contribution."""
+    """Noise was requested for contributions without a bound."""
 
 
 class UnsupportedModel(PrivacyError):
-    """A model's examples have no gradients of their own, or none that can be vouched for."""
+    """A model has no per-example gradients, or none that can be verified."""
 
 
 class PolicyError(PrivacyError):
@@ -89,8 +89,8 @@ class ProtocolError(PrivacyError):
 
 
 class LedgerError(PrivacyError):
-    """A ledger is broken, or could not be written; nothing is released without one."""
+    """A ledger is broken, or could not be written. Nothing is released without a ledger entry."""
 
 
 class BudgetExhausted(PrivacyError):
-    """The next release would pass a budget; nothing of it has been made."""
+    """The next release would exceed a budget. It has not been computed."""

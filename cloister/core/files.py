@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever happens while they are written."""
+"""Atomic writing and safe reading of files in run directories."""
 
 import errno
 import json
@@ -18,18 +18,18 @@ from cloister.core.errors import ConfigError
 DAY = 86_400
 """Seconds."""
 LARGEST_TEXT = 1 << 28
-"""Bytes of a text file in a run directory."""
+"""Largest text file in a run directory, in bytes."""
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes the place of `path` only when the block ends well.
+    """Yield a path beside `path` to write to; it replaces `path` only if the block succeeds.
 
-    The name keeps the suffix of `path`, by which some libraries choose a format. What was written is on disk (fsync)
-    before the name changes hands.
+    The name keeps the suffix of `path`, from which some libraries derive a format. The data is on disk (fsync) before
+    the file is renamed.
     """
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
-    partial.unlink(missing_ok=True)  # in a folder of somebody else's a link may wait there, and would be followed
+    partial.unlink(missing_ok=True)  # in a foreign folder this could be a link, which writing would follow
     try:
         yield partial
         with partial.open("rb") as file:
@@ -41,17 +41,17 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray]) -> None:
-    """Write named arrays to an `.npz` file, whole or not at all."""
+    """Write named arrays to an `.npz` file, atomically."""
     with atomic_path(path) as partial, partial.open("wb") as file:
         np.savez(file, allow_pickle=True, **arrays)
 
 
 def read_npz(path: Path) -> dict[str, NDArray]:
-    """The arrays in an `.npz` file that `write_npz` wrote, without pickles and in no more memory than the file takes.
+    """Read the arrays of `write_npz`, without pickles and in no more memory than the file's size.
 
     Raises:
         OSError: the file cannot be read.
-        Exception: of many kinds, where it is another file: what reads archives has no kind of its own.
+        Exception: any other type for another kind of file, since readers of archives raise several types.
     """
     with zipfile.ZipFile(path) as archive:
         if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
@@ -61,11 +61,11 @@ def read_npz(path: Path) -> dict[str, NDArray]:
 
 
 def read_text(path: Path) -> str:
-    """The text in a file of a run directory, which somebody else may have made.
+    """Read a text file of a run directory, which may be from an untrusted source.
 
     Raises:
-        OSError: it is no file (reading a pipe would not return, and a device may have no end), or a very large one.
-        ValueError: it holds no text.
+        OSError: it is not a regular file (a pipe or a device may have no end), or it is too large.
+        ValueError: it contains no text.
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
@@ -76,10 +76,10 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The table in a JSON file of a run directory.
+    """Read the table in a JSON file of a run directory.
 
     Raises:
-        ConfigError: there is no such file, or it holds something else.
+        ConfigError: the file does not exist, or contains no table.
     """
     try:
         content = json.loads(read_text(path))
@@ -96,18 +96,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def expanded(path: str | Path) -> Path:
-    """A path whose `~` is somebody's home folder. One of a user whom this machine does not know stays as it is."""
+    """Expand `~` in a path to a home folder. If the user is unknown, return the path unchanged."""
     return Path(os.path.expanduser(path))
 
 
 def coarse_mtime(path: Path) -> None:
-    """Let a file say on which day (UTC) it was changed, and not when: the time may be somebody's secret."""
+    """Truncate the modification time of a file to the day (UTC), since the exact time may be secret."""
     day = path.stat().st_mtime // DAY * DAY
     os.utime(path, (day, day))
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has the names of the files in a folder."""
+    """Wait until the names of the files in a folder are on disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

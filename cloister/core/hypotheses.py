@@ -1,4 +1,4 @@
-"""Several models in one record: array `name` of hypothesis j is called `j/name`."""
+"""Records with several models: array `name` of hypothesis j is named `j/name`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,12 +8,12 @@ from cloister.core.errors import FederationError
 
 
 def stacked(models: Sequence[Mapping[str, NDArray]]) -> dict[str, NDArray]:
-    """The arrays of models of one kind under names that tell them apart."""
+    """Return the arrays of several models in one mapping, under names with the hypothesis number."""
     return {f"{number}/{name}": array for number, model in enumerate(models) for name, array in model.items()}
 
 
 def unstacked(arrays: Mapping[str, NDArray]) -> list[dict[str, NDArray]]:
-    """The inverse of `stacked`.
+    """Return the models in a record: the inverse of `stacked`.
 
     Raises:
         FederationError: the names are not those of hypotheses 0 to k - 1, all with the same arrays.

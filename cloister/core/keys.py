@@ -1,4 +1,4 @@
-"""How people compare keys, keys to sign with in files, and who made them."""
+"""Signing keys in files, their fingerprints, and the statement of their provisioner."""
 
 import base64
 import hashlib
@@ -19,9 +19,9 @@ from cloister.core.errors import ConfigError
 from cloister.core.text import clean
 
 NAMED = 5
-"""Most names of members that a sentence has."""
+"""Most names of members in a sentence."""
 LONGEST = 48
-"""Most characters of one of them."""
+"""Most characters of a name."""
 REMEDY = (
     "the remedy: `cloister signing-key FOLDER` at each of these sites, then `cloister site rotate CONNECTION NAME "
     "--signing-key FOLDER/signing.pub`"
@@ -29,20 +29,20 @@ REMEDY = (
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey) -> str:
-    """The fingerprint of a public key, as `ssh-keygen -l` prints it."""
+    """Return the fingerprint of a public key, as `ssh-keygen -l` prints it."""
     blob = base64.b64decode(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1])
     return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"
 
 
 def signing_key(content: bytes, place: str) -> ed25519.Ed25519PrivateKey:
-    """The private key in a file.
+    """Read the private key in a file.
 
     Args:
         content: of the file.
-        place: names it in errors.
+        place: names the file in errors.
 
     Raises:
-        ConfigError: it holds no Ed25519 key in OpenSSH format without a passphrase.
+        ConfigError: it contains no Ed25519 key in OpenSSH format without a passphrase.
     """
     try:
         key = load_ssh_private_key(content, None)
@@ -75,24 +75,24 @@ def node_key(content: bytes, place: str) -> ec.EllipticCurvePrivateKey:
 
 
 def new_signing_key() -> bytes:
-    """Return a new private Ed25519 key, as a file has it."""
+    """Return a new private Ed25519 key in file format."""
     return ed25519.Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
 def public_half(key: ed25519.Ed25519PrivateKey) -> bytes:
-    """Return the public half of a key to sign with, as a file has it."""
+    """Return the public half of a signing key in file format."""
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
 
 
 def verifying_key(content: bytes, place: str) -> ed25519.Ed25519PublicKey:
-    """The public key in a file.
+    """Read the public key in a file.
 
     Args:
         content: of the file.
-        place: names it in errors.
+        place: names the file in errors.
 
     Raises:
-        ConfigError: it holds no public Ed25519 key in OpenSSH format.
+        ConfigError: it contains no public Ed25519 key in OpenSSH format.
     """
     try:
         key = load_ssh_public_key(content)

@@ -1,4 +1,4 @@
-"""How much memory this process may still take, as Linux and the control groups around the process tell."""
+"""Free memory for this process, by Linux and its control groups."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,20 +7,20 @@ VERSIONS = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""By the controller in a line of /proc/self/cgroup: where its groups lie below /sys/fs/cgroup, the files of limit and
-usage, and what of the usage is cache that the kernel takes back first. The empty one is version 2."""
+"""By the controller in a line of /proc/self/cgroup: the folder of its groups below /sys/fs/cgroup, the files of limit
+and usage, and the field for reclaimable cache within the usage. The empty controller is version 2."""
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that could be taken without others being swapped out and this process being ended.
+    """Return the bytes that this process can allocate without swapping and without being killed.
 
-    That is the smallest of what the machine has available and what each control group leaves.
+    This is the minimum of the machine's available memory and the remainder of each control group.
 
     Args:
-        root: where `proc` and `sys` lie.
+        root: parent of `proc` and `sys`.
 
     Returns:
-        None where nobody tells, as on systems other than Linux.
+        None if the system does not report it, as on systems other than Linux.
     """
     machine = [1024 * kilobytes for kilobytes in _field(root / "proc/meminfo", "MemAvailable:")]
     left = [*machine, *_left_in_groups(root)]
@@ -28,7 +28,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    """What every control group leaves that limits this process: its own, and those around it."""
+    """Yield the remainder of every control group that limits this process: its own, and the enclosing ones."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, own = line.split(":", 2)
         for controller in {*controllers.split(",")} & VERSIONS.keys():
@@ -41,7 +41,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _field(path: Path, name: str = "") -> list[int]:
-    """The whole number behind a name, or in the first line without one; empty where there is none."""
+    """Return the integer after a name, or in the first line if no name is given; empty if absent."""
     words = [line.split() for line in _lines(path)]
     if name:
         words = [line[1:] for line in words if line[:1] == [name]]

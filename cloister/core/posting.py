@@ -1,4 +1,4 @@
-"""Sending JSON to an address that somebody configured."""
+"""Sending JSON to a configured address."""
 
 from collections.abc import Mapping
 
@@ -7,18 +7,18 @@ import httpx
 from cloister.core.errors import FederationError
 
 SECONDS = 10.0
-"""For the other side to answer."""
+"""Timeout for the answer."""
 
 
 def post(url: str, content: Mapping[str, object]) -> None:
-    """Post JSON. Of the answer only the status is read: its body may be anything, and of any length.
+    """Post JSON, and read only the status of the answer: its body may be of any kind and length.
 
     Args:
-        url: often a secret, so that no error has it.
+        url: often a secret, so that errors omit it.
         content: to send.
 
     Raises:
-        FederationError: it was not taken.
+        FederationError: the other side did not accept it.
     """
     try:
         with httpx.stream("POST", url, json=content, timeout=SECONDS) as answer:

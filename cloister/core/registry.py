@@ -1,6 +1,7 @@
-"""Plugins by name: a table of built-ins in the code, and entry points of installed packages beside it.
+"""Plugins by name: a table of built-ins in the code, and entry points of installed packages.
 
-The built-ins stand in the code because a node that receives the app over the network has no entry points of ours.
+The built-ins are listed in the code because a node that receives the app over the network has no entry points of
+Cloister.
 """
 
 from collections.abc import Mapping
@@ -17,8 +18,8 @@ class Registry:
     """The plugins of one kind, loaded on first use.
 
     Args:
-        kind: what a plugin of this registry is, in the singular (for messages).
-        group: the entry-point group that other packages register under.
+        kind: noun for a plugin of this registry, in the singular (for messages).
+        group: the entry-point group of other packages.
         builtin: name -> "module:attribute".
     """
 
@@ -29,7 +30,7 @@ class Registry:
 
     @cached_property
     def _table(self) -> dict[str, str]:
-        """Every known name with the object it stands for; installed packages are looked through once.
+        """Return every known name with its object's location. Installed packages are searched once.
 
         Raises:
             PluginError: two different objects claim one name.
@@ -41,14 +42,15 @@ class Registry:
         return table
 
     def names(self) -> list[str]:
-        """Every known name, sorted."""
+        """Return every known name, sorted."""
         return sorted(self._table)
 
     def load(self, name: str) -> Any:
-        """The object that `name` stands for.
+        """Load the object of a name.
 
         Raises:
-            PluginError: the name is unknown, or its module does not import; the kind of error and its place are named.
+            PluginError: the name is unknown, or its module does not import; the text names the type of error and its
+                place.
         """
         table = self._table
         if name not in table:
@@ -64,6 +66,6 @@ class Registry:
 
 
 def _why(error: Exception) -> str:
-    """The kind of an error, and where it is in the plugin's own code."""
+    """Return the type of an error, and its place in the plugin's own code."""
     where = place(error)
     return kind(error) if "importlib" in where else f"{kind(error)} at {where}"

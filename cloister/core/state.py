@@ -1,4 +1,4 @@
-"""State that outlives a process: named arrays, and who declares to have any."""
+"""State that outlives a process, as named arrays, and the declaration of it."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -6,30 +6,30 @@ from typing import Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 State = Mapping[str, NDArray]
-"""By name; numbers are arrays without dimensions."""
+"""Arrays by name; numbers are arrays without dimensions."""
 HOOKS = ("state_dict", "load_state_dict")
 OURS = __name__.partition(".")[0]
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What goes on from round to round, and from process to process."""
+    """An object with state between rounds and between processes."""
 
     def state_dict(self) -> State:
-        """Everything that the next round depends on and that the run configuration does not say."""
+        """Return all state that the next round depends on and the run configuration does not determine."""
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
 
 
 def declares_state(value: object, hooks: tuple[str, str] = HOOKS) -> bool:
-    """Whether a value says how it goes on in another process, and says it about itself.
+    """Return True if the class of a value declares its own state.
 
-    Hooks that are inherited speak for the class that has them, and not for what a subclass adds. Within Cloister
-    classes are written with their subclasses in view; elsewhere each class that is to be resumed has hooks of its own.
+    Inherited hooks declare the state of the class that defines them, without that of a subclass. Classes of Cloister
+    are written with their subclasses in view. Elsewhere each resumable class needs hooks of its own.
 
     Args:
-        value: a strategy, or anything else that a plugin can be.
+        value: a strategy, or another kind of plugin.
         hooks: the names of the two methods.
     """
     for kind in type(value).__mro__:
@@ -41,15 +41,15 @@ def declares_state(value: object, hooks: tuple[str, str] = HOOKS) -> bool:
 
 
 def joined(parts: Mapping[str, State]) -> dict[str, NDArray]:
-    """Several states in one: array `name` of a part is called `part/name`."""
+    """Return several states in one: array `name` of a part is named `part/name`."""
     return {f"{name}/{key}": array for name, state in parts.items() for key, array in state.items()}
 
 
 def part(state: State, name: str) -> dict[str, NDArray]:
-    """One of the states that `joined` was given; empty if it was.
+    """Return one of the states given to `joined`; empty if it was empty.
 
     Args:
-        state: as `joined` returned it.
+        state: result of `joined`.
         name: of the part.
     """
     prefix = f"{name}/"

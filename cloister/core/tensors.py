@@ -1,13 +1,13 @@
-"""Names for what Keras and TensorFlow hand out, since neither says its types.
+"""Type names for objects of Keras and TensorFlow, which declare no types.
 
-Nothing is checked by them: a type checker takes each for `Any`. They tell a reader what is meant. Importing this module
-imports neither Keras nor TensorFlow.
+For a type checker each is `Any`: they document the code only. Importing this module imports neither Keras nor
+TensorFlow.
 """
 
 from typing import Any
 
 Tensor = Any
-"""A `tf.Tensor` of any shape and dtype, or a NumPy array where TensorFlow takes one in its place."""
+"""A `tf.Tensor` of any shape and dtype, or a NumPy array that TensorFlow accepts in its place."""
 Variable = Any
 """A `keras.Variable`: weights of a model, or the state of a random layer or an optimizer."""
 Layer = Any
@@ -17,4 +17,4 @@ Network = Any
 Optimizer = Any
 """A `keras.optimizers.Optimizer`."""
 Compiled = Any
-"""What `tf.function` makes of a Python function: takes and gives tensors."""
+"""A function compiled by `tf.function`, from tensors to tensors."""

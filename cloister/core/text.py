@@ -1,4 +1,4 @@
-"""Text that came from elsewhere, made fit for a terminal or a page, and numbers of things in words."""
+"""Cleaning of foreign text for a terminal or a page, and formatting of counts."""
 
 import re
 import sys
@@ -10,15 +10,15 @@ _PART = re.compile(r"[^_\-/. ]*[_\-/. ]+|[^_\-/. ]+")
 
 
 def clean(text: str) -> str:
-    """The text with whatever cannot be printed (control characters, halves of characters) replaced by a sign for it."""
+    """Replace unprintable characters of a text, such as control characters and surrogates, by U+FFFD."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def only_text(array: NDArray[np.str_]) -> NDArray[np.str_]:
-    """The same, but empty where a number in a cell is no character: Python would refuse all cells for the one.
+    """Replace cells with an invalid code point by empty ones: Python would otherwise refuse the whole array.
 
     Args:
-        array: of text, of any shape; a file may hold any four bytes as a character.
+        array: of text, of any shape; a file may contain any four bytes as a character.
     """
     if not array.dtype.itemsize:
         return array
@@ -27,12 +27,12 @@ def only_text(array: NDArray[np.str_]) -> NDArray[np.str_]:
 
 
 def parts(name: str) -> list[str]:
-    """A name in the parts between which a line may end: behind a space and the signs that join words."""
+    """Split a name into parts between which a line may break: after a space or one of `_-/.`."""
     return _PART.findall(name)
 
 
 def counted(number: int, noun: str) -> str:
-    """So many things.
+    """Format a number of things.
 
     Args:
         number: ≥ 0.

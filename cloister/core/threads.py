@@ -1,4 +1,4 @@
-"""Work that several threads share: calls, and long arrays in spans that fit a core's cache."""
+"""Work shared by several threads: calls, and long arrays in spans that fit a core's cache."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -9,10 +9,10 @@ from typing import TypeVar
 from numpy.typing import NDArray
 
 BLOCK = 1 << 16
-"""Numbers in a span: 256 KiB of float32, and its sum in double precision fits in a core's cache beside it. Shorter
-stretches of a row keep starting the memory's prefetching anew."""
+"""Numbers in a span: 256 KiB of float32. A core's cache also holds its sum in double precision. Shorter spans would
+restart the memory's prefetching more often."""
 THREADS = min(4, os.cpu_count() or 1)
-"""More would wait for the memory."""
+"""Most threads; memory bandwidth limits the use of more."""
 WORTH_A_THREAD = 1 << 20
 """Numbers below which a thread costs more than it gains."""
 
@@ -33,12 +33,12 @@ class Span:
         return self.stop - self.start
 
     def of(self, row: Sequence[NDArray]) -> NDArray:
-        """The numbers themselves: a view."""
+        """Return a view of these numbers."""
         return row[self.layer][self.start : self.stop]
 
 
 def spans(sizes: Sequence[int], width: int = BLOCK) -> list[Span]:
-    """Cut flat arrays into spans: every number once, array by array, none across the end of an array.
+    """Cut flat arrays into spans that cover every number once, each within one array.
 
     Args:
         sizes: numbers in each array.
@@ -57,21 +57,21 @@ def for_each_span(
     workspace: Callable[[], Workspace],
     cost: int = 1,
 ) -> None:
-    """Do some work on every span: on several threads, each taking the next one, where there is enough to do.
+    """Run work on every span, on several threads if there is enough of it.
 
-    NumPy lets go of the interpreter's lock while it computes. The threads end with the call: what a process holds on
-    to would be missing in one forked from it. Which thread comes to which span is chance, and must not show in what is
-    computed: spans are independent of each other, and whatever is numbered is numbered beforehand.
+    NumPy releases the interpreter's lock while it computes. The threads end with the call, since a forked process would
+    lack them. The assignment of spans to threads is random, and must not affect results: the work on one span must be
+    independent of the work on others, and any numbering must precede it.
 
     Args:
-        places: the spans, each of which is worked on once.
-        work: called with a span and the workspace of the thread that has taken it.
-        workspace: makes what one thread needs for itself, such as memory that it uses for one span after another.
-        cost: how many numbers the work goes over for one number of a span.
+        places: the spans; each is worked on once.
+        work: called with a span and the workspace of its thread.
+        workspace: makes the private data of one thread, such as memory that it reuses for each span.
+        cost: numbers that the work reads per number of a span.
     """
     waiting = iter(places)
     threads = min(THREADS, len(places), cost * sum(map(len, places)) // WORTH_A_THREAD)
-    # Made on this thread: the allocator would keep what another takes, for that one alone.
+    # Made on this thread: the allocator would reserve memory of another thread for that thread alone.
     workspaces = [workspace() for _ in range(max(1, threads))]
 
     def take(mine: Workspace) -> None:
@@ -85,12 +85,12 @@ def for_each_span(
 
 
 def in_threads(work: Callable[[Task], Result], tasks: Sequence[Task], threads: int) -> Iterator[Result]:
-    """Yield what some work gives for each task, in the order of the tasks.
+    """Yield the result of the work for each task, in the order of the tasks.
 
     Args:
         work: called with a task.
         tasks: independent of each other.
-        threads: how many at the same time.
+        threads: number of concurrent threads.
     """
     if min(threads, len(tasks)) < 2:
         yield from map(work, tasks)

@@ -1,4 +1,4 @@
-"""The names of everything that travels in a message, and how a number is read from one."""
+"""Names of the fields in messages, and the reading of a number from a record."""
 
 import hashlib
 from collections.abc import Mapping
@@ -6,66 +6,66 @@ from collections.abc import Mapping
 from cloister.core.errors import FederationError
 
 ARRAYS = "arrays"
-"""The record of a model's arrays, there and back."""
+"""The record of a model's arrays, in both directions."""
 CONFIG = "config"
-"""The record of settings that the server sends along."""
+"""The record of settings from the server."""
 METRICS = "metrics"
-"""The record of numbers that a client sends back."""
+"""The record of numbers in a client's reply."""
 ATTESTATION = "attestation"
-"""The record, and the field in it, of what a node states that its client applied; absent: it states nothing."""
+"""The record, and the field in it, with a node's attestation of its client's mechanism; absent: no attestation."""
 
 ROUND = "server-round"
 SEED = "seed"
 PROXIMAL_MU = "proximal-mu"
 HYPOTHESES = "hypotheses"
-"""How many models the record of arrays holds, one after the other; absent: one, under its own names."""
+"""Number of models in the record of arrays; absent: one, under its own array names."""
 PROMISE = "privacy-events"
-"""The releases that a client's update will go into, as events; absent: nothing is claimed."""
+"""The releases that will contain a client's update, as events; absent: nothing is claimed."""
 LEDGER_HEAD = "ledger-head"
 """The hash of the last line of the server's ledger; absent: the server keeps none of this run. Beside an attestation:
 the hash of the last line about a release in the node's ledger; empty: the node keeps none."""
 
 FROZEN = "frozen-sha256"
-"""The digest of the weights that are not sent, as the server has them; absent: its model has none."""
+"""The digest of the frozen weights in the server's model, which are not sent; absent: it has none."""
 
 SECURE = "query.secure"
-"""The type of a message of a secure aggregation in which nobody trains."""
+"""The type of a secure aggregation message for a step without training."""
 SECURE_STEP = "secure-step"
-"""Which step of it is asked for; the vector itself is asked for by a training message."""
+"""The requested step of it; a training message requests the vector itself."""
 ADVERTISE, SHARE, SIGN, UNMASK = "advertise", "share", "sign", "unmask"
 SECURE_MESSAGE = "secure-message"
-"""What one party of a secure aggregation tells another, as bytes: among the settings there, an array of bytes back."""
+"""Protocol message of a secure aggregation: bytes in the settings to a node, an array of bytes in its reply."""
 SECURE_EARLY = "secure-early"
-"""The same for a step of the next round that comes with a step of this one; absent: none does."""
+"""Protocol message for a step of the next round that travels with a step of this one; absent: there is none."""
 CLIPPING_NORM = "clipping-norm"
-"""C of a round, where clients clip for a secure aggregation and C adapts; absent: it is that of the configuration."""
+"""C of a round, if clients clip for a secure aggregation and C adapts; absent: C of the configuration."""
 DISTANCE = "distance"
-"""How far the updates of the last round lay apart, where clients scale noise for a secure aggregation by it."""
+"""Distance between the updates of the last round, if clients scale noise for a secure aggregation by it."""
 ROSTER = "roster"
-"""The roster that a node has, beside its keys for an attempt."""
+"""The roster of a node, sent with its keys for an attempt."""
 
 EXAMPLES = "num-examples"
 TRAIN_LOSS = "train-loss"
 LEAKAGE = "leakage"
-"""The record in which a simulated client counts what it has leaked; it stays with the client."""
+"""The record in which a simulated client counts its leakage; it stays with the client."""
 NOISED_LEAKAGE = "noised"
-"""What of it noised models have leaked, without choices among hypotheses."""
+"""The part of the leakage from noised models, without choices among hypotheses."""
 
 
 GATE = hashlib.sha256(b"cloister superlink").hexdigest()
-"""What a server's app asks a SuperLink for to learn whether that is `cloister superlink`: the name of no object."""
+"""Object id that identifies `cloister superlink`: a server's app requests it, and no object has this name."""
 
 ASSUMED = "assumed"
-"""The record of a simulated client that has no memory of earlier rounds of its run; it stays with the client."""
+"""The record of a simulated client without memory of earlier rounds of its run; it stays with the client."""
 ASSUMED_ROUNDS, HELD_OUT = "rounds", "held-out"
-"""Each of so many rounds counts as if it had trained in it; whether it only ever scores models in place of that."""
+"""Number of rounds in which the client is assumed to have trained; True if it only evaluates models instead."""
 
 
 def number(record: Mapping[str, object], name: str) -> float:
-    """A number in one of Flower's records, whose values may also be lists and text.
+    """Return a number in one of Flower's records, whose values may also be lists and text.
 
     Raises:
-        FederationError: the value is no number.
+        FederationError: the value is not a number.
     """
     value = record[name]
     if not isinstance(value, int | float):

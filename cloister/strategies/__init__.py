@@ -1,4 +1,4 @@
-"""Aggregation strategies by name. None of them knows privacy: `cloister.aggregation` puts a mechanism around them."""
+"""Aggregation strategies by name. They contain no privacy: `cloister.aggregation` adds a mechanism around them."""
 
 from cloister.core.registry import Registry
 

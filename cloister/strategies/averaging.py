@@ -1,4 +1,4 @@
-"""FedAvg, and what every strategy here shares with it: sampling that is what it says, and one pass over memory."""
+"""FedAvg and FedProx, and the base class of all strategies here, with checked sampling of nodes."""
 
 from logging import INFO
 from typing import Any
@@ -22,14 +22,14 @@ from cloister.strategies.sampling import Sampling
 
 
 class Sampled(flower.FedAvg):
-    """Flower's FedAvg with our sampling: the base of every strategy here.
+    """Flower's FedAvg with `Sampling`: the base class of every strategy here.
 
     Args:
-        train: how the nodes of a training round are drawn.
-        evaluate: the same for federated evaluation; None switches it off.
+        train: sampling of nodes for training rounds.
+        evaluate: sampling of nodes for federated evaluation; None switches it off.
 
     Attributes:
-        last_draw: who the last training round was sent to, and how they were drawn; before the first, how they will be.
+        last_draw: nodes of the last training round, with their sampling; before the first round, the planned draw.
     """
 
     def __init__(self, train: Sampling | None = None, evaluate: Sampling | None = None) -> None:
@@ -44,26 +44,26 @@ class Sampled(flower.FedAvg):
         return _addressed(draw, MessageType.TRAIN, server_round, arrays, config)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """Draw the nodes that score this round's model, if any do."""
+        """Draw the nodes that evaluate this round's model, if evaluation is on."""
         if self.evaluate_sampling is None:
             return []
         return _addressed(self.evaluate_sampling.draw(grid), MessageType.EVALUATE, server_round, arrays, config)
 
     def state_dict(self) -> State:
-        """Where the draws stand. A subclass that keeps more from round to round adds it."""
+        """Return the state of the draws. A subclass with further state between rounds adds it."""
         evaluate = self.evaluate_sampling
         return joined(
             {"train": self.train_sampling.state_dict(), "evaluate": evaluate.state_dict() if evaluate else {}}
         )
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.train_sampling.load_state_dict(part(state, "train"))
         if self.evaluate_sampling:
             self.evaluate_sampling.load_state_dict(part(state, "evaluate"))
 
     def summary(self) -> None:
-        """Log how nodes are drawn."""
+        """Log the sampling of nodes."""
         how = self.train_sampling
         log(INFO, "%s: %s sampling of %g of the nodes", type(self).__name__, how.kind, how.fraction)
 
@@ -83,7 +83,7 @@ class FedAvg(Sampled):
     capabilities: Capabilities = MEAN
 
     def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
-        """The weighted mean. One reply is its own mean and is passed on untouched, without a copy."""
+        """Return the weighted mean. A single reply is passed on unchanged, without a copy."""
         contents = [message.content for message in replies if not message.has_error()]
         if not contents:
             return None, None
@@ -94,7 +94,7 @@ class FedAvg(Sampled):
 
 
 def _mean(contents: list[RecordDict]) -> ArrayRecord:
-    """Σ w_i·θ_i / Σ w_i, block by block. The first model is the origin: only differences are averaged."""
+    """Compute Σ w_i·θ_i / Σ w_i, block by block, as the first model plus the mean of differences."""
     models = [from_record(content.array_records[ARRAYS]) for content in contents]
     weights = np.array([_weight(content) for content in contents])
     weights /= weights.sum()
@@ -117,7 +117,7 @@ def _weight(content: RecordDict) -> float:
 
 
 class FedProx(FedAvg):
-    """FedAvg whose clients add μ/2·‖w - w_global‖² to what they minimise.
+    """FedAvg whose clients add μ/2·‖w - w_global‖² to their loss.
 
     Args:
         proximal_mu: μ ≥ 0. 0.5 in Sáinz-Pardo Díaz et al. (2026).
@@ -132,6 +132,6 @@ class FedProx(FedAvg):
         self.proximal_mu = proximal_mu
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """As FedAvg; the clients are told μ."""
+        """Configure the messages of FedAvg, and send μ to the clients."""
         config[PROXIMAL_MU] = self.proximal_mu
         return super().configure_train(server_round, arrays, config, grid)

@@ -1,4 +1,4 @@
-"""FedOpt: the mean update goes through a server optimizer. FedAvgM, FedAdam, FedYogi and FedAdagrad are cases of it.
+"""FedOpt and its cases FedAvgM, FedAdam, FedYogi and FedAdagrad: a server optimizer applied to the mean update.
 
     Δ = mean of the clients' models - the global model;  the global model += optimizer(Δ)
 
@@ -22,11 +22,11 @@ from cloister.strategies.optimizers import Adagrad, Adam, Momentum, Optimizer, S
 
 
 class Finalized(FedAvg):
-    """FedAvg finalized by a server optimizer.
+    """A base class for FedAvg with a server optimizer.
 
     Attributes:
         optimizer: a pure step.
-        state: the optimizer's, between rounds; None before the first.
+        state: of the optimizer between rounds; None before the first round.
     """
 
     capabilities = OPTIMIZER
@@ -38,21 +38,21 @@ class Finalized(FedAvg):
         self._sent: ArrayRecord | None = None
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """As FedAvg; Δ is taken from the model sent out here."""
+        """Configure the messages of FedAvg, and store the model sent, from which Δ is computed."""
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
-        """The global model after the optimizer's step."""
+        """Return the global model after the optimizer's step."""
         mean, metrics = super().aggregate_train(server_round, replies)
         return (None if mean is None else self._stepped(mean)), metrics
 
     def state_dict(self) -> State:
-        """The optimizer's moments, beside where the draws stand."""
+        """Return the state of the draws and the optimizer's moments."""
         return {**super().state_dict(), **joined({"optimizer": self.state or {}})}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on with these moments."""
+        """Restore the state of the draws and the optimizer's moments."""
         super().load_state_dict(state)
         self.state = part(state, "optimizer") or None
 
@@ -81,7 +81,7 @@ class FedAvgM(Finalized):
 
 
 class FedAdam(Finalized):
-    """Reddi et al. (2021), Algorithm 2, Adam."""
+    """Adam as the server optimizer. Source: Reddi et al. (2021), Algorithm 2."""
 
     kind: type[Adam] | type[Yogi] = Adam
 
@@ -98,28 +98,28 @@ class FedAdam(Finalized):
 
 
 class FedYogi(FedAdam):
-    """Reddi et al. (2021), Algorithm 2, Yogi."""
+    """Yogi as the server optimizer. Source: Reddi et al. (2021), Algorithm 2."""
 
     kind = Yogi
 
 
 class FedAdagrad(Finalized):
-    """Reddi et al. (2021), Algorithm 2, Adagrad, with β₁ = 0."""
+    """Adagrad as the server optimizer, with β₁ = 0. Source: Reddi et al. (2021), Algorithm 2."""
 
     def __init__(self, *, server_learning_rate: float = 0.1, tau: float = 1e-3, **sampling: Any) -> None:
         super().__init__(Adagrad(server_learning_rate, 0.0, tau), **sampling)
 
 
 class FedOpt(Finalized):
-    """Reddi et al. (2021), Algorithm 1, with the server optimizer of your choice.
+    """FedOpt with a choice of server optimizers. Source: Reddi et al. (2021), Algorithm 1.
 
     Args:
-        server_optimizer: `sgd`, `momentum`, `adam`, `yogi` or `adagrad`. `sgd` with rate 1 is the run that
-            Sáinz-Pardo Díaz et al. (2026) call FedOpt.
+        server_optimizer: `sgd`, `momentum`, `adam`, `yogi` or `adagrad`. `sgd` with rate 1 is called FedOpt in
+            Sáinz-Pardo Díaz et al. (2026).
         server_learning_rate: η.
         momentum: β of `momentum`.
-        beta_1, beta_2: of `adam` and `yogi`; `adagrad` takes β₁ alone.
-        tau: τ of the adaptive ones.
+        beta_1, beta_2: of `adam` and `yogi`; `adagrad` uses only β₁.
+        tau: τ of the adaptive optimizers.
         sampling: as in `Sampled`.
     """
 

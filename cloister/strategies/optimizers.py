@@ -1,9 +1,9 @@
-"""Server optimizers: what is done with the mean update Δ of a round.
+"""Server optimizers: steps that turn the mean update Δ of a round into a change of the model.
 
 Each is a pure step (state, Δ) → (state, change of the model), on flat arrays of any length, as in Reddi et al. (2021),
-arXiv:2003.00295, Algorithms 1 and 2: there is no bias correction, and second moments start at τ². (Flower's start at
-0 and, in FedAdam, correct a bias with the exponent of the round after.) State is plain arrays: saving it is saving
-the optimizer.
+arXiv:2003.00295, Algorithms 1 and 2. There is no bias correction, and second moments start at τ². (Flower's start at
+0, and its FedAdam corrects the bias with the exponent of the next round.) The state is plain arrays, and contains all
+that must be saved.
 """
 
 from abc import ABC, abstractmethod
@@ -27,26 +27,26 @@ class Optimizer(ABC):
         check.positive(**{"strategy.server-learning-rate": self.learning_rate})
 
     def init(self, size: int, dtype: np.dtype) -> State:
-        """The state before the first round, for `size` parameters."""
+        """Return the state before the first round, for `size` parameters."""
         return {}
 
     @abstractmethod
     def step(self, state: State, update: NDArray) -> tuple[State, NDArray]:
-        """The next state, and what to add to the model, for the mean update Δ of shape (p,)."""
+        """Return the next state and the change of the model, for the mean update Δ of shape (p,)."""
 
 
 @dataclass(frozen=True)
 class Sgd(Optimizer):
-    """η·Δ. With η = 1 the new model is the clients' mean."""
+    """Gradient descent: the change is η·Δ. With η = 1 the new model is the clients' mean."""
 
     def step(self, state: State, update: NDArray) -> tuple[State, NDArray]:
-        """See the class."""
+        """Return the unchanged state and η·Δ."""
         return state, self.learning_rate * update
 
 
 @dataclass(frozen=True)
 class Momentum(Optimizer):
-    """v ← β·v + Δ; η·v. Source: Hsu et al. (2019), arXiv:1909.06335, §4.3 (FedAvgM)."""
+    """Server momentum: v ← β·v + Δ; the change is η·v. Source: Hsu et al. (2019), arXiv:1909.06335, §4.3 (FedAvgM)."""
 
     momentum: float = 0.9
 
@@ -55,18 +55,18 @@ class Momentum(Optimizer):
         decay(**{"strategy.momentum": self.momentum})
 
     def init(self, size: int, dtype: np.dtype) -> State:
-        """v = 0."""
+        """Return the state with v = 0."""
         return {"velocity": np.zeros(size, dtype)}
 
     def step(self, state: State, update: NDArray) -> tuple[State, NDArray]:
-        """See the class."""
+        """Return the state with the next v, and η·v."""
         velocity = self.momentum * state["velocity"] + update
         return {"velocity": velocity}, self.learning_rate * velocity
 
 
 @dataclass(frozen=True)
 class Adaptive(Optimizer):
-    """m ← β₁·m + (1-β₁)·Δ; v as the subclass says, from τ² on; η·m / (√v + τ)."""
+    """Adaptive optimizers: m ← β₁·m + (1-β₁)·Δ, v from τ² on by `second_moment`; the change is η·m / (√v + τ)."""
 
     learning_rate: float = 0.1
     beta_1: float = 0.0
@@ -78,26 +78,26 @@ class Adaptive(Optimizer):
         check.positive(**{"strategy.tau": self.tau})
 
     def init(self, size: int, dtype: np.dtype) -> State:
-        """m = 0, v = τ²."""
+        """Return the state with m = 0 and v = τ²."""
         return {"first": np.zeros(size, dtype), "second": np.full(size, self.tau**2, dtype)}
 
     def step(self, state: State, update: NDArray) -> tuple[State, NDArray]:
-        """See the class."""
+        """Return the state with the next m and v, and the change η·m / (√v + τ)."""
         first = self.beta_1 * state["first"] + (1 - self.beta_1) * update
         second = self.second_moment(state["second"], update * update)
         return {"first": first, "second": second}, self.learning_rate * first / (np.sqrt(second) + self.tau)
 
     @abstractmethod
     def second_moment(self, second: NDArray, square: NDArray) -> NDArray:
-        """The next v, from the last one and Δ²."""
+        """Return the next v from the last v and Δ²."""
 
 
 @dataclass(frozen=True)
 class Adagrad(Adaptive):
-    """v ← v + Δ²."""
+    """Adagrad: v ← v + Δ²."""
 
     def second_moment(self, second: NDArray, square: NDArray) -> NDArray:
-        """See the class."""
+        """Return v + Δ²."""
         return second + square
 
 
@@ -113,19 +113,19 @@ class _Decaying(Adaptive):
 
 @dataclass(frozen=True)
 class Adam(_Decaying):
-    """v ← β₂·v + (1-β₂)·Δ²."""
+    """Adam: v ← β₂·v + (1-β₂)·Δ²."""
 
     def second_moment(self, second: NDArray, square: NDArray) -> NDArray:
-        """See the class."""
+        """Return β₂·v + (1-β₂)·Δ²."""
         return self.beta_2 * second + (1 - self.beta_2) * square
 
 
 @dataclass(frozen=True)
 class Yogi(_Decaying):
-    """v ← v - (1-β₂)·Δ²·sign(v - Δ²)."""
+    """Yogi: v ← v - (1-β₂)·Δ²·sign(v - Δ²)."""
 
     def second_moment(self, second: NDArray, square: NDArray) -> NDArray:
-        """See the class."""
+        """Return v - (1-β₂)·Δ²·sign(v - Δ²)."""
         return second - (1 - self.beta_2) * square * np.sign(second - square)
 
 

@@ -1,4 +1,4 @@
-"""Rules that withstand outliers, with our sampling and checked options. They have to see every reply."""
+"""Robust aggregation rules with checked options. Each needs all replies of a round."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from cloister.core.wire import ARRAYS
 from cloister.strategies.averaging import Sampled
 
 COLUMNS = 1 << 14
-"""Parameters looked at together when distances are measured."""
+"""Parameters per block in the computation of distances."""
 
 
 class FedMedian(Sampled, flower.FedMedian):
@@ -28,7 +28,7 @@ class FedTrimmedAvg(Sampled, flower.FedTrimmedAvg):
     """Coordinate-wise mean without the largest and smallest share of values.
 
     Args:
-        trim_fraction: cut off at each end, at least 0 and below ½.
+        trim_fraction: share cut off at each end, at least 0 and below ½.
         sampling: as in `Sampled`.
 
     Source: Yin et al. (2018), arXiv:1803.01498, Definition 2.
@@ -42,22 +42,22 @@ class FedTrimmedAvg(Sampled, flower.FedTrimmedAvg):
 
     @property
     def capabilities(self) -> Capabilities:
-        """That it is a trimmed mean, with this share cut off."""
+        """Capabilities of a trimmed mean with this share cut off."""
         return trimmed_mean(self.beta)
 
 
 class Krum(Sampled):
-    """The one model closest to its neighbours: the least sum of squared distances to its n - f - 2 nearest others.
+    """Krum: the model with the least sum of squared distances to its n - f - 2 nearest other models.
 
-    Of models that tie, the first is taken: screening has put the replies in an order of their own. Flower's class
-    computes distances in float32 without centring, which for models that nearly agree is rounding error.
+    Of models that tie, the first is taken, in the order of screening. Flower's class computes distances in float32
+    without centring. For models that nearly agree, these are rounding errors.
 
     Args:
-        num_malicious: f ≥ 0, how many clients may be hostile.
+        num_malicious: f ≥ 0, number of clients that may be hostile.
         sampling: as in `Sampled`.
 
     Raises:
-        ConfigError: f is negative, or above 0 with fewer than the 2f + 3 nodes that Krum's promise needs.
+        ConfigError: f is negative, or above 0 with fewer than the 2f + 3 nodes that Krum's guarantee needs.
 
     Source: Blanchard et al. (2017), arXiv:1703.02757, §4.
     """
@@ -76,7 +76,7 @@ class Krum(Sampled):
         self.num_malicious = num_malicious
 
     def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
-        """The chosen model, untouched, and its metrics."""
+        """Return the chosen model, unchanged, and its metrics."""
         contents = [message.content for message in replies if not message.has_error()]
         if not contents:
             return None, None
@@ -86,20 +86,20 @@ class Krum(Sampled):
 
 
 def _scores(distances: NDArray, num_malicious: int) -> NDArray:
-    """Each model's sum of squared distances to its n - f - 2 nearest others, of which there is at least one."""
+    """Return each model's sum of squared distances to its n - f - 2 nearest others, at least one."""
     count = len(distances)
     others = distances[~np.eye(count, dtype=bool)].reshape(count, count - 1)
     return np.sort(others, axis=1)[:, : max(1, count - num_malicious - 2)].sum(axis=1)
 
 
 def squared_distances(models: Sequence[dict[str, NDArray]]) -> NDArray:
-    """‖w_i - w_j‖² for every pair of models, shape (n, n), in float64, block by block."""
+    """Compute ‖w_i - w_j‖² for every pair of models, shape (n, n), in float64, block by block."""
     gram = np.zeros((len(models), len(models)))
     for name, array in models[0].items():
         pieces = [model[name].ravel() for model in models]
         for start in range(0, array.size, COLUMNS):
             columns = np.array([piece[start : start + COLUMNS] for piece in pieces], np.float64)
-            # Centring changes no distance; without it, products of models that nearly agree lose all their digits.
+            # Centring changes no distance. Without it, products of models that nearly agree lose all their digits.
             columns -= columns.mean(axis=0)
             gram += columns @ columns.T
     squares = np.diag(gram)

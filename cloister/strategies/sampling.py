@@ -1,4 +1,4 @@
-"""Which nodes take part in a round."""
+"""Sampling of the nodes that take part in a round."""
 
 import random
 import time
@@ -18,21 +18,21 @@ from cloister.flower import log
 
 POLL_SECONDS = 0.1
 MERSENNE_TWISTER = 3
-"""The version of the state of `random.Random`."""
+"""Version of the state of `random.Random`."""
 
 
 class HeldOut:
-    """Nodes that never train: their part in scoring is to know nothing of the model.
+    """Nodes that never train. They evaluate models that do not depend on their data.
 
-    A node's role is settled when it is first seen, and stays.
+    A node's role is drawn when the server first sees it, and stays.
 
     Args:
         fraction: of the nodes, at least 0 and below 1.
-        rng: decides who.
+        rng: draws the roles.
 
     Attributes:
-        newcomers: how many nodes were given a role after the roles of the first round were dealt. One of them may be a
-            node that had the other role before and came back under a new id.
+        newcomers: number of nodes that got a role after the first round's roles were drawn. One of them may be a node
+            that had the other role and returned under a new id.
     """
 
     def __init__(self, fraction: float = 0.0, rng: random.Random | None = None) -> None:
@@ -44,11 +44,11 @@ class HeldOut:
 
     @property
     def holds_some(self) -> bool:
-        """Whether any node, connected or not, is held out."""
+        """Return True if any node, connected or not, is held out."""
         return bool(self._held)
 
     def split(self, nodes: list[int]) -> tuple[list[int], list[int]]:
-        """Those who train, and those who are held out."""
+        """Return the nodes that train, and the nodes that are held out."""
         strangers = sorted(set(nodes) - self._known)
         self.newcomers += len(strangers) if self._known else 0
         self._rng.shuffle(strangers)
@@ -59,13 +59,13 @@ class HeldOut:
         return [node for node in nodes if node not in self._held], [node for node in nodes if node in self._held]
 
     def state_dict(self) -> State:
-        """The roles that were dealt, and where a seeded choice stands."""
+        """Return the roles and the state of a seeded generator."""
         numbers = {"known": self._known, "held": self._held}
         roles = {name: np.array(sorted(nodes), np.uint64) for name, nodes in numbers.items()}
         return {**roles, "newcomers": np.array(self.newcomers), **_rng_state(self._rng)}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on with these roles."""
+        """Restore the roles and the state of a seeded generator."""
         self._known, self._held = set(state["known"].tolist()), set(state["held"].tolist())
         self.newcomers = int(state["newcomers"])
         _restore_rng(self._rng, state)
@@ -73,19 +73,19 @@ class HeldOut:
 
 @dataclass
 class Sampling:
-    """How nodes are drawn.
+    """Sampling of nodes for a round.
 
     Args:
         fraction: of the connected nodes, above 0 and at most 1.
-        min_nodes: the minimum that `fixed` draws, as far as so many are connected.
-        kind: `fixed` draws a cohort of one size without replacement; `poisson` draws each node by itself with
+        min_nodes: smallest cohort that `fixed` draws, if enough nodes are connected.
+        kind: `fixed` draws a cohort of one size without replacement; `poisson` draws each node independently with
             probability `fraction`, so that a cohort may be of any size, or empty.
         timeout: seconds to wait for nodes.
-        rng: where the choice comes from; by default the operating system's entropy.
-        population: register the nodes: there must be this many, and in every round the same. 0: whoever is connected.
-        held_out: the nodes that never train, shared by training and evaluation; None: there are none.
-        from_held_out: draw from those, and not from the others.
-        quorum: how many must be connected for a draw, 0: whoever is; None: `min_nodes`.
+        rng: source of the draws; by default the operating system's entropy.
+        population: number of registered nodes; every round must find exactly these nodes. 0: no registration.
+        held_out: nodes that never train, shared by training and evaluation; None: there are none.
+        from_held_out: draw from the held-out nodes only; otherwise from the training nodes only.
+        quorum: number of nodes that must be connected for a draw; 0: none; None: `min_nodes`.
     """
 
     fraction: float = 1.0
@@ -100,11 +100,11 @@ class Sampling:
     _registered: list[int] = field(default_factory=list, init=False)
 
     def draw(self, grid: Grid) -> Draw:
-        """Choose nodes for a round, waiting for enough to connect.
+        """Draw the nodes for a round, after enough nodes are connected.
 
         Raises:
-            TooFewNodes: too few nodes are connected when the time is up, or none that trains.
-            FederationError: the nodes are not the registered ones, or none is held out.
+            TooFewNodes: too few nodes are connected after `timeout`, or all of them are held out from training.
+            FederationError: the nodes are not the registered ones, or no node is held out.
         """
         nodes = self._eligible(self._wait(grid))
         expected = self.expected(len(nodes))
@@ -128,21 +128,21 @@ class Sampling:
         return held_out if self.from_held_out else training
 
     def expected(self, nodes: int) -> float:
-        """How many of so many nodes are drawn: a number that is public, of `poisson` the mean."""
+        """Return the expected size of a cohort drawn from this number of nodes: a public number."""
         return self.fraction * nodes if self.kind == "poisson" else min(self._size(nodes), nodes)
 
     def plan(self) -> Draw:
-        """A draw as it is going to be, nobody in it yet."""
+        """Return the planned draw, without nodes."""
         expected = self._size(self.population) if self.kind == "fixed" else self.fraction * self.population
         return Draw([], expected, self.kind, self.fraction, self.population, self._is_secret)
 
     def state_dict(self) -> State:
-        """The registered nodes, and where a seeded choice stands; a secret one has no state."""
+        """Return the registered nodes and the state of a seeded generator. A secret one has no state."""
         registered = {"registered": np.array(self._registered, np.uint64)} if self._registered else {}
         return {**registered, **_rng_state(self.rng)}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on with these nodes, at this place of a seeded choice."""
+        """Restore the registered nodes and the state of a seeded generator."""
         self._registered = state["registered"].tolist() if "registered" in state else []
         _restore_rng(self.rng, state)
 
@@ -151,11 +151,11 @@ class Sampling:
         return isinstance(self.rng, random.SystemRandom)
 
     def _size(self, nodes: int) -> int:
-        """How many `fixed` draws from so many nodes."""
+        """Return the size of a cohort that `fixed` draws from this number of nodes."""
         return max(int(self.fraction * nodes + 1e-9), self.min_nodes)
 
     def _wait(self, grid: Grid) -> list[int]:
-        """The connected nodes in a fixed order, as soon as there are enough; the registered ones where there are."""
+        """Wait for enough nodes, and return them in a fixed order. Refuse nodes that are not registered."""
         wanted = self.min_nodes if self.quorum is None else self.quorum
         key = "strategy.min-nodes" if self.population <= wanted else "privacy.population"
         minimum = max(wanted, self.population)
@@ -173,7 +173,7 @@ class Sampling:
 
 
 def _rng_state(rng: random.Random) -> State:
-    """Where a seeded choice stands; nothing of one that comes from the operating system."""
+    """Return the state of a seeded generator; empty for the operating system's entropy."""
     return {} if isinstance(rng, random.SystemRandom) else {"rng": np.array(rng.getstate()[1], np.uint32)}
 
 
@@ -185,17 +185,17 @@ def _restore_rng(rng: random.Random, state: State) -> None:
 def connected_nodes(
     grid: Grid, minimum: int, timeout: float, key: str = "strategy.min-nodes", told: Callable[[int], None] | None = None
 ) -> list[int]:
-    """The ids of the connected nodes in a fixed order, as soon as there are enough.
+    """Wait for enough connected nodes, and return their ids in a fixed order.
 
     Args:
-        grid: that knows them.
-        minimum: how many are enough.
-        timeout: seconds to wait for them.
-        key: of the configuration, that demands so many.
-        told: is called with their number, first when there are too few and then whenever it changes.
+        grid: connects to the nodes.
+        minimum: number of nodes to wait for.
+        timeout: seconds to wait.
+        key: configuration key that demands this number.
+        told: is called with the number of nodes, first if there are too few and then on every change.
 
     Raises:
-        TooFewNodes: the time is up.
+        TooFewNodes: fewer nodes are connected after the timeout.
     """
     deadline = time.monotonic() + timeout
     last = -1
@@ -213,9 +213,9 @@ def connected_nodes(
 
 
 def are_connected(nodes: int) -> str:
-    """How many nodes are connected, in words.
+    """Format the number of connected nodes as a clause.
 
     Args:
-        nodes: how many.
+        nodes: number of nodes.
     """
     return f"{counted(nodes, 'node')} {'is' if nodes == 1 else 'are'} connected"
