@@ -87,7 +87,7 @@ def published_laplace(multiplier: float, per_layer: bool = False) -> Channel:
 
     Args:
         multiplier: ν.
-        per_layer: True for separate noise scales per array.
+        per_layer: True for a separate radius and draw per array.
     """
     return locally_noised(PublishedLaplace(multiplier, per_layer))
 

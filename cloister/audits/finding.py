@@ -42,7 +42,7 @@ class Measured:
 
     @property
     def beats_chance(self) -> bool:
-        """Return True if an AUC's interval lies above that of a guess; for other quantities, if the figure is above 0."""
+        """Return True if an AUC's interval is above a guess; for other quantities, if the value is > 0."""
         if self.quantity != "auc":
             return self.value > 0
         return (self.value if self.low is None else self.low) > CHANCE
@@ -98,7 +98,7 @@ class Finding:
 
     @property
     def shows_nothing(self) -> bool:
-        """Return True if every attack failed one of its controls."""
+        """Return True if every controlled attack missed at least one of its controls."""
         controlled = {control.measured.attack for control in self.controls}
         return bool(controlled) and controlled == {item.measured.attack for item in self.controls if not item.met}
 

@@ -1,12 +1,12 @@
-"""Recovering an image from the gradient of one training step.
+"""Recovery of an image from the gradient of one training step.
 
-A client of one image, one step and a network of sigmoid units, so that gradients have gradients: the best conditions
-that an attacker can have. Two attacks look for an image whose gradient is like the one seen:
+The client has one image, takes one step, and its network has sigmoid units, so that gradients are differentiable: the
+best conditions for an attacker. Two attacks search for an image with a gradient close to the observed one:
 
 - deep leakage from gradients: the least squared distance, over image and label together, by L-BFGS. Source: Zhu, Liu,
   Han (2019), arXiv:1906.08935, Algorithm 1, and its network, LeNet with sigmoid units and wide initial weights;
-- inverting gradients: the largest cosine, with a penalty on total variation, the label known from the last layer, and
-  pixels held in [0, 1], by the signs of Adam's steps. Sources: Geiping et al. (2020), arXiv:2003.14053, §4; Zhao,
+- inverting gradients: the largest cosine, with a penalty on total variation, the label derived from the last layer, and
+  pixels clipped to [0, 1], by the signs of Adam's steps. Sources: Geiping et al. (2020), arXiv:2003.14053, §4; Zhao,
   Mopuri, Bilen (2020), arXiv:2001.02610, for the label.
 """
 
@@ -26,21 +26,21 @@ Arrays = Mapping[str, NDArray]
 FILTERS, KERNEL, SPREAD = 12, 5, 0.5
 DLG_STARTS = 2
 SEARCH = {"maxiter": 1000, "maxcor": 50, "ftol": 1e-12, "gtol": 1e-10}
-"""Of L-BFGS: an image is not sharp before its gradient agrees to five digits."""
+"""Options of L-BFGS: an image becomes sharp only when its gradient agrees to five digits."""
 NOTHING = 0.9
-"""Distance of gradients, in units of the squared gradient, above which a search has found nothing and begins anew."""
+"""Distance of gradients, in units of the squared gradient, above which a search has failed and restarts."""
 INVERTING_STEPS, STEP, VARIATION = 1200, 0.1, 1e-3
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
-"""Shares of the steps after which a step is a tenth as long."""
+"""Shares of the steps after which the step size is divided by ten."""
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What an attack made of a gradient.
+    """Result of an attack on a gradient.
 
     Attributes:
         image: shape (height, width), from 0 to 1.
-        distance: of its gradient to the one seen, in the attack's own terms.
+        distance: of its gradient to the observed one, in the attack's own measure.
     """
 
     image: NDArray
@@ -48,7 +48,7 @@ class Recovered:
 
 
 def network(shape: tuple[int, int], classes: int, seed: int, dtype: str = "float32") -> Network:
-    """A small convolutional network of sigmoid units.
+    """Build a small convolutional network of sigmoid units.
 
     Args:
         shape: height and width of an image.
@@ -92,11 +92,11 @@ class Victim:
 
     @property
     def arrays(self) -> Arrays:
-        """The weights, by path."""
+        """Return the weights, by path."""
         return {weight.path: weight.numpy() for weight in self.model.trainable_variables}
 
     def gradient(self, image: NDArray, label: int) -> Arrays:
-        """The gradient of the cross-entropy of one image.
+        """Compute the gradient of the cross-entropy of one image.
 
         Args:
             image: shape (height, width).
@@ -107,7 +107,7 @@ class Victim:
         return {weight.path: array.numpy() for weight, array in zip(self._weights, found, strict=True)}
 
     def seconds_a_search(self) -> float:
-        """About how long a search takes on this machine, by one step of each attack: the mean of both."""
+        """Estimate the duration of a search on this machine, from one step of each attack: the mean of both."""
         seen, wanted = (
             self._listed(self.gradient(np.zeros(self.shape), 0)),
             tf.one_hot([0], self.classes, dtype=tf.float64),
@@ -118,11 +118,11 @@ class Victim:
         return (leaking + INVERTING_STEPS * _seconds(lambda: self._step(image, wanted, seen))) / 2
 
     def deep_leakage(self, gradient: Arrays, seed: int) -> Recovered:
-        """The image and label whose gradient is nearest.
+        """Search the image and label with the nearest gradient.
 
         Args:
-            gradient: that was seen, by path.
-            seed: of where the search starts.
+            gradient: observed gradient, by path.
+            seed: of the search's starting points.
         """
         size, seen = int(np.prod(self.shape)), self._listed(gradient)
         scale = 1 / max(sum(float(np.square(array).sum()) for array in gradient.values()), 1e-300)
@@ -147,14 +147,14 @@ class Victim:
         return best
 
     def inverting(self, gradient: Arrays, seed: int) -> Recovered:
-        """The smooth image whose gradient has the largest cosine.
+        """Search the smooth image whose gradient has the largest cosine.
 
         Args:
-            gradient: that was seen, by path.
-            seed: of where the search starts.
+            gradient: observed gradient, by path.
+            seed: of the search's starting point.
         """
         start = np.random.default_rng(seed).uniform(size=(1, *self.shape, 1))
-        # The last layer's bias has the one negative gradient at the label.
+        # Only at the label, the gradient of the last layer's bias is negative.
         label = int(np.argmin(gradient[self._weights[-1].path]))
         wanted = tf.one_hot([label], self.classes, dtype=tf.float64)
         image, distance = self._inverted(tf.constant(start), wanted, self._listed(gradient))
@@ -170,7 +170,7 @@ class Victim:
         return tape.gradient(loss, self._weights)
 
     def _squared_distance(self, point: Tensor, seen: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:
-        """The distance of gradients at an image and a label's logits, flat, and its slope."""
+        """Return the distance of gradients at an image and a label's logits, flat, and its slope."""
         size = int(np.prod(self.shape))
         with tf.GradientTape() as tape:
             tape.watch(point)
@@ -181,7 +181,7 @@ class Victim:
         return distance, tape.gradient(distance, point)
 
     def _invert(self, image: Tensor, wanted: Tensor, seen: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Signed steps of Adam within the box; the last image and its distance."""
+        """Run signed steps of Adam within the box; return the last image and its distance."""
         mean, square, distance = tf.zeros_like(image), tf.zeros_like(image), tf.constant(0.0, tf.float64)
         for number in tf.range(INVERTING_STEPS):
             distance, slope = self._smooth_distance(image, wanted, seen)
@@ -208,7 +208,7 @@ class Victim:
 
 
 def _seconds(step: Callable[[], object]) -> float:
-    """What a step takes once it is compiled."""
+    """Return the duration of a step once it is compiled."""
     step()
     begun = time.perf_counter()
     step()
@@ -218,10 +218,10 @@ def _seconds(step: Callable[[], object]) -> float:
 def private_gradient(
     model: Network, image: NDArray, label: int, noise_multiplier: float, clipping_norm: float
 ) -> dict[str, NDArray]:
-    """The gradient of one image as DP-SGD lets it out: clipped, noised, for a batch of one.
+    """Compute the gradient of one image as DP-SGD releases it: clipped, noised, for a batch of one.
 
     Args:
-        model: that trains; its weights are put back.
+        model: trained model; its weights are restored.
         image: shape (height, width).
         label: of its class.
         noise_multiplier: σ.

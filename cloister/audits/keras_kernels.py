@@ -1,7 +1,7 @@
-"""Try on this machine what DP-SGD takes for granted of kernels, on small models.
+"""Tests of the kernel properties that DP-SGD assumes, on this machine and with small models.
 
-In rows: in calls of one shape, no bit of what is held of a unit changes with the numbers in the other rows. In rows and
-in turn: equal calls give equal results. Trials can only show that a premise is false: they prove nothing.
+In rows: for calls of one shape, each unit's stored results are bit-identical for all numbers in the other rows. In rows
+and in turn: equal calls give equal results. Trials can refute a premise, but cannot prove it.
 """
 
 import itertools
@@ -25,26 +25,26 @@ from cloister.privacy.dpsgd.losses import made_up, seeds_of
 
 layers = keras.layers
 EXTREMES = (math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-40, 0.0, 1.0)
-"""Numbers that take the place of those in the other rows."""
+"""Numbers that replace those in the other rows."""
 TABLE = 7
-"""Rows of each table in which a model looks inputs up."""
+"""Rows of each embedding table."""
 LINE = "{:30} {:38} {:>6} {:>5} {:>12} {:>12}"
 KEPT = "This platform kept rows apart in {} cases, and equal calls gave equal results in {}."
 BROKEN = "DP-SGD has no guarantee on this platform: do not use it here."
 
 
 class Trial:
-    """Cases of one model that is computed in rows, in calls of one shape.
+    """Test cases of one model that is computed in rows, in calls of one shape.
 
     Args:
         engine: of the model, whose weights change from case to case.
-        seed: of all that is drawn. None: from the operating system's entropy.
+        seed: of all random draws. None: the operating system's entropy.
 
     Attributes:
         engine: as given.
-        cases: how many were tried.
-        changed: cases in which a bit of what is held of a unit changed with the numbers in the other rows.
-        differed: cases in which two equal calls differed in a bit of what is held, or of the sums.
+        cases: number of cases so far.
+        changed: cases in which a bit of a unit's stored results changed with the numbers in the other rows.
+        differed: cases in which two equal calls differed in a bit of the stored results or of the sums.
     """
 
     def __init__(self, engine: InRows, seed: int | None = None) -> None:
@@ -69,7 +69,7 @@ class Trial:
         self.differed += one != again
 
     def _bits(self, place: int, *given: NDArray | float) -> tuple[bytes, bytes]:
-        """Return what a call holds of the unit at a place, and all that it gives."""
+        """Return the bytes stored of the unit at a place, and all bytes of the result."""
         with as_traced():
             found, held = self._call(*(tf.constant(each, spec.dtype) for each, spec in zip(given, self._specs)))
         every = [np.asarray(tensor).tobytes() for tensor in tf.nest.flatten((found, held))]
@@ -77,11 +77,11 @@ class Trial:
 
 
 class TrialInTurn:
-    """Cases of one model that is computed in turn. Units do not meet, so equal calls are all there is to compare.
+    """Test cases of one model that is computed in turn. Units are computed separately: only equal calls are compared.
 
     Args:
         engine: of the model, whose weights change from case to case.
-        seed: of all that is drawn. None: from the operating system's entropy.
+        seed: of all random draws. None: the operating system's entropy.
 
     Attributes:
         engine, cases, differed: as of a `Trial`.
@@ -93,7 +93,7 @@ class TrialInTurn:
         self.cases = self.changed = self.differed = 0
 
     def case(self) -> None:
-        """Draw weights and examples, and compare two equal calls that are made at the same time."""
+        """Draw weights and examples, and compare two equal concurrent calls."""
         model, rng, places = self.engine.model, self._rng, self.engine.places
         _amplify(model, rng)
         x = rng.standard_normal((places, *model.inputs[0].shape[1:]))
@@ -105,7 +105,7 @@ class TrialInTurn:
 
 
 def _amplify(model: Network, rng: np.random.Generator) -> None:
-    """Give each variable weights of a scale of its own, from 1e-38 to 1e38: what follows may take it back."""
+    """Give each variable weights of a random scale from 1e-38 to 1e38: later layers may cancel it."""
     for variable in model.trainable_variables:
         scale = 10.0 ** rng.uniform(-38, 38) if rng.random() < 0.5 else 10.0 ** rng.uniform(-3, 3)
         variable.assign(np.clip(scale * rng.standard_normal(variable.shape), -3e38, 3e38))
@@ -116,7 +116,7 @@ def _usual(spec: tf.TensorSpec, rng: np.random.Generator) -> NDArray:
 
 
 def _extreme(spec: tf.TensorSpec, rng: np.random.Generator) -> NDArray:
-    """Return one or two extreme numbers, in any order."""
+    """Return one or two extreme numbers, in random order."""
     numbers = rng.choice(EXTREMES if spec.dtype.is_floating else (0, TABLE - 1), rng.integers(1, 3))
     return rng.choice(numbers, spec.shape)
 
@@ -126,7 +126,7 @@ def _stack(shape: tuple[int, ...], *inner: Layer) -> Network:
 
 
 def _frozen(shape: tuple[int, ...], *inner: Layer) -> Network:
-    """Return a model in which a trained layer stands before and behind frozen ones, so that gradients go through."""
+    """Return a model with a trained layer on both sides of frozen ones, so that gradients pass through them."""
     for layer in inner:
         layer.trainable = False
     return _stack(shape, layers.Dense(4, activation="tanh"), *inner)
@@ -157,14 +157,14 @@ MODELS: Mapping[str, tuple[Callable[[], Network], int, int]] = {
     "trained convolution": (lambda: _stack((12, 12, 2), layers.Conv2D(8, 3), layers.MaxPooling2D()), 16, 1),
     "trained recurrence": (lambda: _stack((5, 3), layers.GRU(6, use_cudnn=False)), 16, 1),
 }
-"""By name: what builds a model, B, and the most examples of a unit. Calls have from 18 to 189 places."""
+"""By name: builder of the model, B, and the most examples of a unit. Calls have from 18 to 189 places."""
 
 
 def tried(until: float) -> dict[str, Trial | TrialInTurn]:
-    """Return trials of all models, in turn until the time is up. Each has a case at least.
+    """Return trials of all models, run in turn until the deadline. Each has at least one case.
 
     Args:
-        until: a time of `time.monotonic`.
+        until: deadline, a time of `time.monotonic`.
     """
     use_single_precision()
     trials = {name: _trial(*given) for name, given in MODELS.items()}
@@ -182,7 +182,7 @@ def _trial(build: Callable[[], Network], size: int, cap: int) -> Trial | TrialIn
 
 
 def computes_on() -> str:
-    """Return the device that TensorFlow computes on: `CPU:0`, or a GPU with its name where TensorFlow knows it."""
+    """Return TensorFlow's device: `CPU:0`, or a GPU with its name if TensorFlow has it."""
     device = tf.linalg.matmul(tf.eye(2), tf.eye(2)).device.rpartition("device:")[2]
     gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     return " ".join([device, *(gpu["device_name"] for gpu in gpus if "device_name" in gpu)])
@@ -203,5 +203,5 @@ def told(trials: Mapping[str, Trial | TrialInTurn]) -> Iterator[str]:
 
 
 def are_broken(trials: Mapping[str, Trial | TrialInTurn]) -> bool:
-    """Return whether a row changed or a call differed, in any trial."""
+    """Return True if a row changed or a call differed, in any trial."""
     return any(trial.changed or trial.differed for trial in trials.values())

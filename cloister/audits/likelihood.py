@@ -1,4 +1,4 @@
-"""Likelihood ratios under Gaussians that are fitted to shadow runs."""
+"""Likelihood ratios under Gaussians fitted to shadow runs."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,18 +6,18 @@ from scipy import stats
 
 Scores = NDArray[np.float64]
 SMALLEST = 1e-12
-"""Of a standard deviation, in units of the values' own size: runs that repeat exactly have none."""
+"""Smallest standard deviation, in units of the values' own size: exactly repeated runs would have 0."""
 
 
 def cross_fitted(present: Scores, absent: Scores) -> tuple[Scores, Scores]:
-    """The logarithm of the likelihood ratio of each value, under Gaussians fitted to the other half of the values.
+    """Compute the log likelihood ratio of each value, under Gaussians fitted to the other half of the values.
 
     Args:
         present: values of one kind, shape (m,), m > 1.
         absent: values of the other kind, shape (n,), n > 1.
 
     Returns:
-        Ratios of shapes (m,) and (n,): positive where a value speaks for `present`.
+        Ratios of shapes (m,) and (n,): positive where a value supports `present`.
     """
     found = np.empty(len(present)), np.empty(len(absent))
     for half in (0, 1):
@@ -28,21 +28,21 @@ def cross_fitted(present: Scores, absent: Scores) -> tuple[Scores, Scores]:
 
 
 def ratios(values: Scores, present: Scores, absent: Scores) -> Scores:
-    """ln N(value; fit of `present`) - ln N(value; fit of `absent`), shape of `values`.
+    """Compute ln N(value; fit of `present`) - ln N(value; fit of `absent`), shape of `values`.
 
     Args:
-        values: to be judged.
-        present, absent: that the Gaussians are fitted to.
+        values: scored values.
+        present, absent: values to which the Gaussians are fitted.
     """
     return log_density(values, present) - log_density(values, absent)
 
 
 def log_density(values: Scores, fitted: Scores) -> Scores:
-    """The logarithm of a Gaussian's density.
+    """Compute the logarithm of a Gaussian's density.
 
     Args:
-        values: where.
-        fitted: what the Gaussian is fitted to.
+        values: points of evaluation.
+        fitted: values to which the Gaussian is fitted.
     """
     size = float(np.abs(fitted).max()) or 1.0
     found: Scores = stats.norm.logpdf(values, fitted.mean(), max(float(fitted.std()), SMALLEST * size))

@@ -1,8 +1,8 @@
-"""Membership inference on a finished model: which examples, and whose, was it trained on?
+"""Membership inference audit of a finished model: its training examples, and its clients.
 
-The attacker knows the examples (members and others, mixed), the configuration and the model, and trains shadow models
-on random parts of the examples by the same federation. Scores of single examples are of unit `example`. Those of unit
-`client` are means over a tenth of a client's examples: was this client's data used?
+The attacker has the examples (members and others, mixed), the configuration and the model. It trains shadow models on
+random parts of the examples by the same federation. Scores of single examples have unit `example`. Scores of unit
+`client` are means over a tenth of a client's examples, as evidence that this client's data was used.
 """
 
 from collections.abc import Iterator
@@ -24,15 +24,15 @@ LOSS, ONLINE, OFFLINE, ROBUST = "loss threshold", "LiRA, online", "LiRA, offline
 OF_CLIENTS = "LiRA, online, on a tenth of a client"
 PICTURE = "audit-membership.png"
 ENOUGH = 4
-"""Sets of examples of each kind, below which nothing is said about clients."""
+"""Fewest sets of examples of each kind for figures about clients."""
 
 
 def evidence(pool: Pool, seen: Seen, seed: int) -> Iterator[Evidence]:
-    """The attacks on what was seen.
+    """Yield the evidence of each attack.
 
     Args:
-        pool: of examples; the attacks have to find its members.
-        seen: what the models say of them.
+        pool: of examples; the attacks must find its members.
+        seen: the models' confidences in them.
         seed: of the bootstrap.
     """
     found = {LOSS: seen.loss_threshold(), ONLINE: seen.lira_online(), OFFLINE: seen.lira_offline()}
@@ -44,7 +44,7 @@ def evidence(pool: Pool, seen: Seen, seed: int) -> Iterator[Evidence]:
 
 
 def _by_client(pool: Pool, seen: Seen, seed: int) -> Iterator[Evidence]:
-    """One attack on sets of a tenth of a client's examples, where there are sets enough."""
+    """Yield one attack on sets of a tenth of a client's examples, if there are enough sets."""
     scores, inside = seen.lira_online(), pool.member
     size = max(1, round(SHARE * inside.sum() / len(np.unique(pool.owners))))
     present, absent = (grouped(scores[kind], pool.owners[kind], size) for kind in (inside, ~inside))
@@ -53,31 +53,31 @@ def _by_client(pool: Pool, seen: Seen, seed: int) -> Iterator[Evidence]:
 
 
 class MembershipInference:
-    """The audit: four attacks on single examples and one on clients, with their controls."""
+    """The membership inference audit: four attacks on single examples and one on clients, with their controls."""
 
     name = "membership-inference"
 
     def misfit(self, run: FinishedRun) -> str:
-        """Why there is nothing to attack.
+        """Return the reason why the run cannot be attacked; empty if it can.
 
         Args:
-            run: that is audited.
+            run: audited run.
         """
         if run.config.task.group:
             return "it protects groups of examples, and this attack is about single ones"
         return run.without_examples
 
     def conduct(self, run: FinishedRun, effort: Effort) -> Finding:
-        """Attack the model that the run kept.
+        """Attack the final model of the run.
 
         Args:
-            run: that is audited.
-            effort: how many shadow models there may be.
+            run: audited run.
+            effort: number of shadow models.
         """
         pool, shadow = Pool.of(run, effort.seed), Shadow(run.config)
         target = run.model().arrays()
         start = run.released().get(0) or shadow.initial(run.seed)
-        # A model that learns by heart takes one round, and there are as many of them.
+        # Each overfitted model takes one round, and their number is the same.
         effort.progress.expect(effort.shadows * (run.config.num_rounds + 1), OF_SHADOWS, run.seconds_a_round)
         seen = pool.seen(target, shadow, start, effort.shadows, effort.seed, effort.progress)
         attacks = list(evidence(pool, seen, effort.seed))
@@ -91,7 +91,7 @@ class MembershipInference:
 
 
 def _that_succeed(run: FinishedRun, pool: Pool, effort: Effort) -> list[Control]:
-    """The same attacks on a model that learnt a few examples by heart."""
+    """Return controls of the attacks on a model overfitted to a few examples."""
     few, shadow = Pool.small(pool, effort.seed), by_heart(run)
     target = few.trained(shadow, few.member, effort.seed, None)
     seen = few.seen(target, shadow, None, effort.shadows, effort.seed + 1, effort.progress)
@@ -99,10 +99,10 @@ def _that_succeed(run: FinishedRun, pool: Pool, effort: Effort) -> list[Control]
 
 
 def _that_fail(pool: Pool, seen: Seen, effort: Effort) -> list[Control]:
-    """The same attacks on a model for which members and others were exchanged at random.
+    """Return controls of the attacks on a model with randomly exchanged members and others.
 
-    It is one of the shadow models. That those whom the run trained on look different to it would show that members
-    and others differ by more than their membership.
+    It is one of the shadow models. If its scores for the run's members differ from those for the others, members and
+    others differ by more than their membership.
     """
     blind = evidence(pool, seen.against(0), effort.seed)
     return [each.has_to_fail("members exchanged at random") for each in blind]

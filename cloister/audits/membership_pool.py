@@ -1,4 +1,4 @@
-"""Examples of which some were in a run's training sets, and models trained on others of them."""
+"""Pool of examples, some from a run's training sets, and shadow models trained on parts of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from cloister.tasks.base import Examples, Task
 
 Arrays = Mapping[str, NDArray]
 FEW, EPOCHS = 60, 200
-"""Examples of an overfitted model, and how often it sees each."""
+"""Training examples of an overfitted model, and its epochs."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Examples that an attacker knows, without knowing which ones were trained on.
+    """Examples that the attacker has, without their membership.
 
     Attributes:
-        task: that they belong to.
+        task: of the examples.
         examples: n of them, in random order.
-        owners: whose each is, or would have been, shape (n,).
-        member: which ones the model under attack was trained on, shape (n,).
+        owners: actual or hypothetical client of each, shape (n,).
+        member: True for the training examples of the attacked model, shape (n,).
     """
 
     task: Task
@@ -37,14 +37,16 @@ class Pool:
 
     @classmethod
     def of(cls, run: FinishedRun, seed: int) -> "Pool":
-        """What clients trained on and what they kept back; and the server's examples where all are dealt alike.
+        """Return the clients' training and test examples as a pool.
+
+        The server's examples are added if the partition is iid, or if no client has test examples.
 
         Args:
-            run: that is audited.
-            seed: of the order, and of who would have had an example of the server.
+            run: audited run.
+            seed: of the order, and of the hypothetical owners of the server's examples.
 
         Raises:
-            DataError: no example was kept back from training.
+            DataError: every example was used for training.
         """
         data = dealt(run.config, run.clients, run.seed)
         trained, kept = [each.train for each in data], [each.test for each in data]
@@ -63,10 +65,10 @@ class Pool:
 
     @classmethod
     def small(cls, pool: "Pool", seed: int) -> "Pool":
-        """A few of the examples, for a model that learns them by heart; half of them are members.
+        """Return a few of the examples, half of them members, for a model that overfits them.
 
         Args:
-            pool: that they are taken from.
+            pool: source of the examples.
             seed: of the draw.
         """
         count = min(2 * FEW, len(pool.examples))
@@ -75,7 +77,7 @@ class Pool:
         return cls(pool.task, pool.examples.take(chosen), np.zeros(count, np.intp), member)
 
     def parts(self, inside: Inside) -> list[Examples]:
-        """The examples inside, by their owners.
+        """Return the chosen examples, by their owners.
 
         Args:
             inside: shape (n,).
@@ -86,15 +88,15 @@ class Pool:
     def seen(
         self, target: Arrays, shadow: Shadow, start: Arrays | None, shadows: int, seed: int, progress: Progress
     ) -> Seen:
-        """What the target and shadow models say of the examples.
+        """Compute the confidences of the target and of newly trained shadow models.
 
         Args:
-            target: the arrays of the model under attack.
+            target: the arrays of the attacked model.
             shadow: the federation that trains shadow models.
-            start: the model that it begins with; None: one of its own.
-            shadows: how many models to train.
-            seed: of who is in which model, and of shuffles.
-            progress: takes note of each round.
+            start: its initial model; None: one drawn by the federation.
+            shadows: number of models to train.
+            seed: of the models' training sets, and of shuffles.
+            progress: counts each round.
         """
         inside = drawn(int(self.member.sum()), len(self.examples), shadows, seed)
         seeds = np.random.SeedSequence(seed).generate_state(shadows) >> 1
@@ -105,22 +107,22 @@ class Pool:
         return Seen(self.judged(shadow, target), np.stack([self.judged(shadow, model) for model in models]), inside)
 
     def trained(self, shadow: Shadow, inside: Inside, seed: int, start: Arrays | None) -> Arrays:
-        """The last model of a federation on some of the examples.
+        """Train a federation on some of the examples, and return its last model.
 
         Args:
             shadow: the federation.
             inside: the examples, shape (n,).
             seed: of shuffles.
-            start: the model that it begins with; None: one of the seed.
+            start: the initial model; None: one of the seed.
         """
         parts: Sequence[Examples | None] = [part if len(part) else None for part in self.parts(inside)]
         return shadow.run(parts, seed, start)[-1]
 
     def judged(self, shadow: Shadow, arrays: Arrays) -> Scores:
-        """How sure a model is of each example.
+        """Compute a model's confidence in the right answer for each example.
 
         Args:
-            shadow: whose model predicts.
+            shadow: provides the model that predicts.
             arrays: of the model.
         """
         model = shadow.model
@@ -129,10 +131,10 @@ class Pool:
 
 
 def by_heart(run: FinishedRun) -> Shadow:
-    """A federation of one client without privacy that sees its few examples again and again.
+    """Return a federation of one client without privacy, which trains for many epochs on its few examples.
 
     Args:
-        run: whose task and model it has.
+        run: with the task and model.
     """
     return one_client(run.config, epochs=EPOCHS)
 

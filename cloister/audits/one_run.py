@@ -1,15 +1,16 @@
-"""Lower bounds on ε from one run: what the scores of canaries tell of their coins.
+"""Lower bounds on ε from one run, by the scores and coins of its canaries.
 
-m canaries took part or not as independent fair coins decided, and the releases gave each a score. Two bounds follow:
+Independent fair coins determine which of m canaries take part, and the releases give each a score. Two bounds follow:
 
-- **Distribution-free.** A number of coins that was fixed beforehand is guessed, those with the clearest scores.
-  (ε, δ)-DP limits how many guesses are right. It rests on nothing else. r guesses show an ε of at most about ln(r/3).
-- **Gaussian shape.** If the scores of those present and of those absent are normal with one spread, as under Gaussian
-  noise, then how far their means lie apart is μ of one Gaussian release. 1,000 canaries show most of its ε.
+- **Distribution-free.** A number of coins, fixed beforehand, is guessed: those with the most extreme scores. (ε, δ)-DP
+  limits the number of right guesses. There is no other assumption. r guesses show an ε of at most about ln(r/3).
+- **Gaussian shape.** Assume that the scores of present and of absent canaries are normal with one standard deviation,
+  as under Gaussian noise. Then the distance of their means is μ of one Gaussian release. 1,000 canaries show most of
+  its ε.
 
 A claim below a bound is false, with the confidence stated (for the second: if the shape is right). A bound below the
-claim proves nothing. The spread of the scores is estimated from them, never taken from what the noise is said to be:
-other canaries and the clients themselves add to it.
+claim proves nothing. The standard deviation is estimated from the scores, never derived from the stated noise: other
+canaries and the clients add to it.
 
 Sources: Steinke, Nasr, Jagielski (2023), arXiv:2305.08846, Theorem 5.2; Nasr et al. (2023), arXiv:2302.07956, for the
 Gaussian shape; Dong, Roth, Su (2022), arXiv:1905.02383, for μ.
@@ -27,9 +28,9 @@ from cloister.privacy.accounting.accountants import gaussian_epsilon
 
 CONFIDENCE = 0.95
 LARGEST = 700.0
-"""No ε above it is looked for: e^ε would not be a number."""
+"""Largest ε of the search: above it, e^ε overflows."""
 QUANTILES = np.linspace(-7, 7, 281)
-"""Of a normal number, at which a spread is looked at to average over it."""
+"""Normal quantiles for the numerical average over the estimated standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,12 @@ class OneRun:
     """Coins and scores of one run.
 
     Attributes:
-        coins: whether each canary took part, shape (m,).
+        coins: True for each canary that took part, shape (m,).
         scores: evidence that it did, shape (m,).
-        guesses: r ≤ m, even: how many coins are guessed. It has to be fixed before anybody looks at scores.
+        guesses: r ≤ m, even: number of guessed coins. It must be fixed before the scores are read.
 
     Raises:
-        ConfigError: shapes differ, r is no such number, or a score is not finite.
+        ConfigError: shapes differ, r is out of range or odd, or a score is not finite.
     """
 
     coins: NDArray[np.bool_]
@@ -57,32 +58,34 @@ class OneRun:
 
     @property
     def right(self) -> int:
-        """v: how many guesses are right: that the r/2 highest scores are of those present, the r/2 lowest of others."""
+        """Return v, the number of right guesses: present for the r/2 highest scores, absent for the r/2 lowest."""
         order, half = np.argsort(self.scores, kind="stable"), self.guesses // 2
         return int(self.coins[order[len(order) - half :]].sum() + (~self.coins[order[:half]]).sum())
 
     def distribution_free(self, delta: float, confidence: float = CONFIDENCE) -> float:
-        """A lower bound on the ε(δ) of the run.
+        """Return a lower bound on the ε(δ) of the run.
 
         Args:
             delta: δ, from 0 to below 1.
             confidence: above 0 and below 1.
 
         Guarantee: if the run is (ε, δ)-DP for adding or removing any one canary, this is above ε with probability at
-            most 1 - `confidence`, whatever the distribution of the scores.
+            most 1 - `confidence`, for every distribution of the scores.
 
         Source: Steinke et al. (2023), Theorem 5.2.
         """
         return guessing_bound(len(self.coins), self.guesses, self.right, delta, confidence)
 
     def shift(self, confidence: float = CONFIDENCE) -> float:
-        """A lower bound on μ: how far the mean scores of both kinds lie apart, in units of the spread within a kind.
+        """Return a lower bound on μ.
+
+        μ is the distance between the mean scores of both kinds, in standard deviations within a kind.
 
         Args:
             confidence: above 0 and below 1.
 
-        Guarantee: if scores are independent and normal with one spread, and their means lie μ spreads apart, this is
-            above μ with probability 1 - `confidence`: it inverts the noncentral t distribution.
+        Guarantee: if scores are independent and normal with one standard deviation, and their means are μ of these
+            apart, this is above μ with probability 1 - `confidence`: it inverts the noncentral t distribution.
         """
         _check(0.0, confidence)
         present, absent = self.scores[self.coins], self.scores[~self.coins]
@@ -90,21 +93,23 @@ class OneRun:
             return 0.0
         freedom = len(self.scores) - 2
         spread = math.sqrt((len(present) * present.var() + len(absent) * absent.var()) / freedom)
-        unit = math.sqrt(1 / len(present) + 1 / len(absent))  # deviation of a difference of means, in spreads
+        unit = math.sqrt(1 / len(present) + 1 / len(absent))  # of a difference of means, in units of `spread`
         apart = float(present.mean() - absent.mean())
         if spread <= abs(apart) * np.finfo(np.float32).eps:
             return math.inf if apart > 0 else 0.0
         return max(0.0, unit * least_noncentrality(apart / (spread * unit), freedom, confidence))
 
     def gaussian(self, delta: float, confidence: float = CONFIDENCE) -> float:
-        """A lower bound on the ε(δ) of the run, under the Gaussian shape: that of one Gaussian release with `shift`.
+        """Return a lower bound on the ε(δ) of the run, under the Gaussian shape.
+
+        It is the ε of one Gaussian release with μ = `shift`.
 
         Args:
             delta: δ, above 0 and below 1.
             confidence: above 0 and below 1.
 
-        Guarantee: that of `shift`, for a run that is one Gaussian mechanism in all, as rounds of Gaussian noise
-            without a draw are. It says nothing of other runs.
+        Guarantee: that of `shift`, for a run that is in total one Gaussian mechanism, such as rounds of Gaussian noise
+            without a draw. It does not apply to other runs.
         """
         _check(delta, confidence)
         mu = self.shift(confidence)
@@ -112,7 +117,9 @@ class OneRun:
 
 
 def guessing_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The largest ε of which so many right guesses would be less likely than 1 - `confidence`; 0 if there is none.
+    """Return the largest ε that the right guesses refute; 0 if there is none.
+
+    Under a refuted ε, this many right guesses have a probability below 1 - `confidence`.
 
     Args:
         canaries: m.
@@ -134,7 +141,7 @@ def guessing_bound(canaries: int, guesses: int, right: int, delta: float, confid
 
 
 def chance_of_guesses(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """At most how likely an (ε, δ)-DP run makes it that v or more of r guesses of coins are right.
+    """Bound the probability that at least v of r guesses of coins are right in an (ε, δ)-DP run.
 
     P[W ≥ v] + 2mδ·max over i of P[v > W ≥ v - i]/i, where W is binomial, of r guesses that are each right with
     probability e^ε/(1 + e^ε).
@@ -152,13 +159,14 @@ def chance_of_guesses(canaries: int, guesses: int, right: int, epsilon: float, d
 
 
 def least_noncentrality(t: float, freedom: int, confidence: float) -> float:
-    """λ of which Student's statistic is at least t with probability 1 - `confidence`; any smaller one is refuted.
+    """Return the smallest noncentrality λ that t does not refute.
 
-    The chance is Φ(λ - t·s) on average over the spread s, which is √(χ²/freedom). The average is taken by the trapezoid
-    rule over normal quantiles of s: closed forms give up where canaries are told apart without fail.
+    For λ, Student's statistic is at least t with probability 1 - `confidence`; smaller values are refuted. This
+    probability is the mean of Φ(λ - t·s) over the standard deviation s, which is √(χ²/freedom). The mean is computed by
+    the trapezoid rule over normal quantiles of s: closed forms fail for canaries that are perfectly distinguishable.
 
     Args:
-        t: the statistic that was found.
+        t: the observed statistic.
         freedom: its degrees of freedom.
         confidence: above 0 and below 1.
     """

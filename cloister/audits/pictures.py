@@ -1,4 +1,4 @@
-"""Pictures of findings. Matplotlib is imported when one is drawn."""
+"""Pictures of findings. Matplotlib is imported on the first drawing."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cloister.core.files import atomic_path
 
 INCHES, LETTERS = 1.1, 17
-"""Of an image in a table of images, and in a line above it."""
+"""Size of an image in a table of images, and letters in a line of its caption."""
 
 
 def roc_picture(place: Path, curves: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How far an audit is, and about how long the rest takes: a bar in a terminal, a line now and then in a pipe."""
+"""Progress of an audit, with the estimated remaining time: a bar in a terminal, some lines in a pipe."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,17 +12,17 @@ from rich.table import Table
 from cloister.core.terminal import can_show, spoken
 
 LINES = 8
-"""That a pipe gets of one audit, at most."""
+"""Most progress lines of one audit in a pipe."""
 REFRESHES = 2
-"""A second."""
+"""Per second."""
 
 
 class Progress:
-    """Takes note of how far the audit is that goes on, and tells it.
+    """Counter of an audit's completed units, with display.
 
     Args:
-        console: where it is told; None: nowhere.
-        clock: seconds.
+        console: output; None: no display.
+        clock: returns seconds.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class Progress:
 
     @contextmanager
     def audit(self, name: str) -> Iterator[None]:
-        """The block in which an audit goes on.
+        """Start the progress of an audit, and show it during the block.
 
         Args:
             name: of the audit.
@@ -48,28 +48,28 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the audit began."""
+        """Seconds since the audit began."""
         return self._clock() - self._begun
 
     def expect(self, amount: float, unit: str, each: float | None = None) -> None:
-        """Say what the audit is going to do, and about how long it takes.
+        """Set the planned work of the audit, and print its estimated duration.
 
         Args:
-            amount: how many units, above 0.
-            unit: what they are, in words.
-            each: seconds that one takes; None: not known before the first.
+            amount: number of units, above 0.
+            unit: their name, in words.
+            each: seconds per unit; None: unknown before the first.
         """
-        # What an audit does before its units, such as to import a library, says nothing about them.
+        # Work before the units, such as importing a library, is excluded from the estimate.
         self._amount, self._done, self._counted_from = amount, 0.0, self._clock()
         self._expected = None if each is None else amount * each
         about = "how long they take is seen at the first" if each is None else f"about {spoken(amount * each)}"
         self._say(f"{self._name}: {amount:g} {unit}, {about}")
 
     def step(self, amount: float = 1.0) -> None:
-        """Take note of units that are done.
+        """Count units as done.
 
         Args:
-            amount: how many.
+            amount: number of units.
         """
         before, self._done = self._done, self._done + amount
         passed = self._amount and int(LINES * self._done / self._amount) > int(LINES * before / self._amount)
@@ -77,7 +77,7 @@ class Progress:
             self._say(f"{self._name}: {self._standing()}")
 
     def left(self) -> float | None:
-        """About how many seconds the rest takes; None before that can be said."""
+        """Estimate the remaining seconds; None before an estimate is possible."""
         taken = self._clock() - self._counted_from
         if self._done:
             return taken * max(0.0, self._amount - self._done) / self._done

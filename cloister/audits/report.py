@@ -1,4 +1,4 @@
-"""What an audit has to say: `audit.json`, the lines for a person, and the two lines for a report of the run."""
+"""Output of an audit: `audit.json`, the lines for people, and the two lines for a report of the run."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from cloister.privacy.claims.server import RUN
 
 FILE = "audit.json"
 ADD_OR_REMOVE = "add-or-remove"
-"""In `privacy.json`: the relation that attacks are about."""
+"""Relation in `privacy.json` that attacks test."""
 NAMES = {
     "auc": "AUC",
     "epsilon": "ε at least",
@@ -30,13 +30,13 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Audited:
-    """Everything that was found out about one run.
+    """All findings about one run.
 
     Attributes:
         path: of the run directory.
         privacy: the content of its `privacy.json`.
-        findings: of the audits that were made.
-        skipped: those that were not.
+        findings: of the audits that ran.
+        skipped: the audits that did not run.
     """
 
     path: Path
@@ -46,12 +46,12 @@ class Audited:
 
     @property
     def lines(self) -> tuple[str, str]:
-        """What is claimed, and what was measured: the two lines for a report."""
+        """Return the two lines for a report: the claim, and the measured figures."""
         return f"claimed: {claimed(self.privacy)}", f"measured: {measured(self.findings)}"
 
     @property
     def contradicted(self) -> tuple[Measured, ...]:
-        """Lower bounds on ε above what is claimed for the same unit: each contradicts it, with its confidence."""
+        """Return the lower bounds on ε above the claim for the same unit: each contradicts it, with its confidence."""
         sound = [item for item in _claims(self.privacy) if item.get("relation") == ADD_OR_REMOVE]
         found = []
         for bound in (item for finding in self.findings for item in finding.borne_out("epsilon")):
@@ -61,7 +61,7 @@ class Audited:
         return tuple(found)
 
     def write(self) -> Path:
-        """Write `audit.json` into the run directory, whole."""
+        """Write `audit.json` into the run directory, atomically."""
         place = self.path / FILE
         facts = {
             "rounds": self.privacy.get("rounds"),
@@ -75,7 +75,7 @@ class Audited:
         return place
 
     def show(self, console: Console) -> None:
-        """Print a table and a sentence for each audit, and the two lines."""
+        """Print a table and a sentence for each audit, and the two lines of the report."""
         for finding in self.findings:
             console.print(_table(finding))
             console.print(finding.in_sum)
@@ -88,18 +88,18 @@ class Audited:
         for bound in self.contradicted:
             console.print(f"the claim is contradicted, {_sure(bound)}: {in_words(bound)}")
         for line in self.lines:
-            console.print(clean(line))  # what is claimed comes from the directory
+            console.print(clean(line))  # the claim is text from the run directory
 
 
 def earlier(path: Path, privacy: Mapping[str, object]) -> list[Finding]:
-    """What `audit.json` holds, unless the run was resumed since: its models are others then.
+    """Read the findings in `audit.json`; empty if the run was resumed since, because its models differ then.
 
     Args:
         path: of the run directory.
         privacy: the content of its `privacy.json`.
 
     Raises:
-        ConfigError: the file is not what an audit writes.
+        ConfigError: the file is not in the format of an audit.
     """
     place = path / FILE
     if not place.is_file():
@@ -112,7 +112,7 @@ def earlier(path: Path, privacy: Mapping[str, object]) -> list[Finding]:
 
 
 def claimed(privacy: Mapping[str, Any]) -> str:
-    """What a run claims, in a line: of several figures about itself the largest.
+    """Format the claim of a run in a line; of several figures about the run itself, the largest.
 
     Args:
         privacy: the content of its `privacy.json`.
@@ -129,7 +129,7 @@ def claimed(privacy: Mapping[str, Any]) -> str:
 
 
 def measured(findings: tuple[Finding, ...]) -> str:
-    """The strongest figures of attacks whose controls did as expected, in a line.
+    """Format the strongest figures of attacks whose controls were met, in a line.
 
     Args:
         findings: of all audits.
@@ -139,13 +139,13 @@ def measured(findings: tuple[Finding, ...]) -> str:
 
 
 def in_words(item: Measured) -> str:
-    """A figure with its interval, the attack, and what it rests on.
+    """Format a figure with its interval, the attack, and its assumption.
 
     Args:
         item: the figure.
     """
     if item.quantity == "epsilon":
-        # A larger δ, or more confidence, would make a bound from below say more than was measured.
+        # δ and the confidence are rounded down: larger ones would strengthen the lower bound.
         told = f"ε ≥ {at_least(item.value, 3)} at δ = {at_least(item.delta or 0)}, {_sure(item)}"
     else:
         at = "" if item.alarms is None else f" at {100 * item.alarms:g} % false alarms"
@@ -157,25 +157,25 @@ def in_words(item: Measured) -> str:
 
 
 def _sure(item: Measured) -> str:
-    """How sure a bound is, rounded down."""
+    """Format the confidence of a bound, rounded down."""
     return f"{percent_at_least(item.confidence or 0)} sure"
 
 
 def _claims(privacy: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Sound figures of the run itself, of the server's mechanism and of the clients'."""
+    """Yield the figures of the server's and the clients' mechanisms with status sound or conditional."""
     for mechanism in (privacy, privacy.get("clients") or {}):
         if mechanism.get("status") in ("sound", "conditional"):
             yield from _figures(mechanism)
 
 
 def _figures(mechanism: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Figures with an ε that are about the run itself: those over other runs too are about more than was audited."""
-    # DP-SGD is about one unit, after which the size of a client is called; what it says of others is a by-product.
+    """Return the figures with an ε about the run itself: figures over further runs cover more than was audited."""
+    # DP-SGD claims one unit, which names the size of a client; its figures for other units are by-products.
     by_size = ((size, item) for size in mechanism.get("by-examples", ()) for item in size.get("claims", ()))
     sizes = [item for size, item in by_size if f"{item['unit']}s" in size]
     found = [item for item in (*mechanism.get("claims", ()), *sizes) if item.get("epsilon") is not None]
     of_run = [item for item in found if item.get("scope") == RUN] or found
-    # What an attack measures is the same relation: somebody's data count or not.
+    # An attack measures this relation: the data of one unit are added or removed.
     return [item for item in of_run if item.get("relation") == ADD_OR_REMOVE] or of_run
 
 
@@ -203,6 +203,6 @@ def _cells(name: str, item: Measured) -> tuple[str, str, str, str]:
 
 
 def _warnings(finding: Finding) -> Iterator[str]:
-    """A sentence for each attack that did not do as expected on its controls."""
+    """Yield a sentence for each attack that missed one of its controls."""
     for attack in dict.fromkeys(control.measured.attack for control in finding.controls if not control.met):
         yield f"{attack}: shows nothing here, since it does not do on its controls what it has to"

@@ -1,8 +1,8 @@
-"""How well scores tell two kinds apart: AUC, ROC points, hits at few false alarms, each with a bootstrap interval.
+"""Distinguishability of two kinds of scores: AUC, ROC points, hits at few false alarms, with bootstrap intervals.
 
-Scores are higher for what the attacker looks for. Sources: Hanley, McNeil (1982), Radiology 143(1), for the AUC as the
-probability that a score of one kind exceeds one of the other; Efron (1979) for the bootstrap; Carlini et al. (2022),
-arXiv:2112.03570, §III, for why hits count at few false alarms, and on a logarithmic scale.
+Scores are higher for the kind that the attacker searches. Sources: Hanley, McNeil (1982), Radiology 143(1), for the AUC
+as the probability that a score of one kind exceeds one of the other; Efron (1979) for the bootstrap; Carlini et al.
+(2022), arXiv:2112.03570, §III, for hits at few false alarms, and for the logarithmic scale.
 """
 
 from collections.abc import Callable
@@ -19,25 +19,25 @@ Scores = NDArray[np.float64]
 Statistic = Callable[[Scores, Scores], float]
 RESAMPLES = 1000
 FEW_ALARMS = (0.001, 0.01)
-"""Rates of false alarms at which hits are counted."""
+"""Rates of false alarms for the rates of hits."""
 STRICT = 0.999
-"""Confidence of the interval that a control which has to fail is judged by: 95 % would raise an alarm in 20 audits."""
+"""Confidence of the interval for controls that must fail: 95 % would raise a false alarm in one of 20 audits."""
 FEW_ROWS = 10
-"""Scores or runs of a kind, below which resampling knows too little of their spread to raise an alarm."""
+"""Fewest scores or runs of a kind for a control by resampling alone: with fewer, their spread is underestimated."""
 POINTS = 50
-"""Of a ROC curve, evenly spread over the logarithm of the rate of false alarms."""
+"""Points of a ROC curve, evenly spaced on a logarithmic scale of false alarms."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Scores of those the attacker looks for, and of all others.
+    """Scores of the kind that the attacker searches, and of the other kind.
 
     Attributes:
-        attack: which attack made them.
-        unit: about whom it learns something.
-        present: of members, or of runs with the client, shape (m,); or (m, k) where k scores are of one run and depend
-            on each other: they are resampled together.
-        absent: of the others, shape (n,) or (n, k).
+        attack: name of the attack.
+        unit: unit about which it learns.
+        present: of members, or of runs with the client, shape (m,). Or (m, k) for k dependent scores per run, which are
+            resampled together.
+        absent: of the other kind, shape (n,) or (n, k).
         seed: of the resamples.
     """
 
@@ -52,7 +52,7 @@ class Evidence:
             raise ConfigError(f"{self.attack}: scores of both kinds are needed to tell them apart")
 
     def auc(self, confidence: float = 0.95) -> Measured:
-        """The AUC with its interval.
+        """Compute the AUC with its interval.
 
         Args:
             confidence: of the interval.
@@ -64,7 +64,7 @@ class Evidence:
         return Measured(self.attack, "auc", value, self.unit, low, high)
 
     def hits(self, alarms: float) -> Measured:
-        """The rate of hits at a rate of false alarms, with its interval.
+        """Compute the rate of hits at a rate of false alarms, with its interval.
 
         Args:
             alarms: largest rate of false alarms.
@@ -78,29 +78,29 @@ class Evidence:
         return Measured(self.attack, "tpr", value, self.unit, low, high, alarms=alarms)
 
     def figures(self) -> list[Measured]:
-        """The AUC, and for single examples the hits at few false alarms: at none, where there are too few others."""
+        """Return the AUC, and for single examples the rates of hits at few false alarms."""
         few = FEW_ALARMS if self.unit == "example" else ()
         return [self.auc(), *(self.hits(alarms) for alarms in few)]
 
     def curve(self) -> list[tuple[float, float]]:
-        """Points of the ROC curve from one false alarm among all on, for a logarithmic scale."""
+        """Return points of the ROC curve, from one false alarm in all absent scores on, for a logarithmic scale."""
         alarms = np.geomspace(1 / len(self.absent), 1.0, POINTS)
         return [(float(rate), hits_at(self.present, self.absent, float(rate))) for rate in alarms]
 
     def has_to_succeed(self, name: str) -> Control:
-        """A control on which the attack must beat chance.
+        """Return a control that is met if the attack beats chance.
 
         Args:
-            name: what is attacked, in a few words.
+            name: attacked case, in a few words.
         """
         found = self.auc()
         return Control(name, "succeeds", found, found.beats_chance)
 
     def has_to_fail(self, name: str) -> Control:
-        """A control on which the attack must do no better, and no worse, than a guess.
+        """Return a control that is met if the attack is neither better nor worse than a guess.
 
         Args:
-            name: what is attacked, in a few words.
+            name: attacked case, in a few words.
         """
         found, strict = self.auc(), self.auc(STRICT)
         low, high = strict.low or 0.0, strict.high or 1.0
@@ -111,7 +111,7 @@ class Evidence:
 
 
 def auc(present: Scores, absent: Scores) -> float:
-    """The probability that a present one scores above an absent one; ties count half.
+    """Compute the probability that a present score exceeds an absent one; ties count half.
 
     Args:
         present: of any shape.
@@ -123,24 +123,24 @@ def auc(present: Scores, absent: Scores) -> float:
 
 
 def _of_pairs(value: float, pairs: int, confidence: float) -> tuple[float, float]:
-    """An interval where resampling shows no spread, as where all present ones score above all absent ones.
+    """Return an interval for cases in which resampling shows no spread, such as perfect separation.
 
-    Present and absent ones can be paired off, and in each pair the present one scores higher with a probability of the
-    AUC: Clopper-Pearson over so many pairs.
+    Present and absent scores are paired. In each pair the present score is higher with probability AUC. So the interval
+    is that of Clopper-Pearson over this number of pairs.
     """
     tail, count = (1 - confidence) / 2, np.array([round(value * pairs)])
     return float(minimum_rate(count, pairs, tail)[0]), float(maximum_rate(count, pairs, tail)[0])
 
 
 def hits_at(present: Scores, absent: Scores, alarms: float) -> float:
-    """The share of present ones above the lowest threshold that lets no more than this share of absent ones pass.
+    """Return the share of present scores above the lowest threshold that keeps this rate of false alarms.
 
     Args:
         present: shape (m,).
         absent: shape (n,).
-        alarms: the share, from 0 to 1.
+        alarms: largest share of absent scores above the threshold, from 0 to 1.
     """
-    # A rate such as 0.001 is stored a little off: 1,000 absent ones have one alarm in a thousand all the same.
+    # The float of a rate such as 0.001 is inexact: the tolerance still permits one alarm in 1,000 absent scores.
     allowed = int(np.floor(alarms * len(absent) + 1e-9))
     if allowed >= len(absent):
         return 1.0
@@ -151,7 +151,7 @@ def hits_at(present: Scores, absent: Scores, alarms: float) -> float:
 def interval(
     statistic: Statistic, present: Scores, absent: Scores, confidence: float, seed: int
 ) -> tuple[float, float]:
-    """The percentile bootstrap interval of a statistic, each kind resampled by itself, row by row.
+    """Compute the percentile bootstrap interval of a statistic, each kind resampled separately, row by row.
 
     Args:
         statistic: of (present, absent).

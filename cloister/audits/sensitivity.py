@@ -1,9 +1,9 @@
-"""The sensitivity self-test: how far one client moves a release, against what the noise was calibrated for.
+"""Sensitivity self-test: movement of a release by one client, compared with the noise's calibration.
 
-An aggregation is run twice without noise, with and without one client's reply. Whatever the strategy does to a
-release afterwards is post-processing, so what is compared is the release itself: what a decorator in placement
-`update` or `rule` hands to the strategy inside it, and what any other strategy returns. It is pointed at ours to find
-nothing, and at wrappers that noise the output of a stateful strategy to find that they under-noise.
+An aggregation is run twice without noise, with and without one client's reply. The strategy's further processing of a
+release is post-processing, so the releases are compared. For a wrapper in placement `update` or `rule`, the release is
+the input of the wrapped strategy. For any other strategy, it is the returned model. The test must find nothing in
+Cloister's wrappers. It must find too little noise in wrappers that noise the output of a stateful strategy.
 
 Source: the recording and replaying of Cebere et al. (2026), arXiv:2602.17454, reduced to one round.
 """
@@ -29,9 +29,9 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Movement:
-    """L2 distance by which leaving one client out moved the release, and the distance the noise was calibrated for.
+    """L2 distance that removing one client moves the release, and the distance that the noise is calibrated for.
 
-    Rounding the released weights to their dtype is post-processing, but without noise it shows: `rounding` is the L2
+    Rounding the released weights to their dtype is post-processing, but visible without noise. `rounding` is the L2
     norm of one unit in the last place of every weight.
     """
 
@@ -41,7 +41,7 @@ class Movement:
 
     @property
     def sound(self) -> bool:
-        """Whether the noise covers the movement."""
+        """Return True if the noise covers the movement."""
         return self.moved <= self.calibrated + self.rounding
 
 
@@ -56,12 +56,12 @@ def leave_one_out(
     """Aggregate a cohort with and without the client `absent`.
 
     Args:
-        make: a new strategy, its noise switched off.
+        make: returns a new strategy with its noise switched off.
         sent: the global model of the round.
-        models: what each client sends back.
+        models: reply of each client.
         examples: the example count each client reports.
         absent: index of the client that does not reply the second time.
-        calibrated: what the noise of a strategy that is not ours is calibrated for; ours measure it themselves.
+        calibrated: calibrated sensitivity of a third-party strategy; Cloister's strategies measure it themselves.
 
     Examples:
         >>> from flwr.serverapp.strategy import FedAvg
@@ -86,7 +86,7 @@ def leave_one_out(
 def release_of(
     strategy: Strategy, sent: Arrays, models: Sequence[Arrays], examples: Sequence[float], absent: int | None
 ) -> np.ndarray:
-    """What a strategy releases about a cohort in its first round, as one flat vector in float64."""
+    """Return a strategy's release about a cohort in its first round, as one flat vector in float64."""
     rehearsal = Rehearsal(sent, models, examples)
     if not isinstance(strategy, PrivateStrategy) or strategy.mechanism.noises_output:
         return rehearsal.flat(rehearsal.run(strategy, absent))
@@ -97,11 +97,11 @@ def release_of(
 
 
 class Rehearsal:
-    """A first training round whose replies are known beforehand, to be run as often as one likes.
+    """A first training round with given replies, which can be run repeatedly.
 
     Args:
         sent: the global model of the round.
-        models: what each client sends back; client i is node i + 1.
+        models: reply of each client; client i is node i + 1.
         examples: the example count each client reports.
     """
 
@@ -114,26 +114,26 @@ class Rehearsal:
         self._metrics = [MetricRecord({EXAMPLES: count}) for count in examples]
 
     def run(self, strategy: Strategy, absent: int | None = None) -> ArrayRecord | None:
-        """What the strategy makes of the replies of the clients it asks; `absent` does not reply."""
+        """Return the strategy's aggregate of the replies of the clients it asks; `absent` does not reply."""
         asked = list(strategy.configure_train(1, self._sent, ConfigRecord(), self._roster))
         replies = [self._reply(message) for message in asked if message.metadata.dst_node_id - 1 != absent]
         return strategy.aggregate_train(1, replies)[0]
 
     def flat(self, released: ArrayRecord | None) -> np.ndarray:
-        """A released model as one vector in float64."""
+        """Return a released model as one vector in float64."""
         if released is None:
             raise FederationError("the strategy released nothing")
         return np.concatenate(self._layout.rows(from_record(released)), dtype=np.float64)
 
     def _reply(self, message: Message) -> Message:
-        # The records are shared, the content is not: Flower's wrappers put clipped models where replies were.
+        # Records are shared, content is not: Flower's wrappers overwrite replies with clipped models.
         client = message.metadata.dst_node_id - 1
         content = RecordDict({ARRAYS: self._models[client], METRICS: self._metrics[client]})
         return Message(content, reply_to=message)
 
 
 class _Roster:
-    """All that a strategy asks of a grid when it chooses nodes: who is there."""
+    """A grid with node ids only, which a strategy reads to choose nodes."""
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
@@ -143,18 +143,18 @@ class _Roster:
 
 
 class _Tap:
-    """Stands between a decorator and its strategy, and remembers the model the decorator hands on."""
+    """A wrapper between a decorator and its strategy that stores the decorator's output."""
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner
         self.seen: ArrayRecord | None = None
 
     def __getattr__(self, name: str) -> object:
-        # Asked only for what stands nowhere above.
+        # Python calls this only for attributes that _Tap does not define.
         return getattr(self.inner, name)
 
     def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
         (reply,) = list(replies)
-        # A record of its own over the same arrays: Flower's rules take those they read out of the reply.
+        # A separate record over the same arrays: Flower's rules remove arrays from the reply as they read them.
         self.seen = ArrayRecord(dict(reply.content.array_records[ARRAYS]))
         return self.inner.aggregate_train(server_round, [reply])

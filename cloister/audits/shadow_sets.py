@@ -1,4 +1,4 @@
-"""What an attacker on a client has of it: a part of its examples, and how unlike the others it is."""
+"""Data of an attacker on a client: a part of its examples, and the choice of the most distinct client."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,13 +8,13 @@ import numpy as np
 from cloister.tasks.base import Examples
 
 SHARE = 0.1
-"""Of the target's examples that the attacker holds, as published."""
+"""Share of the target's examples that the attacker has, as published."""
 BLUR = 0.2
 """Standard deviation of the noise on a blurred shadow set, in units of its largest input, as published."""
 
 
 def shadow_set(examples: Examples, seed: int) -> Examples:
-    """A tenth of the examples, and one at the least.
+    """Draw a tenth of the examples, at least one.
 
     Args:
         examples: of the target.
@@ -25,7 +25,7 @@ def shadow_set(examples: Examples, seed: int) -> Examples:
 
 
 def blurred(examples: Examples, seed: int) -> Examples:
-    """The examples with Gaussian noise on their inputs: what an attacker has who knows the target only roughly.
+    """Add Gaussian noise to the inputs, for an attacker with inexact data of the target.
 
     Args:
         examples: of the shadow set.
@@ -36,11 +36,11 @@ def blurred(examples: Examples, seed: int) -> Examples:
 
 
 def most_unlike(parts: Sequence[Examples], classes: int) -> int:
-    """The client whose classes are dealt most unlike those of all clients; of equal ones the largest.
+    """Return the client whose class shares differ most from those of all clients; of equal ones the largest.
 
     Args:
         parts: the examples of each client.
-        classes: how many there are; 0: targets are numbers, and the largest client is taken.
+        classes: number of classes; 0: targets are numbers, and the largest client is returned.
     """
 
     def shares(y: np.ndarray) -> np.ndarray:

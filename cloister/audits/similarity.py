@@ -1,4 +1,4 @@
-"""How alike two images look: the structural similarity index.
+"""Similarity of two images: the structural similarity index.
 
 Source: Wang et al. (2004), IEEE Transactions on Image Processing 13(4), with a flat window instead of a Gaussian one
 and unbiased covariances, as scikit-image has it.
@@ -9,12 +9,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 WINDOW = 7
-"""Pixels on a side."""
+"""Pixels per side of a window."""
 K1, K2 = 0.01, 0.03
 
 
 def ssim(one: NDArray, other: NDArray) -> float:
-    """The mean structural similarity of two grey images: 1 for equal ones, about 0 for unrelated ones.
+    """Return the mean structural similarity of two grey images: 1 for equal ones, about 0 for unrelated ones.
 
     Args:
         one: shape (height, width), each at least 7, values from 0 to 1.
@@ -31,5 +31,5 @@ def ssim(one: NDArray, other: NDArray) -> float:
 
 
 def _windows(image: NDArray) -> NDArray[np.float64]:
-    """Every window of an image as a row."""
+    """Return every window of an image as a row."""
     return sliding_window_view(image.astype(np.float64), (WINDOW, WINDOW)).reshape(-1, WINDOW**2)

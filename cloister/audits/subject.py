@@ -1,4 +1,4 @@
-"""The run that is audited: what its directory says about it."""
+"""Audited run, as its directory describes it."""
 
 import json
 import zipfile
@@ -19,19 +19,19 @@ from cloister.tasks.making import model_of, named_task
 
 Arrays = Mapping[str, NDArray]
 MAX_CLIENTS = 10**6
-"""Clients that a simulation may have had: somebody else may have written any number into the directory."""
+"""Most clients of a simulation: the directory may be from an untrusted source, with any number."""
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has ended, as its directory holds it.
+    """A run that has ended, as its directory describes it.
 
     Attributes:
         path: of the directory.
         config: of the run.
-        seed: in force: it dealt the examples out, and began the model.
+        seed: effective seed, of the partition of examples and of the initial model.
         privacy: the content of `privacy.json`.
-        clients: how many were simulated; 0: they were nodes with data of their own, which is not here.
+        clients: number of simulated clients; 0: they were nodes, whose data is not available.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class FinishedRun:
         """Read a run directory.
 
         Raises:
-            ConfigError: it is none, or its run has not ended.
+            ConfigError: it is no run directory, or its run has not ended.
         """
         facts, privacy = read_json(path / "config.json"), read_json(path / "privacy.json")
         if privacy.get("status") == "running":
@@ -62,7 +62,7 @@ class FinishedRun:
 
     @cached_property
     def task(self) -> Task:
-        """The learning problem of the run."""
+        """Learning problem of the run."""
         return named_task(self.config.task)
 
     @property
@@ -72,7 +72,7 @@ class FinishedRun:
 
     @property
     def without_examples(self) -> str:
-        """Why whose each example is cannot be known here, or one model judged by it; empty if it can."""
+        """Return the reason why attacks on examples are impossible; empty if they are possible."""
         if not self.clients:
             return "its clients were nodes with data of their own, which is not here (no simulation.json)"
         if self.config.privacy.server.hypotheses:
@@ -89,9 +89,9 @@ class FinishedRun:
 
     @property
     def seconds_a_round(self) -> float | None:
-        """What a usual round of the run took, but for its scores; None where it was not written down.
+        """Return the median duration of a round without evaluation; None if it was not recorded.
 
-        The first round, which builds the network, is no usual one. What would tell of a draw is not written down.
+        The first round builds the network, and is excluded. Durations that would reveal a draw are not recorded.
         """
         path = self.path / "rounds.jsonl"
         try:
@@ -101,7 +101,7 @@ class FinishedRun:
             return None
 
     def model(self) -> Model:
-        """The model that the run kept.
+        """Load the final model of the run.
 
         Raises:
             DataError: there is none, or there are several hypotheses.
@@ -115,17 +115,17 @@ class FinishedRun:
 
     @property
     def has_model(self) -> bool:
-        """Whether the run left a model for everybody."""
+        """Return True if the run saved a final model for all clients."""
         return any(self.path.glob("model.*"))
 
     def released(self) -> dict[int, Arrays]:
-        """The checkpoints that were kept: the model after each round, by its number; 0 is the initial model."""
+        """Load the saved checkpoints: the model after each round, by its number; 0 is the initial model."""
         found = {int(path.stem.removeprefix("round-")): path for path in self.path.glob("checkpoints/round-*.npz")}
         return {number: _arrays(found[number]) for number in sorted(found)}
 
 
 def _clients(path: Path) -> int:
-    """How many clients were simulated; 0 where they were nodes."""
+    """Read the number of simulated clients; 0 if they were nodes."""
     file = path / "simulation.json"
     clients = read_json(file).get("clients") if file.is_file() else 0
     if type(clients) is not int or not 0 <= clients <= MAX_CLIENTS:

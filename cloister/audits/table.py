@@ -1,4 +1,4 @@
-"""The audits that `cloister audit` knows, by name."""
+"""Registry of the audits that `cloister audit` runs, by name."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,19 +10,19 @@ from cloister.core.errors import ConfigError
 from cloister.core.registry import Registry
 
 OF_SHADOWS = "rounds of the attacker's own federations"
-"""What those audits count that run federations."""
+"""Unit of progress for audits that run federations."""
 FEWEST = 4
-"""Runs of its own from which an attack can learn anything."""
+"""Fewest shadow runs for an attack."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much an audit may do.
+    """Limits of an audit's work.
 
     Attributes:
-        shadows: how many runs of the attacker's own an attack learns from.
-        seed: of the attacker's draws: whom a shadow run leaves out, where an optimisation begins. Never of noise.
-        progress: takes note of how far the audit is; audits say what they are going to do, and what of it is done.
+        shadows: number of the attacker's own runs that an attack learns from.
+        seed: of the attacker's draws: absent units of a shadow run, start of an optimization. Never of noise.
+        progress: receives the planned and the completed work of the audit.
     """
 
     shadows: int = 16
@@ -44,14 +44,14 @@ class Audit(Protocol):
     name: str
 
     def misfit(self, run: FinishedRun) -> str:
-        """Why this audit has nothing to say about a run; empty if it has."""
+        """Return the reason why this audit does not apply to a run; empty if it does."""
 
     def conduct(self, run: FinishedRun, effort: Effort) -> Finding:
         """Attack the run, and the controls.
 
         Args:
-            run: that it fits. Pictures are written into its directory.
-            effort: how much may be done.
+            run: a fitting run. Pictures are written into its directory.
+            effort: limits of the work.
         """
 
 
@@ -65,4 +65,4 @@ AUDITS = Registry(
         "membership-inference": "cloister.audits.membership_inference:AUDIT",
     },
 )
-"""Every audit, built in or installed beside Cloister: "module:object", and the object is an `Audit`."""
+"""Every audit, built in or from another package: "module:object", where the object is an `Audit`."""

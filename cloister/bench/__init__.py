@@ -1,1 +1,1 @@
-"""What privacy costs on this machine, for one task and configuration: `cloister bench`. Inputs are random numbers."""
+"""Benchmark of privacy's cost on this machine, for one task and configuration, on random inputs: `cloister bench`."""

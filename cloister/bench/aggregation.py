@@ -1,4 +1,4 @@
-"""Rounds of aggregation on the server, with its noise and without, on random replies of the model's size."""
+"""Rounds of aggregation on the server, with and without its noise, on random replies of the model's size."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
@@ -17,7 +17,7 @@ from cloister.local.grid import LocalGrid
 from cloister.server.build import build
 
 POOL = 1 << 28
-"""Bytes of replies that differ: more than a cache holds. In a round that needs more, they are used again."""
+"""Bytes of distinct replies: more than a cache. A round that needs more reuses them."""
 MOVED = 0.01
 """Standard deviation of an update on one parameter."""
 Arrays = Mapping[str, NDArray]
@@ -33,7 +33,7 @@ def with_noise(config: RunConfig) -> RunConfig:
     server = chosen if chosen.is_noised else parse({"privacy.server": "global-dp"}).privacy.server
     free: dict[str, object] = {"max_epsilon": 0.0}
     if server.is_calibrated:
-        free["noise_multiplier"] = 1.0  # which one it is changes no time
+        free["noise_multiplier"] = 1.0  # the value does not affect the time
     return _with(config, config.privacy.model_copy(update={"server": server.model_copy(update=free)}))
 
 
@@ -52,13 +52,13 @@ def _with(config: RunConfig, privacy: PrivacyConfig) -> RunConfig:
 
 
 def rounds(config: RunConfig, arrays: Arrays, trained: Sequence[Arrays], clients: int) -> Action:
-    """Rounds on the server, from the replies to the new model. Nothing is recorded.
+    """Return an action that runs rounds on the server, from the replies to the new model, without a ledger.
 
     Args:
         config: of the run.
-        arrays: of the model that was sent.
-        trained: models that replies hold, one after the other.
-        clients: how many are connected.
+        arrays: of the model sent.
+        trained: models of the replies, used in sequence.
+        clients: number of connected clients.
     """
     strategy, sent = build(config).strategy, to_record(arrays)
     if isinstance(strategy, PrivateStrategy):
@@ -74,11 +74,11 @@ def rounds(config: RunConfig, arrays: Arrays, trained: Sequence[Arrays], clients
 
 
 def random_models(arrays: Arrays, count: int) -> list[Arrays]:
-    """The model with random updates: as many as are needed, or as the pool has room for.
+    """Return copies of the model with random updates: `count`, or as many as fit into the pool.
 
     Args:
         arrays: of the model.
-        count: how many are needed.
+        count: number of models needed.
     """
     size = sum(array.nbytes for array in arrays.values())
     return list(islice(_random_models(arrays), max(1, min(count, POOL // max(1, size)))))

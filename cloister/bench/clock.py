@@ -1,4 +1,4 @@
-"""Clocks: actions that take turns, and how long each of them took."""
+"""Timing of actions that run alternately."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,12 +7,12 @@ from statistics import median, quantiles
 
 MAX_TURNS = 200
 Action = Callable[[], Callable[[], object]]
-"""Prepares a turn, outside of the time, and returns what is timed."""
+"""A function that prepares a turn, untimed, and returns the function that is timed."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """How long something took, turn by turn.
+    """Durations of an action, turn by turn.
 
     Attributes:
         seconds: of each turn, at least one.
@@ -22,19 +22,19 @@ class Times:
 
     @property
     def median(self) -> float:
-        """Seconds, in the middle."""
+        """Median in seconds."""
         return median(self.seconds)
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The lower and the upper quartile, in seconds."""
+        """Lower and upper quartile, in seconds."""
         if len(self.seconds) == 1:
             return self.seconds[0], self.seconds[0]
         low, _, high = quantiles(self.seconds, n=4, method="inclusive")
         return low, high
 
     def times(self, factor: float) -> "Times":
-        """The same turns with every time multiplied.
+        """Return these times multiplied by a factor.
 
         Args:
             factor: such as 1/k, where a turn was k steps.
@@ -42,20 +42,22 @@ class Times:
         return Times(tuple(seconds * factor for seconds in self.seconds))
 
     def ratio(self, base: "Times") -> float:
-        """The median of the ratios to another action's time, turn by turn: a slow moment of the machine hits both.
+        """Return the median ratio to another action's times, turn by turn.
+
+        A slow moment of the machine affects both times of a turn.
 
         Args:
-            base: of an action that took turns with this one.
+            base: times of an action that ran alternately with this one.
         """
         return median(own / other for own, other in zip(self.seconds, base.seconds, strict=True))
 
 
 def in_turns(actions: Mapping[str, Action], seconds: float) -> dict[str, Times]:
-    """The times of actions that take turns, after each was done once: that loads libraries and compiles.
+    """Measure actions that run alternately, after one untimed run of each, which loads libraries and compiles.
 
     Args:
         actions: by their names.
-        seconds: after which no further turn begins; there is always one.
+        seconds: after which no further turn begins; there is at least one.
     """
     for prepare in actions.values():
         prepare()()

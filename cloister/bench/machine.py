@@ -1,4 +1,4 @@
-"""The machine that times were measured on, and how busy it was."""
+"""Description of the machine of a benchmark, and of its load."""
 
 import os
 import platform
@@ -8,18 +8,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 ALWAYS, IF_LOADED = ("cloister", "flwr", "numpy", "cryptography"), ("tensorflow", "keras", "numba")
-"""Packages whose versions are named."""
+"""Packages whose versions are recorded."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, as it is at a moment.
+    """A machine at one moment.
 
     Attributes:
-        processor: its name, as far as the system tells.
-        cores: how many this process may use.
-        memory: bytes; 0: the system does not tell.
-        load: programs that ran or waited for a core in the last minute, on average; None: the system does not tell.
+        processor: its name, if the system reports it.
+        cores: number of cores that this process may use.
+        memory: bytes; 0: the system does not report it.
+        load: mean number of running or waiting programs in the last minute; None: the system does not report it.
         versions: of Python and of packages.
     """
 
@@ -31,7 +31,7 @@ class Machine:
 
     @classmethod
     def now(cls) -> "Machine":
-        """This machine, at this moment."""
+        """Return this machine at this moment."""
         return cls(_processor(), _cores(), _memory(), _load(), _versions())
 
 
@@ -65,6 +65,6 @@ def _versions() -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    # The package tensorflow has several distributions, which all tell their version here.
+    # The package tensorflow has several distributions; all of them set this attribute.
     loaded = getattr(sys.modules.get(package), "__version__", "")
     return loaded or version(package)

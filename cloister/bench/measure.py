@@ -1,4 +1,4 @@
-"""What privacy costs on a machine: the rows of the table, and what follows for a round."""
+"""Measurement of privacy's cost on a machine: the rows of the table, and the derived duration of a round."""
 
 import math
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from cloister.tasks.making import model_of
 
 @dataclass(frozen=True)
 class Options:
-    """What a table is made for beside its configuration.
+    """Parameters of a benchmark beside its configuration.
 
     Attributes:
-        clients: how many nodes there are.
-        examples: that each of them has.
-        seconds: that are spent on turns; what is done once, to load libraries and to compile, comes on top.
+        clients: number of nodes.
+        examples: number of examples of each node.
+        seconds: duration of all turns; loading libraries and compiling is extra.
     """
 
     clients: int = 4
@@ -35,10 +35,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large things are.
+    """Sizes of the model, a round and its messages.
 
     Attributes:
-        parameters: of the model that is sent.
+        parameters: of the model sent.
         batch_size: examples of a step.
         steps: of a client in a round.
         cohort: clients of a round.
@@ -55,10 +55,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds of a round: the medians of its parts, added up. Messages, scores and networks come on top.
+    """Seconds of a round: the sum of its parts' medians, without messages, evaluation and networks.
 
     Attributes:
-        one_by_one: if the clients train one after the other, in one process.
+        one_by_one: if the clients train sequentially in one process.
         side_by_side: if each client has a machine like this one.
     """
 
@@ -68,14 +68,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Bench:
-    """What privacy costs on a machine.
+    """Result of a benchmark: the cost of privacy on a machine.
 
     Attributes:
-        config, options: what it was asked for.
+        config, options: input of the benchmark.
         machine: before the first turn.
-        load: after the last one, as in `Machine`.
+        load: after the last turn, as in `Machine`.
         sizes: of the model, of a message and of a round.
-        rows: what was timed: `training`, `aggregation`, `gaussian`, `laplace`, `number`.
+        rows: timed actions: `training`, `aggregation`, `gaussian`, `laplace`, `number`.
     """
 
     config: RunConfig
@@ -87,12 +87,12 @@ class Bench:
 
     @property
     def plain(self) -> Round | None:
-        """A round without privacy."""
+        """Duration of a round without privacy."""
         return self._round(self._without("training"), 0.0, self._without("aggregation"))
 
     @property
     def configured(self) -> Round | None:
-        """A round as it is configured; None: a part of it cannot be done."""
+        """Duration of a round as configured; None: a part of it is impossible."""
         client, server = self.config.privacy.client, self.config.privacy.server
         step = self._with("training") if client.clips_gradients else self._without("training")
         noise = self._with(client.name) if client.noise_on_update else 0.0
@@ -114,14 +114,14 @@ class Bench:
 
 
 def bench(settings: Mapping[str, Scalar], options: Options) -> Bench:
-    """Measure what privacy costs here. Inputs are random: no data is read, and nothing is sent, spent or written.
+    """Measure the cost of privacy on this machine with random inputs, without data, messages or ledger.
 
     Args:
         settings: dotted keys of the run configuration.
-        options: what it is measured for.
+        options: parameters of the benchmark.
 
     Raises:
-        CloisterError: there could be no such run.
+        CloisterError: the configuration permits no such run.
     """
     config = parse(settings)
     _check(config, options)
@@ -146,10 +146,11 @@ def _rows(plan: Plan, arrays: Arrays, cohort: int, options: Options) -> dict[str
 
 
 def _check(config: RunConfig, options: Options) -> None:
-    """Refuse what no table can be made for.
+    """Refuse options that permit no benchmark.
 
     Raises:
-        ConfigError: there are too few clients, or others than those registered; or a number is out of range.
+        ConfigError: there are too few clients, their number differs from the registered population, or a number is out
+            of range.
     """
     check.positive(**{"--seconds": options.seconds, "--examples": options.examples})
     refuse_too_few(config, options.clients)

@@ -1,4 +1,4 @@
-"""Noise by itself: on a message of a client, and number by number."""
+"""Noise alone: on a message of a client, and number by number."""
 
 from functools import partial
 
@@ -10,11 +10,11 @@ from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, Local
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 NUMBERS = 1 << 19
-"""In a turn: too few for a second thread."""
+"""Numbers in a turn: too few for a second thread."""
 
 
 def mechanisms_on_messages(config: RunConfig) -> dict[str, LocalMechanism]:
-    """What clients may do to a message, by name: as the run has it set, where it does.
+    """Return the client mechanisms for messages by name, with the run's parameters for the mechanism that it uses.
 
     Args:
         config: of the run.
@@ -25,15 +25,15 @@ def mechanisms_on_messages(config: RunConfig) -> dict[str, LocalMechanism]:
 
 
 def on_a_message(mechanism: LocalMechanism, trained: Arrays, start: Arrays) -> Action:
-    """Bounding a client's update and adding noise to it.
+    """Return an action that bounds a client's update and adds noise to it.
 
     Args:
         mechanism: of the client.
-        trained, start: arrays of the model after training and before.
+        trained, start: arrays of the model after and before training.
     """
     return lambda: lambda: mechanism.release(trained, start, GaussianNoise())
 
 
 def exact_numbers() -> Action:
-    """Exact noise, on one thread, from the kernel that is installed."""
+    """Return an action that draws exact noise on one thread, by the installed kernel."""
     return lambda: partial(DiscreteGaussian().integers, NUMBERS)

@@ -1,4 +1,4 @@
-"""The table of `cloister bench` as JSON, for machines. Times are seconds."""
+"""Benchmark result as JSON, with times in seconds."""
 
 from dataclasses import asdict
 
@@ -9,10 +9,10 @@ from cloister.bench.words import INPUTS
 
 
 def record(found: Bench) -> dict[str, object]:
-    """Everything that was measured.
+    """Return all measurements as plain JSON values.
 
     Args:
-        found: on this machine.
+        found: result on this machine.
     """
     config, sizes = found.config, found.sizes
     return {

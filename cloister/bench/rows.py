@@ -1,4 +1,4 @@
-"""The rows of the table: what is timed with privacy, and without it where there is something to time."""
+"""Rows of the benchmark table: actions timed with privacy and, if possible, without it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from cloister.privacy.mechanisms.discrete.sampler import kernel
 from cloister.server.build import Plan
 
 TRAINING, AGGREGATION, MESSAGE, NUMBER = 0.4, 0.4, 0.075, 0.05
-"""Shares of the time; there are two kinds of noise on a message."""
+"""Shares of the total time; the share of a message is used twice, for two kinds of noise."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that was timed.
+    """One timed action.
 
     Attributes:
-        what: in words.
-        plain: without privacy; None: there is nothing to time.
-        private: with privacy; None: it cannot be done.
-        why: the reason that it cannot be done; empty if it can.
+        what: its name, in words.
+        plain: without privacy; None: there is no such action.
+        private: with privacy; None: it is impossible.
+        why: the reason why it is impossible; empty if it is possible.
     """
 
     what: str
@@ -34,11 +34,11 @@ class Row:
 
 
 def training(plan: Plan, seconds: float) -> Row:
-    """A training step, plain and of DP-SGD.
+    """Measure a training step, plain and of DP-SGD.
 
     Args:
         plan: of the run.
-        seconds: that turns may take.
+        seconds: time limit of the turns.
     """
     config, task = plan.config, plan.task
     what = "a training step, DP-SGD"
@@ -46,13 +46,13 @@ def training(plan: Plan, seconds: float) -> Row:
 
 
 def aggregation(plan: Plan, arrays: Arrays, clients: int, cohort: int, seconds: float) -> Row:
-    """A round on the server, with its noise and without.
+    """Measure a round on the server, with its noise and without.
 
     Args:
         plan: of the run.
         arrays: of the model.
-        clients, cohort: how many are connected, and how many of them train.
-        seconds: that turns may take.
+        clients, cohort: number of connected clients, and of clients that train.
+        seconds: time limit of the turns.
     """
     noised, bare = with_noise(plan.config), without_noise(plan.config)
     trained = random_models(arrays, cohort)
@@ -66,12 +66,12 @@ def aggregation(plan: Plan, arrays: Arrays, clients: int, cohort: int, seconds: 
 
 
 def messages(plan: Plan, arrays: Arrays, seconds: float) -> Iterator[tuple[str, Row]]:
-    """Noise on what a client sends, by mechanism.
+    """Measure noise on a client's message, by mechanism.
 
     Args:
         plan: of the run.
         arrays: of the model.
-        seconds: that the turns of one may take.
+        seconds: time limit of the turns of one mechanism.
     """
     (trained,) = random_models(arrays, 1)
     for name, mechanism in mechanisms_on_messages(plan.config).items():
@@ -80,10 +80,10 @@ def messages(plan: Plan, arrays: Arrays, seconds: float) -> Iterator[tuple[str, 
 
 
 def number(seconds: float) -> Row:
-    """One number of exact noise, on one thread.
+    """Measure one number of exact noise, on one thread.
 
     Args:
-        seconds: that turns may take.
+        seconds: time limit of the turns.
     """
     return _row(f"a number of exact noise, {kernel().NAME}", None, exact_numbers, seconds, NUMBERS)
 
@@ -91,7 +91,7 @@ def number(seconds: float) -> Row:
 def _row(
     what: str, plain: Callable[[], Action] | None, private: Callable[[], Action], seconds: float, parts: int = 1
 ) -> Row:
-    """Time actions that make `parts` steps in a turn; the times are those of one step."""
+    """Measure actions of `parts` steps per turn; return the times of one step."""
     actions = {} if plain is None else {"plain": plain()}
     why = ""
     try:

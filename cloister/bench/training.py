@@ -1,4 +1,4 @@
-"""A step of plain training and a step of DP-SGD, of the task's model and on random examples."""
+"""Training steps, plain and of DP-SGD, of the task's model on random examples."""
 
 from dataclasses import replace
 
@@ -14,11 +14,11 @@ from cloister.tasks.training.plan import TrainingPlan
 from cloister.tasks.training.recipe import recipe_of
 
 STEPS = 8
-"""In a turn: what a trainer does once in a round is shared among them."""
+"""Steps in a turn, which share the trainer's work once per round."""
 
 
 def plain_steps(config: RunConfig, task: Task) -> Action:
-    """Steps without privacy.
+    """Return an action of training steps without privacy.
 
     Args:
         config: of the run.
@@ -28,22 +28,22 @@ def plain_steps(config: RunConfig, task: Task) -> Action:
 
 
 def private_steps(config: RunConfig, task: Task) -> Action:
-    """Steps of DP-SGD: with the run's settings where its clients use it, and with the defaults otherwise.
+    """Return an action of DP-SGD steps, with the run's settings if its clients use it, otherwise with the defaults.
 
     Args:
         config: of the run.
         task: of the run.
 
     Raises:
-        ConfigError: the task cannot be trained so.
-        UnsupportedModel: the model's examples have no gradients of their own.
+        ConfigError: the task cannot be trained by DP-SGD.
+        UnsupportedModel: the model has no per-example gradients.
     """
     default = parse({"privacy.server": "none", "privacy.client": "dp-sgd"}).privacy
     return _steps(config, task, config.privacy if config.privacy.client.clips_gradients else default)
 
 
 def _steps(config: RunConfig, task: Task, privacy: PrivacyConfig) -> Action:
-    """One epoch of a client with so many batches, without callbacks, which DP-SGD does not have."""
+    """Return one epoch of a client with `STEPS` batches, without callbacks, which DP-SGD does not have."""
     client = config.client.model_copy(update={"callbacks": False})
     recipe = replace(recipe_of(task, client, privacy), local_epochs=1)
     trainer = Workbench(config.task, client, privacy).trainer
@@ -53,12 +53,12 @@ def _steps(config: RunConfig, task: Task, privacy: PrivacyConfig) -> Action:
 
 
 def random_examples(config: RunConfig, task: Task, recipe: Recipe) -> Examples:
-    """Inputs from 0 to 1 and targets at random, each example a unit of its own.
+    """Draw inputs from 0 to 1 and targets at random, each example a unit of its own.
 
     Args:
         config: of the run.
         task: whose shapes they have.
-        recipe: says how large a batch is.
+        recipe: with the batch size.
     """
     rng, count = np.random.default_rng(0), STEPS * recipe.batch_size
     x = rng.random((count, *task.input_shape), np.float32)

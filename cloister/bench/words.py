@@ -1,4 +1,4 @@
-"""The table of `cloister bench` as plain lines, for a terminal and for a pipe."""
+"""Benchmark result as lines of plain text, for a terminal and for a pipe."""
 
 from collections.abc import Iterator
 
@@ -12,10 +12,10 @@ COLUMNS = ("", "without privacy", "with it", "times", "turns")
 
 
 def render(found: Bench) -> list[str]:
-    """Everything that was measured, as lines of plain text.
+    """Format all measurements as lines of plain text.
 
     Args:
-        found: on this machine.
+        found: result on this machine.
     """
     config, sizes = found.config, found.sizes
     return [
@@ -64,7 +64,7 @@ def _times(times: Times | None) -> str:
 
 
 def _short(number: float) -> str:
-    """Three digits, and never an exponent."""
+    """Format three significant digits, without an exponent."""
     return f"{number:.0f}" if number >= 100 else f"{number:#.3g}"
 
 

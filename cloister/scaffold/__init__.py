@@ -1,1 +1,1 @@
-"""Packages of a user's own, written by `cloister new`: they run at once, and are there to be changed."""
+"""Packages from `cloister new`: they run at once, as a base for the user's changes."""

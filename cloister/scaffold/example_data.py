@@ -1,4 +1,4 @@
-"""Made-up examples for a new task: enough to see it learn, and nobody's."""
+"""Synthetic examples for a new task, sufficient to see it learn."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +7,9 @@ import numpy as np
 from numpy.random import Generator
 
 ENDINGS = {"csv": ".csv", "npz": ".npz", "images": ""}
-"""What a task may read -> how the name of a site's data ends."""
+"""Source of a task's data -> suffix of a site's data."""
 PUBLIC, SITES = {"train": 400, "test": 100}, {"site-a": 200, "site-b": 200}
-"""What is written for everybody, and for one site alone, and how many examples each part has."""
+"""Number of examples in each public part, and in the data of each site."""
 
 
 def write_examples(source: str, package: Path, sites: Path) -> None:
@@ -18,7 +18,7 @@ def write_examples(source: str, package: Path, sites: Path) -> None:
     Args:
         source: csv, npz or images.
         package: folder of the benchmark, which is installed with the package; made if absent.
-        sites: folder of the sites' data, which is not: what lies in a package goes wherever that is installed.
+        sites: folder of the sites' data, outside the package: data in a package is copied to every installation.
     """
     rng = np.random.default_rng(0)
     package.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def write_examples(source: str, package: Path, sites: Path) -> None:
 
 
 def _write_csv(path: Path, count: int, rng: Generator) -> None:
-    """Two classes, told apart by age and dose."""
+    """Write two classes that differ in age and dose."""
     age, pressure, dose = rng.uniform(18, 100, count), rng.uniform(60, 260, count), rng.uniform(0, 10, count)
     ill = age / 82 - dose / 10 + rng.normal(0, 0.1, count) > 0.2
     rows = zip(age, pressure, dose, np.where(ill, "ill", "healthy"), strict=True)
@@ -37,14 +37,14 @@ def _write_csv(path: Path, count: int, rng: Generator) -> None:
 
 
 def _write_npz(path: Path, count: int, rng: Generator) -> None:
-    """Three classes, told apart by where their numbers lie."""
+    """Write three classes that differ in the range of their numbers."""
     y = rng.integers(0, 3, count)
     x = rng.uniform(0, 0.6, (count, 12)) + 0.2 * y[:, None]
     np.savez(path, x=x.astype(np.float32), y=y)
 
 
 def _write_images(folder: Path, count: int, rng: Generator) -> None:
-    """Bright squares and bright rings, in a folder for each."""
+    """Write bright squares and bright rings, in a folder for each class."""
     import cv2
 
     for number in range(count):

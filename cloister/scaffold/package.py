@@ -1,4 +1,4 @@
-"""A package from a template: every file rendered, and made-up data where it is a task."""
+"""Packages from templates: every file rendered, with synthetic data for a task."""
 
 import keyword
 import re
@@ -12,26 +12,26 @@ from cloister.core.errors import ConfigError
 from cloister.scaffold.example_data import ENDINGS, write_examples
 
 GROUPS = {"task": "tasks", "strategy": "strategies", "mechanism": "mechanisms"}
-"""What can be made -> the group of entry points that it is found by."""
+"""Kind of package -> its group of entry points."""
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 SUFFIX = ".jinja"
 RENAMED = {"gitignore": ".gitignore"}
 
 
 def write_package(kind: str, name: str, source: str, folder: Path) -> Path:
-    """Write a package that can be installed and run as it is.
+    """Write a package that can be installed and run unchanged.
 
     Args:
         kind: task, strategy or mechanism.
-        name: that Cloister will know it by.
-        source: what a task reads: csv, npz or images.
-        folder: of the package; it must not be there yet.
+        name: of the plugin in Cloister.
+        source: data format of a task: csv, npz or images.
+        folder: of the package; it must not exist.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigError: an argument is not valid, or the folder is there or cannot be written.
+        ConfigError: an argument is not valid, or the folder exists or cannot be written.
     """
     _check(kind, name, source)
     module = name.replace("-", "_")
@@ -56,7 +56,7 @@ def write_package(kind: str, name: str, source: str, folder: Path) -> Path:
         if kind == "task":
             write_examples(source, folder / module / "data", folder)
     except OSError as error:
-        rmtree(folder, ignore_errors=True)  # half a package is of no use
+        rmtree(folder, ignore_errors=True)  # an incomplete package is useless
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
     return folder
 
@@ -81,7 +81,7 @@ def _render(part: str, facts: Mapping[str, str], folder: Path) -> None:
 
 
 def _templates(folder: Traversable, above: Path = Path()) -> Iterator[tuple[Path, str]]:
-    """The place of every file below a folder, and its text."""
+    """Yield the relative path of every template below a folder, and its text."""
     for item in folder.iterdir():
         if item.is_dir():
             yield from _templates(item, above / item.name)
