@@ -190,7 +190,10 @@ class Canaries:
         return min(len(self) - len(self) % 2, 2 * round(GUESSES_PER_ROOT * math.sqrt(len(self)) / 2))
 
     def facts(self) -> dict[str, object]:
-        """Return the content of `canaries.json`. Its only dependence on clients is through the releases."""
+        """Return the content of `canaries.json`.
+
+        Its only dependence on clients is through the releases.
+        """
         return {
             "canaries": len(self),
             "guesses": self.guesses,
@@ -271,7 +274,9 @@ def sign_in(server_round: int) -> int:
 
 
 def evened(moved: Row) -> Row:
-    """Weight a model change by the inverse of its covariance, which is estimated from the change itself.
+    """Weight a model change by the inverse of its estimated covariance.
+
+    The covariance is estimated from the change itself.
 
     Independent noise of one size stays unchanged, up to the error of the estimate. Directions in which clients move the
     model far count less. Arrays with less noise count more. Noise that repeats from block to block cancels.
@@ -289,7 +294,7 @@ def _gain(power: float, own: float) -> float:
 
 
 def decorrelated(update: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cut a vector into blocks and weight them by the inverse of their estimated covariance.
+    """Weight blocks of a vector by the inverse of their estimated covariance.
 
     Args:
         update: p numbers.

@@ -107,7 +107,9 @@ class LaplaceClustering(Decorator):
         return unstacked(sent)[0]
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """Aggregate one hypothesis for each cluster with clients; before the split, one model from all clients.
+        """Aggregate one hypothesis for each cluster with clients.
+
+        Before the split round, one model is aggregated from all clients.
 
         Args:
             server_round: from 1 on.
@@ -134,7 +136,7 @@ class LaplaceClustering(Decorator):
     def _aggregated(
         self, server_round: int, sent: Sequence[NamedArrays], members: Sequence[Sequence[Row]]
     ) -> tuple[list[NamedArrays], MetricRecord | None]:
-        """Aggregate the releases of each cluster; return the models and the metrics of the last copy that has some."""
+        """Aggregate each cluster; return the models, and the metrics of the last copy that has some."""
         models, metrics, layout = list(sent), None, Layout.of(sent[0])
         for number, (copy, rows) in enumerate(zip(self.copies, members, strict=True)):
             replies = [virtual_reply(layout, row) for row in rows]
@@ -144,7 +146,7 @@ class LaplaceClustering(Decorator):
         return models, metrics
 
     def _clusters(self, releases: Sequence[Row], sent: Sequence[NamedArrays]) -> Clusters:
-        """Run k-means from the hypotheses, or from scattered releases if all hypotheses are equal."""
+        """Run k-means from the hypotheses; if they are all equal, from scattered releases."""
         layout = Layout.of(sent[0])
         start = [layout.rows(model) for model in sent]
         if self._split_round and releases and all(_alike(model, sent[0]) for model in sent):

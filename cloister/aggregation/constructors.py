@@ -59,7 +59,7 @@ def MetricDP(
     budget: PrivacyBudget | None = None,
     **distance: Unpack[DistanceOptions],
 ) -> PrivateStrategy:
-    """Wrap a Flower strategy in noise whose scale follows the distance between the clients' models.
+    """Wrap a Flower strategy in noise scaled by the distance between clients' models.
 
     Args:
         inner, noise_multiplier, clipping_norm, placement, noise, examples_cap, budget: as in `GlobalDP`.

@@ -107,7 +107,7 @@ class Decorator(Strategy):
         return ()
 
     def events(self, layout: Layout) -> tuple[Event, ...]:
-        """Return the worst-case releases of the server's mechanism in a round; empty without server noise.
+        """Return the worst-case releases of a round; empty without server noise.
 
         Args:
             layout: of the model.
@@ -116,7 +116,7 @@ class Decorator(Strategy):
 
     @contextmanager
     def recorded(self, layout: Layout, server_round: int) -> Iterator[None]:
-        """Record the releases of a round before the block runs; record nothing without server noise.
+        """Record the releases of a round before the block runs, if the server adds noise.
 
         Args:
             layout: of the model.
@@ -129,7 +129,7 @@ class Decorator(Strategy):
         return Claim("none")
 
     def calibrated(self, layout: Layout, rounds: int) -> Self:
-        """Return this strategy with its noise calibrated to its budget, if it has noise to calibrate.
+        """Return this strategy with its noise calibrated to its budget, if it has noise.
 
         Args:
             layout: of the model.
@@ -162,7 +162,9 @@ class Decorator(Strategy):
         return messages
 
     def needs_all_replies(self, layout: Layout, sent: Row) -> str:
-        """Name the component that needs all replies of a round in memory; empty if replies are summed as they come.
+        """Name the component that needs all replies of a round in memory.
+
+        The name is empty if replies are summed as they come.
 
         Args:
             layout, sent: as in `screened`.
@@ -328,7 +330,10 @@ def restore(strategy: Strategy, state: State) -> None:
 
 
 def _in_layout(arrays: ArrayRecord, layout: Layout) -> ArrayRecord:
-    """Return the model in the names, order and dtypes sent: some Flower optimizers turn float32 into float64."""
+    """Return the model in the names, order and dtypes sent.
+
+    Some Flower optimizers turn float32 into float64.
+    """
     if tuple(array.dtype for array in arrays.values()) == layout.dtypes and tuple(arrays) == layout.names:
         return arrays
     named = from_record(arrays)

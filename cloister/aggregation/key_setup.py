@@ -110,7 +110,7 @@ class KeySetup:
         self._made = time.monotonic()
 
     def is_usable_for(self, nodes: Collection[int]) -> bool:
-        """Return True if exactly these nodes became ready for their vectors within the last `MAXIMUM_AGE` seconds.
+        """Return True if exactly these nodes completed the setup within `MAXIMUM_AGE`.
 
         Args:
             nodes: node ids.

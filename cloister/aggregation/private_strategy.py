@@ -108,7 +108,9 @@ class PrivateStrategy(Decorator):
             )
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """Return the wrapped strategy's messages, with the promised releases, if the budget covers the round.
+        """Return the wrapped strategy's messages if the budget covers the round.
+
+        The messages contain the promised releases.
 
         Nodes receive and store the head of the ledger. It reveals nothing to them: nodes know of the earlier rounds,
         and each round's ledger lines contain a random id, so that no line can be guessed from its hash.
@@ -130,7 +132,7 @@ class PrivateStrategy(Decorator):
         return messages
 
     def needs_all_replies(self, layout: Layout, sent: Row) -> str:
-        """Name the component that needs all replies: the mechanism, or canaries, which are measured beside the clients.
+        """Name the component that needs all replies: the mechanism, or the canaries.
 
         Args:
             layout, sent: as in `Decorator.screened`.
@@ -152,7 +154,7 @@ class PrivateStrategy(Decorator):
         return screen(replies, self._asked, layout, sent, intake)
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """Record the cost of the round, compute the release, and let the wrapped strategy aggregate it.
+        """Record the cost of the round, and let the wrapped strategy aggregate the release.
 
         Args:
             server_round: counted from 1.
@@ -190,7 +192,10 @@ class PrivateStrategy(Decorator):
         self._has_followed = True
 
     def state_dict(self) -> State:
-        """Return the state of `Decorator`, the next round's mechanism and the canaries. Noise has no state."""
+        """Return the state of `Decorator`, the mechanism and the canaries.
+
+        The mechanism is that of the next round. Noise has no state.
+        """
         own = {"mechanism": self.mechanism.state_dict(), "canaries": self.canaries.state_dict()}
         return {**super().state_dict(), **joined(own), "followed": np.array(self._has_followed)}
 
@@ -212,7 +217,7 @@ class PrivateStrategy(Decorator):
         self.canaries = self.canaries.restored(part(state, "canaries"))
 
     def _aggregated(self, server_round: int, layout: Layout, released: Released) -> Aggregated:
-        """Let the wrapped strategy aggregate the release; add noise to its output if the mechanism demands that."""
+        """Let the wrapped strategy aggregate the release, and add output noise if required."""
         replies = [virtual_reply(layout, model) for model in released.models]
         arrays, metrics = self.inner.aggregate_train(server_round, replies) if replies else (None, None)
         if arrays is None or not self.mechanism.noises_output:
@@ -244,10 +249,10 @@ class PrivateStrategy(Decorator):
 
     @contextmanager
     def recorded(self, layout: Layout, server_round: int) -> Iterator[None]:
-        """Record and charge all releases of the round before the block runs, if there is a budget.
+        """Record and charge all releases of the round before the block runs.
 
-        The ledger records the least noise possible in this round, since the actual noise may depend on earlier
-        releases.
+        Without a budget nothing is recorded. The ledger records the least noise possible in this round, since the
+        actual noise may depend on earlier releases.
 
         Args:
             layout: of the model.
@@ -298,7 +303,10 @@ class PrivateStrategy(Decorator):
 
     @property
     def sampling(self) -> Sampling:
-        """Return the sampling that an accountant may use: none unless random, secret and counted."""
+        """Return the sampling that an accountant may use.
+
+        It is none unless the draw is random, secret and counted by the mechanism.
+        """
         draw = self._draw
         if draw is None or not draw.secret or self.draws_are_seen or not self.mechanism.amplified:
             return UNSAMPLED
@@ -324,7 +332,7 @@ class PrivateStrategy(Decorator):
         return not self.caveats()
 
     def calibrated(self, layout: Layout, rounds: int) -> Self:
-        """Return this strategy with the least noise for which this many rounds stay within the budget.
+        """Return this strategy with the least noise for this many rounds within the budget.
 
         A mechanism with configured noise is returned unchanged.
 

@@ -143,7 +143,7 @@ def screen(
 def _taken(
     fit: Iterator[_Reply], at_once: int, finite: Callable[[list[_Reply]], Screening], intake: Intake
 ) -> tuple[NDArray[np.float64], tuple[float, ...]] | None:
-    """Sum the next batch of replies; return their norms and example counts, or None after the last reply."""
+    """Sum the next batch of replies; return norms and example counts, or None at the end."""
     few = list(islice(fit, at_once))
     if not few:
         return None
@@ -234,12 +234,18 @@ def _finite(replies: list[_Reply], rejected: list[Rejection], layout: Layout, se
 
 
 def _content_key(reply: _Reply) -> bytes:
-    """Return a sort key from the content: node ids differ between runtimes, and float addition is not associative."""
+    """Return a sort key from the content of a reply.
+
+    Node ids differ between runtimes, and float addition is not associative.
+    """
     return b"".join(piece[:16].tobytes() + piece[-16:].tobytes() for piece in reply.row)
 
 
 def _records(message: Message, kind: type[R]) -> dict[str, R]:
-    """Return the records of a kind. Flower's own views of them would keep the reply until garbage collection."""
+    """Return the records of a kind.
+
+    Flower's own views of them would keep the reply until garbage collection.
+    """
     return {name: record for name, record in message.content.items() if isinstance(record, kind)}
 
 
@@ -268,7 +274,10 @@ def _row(message: Message, layout: Layout) -> Row:
 
 
 def _count(message: Message) -> float:
-    """Return the example count of a reply; 1 if the reply has none, as replies of private clients."""
+    """Return the example count of a reply; 1 if the reply has none.
+
+    Replies of private clients have none.
+    """
     records = [record for record in _records(message, MetricRecord).values() if EXAMPLES in record]
     if not records:
         return 1.0
@@ -285,7 +294,9 @@ def is_count(value: object) -> bool:
 def average_metrics(
     replies: Iterable[Message], asked: Sequence[Message]
 ) -> tuple[dict[str, float], tuple[Rejection, ...]]:
-    """Average each metric of an evaluation round over the clients that sent it, weighted by example counts.
+    """Average each metric of an evaluation round, weighted by example counts.
+
+    The average of a metric is over the clients that sent it.
 
     A client may lack a metric that others have (an AUC needs two classes). A metric that most clients lack is omitted:
     it may be one client's invention.

@@ -97,7 +97,9 @@ class SecureSum(PrivateStrategy):
         self._by_provisioner: frozenset[str] | None = None
 
     def promised(self, layout: Layout) -> tuple[Event, ...]:
-        """Return the releases of a round by the configuration alone, since each node accounts for its own roster.
+        """Return the releases of a round by the configuration alone.
+
+        Each node accounts for its own roster.
 
         Args:
             layout: of the model.
@@ -105,7 +107,9 @@ class SecureSum(PrivateStrategy):
         return super().events(layout)
 
     def events(self, layout: Layout) -> tuple[Event, ...]:
-        """Return the worst-case releases of a round, with members whose keys the provisioner made as colluding.
+        """Return the worst-case releases of a round.
+
+        Members whose keys the provisioner made count as colluding.
 
         Args:
             layout: of the model.
@@ -192,7 +196,7 @@ class SecureSum(PrivateStrategy):
         return replace(self._summed(layout, attempt.rejected, total, plan), began_early=began_early)
 
     def _charged(self, setup: KeySetup, layout: Layout, server_round: int) -> AbstractContextManager[None]:
-        """Return the context that records the round, with the members whose keys the provisioner made."""
+        """Return the context that records the round, with the provisioner's members."""
         found = setup.roster.by_provisioner if setup.roster else ()
         if new := [name for name in found if name not in (self._by_provisioner or ())]:
             logger.log(WARNING, "counted as working with the server: %s; %s", provisioner_of(new), REMEDY)
@@ -200,7 +204,7 @@ class SecureSum(PrivateStrategy):
         return self.recorded(layout, server_round)
 
     def _setup(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> KeySetup:
-        """Return the key setup that the last round made for exactly these nodes, or else a new one."""
+        """Return the early key setup for exactly these nodes, or a new one."""
         early, self._early = self._early, None
         nodes = [message.metadata.dst_node_id for message in asked]
         if early and early.is_usable_for(nodes) and early.terms == self._terms(server_round, plan, asked, EARLY):
@@ -208,7 +212,10 @@ class SecureSum(PrivateStrategy):
         return KeySetup(self._terms(server_round, plan, asked, ORDINARY), plan.terms())
 
     def _following(self, server_round: int, plan: Plan, asked: Sequence[Message], layout: Layout) -> KeySetup | None:
-        """Return the key setup of the next round; None if it may differ from this one or exceed the budget."""
+        """Return a key setup for the next round, or None.
+
+        It is None if the next round may differ from this one or exceed the budget.
+        """
         is_alike = self.mechanism.is_stationary and self._asks_everybody
         if not is_alike or server_round >= self._rounds or not self._covers(2 * self.events(layout)):
             return None

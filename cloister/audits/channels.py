@@ -93,7 +93,9 @@ def published_laplace(multiplier: float, per_layer: bool = False) -> Channel:
 
 
 def with_dp_sgd(noise_multiplier: float, clipping_norm: float, model: Network) -> Channel:
-    """Return the channel of a DP-SGD step on a batch of one, with a clipped and noised gradient.
+    """Return the channel of a DP-SGD step on a batch of one.
+
+    The gradient is clipped and noised.
 
     Args:
         noise_multiplier: σ.
@@ -106,7 +108,9 @@ def with_dp_sgd(noise_multiplier: float, clipping_norm: float, model: Network) -
 
 
 def released_by(mechanism: Mechanism, clients: int) -> Channel:
-    """Return the channel of the server's noised mean, from which the attacker subtracts all other clients' updates.
+    """Return the channel of the server's noised mean.
+
+    The attacker subtracts all other clients' updates from it.
 
     Args:
         mechanism: of the server.
@@ -126,7 +130,9 @@ def released_by(mechanism: Mechanism, clients: int) -> Channel:
 
 
 def channels_of(config: RunConfig, clients: int, model: Network) -> dict[str, Channel]:
-    """Return the channels of a run: the server's view, and the view of an observer of its releases.
+    """Return the channels of a run, by name.
+
+    They are the server's view of a client's step, or an observer's view of the server's release.
 
     Args:
         config: of the run.

@@ -56,7 +56,7 @@ class Game:
 
     @cached_property
     def direction(self) -> Scores:
-        """Return the change of the first release by the target's update, as a vector of length 1.
+        """Return the direction of the target's effect on the first release, of length 1.
 
         It is the difference of two rounds without noise, with the target and without it. If the mean is over a public
         number of clients, this is the direction of the target's own clipped update.
@@ -85,7 +85,9 @@ class Game:
         return self.shadow.run(self.parts_of(inside), seed, self.start, rounds)[1:]
 
     def published(self, arrays: Arrays, inside: bool) -> float:
-        """Compute 100·(loss_shadow - loss_aggregated)/loss_shadow; the aggregated loss is over all participants.
+        """Compute 100·(loss_shadow - loss_aggregated)/loss_shadow.
+
+        The aggregated loss is over all participants.
 
         Args:
             arrays: of a global model.

@@ -81,7 +81,7 @@ def _released(game: Game, inside: bool, seed: int, effort: Effort, rounds: int) 
 
 
 def _rounds(run: FinishedRun, effort: Effort) -> int:
-    """Return the number of rounds of the audit: with and without the target, and for controls."""
+    """Return the number of rounds of the audit, including its controls."""
     each = REPEATS * effort.shadows + max(2, effort.shadows // PAIRS) * run.config.num_rounds
     return (4 if run.config.is_private else 2) * each
 

@@ -12,7 +12,7 @@ from cloister.audits.table import AUDITS, Audit, Effort
 
 
 def audit(path: Path, effort: Effort, only: Sequence[str] = ()) -> Audited:
-    """Run every fitting audit of a run, and write `audit.json` into its directory after each of them.
+    """Run every fitting audit of a run, and write `audit.json` after each of them.
 
     Earlier findings of audits that do not run this time are kept.
 

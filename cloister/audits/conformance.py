@@ -73,7 +73,10 @@ def _is_a_value(mechanism: Mechanism) -> None:
 
 
 def _is_priced(mechanism: Mechanism) -> None:
-    """Check the cost of its events; unknown events raise in the accountant, filter, ledger or wire."""
+    """Check the price of the mechanism's events.
+
+    An event unknown to an accountant, a filter, the ledger or the wire raises by itself.
+    """
     events = mechanism.events(LAYOUT, UNSAMPLED)
     _require(len(events) > 0, mechanism, "a round without events would cost nothing")
     epsilon = Account(events).epsilon(DELTA)
@@ -134,7 +137,10 @@ def _model(flat: NDArray) -> Model:
 
 
 def _tells_no_more_than_claimed(mechanism: Mechanism, axis: NDArray, models: list[Model], runs: int) -> None:
-    """Check the released model along the canary, and all other outputs of a round, against the claim."""
+    """Check all outputs of a round against the claim.
+
+    The first is the released model along the canary.
+    """
     claimed = Account(mechanism.events(LAYOUT, UNSAMPLED)).epsilon(AUDIT_DELTA, "pld")
 
     def seen(cohort: list[Model], heavy: bool) -> NDArray:
@@ -170,7 +176,10 @@ def _released(mechanism: Mechanism, models: Sequence[Model], heavy: bool = False
 
 
 def _as_in_a_run(mechanism: Mechanism, given: Contributions) -> Contributions:
-    """Return the contributions of a run: the replies' sum, if the mechanism sums replies as they come."""
+    """Return the contributions as in a run.
+
+    If the mechanism sums replies as they come, they contain only the sum.
+    """
     intake = mechanism.intake(LAYOUT, given.cohort.sent, ASKED)
     if intake is None:
         return given

@@ -64,7 +64,9 @@ class Trials:
         return self._shown(strength, confidence)
 
     def shift(self, confidence: float = 0.99) -> float:
-        """Return a lower bound on μ: the round is at least as distinguishable as N(μ, 1) and N(0, 1).
+        """Return a lower bound on μ of the round.
+
+        The round is at least as distinguishable as N(μ, 1) and N(0, 1).
 
         Guarantee: if the round is a Gaussian mechanism of noise multiplier z, this is above 1/z with probability at
             most 1 - `confidence`. It is much closer to 1/z than `epsilon` is to ε. It has no meaning for a round that
@@ -75,7 +77,10 @@ class Trials:
         return self._shown(lambda hits, alarms: stats.norm.ppf(hits) - stats.norm.ppf(alarms), confidence)
 
     def _shown(self, strength: Strength, confidence: float) -> float:
-        """Return the strength on the second half, for the threshold and direction that are best on the first."""
+        """Return the bound of a threshold and direction on the second half.
+
+        They are the best ones on the first half.
+        """
         if not 0 < confidence < 1:
             raise ConfigError(f"confidence must be above 0 and below 1, got {confidence}")
         error = (1 - confidence) / 2  # half of the error each for hits and for false alarms
@@ -89,7 +94,10 @@ class Trials:
 
 
 def _at(thresholds: Rates, high: Rates, low: Rates, strength: Strength, error: float) -> Rates:
-    """Compute the strength of each threshold: hits are scores of `high` that reach it, false alarms those of `low`."""
+    """Compute the bound of each threshold.
+
+    Hits are scores of `high` that reach it, false alarms are scores of `low` that reach it.
+    """
     with np.errstate(divide="ignore"):
         return strength(
             minimum_rate(_reaching(high, thresholds), len(high), error),
@@ -103,7 +111,9 @@ def _reaching(scores: Rates, thresholds: Rates) -> NDArray[np.intp]:
 
 
 def minimum_rate(count: NDArray[np.intp], runs: int, error: float) -> Rates:
-    """Return a lower confidence bound on a rate, seen `count` times in `runs`; wrong with probability ≤ `error`.
+    """Return a lower confidence bound on a rate, seen `count` times in `runs`.
+
+    It is wrong with probability at most `error`.
 
     Source: Clopper, Pearson (1934).
     """

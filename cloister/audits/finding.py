@@ -42,7 +42,10 @@ class Measured:
 
     @property
     def beats_chance(self) -> bool:
-        """Return True if an AUC's interval is above a guess; for other quantities, if the value is > 0."""
+        """Return True if the figure is above chance.
+
+        For an AUC its whole interval must be above that of a guess. Other figures must be above 0.
+        """
         if self.quantity != "auc":
             return self.value > 0
         return (self.value if self.low is None else self.low) > CHANCE
@@ -108,7 +111,9 @@ class Finding:
         return NOTHING if self.shows_nothing else self.meaning
 
     def bears_out(self, item: Measured) -> bool:
-        """Return True if this figure's attack met all its controls; otherwise the figure shows nothing.
+        """Return True if this figure's attack met all its controls.
+
+        Otherwise the figure shows nothing.
 
         Args:
             item: one of the figures.
@@ -172,7 +177,9 @@ class Skipped:
 
 
 def strongest(findings: tuple[Finding, ...], quantity: Quantity) -> Measured | None:
-    """Return the largest figure of a kind over several audits whose controls were met; None without one.
+    """Return the largest figure of a kind over several audits; None without one.
+
+    Only figures whose controls were met count.
 
     Args:
         findings: of the audits.

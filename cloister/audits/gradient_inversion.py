@@ -124,7 +124,9 @@ def _controls(results: Results) -> Iterator[Control]:
 
 
 def rows_of(steps: Sequence[Step], results: Results) -> dict[str, list[tuple[str, NDArray]]]:
-    """Return a row of pictures for each attack on each image: the original, then the result of every channel.
+    """Return a row of pictures for each attack on each image.
+
+    The original is first, the result of every channel follows.
 
     Args:
         steps: with the attacked images.

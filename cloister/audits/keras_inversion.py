@@ -107,7 +107,10 @@ class Victim:
         return {weight.path: array.numpy() for weight, array in zip(self._weights, found, strict=True)}
 
     def seconds_a_search(self) -> float:
-        """Estimate the duration of a search on this machine, from one step of each attack: the mean of both."""
+        """Estimate the duration of a search on this machine.
+
+        It is the mean of both attacks, from one step of each.
+        """
         seen, wanted = (
             self._listed(self.gradient(np.zeros(self.shape), 0)),
             tf.one_hot([0], self.classes, dtype=tf.float64),
@@ -170,7 +173,7 @@ class Victim:
         return tape.gradient(loss, self._weights)
 
     def _squared_distance(self, point: Tensor, seen: Sequence[Tensor], scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance of gradients at an image and a label's logits, flat, and its slope."""
+        """Return the distance of gradients at an image and label logits, and its slope."""
         size = int(np.prod(self.shape))
         with tf.GradientTape() as tape:
             tape.watch(point)
@@ -218,7 +221,9 @@ def _seconds(step: Callable[[], object]) -> float:
 def private_gradient(
     model: Network, image: NDArray, label: int, noise_multiplier: float, clipping_norm: float
 ) -> dict[str, NDArray]:
-    """Compute the gradient of one image as DP-SGD releases it: clipped, noised, for a batch of one.
+    """Compute the gradient of one image as DP-SGD releases it.
+
+    It is clipped and noised, for a batch of one.
 
     Args:
         model: trained model; its weights are restored.

@@ -54,7 +54,10 @@ class Trial:
         self._specs: tuple[tf.TensorSpec, ...] = self._call.structured_input_signature[0]
 
     def case(self) -> None:
-        """Draw weights, examples and a place. Compare two equal calls, and one with extreme numbers in other rows."""
+        """Draw weights, examples and a place, and compare calls.
+
+        Two calls are equal. A third has extreme numbers in the other rows.
+        """
         model, rng, (x, y, mask, seeds, _) = self.engine.model, self._rng, self._specs
         _amplify(model, rng)
         place = int(rng.integers(self.engine.places))
@@ -105,7 +108,10 @@ class TrialInTurn:
 
 
 def _amplify(model: Network, rng: np.random.Generator) -> None:
-    """Give each variable weights of a random scale from 1e-38 to 1e38: later layers may cancel it."""
+    """Give each variable weights of a random scale from 1e-38 to 1e38.
+
+    Later layers may cancel the scale.
+    """
     for variable in model.trainable_variables:
         scale = 10.0 ** rng.uniform(-38, 38) if rng.random() < 0.5 else 10.0 ** rng.uniform(-3, 3)
         variable.assign(np.clip(scale * rng.standard_normal(variable.shape), -3e38, 3e38))
@@ -126,7 +132,10 @@ def _stack(shape: tuple[int, ...], *inner: Layer) -> Network:
 
 
 def _frozen(shape: tuple[int, ...], *inner: Layer) -> Network:
-    """Return a model with a trained layer on both sides of frozen ones, so that gradients pass through them."""
+    """Return a model with a trained layer on both sides of frozen ones.
+
+    So gradients pass through the frozen layers.
+    """
     for layer in inner:
         layer.trainable = False
     return _stack(shape, layers.Dense(4, activation="tanh"), *inner)
@@ -161,7 +170,9 @@ MODELS: Mapping[str, tuple[Callable[[], Network], int, int]] = {
 
 
 def tried(until: float) -> dict[str, Trial | TrialInTurn]:
-    """Return trials of all models, run in turn until the deadline. Each has at least one case.
+    """Run trials of all models alternately until the deadline.
+
+    Each has at least one case.
 
     Args:
         until: deadline, a time of `time.monotonic`.

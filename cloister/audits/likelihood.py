@@ -10,7 +10,9 @@ SMALLEST = 1e-12
 
 
 def cross_fitted(present: Scores, absent: Scores) -> tuple[Scores, Scores]:
-    """Compute the log likelihood ratio of each value, under Gaussians fitted to the other half of the values.
+    """Compute the log likelihood ratio of each value.
+
+    The Gaussians are fitted to the other half of the values.
 
     Args:
         present: values of one kind, shape (m,), m > 1.
@@ -28,7 +30,7 @@ def cross_fitted(present: Scores, absent: Scores) -> tuple[Scores, Scores]:
 
 
 def ratios(values: Scores, present: Scores, absent: Scores) -> Scores:
-    """Compute ln N(value; fit of `present`) - ln N(value; fit of `absent`), shape of `values`.
+    """Compute ln N(value; fit of `present`) - ln N(value; fit of `absent`).
 
     Args:
         values: scored values.

@@ -49,7 +49,10 @@ class Seen:
         return self._log_density(self.inside) - self._log_density(~self.inside)
 
     def lira_offline(self) -> Scores:
-        """Compute the confidence's distance above those of models without the example, in standard deviations."""
+        """Compute the confidence's standardized distance above the absent models.
+
+        The absent models are those without the example.
+        """
         mean, variance = self._fit(~self.inside)
         found: Scores = (self.target - mean) / np.sqrt(variance)
         return found
@@ -77,7 +80,10 @@ class Seen:
         return found
 
     def _fit(self, chosen: Inside) -> tuple[Scores, float]:
-        """Return the mean of each example over its chosen models, and one variance around these means for all."""
+        """Return the mean of each example over its chosen models, and one variance.
+
+        The variance is common to all examples, around these means.
+        """
         count = chosen.sum(axis=0)
         mean = (self.shadows * chosen).sum(axis=0) / count
         freedom = float((count - 1).sum())
@@ -94,7 +100,9 @@ class Seen:
 
 
 def confidences(task: Task, y: NDArray, outputs: NDArray) -> Scores:
-    """Compute a model's confidence in the right answer: ln p/(1 - p) of the class, or -ln of the loss of a number.
+    """Compute a model's confidence in the right answer.
+
+    It is ln p/(1 - p) of a class, or -ln of the loss of a number.
 
     Args:
         task: that the model solves.
@@ -117,7 +125,9 @@ def _probability(confidence: Scores) -> Scores:
 
 
 def drawn(members: int, pool: int, shadows: int, seed: int) -> Inside:
-    """Draw the training examples of each shadow model: about as many as the target's, each in equally many models.
+    """Draw the training examples of each shadow model.
+
+    A model has about as many as the target. Each example is in equally many models.
 
     Args:
         members: number of training examples of the target.
@@ -134,7 +144,9 @@ def drawn(members: int, pool: int, shadows: int, seed: int) -> Inside:
 
 
 def grouped(scores: Scores, owners: NDArray, size: int) -> Scores:
-    """Return the mean score of each set of `size` examples of one owner; an incomplete set is dropped.
+    """Return the mean score of each set of `size` examples of one owner.
+
+    An incomplete set is dropped.
 
     Args:
         scores: of n examples.

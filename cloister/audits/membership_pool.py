@@ -131,7 +131,9 @@ class Pool:
 
 
 def by_heart(run: FinishedRun) -> Shadow:
-    """Return a federation of one client without privacy, which trains for many epochs on its few examples.
+    """Return a federation of one client without privacy that overfits.
+
+    It trains for `EPOCHS` epochs on its few examples.
 
     Args:
         run: with the task and model.

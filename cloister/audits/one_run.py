@@ -58,7 +58,10 @@ class OneRun:
 
     @property
     def right(self) -> int:
-        """Return v, the number of right guesses: present for the r/2 highest scores, absent for the r/2 lowest."""
+        """Return v, the number of right guesses.
+
+        The guess is "present" for the r/2 highest scores, and "absent" for the r/2 lowest.
+        """
         order, half = np.argsort(self.scores, kind="stable"), self.guesses // 2
         return int(self.coins[order[len(order) - half :]].sum() + (~self.coins[order[:half]]).sum())
 
@@ -141,10 +144,10 @@ def guessing_bound(canaries: int, guesses: int, right: int, delta: float, confid
 
 
 def chance_of_guesses(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Bound the probability that at least v of r guesses of coins are right in an (ε, δ)-DP run.
+    """Bound the probability of at least v right guesses in an (ε, δ)-DP run.
 
-    P[W ≥ v] + 2mδ·max over i of P[v > W ≥ v - i]/i, where W is binomial, of r guesses that are each right with
-    probability e^ε/(1 + e^ε).
+    The bound is P[W ≥ v] + 2mδ·max over i of P[v > W ≥ v - i]/i, where W is binomial, of r guesses that are each right
+    with probability e^ε/(1 + e^ε).
 
     Args:
         canaries, guesses, right: m, r and v.

@@ -51,7 +51,10 @@ class Audited:
 
     @property
     def contradicted(self) -> tuple[Measured, ...]:
-        """Return the lower bounds on ε above the claim for the same unit: each contradicts it, with its confidence."""
+        """Return the lower bounds on ε above the claim for the same unit.
+
+        Each contradicts the claim, with its confidence.
+        """
         sound = [item for item in _claims(self.privacy) if item.get("relation") == ADD_OR_REMOVE]
         found = []
         for bound in (item for finding in self.findings for item in finding.borne_out("epsilon")):
@@ -92,7 +95,9 @@ class Audited:
 
 
 def earlier(path: Path, privacy: Mapping[str, object]) -> list[Finding]:
-    """Read the findings in `audit.json`; empty if the run was resumed since, because its models differ then.
+    """Read the findings in `audit.json`.
+
+    The result is empty if the run was resumed since, because its models differ then.
 
     Args:
         path: of the run directory.
@@ -112,7 +117,9 @@ def earlier(path: Path, privacy: Mapping[str, object]) -> list[Finding]:
 
 
 def claimed(privacy: Mapping[str, Any]) -> str:
-    """Format the claim of a run in a line; of several figures about the run itself, the largest.
+    """Format the claim of a run in a line.
+
+    Of several figures about the run itself, the largest is shown.
 
     Args:
         privacy: the content of its `privacy.json`.
@@ -162,14 +169,17 @@ def _sure(item: Measured) -> str:
 
 
 def _claims(privacy: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the figures of the server's and the clients' mechanisms with status sound or conditional."""
+    """Yield the sound or conditional figures of the server's and the clients' mechanism."""
     for mechanism in (privacy, privacy.get("clients") or {}):
         if mechanism.get("status") in ("sound", "conditional"):
             yield from _figures(mechanism)
 
 
 def _figures(mechanism: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the figures with an ε about the run itself: figures over further runs cover more than was audited."""
+    """Return the figures with an ε about the run itself.
+
+    Figures over further runs cover more than was audited.
+    """
     # DP-SGD claims one unit, which names the size of a client; its figures for other units are by-products.
     by_size = ((size, item) for size in mechanism.get("by-examples", ()) for item in size.get("claims", ()))
     sizes = [item for size, item in by_size if f"{item['unit']}s" in size]

@@ -83,7 +83,10 @@ class Evidence:
         return [self.auc(), *(self.hits(alarms) for alarms in few)]
 
     def curve(self) -> list[tuple[float, float]]:
-        """Return points of the ROC curve, from one false alarm in all absent scores on, for a logarithmic scale."""
+        """Return points of the ROC curve for a logarithmic scale.
+
+        The first rate of false alarms is one in all absent scores.
+        """
         alarms = np.geomspace(1 / len(self.absent), 1.0, POINTS)
         return [(float(rate), hits_at(self.present, self.absent, float(rate))) for rate in alarms]
 
@@ -123,7 +126,7 @@ def auc(present: Scores, absent: Scores) -> float:
 
 
 def _of_pairs(value: float, pairs: int, confidence: float) -> tuple[float, float]:
-    """Return an interval for cases in which resampling shows no spread, such as perfect separation.
+    """Return an interval for scores without spread under resampling, as when separated.
 
     Present and absent scores are paired. In each pair the present score is higher with probability AUC. So the interval
     is that of Clopper-Pearson over this number of pairs.
@@ -133,7 +136,9 @@ def _of_pairs(value: float, pairs: int, confidence: float) -> tuple[float, float
 
 
 def hits_at(present: Scores, absent: Scores, alarms: float) -> float:
-    """Return the share of present scores above the lowest threshold that keeps this rate of false alarms.
+    """Return the rate of hits at a rate of false alarms.
+
+    It is the share of present scores above the lowest threshold that keeps this rate.
 
     Args:
         present: shape (m,).
@@ -151,7 +156,9 @@ def hits_at(present: Scores, absent: Scores, alarms: float) -> float:
 def interval(
     statistic: Statistic, present: Scores, absent: Scores, confidence: float, seed: int
 ) -> tuple[float, float]:
-    """Compute the percentile bootstrap interval of a statistic, each kind resampled separately, row by row.
+    """Compute the percentile bootstrap interval of a statistic.
+
+    Each kind is resampled separately, row by row.
 
     Args:
         statistic: of (present, absent).

@@ -86,7 +86,7 @@ def leave_one_out(
 def release_of(
     strategy: Strategy, sent: Arrays, models: Sequence[Arrays], examples: Sequence[float], absent: int | None
 ) -> np.ndarray:
-    """Return a strategy's release about a cohort in its first round, as one flat vector in float64."""
+    """Return a strategy's release in its first round, as one vector in float64."""
     rehearsal = Rehearsal(sent, models, examples)
     if not isinstance(strategy, PrivateStrategy) or strategy.mechanism.noises_output:
         return rehearsal.flat(rehearsal.run(strategy, absent))
@@ -114,7 +114,10 @@ class Rehearsal:
         self._metrics = [MetricRecord({EXAMPLES: count}) for count in examples]
 
     def run(self, strategy: Strategy, absent: int | None = None) -> ArrayRecord | None:
-        """Return the strategy's aggregate of the replies of the clients it asks; `absent` does not reply."""
+        """Return the strategy's aggregate of the replies of the clients it asks.
+
+        The client `absent` does not reply.
+        """
         asked = list(strategy.configure_train(1, self._sent, ConfigRecord(), self._roster))
         replies = [self._reply(message) for message in asked if message.metadata.dst_node_id - 1 != absent]
         return strategy.aggregate_train(1, replies)[0]

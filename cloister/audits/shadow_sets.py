@@ -36,7 +36,9 @@ def blurred(examples: Examples, seed: int) -> Examples:
 
 
 def most_unlike(parts: Sequence[Examples], classes: int) -> int:
-    """Return the client whose class shares differ most from those of all clients; of equal ones the largest.
+    """Return the client whose class shares differ most from those of all clients.
+
+    Of equal ones, the largest client is returned.
 
     Args:
         parts: the examples of each client.

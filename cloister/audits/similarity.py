@@ -14,7 +14,9 @@ K1, K2 = 0.01, 0.03
 
 
 def ssim(one: NDArray, other: NDArray) -> float:
-    """Return the mean structural similarity of two grey images: 1 for equal ones, about 0 for unrelated ones.
+    """Return the mean structural similarity of two grey images.
+
+    It is 1 for equal images, and about 0 for unrelated ones.
 
     Args:
         one: shape (height, width), each at least 7, values from 0 to 1.

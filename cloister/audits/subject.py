@@ -89,7 +89,9 @@ class FinishedRun:
 
     @property
     def seconds_a_round(self) -> float | None:
-        """Return the median duration of a round without evaluation; None if it was not recorded.
+        """Return the median duration of a round without evaluation.
+
+        It is None if it was not recorded.
 
         The first round builds the network, and is excluded. Durations that would reveal a draw are not recorded.
         """
@@ -119,7 +121,10 @@ class FinishedRun:
         return any(self.path.glob("model.*"))
 
     def released(self) -> dict[int, Arrays]:
-        """Load the saved checkpoints: the model after each round, by its number; 0 is the initial model."""
+        """Load the saved checkpoints: the model after each round, by its number.
+
+        Number 0 is the initial model.
+        """
         found = {int(path.stem.removeprefix("round-")): path for path in self.path.glob("checkpoints/round-*.npz")}
         return {number: _arrays(found[number]) for number in sorted(found)}
 

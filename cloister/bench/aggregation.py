@@ -24,7 +24,9 @@ Arrays = Mapping[str, NDArray]
 
 
 def with_noise(config: RunConfig) -> RunConfig:
-    """Change a run so that its server adds noise, its own or `global-dp`, without a budget, to a fixed cohort.
+    """Change a run so that its server adds noise to a fixed cohort.
+
+    The noise is its own or that of `global-dp`, without a budget.
 
     Args:
         config: of the run.
@@ -52,7 +54,9 @@ def _with(config: RunConfig, privacy: PrivacyConfig) -> RunConfig:
 
 
 def rounds(config: RunConfig, arrays: Arrays, trained: Sequence[Arrays], clients: int) -> Action:
-    """Return an action that runs rounds on the server, from the replies to the new model, without a ledger.
+    """Return an action that runs rounds on the server, without a ledger.
+
+    It starts from the replies and ends with the new model.
 
     Args:
         config: of the run.
@@ -74,7 +78,9 @@ def rounds(config: RunConfig, arrays: Arrays, trained: Sequence[Arrays], clients
 
 
 def random_models(arrays: Arrays, count: int) -> list[Arrays]:
-    """Return copies of the model with random updates: `count`, or as many as fit into the pool.
+    """Return copies of the model with random updates.
+
+    Their number is `count`, or as many as fit into the pool.
 
     Args:
         arrays: of the model.

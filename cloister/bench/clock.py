@@ -53,7 +53,9 @@ class Times:
 
 
 def in_turns(actions: Mapping[str, Action], seconds: float) -> dict[str, Times]:
-    """Measure actions that run alternately, after one untimed run of each, which loads libraries and compiles.
+    """Measure actions that run alternately.
+
+    Each runs once untimed before, to load libraries and to compile.
 
     Args:
         actions: by their names.

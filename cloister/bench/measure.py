@@ -114,7 +114,11 @@ class Bench:
 
 
 def bench(settings: Mapping[str, Scalar], options: Options) -> Bench:
-    """Measure the cost of privacy on this machine with random inputs, without data, messages or ledger.
+    """Measure the cost of privacy on this machine with random inputs.
+
+    It reads no data, sends and writes nothing, and spends no budget.
+
+    It reads no data, sends nothing, and writes no ledger.
 
     Args:
         settings: dotted keys of the run configuration.

@@ -14,7 +14,9 @@ NUMBERS = 1 << 19
 
 
 def mechanisms_on_messages(config: RunConfig) -> dict[str, LocalMechanism]:
-    """Return the client mechanisms for messages by name, with the run's parameters for the mechanism that it uses.
+    """Return the client mechanisms for messages by name.
+
+    The run's own mechanism has the run's parameters.
 
     Args:
         config: of the run.

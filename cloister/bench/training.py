@@ -28,7 +28,9 @@ def plain_steps(config: RunConfig, task: Task) -> Action:
 
 
 def private_steps(config: RunConfig, task: Task) -> Action:
-    """Return an action of DP-SGD steps, with the run's settings if its clients use it, otherwise with the defaults.
+    """Return an action of DP-SGD steps.
+
+    If the run's clients use DP-SGD, it has their settings, otherwise the defaults.
 
     Args:
         config: of the run.
@@ -43,7 +45,10 @@ def private_steps(config: RunConfig, task: Task) -> Action:
 
 
 def _steps(config: RunConfig, task: Task, privacy: PrivacyConfig) -> Action:
-    """Return one epoch of a client with `STEPS` batches, without callbacks, which DP-SGD does not have."""
+    """Return one epoch of a client with `STEPS` batches.
+
+    It has no callbacks, as DP-SGD.
+    """
     client = config.client.model_copy(update={"callbacks": False})
     recipe = replace(recipe_of(task, client, privacy), local_epochs=1)
     trainer = Workbench(config.task, client, privacy).trainer

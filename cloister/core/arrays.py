@@ -50,7 +50,9 @@ class Array(FlowerArray):
 
 
 def view(array: FlowerArray) -> NDArray:
-    """Return a read-only ndarray over the data of `array`; copy only data other than plain `.npy` in C order.
+    """Return a read-only ndarray over the data of `array`.
+
+    Plain `.npy` data in C order is not copied.
 
     Raises:
         ValueError: the bytes are not a pickle-free `.npy` file of the labelled dtype and shape.
@@ -78,7 +80,7 @@ MAX_DTYPE, MAX_DIMENSIONS = 16, 64
 
 @lru_cache(maxsize=4096)
 def _npy_layout(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, np.dtype, int]:
-    """Return the `.npy` header of a C-ordered array, its dtype, and the size of its numbers in bytes.
+    """Return the `.npy` header of a C-ordered array, its dtype, and its data size in bytes.
 
     Raises:
         ValueError: the dtype or the shape is not that of an array of numbers.
@@ -179,7 +181,7 @@ class Layout:
         return tuple(np.ravel(arrays[name]) for name in self.names)
 
     def named(self, row: "Row") -> dict[str, NDArray]:
-        """Return the arrays of a row by name, with the model's own shapes and dtypes: the inverse of `rows`."""
+        """Return the arrays of a row by name, in shape and dtype: the inverse of `rows`."""
         pieces = zip(self.names, row, self.dtypes, self.shapes, strict=True)
         return {name: piece.astype(dtype, copy=False).reshape(shape) for name, piece, dtype, shape in pieces}
 

@@ -43,5 +43,5 @@ MEDIAN = Capabilities(needs_every_reply=True, cuts=lambda count: (count - 1) // 
 
 
 def trimmed_mean(share: float) -> Capabilities:
-    """Return the capabilities of a coordinate-wise trimmed mean that cuts off this share of the values at each end."""
+    """Return the capabilities of a mean that trims this share of values at each end."""
     return Capabilities(needs_every_reply=True, cuts=lambda count: int(share * count))

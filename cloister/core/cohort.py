@@ -138,7 +138,10 @@ def scratch_for(layout: Layout) -> NDArray:
 
 
 def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
-    """Compute ‖U[i]‖₂² for each i, not finite where U[i] is not. Relative error below `NORM_ERROR`."""
+    """Compute ‖U[i]‖₂² for each i, not finite where U[i] is not.
+
+    The relative error of each norm is below `NORM_ERROR`.
+    """
     places = {span: number for number, span in enumerate(spans(cohort.layout.sizes))}
     squares = np.zeros((len(places), len(cohort)))
 
@@ -196,7 +199,10 @@ def _row_squares(block: NDArray) -> NDArray[np.float64]:
 
 @cache
 def places_show() -> bool:
-    """Return True if dot products depend on memory position: MKL, or OpenBLAS on some processors without AVX."""
+    """Return True if dot products depend on memory position.
+
+    They do in MKL, and in OpenBLAS on some processors without AVX.
+    """
     memory, rng = np.empty(2 * DOT), np.random.default_rng(0)
     for dtype, width in ((dtype, width) for dtype in (np.float32, np.float64) for width in (33, DOT - 1, DOT)):
         numbers, found = rng.standard_normal(width).astype(dtype), set()

@@ -51,7 +51,9 @@ class Crash(Exception):
 
 @contextmanager
 def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Replace every exception of the block by one of a single line. Requests to end the process pass through.
+    """Replace every exception of the block by one of a single line.
+
+    Requests to end the process pass through.
 
     Args:
         unchanged: exceptions that pass through too.
@@ -71,7 +73,7 @@ def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
 
 
 def write_traces_to(folder: Path, coarse: bool = False) -> None:
-    """Set the folder of tracebacks until the block of `one_line` ends; outside such a block, do nothing.
+    """Set the folder of tracebacks within a block of `one_line`.
 
     Args:
         folder: for tracebacks.
@@ -83,7 +85,9 @@ def write_traces_to(folder: Path, coarse: bool = False) -> None:
 
 
 def told(error: BaseException) -> str:
-    """Describe an exception in one line: Cloister's by its text, a full disk as such, any other by type and place.
+    """Describe an exception in one line.
+
+    Cloister's own errors appear with their text, a full disk as such, any other exception by type and place.
 
     An error of the operating system includes the path that it is about. The traceback of any other exception is written
     to a file, which the line names.
@@ -113,7 +117,7 @@ def _without_middle(line: str) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Return `file:line` of the last frame in the user's own code; without one, of the last frame."""
+    """Return `file:line` of the last frame in the user's code, or else of the last frame."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [found for found in frames if not _is_library(found[0])]
     return "an unknown place" if not frames else "{}:{}".format(*(own or frames)[-1])
@@ -137,7 +141,10 @@ def trace_without_values(error: BaseException) -> str:
 
 
 def kind(error: BaseException) -> str:
-    """Return the type of an exception, with the undefined name of a NameError if the code contains it."""
+    """Return the type of an exception.
+
+    A NameError includes the undefined name if the code contains it.
+    """
     of = type(error)
     told = of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
     name = error.name if isinstance(error, NameError) else None

@@ -33,7 +33,7 @@ def at_least(value: float, digits: int = 4) -> str:
 
 
 def rounded_up(value: float, digits: int = 4) -> float:
-    """Round a positive number up, such as a calibrated noise multiplier for a configuration.
+    """Round a positive number up, such as a calibrated noise multiplier.
 
     Args:
         value: positive.
@@ -60,7 +60,10 @@ def percent_at_least(share: float) -> str:
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
-    """Round by the first nine digits: later ones come from the rounding of floats and grids. So 0.1 prints as 0.1."""
+    """Round by the first nine digits.
+
+    Later digits come from the rounding of floats and grids. So 0.1 prints as 0.1.
+    """
     if not math.isfinite(value):
         return f"{value:g}"
     shown = f"{value:.9g}"

@@ -23,7 +23,7 @@ LARGEST_TEXT = 1 << 28
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; it replaces `path` only if the block succeeds.
+    """Yield a temporary path that replaces `path` only if the block succeeds.
 
     The name keeps the suffix of `path`, from which some libraries derive a format. The data is on disk (fsync) before
     the file is renamed.
@@ -47,7 +47,9 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray]) -> None:
 
 
 def read_npz(path: Path) -> dict[str, NDArray]:
-    """Read the arrays of `write_npz`, without pickles and in no more memory than the file's size.
+    """Read the arrays of `write_npz`, without pickles.
+
+    The arrays need no more memory than the file's size.
 
     Raises:
         OSError: the file cannot be read.
@@ -96,12 +98,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def expanded(path: str | Path) -> Path:
-    """Expand `~` in a path to a home folder. If the user is unknown, return the path unchanged."""
+    """Expand `~` in a path to a home folder; keep that of an unknown user."""
     return Path(os.path.expanduser(path))
 
 
 def coarse_mtime(path: Path) -> None:
-    """Truncate the modification time of a file to the day (UTC), since the exact time may be secret."""
+    """Truncate the modification time of a file to the day (UTC).
+
+    The exact time may be secret.
+    """
     day = path.stat().st_mtime // DAY * DAY
     os.utime(path, (day, day))
 

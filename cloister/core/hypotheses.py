@@ -8,7 +8,7 @@ from cloister.core.errors import FederationError
 
 
 def stacked(models: Sequence[Mapping[str, NDArray]]) -> dict[str, NDArray]:
-    """Return the arrays of several models in one mapping, under names with the hypothesis number."""
+    """Return the arrays of several models in one mapping, by hypothesis and name."""
     return {f"{number}/{name}": array for number, model in enumerate(models) for name, array in model.items()}
 
 

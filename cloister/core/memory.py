@@ -12,7 +12,7 @@ and usage, and the field for reclaimable cache within the usage. The empty contr
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes that this process can allocate without swapping and without being killed.
+    """Return the bytes that can be allocated without swapping or being killed.
 
     This is the minimum of the machine's available memory and the remainder of each control group.
 
@@ -28,7 +28,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    """Yield the remainder of every control group that limits this process: its own, and the enclosing ones."""
+    """Yield the remaining memory of each control group that limits this process."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, own = line.split(":", 2)
         for controller in {*controllers.split(",")} & VERSIONS.keys():
@@ -41,7 +41,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _field(path: Path, name: str = "") -> list[int]:
-    """Return the integer after a name, or in the first line if no name is given; empty if absent."""
+    """Return the integer after a name, or without a name that in the first line; empty if absent."""
     words = [line.split() for line in _lines(path)]
     if name:
         words = [line[1:] for line in words if line[:1] == [name]]

@@ -7,7 +7,10 @@ from cloister.core.tensors import Network, Variable
 
 
 def frozen_weights(model: Network) -> list[Variable]:
-    """Return the weights of layers that are not trainable, sublayers included. A server does not send them."""
+    """Return the weights of layers that are not trainable, sublayers included.
+
+    A server does not send them.
+    """
     return [weight for layer in model._flatten_layers() if not layer.trainable for weight in layer.weights]
 
 
@@ -18,5 +21,5 @@ def sent_weights(model: Network) -> list[Variable]:
 
 
 def is_seed(variable: Variable) -> bool:
-    """Return True if a variable is the integer state of a random number generator, such as a dropout layer's."""
+    """Return True if a variable is the integer state of a random generator."""
     return variable.path.endswith("seed_generator_state") and "int" in str(variable.dtype)

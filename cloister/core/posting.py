@@ -11,7 +11,9 @@ SECONDS = 10.0
 
 
 def post(url: str, content: Mapping[str, object]) -> None:
-    """Post JSON, and read only the status of the answer: its body may be of any kind and length.
+    """Post JSON, and read only the status of the answer.
+
+    The body of the answer may be of any kind and length.
 
     Args:
         url: often a secret, so that errors omit it.

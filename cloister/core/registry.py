@@ -30,7 +30,7 @@ class Registry:
 
     @cached_property
     def _table(self) -> dict[str, str]:
-        """Return every known name with its object's location. Installed packages are searched once.
+        """Return every known name with its object's location.
 
         Raises:
             PluginError: two different objects claim one name.

@@ -16,7 +16,7 @@ class Stateful(Protocol):
     """An object with state between rounds and between processes."""
 
     def state_dict(self) -> State:
-        """Return all state that the next round depends on and the run configuration does not determine."""
+        """Return the state that the next round needs beyond the run configuration."""
 
     def load_state_dict(self, state: State) -> None:
         """Restore the state that `state_dict` returned."""

@@ -10,12 +10,14 @@ _PART = re.compile(r"[^_\-/. ]*[_\-/. ]+|[^_\-/. ]+")
 
 
 def clean(text: str) -> str:
-    """Replace unprintable characters of a text, such as control characters and surrogates, by U+FFFD."""
+    """Replace unprintable characters, such as controls and surrogates, by U+FFFD."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def only_text(array: NDArray[np.str_]) -> NDArray[np.str_]:
-    """Replace cells with an invalid code point by empty ones: Python would otherwise refuse the whole array.
+    """Empty the cells with an invalid code point.
+
+    Python would otherwise refuse the whole array.
 
     Args:
         array: of text, of any shape; a file may contain any four bytes as a character.
@@ -27,7 +29,7 @@ def only_text(array: NDArray[np.str_]) -> NDArray[np.str_]:
 
 
 def parts(name: str) -> list[str]:
-    """Split a name into parts between which a line may break: after a space or one of `_-/.`."""
+    """Split a name after spaces and `_-/.`, where a line may break."""
     return _PART.findall(name)
 
 

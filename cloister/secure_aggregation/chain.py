@@ -29,7 +29,9 @@ class SeedChain(Written):
     highest: int = field(metadata=NUMBER)
 
     def reveal(self, survivors: int) -> bytes:
-        """Return the link that gives the seeds of all components up to the number of survivors, and of none above.
+        """Return the link for this number of survivors.
+
+        It gives the seeds of all components up to this number, and of none above.
 
         Raises:
             ProtocolError: there are more survivors than components.

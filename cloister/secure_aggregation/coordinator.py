@@ -100,7 +100,7 @@ class Coordinator:
         self._steps = Steps(_Advertising())
 
     def is_genuine(self, one: Advertisement) -> bool:
-        """Return True if the named member is on the roster and signed these keys for this attempt."""
+        """Return True if a member on the roster signed these keys for this attempt."""
         signed = self._terms.advertisement(one.name, one.mask_key, one.seal_key)
         return self._roster.has_signed(one.name, one.signature, signed)
 
@@ -253,7 +253,7 @@ class _Masks:
         return plus, minus
 
     def _common(self, gone: str, survivors: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-        """Yield each survivor with a mask in common with a member that dropped out, and the mask's key."""
+        """Yield each survivor that shares a mask with a dropped member, and the mask's key."""
         known = {one.name: one for one in self.collected.cohort.advertisements}
         private, peers = private_key(self.secrets[gone]), self.collected.peers
         if public_key(self.secrets[gone]) != known[gone].mask_key:

@@ -68,7 +68,9 @@ class Graph(ABC):
 
     @abstractmethod
     def failure(self, members: int) -> float:
-        """Return the probability that the guarantee fails; δ grows by it for every cohort that a member receives.
+        """Return the probability that the guarantee fails.
+
+        δ grows by it for every cohort that a member receives.
 
         Args:
             members: n, size of the cohort. A server may send members different cohorts in one attempt.
@@ -79,7 +81,9 @@ class Graph(ABC):
         """Return the items for the terms that members sign."""
 
     def choose(self, name: str, cohort: Collection[str]) -> frozenset[str]:
-        """Draw a member's peers from the operating system's entropy; no other party controls the choice.
+        """Draw a member's peers from the operating system's entropy.
+
+        Neither the server nor another member controls the choice.
 
         Args:
             name: of the member that chooses.
@@ -161,7 +165,7 @@ class Sparse(Graph):
         return (members - self.colluding) // 2 + 1
 
     def failure(self, members: int) -> float:
-        """Return a bound on the probability that a small group of honest members can be summed separately."""
+        """Bound the probability that a small group of honest members can be summed alone."""
         return float(_failures(members, self.colluding, self.peers)[self.shares])
 
     def items(self) -> tuple[Item, ...]:
@@ -182,7 +186,9 @@ class Sparse(Graph):
 
 
 def graph_for(members: int, threshold: int, colluding: int, answering: int, loss: float = 1e-3) -> Graph:
-    """Return the complete graph up to 100 members, otherwise the sparsest graph that is safe and reliable.
+    """Return the graph for a cohort.
+
+    Up to 100 members it is the complete graph, otherwise the sparsest graph that is safe and reliable.
 
     Args:
         members: n.
@@ -209,7 +215,7 @@ def graph_for(members: int, threshold: int, colluding: int, answering: int, loss
 
 @lru_cache(maxsize=256)
 def _failures(members: int, colluding: int, peers: int) -> NDArray:
-    """Return the failure probability of the graph for each number of shares, 0 to `peers` + 1.
+    """Return the failure probability for each number of shares, 0 to `peers` + 1.
 
     The graph fails if some s honest members, at most half of them, and the c colluding ones can alone recover the
     secrets of all s. Then each of the s has drawn at least shares − 1 peers among the s − 1 others and the c. The draws

@@ -17,7 +17,9 @@ def told(roster: Roster) -> bytes:
 
 
 def read_told(content: bytes) -> Roster:
-    """Decode the roster that `told` encoded. It is unauthenticated: members use their own roster.
+    """Decode the roster that `told` encoded.
+
+    It is unauthenticated: members use their own roster.
 
     Raises:
         ProtocolError: the bytes are no roster.

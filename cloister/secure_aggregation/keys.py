@@ -59,7 +59,10 @@ def agreed(private: X25519PrivateKey, public: bytes, purpose: bytes) -> bytes:
 
 
 def can_agree(public: bytes) -> bool:
-    """Return True if a key of 32 bytes is fit for key agreement: a key of low order gives no secret."""
+    """Return True if a key of 32 bytes is fit for key agreement.
+
+    A key of low order gives no secret.
+    """
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
@@ -68,7 +71,9 @@ def can_agree(public: bytes) -> bool:
 
 
 def pair_key(private: X25519PrivateKey, public: bytes, binding: bytes, one: str, other: str) -> bytes:
-    """Return the key of the mask that two members have in common: one adds the mask, the other subtracts it.
+    """Return the key of the mask that two members have in common.
+
+    One member adds the mask, the other subtracts it.
 
     Args:
         private: the first or second member's private key for masks.

@@ -139,7 +139,7 @@ class Member:
         self._steps = Steps(_New())
 
     def put_down(self) -> bytes:
-        """Return the state of the attempt as bytes for `taken_up`, and delete it from this object.
+        """Return the attempt's state as bytes for `taken_up`, and delete it here.
 
         Returns:
             Secrets: a party with a copy can act as this member in the attempt. The long-term key is not included.
@@ -152,7 +152,9 @@ class Member:
 
     @classmethod
     def taken_up(cls, name: str, key: Ed25519PrivateKey, roster: Roster, terms: Terms, kept: bytes) -> Self:
-        """Return a member in the state that `put_down` returned. The caller ensures that it is restored once only.
+        """Return a member in the state that `put_down` returned.
+
+        The caller ensures that the state is restored once only.
 
         Args:
             name, key, roster, terms: as for the original member.
@@ -211,7 +213,9 @@ class Member:
         return SealedShares(self.name, sealed)
 
     def open(self, delivery: Delivery) -> None:
-        """Open the peers' shares, and derive the mask keys. Faulty data of other members fails in this step.
+        """Open the peers' shares, and derive the mask keys.
+
+        Faulty data of other members fails in this step.
 
         Shares that cannot be opened are dropped. Their sender stays a peer: the masks are the same.
 
@@ -261,7 +265,7 @@ class Member:
 
         Raises:
             ProtocolError: the survivors are fewer than the threshold, lack this member, or include one that sent no
-                shares. Or a survivor signed other terms of the noise, or another list of sharers, than this member.
+                shares. Or a survivor has not signed this member's terms of the noise and list of sharers.
         """
         state = self._steps.take(_Masked)
         names = frozenset(survivors.names)
@@ -273,7 +277,9 @@ class Member:
         return SurvivorSignature(self.name, self._key.sign(signed))
 
     def unmask(self, signatures: Signatures) -> Unmasking:
-        """Reveal one share of each peer: of its mask if it survived, otherwise of its key. The state is deleted.
+        """Reveal one share of each peer: of its mask if it survived, else of its key.
+
+        The state is deleted.
 
         Args:
             signatures: of the survivors on the text that this member has signed, from the server.
@@ -301,7 +307,7 @@ class Member:
         return Unmasking(self.name, shares, state.chain.reveal(len(survivors)) if state.chain else b"")
 
     def _require_genuine(self, cohort: Cohort, own: Advertisement) -> None:
-        """Refuse a cohort with a key that is not signed by its owner for this attempt, or not unique."""
+        """Refuse a cohort with a key that is not unique, or not signed for this attempt."""
         self._terms.graph.require(len(cohort.names))
         if own not in cohort.advertisements:
             raise ProtocolError("the cohort lacks this member, or has other keys for it")
@@ -314,20 +320,23 @@ class Member:
             raise ProtocolError("two members of the cohort have the same key")
 
     def _require_enough(self, names: frozenset[str], known: Iterable[str], what: str) -> None:
-        """Refuse a list shorter than the threshold, with unknown members, or without this member."""
+        """Refuse a list that is too short, has unknown members, or lacks this member."""
         if len(names) < self._terms.graph.threshold:
             raise ProtocolError(f"{len(names)} {what}; the threshold is {self._terms.graph.threshold}")
         if self.name not in names or not names <= frozenset(known):
             raise ProtocolError(f"the list of {what} lacks this member, or has somebody who was not there before")
 
     def _require_told_the_same(self, survivors: Survivors, told: bytes) -> None:
-        """Refuse a survivor whose vector may contain other noise, or lack masks that it should have."""
+        """Refuse a survivor that has not signed this member's noise terms and sharers.
+
+        Its vector may contain other noise, or lack masks that it should have.
+        """
         for name in survivors.names:
             if not self._roster.has_signed(name, survivors.signatures.get(name, b""), told):
                 raise ProtocolError(f"{name!r} has not signed the noise and the sharers that this member was told")
 
     def _seal_key(self, state: _Shared, peer: Advertisement, mine: bool) -> tuple[bytes, bytes]:
-        """Return the key and the context of shares that this member sends to a peer, or receives from it."""
+        """Return the key and the context of shares between this member and a peer."""
         way = (self.name, peer.name) if mine else (peer.name, self.name)
         context = text("sealed shares", state.binding, *way)
         return agreed(private_key(state.keys.seal_seed), peer.seal_key, context), context
@@ -344,7 +353,7 @@ class Member:
                 yield name, Shares(both[:SECRET], both[SECRET:])
 
     def _masks(self, state: _Shared, partners: frozenset[str]) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-        """Return the keys of the masks to add and to subtract: this member's own, and those shared with partners."""
+        """Return the keys of the masks to add and to subtract, for this member and partners."""
         own = private_key(state.keys.mask_seed)
         keys = {
             one.name: pair_key(own, one.mask_key, state.binding, self.name, one.name)

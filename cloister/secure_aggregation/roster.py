@@ -71,12 +71,18 @@ class Roster:
 
     @cached_property
     def by_provisioner(self) -> tuple[str, ...]:
-        """Return the names of members whose keys the provisioner made. It can impersonate these members."""
+        """Return the names of members whose keys the provisioner made.
+
+        The provisioner can impersonate these members.
+        """
         return tuple(sorted(set(self.keys) - self.at_site))
 
     @cached_property
     def digest(self) -> bytes:
-        """Return the hash, 32 bytes, of all entries; members sign it with the terms of every attempt."""
+        """Return the hash, 32 bytes, of all entries.
+
+        Members sign it with the terms of every attempt.
+        """
         return hashlib.sha256(text(LABEL, self.entries)).digest()
 
     def has_signed(self, name: str, signature: bytes, signed: bytes) -> bool:
@@ -90,7 +96,9 @@ class Roster:
         return name in self.keys and _fits(self.keys[name], signature, signed)
 
     def pinned(self, fingerprints: Mapping[str, str]) -> Self:
-        """Return this roster, from an untrusted source, if the fingerprints of all its keys are pinned.
+        """Return this roster if the fingerprints of all its keys are pinned.
+
+        The roster itself may be from an untrusted source.
 
         Args:
             fingerprints: name -> fingerprint of the key, from the site's own file.

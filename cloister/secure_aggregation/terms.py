@@ -50,7 +50,10 @@ class Terms:
         check.one_of({"32", "64"}, bits=str(self.bits))
 
     def under(self, roster: Roster) -> Self:
-        """Return these terms bound to the digest of `roster`; another roster gives another text to sign."""
+        """Return these terms bound to the digest of `roster`.
+
+        Another roster gives another text to sign.
+        """
         return replace(self, roster=roster.digest)
 
     @property
@@ -75,11 +78,16 @@ class Terms:
         return text("advertisement", self.encoded, name, mask_key, seal_key)
 
     def binding(self, cohort: Cohort) -> bytes:
-        """Return the hash, 32 bytes, of the terms and all members' keys; every derived key depends on it."""
+        """Return the hash, 32 bytes, of the terms and all members' keys.
+
+        Every derived key depends on it.
+        """
         return hashlib.sha256(text("binding", self.encoded, cohort.encode())).digest()
 
     def sharers(self, binding: bytes, noise: bytes, names: Sequence[str]) -> bytes:
-        """Return the text that a member signs with its masked input: the terms of its noise, and the sharers.
+        """Return the text that a member signs with its masked input.
+
+        It contains the terms of the input's noise and the list of sharers.
 
         Args:
             binding: of the cohort.
@@ -89,7 +97,9 @@ class Terms:
         return text("sharers", binding, noise, tuple(names))
 
     def survivors(self, binding: bytes, members: int, noise: bytes, names: Sequence[str]) -> bytes:
-        """Return the text that survivors sign: terms, keys, guarantee, noise and the list of survivors.
+        """Return the text that survivors sign.
+
+        It contains terms, keys, guarantee, noise and the list of survivors.
 
         Args:
             binding: of the cohort.

@@ -75,7 +75,10 @@ def sized(size: int, or_none: bool = False, called: str = "") -> About:
 
 
 def sized_by_name(size: int) -> About:
-    """Return metadata for a mapping of names to bytes of one size. A copy is stored, ordered by name."""
+    """Return metadata for a mapping of names to bytes of one size.
+
+    The value stores a copy, ordered by name.
+    """
 
     def check(owner: object, name: str) -> None:
         found = _ordered(owner, name)
@@ -103,7 +106,10 @@ def nested(kind: type[Written], or_none: bool = False) -> About:
 
 
 def nested_by_name(kind: type[Written]) -> About:
-    """Return metadata for a mapping of names to `Written` values. A copy is stored, ordered by name."""
+    """Return metadata for a mapping of names to `Written` values.
+
+    The value stores a copy, ordered by name.
+    """
 
     def check(owner: object, name: str) -> None:
         found = _ordered(owner, name)
@@ -178,7 +184,7 @@ def _item(found: object) -> Item:
 
 
 def _value(item: Item) -> object:
-    """Return an item of the encoding as a field's value: a mapping begins with an empty name."""
+    """Return an item as a field's value: a mapping begins with an empty name."""
     if isinstance(item, tuple) and item[:1] == ("",):
         return dict(cast(tuple[tuple[str, bytes], ...], item[1:]))
     return item

@@ -94,7 +94,10 @@ class FedAvg(Sampled):
 
 
 def _mean(contents: list[RecordDict]) -> ArrayRecord:
-    """Compute Σ w_i·θ_i / Σ w_i, block by block, as the first model plus the mean of differences."""
+    """Compute Σ w_i·θ_i / Σ w_i, block by block.
+
+    The sum is the first model plus the mean of the differences from it.
+    """
     models = [from_record(content.array_records[ARRAYS]) for content in contents]
     weights = np.array([_weight(content) for content in contents])
     weights /= weights.sum()

@@ -32,7 +32,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, state: State, update: NDArray) -> tuple[State, NDArray]:
-        """Return the next state and the change of the model, for the mean update Δ of shape (p,)."""
+        """Return the next state and the model's change for the mean update Δ, shape (p,)."""
 
 
 @dataclass(frozen=True)

@@ -86,14 +86,17 @@ class Krum(Sampled):
 
 
 def _scores(distances: NDArray, num_malicious: int) -> NDArray:
-    """Return each model's sum of squared distances to its n - f - 2 nearest others, at least one."""
+    """Return each model's sum of squared distances to its max(1, n - f - 2) nearest others."""
     count = len(distances)
     others = distances[~np.eye(count, dtype=bool)].reshape(count, count - 1)
     return np.sort(others, axis=1)[:, : max(1, count - num_malicious - 2)].sum(axis=1)
 
 
 def squared_distances(models: Sequence[dict[str, NDArray]]) -> NDArray:
-    """Compute ‖w_i - w_j‖² for every pair of models, shape (n, n), in float64, block by block."""
+    """Compute ‖w_i - w_j‖² for every pair of models, shape (n, n).
+
+    The computation is in float64, block by block.
+    """
     gram = np.zeros((len(models), len(models)))
     for name, array in models[0].items():
         pieces = [model[name].ravel() for model in models]

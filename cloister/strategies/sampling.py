@@ -128,7 +128,7 @@ class Sampling:
         return held_out if self.from_held_out else training
 
     def expected(self, nodes: int) -> float:
-        """Return the expected size of a cohort drawn from this number of nodes: a public number."""
+        """Return the expected cohort size for this number of nodes, a public number."""
         return self.fraction * nodes if self.kind == "poisson" else min(self._size(nodes), nodes)
 
     def plan(self) -> Draw:
@@ -137,7 +137,10 @@ class Sampling:
         return Draw([], expected, self.kind, self.fraction, self.population, self._is_secret)
 
     def state_dict(self) -> State:
-        """Return the registered nodes and the state of a seeded generator. A secret one has no state."""
+        """Return the registered nodes and the state of a seeded generator.
+
+        A secret generator has no state.
+        """
         registered = {"registered": np.array(self._registered, np.uint64)} if self._registered else {}
         return {**registered, **_rng_state(self.rng)}
 
@@ -155,7 +158,7 @@ class Sampling:
         return max(int(self.fraction * nodes + 1e-9), self.min_nodes)
 
     def _wait(self, grid: Grid) -> list[int]:
-        """Wait for enough nodes, and return them in a fixed order. Refuse nodes that are not registered."""
+        """Wait for enough nodes, refuse unregistered ones, and return a fixed order."""
         wanted = self.min_nodes if self.quorum is None else self.quorum
         key = "strategy.min-nodes" if self.population <= wanted else "privacy.population"
         minimum = max(wanted, self.population)
