@@ -66,7 +66,7 @@ class LaplaceClustering(Decorator):
         Args:
             server_round: from 1 on.
             arrays: k models, stacked.
-            config: goes along with them.
+            config: sent with the models.
             grid: connects to the nodes.
 
         Raises:
@@ -88,7 +88,7 @@ class LaplaceClustering(Decorator):
         Args:
             server_round: from 1 on.
             arrays: k models, stacked.
-            config: goes along with them.
+            config: sent with the models.
             grid: connects to the nodes.
         """
         config[HYPOTHESES] = self.hypotheses

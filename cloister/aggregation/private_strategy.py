@@ -110,10 +110,9 @@ class PrivateStrategy(Decorator):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Return the wrapped strategy's messages if the budget covers the round.
 
-        The messages contain the promised releases.
-
-        Nodes receive and store the head of the ledger. It reveals nothing to them: nodes know of the earlier rounds,
-        and each round's ledger lines contain a random id, so that no line can be guessed from its hash.
+        With a guarantee, the messages contain the promised releases and the head of the ledger, which nodes store. The
+        head reveals nothing to them: they have seen the earlier rounds, and each round's ledger lines contain a random
+        id. So no line can be guessed from its hash.
 
         Args:
             server_round, arrays, config, grid: as in Flower's `Strategy`.

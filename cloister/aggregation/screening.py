@@ -298,8 +298,8 @@ def average_metrics(
 
     The average of a metric is over the clients that sent it.
 
-    A client may lack a metric that others have (an AUC needs two classes). A metric that most clients lack is omitted:
-    it may be one client's invention.
+    A client may lack a metric that others have (an AUC needs two classes). A metric of at most half the clients is
+    omitted: it may be one client's invention.
 
     Args:
         replies: in any order, with errors.

@@ -2,7 +2,7 @@
 
 One round is run many times with a client, the canary, and many times without it. Each release gives a score. A
 threshold is chosen on half of the runs and tested on the other half. The rates at which it is reached with and without
-the canary bound ε from below, with Clopper-Pearson intervals, for every distribution of the scores.
+the canary bound ε from below, with Clopper-Pearson intervals. The bound holds for every distribution of the scores.
 
 A claim below the bound is false, with the confidence stated. A bound below the claim proves nothing: another score,
 canary or cohort might show more. From n runs of each kind, the bound is at most about
@@ -135,7 +135,7 @@ def try_to_tell(
     runs: int = 1000,
     score: Score | None = None,
 ) -> Trials:
-    """Run a round with and without the canary, and score what it releases.
+    """Run a round with and without the canary, and score its releases.
 
     The cohort is the adversary's choice: a canary of norm C in a direction of its own loses nothing, and a single
     coordinate survives any optimizer that treats coordinates apart.

@@ -9,7 +9,7 @@ Quantity = Literal["auc", "epsilon", "tpr", "similarity", "score"]
 number in units of its own."""
 Unit = Literal["", "example", "client"]
 CHANCE = 0.5
-"""The AUC of an attacker who guesses."""
+"""AUC of guessing."""
 NOTHING = "This audit shows nothing: none of its attacks did on its controls what it has to."
 
 

@@ -1,7 +1,7 @@
 """Membership scores: evidence that an example was in a model's training set. Higher scores support a member.
 
-Each attack receives the outputs of the target model on n examples, and those of s shadow models, each trained on some
-of these examples.
+Each attack receives the outputs of the target model and of s shadow models on n examples. Each shadow model is trained
+on some of these examples.
 
 Sources: Yeom et al. (2018), arXiv:1709.01604, for the loss threshold; Carlini et al. (2022), arXiv:2112.03570,
 Algorithms 1 and 2 with §IV for logit-scaled confidences and one variance for all examples where shadow models are few;

@@ -62,7 +62,7 @@ def random_examples(config: RunConfig, task: Task, recipe: Recipe) -> Examples:
 
     Args:
         config: of the run.
-        task: whose shapes they have.
+        task: defines the shapes.
         recipe: with the batch size.
     """
     rng, count = np.random.default_rng(0), STEPS * recipe.batch_size

@@ -5,15 +5,15 @@
     │   ├── SettingsError           settings on a command line cannot be parsed
     │   └── NodeConfigError         a node's own configuration is not valid
     ├── PluginError             a plugin name is unknown, claimed twice or does not load
-    ├── DataError               a data file is absent or is not what its task reads
+    ├── DataError               a data file is absent or not in its task's format
     ├── FederationError         no reply counts, or arrays do not belong to this run's model
     │   ├── TooFewNodes             fewer nodes are connected than a round needs
     │   └── RoundAbandoned          fewer members than its threshold are left in a secure aggregation
     └── PrivacyError            a privacy guarantee would be broken
         ├── UnboundedSensitivity    noise was requested for contributions without a bound
         ├── UnsupportedModel        a model has no per-example gradients, or none that can be verified
-        ├── PolicyError             a site's policy refuses what a run asks of it
-        ├── ProtocolError           a party of a secure aggregation asks for what the protocol does not allow
+        ├── PolicyError             a site's policy refuses a request of a run
+        ├── ProtocolError           a party of a secure aggregation breaks the protocol, or sends no message of it
         ├── LedgerError             a ledger is broken, or could not be written
         └── BudgetExhausted         the next release would exceed a budget; it has not been computed
 
@@ -81,11 +81,11 @@ class UnsupportedModel(PrivacyError):
 
 
 class PolicyError(PrivacyError):
-    """A site's policy refuses what a run asks of it."""
+    """A site's policy refuses a request of a run."""
 
 
 class ProtocolError(PrivacyError):
-    """A party of a secure aggregation asks for what the protocol does not allow, or sends no message of it."""
+    """A party of a secure aggregation breaks the protocol, or sends no message of it."""
 
 
 class LedgerError(PrivacyError):

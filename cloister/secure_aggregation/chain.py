@@ -31,7 +31,7 @@ class SeedChain(Written):
     def reveal(self, survivors: int) -> bytes:
         """Return the link for this number of survivors.
 
-        It gives the seeds of all components up to this number, and of none above.
+        It gives the seeds of all components up to this number, and of none above. It is empty below `lowest`.
 
         Raises:
             ProtocolError: there are more survivors than components.

@@ -85,9 +85,9 @@ class _Unmasking:
 class Coordinator:
     """Server side of one attempt at one round, for the members that answer in time.
 
-    Each step runs once, in the order of the methods. A member without a valid answer to a step has dropped out. With
-    fewer members than the threshold the attempt is abandoned. An attempt is never repeated: members would refuse it.
-    The caller ensures that a message comes from the member that it names.
+    Each step runs once, in the order of the methods; `add` runs at most once per member. A member without a valid
+    answer to a step has dropped out. With fewer members than the threshold the attempt is abandoned. An attempt is
+    never repeated: members would refuse it. The caller ensures that a message comes from the member that it names.
 
     Args:
         roster: permitted members, equal to the members' own roster.
