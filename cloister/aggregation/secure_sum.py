@@ -196,7 +196,7 @@ class SecureSum(PrivateStrategy):
         return replace(self._summed(layout, attempt.rejected, total, plan), began_early=began_early)
 
     def _charged(self, setup: KeySetup, layout: Layout, server_round: int) -> AbstractContextManager[None]:
-        """Return the context that records the round, with the provisioner's members."""
+        """Record the provisioner's members on the roster; return the context that charges the round."""
         found = setup.roster.by_provisioner if setup.roster else ()
         if new := [name for name in found if name not in (self._by_provisioner or ())]:
             logger.log(WARNING, "counted as working with the server: %s; %s", provisioner_of(new), REMEDY)

@@ -1,6 +1,6 @@
 """Distinguishability of two kinds of scores: AUC, ROC points, hits at few false alarms, with bootstrap intervals.
 
-Scores are higher for the kind that the attacker searches. Sources: Hanley, McNeil (1982), Radiology 143(1), for the AUC
+Scores are higher for the kind that the attacker seeks. Sources: Hanley, McNeil (1982), Radiology 143(1), for the AUC
 as the probability that a score of one kind exceeds one of the other; Efron (1979) for the bootstrap; Carlini et al.
 (2022), arXiv:2112.03570, §III, for hits at few false alarms, and for the logarithmic scale.
 """
@@ -30,7 +30,7 @@ POINTS = 50
 
 @dataclass(frozen=True)
 class Evidence:
-    """Scores of the kind that the attacker searches, and of the other kind.
+    """Scores of the kind that the attacker seeks, and of the other kind.
 
     Attributes:
         attack: name of the attack.

@@ -73,7 +73,9 @@ def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
 
 
 def write_traces_to(folder: Path, coarse: bool = False) -> None:
-    """Set the folder of tracebacks within a block of `one_line`.
+    """Set the folder of tracebacks until the block of `one_line` ends.
+
+    Outside such a block it does nothing.
 
     Args:
         folder: for tracebacks.

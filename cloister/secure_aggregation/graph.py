@@ -34,8 +34,8 @@ class Graph(ABC):
     def require(self, members: int) -> None:
         """Refuse a cohort without a guarantee.
 
-        Two lists of survivors with t signatures each have 2t − n signers in common. If these are more than c, one of
-        them is honest, and it signs once. So 2t > n + c permits one list only.
+        Two lists of survivors with t signatures each have at least 2t − n signers in common. If these are more than c,
+        one of them is honest, and it signs once. So 2t > n + c permits one list only.
 
         Args:
             members: n, size of the cohort.
@@ -188,7 +188,8 @@ class Sparse(Graph):
 def graph_for(members: int, threshold: int, colluding: int, answering: int, loss: float = 1e-3) -> Graph:
     """Return the graph for a cohort.
 
-    Up to 100 members it is the complete graph, otherwise the sparsest graph that is safe and reliable.
+    Up to 100 members it is the complete graph, otherwise the sparsest graph that is safe and reliable. Without such a
+    graph, it is the complete one.
 
     Args:
         members: n.

@@ -215,7 +215,7 @@ class Member:
     def open(self, delivery: Delivery) -> None:
         """Open the peers' shares, and derive the mask keys.
 
-        Faulty data of other members fails in this step.
+        Faulty keys and shares of other members fail in this step.
 
         Shares that cannot be opened are dropped. Their sender stays a peer: the masks are the same.
 
