@@ -1,1 +1,1 @@
-"""The ServerApp: from a configuration to a strategy inside its mechanism, the round loop, and the reports of a run."""
+"""ServerApp: construction of the strategy and its mechanism, the round loop, and the reports."""

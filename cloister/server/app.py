@@ -1,4 +1,4 @@
-"""The ServerApp that Flower loads."""
+"""ServerApp that Flower loads."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -15,7 +15,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run configuration describes.
 
     Raises:
-        FederationError: it ended early for want of nodes or room on the disk. Everything is saved by then; Flower
+        FederationError: the run ended early, with too few nodes or a full disk. Everything is saved by then, and Flower
             counts the run as failed.
     """
     from cloister.server.run import run

@@ -1,4 +1,4 @@
-"""From a run configuration to the objects of a run: the one place where a strategy meets its privacy."""
+"""Construction of the objects of a run from its configuration."""
 
 import hashlib
 import secrets
@@ -32,17 +32,17 @@ from cloister.tasks.training.recipe import recipe_of
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run is made of.
+    """Objects of a run.
 
     Attributes:
-        config: as it was given.
-        seed: the seed in force: the configured one, or one drawn for this run. It never seeds noise.
+        config: as given.
+        seed: the configured one, or one drawn for this run. It never seeds noise.
         task: the learning problem.
         strategy: the named strategy inside its mechanism.
-        budget: of the run's releases.
-        recipe: that clients train by.
-        held_out: deals out the roles of nodes, where some never train; None where all do.
-        resumes: how often the run was resumed: as many rounds may have been asked for, and released, once more.
+        budget: that the run's releases are charged to.
+        recipe: the training recipe of the clients.
+        held_out: assigns the roles of nodes if some only evaluate; None: all train.
+        resumes: number of resumes. Each may repeat one round, requests and releases included.
     """
 
     config: RunConfig
@@ -56,38 +56,44 @@ class Plan:
 
     @property
     def is_accounted(self) -> bool:
-        """Whether the server's mechanism makes a promise that composes over rounds."""
+        """Return whether the server's guarantee composes over rounds."""
         return self.strategy.is_accounted
 
     @property
     def samples_by_itself(self) -> bool:
-        """Whether the strategy draws nodes in a way of its own, which is not looked into."""
+        """Return whether the strategy samples nodes by its own, unknown rule."""
         return not isinstance(self.strategy.inner, Sampled)
 
     def cohort(self, nodes: int) -> float:
-        """How many of so many nodes train in a round, on average where the draw is secret; all, if nobody knows."""
+        """Return the expected cohort size for `nodes` connected nodes.
+
+        It is the number of nodes if the strategy samples by itself.
+        """
         held_out = int(self.config.evaluation.held_out_clients * nodes + 1e-9)
         inner = self.strategy.inner
         return inner.train_sampling.expected(nodes - held_out) if isinstance(inner, Sampled) else nodes
 
     @property
     def hides_times(self) -> bool:
-        """Whether a draw is accounted for, of clients or of clients' examples: how long it took would tell of it."""
+        """Return whether durations are hidden, as they would reveal random draws.
+
+        Such draws are those of clients, and of clients' examples with Poisson batches.
+        """
         privacy = self.config.privacy
         batches = privacy.client.clips_gradients and privacy.dp_sgd.batch_sampling == "poisson"
         return batches or self.strategy.has_secret_cohorts
 
     def maximum_epsilon(self, layout: Layout) -> float | None:
-        """ε that this run promises if it runs to its end; None where nothing is promised for the models."""
+        """Return ε at the end of the planned rounds; None without a guarantee."""
         if not self.claim.is_guaranteed:
             return None
         account = composed(self.planned(layout), self.budget.relation, insiders=True)
         return best_epsilon(account, self.budget.delta)[0]
 
     def planned(self, layout: Layout) -> Counter[Event]:
-        """Everything that this run releases if it runs to its end: each event, and how often.
+        """Return the count of each event over all planned rounds.
 
-        Nothing where the server noises nothing.
+        It is empty if the server adds no noise.
         """
         found: Counter[Event] = Counter()
         for event in self.strategy.events(layout):
@@ -96,7 +102,10 @@ class Plan:
 
     @property
     def unprotected_releases(self) -> list[str]:
-        """What leaves clients in this run without a guarantee for a client, beside what is recorded round by round."""
+        """Return the releases without a client-level guarantee.
+
+        Releases that the ledger records round by round are not included.
+        """
         reasons = []
         if not self.config.privacy.server.is_noised:
             reasons.append(f"privacy.server is {self.config.privacy.server.name!r}: the server noised no update")
@@ -106,7 +115,7 @@ class Plan:
 
     @property
     def hypotheses(self) -> int:
-        """How many models are trained side by side; 0: one, under its own names."""
+        """Return the number of models trained side by side; 0: one model."""
         return self.strategy.hypotheses
 
     def _unprotected(self) -> list[str]:
@@ -115,11 +124,11 @@ class Plan:
 
     @property
     def claim(self) -> Claim:
-        """What may be said about the models, with what leaves beside them."""
+        """Return the claim about the models, with unprotected information."""
         base = self.strategy.claim()
         reasons = base.reasons
         if base.mechanism != "none" and self.config.evaluates_on_clients:
-            # The ledger holds them too, so that no ε is left to claim.
+            # The ledger contains these scores too, so that no finite ε remains.
             reasons = (*reasons, "scores of the model on clients' own examples leave without noise")
         premises = (*base.premises, *self.resumed_on) if base.premises else ()
         return replace(base, reasons=reasons, unprotected=tuple(self._unprotected()), premises=premises)
@@ -131,12 +140,12 @@ class Plan:
 
 
 def build(config: RunConfig) -> Plan:
-    """Make the objects of a run; nothing has been sent yet when this fails.
+    """Build the objects of a run, without sending a message.
 
     Raises:
-        ConfigError: the configuration asks for what cannot be.
+        ConfigError: the configuration contradicts itself.
         PluginError: a name is unknown.
-        LedgerError: the ledger of this data is broken.
+        LedgerError: the ledger of this data is damaged.
     """
     seed = secrets.randbelow(2**31) if config.seed == -1 else config.seed
     task = named_task(config.task)
@@ -164,10 +173,10 @@ def build(config: RunConfig) -> Plan:
 
 
 def _demand_replies(strategy: Decorator, minimum: int) -> None:
-    """Let rounds with fewer replies be abandoned.
+    """Set the minimum of replies, below which a round is abandoned.
 
     Raises:
-        ConfigError: there is a guarantee that this would break.
+        ConfigError: the strategy has a guarantee, which an abandoned round would break.
     """
     if minimum and strategy.is_accounted:
         raise ConfigError(
@@ -179,7 +188,7 @@ def _demand_replies(strategy: Decorator, minimum: int) -> None:
 
 
 def _refuse_beside_laplace(config: RunConfig) -> None:
-    """Refuse what would go past the noise of the clients."""
+    """Reject settings that bypass the Laplace noise of the clients."""
     if config.weights_by_examples:
         raise ConfigError(
             f"strategy.weighting = {config.strategy.weighting!r} contradicts privacy.client = 'laplace': clients send "
@@ -197,26 +206,26 @@ def _budget(config: RunConfig) -> PrivacyBudget:
     folder = expanded(privacy.ledger_dir or Path(config.output_dir) / "ledgers").resolve()
     path = folder / f"{data_identity(config)}.jsonl"
     relation: Relation = "replace-one" if privacy.server.population else "add-or-remove"
-    # Only Rényi DP counts draws; `fixed` ones are known to the clients together, and amplify nothing in a budget.
+    # Only Rényi DP counts draws. The clients together can determine a `fixed` draw, so that it does not amplify.
     amplified = config.strategy.sampling == "poisson" and isinstance(privacy.server, variants.GlobalPrivacy)
     kind: FilterKind = "renyi" if amplified and config.strategy.fraction_train < 1 else "gaussian"
     return PrivacyBudget(Ledger(path), "", "client", privacy.target_delta, privacy.server.max_epsilon, relation, kind)
 
 
 def data_identity(config: RunConfig) -> str:
-    """The name of the data that budgets are about: as given, or the task with a digest of where its data lies."""
+    """Return the name of a budget's data: the configured one, or `place_of`."""
     return config.privacy.data_identity or place_of(config)
 
 
 def place_of(config: RunConfig) -> str:
-    """Return the task with a digest of where its data lies: the name of data that was given none."""
+    """Return the default name of the data: the task and a digest of its path."""
     path = expanded(config.task.data_path).resolve() if config.task.data_path else ""
     place = hashlib.sha256(f"{config.task.name} {path}".encode()).hexdigest()[:12]
     return f"{config.task.name}-{place}"
 
 
 def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
-    """What leaves beside the models, and beside who replies and when."""
+    """Return the information that leaves beside models and reply times."""
     items = [
         "error replies: of which kind the error was (data, budget, policy), and which replies were malformed",
     ]

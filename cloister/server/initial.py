@@ -1,4 +1,4 @@
-"""The model that a run starts from."""
+"""Initial model of a run."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,23 +16,23 @@ from cloister.tasks.training.trainers import TRAINERS
 from cloister.tasks.validation import with_validation
 
 APART = 0.01
-"""Standard deviation by which hypotheses are moved apart where a model has but one way to begin."""
+"""Standard deviation of the perturbation that separates hypotheses with identical initial weights."""
 
 
 def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, NDArray]:
-    """New weights, or several models under hypotheses; the same for the same seed.
+    """Return the initial weights of all models, determined by the seed.
 
-    With `strategy.pretrain-epochs` each is trained on the server's own examples first. Hypotheses that begin alike
-    (`privacy.clusters-split-round`) are copies of one model.
+    With `strategy.pretrain-epochs` the server first trains each on its own examples. With
+    `privacy.clusters-split-round` all hypotheses are copies of one model.
 
     Args:
         plan: of the run.
-        model: of its task; left with the weights of the last hypothesis.
-        pretrain: whether to do as `strategy.pretrain-epochs` says; a plan needs the names and shapes alone.
+        model: of its task; it keeps the weights of the last hypothesis.
+        pretrain: whether to apply `strategy.pretrain-epochs`; a plan needs only names and shapes.
 
     Raises:
         DataError: the server has no examples to train on.
-        ConfigError: training on them diverged.
+        ConfigError: the training diverged.
     """
     models, copies = [], plan.hypotheses if plan.config.privacy.split_round else 1
     for number in range(max(1, plan.hypotheses) // copies):
@@ -45,10 +45,10 @@ def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, 
 
 
 def _pretrained(plan: Plan, model: Model, models: list[dict[str, NDArray]]) -> list[dict[str, NDArray]]:
-    """The models, each trained on the server's examples as a client without privacy would train it.
+    """Train each model on the server's examples, without privacy.
 
-    That is by the task's recipe and what `client.*` says, for as many epochs as `strategy.pretrain-epochs` says, at a
-    constant rate: a schedule is of rounds, and this is before them.
+    Training uses the task's recipe and the options of `client.*` for `strategy.pretrain-epochs` epochs. The learning
+    rate is constant, since a schedule refers to rounds.
     """
     examples, epochs = _own_examples(plan), plan.config.strategy.pretrain_epochs
     recipe = replace(plan.recipe, local_epochs=epochs)
@@ -81,7 +81,7 @@ def _refuse_diverged(arrays: Mapping[str, NDArray], epochs: int, rate: float) ->
 
 
 def _apart(models: list[dict[str, NDArray]], seed: int) -> list[dict[str, NDArray]]:
-    """The models, none like the first: of equal hypotheses every client would take the same, for good."""
+    """Perturb models equal to the first, so that clients' choices differ."""
     rng = np.random.default_rng(seed)
     for model in models[1:]:
         if all(np.array_equal(array, models[0][name]) for name, array in model.items()):

@@ -1,4 +1,4 @@
-"""The round loop.
+"""Round loop of the server.
 
 wait for a quorum → choose nodes → send → wait → [screen, record, bound, noise] → strategy → score → write down
 """
@@ -22,24 +22,25 @@ from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 
 SECRET = ("asked", "accepted", "rejected")
-"""Measurements that tell who was drawn."""
+"""Measurements that reveal the drawn cohort."""
 SILENT_ROUNDS = 3
-"""Rounds in a row without enough replies that count, after which a run without a guarantee stops. Without any, the
-first has none."""
+"""Successive rounds without enough counted replies after which a run without a guarantee stops.
+
+The run also stops after round 1 if replies came and none counted."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round, as it is written to `rounds.jsonl`.
+    """One round, as a line of `rounds.jsonl`.
 
     Attributes:
         number: from 1 on; 0 is the initial model.
         central: scores on the server's examples.
         federated: scores on the clients' own examples.
-        train: training metrics the clients sent.
-        measured: by the decorator; some of it is not for release.
+        train: training metrics of the clients.
+        measured: by the strategy wrapper; partly confidential.
         unscored: evaluation replies that did not count.
-        seconds: of the whole round, and of its parts.
+        seconds: duration of the whole round and of its parts.
     """
 
     number: int
@@ -51,17 +52,17 @@ class Round:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def line(self, secret_cohorts: bool = False, hides_times: bool = False) -> dict[str, object]:
-        """The round as one JSON object, without what a draw must keep secret if it is accounted for."""
+        """Return the round as JSON, without values that secret sampling must hide."""
         fields = asdict(self)
         if secret_cohorts or hides_times:
-            del fields["seconds"]  # it takes as long as it has clients, or they have examples
+            del fields["seconds"]  # the duration depends on the number of clients or examples
         for name in SECRET if secret_cohorts and self.measured else ():
             del fields["measured"][name]
         return {"round": fields.pop("number"), **{key: value for key, value in fields.items() if value}}
 
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> "Round":
-        """The scores of a round that `line` wrote; what was measured and rejected stays in the file."""
+        """Return a round with the scores of `line`, without its measurements."""
         scores = ("central", "federated", "train", "seconds")
         return cls(line["round"], **{name: line[name] for name in scores if name in line})
 
@@ -72,31 +73,33 @@ Observer = Callable[[Round, ArrayRecord], None]
 
 @dataclass
 class RoundLoop:
-    """Runs rounds; each finished one, the initial model as number 0 first, goes to the observers.
+    """Loop over the rounds of a run.
+
+    After each round, every observer receives the round and its model. The initial model is round 0.
 
     Args:
         grid: to the clients.
-        strategy: decorated.
-        score: of the server, or None.
+        strategy: inside its mechanism.
+        score: scores a model on the server's examples; None: no central evaluation.
         observers: called in order after every round with the round and its global model.
-        public: what every client is told besides the model.
+        public: configuration that every client receives with the model.
         timeout: seconds a round waits for replies.
         every: rounds from one evaluation to the next; the last round is always scored.
-        stopping: ends a run that no longer learns.
+        stopping: ends a run that no longer improves.
         stop: listens for requests to end the run.
-        judged_by_clients: whether clients are asked for scores, and the run is judged by theirs, not by the server's.
+        judged_by_clients: whether early stopping uses the clients' scores instead of the server's.
         quorum: of connected nodes, before each round.
-        to_the_end: go on whoever is silent: where there is a guarantee, an end would tell who replied.
-        told: gets a sentence when the run pauses.
-        sites: learns what nodes are called.
-        answered: is called when the replies of a training round are there, before anything is made of them.
-        attested: counts what nodes state that their clients applied.
+        to_the_end: continue after silent rounds. With a guarantee, an early end would reveal who replied.
+        told: receives a message when the run pauses.
+        sites: collects the names of nodes.
+        answered: called after the replies of a training round arrive and before they are aggregated.
+        attested: counts the mechanisms that nodes state in their replies.
 
     Attributes:
         ending: how the run ended.
-        model: the last good global model: released, whether or not its round came to its end.
-        asked: rounds that clients were asked to train in, whatever became of their replies.
-        aggregated: rounds whose replies were aggregated, whether or not the round came to its end.
+        model: the last good global model. It is released even if its round did not finish.
+        asked: number of the last round with requests to train, with or without replies.
+        aggregated: number of the last round with aggregated replies, even if that round did not finish.
     """
 
     grid: Grid
@@ -121,19 +124,19 @@ class RoundLoop:
     asked: int = 0
 
     def run(self, arrays: ArrayRecord, rounds: int, after: int | None = None) -> ArrayRecord:
-        """The global model after `rounds` rounds, or after as many as end in order.
+        """Run the rounds and return the model that the run keeps.
 
-        On early stopping it is the best one.
+        That is the last model, or the best one with early stopping.
 
         Args:
             arrays: the model to start from.
-            rounds: how many there are.
-            after: the round whose model this is, of a run that is resumed; None: the run begins.
+            rounds: number of the last round.
+            after: number of the round that produced `arrays`, in a resumed run; None: a new run.
 
         Raises:
-            TooFewNodes: so few are connected that there is no first round.
-            FederationError: no reply counted in several rounds in a row, or all replies of the first round were errors;
-                not where a guarantee holds, which an early end would break.
+            TooFewNodes: too few nodes are connected for the first round.
+            FederationError: several rounds in a row have too few counted replies, or round 1 only rejected ones. A run
+                with a guarantee continues instead, since an early end would break it.
         """
         self.model = arrays
         self.asked = self.aggregated = after or 0
@@ -146,7 +149,7 @@ class RoundLoop:
             done = self._begun(number, scored=number % self.every == 0 or number == rounds)
             if done is None:
                 break
-            # First of all: observers save what comes of it.
+            # Observe first: the observers below save the state of `stopping`.
             self.stopping.observe(number, done.federated if self.judged_by_clients else done.central, self.model)
             self._publish(done, self.model)
             if self._is_over():
@@ -160,11 +163,11 @@ class RoundLoop:
 
     @property
     def kept(self) -> ArrayRecord:
-        """The model that the run keeps: the best one where early stopping looks for it, else the last good one."""
+        """Return the best model with early stopping, otherwise the last good one."""
         return self.model if self.stopping.best is None else self.stopping.best
 
     def _is_over(self) -> bool:
-        """Whether the run no longer learns, which ends it."""
+        """Return whether early stopping ends the run, and record that ending."""
         if self.stopping.is_over:
             self._end("as-asked", self.stopping.why())
         return self.stopping.is_over
@@ -173,7 +176,7 @@ class RoundLoop:
         self.ending = Ending(how, why)
 
     def _begun(self, number: int, scored: bool) -> Round | None:
-        """The finished round; None if the run has ended in order before it."""
+        """Run one round and return it; None if the run ended before it."""
         try:
             with self.stop.waiting():
                 self.quorum.wait(self.grid, number, self.told)
@@ -214,7 +217,7 @@ class RoundLoop:
         return Round(number, central, federated, scores, self._measured(), unscored, clock.laps())  # type: ignore[arg-type]
 
     def _measured(self) -> Measurements | None:
-        """What the strategy measured, with the names of sites."""
+        """Return the measurements of the strategy, with the names of sites."""
         measured = self.strategy.measured
         return measured and replace(measured, rejected=self.sites.named(measured.rejected))
 
@@ -227,10 +230,10 @@ class RoundLoop:
                 messages = list(self.strategy.configure_evaluate(number, arrays, config, self.grid))
                 if not messages:
                     return {}
-                # One reply at a time: a node may have put into its own what nobody reads, twice the size of the model.
+                # Consume one reply at a time: an unexpected payload can be twice the size of the model.
                 found = self.strategy.aggregate_evaluate(number, self._replies(number, messages))
         except StopAsked:
-            return {}  # The model of this round is there: it is kept, without scores, and the next round is not begun.
+            return {}  # The model of this round is kept without scores; the next round does not begin.
         return dict(found or {})  # type: ignore[arg-type]
 
     def _trained(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
@@ -239,10 +242,10 @@ class RoundLoop:
         return self.attested.counted(messages, self._replies(number, messages))
 
     def _replies(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
-        """Send, and wait as long as a round may take; a message nobody has fetched by then is void.
+        """Send messages, and return the replies until the round's timeout.
 
-        All messages say the same time: they are made one after another in the order of nodes, and two clients could
-        tell by their own times whether one between them was drawn.
+        All messages carry the same time of creation. Separate times, in the order of nodes, would reveal to two clients
+        whether a client between them was drawn. At the timeout, messages that no node fetched expire.
         """
         messages, begun = list(messages), time.time()
         for message in messages:
@@ -274,7 +277,10 @@ class _Clock:
 
 
 def _heard(done: Round) -> bool:
-    """Whether some reply counted, or none was asked for (an empty Poisson cohort is no failure)."""
+    """Return whether a reply counted, or none was requested.
+
+    An empty Poisson cohort requests none.
+    """
     measured = done.measured
     if measured is None or measured.asked == 0:
         return True
@@ -282,13 +288,13 @@ def _heard(done: Round) -> bool:
 
 
 def _all_refused(done: Round) -> bool:
-    """Return whether replies came and none counted; messages that were lost with a SuperLink are no replies."""
+    """Return whether replies came and none counted; lost messages are none."""
     found = done.measured
     return found is not None and not found.accepted and any(item.code != "missing" for item in found.rejected)
 
 
 def _why_nobody(number: int, done: Round, secret_cohorts: bool) -> str:
-    """Why a run ends for want of replies; not who was drawn, nor how many, where that has to stay secret."""
+    """Return why no reply counted, without details about a secret cohort."""
     if secret_cohorts or done.measured is None:
         return f"no reply counted in round {number}; see the logs of the nodes"
     reasons = sorted({f"{item.code}: {item.detail}" for item in done.measured.rejected})

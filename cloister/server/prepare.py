@@ -1,4 +1,4 @@
-"""What is decided of a run before anything is sent: its objects, the model to start from, and the noise in force."""
+"""Preparation of a run before its first message: objects, initial model and calibrated noise."""
 
 from dataclasses import dataclass, replace
 
@@ -15,10 +15,10 @@ from cloister.tasks.making import explained_model_of
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that could begin.
+    """Run that is ready to begin.
 
     Attributes:
-        plan: everything that it is made of; its noise is calibrated.
+        plan: the objects of the run, with calibrated noise.
         model: of the task.
         initial: the model to start from, or several of them under hypotheses.
         layout: of everything that the server sends.
@@ -33,20 +33,19 @@ class Prepared:
 def prepare(
     config: RunConfig, pretrain: bool = True, earlier: Earlier | None = None, draws_are_seen: bool = False
 ) -> Prepared:
-    """The run of a configuration, as it stands before its first message. Nothing is sent, spent or written.
+    """Prepare the run of a configuration. Nothing is sent, charged or written.
 
     Args:
         config: of the run.
         pretrain: as in `initial_model`.
-        earlier: the part of it that there was, where it is resumed: its model is the one to start from, and its noise
-            is restored with its state, not calibrated anew.
-        draws_are_seen: whether nodes may learn who was drawn. Draws then amplify nothing.
+        earlier: the run to resume. Its model is the initial one, and its saved state replaces the calibration.
+        draws_are_seen: whether nodes may learn which nodes were drawn. Sampling then gives no amplification.
 
     Raises:
-        ConfigError: the configuration asks for what cannot be, or the model is another one than that of `earlier`.
+        ConfigError: the configuration contradicts itself, or the model differs from that of `earlier`.
         PluginError: a name is unknown.
-        LedgerError: the ledger of this data is broken.
-        BudgetExhausted: the noise is to fit a budget that is spent.
+        LedgerError: the ledger of this data is damaged.
+        BudgetExhausted: the noise is to be calibrated to a budget that is spent.
     """
     plan = build(config)
     plan.strategy.draws_are_seen = draws_are_seen

@@ -1,4 +1,4 @@
-"""One run, from its configuration to its run directory."""
+"""Execution of one run, from its configuration to its run directory."""
 
 import logging
 import time
@@ -77,7 +77,7 @@ AnyClaim = TypeVar("AnyClaim", bound=Claim)
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that ended in order.
+    """Result of a run that ended without an exception.
 
     Attributes:
         arrays: the global model that it keeps.
@@ -109,7 +109,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Scene:
-    """What the steps of a run share."""
+    """State that the steps of a run share."""
 
     plan: Plan
     model: Model
@@ -129,23 +129,24 @@ class _Scene:
 
     @property
     def progress(self) -> Progress | None:
-        """Where the run stood before it was resumed; None: it begins."""
+        """Return the saved state of a resumed run; None for a new run."""
         return None if self.earlier is None else self.earlier.progress
 
 
 def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients: int = 0) -> Outcome:
-    """Train on the clients that the grid reaches; leave everything in a run directory: a new one, or the one resumed.
+    """Train on the nodes of the grid and write everything to a run directory.
 
-    Whatever ends the run, its last good model, the claim over what was released and the reason are written first.
+    The directory is new, or that of the resumed run. However the run ends, `run` first writes the last good model, the
+    claim about all releases and the reason.
 
     Args:
-        grid: to the clients; who they are and how they are run is its business.
+        grid: to the nodes.
         config: of the run.
-        narrator: tells a person; by default on standard output.
-        clients: how many this process simulates; 0: none.
+        narrator: reports to a person; by default on standard output.
+        clients: number of clients that this process simulates; 0: none.
 
     Raises:
-        CloisterError: the run cannot start or go on, or nobody takes part in it.
+        CloisterError: the run cannot start or continue, or no client takes part in it.
     """
     started = time.perf_counter()
     refuse_forgetful_nodes(config, grid)
@@ -187,7 +188,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
 
 
 def _earlier(config: RunConfig, grid: Grid, clients: int, stack: ExitStack) -> Earlier | None:
-    """The run that is resumed; None for a new one, whose name is free: that is said before its task is loaded."""
+    """Return the run to resume; for a new run, verify its name and return None."""
     if config.resume:
         return stack.enter_context(earlier_run(config, grid, clients))
     refuse_name(config)
@@ -195,7 +196,10 @@ def _earlier(config: RunConfig, grid: Grid, clients: int, stack: ExitStack) -> E
 
 
 def _directory(plan: Plan, grid: Grid, clients: int, earlier: Earlier | None, stack: ExitStack) -> RunDirectory:
-    """The run directory: a new one, which is taken away again if the run does not begin, or the one resumed."""
+    """Return a new run directory, or that of the resumed run.
+
+    A new directory is removed again if the run does not begin.
+    """
     if earlier is None:
         directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
     else:
@@ -205,10 +209,12 @@ def _directory(plan: Plan, grid: Grid, clients: int, earlier: Earlier | None, st
 
 
 def _central(plan: Plan, model: Model) -> CentralEvaluation | None:
-    """What scores models on the server; None where nobody asks for it, or where `auto` finds no examples here.
+    """Return the evaluation on the server's examples.
+
+    It is None if the configuration switches it off, or if `auto` finds no examples on the server.
 
     Raises:
-        DataError: the examples are asked for by name, or decide when the run ends, and are not there.
+        DataError: the server has no examples, and the configuration requires them, directly or for early stopping.
     """
     asked = plan.config.evaluation
     if not asked.central:
@@ -223,7 +229,7 @@ def _central(plan: Plan, model: Model) -> CentralEvaluation | None:
 
 
 def _tracker(scene: _Scene, stack: ExitStack) -> "MlflowTracker | None":
-    """What tells another system of the run, whatever ends it; None where none is asked for."""
+    """Return the MLflow tracker, closed at the end of the run; None if it is off."""
     if scene.plan.config.tracking == "none":
         return None
     from cloister.server.reports.tracking import MlflowTracker
@@ -234,9 +240,9 @@ def _tracker(scene: _Scene, stack: ExitStack) -> "MlflowTracker | None":
 
 
 def _enter(scene: _Scene, grid: Grid) -> None:
-    """Take possession of the run directory, and go on from what is there."""
+    """Prepare the run directory and restore the state of a resumed run."""
     directory, layout = scene.directory, scene.layout
-    # Room for the model twice: an archive is made beside what it replaces.
+    # Reserve twice the size of the model: a new archive is written before it replaces the old one.
     directory.reserve(2 * layout.size * np.dtype(layout.dtype).itemsize)
     write_traces_to(directory.path, scene.plan.hides_times)
     confine_ledger(scene.plan, grid, directory.path)
@@ -246,7 +252,7 @@ def _enter(scene: _Scene, grid: Grid) -> None:
 
 
 def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
-    """Restore everything that keeps state, and take away what was written after that. Refusals come first."""
+    """Check that the run may resume, restore its state, and cut later records."""
     plan, directory, progress = scene.plan, scene.directory, earlier.progress
     if progress is not None:
         progress.restore(stateful_objects(plan, scene.stopping, scene.attested))
@@ -263,9 +269,9 @@ def _open(scene: _Scene, grid: Grid, stack: ExitStack, clients: int) -> _Scene:
     scene = replace(scene, tracker=_tracker(scene, stack))
     plan, directory = scene.plan, scene.directory
     if plan.strategy.has_secret_cohorts:
-        # How often each client was drawn is no part of what a run leaves behind, however it ends.
+        # The run directory must not reveal how often each client was drawn.
         stack.callback(forget_nodes, directory)
-    # Beforehand: what is entered from here on counts as spent.
+    # Render the budget first: entries from here on count as spent.
     room = [] if scene.rounds else render_budget(plan, scene.layout, directory.path)
     renamed = warn_of_other_names(plan, directory.path)
     plan.budget.begin(directory.name)
@@ -316,7 +322,7 @@ def _loop(scene: _Scene, grid: Grid, observers: list[Observer], stop: Stop) -> R
 def _driven(
     loop: RoundLoop, initial: ArrayRecord, rounds: int, progress: Progress | None = None
 ) -> BaseException | None:
-    """Run the rounds; what breaks them off is kept until everything is saved."""
+    """Run the rounds and return the exception that ended them, or None."""
     MAXIMUM.follow(initial)
     try:
         loop.run(initial, rounds, None if progress is None else progress.round)
@@ -328,7 +334,7 @@ def _driven(
 
 
 def _save(scene: _Scene, loop: RoundLoop) -> tuple[Statement, Ending]:
-    """Write the model, a copy of the ledger and, last of all, `privacy.json`, as far as the disk takes them."""
+    """Write the model, the canaries, the ledger's copy and `privacy.json`."""
     scene.directory.make_room()
     ending = loop.ending
     for what, write in (
@@ -344,7 +350,7 @@ def _save(scene: _Scene, loop: RoundLoop) -> tuple[Statement, Ending]:
 
 
 def _tried(what: str, write: Callable[[], None], ending: Ending) -> Ending:
-    """The ending, once something was written, or with the word that there is no room for it."""
+    """Write one item and return the ending, changed if the write failed."""
     try:
         write()
     except OSError as error:
@@ -371,7 +377,7 @@ def _save_canaries(scene: _Scene) -> None:
 
 
 def _report(scene: _Scene, loop: RoundLoop, ending: Ending) -> None:
-    """Look at the kept model class by class, write the page, and tell another system of the end. All else is saved."""
+    """Write `evaluation.json` and the report, and finish tracking."""
     directory, score = scene.directory, scene.score
     if score is not None:
         _attempt(EVALUATION, lambda: directory.write_json(EVALUATION, score.in_detail(loop.kept)))
@@ -382,7 +388,7 @@ def _report(scene: _Scene, loop: RoundLoop, ending: Ending) -> None:
 
 
 def _attempt(name: str, write: Callable[[], None]) -> None:
-    """Write a file that a run can do without: a failure is a warning."""
+    """Write an optional file; log a failure as a warning."""
     try:
         write()
     except Exception as error:  # its text stays out: it may hold values of arrays
@@ -390,7 +396,7 @@ def _attempt(name: str, write: Callable[[], None]) -> None:
 
 
 def _write_page(path: Path) -> None:
-    """Write `report.html`; what draws it is imported now, when nobody waits for it."""
+    """Write `report.html`; import the renderer here, after training."""
     from cloister.server.reports.html.page import write_report
 
     write_report(path)
@@ -403,14 +409,17 @@ def _close(scene: _Scene, loop: RoundLoop, said: Statement, ending: Ending, seco
 
 
 def _named_models(plan: Plan, arrays: Mapping[str, NDArray]) -> dict[str, Mapping[str, NDArray]]:
-    """The final model by the name of its file, or all hypotheses."""
+    """Return the final model, or every hypothesis, by the stem of its file name."""
     if not plan.hypotheses:
         return {"model": arrays}
     return {f"hypothesis-{number}": model for number, model in enumerate(unstacked(arrays))}
 
 
 def _hand_out(stop: Stop, personalised: Callable[[], None]) -> None:
-    """Give the nodes their last models, unless somebody asks to stop: the run has its own, and is not lost with it."""
+    """Send the nodes their personalised models, and log a failure as a warning.
+
+    The run has saved its own model by then. A request to stop ends this step only.
+    """
     try:
         with stop.waiting():
             personalised()
@@ -421,10 +430,10 @@ def _hand_out(stop: Stop, personalised: Callable[[], None]) -> None:
 
 
 def _statement(scene: _Scene, loop: RoundLoop) -> Statement:
-    """What may be said about everything that was released, whatever became of the run."""
+    """Return the privacy statement about all releases of the run."""
     plan, layout = scene.plan, scene.layout
-    # Whoever sees what was released may decide when it ends: a rule, the operator, clients that leave or break it. Then
-    # what is claimed is what could have been released in all. A budget ends a run by what is known before it.
+    # An end by choice (early stopping, the operator, clients that leave) may depend on the releases. The statement then
+    # covers all planned rounds. A budget ends a run by values that are fixed in advance.
     ended_by_choice = loop.ending.how != "budget" and loop.aggregated < plan.config.num_rounds
     asked = plan.config.num_rounds if ended_by_choice else loop.asked
     sampling, resumed = render_sampling(plan), plan.resumes > 0
@@ -464,7 +473,10 @@ def _client_claim(scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: b
 
 
 def _nobody_trained(scene: _Scene, loop: RoundLoop) -> bool:
-    """Whether nobody was asked, or all abstained: budgets and policies decide that, by public numbers, and no data."""
+    """Return whether no client was asked to train, or all abstained.
+
+    Budgets and policies decide that by public numbers, without data.
+    """
     measured = [done.measured for done in scene.rounds if done.number]
     if scene.plan.resumes or loop.asked != len(measured):
         return False
@@ -472,13 +484,13 @@ def _nobody_trained(scene: _Scene, loop: RoundLoop) -> bool:
 
 
 def _save_memories(scene: _Scene, grid: Grid) -> None:
-    """Keep what nodes of this process have to remember: what they release counts before anything is made of it."""
+    """Save the state of in-process nodes before the server aggregates."""
     if isinstance(grid, Remembering) and (memories := grid.memories()):
         scene.directory.write_json(NODES, memories)
 
 
 def render_sampling(plan: Plan) -> str:
-    """How cohorts were drawn, and whether that was accounted for."""
+    """Return the sampling in words, and whether the claim uses amplification."""
     if plan.samples_by_itself:
         return f"by the strategy {type(plan.strategy.inner).__name__} itself, no amplification claimed"
     chosen = plan.config.strategy
@@ -491,7 +503,7 @@ def render_sampling(plan: Plan) -> str:
 
 @contextmanager
 def _observers(scene: _Scene, grid: Grid) -> Iterator[list[Observer]]:
-    """Those who are told of every round: the model is safe before anybody reads about it."""
+    """Yield the observers of every round, first the one that saves the model."""
     plan, directory = scene.plan, scene.directory
 
     def save(done: Round, arrays: ArrayRecord) -> None:
@@ -502,7 +514,7 @@ def _observers(scene: _Scene, grid: Grid) -> Iterator[list[Observer]]:
         scene.rounds.append(done)
 
     def settle_round(done: Round, arrays: ArrayRecord) -> None:
-        """From here on a run that breaks off goes on after this round: everything about it is written."""
+        """Save the progress, so that an interrupted run resumes after this round."""
         _save_memories(scene, grid)
         progress = Progress.of(done.number, arrays, stateful_objects(plan, scene.stopping, scene.attested))
         progress.save(directory, plan.config.keep_checkpoints)
