@@ -1,4 +1,4 @@
-"""Budgets that not one round fits: refused before a run begins, with the noise that all rounds would fit."""
+"""Refusal of budgets that do not cover one round, with the noise at which they cover all rounds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ NOISE, CLIENT_NOISE = "privacy.noise-multiplier", "privacy.client-noise-multipli
 
 
 def refuse_impossible_budget(prepared: Prepared) -> None:
-    """Refuse a budget of the server that has no room for one round.
+    """Refuse a server budget that does not cover one round.
 
     Raises:
-        BudgetExhausted: it names what one round takes, what is left, and the noise that all rounds would fit with.
+        BudgetExhausted: with the cost of one round, the remaining budget, and the noise at which all rounds fit.
     """
     plan = prepared.plan
     budget, events = plan.budget, plan.strategy.events(prepared.layout)
@@ -34,7 +34,7 @@ def refuse_impossible_budget(prepared: Prepared) -> None:
     if spent + each <= budget.limit:
         return
     if math.isinf(spent):
-        budget.require(())  # releases without a guarantee are refused in words of their own
+        budget.require(())  # raises the error for releases without a guarantee
     left = f", and earlier runs have left {at_least(100 * max(0.0, 1 - budget.share()))} %" if spent else ""
     raise BudgetExhausted(
         f"not one round fits privacy.max-epsilon = {budget.max_epsilon:g} at privacy.target-delta = {budget.delta:g}: "
@@ -44,16 +44,16 @@ def refuse_impossible_budget(prepared: Prepared) -> None:
 
 
 def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
-    """Refuse a budget of the clients that no simulated client has room for one round in: nobody would train.
+    """Refuse a client budget that covers one round for no simulated client.
 
-    What budgets of SuperNodes have left, they know alone.
+    The remaining budgets of SuperNodes are unknown to the server.
 
     Args:
         plan: of the run.
-        grid: to the clients, which have spent nothing yet.
+        grid: to the clients, which have charged nothing yet.
 
     Raises:
-        BudgetExhausted: it names what one round takes, and the noise that all rounds would fit with.
+        BudgetExhausted: with the cost of one round, and the noise at which all rounds fit.
     """
     privacy, rounds, limit = plan.config.privacy, plan.config.num_rounds, plan.config.privacy.client.max_epsilon
     if not limit:
@@ -81,10 +81,10 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
 
 
 def _require_room_for_draws(plan: Plan, sizes: Sequence[LocalSteps]) -> None:
-    """Refuse a δ that has no room for the steps of one round, with any noise.
+    """Refuse a δ that does not cover the steps of one round, at any noise.
 
     Raises:
-        BudgetExhausted: it has none, for any client.
+        BudgetExhausted: δ covers one round for no client.
     """
     draws, limit, delta = OverflowFilter(), plan.config.privacy.client.max_epsilon, plan.config.privacy.target_delta
     rounds = [sum(cost(draws, event) for event in at) for at in _of_clients(plan, sizes, 1.0)]
@@ -93,7 +93,10 @@ def _require_room_for_draws(plan: Plan, sizes: Sequence[LocalSteps]) -> None:
 
 
 def _of_clients(plan: Plan, sizes: Sequence[LocalSteps], multiplier: float) -> list[list[Event]]:
-    """What a round with so much noise costs a client of each size, or every client; none where that is not known."""
+    """Return the events of one round for each known client size.
+
+    With noise on the update, one entry stands for every client. The list is empty if the events are unknown.
+    """
     privacy = plan.config.privacy
     choice: list[Event] = [Pure(privacy.choice_epsilon)] if privacy.chooses_privately else []
     if privacy.client.clips_gradients:
@@ -108,7 +111,7 @@ def _minimum_multiplier_of_server(prepared: Prepared) -> float:
 
 
 def _more_noise(key: str, minimum: Callable[[], float], rounds: int) -> str:
-    """With how much noise all rounds would fit; empty where there is no such noise, or none that could be chosen."""
+    """Return a hint with the noise at which all rounds fit; empty without one."""
     try:
         found = minimum()
     except (CloisterError, KeyError):

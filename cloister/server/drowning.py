@@ -1,15 +1,16 @@
-"""Whether the noise of a run drowns what clients teach the model: worked out before the run, from public numbers alone.
+"""Comparison of a run's noise with the clients' signal, before the run and from public numbers alone.
 
-Clips bound how far n clients can move the model of p parameters in T rounds: by T·C, where C is the clip. Noise of
-standard deviation s on each parameter has the expected norm s√p in a round, and s√(pT) in all of them. The ratio is
+Clipping bounds the distance that n clients can move the model of p parameters in T rounds: T·C, where C is the clipping
+norm. Noise of standard deviation s on each parameter has the expected norm s√p in a round and s√(pT) in all. The ratio
+is
 
     z√p/(n√T)      noise of the server: s = zC/n
     z√p/√(nT)      Gaussian noise of the clients: s = zC on the update of each
     z/√(nT)        Laplace noise of the clients: one draw has about z times the norm that the update may have
     σ√(p/S)/b      DP-SGD: S steps in all, each a sum of b clipped gradients with noise of s = σC
 
-Updates are rarely as long as they may be, so that a model learns less than the ratio tells. It may still learn where
-the noise is somewhat longer than they are, as few directions of many decide what it says.
+Updates are usually shorter than C, so that the real ratio is larger. A model may still learn at a ratio somewhat above
+1, since few directions of many determine its predictions.
 """
 
 import math
@@ -24,19 +25,20 @@ from cloister.privacy.mechanisms.local import LocalGaussian
 from cloister.server.build import Plan
 
 LOUD, DROWNED = 1.5, 5.0
-"""Noise so many times as long as what it hides harms a model, or hides all that is taught: of digits by regression
-half are right at 2, and one in six at 8."""
+"""Ratios of noise to signal at which a model learns little, and nothing.
+
+Logistic regression on digits has 50 % accuracy at 2, and one in six at 8."""
 
 
 @dataclass(frozen=True)
 class _Noise:
-    """The noise of one mechanism.
+    """Noise of one mechanism.
 
     Attributes:
-        whose: it is, in words.
+        whose: the subject of the warning, in words.
         key: of its multiplier in the configuration.
         multiplier: in force.
-        ratio: of its expected norm to what the clips let clients do, over all rounds.
+        ratio: of its expected norm to the largest change that clipping allows the clients, over all rounds.
     """
 
     whose: str
@@ -46,13 +48,13 @@ class _Noise:
 
 
 def drowned(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] = ()) -> list[str]:
-    """What lets a model learn little or nothing, in a sentence each; nothing where the noise is short.
+    """Return one warning for each noise that exceeds the signal.
 
     Args:
         plan: of the run; its noise is calibrated.
         layout: of everything that the server sends.
-        nodes: how many there are.
-        sizes: the private steps in a round of each client, where they are known.
+        nodes: number of nodes.
+        sizes: the private steps of each client in a round, where they are known.
     """
     cohort, parameters = plan.cohort(nodes), layout.size // max(1, plan.hypotheses)
     noises = (*_of_server(plan, layout, cohort), *_of_clients(plan, parameters, cohort, sizes))
@@ -96,14 +98,17 @@ def _of_clients(plan: Plan, parameters: int, cohort: float, sizes: Sequence[Loca
 
 
 def _of_steps(sizes: Sequence[LocalSteps]) -> float:
-    """√S/(S·b) of an average client in a round: S steps, each of b units at most on average."""
+    """Return √S/(S·b) for the average client in a round.
+
+    S steps have at most b units each on average.
+    """
     steps = sum(size.count for size in sizes) / len(sizes)
     units = sum(size.count * min(size.batch_size, size.examples) for size in sizes) / len(sizes)
     return math.sqrt(steps) / units
 
 
 def _batches(plan: Plan, sizes: Sequence[LocalSteps]) -> Iterator[str]:
-    """That batches are larger than all that any client has: DP-SGD divides by their size all the same."""
+    """Warn of a batch size above every client's size; DP-SGD divides by it."""
     batch, largest = plan.recipe.batch_size, max((size.examples for size in sizes), default=0)
     if largest and batch > largest:
         unit = plan.config.privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group)).unit

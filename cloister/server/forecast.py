@@ -1,8 +1,8 @@
-"""What a run would come to on the server, if all its rounds ran: entered round by round in a ledger that is in memory.
+"""Forecast of a run's server-side privacy, by recording its rounds in a ledger in memory.
 
-    prepare ──▶ forecast: begin, require, record, as a run does ──▶ statements, what a budget has left
+    prepare ──▶ forecast: begin, require, record, as a run does ──▶ statements, remaining budget
 
-There is no second accounting: events, budget, ledger and claim are the run's own, and so are the sums, in their order.
+Events, budget, ledger, claim and the order of sums are those of the run itself.
 """
 
 import os
@@ -39,24 +39,24 @@ from cloister.server.strategies import named_strategy
 from cloister.tasks.frozen import told_of
 
 PLANNED = "(planned)"
-"""The name that planned releases are entered under: no run can have it."""
+"""Run name of planned releases; no real run can have it."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What would be said of a run on the server.
+    """Forecast of a run on the server.
 
     Attributes:
         prepared: the run.
-        statements: what could be said of the server after some of its rounds.
-        last: what could be said after the last one, of the clients too.
-        rounds: how many would run: fewer than were asked for where a budget ends the run.
-        stopped: why it would end early; empty if it would not.
+        statements: the privacy statement after each of the requested rounds.
+        last: the statement after the last round, with the clients' claim.
+        rounds: number of rounds that would run; below the configured number if a budget ends the run.
+        stopped: the reason for an early end; empty if the run would not end early.
         before: share of the budget that is spent before the run; None: there is no budget.
         after: share that is spent after it.
-        more: how many more such rounds would fit afterwards; None: as many as you like.
-        closing: whether no later run on the same data could keep a budget.
-        kept: the budget that is kept on this data before the run, in words; empty: none.
+        more: number of further such rounds that would fit; None: unlimited.
+        closing: whether the run prevents every later budget on the same data.
+        kept: the budget on this data before the run, in words; empty: none.
     """
 
     prepared: Prepared
@@ -72,11 +72,11 @@ class Forecast:
 
 
 def draft(plan: Plan, grid: Grid) -> PrivacyBudget[Ledger]:
-    """The budget of a run, from here on over a ledger that is in memory: nothing that is spent in it is written.
+    """Replace the ledger of a run's budget by one in memory; return the budget.
 
     Args:
         plan: of the run; its budget is changed.
-        grid: to the clients: whether they have data that is to be remembered decides which ledger counts.
+        grid: to the clients; it decides whether the draft starts from the shared ledger.
     """
     path = plan.budget.ledger.path if needs_lasting_ledger(plan, grid) else Path(os.devnull)
     plan.budget.ledger = DraftLedger(path)
@@ -89,12 +89,12 @@ def forecast(
     sizes: Sequence[LocalSteps] = (),
     shared: Collection[Holders] | None = None,
 ) -> Forecast:
-    """Enter what a run releases, round by round, until its rounds or its budget are at an end.
+    """Record the planned releases until the rounds or the budget end.
 
     Args:
         prepared: the run; its budget must be a draft.
-        shown: after which rounds a statement is wanted.
-        sizes: the private steps in a round of each client, where the run will know them.
+        shown: numbers of the rounds after which to make a statement.
+        sizes: the private steps of each client in a round, where the run will have them.
         shared: as in `client_claim`.
     """
     plan, layout = prepared.plan, prepared.layout
@@ -128,14 +128,14 @@ def _statement(prepared: Prepared, rounds: int) -> Statement:
 
 
 def first_messages(prepared: Prepared, grid: Grid) -> list[Message]:
-    """What the strategy would send in the first round if it drew every node that trains. Nothing is sent.
+    """Return the first round's messages to every training node, unsent.
 
     Args:
         prepared: the run.
-        grid: that knows the nodes.
+        grid: with the nodes.
 
     Raises:
-        BudgetExhausted: there would be no first round.
+        BudgetExhausted: the budget does not cover the first round.
     """
     plan, strategy = prepared.plan, copy(prepared.plan.strategy)
     everybody = plan.config.strategy.model_copy(update={"sampling": "fixed", "fraction_train": 1.0})
@@ -143,18 +143,18 @@ def first_messages(prepared: Prepared, grid: Grid) -> list[Message]:
     strategy.inner = named_strategy(config, held_out=plan.held_out)
     public = ConfigRecord({SEED: plan.seed, **told_of(prepared.model)})
     if plan.config.secure_aggregation.enabled:
-        public[SECURE_MESSAGE] = Delivery((), {}).encode()  # it comes in the middle of a round, with shares of peers
+        public[SECURE_MESSAGE] = Delivery((), {}).encode()  # a real one carries shares of peers within a round
     return list(strategy.configure_train(1, prepared.initial, public, grid))
 
 
 @dataclass(frozen=True)
 class NoiseOnRelease:
-    """The noise that the server adds to what it releases.
+    """Noise that the server adds to its releases.
 
     Attributes:
-        multiplier: z, calibrated if that was asked for; None: the mechanism knows none.
-        std: standard deviation on one parameter of the released model, the smallest and the largest that a round can
-            have; 0 or ∞ where nothing limits it.
+        multiplier: z, calibrated if configured so; None: the mechanism has none.
+        std: smallest and largest standard deviation on one parameter of the released model in a round; 0 or ∞ without a
+            limit.
     """
 
     multiplier: float | None
@@ -162,11 +162,11 @@ class NoiseOnRelease:
 
 
 def noise_on_release(prepared: Prepared, nodes: int) -> NoiseOnRelease | None:
-    """The noise of the first round, tried on updates that are zero; None where the server adds none.
+    """Return the noise of the first round on zero updates; None without noise.
 
     Args:
         prepared: the run.
-        nodes: how many are connected.
+        nodes: number of connected nodes.
     """
     strategy = prepared.plan.strategy
     if not isinstance(strategy, PrivateStrategy):
@@ -182,7 +182,7 @@ def noise_on_release(prepared: Prepared, nodes: int) -> NoiseOnRelease | None:
     released = mechanism.release(Contributions(cohort, (1.0,) * asked, asked, expected, GaussianNoise(), 1))
     if not isinstance(mechanism, GaussianMechanism):
         return NoiseOnRelease(released.noise_multiplier, (released.noise_std, released.noise_std))
-    # Zero updates are no distance apart: what the noise is at the limits of the distance is said in their place.
+    # Zero updates have distance 0. The result is the noise at both limits of the distance instead.
     scaled = (released.noise_multiplier or 0.0) / mechanism.multiplier if mechanism.multiplier else 1.0
     plain = released.noise_std / scaled
     low, high = mechanism.scale.factors(mechanism.clip.bound, prepared.layout)

@@ -1,4 +1,4 @@
-"""Which runs are about data that is to be remembered: all, but simulations on data that anybody can have."""
+"""Choice of the ledger: a shared one, or a run-local one for simulations on public data."""
 
 import math
 from pathlib import Path
@@ -29,9 +29,9 @@ CLOSING = (
 
 
 def confine_ledger(plan: Plan, grid: Grid, directory: Path) -> None:
-    """Keep the ledger of a run that needs no lasting one in its directory, before anything is released.
+    """Use a ledger in the run directory if the run needs no shared one.
 
-    A node with data of its own keeps its own ledger whatever the server does.
+    Call this before any release. A node with its own data always keeps its own ledger.
 
     Args:
         plan: of the run.
@@ -43,19 +43,22 @@ def confine_ledger(plan: Plan, grid: Grid, directory: Path) -> None:
 
 
 def needs_lasting_ledger(plan: Plan, grid: Grid) -> bool:
-    """Whether later runs are to know of this one: its data is not known to be public, or its settings ask for it."""
+    """Return whether the run needs a shared ledger.
+
+    Its settings, non-public data or real nodes require one.
+    """
     privacy = plan.config.privacy
     asked = privacy.server.max_epsilon or privacy.data_identity or privacy.ledger_dir
     return bool(asked) or not vars(type(plan.task)).get("public", False) or not is_simulated(grid)
 
 
 def refuse_forgetful_nodes(config: RunConfig, grid: Grid) -> None:
-    """Refuse secure aggregation in a simulation that would lose the secrets of a round between two of its messages.
+    """Refuse secure aggregation in a simulation that loses a round's secrets.
 
-    SuperNodes have a folder for them; one that has none says so when it is asked.
+    SuperNodes store them in a folder. A SuperNode without one reports that in its reply.
 
     Raises:
-        ConfigError: it would.
+        ConfigError: the simulation loses them.
     """
     if not config.secure_aggregation.enabled or not is_simulated(grid):
         return
@@ -71,21 +74,24 @@ def _innermost(grid: Grid) -> Grid:
 
 
 def is_in_process(grid: Grid) -> bool:
-    """Whether messages reach their nodes without a SuperLink: this program plays all of them."""
+    """Return whether this program runs every node, without a SuperLink."""
     return is_simulated(grid) or getattr(_innermost(grid), "keeps_memory", False)
 
 
 def is_simulated(grid: Grid) -> bool:
-    """Whether this machine plays every node, so that there is no data but the task's."""
+    """Return whether this machine simulates every node.
+
+    Then only the task's data exists.
+    """
     inner = _innermost(grid)
     return is_simulation(inner) or bool(getattr(inner, "is_simulated", False))
 
 
 def warn_of_other_names(plan: Plan, directory: Path) -> str:
-    """Return a warning of other names that data at this place had, which the ledgers note; empty without any.
+    """Return a warning of other recorded names of this data; empty otherwise.
 
     Args:
-        plan: of a run that has entered nothing yet.
+        plan: of a run that has recorded nothing yet.
         directory: of the run.
     """
     if not is_lasting(plan, directory):
@@ -95,7 +101,7 @@ def warn_of_other_names(plan: Plan, directory: Path) -> str:
 
 
 def is_lasting(plan: Plan, directory: Path) -> bool:
-    """Whether the ledger of a run that has begun is that of other runs on its data too.
+    """Return whether the ledger of a started run lies outside its run directory.
 
     Args:
         plan: of the run.
@@ -105,12 +111,12 @@ def is_lasting(plan: Plan, directory: Path) -> bool:
 
 
 def kept_budget(plan: Plan) -> str:
-    """The budget that the ledger of a run's data keeps, and what is left of it, in words; empty where it keeps none.
+    """Return the active budget on a run's data and its remainder, in words.
 
-    Releases without a guarantee end every budget.
+    The text is empty if there is none. A release without a guarantee ends every budget.
 
     Args:
-        plan: of a run that has entered nothing yet.
+        plan: of a run that has recorded nothing yet.
     """
     ledger, unit = plan.budget.ledger, plan.budget.unit
     last = next((each for each in reversed(ledger.budgets) if each.unit == unit and each.epsilon), None)
@@ -127,11 +133,11 @@ def kept_budget(plan: Plan) -> str:
 
 
 def closing_refused(plan: Plan, kept: str) -> str:
-    """Why a run that would end a budget does not begin; empty if it may.
+    """Return why a run that would end a budget is refused; empty if allowed.
 
     Args:
         plan: of the run.
-        kept: what `kept_budget` says.
+        kept: the result of `kept_budget`.
     """
     if not kept or plan.config.privacy.close_budget or not leaves_unguaranteed(plan):
         return ""
@@ -144,33 +150,33 @@ def closing_refused(plan: Plan, kept: str) -> str:
 
 
 def refuse_closing(plan: Plan, grid: Grid) -> None:
-    """Refuse a run that would end the budget that is kept on its data, unless that is asked for.
+    """Refuse a run that would end a budget without `privacy.close-budget`.
 
     Args:
-        plan: of a run that has entered nothing yet.
+        plan: of a run that has recorded nothing yet.
         grid: to the clients.
 
     Raises:
-        PrivacyError: it names the budget, what is left of it, and how to go on.
+        PrivacyError: with the budget, its remainder, and the settings that allow the run.
     """
     if needs_lasting_ledger(plan, grid) and (refusal := closing_refused(plan, kept_budget(plan))):
         raise PrivacyError(refusal)
 
 
 def told_closing(kept: str) -> str:
-    """That no later run can keep a budget on the same data, in words.
+    """Return a warning that no later run can keep a budget on the same data.
 
     Args:
-        kept: the budget that is ended by it; empty: there is none.
+        kept: the budget that the run ends; empty: there is none.
     """
     return f"{CLOSING}; that ends the budget which is kept there: {kept}" if kept else CLOSING
 
 
 def render_budget(plan: Plan, layout: Layout, directory: Path) -> list[str]:
-    """What a run takes of its budget, or that no later run can keep one; nothing where neither is so.
+    """Return lines on the budget that the run uses or ends; empty without.
 
     Args:
-        plan: of a run that has entered nothing yet.
+        plan: of a run that has recorded nothing yet.
         layout: of everything that the server sends.
         directory: of the run.
     """
@@ -180,10 +186,10 @@ def render_budget(plan: Plan, layout: Layout, directory: Path) -> list[str]:
 
 
 def told_room(plan: Plan, layout: Layout) -> str:
-    """What a run takes of the budget of the server, and how many more such rounds fit after it.
+    """Return the share of the budget that a run uses, and further such rounds.
 
     Args:
-        plan: of a run with a budget that has entered nothing yet.
+        plan: of a run with a budget that has recorded nothing yet.
         layout: of everything that the server sends.
     """
     budget, rounds, events = plan.budget, plan.config.num_rounds, plan.strategy.events(layout)
@@ -200,10 +206,10 @@ def told_room(plan: Plan, layout: Layout) -> str:
 
 
 def leaves_unguaranteed(plan: Plan) -> bool:
-    """Whether a run releases something that no budget can cover."""
+    """Return whether a run makes a release that no budget can cover."""
     return not plan.is_accounted or bool(plan.unprotected_releases)
 
 
 def render_ledger(plan: Plan, directory: Path) -> list[str]:
-    """Where the ledger is, if no later run will find it."""
+    """Return lines on a run-local ledger; empty for a shared one."""
     return [] if is_lasting(plan, directory) else [NOT_KEPT, f"  {KEPT_BY}"]

@@ -1,4 +1,4 @@
-"""The mechanism that a configuration names, around a strategy."""
+"""Construction of the configured mechanism around a strategy."""
 
 from collections.abc import Callable
 
@@ -21,17 +21,17 @@ from cloister.server.options import options_of
 
 
 def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget, copy: Callable[[], Strategy]) -> Decorator:
-    """What `privacy.server` puts around the strategy.
+    """Return the strategy inside the mechanism that `privacy.server` names.
 
     Args:
-        strategy: draws the nodes, and aggregates.
+        strategy: samples the nodes and aggregates.
         config: of the run.
         budget: that releases are charged to.
-        copy: makes another strategy of the same kind, for each of several hypotheses.
+        copy: returns another strategy of the same kind, for each hypothesis.
 
     Raises:
-        ConfigError: the mechanism has no such options, or does not go with the strategy.
-        PluginError: its name is unknown.
+        ConfigError: the mechanism rejects the options, or is incompatible with the strategy.
+        PluginError: the name of the mechanism is unknown.
     """
     server, seed = config.privacy.server, config.privacy.noise_seed
     if isinstance(server, variants.ClusteringPrivacy):
@@ -46,13 +46,13 @@ def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget, copy:
 
 
 def mechanism_of(server: variants.GlobalPrivacy | variants.MetricPrivacy | variants.PluginPrivacy) -> Mechanism:
-    """The mechanism that `privacy.server` names, with its options.
+    """Return the mechanism that `privacy.server` names, with its options.
 
     Args:
         server: the section of the configuration.
 
     Raises:
-        ConfigError: the mechanism has no such options, or is one of the clients.
+        ConfigError: the mechanism rejects the options, or is a client mechanism.
         PluginError: the name is unknown.
     """
     if not isinstance(server, variants.PluginPrivacy):

@@ -1,4 +1,4 @@
-"""Options of plugins, by the names and types of what they construct."""
+"""Validation of plugin options against the signature of the plugin's constructor."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -8,23 +8,23 @@ from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
 
 NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-"""Arguments that can be given by name."""
+"""Kinds of parameters that accept a keyword argument."""
 
 
 def options_of(
     factory: Callable[..., object], given: Mapping[str, Scalar], section: str, name: str, shared: Collection[str] = ()
 ) -> dict[str, Scalar]:
-    """The options a plugin was given, by the names of its constructor.
+    """Return the options of a plugin by the parameter names of its constructor.
 
     Args:
-        factory: makes the plugin.
+        factory: constructs the plugin.
         given: the options by their keys.
-        section: that the keys stand in, `strategy` or `privacy.options`, for the message.
+        section: of the keys, `strategy` or `privacy.options`, for the message.
         name: of the plugin.
-        shared: further keys of the section, which a mistyped one may have meant.
+        shared: further valid keys of the section, for spelling suggestions.
 
     Raises:
-        ConfigError: the plugin has no such option, or the value is not of its type.
+        ConfigError: the plugin has no such option, or the value has another type.
     """
     allowed = {
         option: parameter.default
@@ -48,12 +48,12 @@ def _checked(
 
 
 def _is_scalar(default: object) -> bool:
-    """Whether an argument with this default can be given in a configuration."""
+    """Return whether a configuration can set a parameter with this default."""
     return default is inspect.Parameter.empty or isinstance(default, str | int | float | bool)
 
 
 def _typed(key: str, value: Scalar, default: object) -> Scalar:
-    """`value`, if it is of the type of the default (an int will do for a float)."""
+    """Return `value` if it has the type of the default; convert int to float."""
     if default is inspect.Parameter.empty or type(value) is type(default):
         return value
     if isinstance(default, float) and type(value) is int:

@@ -1,4 +1,4 @@
-"""What several runs together need of the budgets that they share, before any of them begins."""
+"""Budget needs of several runs with shared ledgers, computed before any of them begins."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from cloister.server.prepare import Prepared
 
 @dataclass(frozen=True)
 class _Spender:
-    """Runs of one configuration: all of their rounds, and what each round releases."""
+    """Runs of one configuration: all of their rounds, and the events of each round."""
 
     budget: PrivacyBudget
     events: tuple[Event, ...]
@@ -22,15 +22,15 @@ class _Spender:
 
 
 def share_needed(runs: Iterable[tuple[Prepared, int]]) -> float:
-    """What runs spend at most, as a share of what is left of the budget; the largest, where there are several ledgers.
+    """Return the largest share of a remaining budget that runs spend at most.
 
     Args:
-        runs: each with a budget, and how many there are of it.
+        runs: each with a budget, and its number of repetitions.
 
     Returns:
-        1: all that is left; 0 without runs; infinite where nothing is left, or a release has no bound.
+        1: the whole remainder; 0 without runs; infinite if nothing remains, or a release has no bound.
 
-    Guarantee: it is not below what the ledger will count, in whatever order the runs begin.
+    Guarantee: the share is at least the one that the ledger will count, for any order of the runs.
     """
     ledgers: dict[Path, list[_Spender]] = {}
     for prepared, count in runs:
@@ -42,10 +42,10 @@ def share_needed(runs: Iterable[tuple[Prepared, int]]) -> float:
 
 
 def _needed(spenders: Sequence[_Spender]) -> float:
-    """The share of one ledger.
+    """Return the share of one ledger.
 
-    The run that begins first chooses the filter of a new ledger, and the strictest relation of all runs counts. Which
-    run that is depends on how many run at a time, so that the dearest filter is taken.
+    The first run chooses the filter of a new ledger, and the strictest relation of all runs counts. The first run
+    depends on the degree of parallelism, so that the most expensive filter is used.
     """
     strict = any(spender.budget.kept_for == "replace-one" for spender in spenders)
     relation: Relation = "replace-one" if strict else "add-or-remove"

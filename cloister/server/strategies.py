@@ -1,4 +1,4 @@
-"""The strategy that a configuration names: its options, and how it draws nodes."""
+"""Construction of the configured strategy: its options and its node sampling."""
 
 import inspect
 import random
@@ -18,17 +18,18 @@ from cloister.strategies.sampling import HeldOut, Sampling
 
 
 def named_strategy(config: RunConfig, draws: bool = True, held_out: HeldOut | None = None) -> Strategy:
-    """The strategy that `strategy.name` names, with its options and its sampling.
+    """Return the strategy `strategy.name`, with its options and sampling.
 
-    One that takes no draws of ours, such as Flower's own, samples by itself; it is given what its arguments ask for.
+    A strategy without arguments for Cloister's sampling, such as Flower's own, samples by itself. It receives the
+    settings that match its arguments.
 
     Args:
         config: of the run.
-        draws: whether its draws are asked for; one that only aggregates draws as few nodes as it can.
-        held_out: deals out the roles; None: one is made if the configuration holds nodes out.
+        draws: whether the strategy samples nodes. One that only aggregates receives the smallest sampling fraction.
+        held_out: assigns the roles; None: created if the configuration holds nodes out.
 
     Raises:
-        ConfigError: it has no such options, or samples by itself where a draw of ours is configured.
+        ConfigError: it rejects the options, or samples by itself although Cloister's sampling is configured.
     """
     factory = STRATEGIES.load(config.strategy.name)
     shared = [key.removeprefix("strategy.") for key in known_keys() if key.startswith("strategy.")]
@@ -44,18 +45,18 @@ def named_strategy(config: RunConfig, draws: bool = True, held_out: HeldOut | No
 
 
 def _takes_draws(factory: Callable[..., Strategy]) -> bool:
-    """Whether a strategy is told by us how nodes are drawn."""
+    """Return whether a strategy accepts Cloister's sampling."""
     if isinstance(factory, type) and issubclass(factory, Sampled):
         return True
     return {"train", "evaluate"} <= set(inspect.signature(factory).parameters)
 
 
 def _draws(config: RunConfig, draws: bool, held_out: HeldOut | None) -> dict[str, Any]:
-    """How nodes are drawn to train and to score."""
+    """Return the sampling of nodes for training and for evaluation."""
     fraction = config.strategy.fraction_train if draws else 1e-9
     train = _sampling(config, "train", fraction, config.strategy.sampling)
     evaluate = _sampling(config, "evaluate", config.strategy.fraction_evaluate, "fixed")
-    # Scores are worth no pause: whoever is connected gives them.
+    # Evaluation never waits for nodes: the connected ones are enough.
     evaluate = replace(evaluate, quorum=0, population=0, held_out=held_out, from_held_out=held_out is not None)
     return {
         "train": replace(train, held_out=held_out),
@@ -64,10 +65,10 @@ def _draws(config: RunConfig, draws: bool, held_out: HeldOut | None) -> dict[str
 
 
 def _own_sampling(factory: Callable[..., Strategy], config: RunConfig) -> dict[str, Any]:
-    """The arguments of Flower's strategies that mean what keys of ours mean, as far as this one has them.
+    """Return the arguments of a Flower strategy that match Cloister's keys.
 
     Raises:
-        ConfigError: a key asks for a draw that only a strategy with our sampling makes.
+        ConfigError: a key requires Cloister's sampling.
     """
     for key, value, default in (
         ("strategy.sampling", config.strategy.sampling, "fixed"),
@@ -89,7 +90,7 @@ def _own_sampling(factory: Callable[..., Strategy], config: RunConfig) -> dict[s
 
 
 def _sampling(config: RunConfig, use: str, fraction: float, kind: Literal["fixed", "poisson"]) -> Sampling:
-    # Amplification relies on a secret draw: `poisson` is never seeded.
+    # Amplification relies on a secret draw, so that `poisson` is never seeded.
     rng = _rng(config, use) if kind == "fixed" else random.SystemRandom()
     strategy, population = config.strategy, config.privacy.server.population
     return Sampling(
@@ -98,11 +99,14 @@ def _sampling(config: RunConfig, use: str, fraction: float, kind: Literal["fixed
 
 
 def held_out_of(config: RunConfig) -> HeldOut | None:
-    """Who never trains, decided by the run's seed: which of them it is is no secret."""
+    """Return the roles of held-out nodes; None without any.
+
+    They follow from the run's seed, and are public.
+    """
     fraction = config.evaluation.held_out_clients
     return HeldOut(fraction, _rng(config, "held out")) if fraction else None
 
 
 def _rng(config: RunConfig, use: str) -> random.Random:
-    """Each use of a seed has a stream of its own."""
+    """Return an independent random stream for each use of the seed."""
     return random.SystemRandom() if config.seed == -1 else random.Random(f"{config.seed} {use}")
