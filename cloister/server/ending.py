@@ -1,4 +1,4 @@
-"""How a run ended: what its claim, its console and whoever started it are told."""
+"""Reasons for which a run ends, for its claim, its console and its exit status."""
 
 import errno
 from collections.abc import Iterator
@@ -13,25 +13,28 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended.
+    """End of a run.
 
     Attributes:
-        how: `as-asked`: after all its rounds, or when early stopping said so; `budget`: the next round would have
-            passed it; `operator`: somebody asked it to stop; `too-few-nodes`: fewer stayed connected than
-            `strategy.quorum`; `disk`: it was full; `no-replies`: nobody's reply counted; `error`: anything else.
-        why: for a person; empty where all rounds were run.
+        how: `as-asked`: after all its rounds or by early stopping; `budget`: the next round would exceed it;
+            `operator`: by a request to stop; `too-few-nodes`: fewer nodes than `strategy.quorum` stayed connected;
+            `disk`: the disk was full; `no-replies`: no reply counted; `error`: any other cause.
+        why: the reason as a sentence; empty after all rounds.
     """
 
     how: Ended = "as-asked"
     why: str = ""
 
     def facts(self) -> dict[str, object]:
-        """What `privacy.json` says of it."""
+        """Return the fields of `privacy.json` about the end."""
         return {"ended": {"how": self.how, "why": self.why}}
 
 
 def ending_of(error: BaseException) -> Ending:
-    """The ending that an error makes. The text of a foreign error stays out: it may hold values of arrays."""
+    """Return the ending for an exception.
+
+    The text of foreign exceptions is omitted, since it may contain data.
+    """
     if is_disk_full(error):
         return Ending("disk", "stopped: the disk is full")
     if isinstance(error, KeyboardInterrupt):
@@ -46,7 +49,7 @@ def ending_of(error: BaseException) -> Ending:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a full disk is what an error comes from, by itself or as the cause of one of ours."""
+    """Return whether the exception, or one of its causes, reports a full disk."""
     return any(isinstance(each, OSError) and each.errno in FULL for each in _causes(error))
 
 

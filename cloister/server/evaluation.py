@@ -1,4 +1,4 @@
-"""Scoring the global model on the server's own examples."""
+"""Evaluation of the global model on the server's examples."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,16 +16,16 @@ from cloister.tasks.validation import with_validation
 
 
 class CentralEvaluation:
-    """The task's metrics on its test set.
+    """Metrics of the task on its test set.
 
-    Where the model is several hypotheses, each owner of test examples (all of them together, where they have no owners)
-    takes the hypothesis of least loss on them, as a client would.
+    If the model is several hypotheses, each owner of test examples uses the hypothesis of least loss on them, as a
+    client would. Test examples without owners count as one owner.
 
     Args:
-        task: whose test set and metrics.
-        model: that the arrays are put into.
-        hypotheses: how many models a record holds; 0: one, under its own names.
-        pretrained: whether the server trained the initial model on examples of its own, which score nothing then.
+        task: with the test set and the metrics.
+        model: that the arrays are assigned to.
+        hypotheses: number of models in a record; 0: one, under its own names.
+        pretrained: whether the server trained the initial model on its own examples, which the scores then exclude.
 
     Attributes:
         examples: that models are scored on.
@@ -41,11 +41,13 @@ class CentralEvaluation:
         self._owners = np.zeros(len(data.test), np.int64) if owners is None else owners
 
     def __call__(self, arrays: ArrayRecord) -> dict[str, float]:
-        """Named figures of merit of a global model."""
+        """Return the metrics of a global model by name."""
         return self.task.metrics(self.examples.y, self._predictions(arrays))
 
     def in_detail(self, arrays: ArrayRecord) -> dict[str, object]:
-        """The content of `evaluation.json`: figures of merit, and for a classification what was taken for what.
+        """Return the content of `evaluation.json`.
+
+        It contains the metrics, and the confusion of classes for a classification.
 
         Args:
             arrays: of a global model.
@@ -67,8 +69,8 @@ class CentralEvaluation:
         return self.model.predict(self.examples.x)
 
     def _best(self, predicted: Sequence[NDArray]) -> NDArray:
-        """To each owner the predictions of the hypothesis that suits it best, by their sum of losses."""
+        """Return each owner's predictions by its hypothesis of least loss."""
         losses = [np.bincount(self._owners, self.task.losses(self.examples.y, each)) for each in predicted]
-        # One that has diverged suits nobody.
+        # A diverged hypothesis counts as infinite loss.
         best = np.argmin(np.nan_to_num(losses, nan=np.inf, posinf=np.inf), axis=0)[self._owners]
         return np.stack(predicted)[best, np.arange(len(best))]

@@ -1,11 +1,11 @@
-"""Where a run stands after a round: everything that the next round depends on, on disk as one unit.
+"""State of a run after a round: everything that the next round depends on, written as one unit.
 
     checkpoints/round-00003.npz     the global model
-    state-00003.npz                 moments, roles, draws, the best model …; absent where there is nothing of the kind
-    state.json                      written last: names the round that a resumed run goes on from
+    state-00003.npz                 moments, roles, draws, the best model …; absent without such state
+    state.json                      written last: the number of the round to resume after
 
-Each file is whole or absent, and those of the round before stay until `state.json` names the new one. So a process that
-dies at any instant leaves one round complete. Arrays are read without pickle.
+Each file is written completely or absent. The files of the previous round stay until `state.json` names the new one. So
+one complete round survives a process that dies at any time. Arrays are read without pickle.
 """
 
 import json
@@ -31,12 +31,12 @@ FILE = "state.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands after a round.
+    """State of a run after a round.
 
     Attributes:
-        round: the last finished one; 0: the initial model.
+        round: number of the last finished round; 0: the initial model.
         model: the global model after it.
-        state: of everything that keeps some, joined.
+        state: the joined state of all stateful objects.
     """
 
     round: int
@@ -45,7 +45,7 @@ class Progress:
 
     @classmethod
     def of(cls, number: int, arrays: ArrayRecord, stateful: Mapping[str, Stateful]) -> "Progress":
-        """Where a run stands now.
+        """Return the present state of a run.
 
         Args:
             number: of the round that is finished.
@@ -56,11 +56,13 @@ class Progress:
         return cls(number, from_record(arrays), state)
 
     def save(self, directory: RunDirectory, keep: int) -> None:
-        """Make this the round that the run would go on from; its checkpoint is written already.
+        """Write the state, so that the run would resume after this round.
+
+        The checkpoint must already be written.
 
         Args:
             directory: of the run.
-            keep: how many of the newest checkpoints stay; 0: all.
+            keep: number of newest checkpoints to retain; 0: all.
         """
         if self.state:
             write_npz(_arrays_path(directory, self.round), self.state)
@@ -72,10 +74,10 @@ class Progress:
 
     @classmethod
     def load(cls, directory: RunDirectory) -> "Progress | None":
-        """Where the run of a directory stood; None: nothing was saved before it broke off.
+        """Return the saved state of a run directory; None if nothing was saved.
 
         Raises:
-            ConfigError: a file is not what `save` wrote.
+            ConfigError: a file differs from the format that `save` writes.
         """
         path = directory.path / FILE
         try:
@@ -96,18 +98,18 @@ class Progress:
             return None
         except ConfigError:
             raise
-        except Exception as error:  # what readers of archives raise has no common name
+        except Exception as error:  # readers of archives raise exceptions without a common base
             raise ConfigError(f"resume: {path} and its checkpoint cannot be read: {type(error).__name__}") from None
 
     def restore(self, stateful: Mapping[str, Stateful]) -> None:
-        """Let everything that keeps state go on from here.
+        """Restore the state of every stateful object.
 
         Args:
-            stateful: of the same names as those it was made of.
+            stateful: under the names that `of` received.
 
         Raises:
-            ConfigError: one does not say how, or what was saved is of another kind.
-            LedgerError: the ledger does not hold the releases of the run.
+            ConfigError: the saved state does not fit an object.
+            LedgerError: the ledger lacks releases of the run.
         """
         for name, one in stateful.items():
             try:
@@ -119,12 +121,12 @@ class Progress:
 
 
 def stateful_objects(plan: Plan, stopping: EarlyStopping, attested: Attested) -> dict[str, Stateful]:
-    """Everything of a run on the server that keeps state from round to round, by name.
+    """Return the stateful objects of a run on the server, by name.
 
     Args:
         plan: of the run.
         stopping: of its loop.
-        attested: what nodes have stated.
+        attested: counts the mechanisms that nodes state.
     """
     roles: dict[str, Stateful] = {} if plan.held_out is None else {"roles": plan.held_out}
     return {"strategy": plan.strategy, "budget": plan.budget, "stopping": stopping, "attested": attested, **roles}

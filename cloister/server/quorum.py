@@ -1,4 +1,4 @@
-"""Waiting before a round until enough nodes are connected. It counts connections, which are public, never replies."""
+"""Waiting before a round until enough nodes are connected. Only connections count, which are public."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from cloister.strategies.sampling import are_connected, connected_nodes
 
 @dataclass(frozen=True)
 class Quorum:
-    """How many nodes must be connected.
+    """Numbers of nodes that must be connected.
 
     Attributes:
         first: before round 1.
         later: before every later round.
         timeout: seconds to wait for them.
-        population: registered nodes, all of which must be there in every round; 0: none are registered.
+        population: number of registered nodes, all of which must be connected in every round; 0: none are registered.
     """
 
     first: int = 1
@@ -27,21 +27,21 @@ class Quorum:
 
     @classmethod
     def of(cls, config: RunConfig) -> "Quorum":
-        """What a configuration demands."""
+        """Return the quorum of a configuration."""
         return cls(
             config.strategy.min_nodes, later_quorum(config), config.node_timeout, config.privacy.server.population
         )
 
     def wait(self, grid: Grid, number: int, told: Callable[[str], None]) -> None:
-        """Return as soon as enough nodes are connected for a round.
+        """Wait until enough nodes are connected for a round.
 
         Args:
-            grid: that knows them.
+            grid: with the nodes.
             number: of the round.
-            told: gets a sentence when the run pauses, when that changes, and when it goes on.
+            told: receives a message when the run pauses, when the number of nodes changes, and when the run continues.
 
         Raises:
-            TooFewNodes: the time is up.
+            TooFewNodes: the timeout has passed.
         """
         wanted = self.first if number == 1 else self.later
         key = "strategy.min-nodes" if number == 1 else "strategy.quorum"
@@ -60,5 +60,5 @@ class Quorum:
 
 
 def later_quorum(config: RunConfig) -> int:
-    """How many nodes must be connected after round 1."""
+    """Return the number of nodes that must be connected after round 1."""
     return config.strategy.min_nodes if config.strategy.quorum == "auto" else config.strategy.quorum

@@ -1,4 +1,4 @@
-"""A run that broke off, and whether it can go on: as the same run, or not at all."""
+"""Resumption of an interrupted run, as the same run."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -26,34 +26,34 @@ MAY_CHANGE = frozenset(
         *("keep-checkpoints", "tensorboard", "report", "log-format"),
     }
 )
-"""Keys that a run may go on with at other values; more rounds are a matter of `Earlier.refuse_more_rounds`."""
+"""Keys whose values may change on resume; `Earlier.refuse_more_rounds` checks additional rounds."""
 NODES = "nodes.json"
 Split = Callable[[list[int]], tuple[list[int], list[int]]]
 LEDGER = "ledger.json"
-"""Says where the ledger of a run is: relative paths among the settings would lead elsewhere from another folder."""
+"""File with the place of a run's ledger, since a relative path in the settings depends on the working directory."""
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A grid whose nodes end with this process, so that it keeps what they have to remember."""
+    """Grid whose nodes end with this process, so that the run stores their state."""
 
     def memories(self) -> dict[str, Any]:
-        """What the nodes remember, for JSON."""
+        """Return the state of the nodes, for JSON."""
 
     def remember(self, memories: Mapping[str, Any]) -> None:
-        """Let the nodes remember it again."""
+        """Restore the state of the nodes."""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """A run that broke off, as its directory tells.
+    """Interrupted run, as read from its directory.
 
     Attributes:
-        directory: of the run, held by this process.
-        config: with which it ran last.
+        directory: of the run; this process holds its lock.
+        config: of its last execution.
         seed: in force.
-        resumed_after: the rounds after which it was resumed before.
-        progress: where it stood; None: it broke off before it had begun.
+        resumed_after: the rounds after which it was resumed earlier.
+        progress: the saved state; None: the run was interrupted before it began.
     """
 
     directory: RunDirectory
@@ -64,16 +64,16 @@ class Earlier:
 
     @property
     def resumes(self) -> int:
-        """How often rounds began anew, this time counted."""
+        """Return the number of resumes, including this one."""
         return len(self.resumed_after) + (self.progress is not None)
 
     @property
     def last_round(self) -> int:
-        """The last round that counts; -1: there is none, not even the initial model."""
+        """Return the last finished round; -1: none, not even the initial model."""
         return -1 if self.progress is None else self.progress.round
 
     def refuse_layout(self, layout: Layout) -> None:
-        """Raises ConfigError if the task's model is no longer the one that was trained."""
+        """Raise ConfigError if the task's model differs from the trained one."""
         if self.progress is None or (found := Layout.of(self.progress.model)) == layout:
             return
         now, then = _arrays(layout), _arrays(found)
@@ -84,14 +84,14 @@ class Earlier:
         )
 
     def refuse_more_rounds(self, config: RunConfig, counts_rounds: bool) -> None:
-        """Refuse rounds beyond those that a claim or a calibration was made for.
+        """Refuse more rounds than a claim or a calibration covers.
 
         Args:
-            config: of the run from here on.
-            counts_rounds: whether something is claimed that rests on their number.
+            config: of the resumed run.
+            counts_rounds: whether a claim depends on their number.
 
         Raises:
-            ConfigError: there are more rounds than there were to be.
+            ConfigError: the number of rounds exceeds the original one.
         """
         if counts_rounds and config.num_rounds > self.config.num_rounds:
             raise ConfigError(
@@ -108,20 +108,20 @@ def _arrays(layout: Layout) -> dict[str, str]:
 
 @contextmanager
 def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Earlier]:
-    """The block, in which this process holds the run that `resume` names, and nobody else can.
+    """Hold the lock of the run that `resume` names within the block.
 
     Args:
-        config: of the run from here on.
+        config: of the resumed run.
         grid: to the clients.
-        clients: how many this process simulates; 0: none.
+        clients: number of clients that this process simulates; 0: none.
 
     Raises:
-        ConfigError: there is no such run, it has ended, a process is at it, or it cannot go on with this configuration.
+        ConfigError: the run is absent, has ended, is held by a process, or cannot resume with this configuration.
     """
     path = Path(config.resume).expanduser().resolve()
-    _read(path / "config.json", path)  # before anything is made there
+    _read(path / "config.json", path)  # before creating files there
     with RunDirectory(path).held() as directory:
-        # Again: whoever held it until now may have resumed the run.
+        # Read again: the previous holder of the lock may have resumed the run.
         before, seed, resumed_after = _facts(directory)
         _refuse_changes(before, config)
         _refuse_other_clients(path, clients)
@@ -133,17 +133,17 @@ def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Ear
 
 
 def remember(grid: Grid, earlier: Earlier, split: Split | None, secret: bool) -> None:
-    """Give the nodes of this process back what they remembered before the run broke off.
+    """Restore the state of this process's nodes from the run directory.
 
     Args:
-        grid: to them; nodes of any other grid keep their memories themselves.
+        grid: to them; nodes of any other grid keep their state themselves.
         earlier: the run.
-        split: divides nodes into those that train and those that never do, as the run has dealt roles; None: all train.
-        secret: whether who was drawn is secret. Then what a killed process has left is removed. Where there is nothing,
-            every node counts as if it had trained in all earlier rounds.
+        split: divides nodes into those that train and those that never do, by the roles of the run; None: all train.
+        secret: whether cohorts are secret. Then the files of a killed process are removed. Without such files, every
+            node counts as if it had trained in all earlier rounds.
 
     Raises:
-        ConfigError: what was written of it is of another kind.
+        ConfigError: the saved state is damaged.
     """
     if not isinstance(grid, Remembering):
         return
@@ -160,7 +160,10 @@ def remember(grid: Grid, earlier: Earlier, split: Split | None, secret: bool) ->
 
 
 def _assumed(nodes: list[int], rounds: int, split: Split | None) -> dict[str, Any]:
-    """Return the memories of nodes that may have trained in any of so many rounds: the same for all that train."""
+    """Return the state of nodes that may have trained in each earlier round.
+
+    It is equal for all nodes that train.
+    """
     outsiders = split(nodes)[1] if split else []
     return {
         str(node): {"config": {ASSUMED: {ASSUMED_ROUNDS: rounds, HELD_OUT: node in outsiders}}, "metrics": {}}
@@ -169,7 +172,9 @@ def _assumed(nodes: list[int], rounds: int, split: Split | None) -> dict[str, An
 
 
 def forget_nodes(directory: RunDirectory) -> None:
-    """Remove what tells how often each node of this process was drawn, as far as the disk lets go of it.
+    """Remove the files that reveal how often each in-process node was drawn.
+
+    An error of the disk is ignored.
 
     Args:
         directory: of the run.
@@ -180,14 +185,14 @@ def forget_nodes(directory: RunDirectory) -> None:
 
 
 def refuse_other_ledger(directory: RunDirectory, ledger: Ledger) -> None:
-    """Refuse to go on with another ledger than the one that the run began with.
+    """Refuse to resume with another ledger than the original one.
 
     Args:
         directory: of the run.
-        ledger: that the settings lead to.
+        ledger: determined by the settings.
 
     Raises:
-        ConfigError: it is in another place, or lacks what was in it: neither budget nor releases would be counted.
+        ConfigError: its place differs, or it lacks lines. Its budget and releases would then not be counted.
     """
     try:
         noted = directory.read_json(LEDGER)
@@ -207,30 +212,33 @@ def refuse_other_ledger(directory: RunDirectory, ledger: Ledger) -> None:
 
 
 def note_ledger(directory: RunDirectory, ledger: Ledger) -> None:
-    """Note which ledger a run has, before anything is released.
+    """Record the ledger of a run, before any release.
 
     Args:
         directory: of the run.
         ledger: of the run, with its budget.
     """
-    ledger.sync()  # a line that was noted and lost with the power would be missed for ever
+    ledger.sync()  # a recorded line that a power failure removes would block every resume
     directory.write_json(LEDGER, {"path": _place(directory, ledger), "head": ledger.head})
 
 
 def _place(directory: RunDirectory, ledger: Ledger) -> str:
-    """The absolute path of a ledger; of one that moves with the directory, that within it."""
+    """Return the absolute path of a ledger.
+
+    For a ledger in the run directory, the path is relative to that directory.
+    """
     inside = ledger.path.is_relative_to(directory.path)
     return str(ledger.path.relative_to(directory.path) if inside else ledger.path)
 
 
 def settings_of(directory: Path) -> dict[str, Scalar]:
-    """The settings to resume a run with: its own, and where it is.
+    """Return the settings to resume a run, with its directory as `resume`.
 
     Args:
         directory: of the run.
 
     Raises:
-        ConfigError: it is no run directory.
+        ConfigError: the directory contains no run.
     """
     path = directory.expanduser().resolve()
     config, _, _ = _facts(RunDirectory(path))
@@ -238,7 +246,7 @@ def settings_of(directory: Path) -> dict[str, Scalar]:
 
 
 def clients_of(directory: Path) -> int:
-    """How many clients a run simulated in its process; 0: none.
+    """Return the number of clients that a run simulated in its process; 0: none.
 
     Args:
         directory: of the run.
@@ -251,7 +259,7 @@ def clients_of(directory: Path) -> int:
 
 
 def _facts(directory: RunDirectory) -> tuple[RunConfig, int, tuple[int, ...]]:
-    """The configuration of a run, its seed, and after which rounds it was resumed; the directory learns its name."""
+    """Return a run's configuration, seed and resumes; set its ledger name."""
     path = directory.path / "config.json"
     facts = _read(path, directory.path)
     try:
@@ -292,7 +300,7 @@ def _refuse_changes(before: RunConfig, now: RunConfig) -> None:
 
 
 def _refuse_other_clients(path: Path, clients: int) -> None:
-    """The parts of a data set follow from how many there are, and a site's data is not a benchmark's."""
+    """Refuse another number of clients, which determines the data's partition."""
     if (before := clients_of(path)) != clients:
         place = "none is simulated in one process" if before == 0 else f"cloister run --clients {before}"
         raise ConfigError(f"clients = {clients} differs from {before}, with which the run began in {path}; use {place}")
@@ -307,7 +315,7 @@ def _refuse_seeded(config: RunConfig) -> None:
 
 
 def _refuse_forgetful(grid: Grid, config: RunConfig) -> None:
-    """Nodes of Flower's simulation end with its process, and with them what they count."""
+    """Refuse nodes of Flower's simulation, whose state ended with its process."""
     counts = config.privacy.client.is_on or (config.evaluation.held_out_clients and config.is_private)
     if counts and is_simulated(grid) and not isinstance(grid, Remembering):
         raise ConfigError(
@@ -318,7 +326,7 @@ def _refuse_forgetful(grid: Grid, config: RunConfig) -> None:
 
 
 def _refuse_ended(path: Path, config: RunConfig, progress: Progress | None) -> None:
-    """Refuse a run that has nothing left to do: its rounds are over and so are its last words, or it stopped itself."""
+    """Refuse a run that ended after all rounds or by early stopping."""
     try:
         ended = json.loads(read_text(path / "privacy.json"))["ended"]
         how, why = ended["how"], ended["why"]

@@ -1,8 +1,8 @@
-"""An orderly end on request: a round that is waiting is abandoned, one that is being aggregated is finished.
+"""Orderly end on request: a waiting round is abandoned, and an aggregation is finished.
 
-Asked by SIGTERM (a service manager, `docker stop`) or SIGINT (Ctrl-C; Flower sends it to the ServerApp when the run is
-stopped, or the SuperLink or its own parent is gone). A second request ends the process at once; but a SIGINT soon after
-the first request is none: whatever stopped the server's parts together has Flower send it too.
+A request is SIGTERM (a service manager, `docker stop`) or SIGINT (Ctrl-C). Flower sends SIGINT to the ServerApp when
+the run is stopped, or the SuperLink or the ServerApp's parent has ended. A second request ends the process at once. A
+SIGINT soon after the first request is ignored: one stop of all server processes makes Flower send it too.
 """
 
 import signal
@@ -15,20 +15,20 @@ from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ECHO_SECONDS = 30.0
-"""After the first request, in which a SIGINT is taken for its echo."""
+"""Seconds after the first request during which a SIGINT counts as its echo."""
 WAKE_SECONDS = 0.1
-"""From one attempt to wake the main thread to the next."""
+"""Seconds between attempts to wake the main thread."""
 
 
 class StopAsked(BaseException):
-    """Somebody asked the run to end. Not an `Exception`: code that contains errors is not to contain this."""
+    """Request to end the run. It is no `Exception`, so that handlers of errors do not catch it."""
 
 
 class Stop:
-    """Listens for requests to end.
+    """Listener for requests to end.
 
     Attributes:
-        asked: the name of the signal; empty as long as nobody asked.
+        asked: the name of the signal; empty without a request.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
-        """The block, in which requests are heard. Only a main thread hears signals; elsewhere nothing changes."""
+        """Handle signals within the block, in the main thread only."""
         with ExitStack() as stack:
             if threading.current_thread() is threading.main_thread():
                 stack.enter_context(self._waking())
@@ -49,10 +49,10 @@ class Stop:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The block, which may be left at any moment.
+        """Raise within the block as soon as a request arrives.
 
         Raises:
-            StopAsked: on a request, also on an earlier one.
+            StopAsked: on a request, including an earlier one.
         """
         self._waiting = True
         try:
@@ -64,11 +64,11 @@ class Stop:
 
     @contextmanager
     def _waking(self) -> Iterator[None]:
-        """The block, in which a request that another thread raises is heard while the main thread waits for a lock.
+        """Interrupt a waiting main thread when another thread raises a request.
 
         Flower's threads raise SIGINT when the SuperLink or their parent is gone. Python runs handlers in the main
-        thread only, which may wait without a timeout for threads that send objects and try again for ever. Such a wait
-        is interrupted only by a signal that the main thread itself receives.
+        thread only, which may wait without a timeout for threads that retry sending objects for ever. Only a signal
+        that the main thread itself receives interrupts such a wait.
         """
         heard, told = socket.socketpair()
         told.setblocking(False)
@@ -88,15 +88,18 @@ class Stop:
             signal.signal(signal.SIGURG, handler)
 
     def _wake(self, heard: socket.socket, main_thread: int, done: threading.Event) -> None:
-        """Interrupt the main thread until it has heard of each request; Python sends the number of every signal."""
+        """Interrupt the main thread until it has handled each request.
+
+        Python sends the number of every signal to `heard`.
+        """
         while number := heard.recv(1):
-            # A request in the last moment goes to the handler that was there before: it is not heard here.
+            # After `done`, the previous handler receives a request instead.
             while number[0] in SIGNALS and not self.asked and not done.is_set():
                 signal.pthread_kill(main_thread, signal.SIGURG)
                 done.wait(WAKE_SECONDS)
 
     def _hear(self, number: int, _: Any) -> None:
-        if self.asked:  # only SIGINT is still listened to
+        if self.asked:  # only SIGINT still has this handler
             if time.monotonic() - self._since > ECHO_SECONDS:
                 self._restore()
                 signal.raise_signal(number)

@@ -1,4 +1,4 @@
-"""When a run has learnt what it can: no better score for a while."""
+"""Early stopping on the best loss."""
 
 import math
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from cloister.core.arrays import from_record, to_record
 from cloister.core.state import State, joined, part
 
 CRITERION = "loss"
-"""The score that every task has, and that is better when it is less."""
+"""Score of every task, for which a smaller value is better."""
 
 
 class EarlyStopping:
-    """Remembers the best model, and says when it is time to return to it.
+    """Early stopping that keeps the best model.
 
     Args:
         patience: evaluations without a better loss after which to stop; 0: never.
@@ -34,7 +34,10 @@ class EarlyStopping:
         self._since = 0
 
     def observe(self, number: int, scores: Mapping[str, float], arrays: ArrayRecord) -> bool:
-        """Take the scores of a round into account; whether to stop now. Without a loss nothing is decided."""
+        """Record the scores of a round and return whether to stop.
+
+        Without a loss, it returns False.
+        """
         loss = scores.get(CRITERION)
         if not self.patience or loss is None or number < self.first_round:
             return False
@@ -46,11 +49,11 @@ class EarlyStopping:
 
     @property
     def is_over(self) -> bool:
-        """Whether patience is at an end."""
+        """Return whether `patience` evaluations in a row had no better loss."""
         return 0 < self.patience <= self._since
 
     def state_dict(self) -> State:
-        """The best model and how long ago it was; nothing where there is no patience."""
+        """Return the best model and the evaluations since; empty without patience."""
         if not self.patience:
             return {}
         numbers = {"round": self.best_round, "smallest": self._smallest, "since": self._since}
@@ -58,7 +61,7 @@ class EarlyStopping:
         return {**{name: np.array(value) for name, value in numbers.items()}, **joined({"best": best})}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on with this best model."""
+        """Restore the best model and the count of evaluations."""
         if not self.patience:
             return
         self.best_round, self._since = int(state["round"]), int(state["since"])
@@ -66,7 +69,7 @@ class EarlyStopping:
         self.best = to_record(best) if best else None
 
     def why(self) -> str:
-        """What is said when it stops."""
+        """Return the message about the stop."""
         if self.best is None:
             return f"stopped: {self.patience} evaluations without a {CRITERION} that is a number"
         return (
