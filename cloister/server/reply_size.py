@@ -1,7 +1,7 @@
-"""How much memory a reply takes, known before it is put together.
+"""Bounds on the memory of a reply, checked before the reply is assembled.
 
-An array names its chunks, each as often as it says, and a record of metrics takes thirty times what it is written in:
-a reply of a megabyte could fill the memory of the server's app.
+An array may list the same chunk many times, and a parsed record of metrics takes thirty times its encoded size. Without
+bounds, a reply of one megabyte could exhaust the memory of the ServerApp.
 """
 
 import json
@@ -15,13 +15,13 @@ from cloister.core.packing import MAX_IN_RECORD
 from cloister.flower.grid import get_object_head_values_from_object_content
 
 FACTOR, SLACK = 2, 8 * 2**20
-"""Arrays of a reply may have this many times the bytes of the model that was sent, and so many bytes more."""
+"""Bounds on the arrays of a reply: this factor of the sent model's bytes, plus this slack in bytes."""
 MAX_NAMES = 4 * 2**20
-"""Bytes of everything that is no chunk of an array, as it is written: names, and what describes arrays."""
+"""Encoded bytes of all objects other than array chunks: names and descriptions of arrays."""
 MAX_DESCRIPTION = 2**16
-"""Bytes of what describes one array."""
+"""Bytes of the description of one array."""
 MAX_METRICS = 2**18
-"""Bytes of metrics and settings: read, they take thirty times as much."""
+"""Bytes of metrics and settings; parsed, they take thirty times as much."""
 MAX_ROOT = 2**18
 """Bytes of the object that names all others, and holds the text of an error."""
 CHUNK = "ArrayChunk"
@@ -29,12 +29,12 @@ CHUNK = "ArrayChunk"
 DIVIDER = b"\0"
 """What Flower puts between the head of an object and its body."""
 MAX_PACKED = MAX_IN_RECORD + 2**10
-"""Bytes of the records of a reply, of which one may be a packed value, as they are written."""
+"""Encoded bytes of the records of a reply, one of which may be a packed value."""
 
 
 @dataclass
 class MaximumSize:
-    """How large a reply may be.
+    """Maximum size of a reply.
 
     Attributes:
         arrays: bytes of its arrays.
@@ -44,26 +44,26 @@ class MaximumSize:
 
     @property
     def total(self) -> int:
-        """Return how many bytes the objects of a reply may have together."""
+        """Return the maximum bytes of all objects of a reply together."""
         return self.arrays + MAX_NAMES
 
     def follow(self, sent: ArrayRecord) -> None:
-        """Take replies of the size of a model, and more by `FACTOR` and `SLACK`.
+        """Set the maximum from the size of the sent model, `FACTOR` and `SLACK`.
 
         Args:
-            sent: the model that nodes are sent.
+            sent: the model that nodes receive.
         """
         self.arrays = FACTOR * sum(len(array.data) for array in sent.values()) + SLACK
 
     def require(self, contents: Mapping[str, bytes]) -> None:
-        """Refuse a reply that would be larger.
+        """Refuse a reply that exceeds the maximum.
 
         Args:
             contents: its objects, by name.
 
         Raises:
-            OverflowError: it would be.
-            Exception: an object cannot be read.
+            OverflowError: the reply exceeds it.
+            Exception: an object cannot be parsed.
         """
         sizes = Counter[str]()
         for content in contents.values():
@@ -78,14 +78,16 @@ class MaximumSize:
 
 
 MAXIMUM = MaximumSize()
-"""Of the replies to the run of this process."""
+"""Maximum for the replies to the run of this process."""
 
 
 def _bytes_of_array(content: bytes, contents: Mapping[str, bytes]) -> int:
-    """Of the chunks that an array names, each as often as it names it; 0 of another object.
+    """Return the bytes of an array; 0 for other objects.
+
+    Each chunk counts as often as it is listed.
 
     Raises:
-        OverflowError: it takes more than `MAX_DESCRIPTION` to describe the array.
+        OverflowError: the description of the array exceeds `MAX_DESCRIPTION`.
     """
     kind, chunks, _ = get_object_head_values_from_object_content(content)
     if kind != Array.__qualname__:

@@ -1,4 +1,4 @@
-"""Times that tell no more than the day: how long a round takes tells how many took part in it."""
+"""Truncation of times to the day, since the duration of a round reveals the size of its cohort."""
 
 import io
 import json
@@ -11,18 +11,18 @@ from cloister.core.files import atomic_path
 from cloister.privacy.accounting.ledger import today
 
 KERAS_FACTS = "metadata.json"
-"""The part of a `.keras` file that holds the moment of saving."""
+"""Part of a `.keras` file that contains the time of saving."""
 
 
 def stamp(coarse: bool) -> str:
-    """The moment for a line of a log: to the second, or the day alone."""
+    """Return the time for a line of a log, to the second or to the day."""
     return time.strftime("%Y-%m-%d" if coarse else "%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def settle(path: Path) -> None:
-    """Give a file, or a folder with everything in it, the times of the beginning of the day.
+    """Set the times of a file, or a whole folder, to the beginning of the day.
 
-    The time of the last change of the inode cannot be set: it stays on the disk itself, and no copy carries it.
+    The inode's change time cannot be set. It stays on the disk, and copies do not carry it.
     """
     inside = sorted(path.rglob("*"), reverse=True) if path.is_dir() else []
     for found in (*inside, path):
@@ -30,7 +30,7 @@ def settle(path: Path) -> None:
 
 
 def settle_archive(path: Path) -> None:
-    """Rewrite a zip archive (a `.keras` or `.npz` file) so that its entries and its facts know the day alone."""
+    """Truncate all times inside a `.keras` or `.npz` archive to the day."""
     content = io.BytesIO()
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(content, "w") as new:
         for entry in old.infolist():

@@ -1,4 +1,4 @@
-"""Grids that tell where every client is while a round goes on."""
+"""Grids that report the state of every client during a round."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,31 +9,31 @@ from flwr.serverapp import Grid
 from cloister.core.wire import SECURE
 
 Standing = Literal["waiting", "training", "scoring", "sent", "rejected"]
-"""Not its turn yet; asked to train, or to score, and no reply so far; replied; with an error or too late."""
+"""State of a client: before its request; asked to train or to score; replied; replied with an error or too late."""
 Watch = Callable[[int, Standing], None]
-"""Is told the id of a node, and where it is now."""
+"""Function that receives the id of a node and its new state."""
 
 
 class WatchedGrid(Grid):
-    """A grid of ours, which is asked for nothing more than Flower's.
+    """Grid that reports messages and replies; its interface to strategies is Flower's.
 
     Attributes:
-        watch: is told of every message and every reply. It sees what a draw may have to keep secret, so that it is
-            `nobody` unless the run may show it.
+        watch: receives every message and every reply. These may reveal a secret draw, so that it is `nobody` unless the
+            run may show them.
     """
 
     watch: Watch
 
 
 def nobody(_: int, __: Standing) -> None:
-    """Take no notice."""
+    """Do nothing."""
 
 
 def asked_to(message: Message) -> Standing:
-    """What a client does with a message."""
+    """Return the state of a client after a message."""
     return "training" if message.metadata.message_type in (MessageType.TRAIN, SECURE) else "scoring"
 
 
 def answered(reply: Message) -> Standing:
-    """Whether a reply is one; that it counts is judged later."""
+    """Return `rejected` for an error reply, otherwise `sent`."""
     return "rejected" if reply.has_error() else "sent"
