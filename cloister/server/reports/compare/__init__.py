@@ -1,1 +1,1 @@
-"""Several runs beside each other."""
+"""Comparison of several runs."""

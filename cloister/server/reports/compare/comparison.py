@@ -1,4 +1,4 @@
-"""What several runs are compared by: groups, a score, the settings that differ, and what must be said beside."""
+"""Comparison of runs: groups, a score, the settings that differ, and notes."""
 
 import math
 import statistics
@@ -16,24 +16,24 @@ from cloister.server.reports.compare.together import told_together
 
 LOSS = "loss"
 LABEL = 48
-"""Characters of a name in a figure."""
+"""Maximum characters of a name in a figure."""
 OF_KEPT = (
     "Macro F1 is the mean F1 of the classes that have examples, macro AUC the mean area under the ROC curve of each "
     "class against the others: of the model that a run kept, on the server's own test data."
 )
 VAGUE = ("name", "server", "client", "options")
-"""Last parts of keys that say nothing without the first."""
+"""Last parts of keys that are ambiguous without the first."""
 COLUMNS = ("run", "cell", "rounds", "ended", "seconds")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over several runs.
+    """Mean and deviation of a number over several runs.
 
     Attributes:
         mean: over them.
-        std: the sample standard deviation; None of one run.
-        count: how many runs have it.
+        std: the sample standard deviation; None for one run.
+        count: number of runs with the number.
     """
 
     mean: float
@@ -42,28 +42,28 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Spread | None":
-        """Of those values that are there; None if none is."""
+        """Return the spread of the finite values; None without any."""
         found = [value for value in values if value is not None and math.isfinite(value)]
         if not found:
             return None
         return cls(statistics.fmean(found), statistics.stdev(found) if found[1:] else None, len(found))
 
     def text(self, form: str = ".4f") -> str:
-        """The number, with its deviation where there is one.
+        """Return the mean, followed by the deviation if there is one.
 
         Args:
-            form: of each number.
+            form: format of each number.
         """
         return f"{self.mean:{form}}" + (f" ± {self.std:{form}}" if self.std is not None else "")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seeds alone, or one run.
+    """Runs that differ only in their seeds, or one run.
 
     Attributes:
-        name: no other of the groups has it.
-        settings: in which groups differ, with the values of this one.
+        name: unique among the groups.
+        settings: the settings that differ between groups, with the values of this one.
         runs: at least one.
     """
 
@@ -73,18 +73,20 @@ class Group:
 
     @property
     def task(self) -> str:
-        """That its runs are about."""
+        """Return the name of the task of these runs."""
         return str(self.runs[0].facts.config.get("task.name"))
 
     def final(self, score: str, on_clients: bool) -> Spread | None:
-        """A score after the last round that has it, over the runs that have not diverged.
+        """Return the spread of a score after its last round.
+
+        Runs that have diverged are excluded.
 
         Args: as `RunSummary.curve`.
         """
         return Spread.of(run.final(score, on_clients) for run in self.runs)
 
     def best(self, score: str, on_clients: bool) -> Spread | None:
-        """The best that a score was after any round.
+        """Return the spread of each run's best value of a score.
 
         Args: as `RunSummary.curve`.
         """
@@ -92,14 +94,14 @@ class Group:
         return Spread.of(better(score, list(curve.values())) for curve in curves if curve)
 
     def over_classes(self, name: str) -> Spread | None:
-        """A figure of the kept models, over the runs that have it.
+        """Return the spread of a figure of the kept models.
 
         Args: as `RunSummary.over_classes`.
         """
         return Spread.of(run.over_classes(name) for run in self.runs)
 
     def curve(self, score: str, on_clients: bool) -> dict[int, Spread]:
-        """A score by round, over the runs that have it.
+        """Return the spread of a score by round, over the runs that have it.
 
         Args: as `RunSummary.curve`.
         """
@@ -112,31 +114,31 @@ class Group:
 
     @property
     def seconds(self) -> Spread | None:
-        """Of the rounds of a run; None where any of them hides it."""
+        """Return the spread of all rounds' seconds; None if any run hides them."""
         times = [run.seconds for run in self.runs]
         return None if None in times else Spread.of(times)
 
     @property
     def costs(self) -> tuple[Cost, ...]:
-        """What is claimed of each mechanism, by the run of which the least is."""
+        """Return the costs of the run with the weakest claims."""
         return max((run.costs for run in self.runs), key=_how_little_is_claimed)
 
 
 def _how_little_is_claimed(costs: Sequence[Cost]) -> tuple[bool, float]:
-    """Larger where less is claimed."""
+    """Return a sort key that is larger for weaker claims."""
     return any(cost.epsilon is None for cost in costs), sum(cost.epsilon or 0.0 for cost in costs)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several groups of runs.
+    """Groups of runs with a common score.
 
     Attributes:
         groups: in the order of the table.
-        score: that they are compared by.
-        on_clients: whether it is that of the clients' data, as no run has one of the server's.
-        heading: what a group is called in the table.
-        remarks: that are made beside its own notes.
+        score: used for the comparison.
+        on_clients: whether the score is on the clients' data, because no run has a score on the server's.
+        heading: column heading of the groups' names.
+        remarks: additional notes.
     """
 
     groups: tuple[Group, ...]
@@ -147,16 +149,16 @@ class Comparison:
 
     @cached_property
     def runs(self) -> tuple[RunSummary, ...]:
-        """Of all groups."""
+        """Return the runs of all groups."""
         return tuple(run for group in self.groups for run in group.runs)
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
-        """That the runs are about."""
+        """Return the names of the runs' tasks, sorted."""
         return tuple(sorted({group.task for group in self.groups}))
 
     def about(self, task: str) -> "Comparison":
-        """The groups that are about one task.
+        """Return the comparison of the groups with this task.
 
         Args:
             task: its name.
@@ -165,23 +167,26 @@ class Comparison:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """In which groups differ."""
+        """Return the keys of the settings that differ between groups."""
         return tuple(dict.fromkeys(key for group in self.groups for key in group.settings))
 
     @cached_property
     def over_classes(self) -> tuple[str, ...]:
-        """The figures over classes that any run has."""
+        """Return the names of the figures over classes that any run has."""
         return tuple(name for name in OVER_CLASSES if any(group.over_classes(name) for group in self.groups))
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """What the ε of the runs are about; one, where all of them can be compared."""
+        """Return the kinds of the runs' ε. A single kind makes all ε comparable."""
         costs = (cost for run in self.runs for cost in run.costs)
         return tuple(dict.fromkeys(cost.kind for cost in costs if cost.kind is not None))
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """What groups are called in a figure, by name: their settings, where these are short and tell them apart."""
+        """Return labels for figures by group name.
+
+        A label is the settings if they are short and distinct, otherwise the name.
+        """
         headings = dict(zip(self.keys, short_keys(self.keys), strict=True))
         told = {
             group.name: " ".join(f"{headings[key]}={value}" for key, value in group.settings.items())
@@ -191,7 +196,7 @@ class Comparison:
         return told if fit else {name: name for name in told}
 
     def points(self) -> dict[str, tuple[float, Spread]]:
-        """ε and the final score of each group that has both, by name; nothing where ε are about different things."""
+        """Return ε and final score by group name; empty if the ε differ in kind."""
         if len(self.kinds) != 1 or not self.score:
             return {}
         found = {}
@@ -204,17 +209,17 @@ class Comparison:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What must be known to read the table."""
+        """Return the notes that explain the table."""
         told = (*_about_scores(self), *_about_epsilon(self), *_about_ends(self), *self.remarks)
         return tuple(map(clean, told))
 
 
 def compared(groups: Sequence[Group], score: str = "") -> Comparison:
-    """Put groups of runs beside each other.
+    """Return a comparison of groups of runs.
 
     Args:
         groups: at least one.
-        score: that they are compared by; empty: the first that is no loss.
+        score: used for the comparison; empty: the first that is not a loss.
 
     Raises:
         ConfigError: no run has this score.
@@ -233,7 +238,7 @@ def compared(groups: Sequence[Group], score: str = "") -> Comparison:
 
 
 def each_alone(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
-    """A group for each run, with the settings in which they differ.
+    """Return one group for each run, with the settings that differ.
 
     Args:
         runs: at least one.
@@ -247,7 +252,7 @@ def each_alone(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:
-    """The last part of each key; the whole key where that is vague, the end of another one, or a column of its own."""
+    """Return the last part of each key; the whole key if that is ambiguous."""
     taken = [*(key.rpartition(".")[2] for key in keys), *VAGUE, *COLUMNS]
     return [last if taken.count(last) == 1 else key for key in keys if (last := key.rpartition(".")[2])]
 

@@ -19,13 +19,13 @@ PRINT_COLOURS = ("#1f5fae", "#a8480f", "#1c7a48", "#7a3fa0")
 MARKS = ("o", "s", "^", "D", "v", "P")
 STYLES = ("-", "--", ":", "-.")
 DESCRIBED = 12
-"""Groups that a description names one by one."""
+"""Number of groups that a description lists by name."""
 BAND = 0.15
-"""Opacity of the deviation around a mean."""
+"""Opacity of the band of one deviation around a mean."""
 
 
 def pictures(comparison: Comparison) -> tuple[Picture, ...]:
-    """The figures as parts of a page; none that has nothing to show."""
+    """Return the non-empty figures for the HTML page."""
     with drawing():
         return tuple(
             pictured(name, title, told, (4.6, _height(comparison)), partial(draw, colours=PAGE_COLOURS))
@@ -38,10 +38,10 @@ def write_png(comparison: Comparison, path: Path) -> None:
 
     Args:
         comparison: of runs.
-        path: of the file; its folder must be there.
+        path: of the file; its folder must exist.
 
     Raises:
-        ConfigError: there is nothing to draw, or the file cannot be written.
+        ConfigError: no run has a score, or the file cannot be written.
     """
     wanted = _wanted(comparison)
     if not wanted:
@@ -51,7 +51,7 @@ def write_png(comparison: Comparison, path: Path) -> None:
 
     figure = Figure(figsize=(5.2 * len(wanted), _height(comparison) + 0.6))
     try:
-        with rc_context({"text.parse_math": False}):  # a name is no formula
+        with rc_context({"text.parse_math": False}):  # a name may contain `$`
             for place, (_, title, _, draw) in enumerate(wanted, 1):
                 draw(figure.add_subplot(1, len(wanted), place, title=title), colours=PRINT_COLOURS)
             figure.savefig(path, format="png", dpi=150)
@@ -60,11 +60,14 @@ def write_png(comparison: Comparison, path: Path) -> None:
 
 
 Draw = partial[None]
-"""Draws on axes, in `colours`."""
+"""Function that draws on axes, in `colours`."""
 
 
 def _wanted(comparison: Comparison) -> list[tuple[str, str, str, Draw]]:
-    """Name, title, description and what draws each figure; scores of different tasks are on no common axis."""
+    """Return name, title, description and drawing function of each figure.
+
+    Each task has figures of its own.
+    """
     tasks = comparison.tasks
     if len(tasks) == 1:
         return _of_one_task(comparison)
@@ -87,12 +90,12 @@ def _of_one_task(comparison: Comparison) -> list[tuple[str, str, str, Draw]]:
 
 
 def _height(comparison: Comparison) -> float:
-    """Inches: a legend has a line for each group below the axes."""
+    """Return the height in inches, with a legend line for each group."""
     return 2.9 + 0.16 * len(comparison.groups)
 
 
 def _looks(colours: Sequence[str], count: int) -> list[dict[str, Any]]:
-    """How groups are told apart: by colour first, then by line and mark."""
+    """Return the style of each group: colours vary first, then lines and marks."""
     found = [
         {"color": colour, "linestyle": style, "marker": mark}
         for (mark, style), colour in product(zip((*MARKS, *MARKS), STYLES * 3, strict=True), colours)
@@ -159,7 +162,7 @@ def _label(comparison: Comparison, name: str) -> str:
 
 
 def _ends(comparison: Comparison) -> str:
-    """The final scores in words."""
+    """Return the final scores in words."""
     told = []
     for group in comparison.groups[:DESCRIBED]:
         final = group.final(comparison.score, comparison.on_clients)

@@ -1,4 +1,4 @@
-"""A comparison as one self-contained page, in the frame of the report of a run."""
+"""Comparison of runs as one self-contained HTML page, in the frame of a run's report."""
 
 from pathlib import Path
 
@@ -54,8 +54,8 @@ def write_page(comparison: Comparison, path: Path, title: str = "") -> None:
 
     Args:
         comparison: of runs.
-        path: of the file; its folder must be there.
-        title: of the page; empty: how many runs there are.
+        path: of the file; its folder must exist.
+        title: of the page; empty: a title with the number of runs.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -69,7 +69,7 @@ def write_page(comparison: Comparison, path: Path, title: str = "") -> None:
 
 
 def rendered(comparison: Comparison, title: str = "") -> str:
-    """The page.
+    """Return the page as HTML.
 
     Args: as `write_page`.
     """

@@ -1,11 +1,11 @@
-"""A comparison for programs."""
+"""Comparison of runs as JSON."""
 
 from cloister.server.reports.compare.comparison import Comparison, Group, Spread
 from cloister.server.reports.compare.runs import Cost, RunSummary
 
 
 def record(comparison: Comparison) -> dict[str, object]:
-    """The comparison as a JSON object."""
+    """Return the comparison as a JSON object."""
     return {
         "score": comparison.score,
         "on-clients": comparison.on_clients,

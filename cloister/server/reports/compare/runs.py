@@ -1,4 +1,4 @@
-"""What is known of each of several runs, from their directories alone: no more than the report of each shows."""
+"""Facts of several runs, read from their directories; limited to the content of each run's report."""
 
 import json
 import math
@@ -20,24 +20,24 @@ from cloister.tasks.scores import Classification
 AS_ASKED = "as-asked"
 NOT_ENDED = "not ended"
 SMALLER = ("loss", "rmse", "mse", "mae", "error")
-"""Scores that are better when they are less; every other is better when it is more."""
+"""Scores for which a smaller value is better; for every other score, a larger value is better."""
 
 OVER_CLASSES: Mapping[str, Callable[[Classification], float | None]] = {
     "macro F1": lambda found: found.macro_f1,
     "macro AUC": lambda found: found.auc,
 }
-"""Figures of the kept model on the server's test data, by the names of their columns."""
+"""Figures of the kept model on the server's test data, by column name."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What an ε is about. Two of them can be compared where all of this is the same.
+    """Kind of guarantee of an ε. Two values of ε are comparable if their kinds are equal.
 
     Attributes:
         task: of the run.
-        side: whose mechanism it is: `server` or `clients`.
-        unit: whose data it is about.
-        relation: which datasets are neighbours.
+        side: side of the mechanism: `server` or `clients`.
+        unit: the protected unit.
+        relation: neighbouring relation of datasets.
         delta: δ.
     """
 
@@ -54,11 +54,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Cost:
-    """What is claimed of one mechanism of a run.
+    """Claim about one mechanism of a run.
 
     Attributes:
-        status: `sound`, `heuristic` or `none`; `not ended` where nothing is claimed yet.
-        epsilon: the ε of the run by itself; None where none is claimed.
+        status: `sound`, `heuristic` or `none`; `not ended` before the run has a claim.
+        epsilon: the ε of the run by itself; None without a claimed ε.
         kind: of this ε; None without one.
     """
 
@@ -72,12 +72,12 @@ class RunSummary:
     """One run, finished or not.
 
     Attributes:
-        name: no other of the runs has it.
+        name: unique among the runs.
         directory: of the run.
-        facts: what its own report is made of.
-        ended: how it ended; `running` or `dead` where it has not.
+        facts: the data of its own report.
+        ended: how it ended; `running` or `dead` if it has not.
         costs: of its mechanisms, the server's first.
-        seconds: of its rounds together; None where they were not written down, as they would tell of a draw.
+        seconds: total duration of its rounds; None if the run hides durations, which would reveal random draws.
     """
 
     name: str
@@ -89,21 +89,21 @@ class RunSummary:
 
     @property
     def rounds(self) -> int:
-        """The last finished one."""
+        """Return the number of the last finished round."""
         return self.facts.rounds[-1].number if self.facts.rounds else 0
 
     def curve(self, score: str, on_clients: bool) -> dict[int, float]:
-        """A score by round, from round 1 on.
+        """Return a score by round, from round 1 on.
 
         Args:
             score: its name.
-            on_clients: whether it is that of the clients' data.
+            on_clients: whether to use the score on the clients' data.
         """
         found = {done.number: scores_of(done, on_clients) for done in self.facts.rounds if done.number}
         return {number: scores[score] for number, scores in found.items() if score in scores}
 
     def final(self, score: str, on_clients: bool) -> float | None:
-        """A score after the last round that has it; None without one, and where the run has diverged.
+        """Return a score after its last round; None without one or if diverged.
 
         Args: as `curve`.
         """
@@ -111,7 +111,9 @@ class RunSummary:
         return curve[max(curve)] if curve and not self.has_diverged(score, on_clients) else None
 
     def over_classes(self, name: str) -> float | None:
-        """A figure of the kept model; None where there are no classes, or no test data on the server.
+        """Return a figure of the kept model.
+
+        It is None without classes, or without test data on the server.
 
         Args:
             name: in `OVER_CLASSES`.
@@ -121,7 +123,9 @@ class RunSummary:
         return None if found is None else OVER_CLASSES[name](found)
 
     def has_diverged(self, score: str, on_clients: bool) -> bool:
-        """Whether a score is no finite number in the last round in which it was taken. That of clients always is one.
+        """Return whether the last score on the server's data is not finite.
+
+        The scores of clients are always finite.
 
         Args: as `curve`.
         """
@@ -130,20 +134,20 @@ class RunSummary:
 
 
 def scores_of(done: RoundFacts, on_clients: bool) -> Mapping[str, float]:
-    """The scores of a round.
+    """Return the scores of a round.
 
     Args:
         done: the round.
-        on_clients: whether those of the clients' data are meant, and not those of the server's.
+        on_clients: whether to return the scores on the clients' data instead of the server's.
     """
     return done.federated if on_clients else done.central
 
 
 def better(score: str, values: Sequence[float]) -> float:
-    """The best of several values of a score.
+    """Return the best of several values of a score.
 
     Args:
-        score: its name, which says whether less is better.
+        score: its name, which determines whether a smaller value is better.
         values: at least one.
     """
     return min(values) if score in SMALLER else max(values)
@@ -156,7 +160,7 @@ def read_runs(directories: Sequence[Path]) -> tuple[RunSummary, ...]:
         directories: of runs that have ended, are under way or have broken off.
 
     Raises:
-        ConfigError: names every directory that is none of a run, or that is there twice.
+        ConfigError: with every directory that contains no run or occurs twice.
     """
     runs, wrong = [], []
     names = _names(directories)
@@ -172,7 +176,7 @@ def read_runs(directories: Sequence[Path]) -> tuple[RunSummary, ...]:
 
 
 def _names(directories: Sequence[Path]) -> list[str]:
-    """Names of directories, or their paths where two have one name."""
+    """Return the names of directories, or their paths if two names are equal."""
     names = [directory.resolve().name for directory in directories]
     return names if len(set(names)) == len(names) else [str(directory.resolve()) for directory in directories]
 
@@ -184,7 +188,7 @@ def _read(directory: Path, name: str) -> RunSummary:
 
 
 def costs_of(facts: Facts) -> tuple[Cost, ...]:
-    """What is claimed of a run, mechanism by mechanism."""
+    """Return the costs of a run, one for each mechanism."""
     if facts.statement is None:
         return (Cost(NOT_ENDED),)
     task = str(facts.config.get("task.name"))
@@ -205,7 +209,7 @@ def _of_run(claim: Claim) -> Figure | None:
 
 
 def _seconds(directory: Path) -> float | None:
-    """Of all rounds; a run that hides how long they took has not written it down."""
+    """Return the seconds of all rounds; None for a run that hides durations."""
     path = directory / "rounds.jsonl"
     lines = read_text(path).rpartition("\n")[0].splitlines() if path.is_file() else []
     try:

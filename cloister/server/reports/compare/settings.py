@@ -1,4 +1,4 @@
-"""The settings of runs that are put beside each other: those in force, and those in which the runs differ."""
+"""Settings of compared runs: those in force, and those in which the runs differ."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,16 +9,18 @@ from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.officer import claims_of
 
 PLACES = ("run-name", "output-dir")
-"""Keys that say what a run is called and where it lies, and nothing about what it does."""
+"""Keys of a run's name and place, without effect on its results."""
 AMOUNTS = tuple(f"privacy.{side}{name}" for side in ("", "client-") for name in ("noise-multiplier", "clipping-norm"))
-"""Keys that tell mechanisms apart at their defaults too."""
+"""Keys that distinguish mechanisms even at their defaults."""
 BUDGETS = ("privacy.max-epsilon", "privacy.client-max-epsilon", "privacy.max-leakage")
-"""Keys whose 0 is no number but says that there is no budget."""
+"""Keys for which 0 means that there is no budget."""
 Settings = Mapping[str, Scalar]
 
 
 def in_force(facts: Facts) -> dict[str, Scalar]:
-    """The settings of a run that had an effect; in place of `auto` what was found, where the claim has it.
+    """Return the settings of a run that had an effect.
+
+    The value from the claim replaces `auto`, where the claim has it.
 
     Args:
         facts: of the run.
@@ -35,7 +37,7 @@ def _rounded(value: Scalar) -> Scalar:
 
 
 def differing(configs: Sequence[Settings]) -> list[str]:
-    """The keys that do not have the same value in all of several configurations, in alphabetical order.
+    """Return the keys whose values differ, in alphabetical order.
 
     Args:
         configs: dotted keys of each.
@@ -45,10 +47,12 @@ def differing(configs: Sequence[Settings]) -> list[str]:
 
 
 def telling(configs: Sequence[Settings]) -> list[str]:
-    """Those of them that are worth a column: not a default that only some of the runs have.
+    """Return the differing keys that merit a column.
+
+    Excluded are defaults that only some of the runs have.
 
     Args:
-        configs: what `in_force` gives, of each run.
+        configs: the result of `in_force` for each run.
     """
     defaults = RunConfig().flat()
 

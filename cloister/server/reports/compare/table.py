@@ -1,4 +1,4 @@
-"""The comparison as a table of texts: for the terminal, for Markdown and for the page."""
+"""Comparison of runs as a table of texts, for the terminal, Markdown and the HTML page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ from cloister.server.reports.html.tables import short
 
 UNKNOWN = "–"
 VALUE = 40
-"""Characters of a setting."""
+"""Maximum characters of a setting."""
 NUMBER, FEWEST = 20, 8
-"""Characters of a number with its deviation, and those that are left for a column of texts."""
+"""Maximum characters of a number with its deviation, and minimum characters of a text column."""
 WIDTH = 100
 """Columns of a terminal."""
 
@@ -28,9 +28,9 @@ class Table:
     """Texts in columns.
 
     Attributes:
-        columns: their headings; the first column names the rows.
-        rows: a text for each column.
-        numeric: whether a column is one of numbers.
+        columns: headings; the first column contains the names of the rows.
+        rows: one text for each column.
+        numeric: whether a column contains numbers.
     """
 
     columns: tuple[str, ...]
@@ -39,7 +39,7 @@ class Table:
 
 
 def table_of(comparison: Comparison) -> Table:
-    """The table: a row for each group of runs."""
+    """Return the table, with one row for each group of runs."""
     settings = dict(zip(comparison.keys, short_keys(comparison.keys), strict=True))
     cells = [_cells(comparison, group, settings) for group in comparison.groups]
     columns = tuple(dict.fromkeys(name for row in cells for name in row))
@@ -80,21 +80,21 @@ def _rounds(group: Group) -> str:
 
 
 def _epsilon(cost: Cost, kinds: Sequence[Kind]) -> str:
-    """With the number under which a note says what it is about, where the runs have ε about different things."""
+    """Return ε; with several kinds, add the number of the note about its kind."""
     if cost.epsilon is None or cost.kind is None:
         return cost.status
     return at_most(cost.epsilon) + (f" [{kinds.index(cost.kind) + 1}]" if len(kinds) > 1 else "")
 
 
 def lines(comparison: Comparison) -> list[str]:
-    """The table and its notes for a terminal of `WIDTH` columns."""
+    """Return the table and its notes as lines of at most `WIDTH` characters."""
     table, settings = fitting(comparison)
     told = (*settings, *comparison.notes)
     return [*_drawn(table), *(line for text in told for line in wrap(text, WIDTH, break_on_hyphens=False))]
 
 
 def fitting(comparison: Comparison) -> tuple[Table, list[str]]:
-    """The table, and a sentence for each group with its settings if these do not fit beside the rest."""
+    """Return the table, with settings moved to sentences if it is too wide."""
     table = table_of(comparison)
     if _width(_narrowest(table)) <= WIDTH:
         return table, []
@@ -102,12 +102,15 @@ def fitting(comparison: Comparison) -> tuple[Table, list[str]]:
 
 
 def _width(columns: Sequence[int]) -> int:
-    """Of a table with columns of these widths, and its borders."""
+    """Return the width of a table with columns of these widths and borders."""
     return sum(columns) + 3 * len(columns) + 1
 
 
 def _narrowest(table: Table) -> list[int]:
-    """Characters that each column needs: headings may be wrapped between words, and texts too, but not numbers."""
+    """Return the minimum characters of each column.
+
+    Headings and texts wrap between words, numbers do not.
+    """
     return [
         max(len(part) for text in (*heading.split(), *cells) for part in ([text] if numeric else text.split() or [""]))
         for heading, numeric, *cells in zip(table.columns, _firm(table), *table.rows, strict=True)
@@ -115,7 +118,10 @@ def _narrowest(table: Table) -> list[int]:
 
 
 def _firm(table: Table) -> list[bool]:
-    """Which columns hold nothing but numbers: an ε may have words beside it."""
+    """Return whether each column contains only numbers.
+
+    An ε may have words beside it.
+    """
     columns = zip(table.numeric, *table.rows, strict=True)
     return [numeric and max(map(len, cells), default=0) <= NUMBER for numeric, *cells in columns]
 
@@ -125,7 +131,7 @@ def _bare(group: Group) -> Group:
 
 
 def _below(comparison: Comparison) -> list[str]:
-    """The settings of each group as a sentence."""
+    """Return one sentence with the settings of each group."""
     headings = dict(zip(comparison.keys, short_keys(comparison.keys), strict=True))
     return [
         clean(f"{group.name}: {', '.join(f'{headings[key]} {_value(value)}' for key, value in group.settings.items())}")
@@ -135,7 +141,7 @@ def _below(comparison: Comparison) -> list[str]:
 
 
 def _drawn(table: Table) -> list[str]:
-    """The table in lines."""
+    """Return the table as lines for a terminal."""
     drawn = RichTable(box=ROUNDED)
     for name, numeric, width in zip(table.columns, table.numeric, _widths(table), strict=True):
         drawn.add_column(name, justify="right" if numeric else "left", overflow="fold", width=width)
@@ -148,7 +154,10 @@ def _drawn(table: Table) -> list[str]:
 
 
 def _widths(table: Table) -> list[int]:
-    """Characters of each column: where not all has room, headings are wrapped, then texts, and numbers last."""
+    """Return the characters of each column.
+
+    Headings wrap first, then texts, and numbers last.
+    """
     whole = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
     if _width(whole) <= WIDTH:
         return whole
@@ -162,7 +171,7 @@ def _widths(table: Table) -> list[int]:
 
 
 def markdown(comparison: Comparison) -> str:
-    """The table and its notes as Markdown."""
+    """Return the table and its notes as Markdown."""
     table = table_of(comparison)
     rule = ["---:" if numeric else "---" for numeric in table.numeric]
     rows = [table.columns, rule, *([cell.replace("|", "\\|") for cell in row] for row in table.rows)]

@@ -1,4 +1,4 @@
-"""What several runs on the same data come to together: what holds for whoever chooses one of them."""
+"""Composition of several runs on the same data: the guarantee for a choice among them."""
 
 import math
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from cloister.server.reports.compare.runs import Kind, RunSummary
 
 LEDGER = "ledger.jsonl"
 DATA = ("task.name", "task.data-path", "privacy.data-identity")
-"""Keys that say which data a run is about."""
+"""Keys that identify the data of a run."""
 EACH = "Whoever chooses one of the runs by what they released has released all of them: their costs add up."
 
 
 def told_together(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> str:
-    """What runs with an ε come to together, in a sentence.
+    """Return a sentence on the composition of runs that have an ε.
 
     Args:
         runs: two or more.
-        kinds: what their ε are about.
+        kinds: of their ε.
     """
     epsilon = epsilon_together(runs, kinds)
     if epsilon is None:
@@ -39,12 +39,11 @@ def told_together(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> str:
 
 
 def epsilon_together(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> float | None:
-    """ε of everything in the ledgers of runs: ∞ where there is no bound, None where it cannot be told.
+    """Return ε of all ledger entries; ∞ without a bound, None if unknown.
 
     Args:
-        runs: on the same data. One that was ended by what it had released counts with all rounds that were planned,
-            as in its own claim.
-        kinds: what their ε are about; they add up where they are of one kind, and the server's.
+        runs: on the same data. A run that its own releases ended counts with all planned rounds, as in its own claim.
+        kinds: of their ε; they compose if they are one kind, and the server's.
     """
     paths = [run.directory / LEDGER for run in runs]
     said = [run.facts.statement for run in runs if run.facts.statement is not None]
@@ -52,8 +51,8 @@ def epsilon_together(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> float
     if len(kinds) != 1 or kinds[0].side != "server" or not same or not all(path.is_file() for path in paths):
         return None
     if len(said) < len(runs):
-        return None  # how a run ends that has not ended decides what it counts
-    # A ledger that several runs share is in the directory of each, as it was at its end.
+        return None  # the end of an unfinished run decides what it counts
+    # Each run directory contains a copy of a shared ledger, taken at the end of that run.
     entries = {entry.release: entry for path in paths for entry in Ledger(path).entries if entry.unit == "client"}
     relation: Relation = "replace-one" if kinds[0].relation == "replace-one" else "add-or-remove"
     account = Account((entry.event for entry in entries.values()), relation, insiders=True)
@@ -63,13 +62,13 @@ def epsilon_together(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> float
 
 
 def _budget(runs: Sequence[RunSummary]) -> float:
-    """The budget that was kept over all of them, whatever they were set up by; 0 where there is none."""
+    """Return the budget that bounds all runs, even adaptive ones; 0: none."""
     kept = [_kept(run) for run in runs]
     return max(kept) if all(kept) and _share_a_ledger(runs) else 0.0
 
 
 def _kept(run: RunSummary) -> float:
-    """The budget of a run; 0 without one, and where it may have been set because of what had been released."""
+    """Return the budget of a run, if fixed before all releases; otherwise 0."""
     claimed = run.facts.statement.claim.figures if run.facts.statement is not None else ()
     kept = (figure for figure in claimed if figure.budget and BUDGET_FIXED not in figure.premises)
     everything = (figure for figure in kept if figure.scope == ALL_RUNS)
@@ -77,9 +76,9 @@ def _kept(run: RunSummary) -> float:
 
 
 def _share_a_ledger(runs: Sequence[RunSummary]) -> bool:
-    """Whether the ledgers of all runs are one, as it was at the end of each: the longest has the heads of all others.
+    """Return whether all runs' ledgers are copies of one, at the end of each.
 
-    Each of two ledgers has a budget of its own, and both may be spent.
+    Then the longest contains the heads of all others. Separate ledgers have separate budgets, and both may be spent.
     """
     ledgers = [Ledger(run.directory / LEDGER) for run in runs]
     known = max((ledger.heads() for ledger in ledgers), key=len)
