@@ -1,1 +1,1 @@
-"""The page about a run that an officer reads and signs: facts, words, figures, page, and an entry for a registry."""
+"""HTML report of a run for a compliance officer, and an entry for OpenDP's registry of deployments."""

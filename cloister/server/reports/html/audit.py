@@ -1,4 +1,4 @@
-"""What attacks on a run came to, as `audit.json` tells it; an audit may say more than is read here."""
+"""Results of attacks on a run, read from `audit.json`; unknown content is ignored."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any
 from cloister.core.digits import at_least, percent_at_least
 
 FIRST = ("epsilon", "auc", "similarity")
-"""Quantities that sum an attack up."""
+"""Quantities that summarise an attack."""
 NAMES = {"auc": "AUC", "epsilon": "ε at least", "tpr": "members found", "similarity": "SSIM"}
-"""What a terminal calls them too."""
-# A larger δ, or more confidence, would make a bound from below say more than was measured.
+"""Names of quantities, as a terminal shows them."""
+# Round down: a larger δ, or more confidence, would overstate a measured lower bound.
 NOTES: Mapping[str, Callable[[float], str]] = {
     "alarms": lambda rate: f"at {100 * rate:.3g} % false alarms",
     "confidence": lambda share: f"{percent_at_least(share)} sure",
@@ -20,14 +20,14 @@ NOTES: Mapping[str, Callable[[float], str]] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One number that an attack came to.
+    """One number of an attack.
 
     Attributes:
-        attack: which attack, in a few words.
-        quantity: what the number is.
-        value: the number, with its interval where there is one, in words.
-        notes: what else is said about it.
-        holds: whether its attack's controls did as expected; if not, it shows nothing.
+        attack: name of the attack, in a few words.
+        quantity: name of the quantity.
+        value: the number, with its interval if there is one, in words.
+        notes: further details.
+        holds: whether the controls of the attack gave the expected result; if not, the number shows nothing.
     """
 
     attack: str
@@ -39,12 +39,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one audit found out.
+    """Result of one audit.
 
     Attributes:
         name: of the audit.
-        meaning: a sentence or two.
-        figures: those that say the most first.
+        meaning: one or two sentences.
+        figures: most important first.
     """
 
     name: str
@@ -54,13 +54,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """The content of `audit.json`.
+    """Content of `audit.json`.
 
     Attributes:
-        lines: in sum.
-        findings: of the audits that were made.
-        skipped: the audits that were not, each with the reason.
-        contradicted: whether some lower bound on ε is above what is claimed.
+        lines: summary.
+        findings: of the completed audits.
+        skipped: the audits that did not run, each with the reason.
+        contradicted: whether a lower bound on ε exceeds the claimed one.
     """
 
     lines: tuple[str, ...]
@@ -70,10 +70,10 @@ class Audit:
 
 
 def audit_of(content: Any) -> Audit | None:
-    """Read the content of `audit.json`, a table or a list of findings; None where there is none.
+    """Read the content of `audit.json`; return None for None.
 
     Args:
-        content: as JSON; what is not understood is left out.
+        content: as JSON; unknown parts are ignored.
     """
     if content is None:
         return None
@@ -90,7 +90,7 @@ def _finding(item: Mapping[str, Any]) -> Finding:
 
 
 def _rank(item: Mapping[str, Any]) -> int:
-    """Where a kind of number stands on the page, which has no room for all."""
+    """Return the rank of a quantity on the page, which shows only the first."""
     return FIRST.index(item["quantity"]) if item.get("quantity") in FIRST else len(FIRST)
 
 
@@ -112,7 +112,7 @@ def _figure(item: Mapping[str, Any]) -> Figure:
 
 
 def _note(key: str, value: str | float) -> str:
-    """What else is said about a number, in words where its key is known."""
+    """Return a detail of a number, in words where its key is known."""
     if isinstance(value, str):
         return value if key == "assumption" else f"{key} {value}"
     if isinstance(value, float) and key in NOTES:

@@ -1,4 +1,4 @@
-"""What a run directory says about its run, read once into frozen values."""
+"""Facts of a run, read once from its run directory into frozen values."""
 
 import hashlib
 import json
@@ -24,8 +24,9 @@ from cloister.tasks.scores import Classification, ClassScores
 
 MODELS = ("model.*", "hypothesis-*")
 SHOWN = ("noise_std", "noise_multiplier", "clipping_norm", "released_distance", "epsilon")
-"""Measurements that a page may show. What comes from un-noised updates (the clipped fraction, an exact distance) is for
-the server's own eyes."""
+"""Measurements that a page may show.
+
+Measurements of un-noised updates (the clipped fraction, an exact distance) stay on the server."""
 Scores = Mapping[str, float]
 
 
@@ -38,10 +39,10 @@ class RoundFacts:
         central: scores on the server's examples.
         federated: scores on the clients' own examples.
         measured: numbers by their names in `SHOWN`.
-        replies: that counted, and that were asked for; None where it was not written down, as it is secret.
+        replies: numbers of counted and of requested replies; None if they are secret.
         rejected: replies that did not count.
         unscored: evaluation replies that did not count.
-        diverged: names of scores on the server's examples that are no finite number.
+        diverged: names of scores on the server's examples that are not finite.
     """
 
     number: int
@@ -55,7 +56,7 @@ class RoundFacts:
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> "RoundFacts":
-        """Read one line, which may lack anything."""
+        """Read one line, in which any field but the number may be absent."""
         measured, central = line.get("measured") or {}, line.get("central") or {}
         return cls(
             int(line["round"]),
@@ -71,10 +72,10 @@ class RoundFacts:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The content of `evaluation.json`: the kept model on the server's own test data.
+    """Content of `evaluation.json`: the kept model on the server's own test data.
 
     Attributes:
-        examples: how many there are.
+        examples: number of test examples.
         metrics: of the task.
         classification: class by class; None for a regression.
     """
@@ -86,22 +87,22 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that a page about a run is made of.
+    """Facts from which a report is rendered.
 
     Attributes:
         name: of the run directory.
-        config: its dotted keys, as `shown` has them.
+        config: its dotted keys, in the form of `shown`.
         digest: SHA-256 of them.
-        seed: that was drawn or given.
-        bundle: SHA-256 of the app bundle that Flower ran; empty: it ran without one.
+        seed: drawn or configured.
+        bundle: SHA-256 of the app bundle that Flower ran; empty: the run had none.
         versions: of packages.
-        statement: about privacy; None where the run did not end in order.
+        statement: about privacy; None before the run has ended.
         ending: how it ended.
         rounds: in their order.
-        evaluation: None where the server had no examples.
-        audit: None where there was none.
+        evaluation: None if the server had no examples.
+        audit: None if there was none.
         models: SHA-256 of each model file, by name.
-        parameters: how many numbers the model has; None where it was not written down.
+        parameters: numbers of model parameters; None if they were not recorded.
     """
 
     name: str
@@ -123,7 +124,7 @@ class Facts:
         """Read a run directory.
 
         Raises:
-            ConfigError: it is none, or one of its files is broken.
+            ConfigError: the directory contains no run, or a file is damaged.
         """
         settings = read_json(directory / "config.json")
         privacy = _json(directory / "privacy.json", {"status": "running"})
@@ -157,13 +158,13 @@ class Facts:
 
     @property
     def secret_cohorts(self) -> bool:
-        """Whether it was not written down how many replied, as privacy rests on that."""
+        """Return whether numbers of replies are absent because cohorts are secret."""
         return cohorts_are_secret(self.rounds)
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """The block, in which what does not fit is said to be wrong with this file."""
+    """Convert parsing errors in the block to a `ConfigError` naming the file."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -171,7 +172,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _json(path: Path, otherwise: dict[str, Any] | None = None) -> Any:
-    """What a file holds; something else without one."""
+    """Return the JSON content of a file; `otherwise` if it is absent."""
     return read_json(path) if path.is_file() else otherwise
 
 
@@ -180,12 +181,15 @@ def _parameters(content: Mapping[str, Any] | None) -> Parameters | None:
 
 
 def rounds_in(text: str) -> tuple[RoundFacts, ...]:
-    """The whole lines of a `rounds.jsonl`: the last one of a run that was killed may be half written."""
+    """Return the complete lines of a `rounds.jsonl`.
+
+    A killed run may leave a partial last line.
+    """
     return tuple(RoundFacts.of(json.loads(line)) for line in text.rpartition("\n")[0].splitlines())
 
 
 def cohorts_are_secret(rounds: Sequence[RoundFacts]) -> bool:
-    """Whether it was not written down how many replied in these rounds, as privacy rests on that."""
+    """Return whether the rounds have measurements without numbers of replies."""
     return any(done.number and done.measured for done in rounds) and not any(done.replies for done in rounds)
 
 
@@ -208,7 +212,7 @@ def _evaluation(content: Mapping[str, Any] | None) -> Evaluation | None:
 
 
 def _finite(scores: Mapping[str, float]) -> Scores:
-    """Scores without those of a model that has diverged, which no figure can show."""
+    """Return the finite scores; a diverged model has others."""
     return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 

@@ -1,4 +1,4 @@
-"""Figures of a run, drawn by matplotlib, which is imported when the run is over and not before."""
+"""Figures of a run, drawn by matplotlib, which is imported only after the run."""
 
 import io
 import logging
@@ -15,21 +15,21 @@ from cloister.server.reports.html.svg import FIRST, INK, LINE, SECOND, inlined
 from cloister.tasks.scores import Classification
 
 POINTS = 400
-"""Of a curve at most: more would not be seen, and make the page large."""
+"""Maximum points of a curve; more would be invisible and enlarge the page."""
 SHADES = 12
-"""Of the confusion matrix: each is one path, so that sixty classes make no larger a page than two."""
+"""Shades of the confusion matrix. Each is one path, so that more classes do not enlarge the page."""
 DARKEST = 0.5
-"""Opacity of a cell that holds its whole row: a number on it keeps a contrast of 4.5 to 1, light or dark."""
+"""Opacity of a cell with its whole row. A number on it keeps a contrast of 4.5 to 1 in both colour schemes."""
 COUNTED = 12
-"""Classes up to which the cells of the matrix are large enough for a number."""
+"""Maximum number of classes for which the cells of the matrix show numbers."""
 NAME_WIDTH = 14
-"""Characters of a class's name in one line beside the matrix."""
+"""Maximum characters of a class's name in one line beside the matrix."""
 NAME_LINES = {6: 4, 12: 2}
-"""Lines that a name has room for, by the number of classes up to which it has; among more classes, one."""
+"""Maximum lines of a name, by the largest number of classes to which it applies; one for more classes."""
 SIDE = 48
-"""Characters that have room below the matrix, side by side."""
+"""Maximum characters of the names below the matrix, side by side."""
 FROM_ZERO = ("epsilon", "noise", "clip")
-"""Figures whose axis begins at 0, where a constant is to look like one."""
+"""Figures whose axis begins at 0, so that a constant looks constant."""
 SETTINGS = {
     "svg.fonttype": "none",
     "svg.hashsalt": "cloister",
@@ -47,7 +47,7 @@ SETTINGS = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-"""No font is embedded, no id is random, and no text is taken for a formula."""
+"""Settings of matplotlib without embedded fonts, random ids or formulas in text."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Picture:
     """One figure of the page.
 
     Attributes:
-        title: what it shows; also its caption.
-        description: what is to be seen, in words.
-        svg: an element that holds both.
+        title: content of the figure; also its caption.
+        description: the data of the figure, in words.
+        svg: an SVG element with both.
     """
 
     title: str
@@ -74,7 +74,7 @@ class _Curve:
 
 
 def curves(rounds: Sequence[RoundFacts]) -> tuple[Picture, ...]:
-    """A figure each of the scores, the loss, ε, the noise and the clip by round; none of what was not written down.
+    """Return figures of scores, loss, ε, noise and clipping norm by round.
 
     Args:
         rounds: of the run, from round 0 on.
@@ -91,7 +91,7 @@ def curves(rounds: Sequence[RoundFacts]) -> tuple[Picture, ...]:
 
 
 def confusion(found: Classification) -> Picture:
-    """The confusion matrix: a row for what is true, a column for what was predicted.
+    """Return the confusion matrix: true classes in rows, predicted in columns.
 
     Args:
         found: of the kept model.
@@ -104,7 +104,9 @@ def confusion(found: Classification) -> Picture:
 
 
 def taken_for(found: Classification, number: int) -> str:
-    """What examples of a class are most often mistaken for, and how often; empty where none is.
+    """Return the class that a class is most often mistaken for, with the count.
+
+    The text is empty without mistakes.
 
     Args:
         found: of the kept model.
@@ -117,7 +119,7 @@ def taken_for(found: Classification, number: int) -> str:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """The block, with the settings of figures; what matplotlib logs about its font cache is nothing to a run."""
+    """Apply the settings of figures in the block, and silence font messages."""
     logger = logging.getLogger("matplotlib")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -170,7 +172,7 @@ def _told(curve: _Curve) -> str:
 
 
 def _lines(axes: Any, found: list[_Curve], from_zero: bool) -> None:
-    axes.figure.subplots_adjust(0.15, 0.25, 0.98, 0.95)  # measuring the labels instead would take as long as drawing
+    axes.figure.subplots_adjust(0.15, 0.25, 0.98, 0.95)  # fixed margins: measuring labels doubles the time
     seen: dict[bool, int] = {False: 0, True: 0}
     for curve in found:
         numbers = thinned(sorted(curve.points))
@@ -195,11 +197,11 @@ def _lines(axes: Any, found: list[_Curve], from_zero: bool) -> None:
 
 
 def thinned(numbers: Sequence[int], most: int = POINTS) -> list[int]:
-    """At most so many of the numbers, evenly spaced, the first and the last among them.
+    """Return at most `most` of the numbers, evenly spaced, with both ends.
 
     Args:
         numbers: of rounds, in their order.
-        most: how many, above 1.
+        most: maximum number, above 1.
     """
     if len(numbers) <= most:
         return list(numbers)
@@ -237,7 +239,7 @@ def _at(column: int, row: int) -> Any:
 
 
 def _shaded(found: Classification) -> dict[int, list[tuple[int, int]]]:
-    """Cells by their shade, which is their share of their row; those without examples have none."""
+    """Return the non-empty cells by shade, which is their share of their row."""
     shaded: dict[int, list[tuple[int, int]]] = {}
     for row, counts in enumerate(found.confusion):
         for column, count in enumerate(counts):
@@ -257,7 +259,7 @@ def _worst(found: Classification) -> str:
 
 
 def _wrapped(name: str, lines: int) -> str:
-    """A name in at most so many lines; what has no room there is cut off."""
+    """Return a name in at most `lines` lines, truncated if it is longer."""
     found = [""]
     for part in parts(clean(name)):
         for piece in wrap(part, NAME_WIDTH, drop_whitespace=False):
@@ -271,14 +273,16 @@ def _wrapped(name: str, lines: int) -> str:
 def pictured(
     name: str, title: str, description: str, inches: tuple[float, float], draw: Callable[[Any], None]
 ) -> Picture:
-    """Draw one pair of axes, without pyplot, which would keep the figure and ask for a screen.
+    """Draw one pair of axes as SVG.
+
+    It avoids pyplot, which would keep the figure and require a display.
 
     Args:
-        name: of the figure; no other on the page has it.
-        title: what it shows.
-        description: what is to be seen, in words.
+        name: of the figure, unique on the page.
+        title: content of the figure.
+        description: the data of the figure, in words.
         inches: width and height.
-        draw: puts everything on the axes.
+        draw: draws the content on the axes.
     """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

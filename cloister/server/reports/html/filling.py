@@ -1,4 +1,4 @@
-"""From a template and what is to stand in it to a page."""
+"""Rendering of a page from a template and its context."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def filled(page: str, context: Mapping[str, object], frame: str = FRAME) -> str:
-    """A page, with everything that comes from elsewhere escaped.
+    """Render a page, with all context values escaped.
 
     Args:
-        page: the blocks that it puts into the frame.
-        context: what its expressions name.
-        frame: what every page of its kind has.
+        page: the blocks of the page.
+        context: values of the template's expressions.
+        frame: common frame of the pages.
     """
     from jinja2 import DictLoader, Environment, StrictUndefined
 
@@ -33,7 +33,7 @@ def filled(page: str, context: Mapping[str, object], frame: str = FRAME) -> str:
 
 
 def code(text: str) -> "Markup":
-    """A sentence in which commands stand between backticks, as a page shows it.
+    """Return a sentence as HTML, with text between backticks as code.
 
     Args:
         text: not escaped.
@@ -52,5 +52,5 @@ PARTS = """{% extends "frame" %}{% from "macros" import figure, numbers, parted 
 
 
 def _finalized(value: object) -> object:
-    """Text of a run as it may stand on a page; markup of ours as it is."""
+    """Return text without control characters, and markup unchanged."""
     return clean(value) if type(value) is str else value

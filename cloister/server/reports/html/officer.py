@@ -1,4 +1,4 @@
-"""The officer's page: the questions of NIST SP 800-226, answered from the facts of a run or left to the operator."""
+"""Questions of NIST SP 800-226 on a compliance officer's page, answered from a run's facts or left to the operator."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ FLOATS: Mapping[str, str] = {
     "laplace": CLIENT_SUM,
     "dp-sgd": BATCH_SUM,
 }
-"""By mechanism; docs/privacy.md has the whole of it. One of another package has its own author to say it."""
+"""Numerical treatment by mechanism; docs/privacy.md has the details. A plugin's author describes its own."""
 
 
 NO_MECHANISM = "Nothing is claimed: no mechanism was on, or the run has not ended in order."
@@ -63,10 +63,10 @@ class Question:
 
     Attributes:
         key: of the operator's statement.
-        title: what it is about.
-        facts: what the run itself answers.
-        open: what only the operator can state.
-        stated: what the operator states; empty: it is still to be stated.
+        title: subject of the question.
+        facts: answers from the run itself.
+        open: the part that only the operator can state.
+        stated: the operator's statement; empty: not yet stated.
     """
 
     key: str
@@ -80,13 +80,13 @@ SCORES = (
     "scores on the server's test data and the replies on this page: they are for the operator and the officer, and no "
     "claim counts them if this page is published"
 )
-"""What leaves without noise by this page itself."""
+"""Unprotected information that the page itself publishes."""
 
 Answer = Callable[[Facts], Iterator[str]]
 
 
 def questions(facts: Facts, statements: Statements) -> tuple[Question, ...]:
-    """All questions with their answers.
+    """Return all questions with their answers.
 
     Args:
         facts: of the run.
@@ -98,7 +98,10 @@ def questions(facts: Facts, statements: Statements) -> tuple[Question, ...]:
 
 
 def claims_of(facts: Facts) -> tuple[Claim, ...]:
-    """The claims about mechanisms that were on: the server's, then the clients'; none of a run that was broken off."""
+    """Return the claims about active mechanisms, the server's first.
+
+    There are none before the run has ended.
+    """
     if facts.statement is None:
         return ()
     both = (facts.statement.claim, facts.statement.clients)
@@ -106,7 +109,7 @@ def claims_of(facts: Facts) -> tuple[Claim, ...]:
 
 
 def unprotected(facts: Facts) -> tuple[str, ...]:
-    """Kinds of facts that left without noise, each once; empty where nothing is known about it."""
+    """Return the distinct unprotected releases; empty before the run's end."""
     if facts.statement is None:
         return ()
     claims = (facts.statement.claim, facts.statement.clients)
@@ -115,7 +118,7 @@ def unprotected(facts: Facts) -> tuple[str, ...]:
 
 
 def figures_of(claim: Claim) -> tuple[tuple[str, Figure], ...]:
-    """Every figure of a claim with an ε, beside what it is about beyond itself."""
+    """Return every figure with an ε, each with the client size it is about."""
     if isinstance(claim, DpSgdClaim):
         sizes = [(f"{size.size} {claim.unit}s, {size.rounds} rounds", size.figures) for size in claim.sizes]
     else:
@@ -124,7 +127,7 @@ def figures_of(claim: Claim) -> tuple[tuple[str, Figure], ...]:
 
 
 def variant(figure: Figure) -> str:
-    """Which kind of differential privacy a figure is about."""
+    """Return the kind of differential privacy of a figure."""
     return (
         f"(ε, δ)-differential privacy, δ = {at_most(figure.delta)}" if figure.delta else "pure ε-differential privacy"
     )
@@ -148,7 +151,7 @@ def _where(claim: Claim) -> str:
 
 
 def _epsilons(claim: Claim, found: list[Figure]) -> str:
-    """Each ε with what it is over; of clients of several sizes, the least and the largest."""
+    """Return the values of ε in words; for several client sizes, the range."""
     values = sorted({figure.bound for figure in found})
     if isinstance(claim, DpSgdClaim) and values[1:]:
         return f"ε from {at_most(values[0])} to {at_most(values[-1])}, by the size of a client,"
@@ -279,4 +282,4 @@ ASKED: tuple[tuple[str, str, str, Answer], ...] = (
     ("access", "Access", "who may see the model, this page and the run directory", _access),
     ("collection", "Data collection", "how, on what grounds and for how long data is kept", _collection),
 )
-"""In the order of the pyramid of NIST SP 800-226, from its top down: key, title, what is left open, answers."""
+"""Questions in the order of the pyramid of NIST SP 800-226, top down: key, title, open part, answers."""

@@ -1,4 +1,4 @@
-"""The page about a run, made from its directory alone: the same files give the same bytes."""
+"""Report of a run as one HTML page. The same run directory gives the same bytes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +29,9 @@ from cloister.server.reports.rundir import REPORT
 from cloister.tasks.scores import Classification
 
 REASONS = 6
-"""Rows of the table of replies that did not count: the most frequent reasons."""
+"""Maximum rows of the table of replies that did not count, for the most frequent reasons."""
 SETTINGS, HASHES = 24, 8
-"""That have room in print; all of them stand below, on a screen."""
+"""Maximum rows in print; the page on a screen shows all of them below."""
 HOW = {
     "budget": "a budget ended it",
     "operator": "the operator ended it",
@@ -58,14 +58,14 @@ def write_report(directory: Path, statements: Statements | None = None) -> Path:
 
     Args:
         directory: of a run that has ended.
-        statements: of the operator, for the officer's page, which later reports keep; None: those that were given
-            last. What is not in them is marked as still to be stated.
+        statements: of the operator, for the officer's page; stored for later reports. None: the stored ones. Missing
+            statements are marked as open.
 
     Returns:
-        Its path.
+        The path of the report.
 
     Raises:
-        ConfigError: the directory cannot be read as that of a run.
+        ConfigError: the directory contains no readable run.
     """
     facts = Facts.read(directory)
     page = rendered(facts, kept(directory) if statements is None else statements)
@@ -78,7 +78,7 @@ def write_report(directory: Path, statements: Statements | None = None) -> Path:
 
 
 def rendered(facts: Facts, statements: Statements) -> str:
-    """The page.
+    """Return the report as HTML.
 
     Args:
         facts: of the run.
@@ -146,7 +146,7 @@ def _course(facts: Facts) -> dict[str, object]:
 
 
 def _about_epsilon(facts: Facts) -> Iterator[str]:
-    """What ε by round is, or why there is none."""
+    """Yield the explanation of ε by round, or the reason for its absence."""
     statement = facts.statement
     if any("epsilon" in done.measured for done in facts.rounds):
         yield EPSILON
@@ -185,6 +185,6 @@ def _results(facts: Facts) -> dict[str, object]:
 
 
 def _largest(found: Classification) -> str:
-    """The share of the largest class, which is the accuracy of who always guesses it."""
+    """Return the share of the largest class, the accuracy of a constant guess."""
     rows = [sum(row) for row in found.confusion]
     return f"{100 * max(rows) / max(1, sum(rows)):.4g} %"

@@ -1,4 +1,4 @@
-"""A run as an entry for OpenDP's registry of deployments of differential privacy.
+"""Entry for OpenDP's registry of deployments of differential privacy.
 
 Source: the registry's `deployments-schema.yaml` (https://registry.opendp.org).
 """
@@ -37,18 +37,18 @@ Line = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
 class Entry(Section):
-    """What an entry says that no run knows.
+    """Fields of an entry that only the operator can state.
 
     Args:
         name: of the model as it is published.
-        curators: who publishes it.
+        curators: publishers of the model.
         authors: of this entry.
         description: of the model, in a sentence or two.
         intended_use: of the model.
-        region: that the data describes, or whose law applies.
+        region: of the data, or of the applicable law.
         publication_date: of the model, YYYY-MM-DD.
-        sector: the industry that the data is about; empty: not stated.
-        data_source: whether new data comes in over time.
+        sector: the industry of the data; empty: not stated.
+        data_source: whether new data arrives over time.
         sources: links and papers; empty: none.
     """
 
@@ -69,11 +69,11 @@ def write_entry(directory: Path, entry: Entry, statements: Statements) -> Path:
 
     Args:
         directory: of a run that has ended.
-        entry: what the operator says of the model.
+        entry: fields stated by the operator.
         statements: of the operator, as on the officer's page.
 
     Raises:
-        ConfigError: there is no sound claim that an entry could be about, or the directory cannot be read.
+        ConfigError: the run has no sound claim, or the directory cannot be read.
     """
     import yaml
 
@@ -86,15 +86,15 @@ def write_entry(directory: Path, entry: Entry, statements: Statements) -> Path:
 
 
 def entry_of(facts: Facts, entry: Entry, statements: Statements) -> dict[str, object]:
-    """The entry, as the registry's schema has it.
+    """Return the entry in the form of the registry's schema.
 
     Args:
         facts: of the run.
-        entry: what the operator says of the model.
+        entry: fields stated by the operator.
         statements: of the operator.
 
     Raises:
-        ConfigError: there is no sound claim with an ε.
+        ConfigError: the run has no sound claim with an ε.
     """
     claim, figure = _strongest(facts)
     told = {question.key: _told(question) for question in questions(facts, statements)}
@@ -125,7 +125,10 @@ def entry_of(facts: Facts, entry: Entry, statements: Statements) -> dict[str, ob
 
 
 def _strongest(facts: Facts) -> tuple[Claim, Figure]:
-    """The sound claim that an entry is about, and its largest ε for its unit: the server's before the clients'."""
+    """Return the first sound claim, and its largest ε for its unit.
+
+    The server's claim comes before the clients'.
+    """
     for claim in claims_of(facts):
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
         if claim.is_guaranteed and found:
@@ -200,7 +203,7 @@ def _code(facts: Facts) -> str:
 
 
 def _told(question: Question) -> str:
-    """The answers of the officer's page in one line, and what is still open as such."""
+    """Return the answer of the officer's page in one line, or the open question."""
     stated = f"The operator states: {question.stated}" if question.stated else f"Not stated: {question.open}."
     return clean(" ".join([*question.facts, stated]))
 

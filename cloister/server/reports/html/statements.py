@@ -1,4 +1,4 @@
-"""What the operator states for the officer's page, read strictly from a small TOML file."""
+"""Statements of the operator for the officer's page, read strictly from a small TOML file."""
 
 import json
 from pathlib import Path
@@ -11,23 +11,23 @@ from cloister.config.section import Section
 from cloister.core.files import atomic_path, read_json
 
 STATED = "statements.json"
-"""In the run directory: what was stated last, for the reports that are written after it."""
+"""File in the run directory with the latest statements, for later reports."""
 LONGEST = 240
-"""Characters of one statement: nine of them have to leave room for the facts on one page."""
+"""Maximum characters of one statement; nine of them share one page with the facts."""
 Stated = Annotated[str, Field(max_length=LONGEST)]
 
 
 class Statements(Section):
-    """One statement for each question; empty: it is marked as still to be stated.
+    """Statements of the operator, one for each question; an empty one is marked as open.
 
     Args:
-        parameters: why this ε and δ, and who decided on them.
-        unit: who or what a unit (a client, an example, a group) is in the world, and how many of them a person has.
-        mechanism: what else is done to the data before or after the mechanism.
-        utility: what the model is for, what accuracy that needs, and which groups of people were looked at.
-        trust: who runs the server, and why the sites believe them.
-        composition: what else was or will be released about the same data, outside of this ledger.
-        implementation: how the machines are kept, who can measure them, and who has reviewed the code.
+        parameters: the reason for this ε and δ, and who decided on them.
+        unit: the real-world meaning of a unit (a client, an example, a group), and the number of units of a person.
+        mechanism: other processing of the data before or after the mechanism.
+        utility: the purpose of the model, the accuracy it requires, and the groups of people that were evaluated.
+        trust: the operator of the server, and why the sites trust it.
+        composition: other past or future releases about the same data, outside of this ledger.
+        implementation: maintenance of the machines, access for measurements, and reviewers of the code.
         access: who may see the model, this page, the run directory and the ledger.
         collection: how the data was collected, on what grounds, and for how long it is kept.
     """
@@ -56,10 +56,10 @@ def keep(directory: Path, statements: Statements) -> None:
 
 
 def kept(directory: Path) -> Statements:
-    """What was stated last about a run; nothing where nobody has stated anything.
+    """Return the stored statements about a run; empty without any.
 
     Raises:
-        ConfigError: the file holds something else.
+        ConfigError: the file contains anything else.
     """
     path = directory / STATED
     return checked(Statements, read_json(path), f"{path}: ") if path.is_file() else Statements()

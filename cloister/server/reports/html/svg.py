@@ -1,4 +1,4 @@
-"""What makes a figure of matplotlib part of a page: its colours, its names, and what a screen reader says of it."""
+"""Conversion of a matplotlib figure for an HTML page: colours, unique ids and accessible description."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ COLOURS: Mapping[str, str] = {
     "#050505": "var(--series-3)",
     "#060606": "var(--series-4)",
 }
-"""Colours that figures are drawn in, and what of the page stands for them: it knows whether it is light or dark."""
+"""Placeholder colours of figures, and the page's CSS colours that replace them in both colour schemes."""
 INK, LINE, FIRST, SECOND, THIRD, FOURTH = COLOURS
 _COLOUR = re.compile("|".join(COLOURS))
 _REFERENCE = re.compile(r"#(?=[\w.-]+\)?$)")
@@ -20,13 +20,13 @@ _FONT = re.compile(r"font(-family)?: [^;]*")
 
 
 def inlined(svg: str, name: str, title: str, description: str) -> str:
-    """A figure as an element of an HTML page.
+    """Return a figure as an element of an HTML page.
 
     Args:
-        svg: a whole document, as matplotlib writes it.
-        name: of the figure: no other on the page has it, so that no two elements share an id.
-        title: what it shows.
-        description: what is to be seen there, for those who do not see it.
+        svg: a complete document, as matplotlib writes it.
+        name: of the figure, unique on the page, so that all ids are unique.
+        title: content of the figure.
+        description: the data of the figure in words, for screen readers.
 
     Returns:
         An `svg` element without namespaces, scripts or styles of its own.
@@ -49,7 +49,7 @@ def inlined(svg: str, name: str, title: str, description: str) -> str:
 
 
 def _settle(element: ElementTree.Element, name: str) -> None:
-    """Rename the ids of an element and those that it refers to, and let the page choose its colours and its font."""
+    """Make ids and references unique, and use the page's colours and font."""
     attributes = {_local(key): value for key, value in element.attrib.items()}
     for key, value in attributes.items():
         if key == "id":
@@ -69,7 +69,7 @@ def _styled(style: str) -> str:
 
 
 def _sized(font: re.Match[str]) -> str:
-    """The size alone, and whatever font the page has."""
+    """Return the font size only, so that the page's font applies."""
     size = re.search(r"[\d.]+px", font.group())
     return f"font-size: {size.group() if size else '9px'}"
 

@@ -1,4 +1,4 @@
-"""What of a run stands in tables: rows in words, and no more of them than a page has room for."""
+"""Tables of a report, truncated to the report's maximum length."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +16,17 @@ from cloister.server.reports.html.officer import figures_of
 from cloister.tasks.scores import Classification, ClassScores
 
 CLASSES = 12
-"""Rows of the table by class; of more classes, those with the lowest recall."""
+"""Maximum rows of the table by class; of more classes, those with the lowest recall."""
 ROUNDS = 200
-"""Rows of the table by round."""
+"""Maximum rows of the table by round."""
 CLASS_NAME = 48
-"""Characters of a class's name, which is wrapped."""
+"""Maximum characters of a class's name, which is wrapped."""
 NAMES = 5
-"""Sites that are named in one row."""
+"""Maximum number of sites that one row names."""
 WORDS = 140
-"""Characters of a reason or a value, in a table."""
+"""Maximum characters of a reason or a value, in a table."""
 BOUNDS = {"epsilon": at_most, "noise multiplier": at_least}
-"""How what bounds something is rounded in the table by round."""
+"""Rounding of bounds in the table by round."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FigureRow:
 
 @dataclass(frozen=True)
 class RejectedRow:
-    """Replies that did not count for one reason."""
+    """Replies that did not count, for one reason."""
 
     code: str
     detail: str
@@ -54,7 +54,10 @@ class RejectedRow:
 
 
 def figure_rows(claims: Iterable[Claim]) -> list[FigureRow]:
-    """A row for every figure with an ε; of DP-SGD those about its own unit, as a whole client is hardly protected."""
+    """Return one row for every figure with an ε.
+
+    For DP-SGD, only figures about its own unit have one.
+    """
     return [
         _figure_row(claim, about, figure)
         for claim in claims
@@ -83,7 +86,7 @@ def _figure_row(claim: Claim, about: str, figure: Figure) -> FigureRow:
 
 
 def rejected_rows(rounds: Iterable[RoundFacts]) -> list[RejectedRow]:
-    """Replies that did not count, by code and reason, the most frequent first."""
+    """Return the replies that did not count, the most frequent reason first."""
     found: dict[tuple[str, str], list[tuple[int, Rejection]]] = {}
     for done in rounds:
         for item in (*done.rejected, *done.unscored):
@@ -98,19 +101,19 @@ def rejected_rows(rounds: Iterable[RoundFacts]) -> list[RejectedRow]:
 
 
 def _whose(rejected: Sequence[Rejection]) -> str:
-    """The names of the sites, if there are few and all have one; else how many nodes they are."""
+    """Return the names of few named sites; otherwise the number of nodes."""
     names = sorted({item.site for item in rejected})
     return ", ".join(names) if all(names) and len(names) <= NAMES else str(len({item.node_id for item in rejected}))
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """Rounds in words: from the first to the last of them."""
+    """Return the span of rounds in words."""
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
 
 
 def columns_of(rounds: Iterable[RoundFacts]) -> list[str]:
-    """What is known of any of the rounds, by name."""
+    """Return the names of the values that any round has."""
     return list(dict.fromkeys(name for done in rounds for name in _cells(done)))
 
 
@@ -122,11 +125,11 @@ def _cells(done: RoundFacts) -> dict[str, float | str]:
 
 
 def by_round(rounds: Sequence[RoundFacts], columns: Sequence[str]) -> list[tuple[int, list[str]]]:
-    """Rounds with what is known of them; of very many, evenly spaced ones.
+    """Return rounds with their values, evenly thinned to `ROUNDS`.
 
     Args:
         rounds: in their order.
-        columns: names, as `columns_of` gives them.
+        columns: names, from `columns_of`.
     """
     return [
         (rounds[place].number, [_number(name, _cells(rounds[place]).get(name, "")) for name in columns])
@@ -141,7 +144,7 @@ def _number(name: str, value: float | str) -> str:
 
 
 def hashes_of(facts: Facts) -> list[tuple[str, str]]:
-    """SHA-256 of whatever belongs to a run."""
+    """Return the SHA-256 of configuration, app bundle, ledger and models."""
     found = [("configuration", facts.digest)]
     found.append(("app bundle", facts.bundle or "none: the run was not started by Flower"))
     if facts.statement is not None:
@@ -150,12 +153,15 @@ def hashes_of(facts: Facts) -> list[tuple[str, str]]:
 
 
 def readable(found: Classification) -> Classification:
-    """The same with names that have room on a page: a name may be of any length."""
+    """Return the classification with names of at most `CLASS_NAME` characters."""
     return replace(found, classes=tuple(replace(each, name=short(each.name, CLASS_NAME)) for each in found.classes))
 
 
 def class_rows(found: Classification) -> list[tuple[ClassScores, str]]:
-    """Classes, each with what it is most often taken for; of many, those of lowest recall."""
+    """Return classes, each with the class it is most often mistaken for.
+
+    Of many classes, it returns those of lowest recall.
+    """
     rows = [(scored, taken_for(found, number)) for number, scored in enumerate(found.classes)]
     if len(rows) <= CLASSES:
         return rows
@@ -163,21 +169,21 @@ def class_rows(found: Classification) -> list[tuple[ClassScores, str]]:
 
 
 def first(pairs: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
-    """So many of the pairs, each short enough for one line or two, and how many more there are.
+    """Return the first pairs, shortened, and the number of further ones.
 
     Args:
         pairs: of names and values.
-        most: how many.
+        most: maximum number of pairs.
     """
     more = [("…", f"{len(pairs) - most} more")] if pairs[most:] else []
     return [(name, short(value)) for name, value in pairs[:most]] + more
 
 
 def short(text: str, most: int = WORDS) -> str:
-    """The beginning of a text.
+    """Return a text, truncated to a maximum length.
 
     Args:
         text: of any length.
-        most: characters.
+        most: maximum characters.
     """
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,4 +1,4 @@
-"""The page itself, in Python strings: an app bundle of Flower's carries neither `.html` nor `.css` files."""
+"""Templates of the report, as Python strings: a Flower app bundle contains neither `.html` nor `.css` files."""
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --soft: #f3f5f8; --ink: #1b2330; --muted: #4d5869; --line:
@@ -293,7 +293,7 @@ nothing and runs no script.</p></footer>
 </body>
 </html>
 """
-"""What every page has; its blocks are filled in by `PAGE`, or by the page of a comparison."""
+"""Common frame of pages; `PAGE`, or the page of a comparison, fills its blocks."""
 
 PAGE = (
     """
