@@ -1,1 +1,1 @@
-"""What a run tells while it goes on and leaves behind when it ends."""
+"""Output of a run, during the run and at its end."""

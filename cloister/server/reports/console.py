@@ -1,4 +1,4 @@
-"""What a person sees of a run: a contract at the start, a line a round, a table at the end."""
+"""Console output of a run: settings and claim at the start, one line a round, a table at the end."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,14 +28,14 @@ WIDTH = 110
 
 
 class Narrator:
-    """Prints a run, to a terminal or to a log.
+    """Console reporter of a run, for a terminal or a log.
 
     Args:
-        rounds: how many there will be.
+        rounds: number of rounds.
         console: by default, standard output.
 
     Attributes:
-        draws: whether it draws where the clients are, if its console is a terminal.
+        draws: whether to show the state of the clients, if the console is a terminal.
     """
 
     draws = True
@@ -49,7 +49,7 @@ class Narrator:
         self.screen: Screen | None = None
 
     def begin(self, plan: Plan) -> None:
-        """Take note of what must not be told: amplification rests on nobody knowing who was drawn, nor how many."""
+        """Store whether to hide cohorts and durations, for secret draws."""
         self.secret_cohorts = plan.strategy.has_secret_cohorts
         self.hides_times = plan.hides_times
 
@@ -78,9 +78,9 @@ class Narrator:
 
     @contextmanager
     def live(self, grid: Grid, sites: Sites) -> Iterator[None]:
-        """The block, in which a terminal shows where the clients are; called after `opening`.
+        """Show the state of the clients on a terminal within the block.
 
-        Nothing is drawn where that would tell who was drawn, how many, or how long something took.
+        Call this after `opening`. Nothing is shown if it would reveal the drawn cohort, its size or a duration.
 
         Args:
             grid: of the run.
@@ -99,7 +99,7 @@ class Narrator:
             grid.watch, self.screen = nobody, None
 
     def resuming(self, last: Round, plan: Plan, epsilon: float | None) -> None:
-        """Say after which round the run goes on, and what each ε is that it shows.
+        """Print the round of the resume, and the meaning of each later ε.
 
         Args:
             last: that round.
@@ -112,11 +112,11 @@ class Narrator:
             self.note(line)
 
     def note(self, text: str) -> None:
-        """Say what happens between rounds."""
+        """Print a message between rounds."""
         self.console.print(text)
 
     def __call__(self, done: Round, _: object) -> None:
-        """One line for a finished round."""
+        """Print one line for a finished round."""
         self.last = done
         if self.screen is not None:
             self.screen.observe(done)
@@ -146,15 +146,15 @@ class Narrator:
         kept: Round | None,
         seconds: float,
     ) -> None:
-        """Why the run stopped, if it did; the table; what may be said about privacy.
+        """Print the reason for an early end, the results, and the privacy statement.
 
         Args:
             plan: of the run.
             directory: of the run.
-            statement: what may be said about privacy.
+            statement: the privacy statement of the run.
             ending: how the run ended.
-            kept: the round whose model is kept: its scores are shown; None if it was not finished.
-            seconds: that the run took.
+            kept: the round whose model is kept, for its scores; None if that round did not finish.
+            seconds: duration of the run.
         """
         if ending.why:
             self.console.print(ending.why)
@@ -174,7 +174,7 @@ class Narrator:
 
 
 def contract_of_clients(privacy: PrivacyConfig) -> str:
-    """What the clients do to what they send, in one line."""
+    """Return one line on the mechanism of the clients."""
     client = privacy.client
     return (
         f"{client.name} ({', '.join([f'client-noise-multiplier {at_least(client.noise_multiplier)}', *client.bounds])})"
@@ -182,10 +182,10 @@ def contract_of_clients(privacy: PrivacyConfig) -> str:
 
 
 def render_canaries(count: int) -> str:
-    """What canaries cost, in one line.
+    """Return one line on the cost of canaries.
 
     Args:
-        count: m.
+        count: m, the number of canaries.
     """
     more = f"the mean is over {count / 2:g} more than the clients, and moves that much less"
     return f"secret coins let about half of them take part; {more}"

@@ -1,4 +1,4 @@
-"""What a log collector sees of a run: one JSON object a line."""
+"""Log of a run for a log collector, as one JSON object a line."""
 
 import json
 
@@ -15,9 +15,9 @@ from cloister.server.times import stamp
 
 
 class JsonNarrator(Narrator):
-    """Tells what `Narrator` tells, with the time, the run and the event in every line.
+    """Reporter of the content of `Narrator` as JSON, with time, run and event in every line.
 
-    Where a draw is accounted for, the time is the day, and how long something took is left out.
+    If the privacy analysis relies on secret draws, the time is the day, and durations are omitted.
 
     Args: as `Narrator`.
     """
@@ -38,11 +38,11 @@ class JsonNarrator(Narrator):
         self._say("start", directory=str(directory.path), rounds=self.rounds, settings=settings, **facts)
 
     def note(self, text: str) -> None:
-        """The event `note`."""
+        """Print the event `note`."""
         self._say("note", text=text)
 
     def __call__(self, done: Round, _: object) -> None:
-        """The event `round`, and `rejected` for each reply that did not count."""
+        """Print the event `round`, and `rejected` for each reply that did not count."""
         self.last = done
         measured = done.measured
         facts: dict[str, object] = {"scores": dict(done.central or done.federated)}
@@ -67,7 +67,7 @@ class JsonNarrator(Narrator):
         kept: Round | None,
         seconds: float,
     ) -> None:
-        """The event `end`, with the scores of the model that is kept and what may be said about privacy.
+        """Print the event `end`, with the kept model's scores and the statement.
 
         Args: as `Narrator.closing`.
         """

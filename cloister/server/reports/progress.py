@@ -1,4 +1,4 @@
-"""How far a run is, live in a terminal: a line a client, and about how long the rest will take."""
+"""Live progress of a run in a terminal: one line for each client, and the estimated remaining time."""
 
 import time
 from collections import Counter
@@ -17,24 +17,24 @@ from cloister.server.sites import Sites
 from cloister.server.watching import Standing
 
 SHOWN = 10
-"""Clients with a line of their own; of more, those that are worked on come first."""
+"""Maximum number of clients with their own line; active clients come first."""
 RECENT = 5
-"""Rounds that the rest is estimated from."""
+"""Number of recent rounds for the estimate of the remaining time."""
 AT_WORK = ("training", "scoring")
 REFRESHES = 2
-"""A second."""
+"""Refreshes per second."""
 
 
 @dataclass(frozen=True)
 class Board:
-    """Who is where.
+    """State of the clients in the current round.
 
     Attributes:
-        rounds: how many there will be.
-        number: of the round that goes on.
-        clients: by node id.
-        rejected: why a reply of the round before did not count, by node id.
-        seconds: of the finished rounds.
+        rounds: number of rounds.
+        number: of the current round.
+        clients: state by node id.
+        rejected: code of a reply that did not count in the previous round, by node id.
+        seconds: durations of the finished rounds.
     """
 
     rounds: int
@@ -44,16 +44,16 @@ class Board:
     seconds: tuple[float, ...] = ()
 
     def told(self, node: int, standing: Standing) -> "Board":
-        """The board with a client at another place.
+        """Return the board with a changed state of one client.
 
         Args:
             node: its id.
-            standing: where it is now.
+            standing: its new state.
         """
         return replace(self, clients={**self.clients, node: standing})
 
     def finished(self, done: Round) -> "Board":
-        """The board before the round after `done`: everybody waits."""
+        """Return the board for the round after `done`, in which every client waits."""
         found = (*(done.measured.rejected if done.measured else ()), *done.unscored)
         return replace(
             self,
@@ -64,7 +64,7 @@ class Board:
         )
 
     def left(self, elapsed: float) -> float | None:
-        """About how many seconds the rest takes, if rounds take what the last ones took; None before there is one.
+        """Return the estimated remaining seconds; None before the first round.
 
         Args:
             elapsed: seconds since this round began.
@@ -75,7 +75,9 @@ class Board:
         return max(0.0, sum(recent) / len(recent) * (self.rounds - self.number + 1) - elapsed)
 
     def lines(self, sites: Sites) -> list[str]:
-        """A line a client; of many clients those that are worked on, and how many others are where.
+        """Return one line for each client; of many, lines for active ones.
+
+        A last line counts the remaining clients by state.
 
         Args:
             sites: names of the nodes.
@@ -98,15 +100,15 @@ class Board:
 
 
 class Screen:
-    """Draws a board at the lower end of a terminal, and takes it away at the end.
+    """Live display of a board at the lower end of a terminal, removed at the end.
 
     Args:
-        rounds: how many there will be.
+        rounds: number of rounds.
         sites: names of the nodes.
-        clock: seconds.
+        clock: returns seconds.
 
     Attributes:
-        board: what is drawn. It is replaced, never changed: another thread draws it.
+        board: the displayed one. It is replaced and never changed, since another thread draws it.
     """
 
     def __init__(self, rounds: int, sites: Sites, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,15 +118,15 @@ class Screen:
         self._begun = clock()
 
     def watch(self, node: int, standing: Standing) -> None:
-        """Take note of a message or a reply."""
+        """Update the state of a client."""
         self.board = self.board.told(node, standing)
 
     def observe(self, done: Round) -> None:
-        """Take note of a finished round."""
+        """Update the board after a finished round."""
         self.board, self._begun = self.board.finished(done), self._clock()
 
     def on(self, console: Console) -> Live:
-        """The block in which it is drawn; what is printed meanwhile stands above."""
+        """Return the live display as a context; other output appears above it."""
         return Live(self, console=console, refresh_per_second=REFRESHES, transient=True)
 
     def __rich__(self) -> Group:

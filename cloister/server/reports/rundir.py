@@ -1,4 +1,4 @@
-"""The run directory: everything a run leaves behind, written so that a crash leaves whole files."""
+"""Run directory: all files of a run, written so that a crash leaves complete files."""
 
 import fcntl
 import json
@@ -22,19 +22,19 @@ from cloister.server.build import Plan
 from cloister.server.times import settle
 
 RUNNING = "running"
-"""A file that the process of a run holds a lock on for as long as it lives, whatever ends it."""
+"""Lock file that the process of a run holds until the process ends, in any way."""
 RESERVE = ".reserve"
 RUN_NAME = re.compile(r"[\w.-]{1,200}")
 NAME = "run"
-"""In `config.json`: the name of the run in the ledger, which it keeps if its directory is moved."""
+"""Key in `config.json`: the name of the run in the ledger, kept if the directory is moved."""
 ROUNDS = "rounds.jsonl"
 SIMULATION = "simulation.json"
 BEGUN = "begun"
-"""In `config.json`: when the run began, in seconds since 1970; the time of the file may be the day's."""
+"""Key in `config.json`: start of the run in seconds since 1970; the file's time may be truncated to the day."""
 RESUMED = "resumed-after"
-"""In `config.json`: the rounds after which the run was resumed."""
+"""Key in `config.json`: the rounds after which the run was resumed."""
 ANNOUNCED = "CLOISTER_RUN_FILE"
-"""The environment's name of a file that the path of the run directory is written to."""
+"""Environment variable: a file that receives the path of the run directory."""
 EVALUATION = "evaluation.json"
 PARAMETERS = "parameters.json"
 REPORT = "report.html"
@@ -42,21 +42,21 @@ LEDGER = "ledger.jsonl"
 PRIVACY = "privacy.json"
 """Written first when a run begins, and last when it ends."""
 RESUMABLE = ("operator", "too-few-nodes", "disk", "no-replies", "error")
-"""In `privacy.json`, how a run ended that had rounds left, and may be resumed."""
+"""Values of `how` in `privacy.json` for a run that may be resumed."""
 SPARE_BYTES = 4 << 20
-"""Room on the disk, beside that for a model, that is kept for the last words of a run."""
+"""Disk space, beside that for a model, that is reserved for the final files of a run."""
 PACKAGES = ("cloister", "flwr", "tensorflow", "keras", "numpy", "scikit-learn", "dp-accounting", "cryptography")
 
 
 class RunDirectory:
-    """`<output-dir>/<name>/` of one run.
+    """Directory `<output-dir>/<name>/` of one run.
 
     Args:
         path: absolute.
-        coarse: whether the times of its files are to tell no more than the day.
+        coarse: whether to truncate the times of its files to the day.
 
     Attributes:
-        name: of the run in the ledger: that of the directory when it was made.
+        name: of the run in the ledger; the directory's name at its creation.
     """
 
     def __init__(self, path: Path, coarse: bool = False) -> None:
@@ -67,15 +67,17 @@ class RunDirectory:
 
     @classmethod
     def create(cls, plan: Plan, bundle: str = "", clients: int = 0) -> "RunDirectory":
-        """A new directory with `config.json` in it, and with `simulation.json` where clients are simulated.
+        """Create a directory with `config.json`, and `simulation.json` if needed.
+
+        The latter contains the number of simulated clients.
 
         Args:
             plan: of the run.
-            bundle: SHA-256 of the app bundle that Flower runs; empty: it runs none.
-            clients: how many this process simulates; 0: none.
+            bundle: SHA-256 of the app bundle that Flower runs; empty: there is none.
+            clients: number of clients that this process simulates; 0: none.
 
         Raises:
-            ConfigError: `run-name` is taken or is no name for a directory, or the place cannot be written.
+            ConfigError: `run-name` is taken or invalid, or `output-dir` cannot be written.
         """
         config = plan.config
         try:
@@ -90,20 +92,20 @@ class RunDirectory:
             ) from error
         with directory._gone_if_it_fails():
             if clients:
-                # For whoever audits the run, or resumes it: with the seed, this says which examples were whose.
+                # An audit or a resume uses this: with the seed, it determines each client's examples.
                 directory.write_json(SIMULATION, {"clients": clients})
             directory.write_json("config.json", directory._facts(plan, bundle))
         return directory
 
     @contextmanager
     def begun(self) -> Iterator["RunDirectory"]:
-        """As `held`, for a new directory: an error before the run has begun takes it away."""
+        """Hold the lock of a new directory; remove it if the run does not begin."""
         with self._gone_if_it_fails(), self.held():
             yield self
 
     @contextmanager
     def _gone_if_it_fails(self) -> Iterator[None]:
-        """The block; if it ends with an error before the run has its first words on privacy, nothing is left of it."""
+        """Remove the directory after an error, unless `privacy.json` exists."""
         try:
             yield
         except (CloisterError, OSError):
@@ -113,13 +115,13 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Iterator["RunDirectory"]:
-        """The block, in which this process is known to run.
+        """Hold the lock of the run within the block.
 
         Raises:
-            ConfigError: another process runs.
+            ConfigError: another process holds it.
         """
         running = self.path / RUNNING
-        # Not through a link, nor what is in it cut off: somebody else may have made the directory.
+        # Do not follow a link or truncate the file: another user may have created the directory.
         with os.fdopen(os.open(running, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as lock:
             if not _is_locked(lock, running):
                 raise ConfigError(f"resume: a process of this machine is at the run in {self.path}")
@@ -131,13 +133,13 @@ class RunDirectory:
                 self.settle()
 
     def reserve(self, room: int) -> None:
-        """Keep some room on the disk for the end of the run, as long as the directory is held.
+        """Reserve disk space for the end of the run, as long as the lock is held.
 
         Args:
             room: bytes, beside `SPARE_BYTES`.
 
         Raises:
-            ConfigError: there is no such room.
+            ConfigError: the disk has too little space.
         """
         room += SPARE_BYTES
         self.make_room()
@@ -151,33 +153,33 @@ class RunDirectory:
             ) from error
 
     def make_room(self) -> None:
-        """Give up the room that was kept, for what is written last."""
+        """Release the reserved disk space for the final files."""
         (self.path / RESERVE).unlink(missing_ok=True)
 
     def settle(self) -> None:
-        """Take the times from all files, if they would tell something."""
+        """Truncate the times of all files to the day if times are hidden."""
         if self.coarse and self.path.is_dir():
             settle(self.path)
 
     def announce(self) -> None:
-        """Tell whoever keeps this process going, if anybody does, which run to resume."""
+        """Write the path of the run for a supervisor, which can then resume it."""
         if place := os.environ.get(ANNOUNCED):
             with atomic_path(Path(place)) as partial:
                 partial.write_text(str(self.path))
 
     def write_json(self, name: str, content: Mapping[str, object]) -> None:
-        """Write a JSON file, whole."""
+        """Write a JSON file atomically."""
         with atomic_path(self.path / name) as partial:
             partial.write_text(json.dumps(content, indent=2) + "\n")
         self.settle()
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """The content of a JSON file; empty if there is none."""
+        """Return the content of a JSON file; empty if it is absent."""
         path = self.path / name
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def append_round(self, line: Mapping[str, object]) -> None:
-        """Add a line to `rounds.jsonl`."""
+        """Append a line to `rounds.jsonl`."""
         with (self.path / ROUNDS).open("a") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -185,32 +187,32 @@ class RunDirectory:
         self.settle()
 
     def checkpoint_path(self, server_round: int) -> Path:
-        """Where the model of a round is."""
+        """Return the path of a round's checkpoint."""
         return self.checkpoints / f"round-{server_round:05d}.npz"
 
     def checkpoint(self, server_round: int, arrays: ArrayRecord) -> None:
-        """Write the model of a round."""
+        """Write the checkpoint of a round."""
         write_npz(self.checkpoint_path(server_round), from_record(arrays))
         self.settle()
 
     def prune(self, keep: int) -> None:
-        """Keep the newest `keep` checkpoints, or all if it is 0."""
+        """Delete older checkpoints than the newest `keep`; 0 keeps all."""
         saved = sorted(self.checkpoints.glob("round-*.npz"))
         for old in saved[:-keep] if keep else []:
             old.unlink()
         self.settle()
 
     def cut(self, server_round: int) -> list[dict[str, Any]]:
-        """Take away what was written of rounds after this one, half a line too.
+        """Remove the records of all rounds after a round, and partial lines.
 
         Args:
-            server_round: the last one that counts; -1: none.
+            server_round: the last round to keep; -1: none.
 
         Returns:
-            The lines of `rounds.jsonl` that are left.
+            The remaining lines of `rounds.jsonl`.
 
         Raises:
-            ConfigError: the file holds something else; nothing was taken away.
+            ConfigError: the file is damaged; nothing was removed.
         """
         path = self.path / ROUNDS
         try:
@@ -227,16 +229,16 @@ class RunDirectory:
         return kept
 
     def go_on(self, plan: Plan, after: Sequence[int], bundle: str = "") -> None:
-        """Say in `config.json` that the run was resumed, and take away the page that claims what it came to before.
+        """Record a resume in `config.json`, and remove the outdated report.
 
         Args:
-            plan: of the run from here on.
-            after: which rounds it was resumed, in order.
+            plan: of the resumed run.
+            after: the rounds after which the run was resumed, in order.
             bundle: as in `create`.
         """
         self.coarse = plan.hides_times
         (self.path / REPORT).unlink(missing_ok=True)
-        # When it was resumed would tell how long the rounds until then took.
+        # The time of a resume would reveal the duration of the previous rounds.
         begun = self.read_json("config.json").get(BEGUN, 0)
         self.write_json("config.json", self._facts(plan, bundle) | {BEGUN: begun, RESUMED: list(after)})
 
@@ -253,7 +255,7 @@ class RunDirectory:
         }
 
     def copy_ledger(self, ledger: Path) -> None:
-        """Keep a copy of the ledger as it is at the end of the run: earlier runs on the same data included."""
+        """Copy the ledger at the end of the run, with its earlier runs."""
         if ledger.exists():
             with atomic_path(self.path / LEDGER) as partial:
                 shutil.copyfile(ledger, partial)
@@ -264,7 +266,7 @@ def refuse_name(config: RunConfig) -> None:
     """Refuse a `run-name` that a new run cannot have.
 
     Raises:
-        ConfigError: it is taken, or is no name for a directory.
+        ConfigError: it is taken or invalid.
     """
     name = config.run_name
     if not name or config.resume:
@@ -279,7 +281,7 @@ def refuse_name(config: RunConfig) -> None:
 
 
 def _way_on(path: Path) -> str:
-    """What else there is to do about a taken name, if its run may go on: nobody has to find that in the docs."""
+    """Return a hint to resume the existing run, if it is resumable."""
     with suppress(ConfigError, AttributeError):
         how = read_json(path / PRIVACY).get("ended", {}).get("how")
         if how in RESUMABLE:
@@ -295,7 +297,7 @@ def _named(root: Path, config: RunConfig) -> Path:
 
 
 def _unnamed(root: Path, config: RunConfig) -> Path:
-    """A directory named for the moment and the run; a number is added until it is new."""
+    """Create a directory named by time and run, numbered if the name is taken."""
     root.mkdir(parents=True, exist_ok=True)
     mechanisms = [side.name for side in (config.privacy.server, config.privacy.client) if side.name != "none"]
     parts = (config.task.name, config.strategy.name, *(mechanisms or ["none"]))
@@ -310,10 +312,10 @@ def _unnamed(root: Path, config: RunConfig) -> Path:
 
 
 def _is_locked(lock: IO[bytes], path: Path) -> bool:
-    """Whether this process has got the lock on a file, and the file is still there for others to find it locked."""
+    """Return whether this process holds the lock on a file still at its path."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever held it takes the file away, maybe since it was opened here; then another process may have a new one.
+        # The previous holder deletes the file, maybe after this process opened it. Another process may own a new one.
         return os.path.samestat(os.fstat(lock.fileno()), os.stat(path, follow_symlinks=False))
     except (BlockingIOError, FileNotFoundError):
         return False

@@ -1,15 +1,15 @@
-"""The numbers of a round that curves are drawn of, wherever they are drawn."""
+"""Scalars of a round, for all plots."""
 
 from cloister.aggregation.decorator import Measurements
 from cloister.server.loop import Round
 
 
 def scalars(done: Round, secret_cohorts: bool) -> dict[str, float]:
-    """Scores, and what a mechanism has measured and may be shown, by name.
+    """Return the scores and the publishable measurements of a round, by name.
 
     Args:
         done: a finished round.
-        secret_cohorts: whether nobody may be told how many replies were rejected.
+        secret_cohorts: whether to omit the number of rejected replies.
     """
     found = {f"central/{name}": value for name, value in done.central.items()}
     found |= {f"federated/{name}": value for name, value in done.federated.items()}
@@ -17,7 +17,10 @@ def scalars(done: Round, secret_cohorts: bool) -> dict[str, float]:
 
 
 def _of_privacy(measured: Measurements, secret_cohorts: bool) -> dict[str, float]:
-    """What may be shown: the strategy leaves out what would be one more release."""
+    """Return the publishable measurements.
+
+    The strategy omits those that would be another release.
+    """
     known = {
         "privacy/noise-std": measured.noise_std,
         "privacy/epsilon": measured.epsilon,

@@ -1,4 +1,4 @@
-"""What a federation is doing: its nodes and runs as the SuperLink knows them, and the rounds of a run directory."""
+"""Status of a federation: nodes and runs of the SuperLink, and the rounds of a run directory."""
 
 import fcntl
 import json
@@ -27,29 +27,29 @@ from cloister.privacy.claims.worth import tier
 from cloister.server.reports.rundir import BEGUN, RUNNING
 
 STOPPED_AFTER = 60
-"""Seconds for an answer of Flower's command line."""
+"""Timeout in seconds of Flower's command line."""
 State = Literal["running", "ended", "dead"]
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run is, by what it has written so far.
+    """State of a run, read from the files it has written so far.
 
     Attributes:
         path: of its directory.
         task: and strategy: of its configuration.
-        privacy: the mechanism on the server, and that on the clients where there is one.
+        privacy: the mechanism on the server, and that on the clients if there is one.
         round: the last finished one, of `rounds`.
-        written: when, in seconds since 1970; the beginning of the day where times would tell of a draw.
-        replies: that counted in it, and that were asked for; None before the first, and where cohorts are secret.
+        written: time of the last write in seconds since 1970, truncated to the day if times are hidden.
+        replies: numbers of counted and requested replies in it; None before the first round or if cohorts are secret.
         rejected: reasons of the last round, a line each.
-        codes: how many replies of it did not count, by code.
-        seconds: that it took; None where times would tell of a draw.
+        codes: number of replies that did not count in it, by code.
+        seconds: its duration; None if times are hidden.
         timeout: seconds for which a round waits for replies.
         quorum: nodes that must be connected for a round to begin.
-        epsilon: of everything in the ledger so far; None where nothing is claimed.
+        epsilon: of everything in the ledger so far; None without a claim.
         claimed: the largest ε that an ended run claims for itself, of its server's mechanism or else of its clients'.
-            A run that somebody ended claims more than it released. None without a claim.
+            A run that ended early by choice claims more than it released. None without a claim.
         claimed_for: the unit of `claimed`; empty without one.
         budget_left: of `privacy.max-epsilon`; None without a budget or without a claim.
         ended: whether its last words are written.
@@ -84,37 +84,40 @@ class RunState:
 
     @property
     def hides_times(self) -> bool:
-        """Whether its files know the day alone, as times would tell of a draw."""
+        """Return whether file times are truncated to the day, to hide draws."""
         return not self.written % DAY
 
     @property
     def hides_progress(self) -> bool:
-        """Whether it goes on, and the moment at which a round ends would tell of a draw."""
+        """Return whether the run is under way and its progress would reveal draws."""
         return self.hides_times and self.state == "running"
 
     @property
     def worth(self) -> str:
-        """Return `weak` where that is the tier of the ε that is shown; else an empty string."""
+        """Return `weak` if that is the tier of the shown ε; otherwise empty."""
         shown = self.epsilon if self.claimed is None and self.state == "running" else self.claimed
         return "weak" if shown is not None and tier(shown) == "weak" else ""
 
     def without_ledger(self) -> "RunState":
-        """The same without what it tells of its ledger, where other runs spend that must not be seen to."""
+        """Return the state without values of the ledger.
+
+        They may reveal the progress of hidden runs.
+        """
         return replace(self, epsilon=None, budget_left=None)
 
     @property
     def seconds_left(self) -> float | None:
-        """About how long the rest takes, if rounds take what the last one took; None where that is not known."""
+        """Return the estimated remaining seconds; None if they are unknown."""
         if self.state != "running" or self.seconds is None:
             return None
         return self.seconds * (self.rounds - self.round)
 
 
 def newest_run(output: Path) -> Path:
-    """The run directory in `output-dir` that was begun last, or `output` itself if it is one.
+    """Return the newest run directory in `output-dir`, or `output` if it is one.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: `output` contains none.
     """
     if found := run_directories(output):
         return found[0]
@@ -122,18 +125,24 @@ def newest_run(output: Path) -> Path:
 
 
 def run_directories(output: Path) -> list[Path]:
-    """The run directories in `output-dir`, those begun last first; `output` alone if it is one."""
+    """Return the run directories in `output-dir`, newest first.
+
+    If `output-dir` is one itself, it returns only that.
+    """
     if (output / "config.json").is_file():
         return [output]
     found: list[tuple[float, Path]] = []
     for path in output.glob("*/config.json"):
-        with suppress(FileNotFoundError):  # a run that fails before it has begun takes its directory away
+        with suppress(FileNotFoundError):  # a run that fails at its start removes its directory
             found.append((_begun(path), path.parent))
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def _begun(path: Path) -> float:
-    """When the run of a `config.json` began; of several that know the day alone the file says it."""
+    """Return the start time of a run: the file's time, or its recorded one.
+
+    The recorded one applies if the file's time is truncated to the day.
+    """
     changed = path.stat().st_mtime
     if changed % DAY:
         return changed
@@ -144,10 +153,10 @@ def _begun(path: Path) -> float:
 
 
 def run_state(directory: Path) -> RunState:
-    """Read it from a run directory, also of a run that is under way.
+    """Return the state of the run in a directory, which may be under way.
 
     Raises:
-        ConfigError: the directory is none of a run, or one of its files is broken.
+        ConfigError: the directory contains no run, or a file is damaged.
     """
     try:
         return _read(directory)
@@ -158,7 +167,9 @@ def run_state(directory: Path) -> RunState:
 
 
 def hides_progress(directory: Path) -> bool:
-    """Whether a run goes on whose rounds must not be seen to end: what `RunState` says, by the directory alone.
+    """Return whether a run is under way whose progress must stay hidden.
+
+    This needs no content of its files.
 
     Args:
         directory: of the run.
@@ -166,7 +177,7 @@ def hides_progress(directory: Path) -> bool:
     try:
         return not (directory / "config.json").stat().st_mtime % DAY and _is_held(directory)
     except OSError:
-        return False  # it was taken away in the meantime
+        return False  # the directory was removed in the meantime
 
 
 def _read(directory: Path) -> RunState:
@@ -179,7 +190,7 @@ def _read(directory: Path) -> RunState:
     ending, (claim, claimed) = _ending(said), _claimed(said)
     epsilon, budget = _number(measured.get("epsilon")), float(config["privacy.max-epsilon"])
     rejected = [{name: str(value) for name, value in item.items()} for item in measured.get("rejected", ())]
-    # Numbers by their kind: whoever made the directory may have written anything, and a watch computes with them.
+    # Convert all numbers: the directory may contain arbitrary values, and `watch` computes with them.
     return RunState(
         path=str(directory.resolve()),
         task=config["task.name"],
@@ -187,7 +198,7 @@ def _read(directory: Path) -> RunState:
         privacy=_mechanisms(_on_server(config), config["privacy.client"]),
         round=int(last["round"]) if last else 0,
         rounds=int(config["num-rounds"]),
-        # A file that was just written has its time for a moment; the one that nothing changes tells what is hidden.
+        # A new file shows its exact time for a moment; the unchanged config.json shows whether times are hidden.
         written=changed if begun % DAY else changed // DAY * DAY,
         replies=(int(measured["accepted"]), int(measured["asked"])) if "accepted" in measured else None,
         rejected=tuple(map(_reason, rejected)),
@@ -208,7 +219,7 @@ def _read(directory: Path) -> RunState:
 
 
 def _last_round(written: Path) -> dict[str, Any]:
-    """The last whole line of `rounds.jsonl`, as the last one may be half written; empty before there is one."""
+    """Return the last complete line of `rounds.jsonl`; empty without one."""
     lines = read_text(written).rpartition("\n")[0].splitlines() if written.exists() else []
     last = json.loads(lines[-1]) if lines else {}
     if not isinstance(last, dict):
@@ -221,7 +232,10 @@ def _quorum(config: Mapping[str, Scalar]) -> int:
 
 
 def _on_server(config: Mapping[str, object]) -> str:
-    """The mechanism on the server, and whether it sees sums alone; runs before there was that have no such key."""
+    """Return the server's mechanism in words, with secure aggregation.
+
+    Configurations of older runs lack that key.
+    """
     server = str(config["privacy.server"])
     return f"{server} (secure aggregation)" if config.get("secure-aggregation.enabled") else server
 
@@ -233,7 +247,10 @@ def _mechanisms(server: str, clients: str) -> str:
 
 
 def _last_words(directory: Path) -> dict[str, Any]:
-    """The statement about privacy of a run that has ended; empty while a run is under way, and where it is broken."""
+    """Return the final privacy statement of a run.
+
+    It is empty before the end or if the file is damaged.
+    """
     try:
         facts = json.loads(read_text(directory / "privacy.json"))
         return {} if facts["status"] == "running" else dict(facts)
@@ -242,7 +259,7 @@ def _last_words(directory: Path) -> dict[str, Any]:
 
 
 def _ending(said: Mapping[str, Any]) -> dict[str, str] | None:
-    """How the run ended; None where it has not."""
+    """Return the recorded end of the run; None before it."""
     try:
         return {name: str(value) for name, value in said.get("ended", {}).items()} if said else None
     except AttributeError:
@@ -264,7 +281,7 @@ def _claimed(said: Mapping[str, Any]) -> tuple[Claim, Figure] | tuple[None, None
 
 
 def _is_held(directory: Path) -> bool:
-    """Whether a living process holds the lock of a run; it goes with the process, whatever ends that."""
+    """Return whether a living process holds the lock of a run."""
     try:
         with (directory / RUNNING).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -285,19 +302,19 @@ def _reason(item: Mapping[str, str]) -> str:
 
 
 def superlink_runs(connection: str) -> list[Any]:
-    """The runs of a SuperLink, as `flwr list` tells them.
+    """Return the runs of a SuperLink, from `flwr list`.
 
     Args:
         connection: a name in Flower's `config.toml`.
 
     Raises:
-        FederationError: the SuperLink cannot be asked.
+        FederationError: the SuperLink gives no answer.
     """
     return list(_ask("list", connection)["runs"])
 
 
 def _ask(*command: str) -> Any:
-    # Where the environment of this command is not activated, that of Flower lies beside it.
+    # If this command's environment is not activated, use the `flwr` beside its interpreter.
     flwr = shutil.which("flwr") or str(Path(sys.executable).with_name("flwr"))
     try:
         done = subprocess.run(
@@ -312,16 +329,16 @@ def _ask(*command: str) -> Any:
 
 
 Budgets = Mapping[tuple[str, str], float]
-"""Ledger and unit -> share of the budget that is spent."""
+"""Share of the budget that is spent, by ledger and unit."""
 
 
 def told(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Budgets | None = None) -> list[str]:
-    """All in lines for a person; of the SuperLink `warnings` first, then `nodes`, `roster` and `runs`.
+    """Return the status as lines of text.
 
     Args:
-        run: None: no run was looked at.
-        superlink: None: no SuperLink was asked.
-        budgets: in force; None: none was looked for.
+        run: None: no run was requested.
+        superlink: its `warnings`, `nodes`, `roster` and `runs`, in this order; None: no SuperLink was requested.
+        budgets: in force; None: none were requested.
     """
     lines = [f"warning: {line}" for line in (superlink or {}).get("warnings", [])]
     for node in (superlink or {}).get("nodes", []):
@@ -358,7 +375,7 @@ def _run_told(run: RunState) -> list[str]:
 
 
 def state_told(run: RunState) -> str:
-    """Whether a run goes on, how it ended, and when something was last written, as far as that may be told."""
+    """Return a run's state and the time of its last write, if public."""
     if run.state == "ended":
         return f"ended: {run.how}" if run.how else "ended"
     if run.hides_times:
@@ -371,7 +388,7 @@ def state_told(run: RunState) -> str:
 
 
 def as_json(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Budgets | None = None) -> str:
-    """All for a program.
+    """Return the status as JSON.
 
     Args: as `told`.
     """

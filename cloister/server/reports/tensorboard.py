@@ -17,14 +17,14 @@ FORMAT = "brain.Event:2"
 
 
 class TensorBoardObserver:
-    """One scalar per metric and round.
+    """Observer that writes one TensorBoard scalar per metric and round, without TensorFlow.
 
     Args:
         folder: for the event file.
-        hides_times: whether its times are to be those of the day.
-        secret_cohorts: whether it is not to tell how many replies were rejected.
-        after: the round after which a run is resumed: what earlier files say of later rounds is to be forgotten. None:
-            the run begins.
+        hides_times: whether to truncate times to the day.
+        secret_cohorts: whether to omit the number of rejected replies.
+        after: the round after which a run is resumed. TensorBoard then discards later rounds of earlier files. None: a
+            new run.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class TensorBoardObserver:
         folder.mkdir(parents=True, exist_ok=True)
         self.hides_times = hides_times
         self.secret_cohorts = secret_cohorts
-        # Files of one day are read in the order of their names.
+        # Files of the same day are read in the order of their names.
         self._path = folder / f"events.out.tfevents.{int(self._now())}.cloister.{len(list(folder.iterdir())):03d}"
-        # The package's own file writer would import TensorFlow; its record writer does not.
+        # The package's file writer would import TensorFlow; its record writer does not.
         self._records = RecordWriter(self._path.open("wb"))
         self._write(Event(wall_time=self._now(), file_version=FORMAT))
         if after is not None:
@@ -49,7 +49,7 @@ class TensorBoardObserver:
         self._write(Event(wall_time=self._now(), step=done.number, summary=Summary(value=values)))
 
     def close(self) -> None:
-        """Finish the file, as far as the disk takes it: every round was written when it was over."""
+        """Close the file if the disk allows it; every round is already written."""
         with suppress(OSError):
             self._records.close()
         self._settle()

@@ -1,4 +1,4 @@
-"""A run in MLflow: its settings, its curves, what it claims and its report."""
+"""MLflow tracking of a run: settings, curves, claim and report."""
 
 import logging
 import os
@@ -22,28 +22,28 @@ from cloister.server.times import settle
 logger = logging.getLogger("cloister.server")
 EXPERIMENT = "cloister"
 DATABASE, ARTIFACTS = "mlflow.db", "mlartifacts"
-"""In the output-dir, where no other store is named."""
+"""Default store, in the output-dir."""
 SQLITE = "sqlite:///"
 PLACE = "MLFLOW_TRACKING_URI"
 NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true"}
-"""MLflow would report to its makers how it is used."""
+"""Setting that disables MLflow's usage telemetry."""
 ENVIRONMENT = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""It would talk, and wait for minutes for a server that is not there."""
+"""Settings that silence MLflow and shorten its wait for an absent server."""
 BATCH, LONGEST = 100, 6000
-"""Parameters that MLflow takes at once, and characters of one."""
+"""Maximum number of parameters in one MLflow request, and maximum characters of one."""
 STATUS = {"as-asked": "FINISHED", "budget": "FINISHED", "operator": "KILLED"}
-"""By how a run ended; any other end is a failure."""
+"""MLflow status by the end of a run; every other end is a failure."""
 
 
 class MlflowTracker:
-    """Tells an MLflow store of a run. What the store does not take is a warning, and the run goes on.
+    """Observer that sends a run to an MLflow store; a failed request is logged and the run continues.
 
     Args:
         plan: of the run.
         directory: of the run.
 
     Raises:
-        ConfigError: MLflow is not installed, the store cannot be used, or it would tell the times of a run that hides
+        ConfigError: MLflow is not installed, the store cannot be used, or it would reveal the times of a run that hides
             them.
     """
 
@@ -60,12 +60,12 @@ class MlflowTracker:
         try:
             self._client = self._mlflow.MlflowClient(self._store)
             self._run, self._is_open = self._begun(plan), True
-        except Exception as error:  # of whatever lies behind the address; its text may hold a password
+        except Exception as error:  # raised by any store; its text may contain a password
             raise ConfigError(f"{_named(plan)} cannot be used as a store of MLflow: {type(error).__name__}") from None
         self._settle()
 
     def _begun(self, plan: Plan) -> str:
-        """The id of a new run that has its settings."""
+        """Create an MLflow run with the settings and return its id."""
         run = self._client.create_run(
             self._experiment(), start_time=self._now(), run_name=self._directory.name
         ).info.run_id
@@ -83,21 +83,21 @@ class MlflowTracker:
         return str(self._client.create_experiment(EXPERIMENT, artifact_location=place))
 
     def __call__(self, done: Round, _: object) -> None:
-        """Tell the curves' next points."""
+        """Log the scalars of a round."""
         found, now = scalars(done, self._secret_cohorts), self._now()
         metric = self._mlflow.entities.Metric
         points = [metric(_speakable(name), value, now, done.number) for name, value in found.items()]
         self._tried(f"round {done.number}", lambda: self._client.log_batch(self._run, metrics=points))
 
     def finish(self, ending: Ending) -> None:
-        """Hand over the claim and the report, and say how the run ended."""
+        """Log the claim and the report, and the end of the run."""
         for name in (PRIVACY, REPORT):
             if (path := self._directory / name).is_file():
                 self._tried(name, lambda path=path: self._client.log_artifact(self._run, path))  # type: ignore[misc]
         self._end(STATUS.get(ending.how, "FAILED"))
 
     def close(self) -> None:
-        """Say that the run failed, if nobody has said how it ended: one that could not begin is not left open."""
+        """End the MLflow run as failed, unless `finish` has ended it."""
         if self._is_open:
             self._end("FAILED")
 
@@ -116,7 +116,7 @@ class MlflowTracker:
         return int((today() if self._hides_times else time.time()) * 1000)
 
     def _settle(self) -> None:
-        """Take the times from the store's files, which lie on this machine where times are hidden."""
+        """Truncate the times of a local store to the day if times are hidden."""
         if self._hides_times:
             for path in (_file(self._store), _artifacts(self._store)):
                 if path.exists():
@@ -124,14 +124,14 @@ class MlflowTracker:
 
 
 def _store(plan: Plan) -> str:
-    """The address of the store: a file in the output-dir, where nobody says another."""
+    """Return the address of the store; by default a file in the output-dir."""
     config = plan.config
     default = f"{SQLITE}{expanded(config.output_dir).resolve() / DATABASE}"
     return config.tracking_uri or os.environ.get(PLACE) or default
 
 
 def _named(plan: Plan) -> str:
-    """What named the store; the address in the environment stays out, as it may hold a password."""
+    """Return the setting of the store, without an address with a password."""
     if plan.config.tracking_uri:
         return f"tracking-uri = {plan.config.tracking_uri!r}"
     return PLACE if os.environ.get(PLACE) else f"{DATABASE} in output-dir = {plan.config.output_dir!r}"
@@ -146,15 +146,15 @@ def _artifacts(store: str) -> Path:
 
 
 def _speakable(name: str) -> str:
-    """A name with the characters that MLflow takes."""
+    """Return a name in the characters that MLflow accepts."""
     return re.sub(r"[^\w\-. /:]", "_", name)
 
 
 def _installed() -> Any:
-    """MLflow, which is imported by runs that ask for it alone.
+    """Import MLflow, without telemetry, and return it.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: it is not installed.
     """
     os.environ |= NO_TELEMETRY
     for name, value in ENVIRONMENT.items():
@@ -164,5 +164,5 @@ def _installed() -> Any:
         from mlflow.telemetry import set_telemetry_client
     except ImportError:
         raise ConfigError("tracking = 'mlflow' needs MLflow: pip install 'cloister[mlflow]'") from None
-    set_telemetry_client()  # anew, as somebody may have imported it before: it is off now
+    set_telemetry_client()  # again, with telemetry off: another module may have imported MLflow earlier
     return mlflow
