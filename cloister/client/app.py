@@ -1,11 +1,11 @@
-"""The ClientApp that Flower loads.
+"""ClientApp that Flower loads.
 
-message → open_and_pack                                            Flower's mods: a packed message is opened,
-        → no_sooner_than → contain_errors → within_deadline        its reply packed; the others read nothing of it
+message → open_and_pack                                            Flower's mods: the first opens a packed
+        → no_sooner_than → contain_errors → within_deadline        message and packs its reply; the rest read no content
         → request_of, Node.of                                      the typed request and the node, or a refusal
         → attest → only_what_is_agreed → enforce_policy → mask_update → keep_role → limit_leakage → keep_budget
         → add_local_noise → handler
-A step of a secure aggregation in which nobody trains takes this way instead of the last line:
+A protocol step of secure aggregation, without training, passes these steps instead of the last line:
         → with_early_step → enforce_policy → limit_leakage → foresee_budget → take_part
 """
 
@@ -49,15 +49,15 @@ STEPS: tuple[Step, ...] = (
     keep_budget,
     add_local_noise,
 )
-"""What a request passes on its way to its handler, and a reply on its way back; the first is outermost."""
+"""Steps of a request before its handler, and of a reply after it; the first is outermost."""
 PROTOCOL_STEPS: tuple[Step, ...] = (with_early_step, enforce_policy, limit_leakage, foresee_budget)
-"""The same for a step of a secure aggregation in which nobody trains."""
+"""Steps of a protocol message of secure aggregation, which involves no training."""
 
 
 def answered_by(
     kind: type[Request], handler: Callable[..., Reply], steps: Sequence[Step] = STEPS
 ) -> Callable[[Message, Context], Message]:
-    """What Flower calls with a message: it becomes a request at the door, and only the reply's content leaves."""
+    """Return Flower's handler: parse a request, return the reply's content."""
 
     def answer(message: Message, context: Context) -> Message:
         reply = _passed(steps, handler)(request_of(kind, message, context), Node.of(context))
@@ -67,7 +67,7 @@ def answered_by(
 
 
 def _passed(steps: Sequence[Step], handler: Callable[..., Reply]) -> Callable[..., Reply]:
-    """The handler behind all steps."""
+    """Return the handler wrapped in all steps."""
     if not steps:
         return handler
     inner = _passed(steps[1:], handler)

@@ -1,1 +1,1 @@
-"""What happens to a message on a node, around its handler, from the door inwards."""
+"""Steps around a node's handler for each message, from the outermost inwards."""

@@ -1,8 +1,8 @@
-"""What a reply costs is recorded before it is made, and a node whose budget would not cover it abstains.
+"""Privacy budget of a node: replies are charged in advance, and a node abstains if its budget is too small.
 
-The node believes what the server says about the server's noise; it cannot see it. Of the noise that it adds itself it
-knows. Whoever chooses the parameters of one message has seen the replies to those before it: budgets are kept by a
-filter that was fixed beforehand (`cloister.privacy.accounting.filters`).
+The node cannot verify the server's noise, and relies on the server's statement; it adds its own noise itself. The
+parameters of a message may depend on the replies to earlier ones. Budgets therefore use a privacy filter that is fixed
+in advance (`cloister.privacy.accounting.filters`).
 """
 
 import math
@@ -34,28 +34,28 @@ ABSTAINS = (
     "run. The node's log has the reason. More noise or fewer rounds cost less (cloister plan), but not after a release "
     "without a guarantee"
 )
-"""The same words whichever budget it is, and however much of it is left."""
+"""Error text that is independent of the budget and of its remainder."""
 
 
 def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Record what a reply will cost before it is made; abstain if the node's budget does not allow it.
+    """Charge a reply before computing it; abstain beyond the node's budget.
 
-    A node keeps a ledger if it has data of its own, a policy, or a configuration that says anything about a ledger. Any
-    other node counts what its own noise costs in its state. Scores of a model carry no noise: where there is a budget,
-    none are sent.
+    A node keeps a ledger if it has data of its own, a policy, or a setting that refers to a ledger. Any other node
+    records the cost of its own noise in its state. Scores of a model carry no noise, so that a node with a budget sends
+    none.
 
     Args:
         request: of the server.
-        node: that answers.
-        call_next: makes the reply.
+        node: that replies.
+        call_next: computes the reply.
 
     Raises:
-        BudgetExhausted: the node abstains; the server sees an error reply that says so.
-        PolicyError: there were as many messages today as the policy allows.
-        PrivacyError: the node has had another role in the meantime.
+        BudgetExhausted: the node abstains; the server receives an error reply that states it.
+        PolicyError: the number of messages today has reached the policy's limit.
+        PrivacyError: the node has recorded another role in the meantime.
     """
     if isinstance(request, KeepRequest):
-        return call_next(request, node)  # nothing leaves
+        return call_next(request, node)  # no data leaves
     if isinstance(request, EvaluateRequest):
         _refuse_scores(node.config)
     with folder_unnamed(node.config), ExitStack() as stack:
@@ -64,25 +64,26 @@ def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
         if keeps_ledger(node.config) and isinstance(request, TrainRequest):
             ledger = ledger_of(node.config, request.config.task.name)
             keep_head(ledger.path, request)
-            # Once more with this one counted: others may have come at the same time.
+            # Check again with this message counted, since others may have arrived concurrently.
             _refuse_beyond_today(ledger, node.policy, counted=1)
         return call_next(request, node)
 
 
 def foresee_budget(request: ProtocolRequest, node: Node, call_next: Handler) -> Reply:
-    """Abstain from a secure aggregation that this node's budget would not cover, before others count on it.
+    """Abstain early from a secure aggregation beyond the node's budget.
 
-    No release is recorded: the reply to the training request of this round is charged when it is made.
+    Other members then do not rely on it. No release is charged here: the reply to the training request of this round is
+    charged instead.
 
     Args:
         request: for a step of the protocol.
-        node: that answers.
-        call_next: makes the step.
+        node: that replies.
+        call_next: computes the step.
 
     Raises:
         BudgetExhausted: the node abstains, as in `keep_budget`.
-        PolicyError: there were as many messages today as the policy allows.
-        PrivacyError: what is in the ledger does not go with the round.
+        PolicyError: the number of messages today has reached the policy's limit.
+        PrivacyError: the ledger contradicts the round.
     """
     if request.step == ADVERTISE:
         with folder_unnamed(node.config), _abstaining():
@@ -92,9 +93,10 @@ def foresee_budget(request: ProtocolRequest, node: Node, call_next: Handler) -> 
 
 @contextmanager
 def _abstaining() -> Iterator[None]:
-    """Abstain in the same words whichever budget is spent: how much was is the node's own affair.
+    """Convert errors in the block to one text for all budgets.
 
-    The cause is for this node's log (`cloister.client.mods.errors`).
+    The remainder of a budget is private to the node. The original error is for this node's log
+    (`cloister.client.mods.errors`).
     """
     try:
         yield
@@ -103,7 +105,7 @@ def _abstaining() -> Iterator[None]:
 
 
 def _required(request: Request, node: Node) -> list[tuple[PrivacyBudget[Store], Charge]]:
-    """All charges of a reply, each with its budget, once all budgets cover them."""
+    """Return all charges of a reply, once all budgets cover them."""
     planned = list(planned_charges(request, node))
     for budget, charge in planned:
         budget.require(charge.events)
@@ -111,13 +113,13 @@ def _required(request: Request, node: Node) -> list[tuple[PrivacyBudget[Store], 
 
 
 def _record(request: Request, node: Node, stack: ExitStack) -> None:
-    """Record all releases of a reply, or none: what is not made is not to be counted. Leaving the stack ends them."""
+    """Record all releases of a reply, or none; leaving the stack ends them."""
     planned = _required(request, node)
     if keeps_ledger(node.config):
         warn_of_other_names(node.config, request.config.task.name)
     for budget, charge in planned:
         if not _own_budget(charge, node.config):
-            # Not before: a server could fill the ledger with the budgets of runs that are refused.
+            # Only here: otherwise a server could fill the ledger with the budgets of refused runs.
             budget.begin(request.run)
         for number, event in enumerate(charge.events):
             mechanism = FURTHER if number else charge.mechanism
@@ -125,7 +127,7 @@ def _record(request: Request, node: Node, stack: ExitStack) -> None:
 
 
 def _refuse_scores(node: NodeConfig) -> None:
-    """Raises BudgetExhausted if scores, which carry no noise, would leave a node that limits what may leave."""
+    """Raise BudgetExhausted if a node with a budget would send scores, without noise."""
     for name in ("max_epsilon", "max_example_epsilon"):
         if getattr(node, name):
             raise BudgetExhausted(
@@ -134,14 +136,14 @@ def _refuse_scores(node: NodeConfig) -> None:
 
 
 def planned_charges(request: Request, node: Node) -> Iterator[tuple[PrivacyBudget[Store], Charge]]:
-    """Each charge of a reply, with the budget that it is counted in.
+    """Yield each charge of a reply, with the budget that covers it.
 
     Args:
         request: of the server.
         node: that replies.
 
     Raises:
-        PolicyError: there were as many messages today as the policy allows.
+        PolicyError: the number of messages today has reached the policy's limit.
     """
     privacy = request.config.privacy
     ledger = ledger_of(node.config, request.config.task.name) if keeps_ledger(node.config) else None
@@ -160,13 +162,13 @@ def planned_charges(request: Request, node: Node) -> Iterator[tuple[PrivacyBudge
         kind = _filter_of(charge)
         budget = PrivacyBudget[Store](ledger, request.run, charge.unit, delta, epsilon, kind=kind, rule=rule)
         if own := _own_budget(charge, node.config):
-            # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
+            # Record only the site's budget: the first one fixes the filter, which no run may choose.
             ledger.limit(request.run, charge.unit, node.config.target_delta, own, budget.kind)
         yield budget, charge
 
 
 def _refuse_contradiction(request: Request, ledger: Ledger, budgeted: Unit | None) -> None:
-    """Raises PrivacyError if what is in the ledger does not go with this reply, whatever the reply costs."""
+    """Raise PrivacyError if the ledger contradicts this reply, for any charge."""
     refuse_other_role(request, ledger)
     if budgeted is not None:
         _refuse_other_units(ledger, budgeted)
@@ -175,9 +177,10 @@ def _refuse_contradiction(request: Request, ledger: Ledger, budgeted: Unit | Non
 
 
 def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:
-    """Raises BudgetExhausted if what was released about examples is to be under a budget of groups, or vice versa.
+    """Raise BudgetExhausted for releases about examples under a group budget.
 
-    What a step costs an example says nothing about a group of many, and a group's row may be exchanged for another.
+    The reverse is refused too. The cost for an example does not bound that for a group of many, and a group's row may
+    be exchanged for another.
     """
     other: dict[Unit, Unit] = {"example": "group", "group": "example"}
     if unit in other and ledger.has_released(other[unit]):
@@ -188,9 +191,9 @@ def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:
 
 
 def _refuse_other_groups(ledger: Ledger, group: str) -> None:
-    """Raises BudgetExhausted if steps on other groups are to be under one budget with these.
+    """Raise BudgetExhausted for steps on different groups under one budget.
 
-    The rows of one patient may lie in many groups of another kind, each of which moves a sum by as much as the patient.
+    One patient's rows may lie in many groups of another kind, each of which moves a sum by as much as the patient.
     """
     counted = {entry.mechanism for entry in ledger.entries if entry.mechanism.startswith(GROUPED)}
     if others := sorted(counted - {steps_by(group)}):
@@ -202,14 +205,15 @@ def _refuse_other_groups(ledger: Ledger, group: str) -> None:
 
 
 def _own_budget(charge: Charge, node: NodeConfig) -> float:
-    """The node's own budget for a unit; 0: it has none."""
+    """Return the node's own budget for a unit; 0: none."""
     return node.max_epsilon if charge.unit == "client" else node.max_example_epsilon
 
 
 def _filter_of(charge: Charge) -> FilterKind | None:
-    """The filter for a budget that is new: Gaussian DP is wasteful where releases are pure.
+    """Return the filter for a new budget: Rényi DP for pure releases.
 
-    What the server promises decides nothing: a filter is fixed for good, and the server could choose it so.
+    Gaussian DP is loose for those. The server's stated noise does not affect the choice: a filter is permanent, and the
+    server could otherwise choose it.
     """
     if charge.mechanism == PROMISED:
         return None
@@ -217,10 +221,10 @@ def _filter_of(charge: Charge) -> FilterKind | None:
 
 
 def _limit(charge: Charge, privacy: PrivacyConfig, node: NodeConfig) -> tuple[float, float]:
-    """δ and the largest ε for a unit that satisfy the run's budget and the node's own; ε 0: there is neither.
+    """Return the strictest δ and ε of the run's and the node's budgets.
 
-    The run's `privacy.client-max-epsilon` is about each example (or group) with DP-SGD, and about the client with noise
-    on what it sends.
+    ε 0: neither exists. The run's `privacy.client-max-epsilon` limits each example (or group) with DP-SGD, and the
+    client with noise on its update.
     """
     own = _own_budget(charge, node)
     of_run = privacy.client.max_epsilon if (charge.unit == "client") != privacy.client.clips_gradients else 0.0
@@ -231,7 +235,10 @@ def _limit(charge: Charge, privacy: PrivacyConfig, node: NodeConfig) -> tuple[fl
 
 
 def _refuse_beyond_today(ledger: Ledger, policy: Policy | None, counted: int = 0) -> None:
-    """Raises PolicyError if there were as many training messages today as the policy allows, beside those `counted`."""
+    """Raise PolicyError if today's messages reach the policy's limit.
+
+    Of today's messages, `counted` are disregarded.
+    """
     if policy is None or not policy.max_messages_per_day:
         return
     answered = sum(

@@ -1,7 +1,8 @@
-"""A client takes as long as the server waits for its reply, and no longer; and no less than its node's policy says.
+"""Deadline and minimum delay of a client's reply.
 
-A SuperNode handles one message at a time and waits for its client as long as that lives: a client that hangs would
-keep its node from every later round.
+A client stops when the server no longer waits, and replies no sooner than its node's policy permits. A SuperNode
+handles one message at a time and waits for its client without limit, so that a hanging client would exclude its node
+from all later rounds.
 """
 
 import faulthandler
@@ -22,24 +23,25 @@ from cloister.core.errors import FederationError, NodeConfigError, PolicyError
 from cloister.flower.messages import CallNext
 
 HARD_SECONDS = 10.0
-"""How long after its deadline a process that did not let itself be interrupted is ended."""
+"""Seconds after the deadline at which an uninterruptible process is ended."""
 PROGRAM = "flwr-clientapp"
 
 
 class _TimeIsOver(BaseException):
-    """No `Exception`: what contains those, down to a single example, must not take the deadline for one."""
+    """Passed deadline. It is no `Exception`, so that handlers of errors do not catch it."""
 
 
 def within_deadline(message: Message, context: Context, call_next: CallNext) -> Message:
     """Give up when the message's time to live is over, counted from now: clocks of two machines may differ.
 
-    Python code is interrupted. A process that hangs elsewhere is ended a little later; its SuperNode notices within a
-    minute and answers for it. In a process that serves several messages nothing is done.
+    The time counts from now, since the clocks of two machines may differ. Python code is interrupted. A process that
+    hangs elsewhere is ended a little later; its SuperNode notices that within a minute and replies for it. A process
+    that serves several messages has no deadline.
 
     Raises:
         FederationError: the time is over.
-        PolicyError: it is shorter than the policy's `min-reply-seconds`. Whether it was enough for training would tell
-            what these hide.
+        PolicyError: the time is shorter than the policy's `min-reply-seconds`. A timeout during training would reveal
+            what that delay hides.
     """
     if not _is_own_process():
         return call_next(message, context)
@@ -58,8 +60,8 @@ def within_deadline(message: Message, context: Context, call_next: CallNext) -> 
 def no_sooner_than(message: Message, context: Context, call_next: CallNext) -> Message:
     """Hold the answer to any message back for `min-reply-seconds` of the node's policy, errors included.
 
-    How long training takes tells how much there is to train on, and whether a refusal came before or after it; so does
-    the choice of the model that is kept. What leaves is made after the wait: its metadata says when that was.
+    The duration of training reveals the amount of data, and whether a refusal came before or after it. The choice of
+    the kept model does so too. The reply is created after the delay, since its metadata contains the time.
     """
     started = time.monotonic()
     reply = call_next(message, context)
@@ -71,12 +73,15 @@ def _minimum_seconds(context: Context) -> float:
     try:
         policy = Node.of(context).policy
     except (NodeConfigError, PolicyError):
-        return 0.0  # it was refused for that
+        return 0.0  # the message is refused for this error
     return policy.min_reply_seconds if policy else 0.0
 
 
 def _is_own_process() -> bool:
-    """Whether this process was made for this message, by Flower or by a warm node."""
+    """Return whether this process was started for this message only.
+
+    Flower or a warm node starts such a process.
+    """
     return Path(sys.argv[0]).name == PROGRAM or CHECKED_BUNDLE in os.environ
 
 

@@ -1,4 +1,4 @@
-"""Holding every request against the node's policy, before its data is read."""
+"""Verification of every request against the node's policy, before its data is read."""
 
 import math
 import os
@@ -22,22 +22,22 @@ from cloister.tasks.training.recipe import recipe_of
 
 Handler = Callable[[Request, Node], Reply]
 ROUNDING = 1e-9
-"""By which a promise may fall short of what is demanded: squares and their roots round."""
+"""Relative tolerance for noise below the required minimum: squares and their roots round."""
 
 
 def enforce_policy(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Refuse a request that asks for less than the node's policy does, or names other groups than it; pass on the rest.
+    """Refuse a request that violates the node's policy or its groups.
 
     Raises:
-        PolicyError: it does. The text names what was asked for and what is demanded.
+        PolicyError: the request violates it. The text contains the requested and the required values.
     """
     policy = node.policy
     if policy is None:
         for complaint in _about_group(request, node):
             raise PolicyError(f"refused by this node: {complaint}")
         return call_next(request, node)
-    # One after another: a model is made, and rows are counted, for runs that nothing else is said against. A refusal
-    # must not say what the data is like.
+    # Check in stages: only runs without other complaints build a model and count rows. A refusal must not describe the
+    # data.
     stages = (_complaints, _about_first_step, _too_few)
     if complaints := next(filter(None, (list(about(policy, request, node)) for about in stages)), []):
         raise PolicyError("refused by the policy of this node: " + "; ".join(complaints))
@@ -47,7 +47,7 @@ def enforce_policy(request: Request, node: Node, call_next: Handler) -> Reply:
 def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
     config = request.config
     if config.task.name not in policy.tasks:
-        # Nothing else can be judged: the task is not loaded.
+        # Without the task no other rule can be checked.
         yield f"task.name = {config.task.name!r}, allowed: {', '.join(policy.tasks)}"
         return
     if policy.allowed_fabs and os.environ.get(CHECKED_BUNDLE) not in policy.allowed_fabs:
@@ -56,7 +56,7 @@ def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
     yield from _bounds(policy, config)
     if isinstance(request, TrainRequest | ProtocolRequest):
         yield from about_secure_sums(policy, config.secure_aggregation if config.secure_aggregation.enabled else None)
-        # 0 where nothing is clipped for a sum.
+        # The bound is 0 without clipping for a sum.
         smallest, largest = policy.min_client_clipping_norm, policy.max_client_clipping_norm
         yield from _outside("clipping-norm", request.bound, smallest if request.bound else 0, largest)
     if isinstance(request, TrainRequest):
@@ -66,7 +66,10 @@ def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
 
 
 def _about_first_step(policy: Policy, request: Request, node: Node) -> Iterator[str]:
-    """About the training that a secure aggregation leads to: who refuses that does so before others count on it."""
+    """Yield complaints about the training of a secure aggregation.
+
+    They come before other members rely on this node.
+    """
     if isinstance(request, ProtocolRequest) and request.step == ADVERTISE:
         yield from _about_training(policy, foreseen(request), node)
 
@@ -80,9 +83,10 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
 
 
 def _about_group(request: Request, node: Node) -> Iterator[str]:
-    """Another unit than the site's own. A budget says what one costs: no server chooses what that is.
+    """Yield a complaint about a unit other than the site's own.
 
-    A node with none of a policy, a budget for each unit, and groups of its own takes what a run says.
+    No server may choose the unit of a budget. A node without a policy, a budget for each unit and groups of its own
+    accepts the run's unit.
     """
     config, own = request.config, node.config
     is_stated = node.policy or own.max_example_epsilon or own.group
@@ -93,11 +97,11 @@ def _about_group(request: Request, node: Node) -> Iterator[str]:
 
 
 def about_secure_sums(policy: Policy, asked: SecureAggregationConfig | None) -> Iterator[str]:
-    """What a policy misses of secure aggregation in a run: that it is there, where it is demanded, and its bounds.
+    """Yield violations of a policy's rules on secure aggregation.
 
     Args:
         policy: of the site.
-        asked: the run's settings of it; None: the server sees every update.
+        asked: the run's settings of it; None: the server receives every update.
     """
     if asked is None:
         if policy.demands_secure_aggregation:
@@ -113,25 +117,28 @@ def _too_few(policy: Policy, request: Request, node: Node) -> Iterator[str]:
 
 
 def _rows(request: TrainRequest, node: Node) -> float:
-    """How many examples may be compared with a minimum: what is public, wherever noise of the node's is promised."""
+    """Return the number of examples to compare with a minimum.
+
+    It is the public one where the client adds noise.
+    """
     client = request.config.privacy.client
     if client.clips_gradients:
         return node.config.public_size or math.inf
     if client.is_on or request.config.secure_aggregation.enabled:
-        return math.inf  # under local noise the handler answers for it, where that does not show
+        return math.inf  # the handler checks it, and local noise or the sum hides the result
     if node.config.has_limit:
-        return math.inf  # a limit may refuse the run; after that, once it is charged, the handler answers for it
+        return math.inf  # a limit may refuse the run first; after the charge, the handler checks it
     return len(local_data(request.config.task, node.config, request.seed).train)
 
 
 def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
-    """Numbers of the configuration that lie outside the policy's limits, where they have a meaning."""
+    """Yield numbers of the configuration outside the policy's limits."""
     privacy = config.privacy
     smallest, largest = policy.min_client_clipping_norm, policy.max_client_clipping_norm
     if privacy.client.has_delta:
         yield from _outside("privacy.client-clipping-norm", privacy.client.bound, smallest, largest)
     if privacy.client.clips_gradients:
-        # S of every round lies between the two: it decays from the one and is never below the other.
+        # S of every round lies between both norms: it decays from the first and never falls below the second.
         decays = smallest if privacy.dp_sgd.clipping_decay else 0
         yield from _outside("privacy.min-clipping-norm", privacy.dp_sgd.min_clipping_norm, decays, largest)
     if config.task.group:
@@ -165,9 +172,10 @@ def _about_plan(policy: Policy, request: TrainRequest, node: Node) -> Iterator[s
 
 
 def _about_rate(policy: Policy, request: TrainRequest, plan: TrainingPlan) -> Iterator[str]:
-    """A rate above the policy's. A schedule has shares of it, so that no epoch of any round has a higher one.
+    """Yield a complaint about a learning rate above the policy's.
 
-    What multiplies losses multiplies steps, unless gradients are clipped after it.
+    The rate bounds every epoch of a schedule. Factors on losses multiply steps, unless gradients are clipped after
+    them.
     """
     yield from _outside("client.learning-rate", plan.learning_rate, 0, policy.max_learning_rate)
     config = request.config
@@ -178,10 +186,10 @@ def _about_rate(policy: Policy, request: TrainRequest, plan: TrainingPlan) -> It
 
 
 def _size(request: TrainRequest, node: Node) -> int:
-    """How many examples steps are counted from; 0: a node with data of its own does not state it."""
+    """Return the number of examples for counting steps; 0: not stated."""
     if node.config.data_path:
         return node.config.public_size
-    # What a simulation deals is as public as the partition.
+    # A simulation's partition is public.
     return max(1, len(local_data(request.config.task, node.config, request.seed, tolerant=True).train))
 
 
@@ -193,16 +201,16 @@ def _outside(key: str, found: float, minimum: float, maximum: float) -> Iterator
 
 
 def _about_noise(policy: Policy, request: TrainRequest) -> Iterator[str]:
-    """Why no mechanism of the list is on; nothing if one is, or if none is insisted on."""
+    """Yield a complaint if mechanisms are listed and none of them is on."""
     reasons = [_why_off(name, policy, request) for name in policy.mechanisms]
     if reasons and all(reasons):
-        # One of them is enough: without these words each reason would read as a demand of its own.
+        # One mechanism is enough; without this prefix each reason would read as a separate demand.
         none = f"none of {', '.join(policy.mechanisms)} is on as demanded: " if len(reasons) > 1 else ""
         yield none + "; ".join(reasons)
 
 
 def _why_off(name: str, policy: Policy, request: TrainRequest) -> str:
-    """Why a mechanism does not count as on; empty if it does."""
+    """Return why a mechanism does not count as on; empty if it does."""
     privacy = request.config.privacy
     side = "server" if is_server_side(name) else "client"
     found = privacy.server.name if side == "server" else privacy.client.name
@@ -239,11 +247,11 @@ def _client_noise(policy: Policy, config: RunConfig) -> str:
 
 
 def _laplace_noise(policy: Policy, config: RunConfig) -> str:
-    """Why this Laplace noise is too little.
+    """Return why this Laplace noise is insufficient; empty if it is sufficient.
 
-    The noise grows with the radius, and what is counted as leaked does not. With `per-layer` every array has the radius
-    by itself, and noise of that size. A radius of 0 is how far training moved the model: a server that sends a model
-    which one row moves and others do not would see which it is, so that a site with a minimum takes part in none.
+    The noise grows with the radius, and the charged leakage does not. With `per-layer` every array has the whole
+    radius, and noise of that size. A radius of 0 means the length of the update. A server could then send a model that
+    one specific row moves, and recognise that row. A site with a minimum therefore refuses a radius of 0.
     """
     found, radius = config.privacy.client.noise_multiplier, config.privacy.client.bound
     if not found:

@@ -1,4 +1,4 @@
-"""What an error may say when it leaves a node."""
+"""Restriction of the information in error replies of a node."""
 
 import logging
 from logging import ERROR, WARNING
@@ -16,18 +16,18 @@ logger = logging.getLogger("cloister.client")
 def contain_errors(message: Message, context: Context, call_next: CallNext) -> Message:
     """Answer an exception with an error reply that carries no data.
 
-    What we say of keys, names and budgets is passed on. What is said of data names files and counts rows, what is said
-    of the node's configuration quotes it, and the text of any other exception may quote an example: of those only the
-    type leaves, and the rest stays in this node's log.
+    Messages about keys, names and budgets leave the node. Errors about data contain file names and row counts, those
+    about the node's configuration quote it, and any other exception may quote an example. Of these only the type
+    leaves, and the rest is logged on the node.
     """
     try:
         return call_next(message, context)
     except Exception as error:
-        # What the server wrote shall write no lines of its own into this node's log.
+        # Text from the server must not add lines to this node's log.
         place = f"run {message.metadata.run_id}, round {clean(message.metadata.group_id)}, node {context.node_id}"
         logged = log_text(error)
         if isinstance(error, BudgetExhausted):
-            # Nothing is broken: to abstain is what a budget is for.
+            # An abstention is the purpose of a budget, not a failure.
             logger.log(WARNING, "%s: this client abstains%s", place, logged)
         else:
             trace = "\n".join(f"  {clean(line)}" for line in trace_without_values(error).splitlines())
@@ -38,9 +38,10 @@ def contain_errors(message: Message, context: Context, call_next: CallNext) -> M
 
 
 def log_text(error: Exception) -> str:
-    """The text for this node's log: of an error of ours its message; of any other nothing, as it may quote an example.
+    """Return the text for this node's log: the message of a Cloister error.
 
-    Where the cause is a spent budget, the text is that of the cause: what leaves is the same whichever budget it was.
+    It is empty for other errors, which may quote an example. If the cause is a spent budget, the text is that of the
+    cause; the text that leaves is equal for all budgets.
     """
     told = error.__cause__ if isinstance(error.__cause__, BudgetExhausted) else error
     lines = map(clean, str(told).splitlines())

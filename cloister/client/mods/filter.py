@@ -1,4 +1,4 @@
-"""The last look at a reply before it leaves."""
+"""Removal of everything from a reply that the run has not agreed on."""
 
 from cloister.client.mods.enforce import Handler
 from cloister.client.node import Node
@@ -8,13 +8,14 @@ from cloister.core.wire import EXAMPLES
 
 
 def only_what_is_agreed(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Drop from a reply what this run has no use for; refuse to send what nobody is to see.
+    """Keep the agreed parts of a reply; refuse scores that were not agreed.
 
-    Under a privacy mechanism counts and metrics stay here: they would leave without noise. They leave only where
-    `evaluation.federated` is switched on by name, and then the run's report lists them.
+    In a private run training metrics stay on the node, since they carry no noise. The example count leaves only if the
+    strategy weights clients by it. Scores leave only if the configuration evaluates on clients. The run's report lists
+    both.
 
     Raises:
-        PrivacyError: scores were asked for in a run that has none.
+        PrivacyError: the request asks for scores in a run that has none.
     """
     config = request.config
     if isinstance(request, EvaluateRequest) and not config.evaluates_on_clients:
@@ -26,7 +27,10 @@ def only_what_is_agreed(request: Request, node: Node, call_next: Handler) -> Rep
 
 
 def _agreed(reply: Reply, request: TrainRequest) -> dict[str, float | int]:
-    """The metrics of a training reply that this run asks for: all, the example count alone, or none."""
+    """Return the agreed metrics of a training reply.
+
+    These are all, the example count, or none.
+    """
     config = request.config
     if not config.is_private:
         return dict(reply.metrics)

@@ -1,4 +1,4 @@
-"""Noise on what a client sends: the last thing that touches a trained model before it leaves."""
+"""Noise on a client's update, the last change of a trained model before it leaves."""
 
 import hashlib
 import logging
@@ -21,21 +21,22 @@ logger = logging.getLogger("cloister.client")
 
 
 def limit_leakage(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Abstain where the limit of leakage leaves no room for a reply, before a budget is charged for it.
+    """Abstain if the limit of leakage does not cover a reply.
 
-    A node with such a limit takes part in nothing that leaves it without Laplace noise.
+    No budget is charged in that case. A node with such a limit refuses every request whose reply would carry no Laplace
+    noise.
 
     Args:
         request: of the server.
-        node: that answers.
-        call_next: makes the reply.
+        node: that replies.
+        call_next: computes the reply.
 
     Raises:
-        BudgetExhausted: the client abstains; the server sees an error reply that says so.
-        PrivacyError: the run's radius is below what the node takes part under.
+        BudgetExhausted: the client abstains; the server receives an error reply that states it.
+        PrivacyError: the run's radius is below the node's minimum.
     """
     if isinstance(request, KeepRequest):
-        return call_next(request, node)  # nothing leaves
+        return call_next(request, node)  # no data leaves
     if isinstance(request, TrainRequest) and request.config.privacy.client.counts_leakage:
         _refuse_free_radius(request.config.privacy.client.bound, node.config)
         with folder_unnamed(node.config):
@@ -48,17 +49,17 @@ def limit_leakage(request: Request, node: Node, call_next: Handler) -> Reply:
 
 
 def add_local_noise(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Noise a trained model by `privacy.client`, and let nothing else of the reply through.
+    """Add the noise of `privacy.client` to a model; drop all other parts.
 
-    A release that would pass the limit of leakage is not made, nor trained for.
+    A release beyond the limit of leakage is not computed, and its model is not trained.
 
     Args:
         request: of the server.
-        node: that answers.
-        call_next: makes the reply.
+        node: that replies.
+        call_next: computes the reply.
 
     Raises:
-        BudgetExhausted: another reply has taken what was left of the limit of leakage.
+        BudgetExhausted: a concurrent reply has used the remaining limit of leakage.
     """
     mechanism = request.config.privacy.client.noise_on_update
     if mechanism is None or not isinstance(request, TrainRequest):
@@ -70,30 +71,33 @@ def add_local_noise(request: Request, node: Node, call_next: Handler) -> Reply:
 
 
 def _note(reason: str) -> None:
-    """For the node's log alone: the server sees noise like any other."""
+    """Log the reason on the node only.
+
+    For the server the reply is noise like any other.
+    """
     logger.log(WARNING, "%s; what is sent is noise on the model that came", reason)
 
 
 def _count_leakage(request: TrainRequest, node: Node) -> None:
-    """Count what a Laplace release leaks within its neighbourhood, before it is made.
+    """Charge a Laplace release's leakage within its neighbourhood in advance.
 
     Raises:
-        BudgetExhausted: it would pass the limit; nothing was counted.
+        BudgetExhausted: it exceeds the limit; nothing was charged.
     """
     if not request.config.privacy.client.counts_leakage:
         return
     with folder_unnamed(node.config):
-        # Nothing tells a release apart that was made and not handed on: both count.
+        # Releases that are computed but not sent count too.
         for event, mechanism in zip(leaked(request), ("laplace", CHOICE), strict=False):
             leakage_budget(request, node).spend(event, request.round, mechanism)
 
 
 def leakage_budget(request: TrainRequest, node: Node) -> PrivacyBudget[Store]:
-    """What all releases of this client may leak, by the run's limit and its own, the stricter of the two.
+    """Return the budget for this client's leakage, by the stricter limit.
 
     Args:
         request: of a run that counts leakage.
-        node: that counts it.
+        node: that replies.
     """
     limit = stricter(request.config.privacy.client.max_leakage, node.config.max_leakage)
     store = _store(request, node)
@@ -103,16 +107,16 @@ def leakage_budget(request: TrainRequest, node: Node) -> PrivacyBudget[Store]:
 
 
 def _store(request: TrainRequest, node: Node) -> Store:
-    """Where leakage is counted: on disk where the node keeps a ledger, else in its state."""
+    """Return the store of leakage: the node's ledger, or its state."""
     kept = keeps_ledger(node.config)
     return ledger_of(node.config, request.config.task.name) if kept else LeakageTally(node.state)
 
 
 def leaked(request: TrainRequest) -> tuple[Event, ...]:
-    """Return what a reply leaks: p/ν within the radius, and what a choice among hypotheses does.
+    """Return the leakage of a reply: p/ν within the radius, and a choice's.
 
-    The published radius is the update's own length, counted as 1. A private choice leaks its ε, an exact one without
-    limit.
+    With a radius of 0, the published radius is the update's own length, counted as 1. A private choice leaks its ε; the
+    leakage of an exact one has no limit.
 
     Args:
         request: of a run that counts leakage.
@@ -130,10 +134,12 @@ def leaked(request: TrainRequest) -> tuple[Event, ...]:
 
 
 def _refuse_free_radius(radius: float, node: NodeConfig) -> None:
-    """Refuse a radius that the server may choose as small as it likes: noise is in proportion, and the leakage is not.
+    """Refuse a radius below the node's minimum.
+
+    A server could shrink the noise with it, but not the charge.
 
     Raises:
-        PrivacyError: this node has a limit of its own, and the run's radius is not of at least its `min-radius`.
+        PrivacyError: this node has a limit of its own, and the run's radius is below its `min-radius`.
     """
     if radius and node.max_leakage and not 0 < node.min_radius <= radius:
         raise PrivacyError(
@@ -143,7 +149,7 @@ def _refuse_free_radius(radius: float, node: NodeConfig) -> None:
 
 
 def _noise(request: TrainRequest, node: Node) -> GaussianNoise:
-    """The operating system's entropy, unless noise is to be repeated; then a stream for each client and round."""
+    """Return secret noise, or a seeded stream for each client and round."""
     seed = request.config.privacy.noise_seed
     if seed == -1:
         return GaussianNoise()

@@ -1,8 +1,8 @@
-"""A node trains a model or judges it as an outsider, and remembers which.
+"""Separation of a node's two roles: training, and evaluation as a held-out client.
 
-Clients that are held out score a model with their own examples, without noise. That is no harm to those whose examples
-the model has not seen; a node that has trained would tell in its scores what its noise hides. The server cannot be
-relied on here: nodes without registered keys come back under another id. So the node itself refuses the second role.
+Held-out clients send scores on their own examples without noise. That is harmless for examples that the model has not
+seen, but the scores of a node that has trained would reveal what its noise hides. The server cannot enforce this: nodes
+without registered keys return under another id. The node itself therefore refuses the second role.
 """
 
 from flwr.app import ConfigRecord
@@ -22,10 +22,11 @@ TRAINED, SCORED = "trained", "scored-in-run"
 
 
 def keep_role(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Refuse to score as an outsider after training under a guarantee, and to train in a run after scoring in it.
+    """Refuse a second role in a run that holds clients out.
 
-    Only runs that hold clients out and protect the others are concerned. A node with a ledger remembers by its data,
-    over all runs, and is asked once more when its reply is entered; a simulated one remembers in its state.
+    A node does not evaluate after training under a guarantee, nor train in a run after evaluating in it. The rule
+    applies to runs that hold clients out and protect the others. A node with a ledger checks the releases about its
+    data, over all runs, and again when its reply is recorded. A simulated node stores its role in its state.
 
     Raises:
         PrivacyError: the node has had the other role.
@@ -44,15 +45,15 @@ def keep_role(request: Request, node: Node, call_next: Handler) -> Reply:
 
 
 def refuse_other_role(request: Request, ledger: Ledger) -> None:
-    """Refuse a request for the other role than the one that the node's ledger tells of.
+    """Refuse a request for another role than the one in the node's ledger.
 
     Args:
         request: of any run.
         ledger: of the node.
 
     Raises:
-        PrivacyError: the node's data was trained on under a guarantee, ever, and is to be scored with; or it was scored
-            with in this run and is to be trained on.
+        PrivacyError: the request is to evaluate, and the data was ever trained on under a guarantee; or it is to train,
+            and the data was evaluated on in this run.
     """
     if _has_roles(request):
         trained = any(not isinstance(entry.event, Unaccounted) for entry in ledger.entries)
@@ -74,7 +75,7 @@ def _refuse(request: Request, trained: bool, scored: bool) -> None:
 
 
 def _remember(request: Request, node: Node) -> None:
-    """In the node's state; a ledger has a line of its own for either role."""
+    """Store the role in the node's state; a ledger has a line for either role."""
     roles = node.state.config_records.setdefault(STATE, ConfigRecord())
     if isinstance(request, TrainRequest):
         roles[TRAINED] = True
