@@ -1,12 +1,12 @@
-"""Where a node keeps an attempt at a round of a secure aggregation from one message to the next.
+"""Storage of a node's attempt at a round of secure aggregation between messages.
 
-Whoever takes an attempt has it alone: nobody finds it any more, until the next step was made and it is kept again. So
-no step is made twice, however often, in whatever order and how many at a time a server asks for steps. Of a run two
-attempts are kept at most: at a round, and an early one at the round after it.
+`AttemptStore.take` removes an attempt until the next step stores it again. So no step runs twice, for any number, order
+and concurrency of a server's requests. The store contains at most two attempts of a run: one at a round, and an early
+one at the next round.
 
 | store | for | where |
 |---|---|---|
-| `MemoryStore` | nodes that one process plays | the memory of this process |
+| `MemoryStore` | simulated nodes of one process | the memory of this process |
 | `FolderStore` (`client/attempts_folder.py`) | a node with a process for each message | files in a folder in memory |
 """
 
@@ -27,13 +27,13 @@ from cloister.core.wire import number
 from cloister.secure_aggregation import terms
 
 STATE = "secure-turn"
-"""The record of the last turn that a node has taken in a run; it holds no secret."""
+"""Record of the last turn of a node in a run, without secrets."""
 SLOTS = (0, 1)
-"""Where attempts of a run are kept: those at even rounds, and those at odd ones."""
+"""Slots for the attempts of a run: one for even rounds, one for odd rounds."""
 
 
 class Stage(IntEnum):
-    """How far a node is in a round: in one of its two attempts, or with its update on the way in one of them."""
+    """Stage of a node in a round: one of two attempts, or the release of its update in one of them."""
 
     EARLY = terms.EARLY
     ORDINARY = terms.ORDINARY
@@ -41,7 +41,7 @@ class Stage(IntEnum):
 
 
 class Turn(NamedTuple):
-    """A point up to which a node has gone in a run. Turns are ordered; a node takes each at most once.
+    """Point that a node has reached in a run. Turns are ordered; a node takes each at most once.
 
     Args:
         round: number of the round.
@@ -53,33 +53,38 @@ class Turn(NamedTuple):
 
     @property
     def number(self) -> int:
-        """This turn as one number, which is larger for every later turn."""
+        """Return this turn as a number that increases with every later turn."""
         return len(Stage) * self.round + self.stage
 
     @property
     def slot(self) -> int:
-        """Where an attempt at this round is kept."""
+        """Return the slot of an attempt at this round."""
         return slot_of(self.round)
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The slots of attempts that are over with this turn: an early one lets the round before go on."""
+        """Return the slots to clear.
+
+        An early attempt keeps the slot of the previous round.
+        """
         return (self.slot,) if self.stage == Stage.EARLY else SLOTS
 
 
 class AttemptStore(ABC):
-    """Keeps the attempts of each run, and the last turn that was taken in it."""
+    """Store of the attempts of each run, and of its last turn."""
 
     def begin(self, run: str, turn: Turn, after: Turn | None = None) -> None:
-        """Note that a turn is taken. An attempt that was not finished is over, also if the turn is refused.
+        """Record a turn and discard the attempts that it ends.
+
+        They are discarded even if the turn is refused.
 
         Args:
-            run: which run.
-            turn: an attempt that begins; or that an update is about to leave in the one that was taken.
-            after: the turn that has to be the last one; None: any earlier one may be.
+            run: id of the run.
+            turn: the start of an attempt, or the release of an update in the attempt that was taken.
+            after: the required last turn; None: any earlier one.
 
         Raises:
-            ProtocolError: this turn, or a later one, was taken before; or another one than `after` was the last.
+            ProtocolError: this turn or a later one is already recorded, or the last turn differs from `after`.
         """
         with self._alone():
             for slot in turn.ends:
@@ -92,15 +97,15 @@ class AttemptStore(ABC):
             self._note(run, turn.number)
 
     def keep(self, run: str, turn: Turn, attempt: bytes) -> None:
-        """Keep an attempt until it is taken.
+        """Store an attempt until it is taken.
 
         Args:
-            run: which run.
-            turn: the last one that was taken in this attempt.
-            attempt: what has to be known for the next step.
+            run: id of the run.
+            turn: the last one of this attempt.
+            attempt: the state for the next step.
 
         Raises:
-            ProtocolError: another turn was taken in the meantime.
+            ProtocolError: another turn has been recorded since.
         """
         with self._alone():
             if turn.number != self._last(run):
@@ -108,14 +113,14 @@ class AttemptStore(ABC):
             self._put(run, turn.slot, attempt)
 
     def take(self, run: str, number: int) -> bytes:
-        """What is kept of an attempt, which nobody finds from then on; empty if there is none.
+        """Remove an attempt from the store and return it; empty if there is none.
 
         Args:
-            run: which run.
+            run: id of the run.
             number: of the round.
 
         Raises:
-            ProtocolError: what is there is not what this store has put there.
+            ProtocolError: the stored content is damaged, or another process stored it.
         """
         slot = slot_of(number)
         with self._alone():
@@ -125,27 +130,27 @@ class AttemptStore(ABC):
 
     @abstractmethod
     def _alone(self) -> AbstractContextManager[None]:
-        """The block, in which nobody else works on what is kept."""
+        """Hold exclusive access to the store within the block."""
 
     @abstractmethod
     def _get(self, run: str, slot: int) -> bytes:
-        """The attempt in a slot; empty if there is none."""
+        """Return the attempt in a slot; empty if there is none."""
 
     @abstractmethod
     def _put(self, run: str, slot: int, attempt: bytes) -> None:
-        """Put this attempt into a slot, for the one that is there; empty: none."""
+        """Replace the attempt in a slot; empty: clear it."""
 
     @abstractmethod
     def _last(self, run: str) -> int:
-        """The number of the last turn that was taken; 0: none."""
+        """Return the number of the last turn; 0: none."""
 
     @abstractmethod
     def _note(self, run: str, number: int) -> None:
-        """Have this as the number of the last turn."""
+        """Store the number of the last turn."""
 
 
 class _Kept(NamedTuple):
-    """An attempt, and the process that remembers it: a fork has a copy of it."""
+    """Attempt, with the process that stored it, since a fork has a copy."""
 
     attempt: bytes = b""
     process: int = 0
@@ -153,21 +158,21 @@ class _Kept(NamedTuple):
 
 @dataclass
 class _Memory:
-    """What a process remembers of a node, by slot."""
+    """Attempts of one node in this process, by slot."""
 
     kept: tuple[_Kept, ...] = (_Kept(),) * len(SLOTS)
 
 
 _memories: dict[int, _Memory] = {}
-"""By the identity of the state of a node."""
+"""Attempts by the identity of a node's state."""
 _remembering = threading.Lock()
 
 
 class MemoryStore(AttemptStore):
-    """In the memory of this process, for as long as the node's state is there; for one run.
+    """Store in the memory of this process, for the lifetime of the node's state and for one run.
 
     Args:
-        state: of the node, in which it keeps the number of the last turn, and no secret.
+        state: of the node; it contains the number of the last turn, and no secret.
     """
 
     def __init__(self, state: RecordDict) -> None:
@@ -202,5 +207,5 @@ class MemoryStore(AttemptStore):
 
 
 def slot_of(number: int) -> int:
-    """Where an attempt at the round with this number is kept."""
+    """Return the slot of an attempt at the round with this number."""
     return number % len(SLOTS)

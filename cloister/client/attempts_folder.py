@@ -1,4 +1,4 @@
-"""Where a node that starts a process for each message keeps its attempts: files in a folder in memory."""
+"""Storage of attempts for a node with one process for each message, as files in a folder in memory."""
 
 import fcntl
 import os
@@ -15,25 +15,26 @@ from cloister.core.files import DAY, expanded
 from cloister.secure_aggregation.canonical import read, text
 
 IN_MEMORY = ("tmpfs", "ramfs")
-"""Kinds of file systems that lie on no disk."""
+"""Kinds of file systems in memory."""
 MOUNTS = Path("/proc/self/mountinfo")
 LABEL = "kept in this file"
 DIGITS = 20
-"""Of the number of a turn in a file."""
+"""Digits of the number of a turn in a file."""
 OWN = stat.S_IRUSR | stat.S_IWUSR
 SUFFIX, TURN = ".attempt", ".turn"
 MAXIMUM_ATTEMPTS = 64
-"""Attempts that a folder keeps, two of a run at most: of more the one that has waited longest is over."""
+"""Maximum attempts in a folder, at most two for a run; beyond it, the oldest is removed."""
 MAXIMUM_WAIT = DAY
-"""Seconds that an attempt waits for its next step."""
+"""Maximum seconds that an attempt waits for its next step."""
 
 
 class FolderStore(AttemptStore):
-    """In files that this user alone can read, in a folder of its own that is in memory.
+    """Store in files that only this user can read, in a folder of its own in memory.
 
-    A file holds its own device and inode number: a copy of it, or of the folder, gives no attempt.
-    What a server never ends is over after a day, or when it has begun many others: the node has dropped out of it. To
-    refuse new ones instead would keep it from all rounds once so many runs had been killed.
+    Each file contains its own device and inode number, so that a copy of it, or of the folder, is refused.
+
+    An unfinished attempt is removed after a day, or after many newer ones, and the node has then dropped out of that
+    round. Refusing new attempts instead would exclude the node from all rounds after so many killed runs.
 
     Args:
         folder: its path.
@@ -43,10 +44,10 @@ class FolderStore(AttemptStore):
         self._path, self._folder = folder, -1
 
     def clear(self) -> None:
-        """Remove all that is kept here.
+        """Remove all attempts and turns.
 
         Raises:
-            NodeConfigError: the folder is not one to keep secrets in.
+            NodeConfigError: the folder is unsuitable for secrets.
         """
         with self._alone():
             for name in os.listdir(self._folder):
@@ -64,7 +65,7 @@ class FolderStore(AttemptStore):
                 os.close(self._folder)
 
     def _end_those_left(self, max_attempts: int) -> None:
-        """Remove attempts that have waited too long for their next step, and the oldest of too many."""
+        """Remove attempts that waited too long, and those beyond `max_attempts`."""
         names = [name for name in os.listdir(self._folder) if name.endswith(SUFFIX)]
         since = {name: os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime for name in names}
         newest = sorted(names, key=since.__getitem__, reverse=True)
@@ -112,7 +113,7 @@ class FolderStore(AttemptStore):
     def _note(self, run: str, number: int) -> None:
         file = self._open(f"{run}{TURN}", os.O_WRONLY | os.O_CREAT)
         try:
-            # As long as the number before it: at no time there is another one.
+            # The number has a fixed length, so that the file contains a valid number at all times.
             os.pwrite(file, b"%0*d" % (DIGITS, number), 0)
         finally:
             os.close(file)
@@ -127,7 +128,7 @@ def _name(run: str, slot: int) -> str:
 
 @contextmanager
 def _files_of(path: str) -> Iterator[None]:
-    """What the system says about files in the folder, as the operator of the node is to hear it."""
+    """Convert errors of the operating system for the node's operator."""
     try:
         yield
     except OSError as error:
@@ -135,10 +136,10 @@ def _files_of(path: str) -> Iterator[None]:
 
 
 def _opened(path: str) -> int:
-    """The folder, open, so that all that follows is about the one that was looked at.
+    """Open the folder and verify the opened one.
 
     Raises:
-        NodeConfigError: somebody else could read or change what is in it, or it lies on a disk.
+        NodeConfigError: another user can read or change its content, or it is on a disk.
     """
     folder = os.open(expanded(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -154,7 +155,7 @@ def _opened(path: str) -> int:
 
 
 def _file_system(device: int) -> str:
-    """The kind of the file system with this device number."""
+    """Return the kind of the file system with this device number."""
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in MOUNTS.read_text().splitlines():
         mount, _, system = line.partition(" - ")
@@ -164,6 +165,6 @@ def _file_system(device: int) -> str:
 
 
 def _identity_of(file: int) -> list[int]:
-    """What no copy of a file, and no second name of it, has in common with it."""
+    """Return device, inode and link count, which a copy or link changes."""
     found = os.fstat(file)
     return [found.st_dev, found.st_ino, found.st_nlink]

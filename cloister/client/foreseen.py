@@ -1,4 +1,4 @@
-"""The training that a secure aggregation leads to, and what it releases by this node's own roster."""
+"""Training request that a secure aggregation leads to, with the releases by this node's own roster."""
 
 from dataclasses import replace
 
@@ -11,7 +11,9 @@ from cloister.core.arrays import Layout
 
 
 def foreseen(request: ProtocolRequest) -> TrainRequest:
-    """The training request of the same round, with the release that this node's share of the noise amounts to.
+    """Return the training request of the same round.
+
+    Its release is that by this node's share of the noise.
 
     Args:
         request: for the first step.
@@ -31,14 +33,14 @@ def foreseen(request: ProtocolRequest) -> TrainRequest:
 
 
 def by_own_roster(request: TrainRequest, node: Node) -> TrainRequest:
-    """Return the request with the releases that it comes to for this node, by who made the members' keys.
+    """Return the request with this node's own releases.
 
-    The provisioner can play the members whose keys it made. Where they are more than may collude under the settings of
-    the run, this node's own share is the noise that it counts on.
+    They depend on who made the members' keys. The provisioner can act as the members whose keys it made. If they exceed
+    the number that may collude under the settings of the run, the node counts on its own share of the noise only.
 
     Args:
         request: of the server.
-        node: that answers. One without a signing key is simulated, or refuses the next step.
+        node: that replies. One without a signing key is simulated, or refuses the next step.
 
     Raises:
         NodeConfigError, PolicyError: as `identity`.

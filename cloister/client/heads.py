@@ -1,10 +1,10 @@
-"""What a node was told of the server's ledger, kept beside its own: with it the site can tell lines that are gone.
+"""Heads of the server's ledger that a node received, stored beside its own ledger to detect deleted lines.
 
-A server chooses the names of runs, and so how many there are. `MAXIMUM` of them are kept, and the day that has the most
-gives one up, the one that was told last. So messages of today, however many runs they name, push out neither what was
-told on other days, nor what was told earlier today; and a head of an earlier day is replaced by nothing. Whoever takes
-lines away later finds the head of the day on which they were written. A server that tells false heads on the day itself
-needs no such trick, and anchors are for that (`docs/privacy.md`).
+A server chooses the names of runs, and so their number. The file contains at most `MAXIMUM` heads. Beyond that, the day
+with the most heads drops the one that was received last. So heads of days with fewer heads stay, for any number of runs
+in today's messages, and no message overwrites a head of an earlier day. A server that later deletes lines contradicts
+the head of the day on which they were written. A server that sends false heads on the day itself needs no deletion, and
+anchors detect it (`docs/privacy.md`).
 """
 
 import fcntl
@@ -22,20 +22,21 @@ from cloister.privacy.accounting.ledger import today
 
 logger = logging.getLogger("cloister.client")
 Heads = dict[str, dict[str, dict[str, str | int]]]
-"""By day and run the last head that was told, and in which round."""
+"""By day and run: the last received head, and its round."""
 MAXIMUM = 1000
-"""Heads in a file, of 150 bytes each: with one run a day, of nearly three years."""
+"""Maximum heads in a file, of 150 bytes each; enough for nearly three years of one run a day."""
 
 
 def heads_beside(ledger: Path) -> Path:
-    """The file of the heads that a node was told."""
+    """Return the path of the file of received heads."""
     return ledger.with_suffix(".heads.json")
 
 
 def keep_head(ledger: Path, request: TrainRequest) -> None:
-    """Keep the head of the server's ledger: by day and run the last one, which no ledger has without all lines before.
+    """Store the head of the server's ledger, by day and run.
 
-    A file that cannot be read or written is left as it is, and the node goes on: what it replies must not depend on it.
+    Only a ledger with all lines before it has this head. If the file cannot be read or written, it stays unchanged and
+    the node continues: replies must not depend on it.
 
     Args:
         ledger: of the node.
@@ -56,12 +57,12 @@ def keep_head(ledger: Path, request: TrainRequest) -> None:
 
 
 def _day() -> str:
-    """Today (UTC)."""
+    """Return the current day (UTC)."""
     return time.strftime("%Y-%m-%d", time.gmtime(today()))
 
 
 def _forget(kept: Heads) -> None:
-    """Take heads away until there are no more than `MAXIMUM`: of the fullest day, the oldest such, its last run."""
+    """Drop heads beyond `MAXIMUM`: the last of the oldest fullest day."""
     while sum(map(len, kept.values())) > MAXIMUM:
         fullest = max(kept, key=lambda day: len(kept[day]))
         kept[fullest].popitem()
@@ -71,7 +72,7 @@ def _forget(kept: Heads) -> None:
 
 @contextmanager
 def _locked(ledger: Path) -> Iterator[None]:
-    """The block, in which no other process writes to the ledger or keeps a head: each writes all heads anew."""
+    """Lock the ledger within the block, since each process rewrites all heads."""
     with ledger.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

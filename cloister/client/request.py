@@ -1,10 +1,10 @@
-"""What a message of the server says, parsed once at the node's door.
+"""Requests of the server, parsed once before any other step on the node.
 
-The server chooses every byte of a message. Here it becomes one typed value, or is refused: every record and field must
-be known, every number in its range, every array finite, and there are as many models as the run configuration says.
-Policy, budget, noise and handlers get that value; none of them sees the message.
+The server chooses every byte of a message. Parsing returns one typed value, or refuses the message: every record and
+field must be known, every number in its range, every array finite, and the number of models equal to that of the run
+configuration. Policy, budget, noise and handlers receive this value instead of the message.
 
-A refusal depends on the message and the run configuration alone, never on the node's data.
+A refusal depends only on the message and the run configuration, never on the node's data.
 """
 
 import logging
@@ -57,11 +57,11 @@ from cloister.secure_aggregation.messages import Delivery
 logger = logging.getLogger("cloister.client")
 NamedArrays = Mapping[str, NDArray]
 MAXIMUM_WHOLE = 2**31 - 1
-"""Largest round and seed: what a run configuration can hold."""
+"""Largest round and seed that a run configuration can contain."""
 MAXIMUM_LENGTH = 1 << 16
-"""Characters of a run configuration."""
+"""Maximum characters of a run configuration."""
 DATA_PATH = "data-path"
-"""In a node's configuration: it has data of its own."""
+"""Key of the node configuration for data of its own."""
 MAXIMUM_PENALTY = 1e6
 """Largest μ of FedProx."""
 COMES_WITH = {SIGN: ADVERTISE, UNMASK: SHARE}
@@ -70,7 +70,7 @@ COMES_WITH = {SIGN: ADVERTISE, UNMASK: SHARE}
 
 @dataclass(frozen=True)
 class Request:
-    """What every message says.
+    """Content that all messages share.
 
     Attributes:
         config: of the run.
@@ -78,7 +78,7 @@ class Request:
         round: at least 0.
         seed: of the run, for partitions, shuffles and dropout; never for noise.
         models: one, or as many hypotheses as the run has clusters; every array is finite.
-        frozen: SHA-256 of the server's frozen weights; empty: it has none.
+        frozen: SHA-256 of the server's frozen weights; empty: there are none.
     """
 
     config: RunConfig
@@ -91,16 +91,16 @@ class Request:
 
 @dataclass(frozen=True)
 class TrainRequest(Request):
-    """A request to train a model.
+    """Request to train a model.
 
     Attributes:
         proximal_mu: FedProx's μ; 0: no penalty.
-        promise: the releases that the reply will go into, as the server says.
-        ledger_head: hash of the last line of the server's ledger; empty: the server told none.
-        delivery: under secure aggregation, what this node masks its update with; None elsewhere.
-        bound: under secure aggregation, C that this node clips its update to; 0 elsewhere.
-        distance: under secure aggregation, d that scales this node's noise; 1 where none does.
-        by_provisioner: members whose keys the provisioner made, where this node counts on its own share of noise alone.
+        promise: the releases that the reply contributes to, as the server states them.
+        ledger_head: hash of the last line of the server's ledger; empty: not stated.
+        delivery: under secure aggregation, data for the masks of the update; None elsewhere.
+        bound: under secure aggregation, the clipping norm C of the update; 0 elsewhere.
+        distance: under secure aggregation, d that scales this node's noise; 1 if none does.
+        by_provisioner: members whose keys the provisioner made, if this node counts on its own share of noise only.
     """
 
     proximal_mu: float = 0.0
@@ -114,14 +114,14 @@ class TrainRequest(Request):
 
 @dataclass(frozen=True)
 class ProtocolRequest(Request):
-    """A request for a step of a secure aggregation in which nobody trains.
+    """Request for a step of a secure aggregation, without training.
 
     Attributes:
-        step: which one.
-        content: what the server tells in it, undecoded.
-        bound: C that this node will clip its update to.
-        distance: d that will scale its noise; 1 where none does.
-        early: what the server tells in the step of the next round that comes with this one; None: none does.
+        step: name of the step.
+        content: the server's data for it, undecoded.
+        bound: the clipping norm C of the later update.
+        distance: d that scales its noise; 1 if none does.
+        early: the server's data for a step of the next round that comes with this one; None: there is none.
         is_early: whether this is such a step.
     """
 
@@ -133,7 +133,7 @@ class ProtocolRequest(Request):
     is_early: bool = field(default=False, kw_only=True)
 
     def apart(self) -> "tuple[ProtocolRequest, ProtocolRequest | None]":
-        """This step, and that of the next round that came with it, as two requests."""
+        """Return this step and the next round's early step as two requests."""
         own = replace(self, early=None)
         if self.early is None:
             return own, None
@@ -142,17 +142,17 @@ class ProtocolRequest(Request):
 
 @dataclass(frozen=True)
 class EvaluateRequest(Request):
-    """A request to score a model."""
+    """Request to evaluate a model."""
 
 
 @dataclass(frozen=True)
 class KeepRequest(Request):
-    """The final models of a run, for the node to keep the one that suits it; nothing is sent back."""
+    """Request to save the final model that suits the node best, without data in the reply."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What is on its way out of a node.
+    """Reply of a node before it is sent.
 
     Attributes:
         arrays: a trained model; None: none.
@@ -169,7 +169,7 @@ class Reply:
     ledger_head: str = ""
 
     def content(self) -> RecordDict:
-        """The reply as Flower sends it."""
+        """Return the reply as records of Flower."""
         if self.arrays is None and not self.metrics:
             return RecordDict()
         content = RecordDict({METRICS: MetricRecord(dict(self.metrics))})
@@ -188,22 +188,22 @@ SPECIFIC: dict[type[Request], tuple[str, ...]] = {
     EvaluateRequest: (),
     KeepRequest: (),
 }
-"""Fields of a message beside those that every message may carry."""
+"""Fields of a message beside those that every message may contain."""
 AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 
 def request_of(kind: type[AnyRequest], message: Message, context: Context) -> AnyRequest:
-    """The request that a message makes of this node.
+    """Parse and validate the request in a message.
 
     Args:
-        kind: what the message is about.
+        kind: class of the request.
         message: of the server.
-        context: of the node; its run configuration counts.
+        context: of the node; it provides the run configuration.
 
     Raises:
-        ConfigError: the run configuration is none.
+        ConfigError: the run configuration is invalid.
         FederationError: a record or a field is missing, unknown, of another type or out of range; or the number of
-            models is not what the run configuration says; or an array is not finite.
+            models contradicts the run configuration; or an array is not finite.
         PrivacyError: the promise cannot be read.
     """
     config, fields = run_config(context), _fields(kind, message)
@@ -222,7 +222,7 @@ def request_of(kind: type[AnyRequest], message: Message, context: Context) -> An
 def _special(
     kind: type[Request], fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, ...]
 ) -> dict[str, object]:
-    """What only a request of this kind holds."""
+    """Return the fields that only a request of this kind has."""
     if kind is ProtocolRequest:
         return _step(fields, config)
     if kind is not TrainRequest:
@@ -237,7 +237,7 @@ def _special(
 
 
 def _step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
-    """The step of a secure aggregation that is asked for, in a run that has one."""
+    """Return the fields of a protocol step, in a run with secure aggregation."""
     step, content = fields.get(SECURE_STEP), fields.get(SECURE_MESSAGE)
     if not config.secure_aggregation.enabled:
         raise FederationError("the server's message is of a secure aggregation, and this run has none")
@@ -249,10 +249,10 @@ def _step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
 
 
 def _early(step: object, fields: ConfigRecord, config: RunConfig) -> bytes | None:
-    """What the server tells in the step of the next round that comes with this one; None: none does.
+    """Return the data for an early step of the next round; None without one.
 
     Raises:
-        FederationError: none can come with this step, or in this run.
+        FederationError: this step, or this run, permits none.
     """
     found = fields.get(SECURE_EARLY)
     may_come = step in COMES_WITH and shared_mean(config).is_stationary
@@ -265,11 +265,11 @@ def _early(step: object, fields: ConfigRecord, config: RunConfig) -> bytes | Non
 
 
 def _delivery(fields: ConfigRecord, config: RunConfig) -> Delivery | None:
-    """What a node masks its update with; None in a run without secure aggregation.
+    """Return the data for an update's masks; None without secure aggregation.
 
     Raises:
-        FederationError: the message asks for a model that is masked in a run without, or the other way round.
-        ProtocolError: it is no such thing.
+        FederationError: the message has such data in a run without secure aggregation, or lacks it in one with it.
+        ProtocolError: the data is invalid.
     """
     said = fields.get(SECURE_MESSAGE)
     if not (isinstance(said, bytes) if config.secure_aggregation.enabled else said is None):
@@ -281,18 +281,18 @@ def _delivery(fields: ConfigRecord, config: RunConfig) -> Delivery | None:
 
 
 def _followed(fields: ConfigRecord, config: RunConfig) -> dict[str, float]:
-    """What of a secure aggregation may follow from earlier rounds."""
+    """Return the secure aggregation's values that may follow earlier rounds."""
     return {"bound": _bound(fields, config), "distance": _distance(fields, config)}
 
 
 def _bound(fields: ConfigRecord, config: RunConfig) -> float:
-    """C of a secure aggregation: the server tells it where it adapts, and nowhere else.
+    """Return the clipping norm C of a secure aggregation.
 
-    It decides what a step of the grid is worth. In steps, update and noise are the same whatever it is, so that no
-    server makes a node add less noise to what it clips by telling it another one.
+    A message states C if and only if it adapts. C determines the size of a grid step. In grid steps, bound and noise
+    are independent of C. So a server cannot reduce a node's noise relative to its clipped update by another C.
 
     Raises:
-        FederationError: the message lacks it, has it where it should not, or it is out of range.
+        FederationError: the message lacks C, has it without need, or C is out of range.
     """
     found = fields.get(CLIPPING_NORM)
     mechanism = shared_mean(config) if config.secure_aggregation.enabled else None
@@ -308,12 +308,13 @@ def _bound(fields: ConfigRecord, config: RunConfig) -> float:
 
 
 def _distance(fields: ConfigRecord, config: RunConfig) -> float:
-    """d of a secure aggregation: the server tells it where one scales the noise, and nowhere else.
+    """Return the distance d of a secure aggregation.
 
-    The mechanism holds it between the limits of the configuration: no d makes noise of less than what is charged.
+    A message states d if and only if it scales the noise. The mechanism keeps d within the configured limits, so that
+    no d leads to less noise than is charged.
 
     Raises:
-        FederationError: the message lacks it, has it where it should not, or it is no distance.
+        FederationError: the message lacks d, has it without need, or d is no distance.
     """
     found = fields.get(DISTANCE)
     if config.secure_aggregation.enabled and shared_mean(config).squares:
@@ -328,10 +329,10 @@ def _distance(fields: ConfigRecord, config: RunConfig) -> float:
 
 
 def _shared(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, ...]) -> tuple[Event, ...]:
-    """The release that an update goes into under secure aggregation, by this node's own reckoning.
+    """Return the release of a secure sum, as this node computes it.
 
     Raises:
-        PrivacyError: the server reckons with another one.
+        PrivacyError: the server states another one.
     """
     own = shared_mean(config).events(Layout.of(models[0]))
     if PROMISE in fields and promised(fields) != own:
@@ -340,14 +341,14 @@ def _shared(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, 
 
 
 def run_config(context: Context) -> RunConfig:
-    """The run configuration, parsed once per process.
+    """Return the run configuration, parsed once per process.
 
-    A node that names data of its own has no use for the path that the server names: no code of a task sees it, as a
-    task that made its model of what lies there would answer questions about the node's files.
+    If the node has data of its own, the server's data path is removed, so that no task receives it. A task that built
+    its model from that path would otherwise reveal the node's files.
 
     Raises:
-        ConfigError: it is none.
-        FederationError: it is so long that a server could fill the node's memory with it.
+        ConfigError: it is invalid.
+        FederationError: it is too long, and could exhaust the node's memory.
     """
     length = sum(len(key) + len(str(value)) for key, value in context.run_config.items())
     if length > MAXIMUM_LENGTH:
@@ -358,7 +359,7 @@ def run_config(context: Context) -> RunConfig:
 
 @lru_cache(maxsize=4)
 def _parsed(items: tuple[tuple[str, str, Scalar], ...], has_own_data: bool) -> RunConfig:
-    # Types are part of the key: True equals 1, and is another value of a configuration.
+    # Types are part of the key: True equals 1, but is a different value of a configuration.
     config = parse({key: value for key, _, value in items})
     if not has_own_data:
         return config
@@ -366,10 +367,10 @@ def _parsed(items: tuple[tuple[str, str, Scalar], ...], has_own_data: bool) -> R
 
 
 def promised(fields: Mapping[str, object]) -> tuple[Event, ...]:
-    """The releases that a reply will go into, as the server says.
+    """Return the releases of a reply, as the server states them.
 
     Raises:
-        PrivacyError: it says something that is no list of releases with noise.
+        PrivacyError: the statement is no list of releases with noise.
     """
     said = fields.get(PROMISE)
     if said is None:
@@ -381,10 +382,10 @@ def promised(fields: Mapping[str, object]) -> tuple[Event, ...]:
 
 
 def refuse_shares_of_noise(promise: Iterable[Event]) -> None:
-    """Refuse the promise of noise in shares in a run in which no client adds one.
+    """Refuse stated shares of noise in a run in which no client adds one.
 
     Raises:
-        PrivacyError: the server promises it.
+        PrivacyError: the server states such a release.
     """
     if any(isinstance(event, DistributedGaussian) for event in promise):
         raise PrivacyError(
@@ -393,15 +394,15 @@ def refuse_shares_of_noise(promise: Iterable[Event]) -> None:
 
 
 def refuse_other_frozen(request: Request, own: str) -> None:
-    """Refuse to train or score around frozen weights that are not the server's.
+    """Refuse frozen weights that differ from the server's.
 
     Args:
         request: of the server.
-        own: SHA-256 of the frozen weights of this node's model, which follow from the task's code and its files alone.
+        own: SHA-256 of the frozen weights of this node's model, which depend only on the task's code and files.
 
     Raises:
-        FederationError: the digests differ. The text depends on the server's alone: this node's own stays in its log,
-            as a task that makes frozen weights of data would send bits of that with it.
+        FederationError: the digests differ. The text depends on the server's digest only, and the node's own is logged:
+            a task could encode data in its frozen weights.
     """
     if request.frozen != own:
         theirs, ours = (f"SHA-256 {digest[:12]}…" if digest else "none" for digest in (request.frozen, own))
@@ -413,14 +414,14 @@ def refuse_other_frozen(request: Request, own: str) -> None:
 
 
 def refuse_misfit(models: Sequence[NamedArrays], own: NamedArrays) -> None:
-    """Refuse models that are not of this node's own kind.
+    """Refuse models whose arrays differ in kind from this node's own.
 
     Args:
-        models: that the server sent.
+        models: received from the server.
         own: the arrays of the model that this node would train.
 
     Raises:
-        FederationError: a name, a shape or a dtype differs; names it.
+        FederationError: a name, a shape or a dtype differs; the text contains it.
     """
     for model in models:
         if odd := sorted(set(model) ^ set(own)):
@@ -436,7 +437,7 @@ def refuse_misfit(models: Sequence[NamedArrays], own: NamedArrays) -> None:
 
 
 def _fields(kind: type[Request], message: Message) -> ConfigRecord:
-    """The one record of settings, if there is nothing in the message that is not known."""
+    """Return the record of settings, after refusing unknown content."""
     content = message.content
     records = (list(content.array_records), list(content.config_records), list(content.metric_records))
     arrays = [] if kind is ProtocolRequest else [ARRAYS]
@@ -451,7 +452,7 @@ def _fields(kind: type[Request], message: Message) -> ConfigRecord:
 
 
 def _models(message: Message, fields: ConfigRecord, config: RunConfig) -> tuple[NamedArrays, ...]:
-    """As many models as the run configuration says: what the message says must be the same."""
+    """Return the models, after checking their number by the configuration."""
     expected = config.privacy.server.hypotheses or None
     found = fields.get(HYPOTHESES)
     if type(found) is not type(expected) or found != expected:
@@ -474,7 +475,7 @@ def _models(message: Message, fields: ConfigRecord, config: RunConfig) -> tuple[
 
 
 def _digest(fields: ConfigRecord, name: str) -> str:
-    """A digest that the server tells; empty where it tells none."""
+    """Return a digest from the message; empty without one."""
     found = fields.get(name, "")
     if isinstance(found, str) and (name not in fields or re.fullmatch("[0-9a-f]{64}", found)):
         return found
@@ -488,10 +489,10 @@ def _whole(fields: ConfigRecord, name: str) -> int:
 def _number(
     fields: ConfigRecord, name: str, maximum: float, default: float | None = None, whole: bool = False
 ) -> float | int:
-    """A field that is a number from 0 to `maximum`."""
+    """Return a field that is a number from 0 to `maximum`."""
     value = fields.get(name, default)
     kinds = (int,) if whole else (int, float)
-    # By its exact type: True is an int, and no number of rounds.
+    # Compare the exact type: True is an int, but no number of rounds.
     if isinstance(value, int | float) and type(value) in kinds and 0 <= value <= maximum:
         return value
     kind = "a whole number" if whole else "a number"

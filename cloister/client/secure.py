@@ -1,7 +1,7 @@
-"""A node's part in a secure aggregation: who it is, what it keeps from one message to the next, and what it sends.
+"""Participation of a node in a secure aggregation: its identity, its stored state and its messages.
 
-What it keeps is with a store (`cloister.client.attempts`), and never in the state that Flower keeps for the node: that
-may be written to a disk. A node that is started anew knows of no attempt, and has dropped out.
+The state is in a store (`cloister.client.attempts`), and never in the state that Flower keeps for the node, which may
+be written to a disk. A restarted node has no attempt, and has dropped out.
 """
 
 import hashlib
@@ -44,19 +44,19 @@ from cloister.secure_aggregation.written import NUMBER, TEXT, Written, sized
 
 logger = logging.getLogger("cloister.client")
 AnyStep = TrainRequest | ProtocolRequest
-"""What a node is asked for in an attempt."""
+"""Request within an attempt."""
 
 
 @dataclass(frozen=True, repr=False)
 class Attempt(Written):
-    """What is kept of a round that this node takes part in, between two messages.
+    """Stored state of this node in a round, between two messages.
 
     Args:
-        number: which attempt at the round it is, `Stage.EARLY` or `Stage.ORDINARY`.
-        settings: hash of the run's, by which the attempt began; the server may send others with each message.
-        terms: hash of the terms: the round, who may take part, and who this node is.
+        number: of the attempt at the round, `Stage.EARLY` or `Stage.ORDINARY`.
+        settings: hash of the run's settings at the start; the server may send others with each message.
+        terms: hash of the terms: the round, its possible members, and this node's name.
         parameters: p, numbers of an update.
-        member: this node in the protocol, put down; it holds the secrets, but not the long-term key.
+        member: this node in the protocol, serialised, with its secrets but without the long-term key.
     """
 
     number: int = field(metadata=NUMBER)
@@ -68,7 +68,7 @@ class Attempt(Written):
 
 @dataclass(frozen=True, repr=False)
 class _Part:
-    """This node in an attempt, while it makes a step.
+    """State of this node in an attempt, during a step.
 
     Args:
         member: in the protocol.
@@ -85,7 +85,7 @@ class _Part:
 
     @classmethod
     def of(cls, request: AnyStep, who: Identity, stage: Stage, parameters: int, kept: bytes = b"") -> "_Part":
-        """The part of this node by its own files and the settings of the request, at the start or where it was put."""
+        """Return the new or restored state, by own files and request's settings."""
         mechanism = shared_mean(request.config).told(request.distance)
         plan = mechanism.plan(parameters)
         graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
@@ -96,21 +96,21 @@ class _Part:
         return cls(member, plan, stage, _digest(request.config), named)
 
     def put_down(self) -> bytes:
-        """What is to be kept until the next message; the member has forgotten it."""
+        """Serialise the state until the next message, and clear the member."""
         member = self.member.put_down()
         return Attempt(self.stage.value, self.settings, self.terms, self.plan.parameters, member).encode()
 
 
 def with_early_step(request: ProtocolRequest, node: Node, call_next: Handler) -> Reply:
-    """Make the step that is asked for, and then the one of the next round that came with it.
+    """Make the requested step, and then the next round's early step.
 
-    Whatever speaks against the early step, or goes wrong in it, does not touch this round: its answer is left out, and
-    the server begins the next round by itself, where it hears why. The two steps share the time of one message: where
-    it ends in the early step, both are lost.
+    If the early step is refused or fails, its answer is omitted and this round is unaffected. The server then begins
+    the next round with a message of its own, and receives the reason. The two steps share the deadline of one message:
+    if it passes during the early step, both are lost.
 
     Args:
         request: of the server.
-        node: that answers.
+        node: that replies.
         call_next: makes one step.
     """
     own, early = request.apart()
@@ -128,14 +128,14 @@ def with_early_step(request: ProtocolRequest, node: Node, call_next: Handler) ->
 
 
 def take_part(request: ProtocolRequest, node: Node) -> Reply:
-    """Make one step of the protocol that takes no training.
+    """Make one step of the protocol that needs no training.
 
     Args:
         request: of the server.
-        node: that answers.
+        node: that replies.
 
     Raises:
-        ProtocolError: the step is not the next one, or asks for what the protocol does not allow. The attempt is over.
+        ProtocolError: the step is not the next one, or violates the protocol. The attempt is over.
     """
     if request.step == ADVERTISE:
         return _advertised(request, node)
@@ -147,7 +147,7 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
 
 
 def _stepped(member: Member, step: str, content: bytes) -> protocol.Message:
-    """What a member answers in a step, told what the server tells in it."""
+    """Return the member's answer to the server's data in a step."""
     if step == SHARE:
         return member.share(protocol.Cohort.decode(content))
     if step == SIGN:
@@ -156,17 +156,17 @@ def _stepped(member: Member, step: str, content: bytes) -> protocol.Message:
 
 
 def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Let nothing of a training reply through but the update, clipped, with its share of the noise, and masked.
+    """Reduce a training reply to the clipped, noised and masked update.
 
-    What other members have sent is looked at before the reply is charged and made: it spends nothing if it is refused.
+    Data from other members is verified before the reply is charged and computed, so that a refusal costs nothing.
 
     Args:
         request: of the server.
-        node: that answers.
+        node: that replies.
         call_next: trains.
 
     Raises:
-        ProtocolError: the node takes part in no attempt at this round, or not with those whom the server tells it.
+        ProtocolError: the node takes part in no attempt at this round, or refuses the members that the server names.
     """
     if not request.config.secure_aggregation.enabled or not isinstance(request, TrainRequest):
         return call_next(request, node)
@@ -183,7 +183,7 @@ def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
 
 
 def _masked(part: _Part, request: TrainRequest, trained: NamedArrays) -> protocol.MaskedInput:
-    """The update in steps of the grid, with this node's share of the noise and its masks."""
+    """Return the masked update in grid steps, with this node's noise share."""
     (sent,) = request.models
     plan, layout = part.plan.at(request.bound), Layout.of(sent)
     numbers = whole_input(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
@@ -194,7 +194,7 @@ def _masked(part: _Part, request: TrainRequest, trained: NamedArrays) -> protoco
 
 
 def _advertised(request: ProtocolRequest, node: Node) -> Reply:
-    """Begin an attempt: keys for it, and the roster that this node goes by."""
+    """Begin an attempt, and reply with its keys and this node's roster."""
     store = store_of(request, node)
     who, stage = identity_of(request, node), Stage.EARLY if request.is_early else Stage.ORDINARY
     store.begin(request.run, Turn(request.round, stage))
@@ -205,21 +205,21 @@ def _advertised(request: ProtocolRequest, node: Node) -> Reply:
 
 
 def _packed(message: protocol.Message) -> NamedArrays:
-    """A message of the protocol as it travels."""
+    """Return a message of the protocol as an array."""
     return {SECURE_MESSAGE: np.frombuffer(message.encode(), np.uint8)}
 
 
 def _kept(part: _Part, request: Request, node: Node, stage: Stage) -> None:
-    """Keep the part until the next message, if the turn with this stage was the last one."""
+    """Store the state, if the turn with this stage was the last one."""
     store_of(request, node).keep(request.run, Turn(request.round, stage), part.put_down())
 
 
 def _taken(request: AnyStep, node: Node) -> _Part:
-    """The part of this node, which nobody else has from then on: a step that fails leaves nothing.
+    """Remove the state from the store and return it; a failed step leaves none.
 
     Raises:
-        ProtocolError: there is none in this round; or it began under other settings: what is charged would not be the
-            noise that is added; or this node has another name since, or another roster.
+        ProtocolError: there is none in this round; or it began under other settings, so that the charge would differ
+            from the added noise; or the node's name or roster has changed since.
     """
     kept = store_of(request, node).take(request.run, request.round)
     if not kept:
@@ -237,19 +237,19 @@ def _taken(request: AnyStep, node: Node) -> _Part:
 
 
 def _digest(config: RunConfig) -> bytes:
-    """The hash of all settings of a run."""
+    """Return the hash of all settings of a run."""
     return hashlib.sha256(json.dumps(config.flat(), sort_keys=True).encode()).digest()
 
 
 def store_of(request: Request, node: Node) -> AttemptStore:
-    """What keeps an attempt for this node.
+    """Return the store of attempts for this node.
 
     Args:
         request: of the server.
-        node: that answers.
+        node: that replies.
 
     Raises:
-        ProtocolError: its configuration names no folder for that, and its process lives no longer than a message.
+        ProtocolError: its configuration names no folder for them, and its process ends with each message.
     """
     if node.config.secure_state:
         return FolderStore(node.config.secure_state)
@@ -259,15 +259,17 @@ def store_of(request: Request, node: Node) -> AttemptStore:
 
 
 def identity_of(request: Request, node: Node) -> Identity:
-    """Who this node is: by its own files, or in a simulation by keys that this process has made.
+    """Return the identity of this node.
+
+    It is from its own files, or from keys of this process in a simulation.
 
     Args:
         request: of the server.
-        node: that answers.
+        node: that replies.
 
     Raises:
-        NodeConfigError: one of its files is not what it has to be.
-        ProtocolError: it has no key.
+        NodeConfigError: one of its files is invalid.
+        ProtocolError: the node has no key.
     """
     config = node.config
     if (own := identity(config)) is not None:
@@ -282,7 +284,7 @@ def identity_of(request: Request, node: Node) -> Identity:
 
 @lru_cache(maxsize=4)
 def _simulated(clients: int) -> tuple[dict[str, Ed25519PrivateKey], Roster]:
-    """The keys of all simulated clients of this process, and the roster of them."""
+    """Return the keys of this process's simulated clients, and their roster."""
     keys = {_name(number): Ed25519PrivateKey.generate() for number in range(clients)}
     return keys, Roster({name: public_bytes(key) for name, key in keys.items()}, frozenset(keys))
 

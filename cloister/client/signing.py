@@ -1,8 +1,8 @@
-"""What a site signs with in secure aggregations, and whom it takes for a member of them.
+"""Signing key of a site in secure aggregations, and its trusted roster of members.
 
-Three files of the site say so: its signing key, the signed roster, and the public key of whoever signs rosters. The
-policy may pin the fingerprints of all members in `peers` instead, or as well. The site makes its key when it first
-starts, and nothing else ever has the private half.
+Three files of the site determine them: its signing key, the signed roster, and the public key of the roster's signer.
+The policy may pin the fingerprints of all members in `peers` instead, or as well. The site makes its key at its first
+start, and no other party ever has the private half.
 """
 
 import fcntl
@@ -23,12 +23,12 @@ from cloister.secure_aggregation.roster import Roster, SignedRoster, opened, pub
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a site is in secure aggregations.
+    """Identity of a site in secure aggregations.
 
     Args:
         name: of the site on the roster.
         key: its long-term key.
-        roster: of all who may take part, as somebody other than the server vouches for it.
+        roster: of all possible members, certified by a party other than the server.
     """
 
     name: str
@@ -37,22 +37,22 @@ class Identity:
 
 
 def make_key(folder: Path) -> str:
-    """Make the key that a site signs with, unless the folder has one, and write its public half beside it.
+    """Make the signing key of a site if it has none; write its public half.
 
     Args:
-        folder: gets `signing.key`, for its owner alone, and `signing.pub`. Each is whole or absent.
+        folder: receives `signing.key`, readable by its owner only, and `signing.pub`. Each is complete or absent.
 
     Returns:
         The fingerprint of the key.
 
     Raises:
-        ConfigError: a file cannot be written, or is no such key.
+        ConfigError: a file cannot be written, or contains no such key.
     """
     private = folder / "signing.key"
     try:
         handle = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # of two starts at the same time one makes the key
+            fcntl.flock(handle, fcntl.LOCK_EX)  # only one of two concurrent starts makes the key
             if not private.exists():
                 _written(private, new_signing_key(), 0o600)
             key = signing_key(private.read_bytes(), f"signing-key {private}")
@@ -72,12 +72,11 @@ def _written(path: Path, content: bytes, mode: int) -> None:
 
 
 def identity(node: NodeConfig) -> Identity | None:
-    """Who this site is in secure aggregations; None if its configuration names no signing key.
+    """Return the identity of this site; None without a signing key.
 
     Raises:
-        NodeConfigError: a file cannot be read or holds something else; nobody whom the site trusts vouches for the
-            roster, or it is older than one that was seen before; or the site is not on it. For the operator of the
-            node alone.
+        NodeConfigError: a file cannot be read or is invalid; no trusted party certifies the roster, or it is older than
+            one that was seen earlier; or the site is not on it. The text is for the operator of the node only.
         PolicyError: the policy cannot be read.
     """
     if not node.signing_key:
@@ -100,7 +99,7 @@ def identity(node: NodeConfig) -> Identity | None:
 
 
 def _trusted_roster(node: NodeConfig) -> Roster:
-    """The roster, of which the signature, the fingerprints or both were checked, as the site has it."""
+    """Return the site's roster, with verified signature, fingerprints or both."""
     policy = policy_of(node.policy)
     pins = policy.peers if policy else {}
     if not (node.roster_key or pins):
@@ -113,9 +112,9 @@ def _trusted_roster(node: NodeConfig) -> Roster:
 
 
 def _require(signed: SignedRoster, authority: Ed25519PublicKey, folder: Path) -> None:
-    """Refuse a roster that the authority did not sign, or that is older than one that was seen; remember its number.
+    """Refuse an unsigned roster or an older one than seen; record its number.
 
-    Numbers are added to the file at its end: of processes that do so at the same time none undoes what another did.
+    Numbers are appended to the file, so that concurrent processes keep each other's entries.
     """
     path = folder / f"roster-{hashlib.sha256(authority.public_bytes_raw()).hexdigest()[:12]}.seen"
     try:
@@ -124,7 +123,7 @@ def _require(signed: SignedRoster, authority: Ed25519PublicKey, folder: Path) ->
         if signed.serial > seen:
             folder.mkdir(parents=True, exist_ok=True)
             with path.open("a") as file:
-                # The line begins anew: the last one may have been torn.
+                # Begin a new line, since the last one may be incomplete.
                 file.write(f"\n{signed.serial}\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -135,7 +134,7 @@ def _require(signed: SignedRoster, authority: Ed25519PublicKey, folder: Path) ->
 
 
 def _content(key: str, path: str) -> bytes:
-    """What is in a file that a key of the node configuration names."""
+    """Return the content of a file that a key of the node configuration names."""
     try:
         return expanded(path).read_bytes()
     except OSError as error:
