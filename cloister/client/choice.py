@@ -1,4 +1,4 @@
-"""Which of several hypotheses a client trains, scores or keeps."""
+"""Choice of a hypothesis by a client, for training, evaluation or its own model."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ NamedArrays = Mapping[str, NDArray]
 def chosen_to_train(
     privacy: PrivacyConfig, model: Model, models: Sequence[NamedArrays], task: Task, examples: Examples
 ) -> int:
-    """The hypothesis that suits these examples best, by noised losses where the run protects the client.
+    """Return the hypothesis of least loss, by a private choice if configured.
 
     Args:
         privacy: of the run.
-        model: whose weights are replaced while losses are computed.
+        model: its weights are replaced to compute losses.
         models: k hypotheses.
-        task: knows the losses.
+        task: computes the losses.
         examples: of the client; possibly none.
     """
     if len(models) == 1:
@@ -37,7 +37,10 @@ def chosen_to_train(
 
 
 def choice_of(privacy: PrivacyConfig, grouped: bool) -> PrivateChoice:
-    """The mechanism of a private choice: it protects the units that DP-SGD does, or the client as a whole."""
+    """Return the mechanism of a private choice.
+
+    It protects the units of DP-SGD, or the client as a whole.
+    """
     unit: Literal["client", "example", "group"] = "client"
     if privacy.client.clips_gradients:
         unit = "group" if grouped else "example"
@@ -45,12 +48,15 @@ def choice_of(privacy: PrivacyConfig, grouped: bool) -> PrivateChoice:
 
 
 def _numbered(groups: NDArray | None) -> NDArray | None:
-    """Groups as whole numbers, whatever they are called."""
+    """Return groups as integers, for names of any type."""
     return None if groups is None else np.unique(groups, return_inverse=True)[1]
 
 
 def best(model: Model, models: Sequence[NamedArrays], task: Task, examples: Examples) -> int:
-    """The hypothesis of the smallest mean loss: an un-noised answer of private data. It is put into the model."""
+    """Assign the hypothesis of least mean loss to the model and return it.
+
+    This answer carries no noise.
+    """
     chosen = 0
     if len(models) > 1:
         chosen = int(np.argmin([_mean(_losses(model, hypothesis, task, examples)) for hypothesis in models]))
@@ -59,7 +65,7 @@ def best(model: Model, models: Sequence[NamedArrays], task: Task, examples: Exam
 
 
 def _losses(model: Model, hypothesis: NamedArrays, task: Task, examples: Examples) -> NDArray:
-    """The loss of each example, shape (n,)."""
+    """Return the loss of each example, shape (n,)."""
     if not len(examples):
         return np.zeros(0)
     model.assign(hypothesis)
@@ -67,24 +73,24 @@ def _losses(model: Model, hypothesis: NamedArrays, task: Task, examples: Example
 
 
 def _losses_alone(model: Model, hypothesis: NamedArrays, task: Task, examples: Examples) -> NDArray:
-    """The loss of each example, shape (n,), to the last bit whatever the others are and however many there are.
+    """Return each loss, shape (n,), bit for bit independent of other rows.
 
-    Processors add up in another order for another number of rows. Of weights whose sums overflow in one order and not
-    in the other, one row more would change everybody's loss. A loss that cannot be computed is ∞, for that row alone.
+    Processors sum in an order that depends on the number of rows. For some weights only one order overflows, so that
+    one more row would change every loss. If a loss cannot be computed, it is ∞ for that row alone.
     """
     model.assign(hypothesis)
     return np.concatenate([np.zeros(0), *_contained_losses(model, task, examples)])
 
 
 def _contained_losses(model: Model, task: Task, examples: Examples) -> Iterator[NDArray]:
-    """Losses in the examples' order; where the computation raises an exception, halves are tried by themselves."""
+    """Yield losses in order; after an exception, compute each half separately."""
     count = len(examples)
     if not count:
         return
     try:
         scores = model.predict_alone(examples.x)
         yield np.concatenate([task.losses(examples.y[i : i + 1], scores[i : i + 1]) for i in range(count)])
-    except Exception:  # whatever it is, it must not tell in the others' losses that it happened
+    except Exception:  # no exception may affect the losses of other examples
         if count == 1:
             yield np.full(1, np.inf)
             return
@@ -93,6 +99,6 @@ def _contained_losses(model: Model, task: Task, examples: Examples) -> Iterator[
 
 
 def _mean(losses: NDArray) -> float:
-    """∞ for a hypothesis that has diverged: it suits nobody."""
+    """Return the mean loss; ∞ for a hypothesis that has diverged."""
     mean = float(np.mean(losses)) if len(losses) else 0.0
     return mean if math.isfinite(mean) else math.inf

@@ -1,4 +1,4 @@
-"""A client's own examples: a file of its node in a deployment, a part of a benchmark in a simulation."""
+"""Examples of a client: a file of its node in a deployment, a part of a benchmark in a simulation."""
 
 import logging
 import unicodedata
@@ -32,7 +32,7 @@ _handed_out: ContextVar[Sequence[Examples] | None] = ContextVar(
 
 @dataclass(frozen=True)
 class LocalData:
-    """What a client trains on, and what it keeps back to score models with."""
+    """Examples of a client for training, and held-out examples for evaluation."""
 
     train: Examples
     test: Examples
@@ -40,10 +40,10 @@ class LocalData:
 
 @contextmanager
 def handing_out(parts: Sequence[Examples]) -> Iterator[None]:
-    """The block, in which simulated clients train on these examples instead of their parts of a benchmark.
+    """Replace the benchmark parts of simulated clients within the block.
 
     Args:
-        parts: one for each client; they keep none of it back.
+        parts: one for each client, all for training.
     """
     token = _handed_out.set(parts)
     try:
@@ -54,26 +54,26 @@ def handing_out(parts: Sequence[Examples]) -> Iterator[None]:
 
 @lru_cache(maxsize=2)
 def task_of(config: TaskConfig) -> Task:
-    """The task of a run; one per process."""
+    """Return the task of a run; cached in the process."""
     return named_task(config)
 
 
 def local_data(config: TaskConfig, node: NodeConfig, seed: int, tolerant: bool = False) -> LocalData:
-    """The examples of the node with this node configuration.
+    """Return the examples of the node with this node configuration.
 
-    Data of a node's own is split row by row, by a hash that is keyed with the node's secret: one row more or less moves
-    no other. A simulated part is split class by class, as papers do, from the run's seed.
+    A node's own data is split row by row, by a hash that is keyed with the node's secret. An added or removed row moves
+    no other row. A simulated part is split class by class, as in papers, from the run's seed.
 
     Args:
         config: the run's `task.*`.
-        node: says where they are.
+        node: names the file or the part of a benchmark.
         seed: of the run, the same for all clients, so that they agree on the partition.
-        tolerant: leave out single rows that the task cannot take, and say so in the log. Otherwise one such row is an
-            error, which a run under a client mechanism must not show.
+        tolerant: omit single rows that the task rejects, and log their number. Otherwise such a row raises an error,
+            which a run under a client mechanism must not reveal.
 
     Raises:
-        NodeConfigError: it says neither a file nor a part of a benchmark.
-        DataError: the data is absent or is not what the task reads.
+        NodeConfigError: it names neither a file nor a part of a benchmark.
+        DataError: the data is absent, or the task cannot read it.
     """
     if node.data_path:
         return _own_data(config, node.data_path, node.ledger_folder, tolerant)
@@ -86,12 +86,12 @@ def local_data(config: TaskConfig, node: NodeConfig, seed: int, tolerant: bool =
 
 
 def units_dealt(config: TaskConfig, node: NodeConfig, seed: int) -> NDArray:
-    """Return what names each unit that a simulation deals a client to train on.
+    """Return the ids of the training units that a simulation assigns.
 
     Args: as `local_data`.
 
     Returns:
-        The numbers of examples, or the names of groups, each once. Two clients with the same one hold data of the same
+        The numbers of examples, or the distinct names of groups. Two clients with the same id have data of the same
         unit.
     """
     if (parts := _handed_out.get()) is not None and node.partition_id is not None:
@@ -104,7 +104,7 @@ def units_dealt(config: TaskConfig, node: NodeConfig, seed: int) -> NDArray:
 
 @lru_cache(maxsize=4)
 def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> LocalData:
-    # Read as if nothing were kept back: the server may ask for many splits of one file.
+    # Read without a split: the server may request many splits of one file.
     examples = _own_file(config.model_copy(update={"test_fraction": 0.0}), path, tolerant)
     train, test = split(examples, config.test_fraction, secret_key(folder) if config.test_fraction else b"")
     return LocalData(examples.take(train), examples.take(test))
@@ -114,10 +114,10 @@ def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> Lo
 def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
     examples = _read(config, expanded(path), tolerant)
     if not config.group:
-        # Rows are units, whatever else the task reads: of a group one row would be drawn, and another take its place.
+        # Rows are the units, even if the task reads groups. DP-SGD would otherwise draw one row of a group.
         return replace(examples, groups=None)
     if examples.groups is None:
-        # Whoever wrote the task may not have thought of groups: each row by itself is not what the run promises.
+        # A task without groups would protect each row by itself, contrary to the run's claim.
         raise DataError(f"task.group = {config.group!r}: task {config.name!r} reads no groups from {path}")
     groups, named = _one_spelling(examples.groups)
     examples = replace(examples, groups=groups)
@@ -125,10 +125,11 @@ def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
 
 
 def _one_spelling(groups: NDArray) -> tuple[NDArray, NDArray[np.bool_]]:
-    """Return the names of groups, each in one spelling, and which rows have one; a warning counts the others.
+    """Return group names in a unique spelling, and which rows have one.
 
-    A patient whose name has a space more in some rows would be two, and rows without a name one patient together: in
-    either case one person would move a sum by more than the clip of one group.
+    A warning counts the remaining rows. A name with an extra space in some rows would count as two patients, and all
+    rows without a name as one patient. Either way one person could move a sum by more than the clipping norm of one
+    group.
     """
     if groups.dtype.kind != "U":
         return groups, np.ones(len(groups), np.bool_)
@@ -141,7 +142,10 @@ def _one_spelling(groups: NDArray) -> tuple[NDArray, NDArray[np.bool_]]:
 
 
 def _spelt(name: str) -> str:
-    """A name in its one spelling; empty for one that is no name, which could take an hour to spell."""
+    """Return the unique spelling of a name; empty beyond `LONGEST`.
+
+    A longer name could take an hour to normalise.
+    """
     return " ".join(unicodedata.normalize("NFC", name).split()) if len(name) <= LONGEST else ""
 
 
@@ -151,7 +155,7 @@ def _read(config: TaskConfig, place: Path, tolerant: bool) -> Examples:
         return task.read(place)
     rows = task.rows(place)
     if rows.x.shape[1:] != task.input_shape:
-        return task.checked(rows, place)  # no single row is at fault
+        return task.checked(rows, place)  # every row has the wrong shape
     keep = task.usable(rows)
     if not keep.all():
         logger.log(WARNING, "%d of %d rows are left out: a number or a label is out of range", (~keep).sum(), len(keep))
@@ -159,7 +163,7 @@ def _read(config: TaskConfig, place: Path, tolerant: bool) -> Examples:
 
 
 def _dealt_rows(config: TaskConfig, node: NodeConfig, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Which training examples of the benchmark a simulated client trains on, and which it scores models with."""
+    """Return a simulated client's training rows and evaluation rows."""
     if node.partition_id is None or node.num_partitions is None:
         raise NodeConfigError("the node configuration must hold 'data-path', or 'partition-id' and 'num-partitions'")
     own = _parts(config, node.num_partitions, seed)[node.partition_id]
@@ -172,18 +176,21 @@ def _dealt_rows(config: TaskConfig, node: NodeConfig, seed: int) -> tuple[NDArra
 
 @lru_cache(maxsize=1)
 def benchmark_of(config: TaskConfig) -> Dataset:
-    """The benchmark data of a task, which a simulation deals out; one per process.
+    """Return the benchmark data of a simulation, cached in the process.
 
-    Its training examples are in the groups that `task.group` names, and in none where it names none.
+    Its training examples are in the groups that `task.group` names, or in none if it is empty.
 
     Raises:
-        DataError: it is not on this machine, or has no groups of this name.
+        DataError: the data is not on this machine, or has no groups of this name.
     """
     return _grouped(config, dataset_of(task_of(config)))
 
 
 def _grouped(config: TaskConfig, data: Dataset) -> Dataset:
-    """The data, whose training examples are in the groups of the run; those that name no group are left out."""
+    """Return the data with training examples in the run's groups.
+
+    Examples without a group are omitted.
+    """
     if not config.group:
         return replace(data, train=replace(data.train, groups=None), groups={})
     if config.group not in data.groups:

@@ -1,4 +1,4 @@
-"""What a client does with a request: train on its own examples, score the models sent, or keep one of them."""
+"""Request handlers of a client: train on its own examples, evaluate the models, or save one of them."""
 
 import json
 import logging
@@ -33,10 +33,11 @@ logger = logging.getLogger("cloister.client")
 
 
 def train(request: TrainRequest, node: Node) -> Reply:
-    """Train the model of the request; answer with the trained arrays, the example count and the training loss.
+    """Train the model; reply with arrays, example count and training loss.
 
-    Where the client protects itself, alone or with others, whatever goes wrong with its data is answered as if it had
-    none: with the noise of a model that was not trained. The reason stays in the node's log.
+    If the run uses client-side protection or secure aggregation, failures with the data stay hidden. The reply then
+    equals that of a client without examples, and contains the noise on a model that was not trained. The node logs the
+    reason.
     """
     bench = _bench(request)
     trainer, plan = bench.trainer, plan_of(request, node)
@@ -50,7 +51,7 @@ def train(request: TrainRequest, node: Node) -> Reply:
         return trainer.fit(data, plan) if len(data) or request.config.privacy.client.clips_gradients else None
 
     loss = attempt(lambda: trained_on(examples), lambda: trained_on(_nothing(request)))
-    # How many examples there are is an un-noised answer: where the client protects them, only the public size is told.
+    # The number of examples is not noised: if the client protects them, the reply contains the public size instead.
     metrics: dict[str, float | int] = {EXAMPLES: plan.public_size or len(examples)}
     if loss is not None:
         metrics[TRAIN_LOSS] = loss
@@ -58,10 +59,10 @@ def train(request: TrainRequest, node: Node) -> Reply:
 
 
 def _bench(request: Request) -> Workbench:
-    """The workbench of a run, whose model is of the server's kind.
+    """Return the workbench of a run after verifying the models of the request.
 
     Raises:
-        FederationError: arrays or frozen weights are not the server's.
+        FederationError: arrays or frozen weights differ from the server's.
     """
     bench = workbench_of(request.config)
     refuse_misfit(request.models, bench.model.arrays())
@@ -74,7 +75,7 @@ def _open(work: Callable[[], T], instead: Callable[[], T]) -> T:
 
 
 def _contained(work: Callable[[], T], instead: Callable[[], T]) -> T:
-    """What `work` gives; or where it fails, what `instead` does."""
+    """Return the result of `work`; on failure, log it and return `instead()`."""
     try:
         return work()
     except Exception as error:
@@ -86,22 +87,22 @@ def _contained(work: Callable[[], T], instead: Callable[[], T]) -> T:
 
 
 def _examples(request: TrainRequest, node: Node) -> Examples:
-    """What this client trains on.
+    """Return the training examples of this client.
 
     Raises:
-        DataError: there is none, or less than the node's policy asks for.
+        DataError: there are none, or fewer than the node's policy requires.
     """
     clips = request.config.privacy.client.clips_gradients
     examples = local_data(request.config.task, node.config, request.seed, tolerant=clips).train
     if clips:
-        return examples  # any number is one that it protects
+        return examples  # DP-SGD protects any number
     if len(examples) < max(1, node.policy.min_rows if node.policy else 0):
         raise DataError("this client has no examples to train on, or fewer than its policy asks for")
     return examples
 
 
 def _nothing(request: TrainRequest) -> Examples:
-    """No examples, of the task's shapes."""
+    """Return an empty set of examples in the task's shapes."""
     task = task_of(request.config.task)
     labels = np.zeros(0, np.int64 if task.classes else np.float32)
     groups = np.zeros(0, np.int64) if request.config.task.group else None
@@ -114,13 +115,13 @@ def _choice(bench: Workbench, request: TrainRequest, examples: Examples) -> int:
 
 
 def evaluate(request: EvaluateRequest, node: Node) -> Reply:
-    """Score the model of the request on the examples kept back; answer with the scores and how many there were.
+    """Evaluate the model on held-out examples; reply with metrics and count.
 
-    A client that never trains has kept all of them back. Of several hypotheses it scores the one that suits its other
-    examples best; where there are no others, the one that suits these.
+    A held-out client without a test split evaluates on all of its examples. Of several hypotheses the client evaluates
+    the one of least loss on its training examples, or on the evaluated ones if it has no others.
 
     Raises:
-        DataError: there are no examples to score with.
+        DataError: there are no examples for evaluation.
     """
     config, task = request.config, task_of(request.config.task)
     data = local_data(config.task, node.config, request.seed)
@@ -133,9 +134,10 @@ def evaluate(request: EvaluateRequest, node: Node) -> Reply:
 
 
 def keep_personal(request: KeepRequest, node: Node) -> Reply:
-    """Save the final hypothesis that suits this client best in the `model-dir` of its node, and tell nobody which.
+    """Save the final hypothesis of least loss in the node's `model-dir`.
 
-    Where the client protects itself, or its node has a policy or a limit, nor does anybody hear whether that failed.
+    The server does not learn which one it is. If the run protects the client, or the node has a policy or a limit, a
+    failure stays hidden from the server too.
     """
     if node.config.model_dir:
         _bench(request)
@@ -146,7 +148,7 @@ def keep_personal(request: KeepRequest, node: Node) -> Reply:
 
 
 def _is_protected(request: Request) -> bool:
-    """Whether clients of this run protect themselves, alone or with others: then no failure may tell of their data."""
+    """Return whether clients have their own mechanism or secure aggregation."""
     return request.config.privacy.client.is_on or request.config.secure_aggregation.enabled
 
 

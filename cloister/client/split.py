@@ -1,8 +1,8 @@
-"""Which of a node's own examples are for training, decided for each by itself.
+"""Split of a node's own examples for training and evaluation, independent for each example.
 
-A shuffle reassigns everybody when one row joins or leaves, and a stratified one shows how many classes there are. Here
-a hash of the row itself decides, keyed with a secret of the node: one row more or less moves no other, and a server
-that chooses the share of test examples cannot tell which rows it moves.
+With a shuffle, one added or removed row reassigns all others, and a stratified split reveals the number of classes.
+Here a hash of the row itself decides, keyed with a secret of the node. An added or removed row moves no other, and a
+server that chooses the share of test examples cannot determine which rows it moves.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ NAME = "split.key"
 
 
 def split(examples: Examples, fraction: float, key: bytes) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Divide examples into those to train on and those to score with.
+    """Divide examples into those for training and those for evaluation.
 
     Args:
         examples: n of them. All rows of a group go to the same side.
-        fraction: probability of a row, or a group, to be scored with; in [0, 1).
+        fraction: probability of a row, or a group, to be for evaluation; in [0, 1).
         key: secret of the node.
 
     Returns:
@@ -38,25 +38,30 @@ def split(examples: Examples, fraction: float, key: bytes) -> tuple[NDArray[np.i
 
 
 def uniform_hashes(identities: Sequence[bytes], key: bytes) -> NDArray[np.float64]:
-    """A number in [0, 1) for each identity: uniform to whoever does not know the key, always the same to who does."""
+    """Return a number in [0, 1) for each identity.
+
+    It is uniform without the key, and fixed given the key.
+    """
     digests = b"".join(hashlib.blake2b(identity, key=key, digest_size=8).digest() for identity in identities)
     return np.frombuffer(digests, ">u8") / 2.0**64
 
 
 def _identities(examples: Examples) -> list[bytes]:
-    """What a row is known by: its group where it has one, else all of its numbers."""
+    """Return the identity of each row: its group, or else all its numbers."""
     if examples.groups is not None:
-        # Whatever text a file holds has bytes: one name without them would fail for all.
+        # Any text of a file must have bytes: otherwise one name would fail the whole node.
         return [str(group).encode("utf-8", "surrogatepass") for group in examples.groups.tolist()]
     x, y = np.ascontiguousarray(examples.x), np.ascontiguousarray(examples.y)
     return [x[i].tobytes() + y[i].tobytes() for i in range(len(examples))]
 
 
 def secret_key(folder: Path) -> bytes:
-    """The node's secret, made when it is asked for first; only the node's user may read it.
+    """Return the node's secret key, made at its first use.
+
+    Only the node's user may read it.
 
     Raises:
-        ConfigError: the file is not one that was written here.
+        ConfigError: the file has another format.
     """
     path = folder / NAME
     if not path.exists():
@@ -68,7 +73,7 @@ def secret_key(folder: Path) -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """A new key in a file, whole or absent; of several nodes that share a folder, the first one's."""
+    """Write a new key to a file, complete or absent; the first of several wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{NAME}.{secrets.token_hex(8)}")
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -76,7 +81,7 @@ def _make_key(path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     try:
-        # A link, and no renaming: that would take the place of a key that another node has split its data by.
+        # Use a link instead of renaming, which would replace a key that another node has split its data by.
         with suppress(FileExistsError):
             os.link(partial, path)
     finally:

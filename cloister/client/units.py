@@ -1,7 +1,7 @@
-"""Whom DP-SGD protects on a node, and how many of them it says there are.
+"""Privacy units of DP-SGD on a node, and their public number.
 
-A unit is an example, or with `task.group` a group of examples (a patient's, a writer's). How many there are shows in
-the rate of batches and in the number of steps, so on a node with data of its own it is a constant that its operator
+A unit is an example, or with `task.group` a group of examples (a patient's, a writer's). The rate of batches and the
+number of steps reveal the number of units. A node with data of its own therefore uses a constant that its operator
 states.
 """
 
@@ -22,10 +22,10 @@ from cloister.tasks.training.plan import TrainingPlan
 
 
 def size_of(node: NodeConfig) -> int:
-    """The number of units that DP-SGD on this node is planned for; 0: as many as a simulation deals it.
+    """Return the public number of units for DP-SGD; 0: as simulated.
 
     Raises:
-        PrivacyError: the node has data of its own and does not state how much.
+        PrivacyError: the node has data of its own and states no size.
     """
     if node.data_path and not node.public_size:
         raise PrivacyError(
@@ -37,12 +37,12 @@ def size_of(node: NodeConfig) -> int:
 
 @dataclass(frozen=True)
 class Units:
-    """The examples that a client trains on, unit by unit.
+    """Training examples of a client, by unit.
 
     Attributes:
         examples: all of them.
         members: indices of each group's examples; None: every example is a unit.
-        augmentation: how an example is changed at random when it is taken; None: it is not.
+        augmentation: random change of each example that is taken; None: no change.
         key: of these changes.
     """
 
@@ -53,22 +53,22 @@ class Units:
 
     @classmethod
     def of(cls, examples: Examples, cap: int, seed: int | None = None) -> "Units":
-        """The units of some examples.
+        """Return the units of some examples.
 
         Args:
             examples: of the client.
-            cap: most examples of a group that count; which ones is drawn anew each time.
-            seed: of that draw, for tests; None: the operating system draws.
+            cap: largest number of a group's examples; the choice is drawn anew each time.
+            seed: of that draw, for tests; None: the operating system's entropy.
         """
         if examples.groups is None:
             return cls(examples, None)
         return cls(examples, units_of(examples.groups, cap, seed))
 
     def changed_by(self, augmentation: Augmentation | None, key: bytes) -> "Units":
-        """The same units, whose examples are changed at random.
+        """Return the same units with random changes of their examples.
 
         Args:
-            augmentation: None: they are as they are.
+            augmentation: None: no change.
             key: of one step.
         """
         return replace(self, augmentation=augmentation, key=key) if augmentation else self
@@ -77,7 +77,9 @@ class Units:
         return len(self.examples) if self.members is None else len(self.members)
 
     def steps(self, plan: TrainingPlan, privacy: PrivacyConfig) -> LocalSteps:
-        """The private steps of a round, from the public size, which is the true one in a simulation alone.
+        """Return the private steps of a round, from the public size.
+
+        Only a simulation uses the true size.
 
         Args:
             plan: of the round.
@@ -88,18 +90,21 @@ class Units:
         )
 
     def examples_of(self, number: int) -> Examples:
-        """The examples of one unit."""
+        """Return the examples of one unit."""
         return self._taken(np.array([number]) if self.members is None else self.members[number])
 
     def of_batch(self, batch: NDArray[np.intp]) -> Examples:
-        """The examples of a batch of units; `groups` numbers the units within the batch, where they are groups."""
+        """Return the examples of a batch of units.
+
+        If units are groups, `groups` numbers them within the batch.
+        """
         if self.members is None:
             return self._taken(batch)
         rows, groups = rows_of(self.members, batch)
         return replace(self._taken(rows), groups=groups)
 
     def _taken(self, rows: NDArray[np.intp]) -> Examples:
-        """The examples of these rows, each changed by itself."""
+        """Return the examples of these rows, each changed independently."""
         taken = self.examples.take(rows)
         if self.augmentation is None:
             return taken

@@ -1,4 +1,4 @@
-"""The model of a run and the trainer that was made for it: built once per process, and never apart."""
+"""Model of a run and its trainer, built together once per process."""
 
 from functools import cached_property, lru_cache
 
@@ -14,9 +14,9 @@ from cloister.tasks.training.trainers import TRAINERS, Trainer
 
 
 class Workbench:
-    """A model, and its trainer as soon as somebody trains.
+    """Model of a run, with a trainer that is created at its first use.
 
-    Both live and go together: a trainer that outlived its model would train one that nobody reads.
+    Both have the same lifetime, so that a trainer never trains a discarded model.
 
     Args:
         task, client, privacy: of the run configuration.
@@ -29,16 +29,17 @@ class Workbench:
 
     @cached_property
     def frozen(self) -> str:
-        """SHA-256 of the weights that are neither trained nor sent; empty without any."""
+        """Return the SHA-256 of weights neither trained nor sent; empty without any."""
         return frozen_digest(self.model)
 
     @cached_property
     def trainer(self) -> Trainer:
-        """Trains the model in place, with the optimizer that the run names.
+        """Return the trainer of the model, with the configured optimizer.
 
         Raises:
-            ConfigError: the task cannot be trained so; or the optimizer is unknown, or does not go with the model.
-            UnsupportedModel: the run protects examples, and this model's have no gradients of their own.
+            ConfigError: the task does not permit this training; or the optimizer is unknown, or incompatible with the
+                model.
+            UnsupportedModel: the run protects examples, and the model has no gradients of single examples.
         """
         recipe = recipe_of(self._task, self._client, self._privacy)
         if not self._privacy.client.clips_gradients:
@@ -46,12 +47,12 @@ class Workbench:
         return PRIVATE_TRAINERS.load(self.model.kind)(self.model, recipe, self._privacy, self._group_cap)
 
     def prepare(self) -> None:
-        """Make the trainer now; raises what `trainer` does."""
+        """Create the trainer; raises the exceptions of `trainer`."""
         _ = self.trainer
 
 
 def workbench_of(config: RunConfig) -> Workbench:
-    """The workbench of a run; the last one is kept for the messages that follow."""
+    """Return the workbench of a run, cached for later messages."""
     return _made(config.task, config.client, config.privacy)
 
 

@@ -1,1 +1,1 @@
-"""How a client trains: the plan that a message asks for, and the trainers of DP-SGD."""
+"""Local training of a client: the plan of a round, and the trainers of DP-SGD."""

@@ -20,21 +20,21 @@ from cloister.tasks.training.plan import TrainingPlan
 
 
 class PrivateKerasTrainer(PrivateTrainer):
-    """Any Keras optimizer on clipped and noised sums of the gradients of single examples, or of groups of them.
+    """Trainer with any Keras optimizer on clipped and noised sums of the gradients of examples or groups.
 
-    The optimizer starts afresh in every `fit`: nothing of one client's training reaches another's.
+    The optimizer is reset in every `fit`, so that no state of one client's training reaches another's.
 
     Args:
         model: a classifier, trained in place.
-        recipe: of the run: its optimizer, B of every plan that follows, and the weights of its classes.
+        recipe: of the run: its optimizer, the batch size B of every later plan, and the class weights.
         privacy: the run's `privacy.*`.
-        group_cap: most examples of a unit; 1: each example is one.
+        group_cap: largest number of a unit's examples; 1: each example is a unit.
 
-    Guarantee: as `LocalSteps` and `DpSgd` say; what the optimizer makes of a noised sum is post-processing.
+    Guarantee: that of `LocalSteps` and `DpSgd`; the optimizer's use of a noised sum is post-processing.
 
     Raises:
-        ConfigError: Keras does not know the optimizer, or the loss is none of a classifier.
-        UnsupportedModel: the model's examples have no gradients of their own.
+        ConfigError: Keras does not have the optimizer, or the loss is not that of a classifier.
+        UnsupportedModel: the model has no gradients of single examples.
     """
 
     def __init__(self, model: KerasModel, recipe: Recipe, privacy: PrivacyConfig, group_cap: int = 1) -> None:
@@ -56,9 +56,9 @@ class PrivateKerasTrainer(PrivateTrainer):
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
 
     def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
-        """Start the optimizer afresh, and the masks of dropout.
+        """Reset the optimizer and the masks of dropout.
 
-        Masks are as secret as the noise, and repeated only with it: the server knows the plan's seed.
+        Masks are as secret as the noise, and repeat only with it: the server knows the plan's seed.
 
         Raises:
             ConfigError: the plan has another batch size.
@@ -77,7 +77,7 @@ class PrivateKerasTrainer(PrivateTrainer):
 
 
 def _loss(recipe: Recipe) -> Loss:
-    """Return the loss of an example, multiplied with the weight of its class before the gradient is clipped."""
+    """Return an example's loss times its class weight, before clipping."""
     found = recipe.weights(np.arange(len(recipe.class_weights) or 1))
     if found is None:
         return keras.losses.sparse_categorical_crossentropy

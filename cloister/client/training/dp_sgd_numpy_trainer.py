@@ -1,4 +1,4 @@
-"""DP-SGD for models that give their own gradient."""
+"""DP-SGD for models with their own gradients."""
 
 from functools import partial
 
@@ -19,15 +19,15 @@ from cloister.tasks.training.weighting import weighted_gradients
 
 
 class PrivateNumpyTrainer(PrivateTrainer):
-    """Plain SGD on clipped and noised sums of the gradients of single examples, or of groups of them.
+    """Trainer with plain SGD on clipped and noised sums of the gradients of examples or groups.
 
     Args:
         model: trained in place; its gradient of a batch is the mean of those of its examples.
-        recipe: of the run; its optimizer is `sgd`, as these models know no other.
+        recipe: of the run; its optimizer must be `sgd`.
         privacy: the run's `privacy.*`.
-        group_cap: most examples of a unit; 1: each example is one.
+        group_cap: largest number of a unit's examples; 1: each example is a unit.
 
-    Guarantee: as `LocalSteps` and `noisy_sum` say.
+    Guarantee: that of `LocalSteps` and `noisy_sum`.
 
     Raises:
         ConfigError: the recipe has another optimizer, or Keras callbacks.
@@ -52,12 +52,15 @@ class PrivateNumpyTrainer(PrivateTrainer):
         self._descend(rate / self._batch_size, total)
 
     def _gradient(self, unit: Examples) -> Row:
-        """The mean gradient of a unit's examples, weighted and flat."""
+        """Return the mean gradient of a unit's examples, weighted and flat."""
         _, gradients = weighted_gradients(self.model, unit, self._recipe)
         return tuple(gradients[name].reshape(-1) for name in self.model.weights)
 
     def _descend(self, rate: float, total: Row) -> None:
-        """Weights may leave the range of numbers; what they become follows from noised sums alone."""
+        """Apply a noised sum to the weights, which may overflow.
+
+        The result depends on noised sums only.
+        """
         with np.errstate(all="ignore"):
             for weight, piece in zip(self.model.weights.values(), total, strict=True):
                 weight -= (rate * piece).reshape(weight.shape).astype(weight.dtype)

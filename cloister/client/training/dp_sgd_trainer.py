@@ -1,4 +1,4 @@
-"""What DP-SGD is for every kind of model: the units, their batches, the noise and the bound of a round."""
+"""DP-SGD for every kind of model: units, batches, noise and clipping norm of a round."""
 
 from abc import ABC, abstractmethod
 
@@ -14,15 +14,15 @@ from cloister.tasks.training.plan import TrainingPlan
 
 
 class PrivateTrainer(ABC):
-    """Gradient descent on clipped and noised sums of the gradients of single examples, or of groups of them.
+    """Trainer by gradient descent on clipped and noised sums of the gradients of examples or groups.
 
-    A kind of model says how it begins a round and how it takes a step.
+    A subclass for each kind of model defines the start of a round and a step.
 
     Args:
         privacy: the run's `privacy.*`.
-        group_cap: most examples of a unit; 1: each example is one.
+        group_cap: largest number of a unit's examples; 1: each example is a unit.
 
-    Guarantee: as `LocalSteps` says: the number of steps follows from the public size, and each is a Gaussian mechanism.
+    Guarantee: that of `LocalSteps`: the public size determines the number of steps, and each is a Gaussian mechanism.
     """
 
     def __init__(self, privacy: PrivacyConfig, group_cap: int) -> None:
@@ -30,14 +30,16 @@ class PrivateTrainer(ABC):
         self._sources = NoiseSource(privacy.noise_seed)
 
     def fit(self, examples: Examples, plan: TrainingPlan) -> None:
-        """Train from the model's weights. There is no loss to tell: it would carry no noise.
+        """Train from the model's weights.
+
+        It returns no loss, which would carry no noise.
 
         Args:
             examples: of this client.
             plan: of this round.
 
         Raises:
-            ConfigError: the plan has a penalty, or what this model cannot train with.
+            ConfigError: the plan has a penalty, or a setting that this model cannot train with.
         """
         refuse_penalty(plan)
         seed, bound = self._sources.batch_seed(plan), self.privacy.dp_sgd.mechanism().clipping_norm_in(plan.round)
@@ -50,8 +52,8 @@ class PrivateTrainer(ABC):
 
     @abstractmethod
     def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
-        """Get ready for a round, whose steps take their noise from here."""
+        """Prepare a round whose steps use this noise."""
 
     @abstractmethod
     def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
-        """Take one step at this rate on the units of these numbers, possibly none, each clipped to this bound."""
+        """Take one step on the numbered units, possibly none, clipped to `bound`."""

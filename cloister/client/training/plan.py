@@ -1,4 +1,4 @@
-"""How a client trains in one round, put together from the run configuration, the task and the server's message."""
+"""Training plan of a client for one round, from the run configuration, the task and the server's message."""
 
 from cloister.client.request import TrainRequest
 from cloister.tasks.base import Task
@@ -9,16 +9,16 @@ from cloister.tasks.training.schedule import Schedule
 
 
 def requested_plan(request: TrainRequest, task: Task, owner: int, public_size: int = 0) -> TrainingPlan:
-    """What a message asks for: `client.*` where it says something, the task's recipe where it does not.
+    """Return the plan of a message, with the recipe as default of `client.*`.
 
     Args:
         request: of the server.
         task: of the run.
-        owner: which client this is, so that clients shuffle independently.
+        owner: number of the client, so that clients shuffle independently.
         public_size: of the node's data.
 
     Raises:
-        ConfigError: the task cannot be trained as the message asks.
+        ConfigError: the task cannot be trained with these settings.
     """
     config = request.config
     recipe = recipe_of(task, config.client, config.privacy)

@@ -1,6 +1,6 @@
 """Trainers for `privacy.client = "dp-sgd"`, by the kind of model they train.
 
-They are trainers like the others, made with the run's `privacy.*` and the most examples of a unit as well.
+Their constructors also take the run's `privacy.*` and the largest number of a unit's examples.
 """
 
 from cloister.core.registry import Registry
