@@ -1,1 +1,1 @@
-"""The ClientApp: local training, local scoring, and what may leave a site."""
+"""ClientApp: local training, local evaluation, and the checks on data that leaves a site."""

@@ -1,4 +1,4 @@
-"""What a reply costs, for each unit that is protected: said before the reply is made, from public facts alone."""
+"""Privacy cost of a reply for each protected unit, computed before the reply from public facts alone."""
 
 from dataclasses import dataclass
 
@@ -17,24 +17,24 @@ from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.training.plan import TrainingPlan
 
 SCORES = "scores"
-"""The mechanism under which un-noised scores are entered in a ledger."""
+"""Mechanism of ledger entries for scores without noise."""
 PROMISED = "as the server promised"
 SHARED = "secure-aggregation"
-"""The mechanism under which a sum is entered that this client adds a share of the noise to."""
+"""Mechanism of ledger entries for a secure sum in which this client adds a share of the noise."""
 GROUPED = "dp-sgd, groups by "
-"""How the mechanism of steps begins that protect groups; the array that says whose a row is follows."""
+"""Prefix of the mechanism for DP-SGD steps that protect groups; the name of the groups' array follows."""
 FURTHER = "in the same message"
-"""The mechanism under which all but the first release of a reply about one unit are entered."""
+"""Mechanism of ledger entries for the second and further releases of a reply about one unit."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """Releases about one unit that a reply is about to make.
+    """Releases about one unit in a future reply.
 
     Attributes:
-        unit: whose protection they are about.
-        events: what happens.
-        mechanism: by which, for whoever reads the ledger.
+        unit: the protected unit.
+        events: the privacy events.
+        mechanism: name of the mechanism, for readers of the ledger.
         clip: largest L2 norm of one unit's contribution; 0: none.
     """
 
@@ -45,14 +45,14 @@ class Charge:
 
 
 def charges_of(request: Request, node: Node) -> list[Charge]:
-    """The releases of a reply, about the client and about its examples or groups.
+    """Return the releases of a reply, about the client and its units.
 
     Args:
-        request: that the reply answers.
-        node: that answers.
+        request: of the server.
+        node: that replies.
 
     Raises:
-        PrivacyError: the node does not state how much data it has, and DP-SGD would show it.
+        PrivacyError: the node states no public size, and DP-SGD would reveal the true one.
     """
     unit = unit_of(request, node)
     if not isinstance(request, TrainRequest):
@@ -66,9 +66,10 @@ def charges_of(request: Request, node: Node) -> list[Charge]:
 
 
 def unit_of(request: Request, node: Node) -> Unit:
-    """Whom the node protects beside itself: groups where it or the run names them, else examples.
+    """Return the protected unit beside the client.
 
-    Noise on everything that a client sends protects its groups too: it costs them what it costs an example.
+    It is a group if the node or the run names groups, else an example. Noise on everything that a client sends protects
+    its groups too, at the cost for an example.
 
     Args:
         request: of the server.
@@ -78,17 +79,20 @@ def unit_of(request: Request, node: Node) -> Unit:
 
 
 def _of_promise(request: TrainRequest, node: Node) -> Charge:
-    """What the server says about its own noise, where the site's policy does not leave that out."""
+    """Return the charge for the server's stated noise.
+
+    If the site's policy does not permit relying on it, the charge is unaccounted.
+    """
     if node.policy is None or not node.policy.mechanisms or node.policy.believed:
         return Charge("client", request.promise, PROMISED)
     return Charge("client", (Unaccounted("the policy of this node counts on no noise of the server's"),), PROMISED)
 
 
 def _of_shared_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Charge]:
-    """The sum that this client's masked update goes into, with the noise that it knows its part of.
+    """Return the charges for a secure sum, with this client's share of noise.
 
-    The run says how many of the others may work with the server. Unless a rule of the node says at least how many, what
-    covers its examples may be its own share alone.
+    The run states how many members may collude with the server. Unless the node's policy sets a minimum, the charge for
+    its examples has no bound, since its own share of the noise may be all that covers them.
     """
     request = by_own_roster(request, node)
     client = Charge("client", request.promise, SHARED, request.bound)
@@ -98,7 +102,7 @@ def _of_shared_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Char
 
 
 def _of_steps(request: TrainRequest, node: Node, unit: Unit) -> Charge:
-    """DP-SGD, which protects each unit against everybody."""
+    """Return the charge for DP-SGD, which protects units from any adversary."""
     privacy, mechanism = request.config.privacy, request.config.privacy.dp_sgd.mechanism()
     steps = planned_steps(request, node)
     events = privacy.circumstances.events(mechanism.caveats(), lambda: [steps.event(mechanism.noise_multiplier)])
@@ -106,16 +110,19 @@ def _of_steps(request: TrainRequest, node: Node, unit: Unit) -> Charge:
 
 
 def steps_by(group: str) -> str:
-    """What a ledger calls the steps of DP-SGD.
+    """Return the name of DP-SGD steps in a ledger.
 
     Args:
-        group: the array that says whose a row is; empty: each is its own.
+        group: the array with the group of each row; empty: each row is its own unit.
     """
     return GROUPED + group if group else "dp-sgd"
 
 
 def _of_local_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Charge]:
-    """Noise on what is sent, which protects everything the client holds; or none, and what the server promises."""
+    """Return the charges for noise on the update.
+
+    Without it, the server's stated noise applies.
+    """
     privacy, mechanism = request.config.privacy, request.config.privacy.client.noise_on_update
     name, clip = privacy.client.name, privacy.client.bound
     if mechanism is None:
@@ -131,14 +138,14 @@ def _of_local_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Charg
 
 
 def planned_steps(request: TrainRequest, node: Node) -> LocalSteps:
-    """The private steps that a training request asks for, from the size that the node states.
+    """Return the private steps of a request, from the node's public size.
 
     Args:
         request: of the server.
-        node: that answers.
+        node: that replies.
 
     Raises:
-        PrivacyError: the node does not state it, or batches would show the true one.
+        PrivacyError: the node states no size, or the batches would reveal the true one.
     """
     plan, sampling = plan_of(request, node), request.config.privacy.dp_sgd.batch_sampling
     if size_of(node.config) and sampling != "poisson":
@@ -149,11 +156,13 @@ def planned_steps(request: TrainRequest, node: Node) -> LocalSteps:
 
 
 def plan_of(request: TrainRequest, node: Node) -> TrainingPlan:
-    """How the node trains for a request; of a size only where DP-SGD needs one.
+    """Return the training plan for a request.
+
+    It has a size only where DP-SGD requires one.
 
     Args:
         request: of the server.
-        node: whose owner makes its shuffles independent of other clients'.
+        node: its owner makes its shuffles independent of other clients'.
     """
     clips = request.config.privacy.client.clips_gradients
     size = (size_of(node.config) or dealt(request.config.task, node.config, request.seed)) if clips else 0
@@ -161,7 +170,9 @@ def plan_of(request: TrainRequest, node: Node) -> TrainingPlan:
 
 
 def dealt(config: TaskConfig, node: NodeConfig, seed: int) -> int:
-    """How many units a simulation deals a client: public, like the partition.
+    """Return the number of units that a simulation assigns, at least 1.
+
+    It is public, like the partition.
 
     Args: as `local_data`.
     """

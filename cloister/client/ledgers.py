@@ -1,4 +1,4 @@
-"""A node's own ledger: where it lies, and what data it is about."""
+"""Ledger of a node: its path, and the name of its data."""
 
 import hashlib
 import logging
@@ -17,25 +17,25 @@ from cloister.tasks import TASKS
 
 logger = logging.getLogger("cloister.client")
 WITHOUT_LEDGER = {"partition_id", "num_partitions", "public_size", "group", "min_radius", "model_dir"}
-"""All that the configuration of a node without a ledger may say; whatever else it says, the node keeps one on disk."""
+"""Settings of a node that may keep no ledger. With any other setting, the node keeps one on disk."""
 
 
 def keeps_ledger(node: NodeConfig) -> bool:
-    """Whether the node has data of its own, or its configuration says anything about a ledger."""
+    """Return whether the node has its own data, or a setting about a ledger."""
     return bool(node.model_fields_set - WITHOUT_LEDGER)
 
 
 def ledger_of(node: NodeConfig, task: str) -> Ledger:
-    """The ledger of the node with this node configuration, with all that other processes have written to it.
+    """Return the ledger of the node, refreshed from disk.
 
     Args:
         node: the node's configuration.
         task: the name of the learning problem.
 
     Raises:
-        LedgerError: the ledger is broken.
+        LedgerError: the ledger is damaged.
     """
-    TASKS.load(task)  # the name comes from the server, and is to name a file here
+    TASKS.load(task)  # refuse unknown names: the server's name becomes part of a file name
     ledger = _ledger(node.ledger_folder / f"{identity_of(node, task)}.jsonl")
     ledger.refresh()
     return ledger
@@ -43,12 +43,15 @@ def ledger_of(node: NodeConfig, task: str) -> Ledger:
 
 @lru_cache(maxsize=4096)
 def _ledger(path: Path) -> Ledger:
-    """One for each file: it reads on from where it was, and need not check the whole chain for every message."""
+    """Return the cached ledger of a file.
+
+    So each message verifies only new lines.
+    """
     return Ledger(path)
 
 
 def identity_of(node: NodeConfig, task: str) -> str:
-    """The name of the node's data: as given, or a digest of where it lies, or of the part of a task that it is.
+    """Return the configured name of the node's data, or `place_of`.
 
     Args:
         node: the node's configuration.
@@ -58,18 +61,18 @@ def identity_of(node: NodeConfig, task: str) -> str:
 
 
 def place_of(node: NodeConfig, task: str) -> str:
-    """Return a digest of where the node's data lies: the name of data that was given none.
+    """Return the default name of the node's data, a digest of its place.
 
     Args: as `identity_of`.
     """
-    # However a path is written, and whatever a server calls the task, it is the same data.
+    # Different spellings of a path, and different task names, refer to the same data.
     if node.data_path:
         return _digested("data", str(expanded(node.data_path).resolve()))
     return _digested(task, f"{task} {'' if node.partition_id is None else node.partition_id}")
 
 
 def warn_of_other_names(node: NodeConfig, task: str) -> None:
-    """Log, once in this process, under which other names data at this place was counted, and note it in the ledgers.
+    """Log and record, once in a process, other names of data at this place.
 
     Args: as `identity_of`.
 
@@ -91,9 +94,9 @@ def _digested(kind: str, place: str) -> str:
 
 @contextmanager
 def folder_unnamed(node: NodeConfig) -> Iterator[None]:
-    """The block, whose errors may leave: how a site names its folders is its own business."""
+    """Replace the ledger's folder in error messages that leave the site."""
     try:
         yield
     except PrivacyError as error:
-        # The cause is for the node's own log, and keeps its paths.
+        # The cause is for the node's own log and keeps its paths.
         raise type(error)(str(error).replace(str(node.ledger_folder), "ledger-dir")) from error.__cause__

@@ -1,4 +1,4 @@
-"""A node's configuration, read strictly, and the node as a message finds it."""
+"""Node configuration, read strictly, and the node for one message."""
 
 import math
 from collections.abc import Mapping
@@ -17,25 +17,25 @@ from cloister.core.files import expanded
 
 MAXIMUM_SIZE = 10**9
 Place = Annotated[str, Field(min_length=1)]
-"""The path of a file or a folder."""
+"""Path of a file or a folder."""
 
 
 class NodeConfig(Section):
-    """What `flower-supernode --node-config` says.
+    """Settings of `flower-supernode --node-config`.
 
     Args:
         data_path: file of the node's own data; empty: it has none.
-        partition_id, num_partitions: which part of a benchmark a simulated client has, from 0, and of how many.
-        ledger_dir: where its ledgers lie, and the secret that its data is split by.
-        data_identity: names the data that the ledger is about; empty: a digest names it.
+        partition_id, num_partitions: index of a simulated client's part of a benchmark, from 0, and number of parts.
+        ledger_dir: folder of its ledgers, and of the secret that its data is split by.
+        data_identity: name of the data in the ledger; empty: a digest.
         max_epsilon, max_example_epsilon: over all runs, for the node and for an example or group; 0: no budget.
-        target_delta: at which they are judged.
-        max_leakage: most that its noised models may leak in all; 0: no limit.
+        target_delta: δ of these budgets.
+        max_leakage: largest total leakage of its noised models; 0: no limit.
         min_radius: smallest radius of a run that a node with a limit of leakage takes part in.
-        public_size: number of units that it says it has; 0: not stated.
-        group: the array that says whose a row is; a run with DP-SGD must protect groups by it. Empty: rows are units.
+        public_size: public number of units; 0: not stated.
+        group: the array with the group of each row; a run with DP-SGD must protect groups by it. Empty: rows are units.
         policy: path of the site's policy; empty: there is none.
-        model_dir: where it keeps its personal model; empty: it keeps none.
+        model_dir: folder of its personal model; empty: it saves none.
         signing_key: file of the private key that the site signs with in secure aggregations; empty: it has none.
         roster: file of the signed roster of who takes part in them.
         roster_key: file of the public key of whoever signs rosters; empty: the policy's `peers` alone count.
@@ -44,7 +44,7 @@ class NodeConfig(Section):
         secure_state: folder in memory, for what is kept of a secure aggregation between messages; empty: none is kept.
     """
 
-    # A key has the one spelling that is documented: `LocalGrid.is_simulated` looks at the keys as they were said.
+    # Accept only the documented spelling of a key: `LocalGrid.is_simulated` reads the raw keys.
     model_config = ConfigDict(populate_by_name=False)
 
     data_path: Place = ""
@@ -79,16 +79,19 @@ class NodeConfig(Section):
 
     @property
     def ledger_folder(self) -> Path:
-        """The folder of the ledgers, absolute."""
+        """Return the folder of the ledgers, absolute."""
         return expanded(self.ledger_dir).resolve()
 
     @property
     def has_limit(self) -> bool:
-        """Whether there is a budget, or a limit of leakage."""
+        """Return whether there is a budget, or a limit of leakage."""
         return any((self.max_epsilon, self.max_example_epsilon, self.max_leakage))
 
     def under(self, policy: Policy | None) -> "NodeConfig":
-        """The same with the stricter budgets of both in force, and the size and the groups that the policy states."""
+        """Return the configuration with the stricter of both budgets.
+
+        Size and groups are the policy's, where it has any.
+        """
         if policy is None:
             return self
         values: dict[str, Scalar] = {
@@ -97,35 +100,35 @@ class NodeConfig(Section):
             "max_epsilon": stricter(self.max_epsilon, policy.max_epsilon),
             "max_example_epsilon": stricter(self.max_example_epsilon, policy.max_example_epsilon),
         }
-        # A default is no wish, but where the policy has a budget it is the δ of that budget.
+        # The policy's default δ counts only if the policy has a budget.
         if policy.has_budget or "target_delta" in policy.model_fields_set:
             values["target_delta"] = min(self.target_delta, policy.target_delta)
         return self.model_copy(update=values)
 
 
 def stricter(one: float, other: float) -> float:
-    """The smaller of two limits, of which 0 is none."""
+    """Return the smaller of two limits, where 0 means no limit."""
     return min(one or math.inf, other or math.inf) if one or other else 0.0
 
 
 def node_of(said: Mapping[str, object]) -> NodeConfig:
-    """The configuration of a node.
+    """Return the validated configuration of a node.
 
     Raises:
-        NodeConfigError: names each bad key, the value found and what is valid. For the operator of the node alone.
+        NodeConfigError: with each invalid key, its value and the valid ones, for the node's operator only.
     """
     return checked(NodeConfig, said, "node configuration: ", NodeConfigError)
 
 
 @dataclass(frozen=True)
 class Node:
-    """This node, as a message finds it.
+    """This node, as one message finds it.
 
     Attributes:
         config: with the stricter of its own budgets and the policy's.
-        policy: of the site; None: it has none.
+        policy: of the site; None: there is none.
         id: among the nodes of the federation.
-        state: what it keeps between messages where it keeps no ledger.
+        state: stored between messages if the node keeps no ledger.
     """
 
     config: NodeConfig
@@ -135,7 +138,7 @@ class Node:
 
     @classmethod
     def of(cls, context: Context) -> "Node":
-        """The node of a message, whose configuration and policy are read anew.
+        """Return the node of a message, with its configuration and policy read anew.
 
         Raises:
             NodeConfigError: its configuration is not valid.
@@ -147,5 +150,8 @@ class Node:
 
     @property
     def owner(self) -> int:
-        """What makes its shuffles and its seeded noise its own: its part of a benchmark, else its id."""
+        """Return the number that separates its shuffles and seeded noise.
+
+        It is its part of a benchmark, or its id.
+        """
         return self.id if self.config.partition_id is None else self.config.partition_id

@@ -1,4 +1,4 @@
-"""Where a client's training takes its noise, its batches and its random changes of examples from."""
+"""Sources of randomness for a client's training: noise, batches and augmentation."""
 
 import hashlib
 import os
@@ -11,13 +11,13 @@ SECRET_BYTES = 32
 
 
 class NoiseSource:
-    """The operating system's entropy, or for papers and tests a stream for every client and round.
+    """Source of secret randomness, or of repeatable streams for each client and round in papers and tests.
 
     Args:
-        seed: `privacy.noise-seed`; -1 is the operating system.
+        seed: `privacy.noise-seed`; -1: the operating system's entropy.
 
-    Guarantee: without a seed every number of this process comes from one stream that never gives a number twice. With
-        one, clients, rounds and the server have streams apart; whoever knows the seed can remove the noise.
+    Guarantee: without a seed, all numbers of this process come from one stream without repetition. With a seed,
+        clients, rounds and the server have separate streams, and a party with the seed can remove the noise.
     """
 
     def __init__(self, seed: int) -> None:
@@ -25,28 +25,28 @@ class NoiseSource:
         self._entropy = GaussianNoise()
 
     def noise(self, plan: TrainingPlan) -> GaussianNoise:
-        """The noise of a client in a round."""
+        """Return the noise of a client in a round."""
         return self._entropy if self._seed == -1 else GaussianNoise(self._derived("noise", plan))
 
     def batch_seed(self, plan: TrainingPlan) -> int | None:
-        """What its batches are drawn from; None is the operating system."""
+        """Return the seed of its batches; None: the operating system's entropy."""
         return None if self._seed == -1 else self._derived("batches", plan)
 
     def secret(self, plan: TrainingPlan) -> bytes:
-        """The key that examples are changed at random by in a round; the server must not know it."""
+        """Return the key of augmentation in a round, unknown to the server."""
         return os.urandom(SECRET_BYTES) if self._seed == -1 else str(self._derived("changes", plan)).encode()
 
     def _derived(self, use: str, plan: TrainingPlan) -> int:
-        """A number as large as no seed that a person configures, so that no stream is the server's."""
+        """Derive a client seed of at least 2**64, disjoint from configurable seeds."""
         digest = hashlib.sha256(f"client {use} {self._seed} {plan.seed}".encode()).digest()
         return 2**64 + int.from_bytes(digest[:8])
 
 
 def refuse_penalty(plan: TrainingPlan) -> None:
-    """Refuse FedProx's penalty: DP-SGD here descends on gradients of single examples alone.
+    """Refuse FedProx's penalty: DP-SGD uses gradients of examples only.
 
     Raises:
-        ConfigError: the server asks for one.
+        ConfigError: the server requests one.
     """
     if plan.proximal_mu:
         raise ConfigError(

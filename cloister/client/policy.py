@@ -1,8 +1,8 @@
-"""A site's own rules: what a run must do before this node takes part in it.
+"""Policy of a site: requirements that a run must meet before this node takes part in it.
 
-The rules stand in a file of the site, `policy.toml`, whose path the node configuration gives as `policy`. The file is
-read anew for every message, and it wins over the run configuration: a run that asks for less is refused here, whatever
-the server says. What cannot be read or classified is refused too.
+The rules are in a file of the site, `policy.toml`, whose path is `policy` in the node configuration. The file is read
+anew for every message and overrides the run configuration. A run that violates it is refused here, for any message of
+the server. Settings that cannot be read or classified are refused too.
 """
 
 import logging
@@ -21,17 +21,20 @@ from cloister.core.errors import ConfigError, PolicyError
 from cloister.core.files import expanded
 
 CHECKED_BUNDLE = "CLOISTER_CHECKED_BUNDLE"
-"""The environment variable in which the executor of a node says which app bundle it has looked at and lets run."""
+"""Environment variable with the app bundle that the node's executor has verified and admitted."""
 
 SERVER_SIDE = ("global-dp", "metric")
 MECHANISMS = (*SERVER_SIDE, "dp-sgd", "gaussian", "laplace")
 PLUGIN = "server:"
-"""What stands before the name of a server's mechanism that is another package's: this node need not have it."""
+"""Prefix for a server mechanism of another package, which this node need not have installed."""
 logger = logging.getLogger("cloister.client")
 
 
 def _known(name: str) -> str:
-    """Refuse a name that would never be on: a mistyped one demands something else than was meant."""
+    """Refuse the name of a mechanism that can never be on.
+
+    It may be misspelt.
+    """
     theirs = name.removeprefix(PLUGIN)
     if name not in MECHANISMS and (theirs == name or theirs in ("", "none", "laplace-clustering")):
         known = ", ".join(map(repr, MECHANISMS))
@@ -49,41 +52,41 @@ def _fingerprint(found: str) -> str:
 
 
 def is_server_side(mechanism: str) -> bool:
-    """Whether the server adds the noise of this mechanism."""
+    """Return whether the server adds the noise of this mechanism."""
     return mechanism in SERVER_SIDE or mechanism.startswith(PLUGIN)
 
 
 class Policy(Section):
-    """The rules of one site. `mechanisms` and `tasks` must be stated; what is left out of the rest is no limit.
+    """Rules of one site. `mechanisms` and `tasks` are required; any other omitted rule sets no limit.
 
     Args:
-        mechanisms: at least one must be on, with its smallest noise; empty: none is insisted on.
-        tasks: that a run may have.
-        public_size: number of units of the site's data that may be known; 0: not stated.
-        group: the array that says whose a row is; a run must protect groups by it. Empty: rows are units.
+        mechanisms: at least one must be on, with its smallest noise; empty: none is required.
+        tasks: allowed tasks.
+        public_size: public number of units of the site's data; 0: not stated.
+        group: the array with the group of each row; a run must protect groups by it. Empty: rows are units.
         min_server_noise_multiplier: of all promised releases of a round together.
         min_client_noise_multiplier: σ of DP-SGD, z of local Gaussian noise.
         min_laplace_noise_multiplier: ν of local Laplace noise.
         max_epsilon, max_example_epsilon: over all runs on the node's data, for the node and for an example or group;
             0: no budget.
-        target_delta: at which it is judged.
-        max_leakage: that a run with `laplace` may be configured for; 0: no limit.
-        min_radius, max_radius: that a run with `laplace` may choose; a minimum of 0: it may choose none.
+        target_delta: δ of these budgets.
+        max_leakage: largest `privacy.max-leakage` of a run with `laplace`; 0: no limit.
+        min_radius, max_radius: allowed radius of a run with `laplace`; a minimum of 0: no radius is allowed.
         min_client_clipping_norm, max_client_clipping_norm: S of DP-SGD, C of local Gaussian noise and of a sum.
         max_learning_rate, min_batch_size, max_batch_size, max_local_epochs, max_steps: of training in one round.
-        max_test_fraction: share of its examples that a run may have the node keep back.
-        max_group_cap: most examples of a group that a run may train on.
+        max_test_fraction: largest share of its examples that a run may hold out on the node.
+        max_group_cap: largest number of a group's examples that a run may train on.
         max_hypotheses: models of a run with clusters.
         max_choice_epsilon: ε of one private choice among them.
         max_messages_per_day: training messages.
-        min_rows: examples the node must have, or say it has.
-        min_reply_seconds: before which no reply leaves.
+        min_rows: smallest number of examples, true or stated.
+        min_reply_seconds: smallest time between a message and its reply.
         scores_may_leave: whether evaluation replies are sent.
         allowed_fabs: SHA-256 digests of app bundles; empty: any.
-        demands_secure_aggregation: whether the server must learn the sum of updates only.
+        demands_secure_aggregation: whether the server may receive only the sum of updates.
         min_threshold: smallest number of clients in a sum.
-        min_colluding, max_colluding: how many clients may collude with the server under the claim of a run.
-        peers: fingerprints of the signing keys of all on the roster, by name; empty: its signature alone counts.
+        min_colluding, max_colluding: number of clients that may collude with the server under the claim of a run.
+        peers: fingerprints of the signing keys of all members of the roster, by name; empty: only its signature counts.
     """
 
     mechanisms: list[Annotated[str, AfterValidator(_known)]]
@@ -123,17 +126,17 @@ class Policy(Section):
 
     @property
     def believed(self) -> list[str]:
-        """The mechanisms of the server, whose noise the node cannot see."""
+        """Return the listed server mechanisms, whose noise the node cannot verify."""
         return [name for name in self.mechanisms if is_server_side(name)]
 
     @property
     def has_budget(self) -> bool:
-        """Whether it limits ε."""
+        """Return whether the policy limits ε."""
         return bool(self.max_epsilon or self.max_example_epsilon)
 
     @model_validator(mode="after")
     def _agree(self) -> "Policy":
-        """Refuse rules that bind nobody: a minimum without its mechanism, a mechanism without minimum or budget."""
+        """Reject idle minima, mechanisms without a bound, and empty ranges."""
         if complaint := next(chain(_idle_minima(self), _unbound_mechanisms(self), _empty_ranges(self)), ""):
             raise ValueError(complaint)
         return self
@@ -145,7 +148,7 @@ MINIMA: dict[str, tuple[str, ...]] = {
     "min_laplace_noise_multiplier": ("laplace",),
     "min_radius": ("laplace",),
 }
-"""Minima, each with the mechanisms that it is about."""
+"""Minima, each with the mechanisms that it applies to."""
 _OF_SERVER = ("min_server_noise_multiplier", "max_epsilon")
 _OF_CLIENT = ("min_client_noise_multiplier", "max_epsilon", "max_example_epsilon")
 BOUND_OF_SERVER = ("min-server-noise-multiplier or max-epsilon", _OF_SERVER)
@@ -157,7 +160,7 @@ BOUNDS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("min_laplace_noise_multiplier", "max_leakage", "max_epsilon", "max_example_epsilon"),
     ),
 }
-"""What bounds a mechanism of the node from below, in words and as rules of which one must be set."""
+"""Lower bounds on the noise of a node's mechanism: in words, and as rules of which one must be set."""
 
 
 def _idle_minima(policy: Policy) -> Iterator[str]:
@@ -184,10 +187,10 @@ def _empty_ranges(policy: Policy) -> Iterator[str]:
 
 
 def policy_of(path: str) -> Policy | None:
-    """The policy that a node's configuration names; None where the path is empty.
+    """Return the policy of a node's configuration; None for an empty path.
 
     Raises:
-        PolicyError: it cannot be read.
+        PolicyError: the policy cannot be read.
     """
     if not path:
         return None
@@ -201,9 +204,9 @@ def policy_of(path: str) -> Policy | None:
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy in a file.
+    """Return the policy in a file.
 
     Raises:
-        ConfigError: there is no such file, or it is no policy: each bad key is named, with what was found.
+        ConfigError: the file is absent or invalid; with each invalid key and its value.
     """
     return read_toml(Policy, expanded(path), f"policy {path}")

@@ -1,11 +1,11 @@
-"""A policy in words: what it demands, and what a malicious server could still learn under it."""
+"""Description of a policy in words: its requirements, and the information that it still reveals."""
 
 from cloister.client.policy import Policy
 from cloister.core.digits import at_least, at_most
 
 
 def render(policy: Policy) -> list[str]:
-    """What a policy demands, a line each; a line that begins with `!` says what it does not prevent."""
+    """Return the rules of a policy, a line each; `!` begins a remaining risk."""
     lines = [f"tasks: {', '.join(policy.tasks)}", *_noise(policy), *_sums(policy), *_budgets(policy), *_limits(policy)]
     lines.append("! scores may leave, without noise" if policy.scores_may_leave else "no scores leave")
     fabs = [f"app bundle {digest}" for digest in policy.allowed_fabs]
@@ -99,11 +99,11 @@ RANGES = {
     "privacy.choice-epsilon": ("", "max_choice_epsilon"),
     "training messages a day": ("", "max_messages_per_day"),
 }
-"""What a policy bounds, and by which of its fields."""
+"""Bounded settings, with the fields of the policy that bound them."""
 
 
 def _learnable(policy: Policy) -> list[str]:
-    """What a malicious server learns although everything above holds."""
+    """Return warnings of what a malicious server learns despite all rules."""
     if not policy.allowed_fabs:
         return ["! a server that ships its own code learns everything: no rule of this policy binds that code"]
     lines = ["! a malicious server learns that this node is connected, when it replies, and by which rule it refuses"]

@@ -1,4 +1,4 @@
-"""Releases of a simulated client, which has no ledger: stores in the state that its node keeps between messages."""
+"""Accounting of a simulated client without a ledger, in the state of its node."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from cloister.privacy.accounting.vocabulary import Relation, Unit
 
 SPENT, RELEASES = "spent", "releases"
 CHOICE = "choice"
-"""The mechanism under which a choice among hypotheses is counted beside the noised model."""
+"""Mechanism of a choice among hypotheses that is counted beside the noised model."""
 
 
 class Tally:
-    """What a simulated client has released about each unit: how often each event.
+    """Counts of the events that a simulated client has released about each unit.
 
     Args:
         state: of the node, changed in place.
@@ -29,11 +29,11 @@ class Tally:
         self._state = state
 
     def catch_up(self, unit: Unit, events: Sequence[Event]) -> None:
-        """Count, once for each unit, the earlier rounds of a run in which this client may have been drawn.
+        """Count, once per unit, earlier rounds that may have drawn this client.
 
         Args:
             unit: that the events are about.
-            events: what one round releases: the update, then a choice among hypotheses.
+            events: of one round: the update, then a choice among hypotheses.
         """
         assumed = self._state.config_records.get(ASSUMED, ConfigRecord())
         if not assumed or assumed.get(unit):
@@ -43,24 +43,24 @@ class Tally:
         assumed[unit] = True
 
     def limit(self, run: str, unit: Unit, delta: float, epsilon: float, kind: FilterKind, relation: Relation) -> None:
-        """No line: there is one run in this state.
+        """Do nothing, since this state contains one run only.
 
         Args: as `Store.limit`.
         """
 
     def filter_of(self, unit: Unit) -> Filter | None:
-        """None is recorded: it is that of the run's budget."""
+        """Return None: no filter is recorded, and that of the run's budget applies."""
         return None
 
     def relation_of(self, unit: Unit, relation: Relation) -> Relation:
-        """The relation asked for.
+        """Return the requested relation.
 
         Args: as `Store.relation_of`.
         """
         return relation
 
     def account(self, unit: Unit, relation: Relation = "add-or-remove", insiders: bool = False) -> Account:
-        """Everything that was counted about a unit.
+        """Return the account of all counted events about a unit.
 
         Args: as `Store.account`.
         """
@@ -70,7 +70,7 @@ class Tally:
         return account
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
-        """What all releases about a unit cost under a filter.
+        """Return the cost of all releases about a unit under a filter.
 
         Args: as `Store.spent`.
         """
@@ -86,7 +86,7 @@ class Tally:
         mechanism: str = "",
         clip: float = 0.0,
     ) -> str:
-        """Count a release that is about to be made, unless `allow` raises.
+        """Count a release before it is made, unless `allow` raises.
 
         Args: as `Store.open`.
         """
@@ -95,13 +95,13 @@ class Tally:
         return ""
 
     def done(self, release: str) -> None:
-        """Nothing: what was counted stays counted."""
+        """Do nothing, since a counted release stays counted."""
 
     def _counts(self, unit: Unit) -> ConfigRecord:
         return self._state.config_records.setdefault(f"{unit}-releases", ConfigRecord())
 
     def _count(self, event: Event, unit: Unit, times: int = 1, is_choice: bool = False) -> None:
-        # A round of DP-SGD is the same release many times: counted, the state stays small.
+        # A round of DP-SGD repeats one release many times: a count keeps the state small.
         single, count = event.parts()
         count *= times
         name, counts = json.dumps(to_json(single), sort_keys=True), self._counts(unit)
@@ -109,16 +109,16 @@ class Tally:
 
 
 class LeakageTally(Tally):
-    """What a simulated client has leaked within its neighbourhood: in all, by noised models alone, and in how many."""
+    """Leakage of a simulated client within its neighbourhood: in total, by noised models, and their number."""
 
     @property
     def _record(self) -> MetricRecord:
         record = self._state.metric_records.setdefault(LEAKAGE, MetricRecord({SPENT: 0.0, RELEASES: 0}))
-        record.setdefault(NOISED_LEAKAGE, number(record, SPENT))  # of a run that began without this number
+        record.setdefault(NOISED_LEAKAGE, number(record, SPENT))  # state of a run that began without this number
         return record
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
-        """The leakage of all releases; ∞ once something left without noise.
+        """Return the leakage of all releases; ∞ after a release without noise.
 
         Args: as `Store.spent`.
         """
