@@ -92,7 +92,7 @@ def _of_shared_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Char
     """Return the charges for a secure sum, with this client's share of noise.
 
     The run states how many members may collude with the server. Unless the node's policy sets a minimum, the charge for
-    its examples has no bound, since its own share of the noise may be all that covers them.
+    its examples has no bound. The node's own share may then be the only noise that covers them.
     """
     request = by_own_roster(request, node)
     client = Charge("client", request.promise, SHARED, request.bound)

@@ -36,7 +36,7 @@ def by_own_roster(request: TrainRequest, node: Node) -> TrainRequest:
     """Return the request with this node's own releases.
 
     They depend on who made the members' keys. The provisioner can act as the members whose keys it made. If they exceed
-    the number that may collude under the settings of the run, the node counts on its own share of the noise only.
+    the configured number of colluding members, the node counts on its own share of the noise only.
 
     Args:
         request: of the server.

@@ -1,10 +1,10 @@
 """Heads of the server's ledger that a node received, stored beside its own ledger to detect deleted lines.
 
 A server chooses the names of runs, and so their number. The file contains at most `MAXIMUM` heads. Beyond that, the day
-with the most heads drops the one that was received last. So heads of days with fewer heads stay, for any number of runs
-in today's messages, and no message overwrites a head of an earlier day. A server that later deletes lines contradicts
-the head of the day on which they were written. A server that sends false heads on the day itself needs no deletion, and
-anchors detect it (`docs/privacy.md`).
+with the most heads drops the one that was received last. So days with fewer heads keep theirs, and the fullest day
+keeps its earlier ones, for any number of runs in today's messages. No message overwrites a head of an earlier day. A
+server that later deletes lines contradicts the head of the day on which they were written. A server that sends false
+heads on the day itself needs no deletion, and anchors detect it (`docs/privacy.md`).
 """
 
 import fcntl

@@ -1,7 +1,7 @@
 """Participation of a node in a secure aggregation: its identity, its stored state and its messages.
 
-The state is in a store (`cloister.client.attempts`), and never in the state that Flower keeps for the node, which may
-be written to a disk. A restarted node has no attempt, and has dropped out.
+A store contains the state (`cloister.client.attempts`). Flower's state of the node never contains it, since that may be
+written to a disk. A restarted node has no attempt, and has dropped out.
 """
 
 import hashlib

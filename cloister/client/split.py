@@ -1,8 +1,8 @@
 """Split of a node's own examples for training and evaluation, independent for each example.
 
 With a shuffle, one added or removed row reassigns all others, and a stratified split reveals the number of classes.
-Here a hash of the row itself decides, keyed with a secret of the node. An added or removed row moves no other, and a
-server that chooses the share of test examples cannot determine which rows it moves.
+Here a hash of the row itself decides, keyed with a secret of the node. An added or removed row moves no other. A server
+that chooses the share of test examples cannot determine which rows it moves.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Deadline and minimum delay of a client's reply.
 
 A client stops when the server no longer waits, and replies no sooner than its node's policy permits. A SuperNode
-handles one message at a time and waits for its client without limit, so that a hanging client would exclude its node
-from all later rounds.
+handles one message at a time and waits for its client without limit. A hanging client would exclude its node from all
+later rounds.
 """
 
 import faulthandler

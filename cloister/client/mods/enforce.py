@@ -119,7 +119,7 @@ def _too_few(policy: Policy, request: Request, node: Node) -> Iterator[str]:
 def _rows(request: TrainRequest, node: Node) -> float:
     """Return the number of examples to compare with a minimum.
 
-    It is the public one where the client adds noise.
+    With DP-SGD it is the public size. It is infinite where the handler checks the minimum instead.
     """
     client = request.config.privacy.client
     if client.clips_gradients:

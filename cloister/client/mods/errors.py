@@ -16,7 +16,7 @@ logger = logging.getLogger("cloister.client")
 def contain_errors(message: Message, context: Context, call_next: CallNext) -> Message:
     """Answer an exception with an error reply that carries no data.
 
-    Messages about keys, names and budgets leave the node. Errors about data contain file names and row counts, those
+    Messages about keys, names and budgets leave the node. Errors about data contain file names and row counts. Errors
     about the node's configuration quote it, and any other exception may quote an example. Of these only the type
     leaves, and the rest is logged on the node.
     """

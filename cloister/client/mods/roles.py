@@ -1,7 +1,7 @@
 """Separation of a node's two roles: training, and evaluation as a held-out client.
 
 Held-out clients send scores on their own examples without noise. That is harmless for examples that the model has not
-seen, but the scores of a node that has trained would reveal what its noise hides. The server cannot enforce this: nodes
+seen. The scores of a node that has trained would reveal what its noise hides. The server cannot enforce this: nodes
 without registered keys return under another id. The node itself therefore refuses the second role.
 """
 
