@@ -1,1 +1,1 @@
-"""Images as users have them, in folders or in parquet files, decoded once into an array on the disk."""
+"""Images in folders or parquet files, decoded once into an array on disk."""

@@ -1,7 +1,7 @@
-"""Decoded images in a file, so that they are decoded once and never held in memory as a whole.
+"""Cache of decoded images in a memory-mapped file.
 
-The file's name is a digest of what it was made from: files that change, come or go, another size or another order make
-another one. It may be deleted at any time.
+The file's name is a digest of its sources, the image size and the order. A changed, new or removed source file gives
+another name. The cache may be deleted at any time.
 """
 
 import hashlib
@@ -21,20 +21,21 @@ from cloister.tasks.pictures.decode import grey
 from cloister.tasks.pictures.picture import Source
 
 VERSION = 2
-"""Of how images are decoded: another one makes other files."""
+"""Version of the decoding. Another version uses other cache files."""
 FOLDER = ".cloister-cache"
 CACHE = "CLOISTER_CACHE"
-"""The environment variable that names another folder for all caches."""
+"""Environment variable that names another folder for all caches."""
 KEPT = 4
-"""Files that stay in one place: whoever chooses sizes must not be able to fill a disk."""
+"""Largest number of files in one cache folder: a server that chooses image sizes must not fill a node's disk."""
 _writing = threading.Lock()
 logger = logging.getLogger("cloister.tasks")
 
 
 def decoded(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) -> NDArray[np.float32]:
-    """The pixels of images, from a cache beside them, or below the user's cache folder if that cannot be written.
+    """Return the pixels of images from a cache on disk, which is made on the first call.
 
-    Where the environment variable `CLOISTER_CACHE` names a folder, the cache is there, and nowhere else.
+    The cache is beside the images, or below the user's cache folder if the first is not writable. If the environment
+    variable `CLOISTER_CACHE` names a folder, the cache is only there.
 
     Args:
         source: of n images.
@@ -45,7 +46,7 @@ def decoded(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) 
         Shape (n, size, size, 1), from 0 to 1, mapped into memory and read-only. A damaged image is NaN.
 
     Raises:
-        DataError: neither place can be written, or a file of many images cannot be read.
+        DataError: neither place is writable, or a file of many images cannot be read.
     """
     ranks, name = np.argsort(np.asarray(order, np.intp)), f"{_key(source, size, order)}.npy"
     shape = (len(ranks), size, size, 1)
@@ -62,9 +63,9 @@ def _key(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) -> 
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """Which file it is, its size and its times; of one that is gone, or was never there, nothing: its image is damaged.
+    """Return the size, inode and times of a file; empty for a missing file, whose image counts as damaged.
 
-    Name, size and time of writing alone may be those of another site's file, whose cache lies in the same place.
+    Name, size and modification time alone may equal those of another site's file, whose cache is in the same place.
     """
     try:
         stat = path.stat()
@@ -74,7 +75,7 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 def _places(root: Path) -> tuple[Path, ...]:
-    """Where a cache may lie, the better place first."""
+    """Return the candidate cache folders, the preferred one first."""
     below = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
     if chosen := os.environ.get(CACHE):
         return (expanded(chosen) / below,)
@@ -83,7 +84,7 @@ def _places(root: Path) -> tuple[Path, ...]:
 
 
 def _opened(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-    """The file's array; None where there is no file, or one that was damaged."""
+    """Return the array in a file; None if the file is missing or damaged."""
     try:
         pixels: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -95,11 +96,11 @@ def _made(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], name:
     reasons = []
     for place in _places(source.root):
         try:
-            # Images may be somebody's secret: nobody else reads what is made of them.
+            # Images may be confidential: only this user may read the cache.
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _writing, atomic_path(place / name) as partial:
                 _write(source, ranks, shape, partial)
-                made = _opened(partial, shape)  # before another process may forget it
+                made = _opened(partial, shape)  # before another process can remove it
             _forget_the_oldest(place)
             logger.warning("decoded images are kept in %s, and may be deleted; %s names another folder", place, CACHE)
         except OSError as error:
@@ -112,7 +113,7 @@ def _made(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], name:
 
 
 def _write(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], path: Path) -> None:
-    """Write rows one by one: a full disk is an error here, and would end the process if the file were mapped."""
+    """Write rows one by one: on a full disk this raises an error, whereas a mapped file would end the process."""
     with path.open("wb") as file:
         facts = {"descr": "<f4", "fortran_order": False, "shape": shape}
         npy.write_array_header_1_0(file, facts)
@@ -124,14 +125,17 @@ def _write(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], path
 
 
 def _forget_the_oldest(place: Path) -> None:
-    """Remove all but the newest files; whoever has one mapped keeps it. What another process is writing is hidden."""
+    """Remove old files except the `KEPT` newest.
+
+    Mapped files stay readable. Partial files of other processes are hidden, and are skipped.
+    """
     files = [path for path in place.glob("*.npy") if not path.name.startswith(".")]
     for path in sorted(files, key=_written, reverse=True)[KEPT:]:
         path.unlink(missing_ok=True)
 
 
 def _written(path: Path) -> int:
-    """When a file was written; 0 of one that another process has removed."""
+    """Return the modification time of a file; 0 if another process has removed it."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -1,4 +1,4 @@
-"""One encoded image as grey values."""
+"""Decoding of one image into grey values."""
 
 import os
 from pathlib import Path
@@ -12,19 +12,22 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm")
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file's name is that of an image; hidden files are none."""
+    """Return whether a file name has an image suffix and is not hidden."""
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def grey(encoded: bytes, shape: tuple[int, int]) -> NDArray[np.float32] | None:
-    """A grey image of this height and width, from 0 (black) to 1 (white); None where the bytes are damaged.
+    """Decode an image to grey values of this height and width, from 0 (black) to 1 (white).
 
     Args:
         encoded: the bytes of a file.
-        shape: height and width of the result. An image of another size is brought to it by area interpolation.
+        shape: height and width of the result. An image of another size is resized by area interpolation.
+
+    Returns:
+        None if the bytes are damaged.
     """
     image = _decoded(encoded)
-    # OpenCV leaves colours and other numbers in some kinds of files whatever it is asked for.
+    # For some formats OpenCV returns colours or another dtype in spite of the flag.
     if image is None or image.ndim != 2 or image.dtype != np.uint8:
         return None
     if image.shape != shape:

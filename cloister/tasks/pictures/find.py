@@ -1,4 +1,4 @@
-"""Which of the layouts a path holds."""
+"""Detection of the layout of images at a path."""
 
 import logging
 import os
@@ -13,13 +13,13 @@ from cloister.tasks.pictures.parquet import ParquetFiles
 from cloister.tasks.pictures.picture import Picture, Source
 
 NAMED = 5
-"""Folders that an error names."""
+"""Largest number of folders that an error names."""
 logger = logging.getLogger("cloister.tasks")
 
 
 @dataclass(frozen=True)
 class Together:
-    """A `Source` of several in one folder.
+    """`Source` that combines several sources in one folder.
 
     Attributes:
         root: that folder.
@@ -31,30 +31,30 @@ class Together:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those of all sources."""
+        """Return the files of all sources."""
         return tuple(path for source in self.sources for path in source.files)
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
-        """Those of all sources, in the order of these."""
+        """Return the pictures of all sources, in the order of `sources`."""
         return tuple(picture for source in self.sources for picture in source.pictures)
 
     def contents(self) -> Iterator[bytes]:
-        """Those of all sources."""
+        """Yield the encoded images of all sources."""
         for source in self.sources:
             yield from source.contents()
 
 
 def find_pictures(path: Path, classes: Sequence[str], below: bool = True) -> Source:
-    """The images at a path: a folder with a folder per class, a folder of parquet files, or one parquet file.
+    """Find the images at a path: a folder with a folder per class, a folder of parquet files, or one parquet file.
 
     Args:
         path: of a folder or a file.
         classes: the task's names, in its order.
-        below: whether either folder may also be the only one of its kind in the folder that is named.
+        below: whether the images may be in a subfolder of `path`, if exactly one subfolder has images.
 
     Raises:
-        DataError: there are no such images, or they lie in more than one such folder, or in both layouts.
+        DataError: there are no such images, or several such folders, or both layouts.
     """
     _refuse_missing(path)
     found = _at(path, classes)
@@ -68,9 +68,9 @@ def find_pictures(path: Path, classes: Sequence[str], below: bool = True) -> Sou
 
 
 def every_picture(path: Path, classes: Sequence[str]) -> Source:
-    """All images at this very path, in whatever layout: no image decides what is made of another.
+    """Find all images at exactly this path, in both layouts, so that each image is found independently of the others.
 
-    Images in folders of no class and parquet files that cannot be read are left out.
+    Images in folders of no class and unreadable parquet files are left out.
 
     Args: as `find_pictures`.
 
@@ -87,7 +87,7 @@ def every_picture(path: Path, classes: Sequence[str]) -> Source:
 
 
 def _readable(file: Path, classes: Sequence[str]) -> Iterator[Source]:
-    """A parquet file, unless it cannot be read."""
+    """Yield the source for a parquet file, or log a warning if the file cannot be read."""
     try:
         yield ParquetFiles.at([file], classes)
     except DataError as error:
@@ -107,27 +107,27 @@ def _no_images(path: Path, classes: Sequence[str]) -> DataError:
 
 
 def _instead(path: Path) -> str:
-    """Which folders there are in place of those that were expected."""
+    """Describe the folders found in place of the expected ones."""
     there = _folders_named(path) if path.is_dir() else []
     others = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
     return f"; there are folders named {', '.join(there[:NAMED])}{others}" if there else ""
 
 
 def _folders_named(path: Path) -> list[str]:
-    """The folders in a folder, and in place of `train` and `test` those in these."""
+    """Return the subfolders of a folder, with those inside `train` and `test` in place of these two."""
     below = {folder: folders_in(folder) if folder.name.lower() in PARTS else [] for folder in folders_in(path)}
     return [each.relative_to(path).as_posix() for folder, inner in below.items() for each in inner or [folder]]
 
 
 def _parquet_files(path: Path) -> list[Path]:
-    """The parquet files at a path; whatever else has such a name, as a pipe, is none."""
+    """Return the parquet files at a path. In a folder, only regular files count: a pipe of that name does not."""
     if path.is_dir():
         return sorted(file for file in path.glob("*.parquet") if os.path.isfile(file))
     return [path] if path.suffix.lower() == ".parquet" else []
 
 
 def _at(path: Path, classes: Sequence[str]) -> list[Source]:
-    """The images of this very path, or nothing."""
+    """Return the source of the images at exactly this path; empty if there are no images."""
     sources: list[Source] = [FolderPerClass.at(path, classes)] if path.is_dir() else []
     if parquet := _parquet_files(path):
         sources.append(ParquetFiles.at(parquet, classes))

@@ -1,4 +1,4 @@
-"""A folder for each class, as published sets of images are unpacked."""
+"""Images in a folder per class, the layout of many published datasets."""
 
 import logging
 import os
@@ -14,20 +14,20 @@ from cloister.tasks.pictures.formats import MAX_BYTES
 from cloister.tasks.pictures.picture import Part, Picture, class_named
 
 PARTS: dict[str, Part] = {"train": "train", "test": "test"}
-"""Folders that stand above those of the classes, by their names in small letters."""
+"""Folders above the class folders, by their names in lower case."""
 logger = logging.getLogger("cloister.tasks")
 
 
 @dataclass(frozen=True)
 class FolderPerClass:
-    """A `Source` of one image a file.
+    """`Source` of one image per file.
 
     Attributes:
-        root: the folder above those of the classes, or above `train` and `test`.
+        root: the folder above the class folders, or above `train` and `test`.
         files: of the images.
         pictures: in the order of `files`.
-        stray: names of files, below the root, that are no image or lie in no folder of a class, and of links to
-            folders; hidden ones aside.
+        stray: names, below the root, of visible non-image files, of images outside class folders, and of links to
+            folders.
     """
 
     root: Path
@@ -37,7 +37,7 @@ class FolderPerClass:
 
     @classmethod
     def at(cls, root: Path, classes: Sequence[str], tolerant: bool = False) -> "FolderPerClass":
-        """The images in the folders of the classes, which may lie below `train` and `test`.
+        """Find the images in the class folders, which may be below `train` and `test`.
 
         Args:
             root: see above.
@@ -45,7 +45,7 @@ class FolderPerClass:
             tolerant: leave out images in folders of no class.
 
         Raises:
-            DataError: beside folders of classes there is one with images that is named like no class.
+            DataError: beside class folders there is a folder with images whose name matches no class.
         """
         folders = _class_folders(root, classes, tolerant)
         found = [
@@ -58,14 +58,14 @@ class FolderPerClass:
         return cls(root, files, tuple(picture for _, picture in found), _stray(root, [each[0] for each in folders]))
 
     def contents(self) -> Iterator[bytes]:
-        """The files, one after another."""
+        """Yield the contents of the files, in order."""
         return map(_content, self.files)
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """The folders in a folder that are not hidden, by name.
+    """Return the visible folders in a folder, by name.
 
-    A link to a folder is none: its images would count twice if that folder is here too.
+    Links to folders are skipped: if the target is here too, its images would count twice.
     """
     return [path for path in _entries(folder) if _is_folder(path) and not path.name.startswith(".")]
 
@@ -75,9 +75,9 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder, by name; nothing where this user may not look: one folder says nothing of the others.
+    """Return the entries of a folder, by name; empty and logged if the folder is unreadable.
 
-    Here and below `os.path` is asked what a path is: `Path` raises for one behind a link that nobody may follow.
+    This module uses `os.path` to test paths: `Path` raises for one behind an inaccessible link.
     """
     try:
         return sorted(folder.iterdir())
@@ -87,7 +87,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """The files in a folder and in those below it, however deep they lie, and links to files."""
+    """Return the files in a folder and all its subfolders, and links to files."""
     found, left = [], [folder]
     while left:
         for path in _entries(left.pop()):
@@ -103,7 +103,7 @@ def _tell(error: OSError) -> None:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file; none where it is no regular one (a pipe would never end), very large, or unreadable."""
+    """Return the bytes of a file; empty if it is unreadable, too large, or not regular (a pipe would block)."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             found = os.fstat(file.fileno())
@@ -117,7 +117,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def _class_folders(root: Path, classes: Sequence[str], tolerant: bool) -> list[tuple[Path, int, Part]]:
-    """Every folder of a class, with the number of the class and the part that it is in."""
+    """Return every class folder, with the number of the class and the part of the split."""
     found = [(folder, class_named(folder.name, classes), part) for folder, part in _innermost(root)]
     named = [(folder, label, part) for folder, label, part in found if label is not None]
     others = [folder for folder, label, _ in found if label is None and any(map(is_image, _entries(folder)))]
@@ -128,7 +128,7 @@ def _class_folders(root: Path, classes: Sequence[str], tolerant: bool) -> list[t
 
 
 def _stray(root: Path, folders: list[Path]) -> tuple[str, ...]:
-    """Images and links to folders beside the folders of the classes, and other files in these."""
+    """Return images and links to folders beside the class folders, and visible non-image files inside these."""
     beside = [path for above in dict.fromkeys([root, *(each.parent for each in folders)]) for path in _entries(above)]
     inside = [path for folder in folders for path in _files_below(folder) if not is_image(path)]
     left_out = [path for path in beside if is_image(path) or (os.path.isdir(path) and not _is_folder(path))]
@@ -137,7 +137,7 @@ def _stray(root: Path, folders: list[Path]) -> tuple[str, ...]:
 
 
 def _innermost(root: Path) -> Iterator[tuple[Path, Part]]:
-    """The folders in a folder, and in place of `train` and `test` those in these."""
+    """Yield the subfolders of a folder, with those inside `train` and `test` in place of these two."""
     for folder in folders_in(root):
         part = PARTS.get(folder.name.lower(), "")
         yield from ((inner, part) for inner in (folders_in(folder) if part else [folder]))

@@ -1,38 +1,40 @@
-"""Which encoded images are decoded: those of a few formats that claim no more than they hold.
+"""Allowlist of image formats, with limits on the size that a file claims.
 
-OpenCV knows many formats of images by their first bytes, whatever a file is called. Some of them take minutes and
-gigabytes for a hundred bytes, as JPEG 2000 does, which may say that each of its pixels is coded by itself.
+OpenCV detects many formats by their first bytes, independently of the file name. Some formats take minutes and
+gigabytes for a hundred bytes. JPEG 2000 is one: a file may claim that each of its pixels is coded separately.
 """
 
 from collections.abc import Iterator
 from typing import Literal
 
 MAX_BYTES = 2**28
-"""Bytes of one image, as it is stored."""
+"""Largest size of one encoded image, in bytes."""
 MAX_PIXELS = 2**26
-"""Of one image."""
+"""Largest number of pixels of one image."""
 MAX_SIDE = 2**16
-"""Pixels of a side: a format may keep every row by itself."""
+"""Largest height or width in pixels: a format may store every row separately."""
 MAX_SCANS = 64
-"""Of a JPEG: each changes all pixels, and a hundred bytes are enough for one. Programs write about ten."""
+"""Largest number of scans of a JPEG. Encoders write about ten.
+Each scan changes all pixels, and a hundred bytes suffice for one.
+"""
 MAX_CHUNKS = 2**16
-"""Of a PNG."""
+"""Largest number of chunks of a PNG."""
 PNG, CHUNK_OVERHEAD = b"\x89PNG\r\n\x1a\n", 12
-"""First bytes of a PNG, and those of each of its chunks beside the content: length, type and check."""
+"""First bytes of a PNG, and the overhead of each chunk in bytes: length, type and checksum."""
 JPEG, SCAN, END = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"
-"""Markers: of the first bytes of a JPEG, of the beginning of its pixels, and of its end."""
+"""Markers of a JPEG: first bytes, start of scan, end of image."""
 TIFF = (b"II*\0", b"MM\0*")
-"""First bytes of a TIFF, the low byte of a number first, and the high one."""
+"""First bytes of a TIFF: little-endian and big-endian."""
 ENTRY_BYTES, TAG_COMPRESSION, TYPE_SHORT = 12, 259, 3
-"""Bytes of an entry of a TIFF; the tag of the one that says how pixels are compressed; the number of its type."""
+"""Bytes of an entry of a TIFF directory, the tag of its compression, and the number of the type SHORT."""
 COMPRESSIONS = (1, 5, 8, 32773, 32946)
-"""None, LZW, deflate, PackBits, and deflate by its old number. Others are formats of their own."""
+"""None, LZW, deflate, PackBits, and deflate by its old number. Other numbers stand for separate formats."""
 BMP_AND_PNM = (b"BM", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")
-"""First bytes of BMP, and of PBM, PGM and PPM, as text and as numbers."""
+"""First bytes of BMP, and of PBM, PGM and PPM in text and binary form."""
 
 
 def is_safe_to_decode(encoded: bytes) -> bool:
-    """Whether these bytes are a PNG, JPEG, TIFF, BMP, PBM, PGM or PPM that can be decoded in bounded time and memory.
+    """Return whether these bytes are a PNG, JPEG, TIFF, BMP, PBM, PGM or PPM with bounded decoding time and memory.
 
     Args:
         encoded: the bytes of a file.
@@ -49,14 +51,14 @@ def is_safe_to_decode(encoded: bytes) -> bool:
 
 
 def _is_cut_off(encoded: bytes) -> bool:
-    """Whether a JPEG was: some versions of OpenCV fill it up, and call it whole."""
+    """Return whether a JPEG is truncated. Some versions of OpenCV fill the missing pixels without an error."""
     return encoded.rfind(END) < encoded.rfind(SCAN)
 
 
 def _claims_too_much(encoded: bytes) -> bool:
-    """Whether a PNG says that it has more pixels or chunks than are read, or a chunk longer than the rest of the file.
+    """Return whether a PNG claims too many pixels or chunks, or a chunk longer than the rest of the file.
 
-    OpenCV asks for the memory of pixels and chunks before it looks at them: a hundred bytes would take four gigabytes.
+    OpenCV allocates memory for pixels and chunks before it reads them: a hundred bytes would take four gigabytes.
     """
     width, height = (int.from_bytes(encoded[start : start + 4]) for start in (16, 20))
     start, chunk_type, chunks = len(PNG), b"", 0
@@ -67,7 +69,7 @@ def _claims_too_much(encoded: bytes) -> bool:
 
 
 def _compressions(encoded: bytes) -> Iterator[int]:
-    """How a TIFF says that its pixels are stored; 0 where it says so in an odd way, nothing where it does not."""
+    """Yield the compression numbers of a TIFF, and 0 for a malformed entry; empty if it states none."""
     order: Literal["little", "big"] = "little" if encoded.startswith(TIFF[0]) else "big"
     first = int.from_bytes(encoded[4:8], order)
     fields = int.from_bytes(encoded[first : first + 2], order)

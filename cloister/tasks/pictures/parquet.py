@@ -1,4 +1,4 @@
-"""Parquet files as Hugging Face publishes sets of images: a column `image` with the bytes of files, and `label`."""
+"""Parquet files in the layout of Hugging Face image datasets: a column `image` with encoded bytes, and `label`."""
 
 import json
 import re
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 PART = re.compile(r"(train|test)(?![a-z])")
-"""What the name of a file of a split begins with."""
+"""Prefix of the name of a file of a split."""
 MAX_LABEL_DIGITS, MAX_LABEL_LETTERS = 9, 200
-"""Of a label that is a number, and of one that is a name. A longer one is no label."""
+"""Largest number of digits of a numeric label, and of bytes of a label in text. A longer label is not a class."""
 IMAGES_AT_ONCE, LABELS_AT_ONCE = 64, 2**16
-"""How many images, and labels, are read at once."""
+"""Number of images, and of labels, read at once."""
 MAX_IMAGE_BYTES, MAX_LABEL_BYTES = 2**29, 2**26
-"""Uncompressed bytes of the image column, and of the label column, of one row group. Row groups above them are not
-read: reading takes a few times as much."""
+"""Largest uncompressed size in bytes of the image column, and of the label column, of one row group.
+Larger row groups are not read: reading takes a few times as much memory.
+"""
 
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """A `Source` of many images a file.
+    """`Source` of many images per file.
 
     Attributes:
         root: the folder of the files.
         files: by name.
         pictures: in the order of `files` and of their rows.
-        rows: how many labels each file has.
+        rows: number of labels of each file.
     """
 
     root: Path
@@ -48,15 +49,15 @@ class ParquetFiles:
 
     @classmethod
     def at(cls, files: Sequence[Path], classes: Sequence[str]) -> "ParquetFiles":
-        """The images in these files, one or more, of one folder.
+        """Find the images in one or more parquet files of one folder.
 
         Args:
-            files: in the order to take them in.
-            classes: the task's names, in its order. Where a file names its labels, those names decide; where it does
-                not, a label is the number of a class.
+            files: in the order of the images.
+            classes: the task's names, in its order. If a file names its labels, those names decide. Otherwise a label
+                is the number of a class.
 
         Raises:
-            DataError: pyarrow is not installed, or a file has no such columns, or names another class.
+            DataError: pyarrow is not installed, or a file lacks the columns, or names another class.
         """
         labels = [_labels(path, classes) for path in files]
         pictures = tuple(
@@ -67,7 +68,10 @@ class ParquetFiles:
         return cls(files[0].parent, tuple(files), pictures, tuple(map(len, labels)))
 
     def contents(self) -> Iterator[bytes]:
-        """The images, one for each label; no bytes from where on a file cannot be read: it says nothing of others."""
+        """Yield one image per label.
+
+        From the first unreadable row of a file on, its images are empty. Other files are read.
+        """
         for path, rows in zip(self.files, self.rows):
             yield from islice(chain(_images(path), repeat(b"")), rows)
 
@@ -78,10 +82,10 @@ def _part(path: Path) -> Part:
 
 
 def _images(path: Path) -> Iterator[bytes]:
-    """The images of a file, up to where it cannot be read: pyarrow raises errors of many kinds."""
+    """Yield the images of a file, up to the first error: pyarrow raises many types."""
     with suppress(Exception):
         file = _opened(path)
-        # The name of a file beside its bytes is not needed, and may be no text.
+        # The file name beside the bytes is not needed, and may not be valid text.
         column = "image.bytes" if _has_bytes(file.schema_arrow.field("image").type) else "image"
         for number in range(file.num_row_groups):
             if (size := _size(file, number, "image")) > MAX_IMAGE_BYTES:
@@ -92,27 +96,30 @@ def _images(path: Path) -> Iterator[bytes]:
 
 
 def _size(file: "ParquetFile", number: int, name: str) -> int:
-    """Bytes of a column of a row group, at least 1. What stands there once may be the cell of many rows."""
+    """Return the bytes of a column of a row group, at least 1.
+
+    With a dictionary, many rows may share one stored cell.
+    """
     group = file.metadata.row_group(number)
     columns = [group.column(each) for each in range(group.num_columns)]
     return 1 + sum(each.total_uncompressed_size for each in columns if each.path_in_schema.startswith(name))
 
 
 def _batches(file: "ParquetFile", number: int, column: str, rows: int) -> Iterator[Any]:
-    """The cells of a column of a row group, as arrays of so many rows."""
+    """Yield the cells of a column of a row group, as arrays of at most `rows` rows."""
     for batch in file.iter_batches(max(1, rows), row_groups=[number], columns=[column]):
         yield batch.column(0)
 
 
 def _has_bytes(kind: Any) -> bool:
-    """Whether cells are `{"bytes": ..., "path": ...}`, and not the bytes alone."""
+    """Return whether cells are `{"bytes": ..., "path": ...}` instead of plain bytes."""
     from pyarrow import types
 
     return bool(types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
 
 
 def _bytes(cell: Any) -> bytes:
-    """What a cell holds; nothing where that is no bytes, or more than any image has."""
+    """Return the bytes in a cell; empty for another type, or for more than `MAX_BYTES`."""
     if hasattr(cell, "as_buffer") and cell.is_valid and cell.as_buffer().size > MAX_BYTES:
         return b""
     content = cell.as_py()
@@ -127,7 +134,7 @@ def _opened(path: Path) -> "ParquetFile":
         raise DataError(f"{path} is a parquet file, which needs pyarrow to be read: {remedy}") from None
     try:
         return parquet.ParquetFile(path)
-    except Exception:  # of many kinds, whatever the file holds
+    except Exception:  # pyarrow raises many types
         raise _unreadable(path) from None
 
 
@@ -136,7 +143,7 @@ def _unreadable(path: Path) -> DataError:
 
 
 def _labels(path: Path, classes: Sequence[str]) -> NDArray[np.int64]:
-    """The class of each row, shape (n,); -1 where there is none."""
+    """Return the class of each row, shape (n,); -1 for a label that is no class."""
     file = _opened(path)
     try:
         labels = np.array([_number(value, classes) for value in _label_cells(file)], np.int64)
@@ -148,10 +155,10 @@ def _labels(path: Path, classes: Sequence[str]) -> NDArray[np.int64]:
 
 
 def _label_cells(file: "ParquetFile") -> Iterator[object]:
-    """What the column `label` holds; text as bytes.
+    """Yield the values of the column `label`, text as bytes.
 
     Raises:
-        ValueError: labels take more memory than any do.
+        ValueError: the labels of a row group exceed `MAX_LABEL_BYTES`.
     """
     for number in range(file.num_row_groups):
         if (size := _size(file, number, "label")) > MAX_LABEL_BYTES:
@@ -161,7 +168,7 @@ def _label_cells(file: "ParquetFile") -> Iterator[object]:
 
 
 def _is_text(kind: Any) -> bool:
-    """Whether a column holds text, in whatever way it is stored."""
+    """Return whether a column contains text, plain or dictionary-encoded."""
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -169,7 +176,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _number(value: object, classes: Sequence[str]) -> int:
-    """A label by itself: a whole number, or the name of a class; -1 where it is neither."""
+    """Return the class number of a label that is a whole number or the name of a class; -1 for another label."""
     if isinstance(value, float):
         value = int(value) if value.is_integer() else -1
     if isinstance(value, bytes) and len(value) <= MAX_LABEL_LETTERS:
@@ -179,7 +186,7 @@ def _number(value: object, classes: Sequence[str]) -> int:
 
 
 def _names(metadata: dict[bytes, bytes]) -> list[str] | None:
-    """What the labels mean, where the file says it."""
+    """Return the label names in the file's Hugging Face metadata; None without such names."""
     try:
         names = json.loads(metadata[b"huggingface"])["info"]["features"]["label"]["names"]
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -188,7 +195,7 @@ def _names(metadata: dict[bytes, bytes]) -> list[str] | None:
 
 
 def _numbered(labels: NDArray[np.int64], names: list[str], classes: Sequence[str], path: Path) -> NDArray[np.int64]:
-    """Labels as the task numbers its classes."""
+    """Map labels from the file's class numbers to the task's."""
     numbers = [class_named(name, classes) for name in names]
     if None in numbers:
         unknown = names[numbers.index(None)]

@@ -1,4 +1,4 @@
-"""What is known of images before they are decoded."""
+"""Metadata of images that are not decoded yet."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Part = Literal["train", "test", ""]
-"""Which half of a published split an image is in; empty: there is no split."""
+"""Half of a published split that an image is in; empty: there is no split."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Picture:
     """One image that is not decoded yet.
 
     Attributes:
-        name: for a message, within the folder of its source.
-        label: the number of its class; -1: of none.
-        part: of the split that it came in.
+        name: for a message, relative to the folder of its source.
+        label: the number of its class; -1: no class.
+        part: of the published split.
     """
 
     name: str
@@ -29,46 +29,46 @@ class Picture:
 
 
 class Source(Protocol):
-    """Images in the files of one folder, in an order that depends on the names of the files alone."""
+    """Images in the files of one folder, in an order that depends only on the names of the files."""
 
     @property
     def root(self) -> Path:
-        """That folder."""
+        """Folder of the files."""
         ...
 
     @property
     def files(self) -> Sequence[Path]:
-        """All that would have to change for the images to change."""
+        """All files that the images are read from."""
         ...
 
     @property
     def pictures(self) -> Sequence[Picture]:
-        """The images."""
+        """Metadata of the images."""
         ...
 
     def contents(self) -> Iterator[bytes]:
-        """The encoded images, in the order of `pictures`; no bytes for one that cannot be read.
+        """Yield the encoded images, in the order of `pictures`; empty bytes for an unreadable image.
 
         Raises:
-            DataError: a file that holds many images cannot be read.
+            DataError: a file of many images cannot be read.
         """
         ...
 
 
 def labels_of(source: Source) -> NDArray[np.int64]:
-    """The class of each image, shape (n,)."""
+    """Return the class of each image, shape (n,)."""
     return np.array([picture.label for picture in source.pictures], np.int64)
 
 
 def class_named(name: str, classes: Sequence[str]) -> int | None:
-    """The number of the class that a name means, whatever its case and whatever stands between its words.
+    """Return the number of the class with this name, ignoring case, spaces and punctuation.
 
     Args:
         name: of a folder, or from a file.
         classes: the task's own names, in the task's order.
 
     Returns:
-        None where it means none of them.
+        None if the name matches no class.
     """
     plain = [_letters(known) for known in classes]
     return plain.index(_letters(name)) if _letters(name) in plain else None

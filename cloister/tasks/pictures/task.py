@@ -1,4 +1,4 @@
-"""A task of grey images that lie in a folder for each class, or in parquet files."""
+"""Base class of tasks on grey images in class folders or parquet files."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -20,20 +20,20 @@ from cloister.tasks.pictures.folders import FolderPerClass
 from cloister.tasks.pictures.picture import Source, class_named, labels_of
 
 SPLIT_SEED = 0
-"""Fixed here, not configured: every run of every strategy is scored on the same images."""
+"""A constant, so that every run of every strategy is scored on the same images."""
 NAMED = 10
-"""Damaged files that a message names."""
+"""Largest number of damaged or stray files that a message names."""
 logger = logging.getLogger("cloister.tasks")
 
 
 class PictureTask(Task):
-    """Images of as many classes as there are `class_names`; x is float32 of shape (n, size, size, 1), from 0 to 1.
+    """Images of the classes in `class_names`. x is float32 of shape (n, size, size, 1), from 0 to 1.
 
     Images are decoded once, into a file that is mapped into memory.
 
     Attributes:
-        usual_size: height and width where `task.image-size` does not say otherwise.
-        smallest_size: that the network takes, whichever of the two says it.
+        usual_size: height and width if `task.image-size` is `auto`.
+        smallest_size: smallest height and width that the network accepts.
     """
 
     usual_size: ClassVar[int]
@@ -53,7 +53,9 @@ class PictureTask(Task):
         self.image_shape = (self.size, self.size)
 
     def load(self) -> Dataset:
-        """The folders `train` and `test` at `task.data-path`; or of one set of images a fifth of each class to test on.
+        """Return the benchmark data at `task.data-path`.
+
+        This is the folders `train` and `test`, or one set of images with a fifth of each class as test data.
 
         Raises:
             DataError: there are no such images.
@@ -65,7 +67,7 @@ class PictureTask(Task):
         return self.load_from(expanded(self.config.data_path))
 
     def load_from(self, path: Path) -> Dataset:
-        """The benchmark data in a folder of images, or a parquet file.
+        """Return the benchmark data in a folder of images or a parquet file.
 
         Raises:
             DataError: there are no such images.
@@ -79,16 +81,16 @@ class PictureTask(Task):
             raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}") from None
 
     def dataset(self, source: Source) -> Dataset:
-        """The images, divided into those to train on and those to test on.
+        """Split the images into training and test data.
 
         Args:
-            source: of all of them.
+            source: of all images.
         """
         train, test = self.undamaged(source, parts_of(source, self.drawn_test))
         return Dataset(train, test)
 
     def drawn_test(self, labels: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Indices of a test part, where the images come without one: a fifth of each class.
+        """Return the indices of a random test part for images without a split: a fifth of each class.
 
         Args:
             labels: of all images, shape (n,).
@@ -96,7 +98,7 @@ class PictureTask(Task):
         return holdout(labels, 0.2, np.random.default_rng(SPLIT_SEED))[1]
 
     def read(self, path: Path) -> Examples:
-        """A node's own data, as `rows` reads it; damaged images are left out where `task.skip-damaged` says so.
+        """Return a node's own data as `rows` does, without damaged images if `task.skip-damaged` is on.
 
         Raises:
             DataError: there are no such images, or damaged ones.
@@ -109,7 +111,7 @@ class PictureTask(Task):
         return self.checked(examples, path)
 
     def rows(self, path: Path) -> Examples:
-        """A node's own data: a folder with a folder per class, parquet files, or an `.npz` file in the units above.
+        """Return a node's own data: class folders, parquet files, or an `.npz` file in the units of x.
 
         A damaged image is NaN.
 
@@ -122,19 +124,19 @@ class PictureTask(Task):
         return Examples(decoded(source, self.size, range(len(source.pictures))), labels_of(source))
 
     def label_of_folder(self, name: str) -> int | None:
-        """The class of the images in a folder of this name: that of the task, however it is written."""
+        """Return the class that the folder's name matches, ignoring case, spaces and punctuation; None: no class."""
         return class_named(name, self.class_names)
 
     def _own(self, path: Path, tolerant: bool = False) -> Source:
         self.refuse_groups(path)
         try:
-            # A site names the very folder: an image above it must not decide where the others are looked for.
+            # A site names the exact folder: an image beside the others must not change where images are searched.
             return every_picture(path, self.class_names) if tolerant else find_pictures(path, self.class_names, False)
         except DataError as error:
             raise DataError(f"data-path: {error}") from None
 
     def undamaged(self, source: Source, parts: Sequence[NDArray[np.intp]]) -> list[Examples]:
-        """The images of each part, without the damaged ones.
+        """Return the images of each part, without the damaged ones.
 
         Args:
             source: of the images.
@@ -153,11 +155,11 @@ class PictureTask(Task):
             self._report_damaged([source.pictures[number].name for number in np.sort(order[damaged])], source)
         ends = np.cumsum([len(part) for part in parts])[:-1]
         pieces = zip(np.split(pixels, ends), np.split(labels, ends), np.split(~damaged, ends), strict=True)
-        # What is whole stays mapped; taking rows copies them.
+        # A part without damage stays memory-mapped; taking rows copies them.
         return [Examples(x, y) if good.all() else Examples(x, y).take(np.flatnonzero(good)) for x, y, good in pieces]
 
     def _tell_stray(self, source: Source) -> None:
-        """Warn of files, and links to folders, that are no image of a class: somebody may count on them."""
+        """Warn of files and links to folders that are left out, as the user may expect them to be used."""
         if isinstance(source, FolderPerClass) and source.stray:
             names, number = ", ".join(source.stray[:NAMED]), counted(len(source.stray), "file")
             logger.warning("%s: %s or links left out, as no image of a class: %s", source.root, number, names)
@@ -176,14 +178,14 @@ class PictureTask(Task):
 
 
 def parts_of(source: Source, draw: Callable[[NDArray[np.int64]], NDArray[np.intp]]) -> list[NDArray[np.intp]]:
-    """Which images are to train on, and which to test on.
+    """Return the indices of the training images and of the test images.
 
     Args:
         source: of the images.
-        draw: indices of a test part, from the labels, where the images come without one.
+        draw: maps labels to the indices of a test part, for images without a split.
 
     Raises:
-        DataError: some images lie beside those of the parts, or one part is missing.
+        DataError: some images are outside the parts of the split, or one part is missing.
     """
     labels, parts = labels_of(source), np.array([picture.part for picture in source.pictures])
     match sorted(set(parts.tolist())):
