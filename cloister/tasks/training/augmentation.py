@@ -1,7 +1,7 @@
-"""Random changes of examples while they are trained on, each example by itself.
+"""Random augmentation of training examples, independent for each example.
 
-Under DP-SGD one person's row may move only its own gradient. So a transform sees one example, and the random numbers of
-an example follow from its own content, the step and the client's key: they are the same whoever else is in the data.
+Under DP-SGD one person's row may change only its own gradient. So a transform receives one example. Its random numbers
+follow from the example's content, the step and the client's key: other examples do not change them.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from cloister.core.errors import DataError
 from cloister.tasks.base import Recipe, Task, Transform
 
 REACH = 0.125
-"""Share of a picture's height and width that `shift` moves it by at most."""
+"""Largest displacement of `shift`, as a share of a picture's height and width."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Transforms that every example passes, one after the other.
+    """Sequence of transforms that every example passes.
 
     Args:
         transforms: at least one.
@@ -31,17 +31,17 @@ class Augmentation:
 
     @classmethod
     def of(cls, task: Task, recipe: Recipe) -> "Augmentation | None":
-        """What a recipe names; None where it names nothing.
+        """Return the augmentation that a recipe names, or None if it names no transform.
 
         Args:
-            task: that knows the transforms.
-            recipe: whose names are all known to the task.
+            task: with the transforms.
+            recipe: whose names are all transforms of the task.
         """
         known = transforms_of(task)
         return cls(tuple(known[name] for name in recipe.augmentation)) if recipe.augmentation else None
 
     def changed(self, x: NDArray, key: bytes) -> NDArray:
-        """The examples, each changed at random.
+        """Return the examples, each changed at random.
 
         Args:
             x: inputs of shape (n, ...).
@@ -51,14 +51,14 @@ class Augmentation:
             New inputs, of the same shape and dtype. Row i depends on x[i] and the key alone.
 
         Raises:
-            DataError: a transform gives inputs of another shape.
+            DataError: a transform returns inputs of another shape.
         """
         return self._each(x, key, self._one)
 
     def changed_or_lost(self, x: NDArray, key: bytes) -> NDArray:
-        """As `changed`; an example whose transform fails becomes NaN, and changes nothing for the others.
+        """Return the examples as `changed` does, with NaN for an example whose transform fails.
 
-        A private step counts such an example as nothing, as it does every gradient that is not finite.
+        A failure changes no other example. A private step replaces the non-finite gradient of such an example by zero.
 
         Args:
             x: inputs of shape (n, ...).
@@ -87,24 +87,24 @@ class Augmentation:
     def _one_or_nan(self, example: NDArray, rng: np.random.Generator) -> NDArray:
         try:
             return np.asarray(self._one(example, rng), example.dtype)
-        except Exception:  # whatever it is, it must not tell the others' sum that it happened
+        except Exception:  # no failure may change the sum over the other examples
             return np.full_like(example, np.nan)
 
 
 def key_of(*parts: object) -> bytes:
-    """A key that is another one for other parts, such as a secret and the number of a step; 32 bytes."""
+    """Hash parts, such as a secret and a step number, to a key of 32 bytes."""
     return hashlib.sha256(repr(parts).encode()).digest()
 
 
 def transforms_of(task: Task) -> dict[str, Transform]:
-    """The transforms that a task knows, by name: those of pictures if its examples are pictures, and its own."""
+    """Return the transforms of a task by name: its own, and those of pictures if its examples are pictures."""
     shape = _picture_shape(task)
     pictures: Mapping[str, Transform] = PICTURES if shape else {}
     return {name: _on_pictures(transform, shape) for name, transform in pictures.items()} | dict(task.transforms)
 
 
 def _picture_shape(task: Task) -> tuple[int, ...]:
-    """Height, width and maybe channels of an example; empty where it is no picture."""
+    """Return height, width and any channels of an example; empty if it is not a picture."""
     if len(task.input_shape) in (2, 3):
         return task.input_shape
     is_flat_picture = task.image_shape and prod(task.image_shape) == prod(task.input_shape)
@@ -112,26 +112,26 @@ def _picture_shape(task: Task) -> tuple[int, ...]:
 
 
 def _on_pictures(transform: Transform, shape: tuple[int, ...]) -> Transform:
-    """The transform, for inputs that may be a picture in one row."""
+    """Return the transform for inputs that may be flattened pictures."""
     return lambda example, rng: transform(example.reshape(shape), rng).reshape(example.shape)
 
 
 def mirrored(picture: NDArray, rng: np.random.Generator) -> NDArray:
-    """The picture with left and right exchanged, or as it is, with equal probability.
+    """Exchange left and right of the picture with probability ½.
 
     Args:
         picture: shape (height, width, ...).
-        rng: decides.
+        rng: of the draw.
     """
     return picture[:, ::-1] if rng.random() < 0.5 else picture
 
 
 def shifted(picture: NDArray, rng: np.random.Generator) -> NDArray:
-    """The picture moved by up to `REACH` of its height and width, with zeros where nothing is left of it.
+    """Move the picture by up to `REACH` of its height and width, and fill with zeros.
 
     Args:
         picture: shape (height, width, ...).
-        rng: decides how far.
+        rng: of the displacement.
     """
     down, right = (int(rng.integers(-reach, reach + 1)) for reach in map(_reach, picture.shape[:2]))
     moved = np.zeros_like(picture)
@@ -145,7 +145,7 @@ def _reach(size: int) -> int:
 
 
 def _spans(by: int) -> tuple[slice, slice]:
-    """Where a row lands that is moved by so many places, and where it comes from."""
+    """Return the target and the source slice of a displacement."""
     if by >= 0:
         return slice(by, None), slice(None, -by or None)
     return slice(None, by), slice(-by, None)

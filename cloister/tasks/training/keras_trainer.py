@@ -1,4 +1,4 @@
-"""Minibatch training of a Keras model: one compiled function per epoch, whatever the number of examples."""
+"""Minibatch training of a Keras model, with one compiled function per epoch for any number of examples."""
 
 import keras
 import numpy as np
@@ -14,22 +14,22 @@ LOSSES = {
     "cross-entropy": (keras.losses.SparseCategoricalCrossentropy, tf.int32),
     "squared-error": (keras.losses.MeanSquaredError, tf.float32),
 }
-"""What a model's loss is in Keras, and the dtype of its targets."""
+"""Keras class of a model's loss, and the dtype of its targets."""
 
 
 class KerasTrainer:
-    """Any Keras optimizer on the model's loss, with FedProx's penalty where the plan has one.
+    """Trainer with any Keras optimizer on the model's loss, and FedProx's penalty if the plan has one.
 
-    The optimizer and the task's callbacks start afresh in every `fit`: nothing of one client's training reaches
-    another's. An epoch is one graph, so callbacks hear of the beginning and the end of training and of epochs, and of
-    no batch; they may end training by `model.stop_training`.
+    The optimizer and the task's callbacks start afresh in every `fit`, so that no state passes between clients. An
+    epoch is one graph. So callbacks receive the begin and end of training and of epochs, but no batch events. They may
+    end training by `model.stop_training`.
 
     Args:
         model: trained in place.
-        recipe: of the run: its optimizer, the weights of its classes and its callbacks.
+        recipe: of the run: its optimizer, class weights and callbacks.
 
     Raises:
-        ConfigError: Keras does not know the optimizer.
+        ConfigError: Keras has no such optimizer.
     """
 
     def __init__(self, model: KerasModel, recipe: Recipe) -> None:
@@ -71,12 +71,12 @@ class KerasTrainer:
         return loss
 
     def _weights(self, examples: Examples) -> Tensor:
-        """What the losses of examples are multiplied with; of no examples, where all count alike."""
+        """Return the factors of the losses of examples; empty if the recipe has none."""
         weights = self._recipe.weights(examples.y)
         return tf.zeros([0]) if weights is None else tf.constant(weights)
 
     def _callbacks(self, plan: TrainingPlan) -> keras.callbacks.CallbackList:
-        """The task's callbacks, made anew."""
+        """Make the task's callbacks anew."""
         self.model.keras.stop_training = False
         made = list(self._recipe.callbacks()) if self._recipe.callbacks else []
         return keras.callbacks.CallbackList(made, model=self.model.keras, epochs=plan.epochs)
@@ -90,7 +90,7 @@ class KerasTrainer:
                 anchor.assign(variable.value)
 
     def _compile(self, proximal: bool) -> Compiled:
-        """The epoch as one graph: shapes are open, so that clients of any size share it."""
+        """Compile an epoch into one graph. Its shapes are open, so that clients of any size share it."""
         (spec,) = self.model.keras.inputs
         features = list(spec.shape[1:])
         signature = [
@@ -110,18 +110,18 @@ class KerasTrainer:
             total = tf.constant(0.0)
             for start in tf.range(0, tf.size(order), batch_size):
                 chosen = order[start : start + batch_size]
-                # Gathering forgets the shape of an example, which layers ask for.
+                # Gathering loses the static shape of an example, which layers need.
                 inputs = tf.ensure_shape(tf.gather(x, chosen), [None, *features])
                 chosen_weights = tf.gather(weights, chosen) if weighs else None
                 loss = self._step(inputs, tf.gather(y, chosen), chosen_weights, proximal_mu if proximal else None)
-                # The last minibatch may be smaller, and counts for less.
+                # The last minibatch may be smaller: weight losses by batch size.
                 total += loss * tf.cast(tf.size(chosen), tf.float32)
             return total / tf.cast(tf.size(order), tf.float32)
 
         return tf.function(epoch, input_signature=signature)
 
     def _step(self, x: Tensor, y: Tensor, weights: Tensor, proximal_mu: Tensor) -> Tensor:
-        """One minibatch; the loss without the penalty."""
+        """Train on one minibatch, and return its loss without the penalty."""
         variables = self.model.keras.trainable_variables
         with tf.GradientTape() as tape:
             loss = self.loss(y, self.model.keras(x, training=True), sample_weight=weights)
@@ -132,20 +132,20 @@ class KerasTrainer:
         return loss
 
     def _distance_to_anchors(self) -> Tensor:
-        """‖w - w_global‖² over the trainable weights."""
+        """Return ‖w - w_global‖² over the trainable weights."""
         pairs = zip(self.model.keras.trainable_variables, self._anchors, strict=True)
         return tf.add_n([tf.reduce_sum(tf.square(variable.value - anchor)) for variable, anchor in pairs])
 
 
 def optimizer_named(name: str) -> Optimizer:
-    """A new Keras optimizer.
+    """Return a new Keras optimizer.
 
     Raises:
-        ConfigError: Keras does not know the name.
+        ConfigError: Keras has no optimizer of this name.
     """
     try:
         return keras.optimizers.get(name)
-    except (ValueError, TypeError, KeyError) as error:  # some names are those of what Keras keeps beside optimizers
+    except (ValueError, TypeError, KeyError) as error:  # some names are of other Keras objects
         raise ConfigError(
             f"client.optimizer must be the name of a Keras optimizer, such as sgd or adam; got {name!r}"
         ) from error

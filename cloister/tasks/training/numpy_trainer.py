@@ -1,4 +1,4 @@
-"""Minibatch gradient descent for models that give their own gradient."""
+"""Minibatch gradient descent for NumPy models."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,11 @@ from cloister.tasks.training.weighting import weighted_gradients
 
 
 class NumpyTrainer:
-    """Plain SGD, with FedProx's penalty μ/2·‖w - w_global‖² where the plan has one.
+    """Plain SGD, with FedProx's penalty μ/2·‖w - w_global‖² if the plan has one.
 
     Args:
         model: trained in place.
-        recipe: of the run; its optimizer is `sgd`, as these models know no other.
+        recipe: of the run; its optimizer must be `sgd`.
 
     Raises:
         ConfigError: the recipe has another optimizer, or Keras callbacks.
@@ -42,7 +42,7 @@ class NumpyTrainer:
         return loss
 
     def _step(self, batch: Examples, plan: TrainingPlan, epoch: int, anchor: dict[str, NDArray]) -> float:
-        """One minibatch; its loss times its size, as the last one may be smaller."""
+        """Train on one minibatch, and return its loss times its size, as the last one may be smaller."""
         loss, gradients = weighted_gradients(self.model, batch, self._recipe)
         for name, weight in self.model.weights.items():
             step = gradients[name]
@@ -53,7 +53,7 @@ class NumpyTrainer:
 
 
 def refuse_what_needs_keras(recipe: Recipe) -> None:
-    """Refuse what models in NumPy cannot be trained with.
+    """Refuse recipes that NumPy models do not support.
 
     Raises:
         ConfigError: the recipe has another optimizer than `sgd`, or Keras callbacks.

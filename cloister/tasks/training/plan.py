@@ -1,4 +1,4 @@
-"""How a model is trained: for how long, in which steps, and in which order."""
+"""Parameters of one round of local training: number, size and order of steps."""
 
 from dataclasses import dataclass, replace
 
@@ -12,13 +12,13 @@ class TrainingPlan:
     """Training of one round: E epochs of minibatches of B examples at rate s, with FedProx's μ (0: without).
 
     Attributes:
-        learning_rate: s; no epoch has a higher one.
+        learning_rate: s, the largest rate of any epoch.
         seed: of shuffles and dropout, never of noise.
         round: from 1 on; 0 before the first.
-        public_size: N, the number of units (examples, or groups) that whoever sees the noise may know: the rate of
-            Poisson batches and the number of private steps follow from it. 0: as many as there are.
-        schedule: what share of s is in force.
-        augmentation: how examples are changed at random; None: they are not.
+        public_size: N, the number of units (examples, or groups) that parties who see the noise may know. The rate of
+            Poisson batches and the number of private steps follow from it. 0: the true number of units.
+        schedule: gives the share of s in force.
+        augmentation: random changes of examples; None: no changes.
     """
 
     epochs: int
@@ -32,11 +32,11 @@ class TrainingPlan:
     augmentation: Augmentation | None = None
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch of this round, from 0 on."""
+        """Return the learning rate of an epoch of this round, counted from 0."""
         return self.learning_rate * self.schedule.share(self.round, epoch, self.epochs)
 
     def seen(self, examples: Examples, epoch: int) -> Examples:
-        """The examples as an epoch without noise trains on them: changed at random where there is augmentation.
+        """Return the examples for an epoch without noise, changed at random if there is augmentation.
 
         Args:
             examples: of the client.
@@ -57,10 +57,10 @@ class TrainingPlan:
         schedule: Schedule = CONSTANT,
         augmentation: Augmentation | None = None,
     ) -> "TrainingPlan":
-        """The plan that follows a recipe.
+        """Return the plan that follows a recipe.
 
         Args:
-            recipe: with all that the run says about training.
+            recipe: with the run's training settings applied.
             seed: see `TrainingPlan`, as for the other arguments.
         """
         return cls(

@@ -1,4 +1,4 @@
-"""The recipe of a run: what the task and the run configuration say about training, checked against each other."""
+"""Training recipe of a run, resolved from the task and the run configuration, and validated."""
 
 import math
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from cloister.tasks.training.augmentation import transforms_of
 
 
 def recipe_of(task: Task, client: ClientConfig, privacy: PrivacyConfig) -> Recipe:
-    """What a run trains with.
+    """Return the training recipe of a run.
 
     Args:
         task: of the run.
         client, privacy: of the run configuration.
 
     Raises:
-        ConfigError: the task cannot be trained so, or not under the clients' mechanism.
+        ConfigError: the task, or the clients' mechanism, does not support the recipe.
     """
     recipe = task.recipe.resolved(client)
     if complaint := next(misfits(task, recipe), "") or _callbacks_see_too_much(recipe, privacy):
@@ -28,7 +28,7 @@ def recipe_of(task: Task, client: ClientConfig, privacy: PrivacyConfig) -> Recip
 
 
 def misfits(task: Task, recipe: Recipe) -> Iterator[str]:
-    """What of a recipe this task has no use for.
+    """Yield the settings of a recipe that this task does not support.
 
     Args:
         task: to be trained.
@@ -40,7 +40,7 @@ def misfits(task: Task, recipe: Recipe) -> Iterator[str]:
         needed = f"one for each of its {task.classes} classes" if task.classes else "none, as it has no classes"
         yield f"client.class-weights has {len(weights)} numbers, and task {name!r} takes {needed}"
     if len(set(recipe.augmentation)) < len(recipe.augmentation):
-        # A server could have each example take as long as it likes, and learn from the time how many there are.
+        # Repeated transforms would let a server prolong each example, and infer their number from the time.
         yield "client.augmentation names a transform more than once"
     known = transforms_of(task)
     for transform in recipe.augmentation:
@@ -50,7 +50,7 @@ def misfits(task: Task, recipe: Recipe) -> Iterator[str]:
 
 
 def _out_of_range(recipe: Recipe) -> Iterator[str]:
-    """Numbers that no run configuration could say, in a task's own recipe."""
+    """Yield the out-of-range numbers in a recipe. A task's own recipe bypasses the checks of the run configuration."""
     if recipe.schedule not in get_args(ScheduleName):
         yield f"client.schedule = {recipe.schedule!r} is none of {', '.join(get_args(ScheduleName))}"
     if not 0 <= recipe.final_rate_share <= 1:
@@ -62,7 +62,7 @@ def _out_of_range(recipe: Recipe) -> Iterator[str]:
 
 
 def _callbacks_see_too_much(recipe: Recipe, privacy: PrivacyConfig) -> str:
-    """Why the task's callbacks cannot be called; empty if they can."""
+    """Return the reason for refusing the task's callbacks; empty if they are allowed."""
     if recipe.callbacks is None or not privacy.client.is_on:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""How the learning rate changes over the rounds of a run: by public numbers alone, and never above the one given."""
+"""Learning rate schedule over the rounds of a run, from public numbers only, and never above the configured rate."""
 
 import math
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from cloister.tasks.base import Recipe, ScheduleName
 
 @dataclass(frozen=True)
 class Schedule:
-    """The share of the learning rate that is in force in an epoch of a round.
+    """Share of the learning rate in force in an epoch of a round.
 
     | name | after the rounds of the warm-up, until the run ends |
     |---|---|
     | `constant` | 1 |
-    | `linear` | falls from 1 in a straight line |
+    | `linear` | falls linearly from 1 |
     | `cosine` | falls from 1 along half a wave (Loshchilov and Hutter, 2017, arXiv:1608.03983) |
 
     Args:
         name: of the shape.
         rounds: R > 0, of the run.
-        warmup_rounds: in which the share rises in a straight line, epoch by epoch; the last of them ends with 1.
-        final_share: what `linear` and `cosine` fall to, from 0 to 1.
+        warmup_rounds: rounds in which the share rises linearly, epoch by epoch. The last one ends with 1.
+        final_share: final value of `linear` and `cosine`, from 0 to 1.
 
-    Guarantee: a share is from 0 to 1, whatever round a server names. It depends on the configuration, the round and the
-        epoch, and on no number of examples that a client has.
+    Guarantee: a share is from 0 to 1 for any round that a server names. It depends only on the configuration, the round
+        and the epoch. It is independent of the number of a client's examples.
     """
 
     name: ScheduleName = "constant"
@@ -33,19 +33,19 @@ class Schedule:
 
     @classmethod
     def of(cls, recipe: Recipe, rounds: int) -> "Schedule":
-        """The schedule of a recipe.
+        """Return the schedule of a recipe.
 
         Args:
-            recipe: with all that the run says about training.
+            recipe: with the run's training settings applied.
             rounds: of the run.
         """
         return cls(recipe.schedule, rounds, recipe.warmup_rounds, recipe.final_rate_share)
 
     def share(self, round: int, epoch: int, epochs: int) -> float:
-        """The share of the learning rate in one epoch.
+        """Return the share of the learning rate in one epoch.
 
         Args:
-            round: from 1 on; before it, as its beginning.
+            round: from 1 on; a smaller number counts as the beginning of round 1.
             epoch: of the round, from 0 to epochs - 1.
             epochs: E > 0, of each round.
         """

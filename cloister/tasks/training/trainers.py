@@ -1,8 +1,7 @@
-"""Trainers by the kind of model they train.
+"""Registry of trainers, by the kind of model that they train.
 
-A trainer is made once per process and model, and keeps what is costly to make. `fit` starts from the weights the
-model has, takes the examples and a `TrainingPlan`, and returns the mean training loss of the last epoch, if it may be
-told.
+A trainer is made once per process and model, and caches costly state. `fit` starts from the model's current weights and
+receives examples and a `TrainingPlan`. It returns the mean training loss of the last epoch, if that may be released.
 """
 
 from typing import Protocol
@@ -22,10 +21,10 @@ TRAINERS = Registry(
 
 
 class Trainer(Protocol):
-    """Trains one model in place."""
+    """Trainer of one model, in place."""
 
     def fit(self, examples: Examples, plan: TrainingPlan) -> float | None:
-        """Train on the examples; the mean loss of the last epoch, None where it may not be told.
+        """Train on the examples, and return the mean loss of the last epoch; None if it may not be released.
 
         Args:
             examples: to train on.

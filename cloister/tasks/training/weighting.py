@@ -1,4 +1,4 @@
-"""The gradient of a batch whose examples weigh differently, of a model that knows only the mean over a batch."""
+"""Gradient of a batch with weighted examples, for a model that computes only the mean over a batch."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,14 +8,14 @@ from cloister.tasks.numpy_model import NumpyModel
 
 
 def weighted_gradients(model: NumpyModel, batch: Examples, recipe: Recipe) -> tuple[float, dict[str, NDArray]]:
-    """The mean of wᵢ·lossᵢ over a batch, and its gradient with respect to every weight of the model.
+    """Return the mean of wᵢ·lossᵢ over a batch, and its gradient with respect to every weight of the model.
 
-    Examples of one class have one weight, so the mean over each class is asked of the model.
+    Examples of one class share a weight, so the model computes the mean of each class.
 
     Args:
-        model: whose gradient of a batch is the mean of those of its examples.
+        model: whose gradient of a batch is the mean of the examples' gradients.
         batch: n > 0 examples.
-        recipe: says what an example of each class weighs.
+        recipe: with the weight of each class.
 
     Returns:
         The loss, and for each weight by name an array of its shape.
