@@ -1,4 +1,4 @@
-"""Learning problems by name: data, models, training defaults and scores. Importing this package loads none of them."""
+"""Registry of learning problems: data, models, training defaults and scores. A task is imported on first use."""
 
 from cloister.core.registry import Registry
 
@@ -17,4 +17,4 @@ TASKS = Registry(
         "mnist-writers": "cloister.tasks.mnist_writers:MnistWriters",
     },
 )
-"""Every task, built in or installed beside Cloister."""
+"""All tasks: built in, or installed as plugins."""

@@ -1,4 +1,4 @@
-"""Brain scans of people with and without Alzheimer's disease: the task of the metric-aware federation.
+"""MRI classification of Alzheimer's disease: the task of the metric-aware federation.
 
 Source: Sáinz-Pardo Díaz et al. (2026), §7.1 (data), §7.2 (model), tables 1, 2, 3 and 9.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import keras
 
 CLASSES = ("Mild_Demented", "Moderate_Demented", "Non_Demented", "Very_Mild_Demented")
-"""In the order of their numbers."""
+"""In the order of their class numbers."""
 PUBLISHED, PUBLISHED_TEST = (896, 64, 3200, 2240), (172, 15, 634, 459)
 """Images of each class in the published set, and in its test part (table 1)."""
 TABLES = {
@@ -30,13 +30,15 @@ TABLES = {
 }
 """Images of each class for each client: homogeneous, non-i.i.d., and of the client inference attack."""
 SOFTMAX_RATE = 50.0
-"""The learning rate of softmax regression times the number of pixels: the loss curves with their sum of squares."""
+"""Learning rate of softmax regression, times the number of pixels.
+The curvature of the loss grows with the sum of their squares.
+"""
 PREDICT_BATCH = 64
-"""The first convolution makes two megabytes of an image of 128 by 128."""
+"""Images per prediction batch. The first convolution needs two megabytes for an image of 128 by 128."""
 
 
 class AlzheimerMri(PictureTask):
-    """Four classes; x is float32 of shape (n, size, size, 1), from 0 to 1, mapped from a cache on the disk."""
+    """Four classes. x is float32 of shape (n, size, size, 1), from 0 to 1, memory-mapped from a cache on disk."""
 
     recipe = Recipe(local_epochs=5, batch_size=32, learning_rate=0.001, optimizer="adam")
     classes = len(CLASSES)
@@ -52,9 +54,10 @@ class AlzheimerMri(PictureTask):
             self.recipe = Recipe(local_epochs=20, batch_size=16, learning_rate=SOFTMAX_RATE / self.size**2)
 
     def dataset(self, source: Source) -> Dataset:
-        """The published split, or where there is none one of the same sizes; half of its test part is for validation.
+        """Return the published split, or a random one of the same sizes if the images come without a split.
 
-        Of a set of other sizes without a split, a fifth of each class is the test part.
+        Half of the test part becomes the validation set. For images of other counts per class without a split, the test
+        part is a fifth of each class.
 
         Args:
             source: of all images.
@@ -63,20 +66,22 @@ class AlzheimerMri(PictureTask):
         return Dataset(train, test, validation=validation)
 
     def parts(self, source: Source) -> tuple[NDArray[np.intp], ...]:
-        """Which images are to train on, for the server's validation, and to test on.
+        """Return the indices of the training, validation and test images.
 
         Args:
             source: of the images.
 
         Raises:
-            DataError: some images lie beside those of a split, or half of it is missing.
+            DataError: some images lie outside the folders of a split, or half of the split is missing.
         """
         train, test = parts_of(source, self.drawn_test)
         ours, others = halves(labels_of(source)[test])
         return train, test[ours], test[others]
 
     def drawn_test(self, labels: NDArray[np.int64]) -> NDArray[np.intp]:
-        """As large as the published test part of the published images, or else a fifth of each class.
+        """Return the indices of a random test part.
+
+        For the published images it has the published size; otherwise it is a fifth of each class.
 
         Args:
             labels: of all images, shape (n,).
@@ -86,7 +91,7 @@ class AlzheimerMri(PictureTask):
         return table(labels, np.array([PUBLISHED_TEST]), np.random.default_rng(SPLIT_SEED))[0]
 
     def build(self) -> Model:
-        """The published network (6,517,476 parameters for 128 by 128), or softmax regression in NumPy."""
+        """Return the published network (6,517,476 parameters for 128 by 128), or softmax regression in NumPy."""
         if self.model_name == "cnn":
             from cloister.tasks.keras_model import KerasModel
 
@@ -96,11 +101,11 @@ class AlzheimerMri(PictureTask):
         return SoftmaxRegression(features=self.size**2, classes=self.classes)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Loss, accuracy, and the figures that the paper reports beside them.
+        """Return loss, accuracy, and the other figures that the paper reports.
 
         Args:
             y: shape (n,).
-            scores: what the model predicts, class probabilities, shape (n, 4).
+            scores: class probabilities that the model predicts, shape (n, 4).
         """
         return super().metrics(y, scores) | macro_figures(y, scores)
 

@@ -1,4 +1,4 @@
-"""Importing Keras without the page that TensorFlow writes about itself."""
+"""Import of Keras without TensorFlow's startup messages."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def import_keras() -> Any:
-    """The `keras` module, on TensorFlow."""
+    """Import and return `keras` with the TensorFlow backend."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "keras" not in sys.modules:
         with _stderr_kept_back():
@@ -21,9 +21,9 @@ def import_keras() -> Any:
 
 @contextmanager
 def _stderr_kept_back() -> Iterator[None]:
-    """Keep back what is written to standard error, and show it only if the block fails.
+    """Capture standard error, and print it only if the block fails.
 
-    TensorFlow's libraries write while they are loaded, before any setting could tell them not to.
+    TensorFlow's libraries print while they are loaded, before a setting takes effect.
     """
     sys.stderr.flush()
     original = os.dup(2)

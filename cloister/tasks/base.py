@@ -1,4 +1,4 @@
-"""What a task is: a dataset, a model, and how they are trained and scored when the user does not say."""
+"""Interfaces of a task: dataset, model, default training recipe, metrics."""
 
 import zipfile
 from abc import ABC, abstractmethod
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 NamedArrays = Mapping[str, NDArray]
 ClassCounts = tuple[tuple[int, ...], ...]
-"""How many examples of each class each client has."""
+"""Number of examples of each class, per client."""
 Loss = Literal["cross-entropy", "squared-error"]
-"""What training makes small: of class probabilities against labels, or of numbers against numbers."""
+"""Training loss: cross-entropy of class probabilities against labels, or squared error of numbers."""
 ScheduleName = Literal["constant", "linear", "cosine"]
 Transform = Callable[[NDArray, np.random.Generator], NDArray]
-"""Changes one example at random: from its inputs, and a generator for it alone, to inputs of the same shape."""
+"""Random change of one example: maps its inputs and a generator of its own to inputs of the same shape."""
 
 
 @dataclass(frozen=True)
 class Examples:
     """Inputs x of shape (n, ...) and targets y of shape (n,): integer labels, or the floats of a regression.
 
-    `groups`, of shape (n,), says whose each example is (a patient's, a writer's); None: each is its own.
+    `groups`, of shape (n,), contains the group of each example (a patient, a writer). None: each example is a group.
     """
 
     x: NDArray
@@ -51,24 +51,24 @@ class Examples:
         return len(self.y)
 
     def take(self, indices: NDArray) -> "Examples":
-        """The examples at `indices`, in that order."""
+        """Return the examples at `indices`, in that order."""
         return Examples(self.x[indices], self.y[indices], None if self.groups is None else self.groups[indices])
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A benchmark's examples: `train` is dealt out to the clients, `test` stays with the server.
+    """Benchmark examples: `train` is partitioned among the clients, `test` stays with the server.
 
     Attributes:
         train, test: the two parts.
-        owners: the site of each training example (a hospital, a writer), from 0 on, shape (n,): `natural` deals by it.
-            None: the dataset has no sites of its own.
-        test_owners: the same of the test examples, where they have sites of their own, which train nothing: a
-            federation without them can be validated on them.
-        validation: what the server may train an initial model on: no client has any of it, and no model is scored on
-            it.
-        groups: the arrays that `task.group` may name, each of shape (n,): whose each training example is (a patient's,
-            a writer's). A person may be at several sites.
+        owners: the site of each training example (a hospital, a writer), from 0, shape (n,). The `natural` partition
+            follows it. None: the dataset has no sites.
+        test_owners: the site of each test example. These sites train nothing, so they can validate a federation.
+            None: the test examples have no sites.
+        validation: examples that the server may train an initial model on. They are disjoint from the clients' data and
+            from the test set.
+        groups: arrays of shape (n,) that `task.group` may name: the group of each training example (a patient, a
+            writer). A group may be at several sites.
     """
 
     train: Examples
@@ -94,19 +94,19 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a task trains when `client.*` does not say.
+    """Training defaults of a task, which `client.*` overrides.
 
     Args:
         local_epochs, batch_size, learning_rate: E > 0, B > 0 and s > 0 of one round.
         optimizer: the name of a Keras optimizer; `sgd` for models in NumPy.
-        schedule: how the rate changes over the rounds of a run, see `Schedule`.
-        warmup_rounds: in which the rate rises to s.
+        schedule: learning rate schedule over the rounds of a run, see `Schedule`.
+        warmup_rounds: number of rounds in which the rate rises to s.
         final_rate_share: the share of s that `linear` and `cosine` end with, from 0 to 1.
-        class_weights: what the loss of an example of each class is multiplied with, above 0; empty: with 1.
-        loss_scale: what every loss is multiplied with, above 0.
-        augmentation: names of transforms, in their order, by which each example is changed at random in each step.
-        callbacks: makes the Keras callbacks of one client's training; None: there are none. They see losses and weights
-            without noise, so that no client that protects itself trains with them.
+        class_weights: factor of the loss for each class, above 0; empty: 1 for every class.
+        loss_scale: factor of every loss, above 0.
+        augmentation: names of random transforms, applied to each example in each step, in this order.
+        callbacks: makes the Keras callbacks of one client's training; None: no callbacks. Callbacks see losses and
+            weights without noise, so a client with a privacy mechanism trains without them.
     """
 
     local_epochs: int
@@ -122,7 +122,7 @@ class Recipe:
     callbacks: "Callable[[], Sequence[keras.callbacks.Callback]] | None" = None
 
     def resolved(self, client: ClientConfig) -> "Recipe":
-        """What a run trains with: `client.*` where it says something, this recipe where it says `auto`."""
+        """Return this recipe with the values of `client.*` that are not `auto`."""
         said = {name: value for name in client.recipe_keys if (value := getattr(client, name)) != "auto"}
         if "class_weights" in said:
             said["class_weights"] = tuple(map(float, listed(said["class_weights"])))
@@ -132,11 +132,11 @@ class Recipe:
 
     @property
     def maximum_weight(self) -> float:
-        """The largest number that the loss of an example is multiplied with."""
+        """Return the largest factor of an example's loss."""
         return self.loss_scale * max(self.class_weights, default=1.0)
 
     def weights(self, y: NDArray) -> NDArray[np.float32] | None:
-        """What the losses of examples are multiplied with, shape (n,); None: nothing.
+        """Return the factors of the losses of examples, shape (n,); None without class weights and loss scale.
 
         Args:
             y: labels or targets, shape (n,).
@@ -147,21 +147,24 @@ class Recipe:
 
 
 class Model(Protocol):
-    """A model as the federation sees it: named float arrays that can be read, replaced, scored and saved."""
+    """Model interface of the federation: named float arrays that can be read, replaced, scored and saved."""
 
     kind: str
     suffix: str
 
     def initialise(self, seed: int) -> None:
-        """New initial weights, the same for the same seed; frozen ones stay."""
+        """Draw new initial weights; equal seeds give equal weights. Frozen weights stay."""
         ...
 
     def arrays(self) -> dict[str, NDArray]:
-        """A copy of every weight that is trained and sent, by name, in a fixed order."""
+        """Return a copy of every weight that is trained and sent, by name, in a fixed order."""
         ...
 
     def frozen(self) -> dict[str, NDArray]:
-        """A copy of every weight that is neither trained nor sent, by name: `build` gives it the same at every site."""
+        """Return a copy of every weight that is neither trained nor sent, by name.
+
+        `build` gives these weights the same values at every site.
+        """
         ...
 
     def assign(self, arrays: NamedArrays) -> None:
@@ -169,46 +172,49 @@ class Model(Protocol):
         ...
 
     def predict(self, x: NDArray) -> NDArray:
-        """Class probabilities of shape (n, classes), or the predicted numbers of a regression, of shape (n,)."""
+        """Return class probabilities of shape (n, classes), or the predictions of a regression of shape (n,)."""
         ...
 
     def predict_alone(self, x: NDArray) -> NDArray:
-        """As `predict`, for n > 0; what a row gets depends, to the last bit, on that row and the weights alone."""
+        """Return the predictions for n > 0 inputs, each computed independently of the batch.
+
+        To the last bit, the output for a row depends on that row and the weights only.
+        """
         ...
 
     def save(self, path: Path) -> None:
-        """Write the model so that it can be loaded without Cloister."""
+        """Write the model in a format that can be loaded without Cloister."""
         ...
 
     def load(self, path: Path) -> None:
-        """Replace every weight by what `save` wrote.
+        """Replace every weight by those in a file that `save` wrote.
 
         Raises:
-            DataError: the file holds no such model.
+            DataError: the file contains no such model.
         """
         ...
 
 
 class Task(ABC):
-    """One learning problem, a classification unless it is a `Regression`. Subclasses are plugins, found by name.
+    """One learning problem: a classification, or a `Regression`. Subclasses are plugins, found by name.
 
     Attributes:
         recipe: training defaults; a task may have others for one of its models.
-        partition: how the training examples are dealt out when `task.partition` is `auto`.
+        partition: the partition that `task.partition = "auto"` selects.
         classes: number of classes; 0 for a regression.
-        class_names: what the classes are called, in the order of their numbers: a file may hold these names, or one-hot
+        class_names: names of the classes, in the order of their numbers. A file may contain these names, or one-hot
             rows in this order, in place of numbers. Empty: labels are numbers from 0.
         input_shape: of one example, as the model takes it.
         models: the names `task.model` may take, the default first.
-        rotates: whether `task.rotated-fraction` means anything to it.
-        decodes: whether `task.image-size` and `task.skip-damaged` mean anything to it.
-        bundled: whether `load` needs no file, so that `task.data-path` means nothing to it.
-        tables: published partitions by the name that `task.partition` takes: for each client the number of training
-            examples of each class.
-        image_shape: height and width of the grey image that an example is; None: it is none.
-        transforms: that `client.augmentation` may name, beside those of pictures.
-        public: whether anybody can have the data that `load` returns: a simulation on it needs no lasting ledger. Not
-            inherited: a subclass may load other data.
+        rotates: whether the task supports `task.rotated-fraction`.
+        decodes: whether the task supports `task.image-size` and `task.skip-damaged`.
+        bundled: whether `load` works without files, so that `task.data-path` has no effect.
+        tables: published partitions, by the name that `task.partition` takes: the number of training examples of each
+            class, per client.
+        image_shape: height and width of the grey image that an example is; None: examples are not images.
+        transforms: by the names that `client.augmentation` may take, in addition to the transforms of pictures.
+        public: whether `load` returns public data. If so, a simulation needs no lasting ledger. Not inherited: a
+            subclass may load other data.
     """
 
     recipe: Recipe
@@ -259,40 +265,40 @@ class Task(ABC):
 
     @abstractmethod
     def load(self) -> Dataset:
-        """The benchmark data, for a simulation. Deterministic.
+        """Return the benchmark data for a simulation. Deterministic.
 
         Raises:
-            DataError: the data is not on this machine; the message says how to get it.
+            DataError: the data is not on this machine; the message contains the remedy.
         """
 
     def read(self, path: Path) -> Examples:
-        """A node's own data, in a deployment: an `.npz` file with arrays `x` and `y` in the task's units.
+        """Return a node's own data: an `.npz` file with arrays `x` and `y` in the task's units.
 
         Raises:
-            DataError: the file is absent or is not what the task reads.
+            DataError: the file is absent, or is not in the task's format.
         """
         return self.checked(self.rows(path), path)
 
     def rows(self, path: Path) -> Examples:
-        """What a node's file holds, before anything is asked of single rows.
+        """Return the contents of a node's file, before its rows are checked.
 
         Raises:
-            DataError: the file is absent or is no such file.
+            DataError: the file is absent, or is not in the task's format.
         """
         return read_npz(path, self.classes, self.class_names, self.config.group)
 
     def unlabelled(self, path: Path) -> NDArray | None:
-        """The inputs of a file without labels, shape (n, *input_shape), to be predicted; None: it has labels.
+        """Return the inputs of a file without labels, shape (n, *input_shape), or None if the file has labels.
 
-        For tasks with a format of their own; one that has none takes files with labels alone.
+        Tasks with a file format of their own override this. By default, every file needs labels.
 
         Raises:
-            DataError: the file is not what the task reads.
+            DataError: the file is not in the task's format.
         """
         return None
 
     def refuse_groups(self, path: Path) -> None:
-        """Refuse `task.group` for a table, which has no column for it.
+        """Refuse `task.group` for a table, which has no column of groups.
 
         Raises:
             DataError: the run protects groups.
@@ -301,24 +307,27 @@ class Task(ABC):
             raise DataError(f"task.group = {self.config.group!r} needs an .npz file with that array, found {path}")
 
     def usable(self, examples: Examples) -> NDArray[np.bool_]:
-        """Which rows this task's model can take, shape (n,), each decided by itself: finite, with a target it knows."""
+        """Return a mask of the rows that the model accepts, shape (n,).
+
+        Each row is checked by itself: its inputs are finite as float32, and its target is valid.
+        """
         finite = np.isfinite(_single(examples.x)).reshape(len(examples), -1).all(axis=1)
         return finite & self.usable_targets(examples.y)
 
     def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:
-        """Which targets are classes, shape (n,)."""
+        """Return a mask of the targets that are valid class numbers, shape (n,)."""
         return (y >= 0) & (y < self.classes)
 
     def checked(self, examples: Examples, path: Path) -> Examples:
-        """The examples, if this task's model can take them.
+        """Return the examples in the dtypes of the model, after checking them.
 
         Args:
-            examples: n of them, as a file holds them.
+            examples: n of them, as a file contains them.
             path: of that file, for the message.
 
         Raises:
-            DataError: inputs are of another shape than the benchmark's, inputs or targets are not finite, or labels
-                are no classes.
+            DataError: the input shape differs from the task's, inputs or targets are not finite, or a label is not a
+                class number.
         """
         if examples.x.shape[1:] != self.input_shape:
             raise DataError(
@@ -332,14 +341,14 @@ class Task(ABC):
         return Examples(inputs, self.checked_targets(examples.y, path), examples.groups)
 
     def checked_targets(self, y: NDArray, path: Path) -> NDArray:
-        """The targets, as this task's metrics and losses take them.
+        """Return the targets in the dtype of this task's metrics and losses.
 
         Args:
             y: shape (n,).
-            path: of the file that holds them, for the message.
+            path: of the file that contains them, for the message.
 
         Raises:
-            DataError: a label is no class.
+            DataError: a label is not a class number.
         """
         if len(y) and not (y.min() >= 0 and y.max() < self.classes):
             raise DataError(
@@ -350,56 +359,56 @@ class Task(ABC):
         return y.astype(np.int64)
 
     def label_of_folder(self, name: str) -> int | None:
-        """The class of the images in a folder of this name; None where it names none."""
+        """Return the class of the images in a folder of this name, or None if the name matches no class."""
         return int(name) if name.isdecimal() else None
 
     def strata(self, y: NDArray) -> NDArray:
-        """What a client's examples are stratified by when some are kept back: integers of shape (n,)."""
+        """Return integers of shape (n,) that stratify the holdout split of a client's examples."""
         return y
 
     @abstractmethod
     def build(self) -> Model:
-        """A new, untrained model."""
+        """Return a new, untrained model."""
 
     def losses(self, y: NDArray, scores: NDArray) -> NDArray:
-        """The loss of each example, shape (n,); their mean is the `loss` of `metrics`.
+        """Return the loss of each example in nats, shape (n,); their mean is the `loss` of `metrics`.
 
         Args:
             y: shape (n,).
-            scores: what the model predicts, shape (n, classes); in nats.
+            scores: class probabilities that the model predicts, shape (n, classes).
         """
         return cross_entropies(y, scores)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Named figures of merit of class probabilities against labels.
+        """Return named metrics of class probabilities against labels.
 
         Args:
             y: shape (n,).
-            scores: what the model predicts, shape (n, classes).
+            scores: class probabilities that the model predicts, shape (n, classes).
         """
         return {"loss": cross_entropy(y, scores), "accuracy": float(np.mean(scores.argmax(axis=1) == y))}
 
 
 class Regression(Task):
-    """A task whose targets are numbers: no classes, squared error for a loss, and the RMSE for a figure of merit."""
+    """Task with numeric targets: `classes` is 0, the loss is the squared error, and the metric is the RMSE."""
 
     classes = 0
 
     def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:
-        """Which targets are finite as float32, shape (n,)."""
+        """Return a mask of the targets that are finite as float32, shape (n,)."""
         with np.errstate(over="ignore"):
             finite: NDArray[np.bool_] = np.isfinite(y.astype(np.float32))
         return finite
 
     def checked_targets(self, y: NDArray, path: Path) -> NDArray:
-        """The targets as float32.
+        """Return the targets as float32.
 
         Args:
             y: shape (n,).
-            path: of the file that holds them, for the message.
+            path: of the file that contains them, for the message.
 
         Raises:
-            DataError: one is not finite as float32.
+            DataError: a target is not finite as float32.
         """
         targets = y.astype(np.float32)
         if not np.isfinite(targets).all():
@@ -407,35 +416,35 @@ class Regression(Task):
         return targets
 
     def label_of_folder(self, name: str) -> int | None:
-        """The class of the images in a folder of this name; None where it names none."""
+        """Return the number that the folder is named with, or None if its name is not decimal."""
         return int(name) if name.isdecimal() else None
 
     def strata(self, y: NDArray) -> NDArray:
-        """One stratum: no two targets need be equal."""
+        """Return a single stratum: targets of a regression need not repeat."""
         return np.zeros(len(y), np.int64)
 
     def losses(self, y: NDArray, scores: NDArray) -> NDArray:
-        """The squared error of each example, shape (n,).
+        """Return the squared error of each example, shape (n,).
 
         Args:
             y: shape (n,).
-            scores: what the model predicts, shape (n,), in the units of y.
+            scores: predictions of the model, shape (n,), in the units of y.
         """
         return np.square(scores.astype(np.float64) - y)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Mean squared error as `loss`, and its root as `rmse`.
+        """Return the mean squared error as `loss`, and its root as `rmse`.
 
         Args:
             y: shape (n,).
-            scores: what the model predicts, shape (n,), in the units of y.
+            scores: predictions of the model, shape (n,), in the units of y.
         """
         mean = float(self.losses(y, scores).mean())
         return {"loss": mean, "rmse": mean**0.5}
 
 
 def cross_entropy(y: NDArray, scores: NDArray) -> float:
-    """The mean negative log-likelihood of a set of examples, in nats.
+    """Return the mean negative log-likelihood of a set of examples, in nats.
 
     Args:
         y: labels, shape (n,), n > 0.
@@ -445,7 +454,7 @@ def cross_entropy(y: NDArray, scores: NDArray) -> float:
 
 
 def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:
-    """The negative log-likelihood of each example, in nats; probabilities are floored at 1e-7, as Keras does.
+    """Return the negative log-likelihood of each example, in nats. Like Keras, floor probabilities at 1e-7.
 
     Args:
         y: labels, shape (n,).
@@ -459,26 +468,26 @@ def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:
 
 
 def _single(x: NDArray) -> NDArray[np.float32]:
-    """Inputs in single precision.
+    """Cast inputs to float32, integers by way of float64.
 
-    Whole numbers pass through double precision: a file has them so where one row is no whole number, and no other row
-    may become another one by it.
+    If a row contains a fraction, NumPy stores the whole file as float64. The detour gives every other row the same
+    float32 value in both cases.
     """
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is told of or left out as such
+    with np.errstate(over="ignore"):  # overflow gives infinity, which the caller refuses or leaves out
         return (x.astype(np.float64) if x.dtype.kind in "iu" else x).astype(np.float32, copy=False)
 
 
 def read_npz(path: Path, classes: int, names: tuple[str, ...] = (), group: str = "") -> Examples:
-    """Read `x` and `y` from an `.npz` file, without pickles; and whose each row is, if `group` names that array.
+    """Read `x`, `y` and optionally the groups of rows from an `.npz` file, without pickles.
 
     Args:
         path: of the file.
-        classes: how many there are; 0: y holds numbers.
-        names: of the classes; empty: y holds whole numbers (see `classes_of`).
-        group: name of an array of whole numbers or text, shape (n,); empty: none.
+        classes: number of classes; 0: y contains numbers.
+        names: of the classes; empty: y contains whole numbers (see `classes_of`).
+        group: name of an array of whole numbers or text, shape (n,); empty: no groups.
 
     Raises:
-        DataError: the file is absent or holds no such arrays. What is in it is not quoted.
+        DataError: the file is absent or lacks these arrays. The message quotes no values.
     """
     expected = f"an .npz file with arrays x (numbers) and y ({expected_targets(classes, names)})"
     if group:
@@ -504,7 +513,7 @@ def read_npz(path: Path, classes: int, names: tuple[str, ...] = (), group: str =
 
 
 def expected_targets(classes: int, names: tuple[str, ...]) -> str:
-    """What a file may hold as targets, in words.
+    """Describe the valid targets of a file in words.
 
     Args:
         classes, names: as in `read_npz`.
@@ -515,10 +524,10 @@ def expected_targets(classes: int, names: tuple[str, ...]) -> str:
 
 
 def are_targets(y: NDArray, classes: int, names: tuple[str, ...]) -> bool:
-    """Whether an array can hold targets, by its shape and kind.
+    """Return whether an array has the shape and the dtype kind of targets.
 
     Args:
-        y: as a file holds it.
+        y: as a file contains it.
         classes, names: as in `read_npz`.
     """
     if not classes:

@@ -11,10 +11,10 @@ from cloister.tasks.scores import binary_auc
 from cloister.tasks.tables import Table
 
 SPLIT_SEED = 0
-"""Fixed here, not configured: every run of every strategy is scored on the same tumours."""
+"""A constant, so that every run of every strategy is scored on the same tumours."""
 
-# Published with the dataset. Ranges measured on a client's own examples would leak them, and would give the same
-# number another meaning on each client.
+# Published with the dataset. Ranges measured on a client's own examples would leak them. They would also give the same
+# number a different meaning on each client.
 RANGES = {
     "mean radius": (6.981, 28.11),
     "mean texture": (9.71, 39.28),
@@ -55,7 +55,7 @@ TABLE = Table(RANGES, "target", len(NAMES), NAMES, tolerance=0.02)
 
 
 class BreastCancer(Task):
-    """Malignant (0) or benign (1); x is float32 of shape (n, 30), each feature from about 0 to about 1."""
+    """Malignant (0) or benign (1). x is float32 of shape (n, 30), each feature from about 0 to about 1."""
 
     recipe = Recipe(local_epochs=5, batch_size=16, learning_rate=0.5)
     classes = len(NAMES)
@@ -66,7 +66,7 @@ class BreastCancer(Task):
     bundled = True
 
     def load(self) -> Dataset:
-        """Four fifths of each class to train on and one fifth to test on."""
+        """Return four fifths of each class as training data and one fifth as test data."""
         from sklearn.datasets import load_breast_cancer
 
         features, labels = load_breast_cancer(return_X_y=True)
@@ -75,12 +75,12 @@ class BreastCancer(Task):
         return Dataset(examples.take(train), examples.take(test))
 
     def rows(self, path: Path) -> Examples:
-        """A node's own data: an `.npz` file in the units above, or a `.csv` file in the units of `RANGES`.
+        """Return a node's own data: an `.npz` file in the units of x, or a `.csv` file in the units of `RANGES`.
 
-        A `.csv` file has the 30 columns of `RANGES` and `target` (0 or 1), in any order; others are ignored.
+        A `.csv` file has the 30 columns of `RANGES` and `target` (0 or 1), in any order; other columns are ignored.
 
         Raises:
-            DataError: the file is absent or is not what the task reads.
+            DataError: the file is absent, or is not in the task's format.
         """
         if path.suffix.lower() != ".csv":
             return super().rows(path)
@@ -88,10 +88,10 @@ class BreastCancer(Task):
         return TABLE.rows(path)
 
     def read(self, path: Path) -> Examples:
-        """The same, of a file without a fault.
+        """Return the data of a file as `rows` does, and refuse a file with a faulty row.
 
         Raises:
-            DataError: the file is absent or is not what the task reads.
+            DataError: the file is absent, or is not in the task's format.
         """
         if path.suffix.lower() != ".csv":
             return super().read(path)
@@ -99,24 +99,24 @@ class BreastCancer(Task):
         return self.checked(TABLE.read(path), path)
 
     def unlabelled(self, path: Path) -> NDArray | None:
-        """Tumours in a `.csv` file without `target`.
+        """Return the inputs of a `.csv` file without `target`, or None for another file.
 
         Raises:
-            DataError: the file is not what the task reads.
+            DataError: the file is not in the task's format.
         """
         return TABLE.unlabelled(path) if path.suffix.lower() == ".csv" else None
 
     def build(self) -> Model:
-        """Softmax regression."""
+        """Return softmax regression."""
         from cloister.tasks.softmax import SoftmaxRegression
 
         return SoftmaxRegression(features=len(RANGES), classes=2)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Loss, accuracy, and AUC where both classes are there.
+        """Return loss and accuracy, and the AUC if both classes occur.
 
         Args:
             y: shape (n,).
-            scores: what the model predicts, class probabilities, shape (n, 2).
+            scores: class probabilities that the model predicts, shape (n, 2).
         """
         return super().metrics(y, scores) | binary_auc(y, scores)

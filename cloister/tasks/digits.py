@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     import keras
 
 SPLIT_SEED = 0
-"""Fixed here, not configured: every run of every strategy is scored on the same images."""
+"""A constant, so that every run of every strategy is scored on the same images."""
 
 
 class Digits(Task):
-    """Ten classes; x is float32 of shape (n, 64), grey values from 0 to 1."""
+    """Ten classes. x is float32 of shape (n, 64), grey values from 0 to 1."""
 
     recipe = Recipe(local_epochs=5, batch_size=16, learning_rate=0.3)
     classes = 10
@@ -26,7 +26,7 @@ class Digits(Task):
     bundled = True
 
     def load(self) -> Dataset:
-        """Four fifths of each class to train on and one fifth to test on."""
+        """Return four fifths of each class as training data and one fifth as test data."""
         from sklearn.datasets import load_digits
 
         pixels, labels = load_digits(return_X_y=True)
@@ -35,7 +35,7 @@ class Digits(Task):
         return Dataset(examples.take(train), examples.take(test))
 
     def build(self) -> Model:
-        """A network with one hidden layer, or softmax regression, which needs no TensorFlow."""
+        """Return a network with one hidden layer, or softmax regression, which needs no TensorFlow."""
         if self.model_name == "softmax":
             from cloister.tasks.softmax import SoftmaxRegression
 

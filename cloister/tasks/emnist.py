@@ -1,4 +1,4 @@
-"""EMNIST, split by class: digits and letters of both cases, 62 classes, read from this machine and never downloaded."""
+"""EMNIST ByClass: digits and letters of both cases, 62 classes, read from a local file and never downloaded."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from cloister.tasks.partition import holdout
 
 FILE = "emnist_byclass_test.npz"
 SPLIT_SEED = 0
-"""Fixed here, not configured: every run of every strategy is scored on the same images."""
+"""A constant, so that every run of every strategy is scored on the same images."""
 
 
 class Emnist(Task):
-    """Digits 0 to 9, capitals 10 to 35, small letters 36 to 61; x is float32 of shape (n, 28, 28, 1), from 0 to 1."""
+    """Digits 0 to 9, capitals 10 to 35, small letters 36 to 61. x is float32 of shape (n, 28, 28, 1), from 0 to 1."""
 
     recipe = Recipe(local_epochs=1, batch_size=32, learning_rate=0.05)
     classes = 62
@@ -26,7 +26,10 @@ class Emnist(Task):
     public = True
 
     def load(self) -> Dataset:
-        """Four fifths of each class to train on and one fifth to test on, of the published ByClass test split."""
+        """Return four fifths of each class as training data and one fifth as test data.
+
+        The images are those of the published ByClass test split.
+        """
         path = _find(self.config.data_path)
         arrays = read_arrays(path, ("x", "y"))
         images, labels = arrays["x"], arrays["y"]
@@ -42,7 +45,7 @@ class Emnist(Task):
             ) from None
 
     def build(self) -> Model:
-        """The network of two convolutions (1,206,590 parameters), or softmax regression, which needs no TensorFlow."""
+        """Return the network of two convolutions (1,206,590 parameters), or softmax regression without TensorFlow."""
         if self.model_name == "cnn":
             return two_convolutions(self.classes)
         from cloister.tasks.softmax import SoftmaxRegression

@@ -1,7 +1,7 @@
-"""What is wrong with a task, found before anything is trained: a line for each fault, with the remedy.
+"""Validation of a task before training: one line for each fault, with its remedy.
 
-A task is code of a user's own. A wrong shape or a wrong label would else show as an error of a numerical library in
-every client, after a message was sent and something was spent.
+A task is user code. Without these checks, a wrong shape or label raises an error of a numerical library in every
+client. By then the server has sent a message, and clients have spent budget.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,20 +19,20 @@ from cloister.tasks.labels import described
 from cloister.tasks.training.recipe import misfits
 
 SAMPLE = 64
-"""Examples that a model is tried on."""
+"""Number of examples that the model is tried on."""
 SUM = 1e-3
-"""By how much the probabilities of one example may miss 1: roundings of single precision are far below."""
+"""Largest deviation from 1 of the sum of an example's probabilities. Rounding errors of float32 are far smaller."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong.
+    """One fault of a task.
 
     Attributes:
-        where: what it is about: an attribute or a method of the task, or a file.
-        found: what was found there; never a value of an example.
-        remedy: what to do about it.
-        first: which example is faulty first, and what it holds; for whoever has the data, and no part of the text.
+        where: the faulty attribute, method or file.
+        found: a description of the fault; never a value of an example.
+        remedy: how to fix it.
+        first: the first faulty example and its value. Only the owner of the data may see it, so the text omits it.
     """
 
     where: str
@@ -45,12 +45,12 @@ class Fault:
 
 
 def refuse_faulty(task: Task, model: Model, examples: Examples | None) -> None:
-    """Raise one error with all faults, a line each.
+    """Raise one error with all faults of a task, its data and its model, a line each.
 
     Args:
         task: of a run that is about to start.
         model: that the task built.
-        examples: some of its benchmark data; None where it is not on this machine.
+        examples: some of its benchmark data; None if it is not on this machine.
 
     Raises:
         ConfigError: there is a fault.
@@ -60,7 +60,7 @@ def refuse_faulty(task: Task, model: Model, examples: Examples | None) -> None:
 
 
 def refuse_faulty_data(task: Task, examples: Examples | None) -> None:
-    """Raise one error with all faults of what a task states and of its data, a line each.
+    """Raise one error with all faults of a task's attributes and data, a line each.
 
     Args:
         task: of a run that is about to start.
@@ -79,7 +79,7 @@ def _refuse(task: Task, faults: Iterable[Fault]) -> None:
 
 
 def faults_of_attributes(task: Task) -> Iterator[Fault]:
-    """What the class of a task says about itself and cannot be."""
+    """Yield the faults of a task's class attributes."""
     if task.classes < 0 or task.classes == 1:
         yield Fault(
             "classes", str(task.classes), "give the number of classes, 2 or more; subclass Regression for numbers"
@@ -97,12 +97,12 @@ def faults_of_attributes(task: Task) -> Iterator[Fault]:
 
 
 def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[Fault]:
-    """What a model of this task cannot be trained on.
+    """Yield the faults that make examples unusable for training.
 
     Args:
-        task: whose they are.
-        examples: as the task gives them.
-        where: they come from, for the message.
+        task: of the examples.
+        examples: as the task returns them.
+        where: source of the examples, for the message.
     """
     x, y = examples.x, examples.y
     if not len(examples):
@@ -135,7 +135,7 @@ def _faults_of_targets(task: Task, y: NDArray, where: str) -> Iterator[Fault]:
 
 
 def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
-    """What keeps a model from being federated or scored.
+    """Yield the faults that prevent federating or scoring a model.
 
     Args:
         task: that built it.
@@ -157,12 +157,14 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
     else:
         faults = list(_faults_of_outputs(task, outputs, len(x)))
     yield from faults
-    # The task's own scores are tried whatever the model is like, so that their faults are told with its own.
+    # If the model is faulty, plausible outputs stand in for its own, so that one run reports all faults.
     yield from _faults_of_scores(task, _made_up_outputs(task, len(x)) if faults else outputs)
 
 
 def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
-    """Whether a model that is built again has the same arrays and frozen weights: clients and server build their own.
+    """Yield a fault if a second `build` gives other arrays or frozen weights.
+
+    Server and clients build their own models, which must agree.
 
     Args:
         task: that built it.
@@ -194,14 +196,14 @@ def _faults_of_outputs(task: Task, outputs: NDArray, count: int) -> Iterator[Fau
 
 
 def _made_up_outputs(task: Task, count: int) -> NDArray[np.float32]:
-    """What a model might predict."""
+    """Return plausible outputs of a model, for trying the scores."""
     if not task.classes:
         return np.zeros(count, np.float32)
     return np.full((count, task.classes), 1 / task.classes, np.float32)
 
 
 def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
-    """What is wrong with `metrics` and with `losses`."""
+    """Yield the faults of `metrics` and `losses`."""
     labels = np.arange(len(outputs)) % task.classes if task.classes else np.zeros(len(outputs), np.float32)
     found, problem = tried(lambda: task.metrics(labels, outputs))
     if problem:
@@ -221,9 +223,10 @@ def _is_number(value: object) -> bool:
 
 
 def tried(work: Callable[[], Any]) -> tuple[Any, str]:
-    """What code of the user's gives, and what is wrong with it: the kind of error and its place, never its text.
+    """Call user code, and return its result and a description of its failure.
 
-    The text of an error that is none of ours may hold an array, and a run's errors are seen by others.
+    The description contains the type and the place of an exception, never its message. The message of a third-party
+    exception may contain data, and other parties see a run's errors.
     """
     try:
         return work(), ""
@@ -234,7 +237,7 @@ def tried(work: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def _rows_not_finite(x: NDArray, block: int = 1024) -> NDArray[np.bool_]:
-    """Which rows are not finite as float32; a block at a time, as x may be mapped from a file."""
+    """Return a mask of the rows that are not finite as float32. Rows are read in blocks, as x may be memory-mapped."""
     with np.errstate(over="ignore"):
         parts = (
             x[start : start + block].astype(np.float32).reshape(-1, _width(x)) for start in range(0, len(x), block)
@@ -247,10 +250,10 @@ def _width(x: NDArray) -> int:
 
 
 def sample(task: Task, examples: Examples | None) -> NDArray[np.float32]:
-    """Inputs to try a model on: a few of the task's, or made-up ones where it has none here.
+    """Return inputs to try a model on: some of the examples, or random ones if there are none.
 
     Args:
-        task: whose inputs they are.
+        task: of the inputs.
         examples: of the task.
     """
     if examples is not None:

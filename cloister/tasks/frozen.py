@@ -1,4 +1,4 @@
-"""The part of a model that is neither trained nor sent: what server and nodes compare before they train around it."""
+"""Digest of the weights that are neither trained nor sent: server and nodes compare it before training."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from cloister.tasks.base import Model
 
 
 def frozen_digest(model: Model) -> str:
-    """SHA-256 of the frozen weights of a model; empty where it has none.
+    """Return the SHA-256 of a model's frozen weights, or an empty string if there are none.
 
-    It is equal for equal names, shapes, dtypes and bits, in whatever order.
+    It is equal for equal names, shapes, dtypes and bits, in any order.
     """
     arrays = model.frozen()
     if not arrays:
@@ -26,19 +26,19 @@ def frozen_digest(model: Model) -> str:
 
 
 def told_of(model: Model) -> dict[str, str]:
-    """What the messages of a run say of the frozen weights; nothing where the model has none."""
+    """Return the message fields for the frozen weights: their digest, or nothing if there are none."""
     digest = frozen_digest(model)
     return {FROZEN: digest} if digest else {}
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many numbers a model has.
+    """Parameter counts of a model.
 
     Attributes:
-        sent: of weights that are sent, and noised where there is noise.
-        frozen: of weights that every site has for itself.
-        digest: SHA-256 of the latter; empty: there are none.
+        sent: number of parameters that are sent, with noise if a mechanism adds some.
+        frozen: number of parameters that every site builds for itself.
+        digest: SHA-256 of the frozen weights; empty: there are none.
     """
 
     sent: int
@@ -47,7 +47,7 @@ class Parameters:
 
     @classmethod
     def of(cls, model: Model) -> "Parameters":
-        """Those of a model."""
+        """Count the parameters of a model."""
         sent, frozen = (sum(array.size for array in arrays.values()) for arrays in (model.arrays(), model.frozen()))
         return cls(sent, frozen, frozen_digest(model))
 

@@ -1,7 +1,7 @@
 """Heart disease in four hospitals: a federation with real institutions as clients (UCI, 920 patients).
 
-No number here is computed from the data. Ranges and substitutes are public clinical knowledge, so that a feature means
-the same in every hospital and nothing about a hospital's patients enters its preprocessing.
+No constant here is computed from the data. Ranges and substitutes are public clinical knowledge. So a feature has the
+same meaning in every hospital, and preprocessing reveals nothing about a hospital's patients.
 """
 
 import csv
@@ -19,21 +19,22 @@ from cloister.tasks.partition import holdout
 from cloister.tasks.scores import binary_auc
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-"""The owners of the examples: owner i is the i-th."""
+"""Owners of the examples, in the order of their numbers."""
 SPLIT_SEED = 0
-"""Fixed here, not configured: every run of every strategy is scored on the same patients."""
+"""A constant, so that every run of every strategy is scored on the same patients."""
 MISSING = {"", "?", "-9", "-9.0"}
-"""How the files write an unknown value; -9 in the files with all 76 attributes."""
+"""Codes of a missing value; -9 in the files with all 76 attributes."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A column of numbers, which becomes two features: its place in `low` to `high`, and whether it is missing.
+    """Numeric column that becomes two features: its position from `low` to `high`, and an indicator of a missing value.
 
     Attributes:
-        low, high: what is clinically possible, in the column's unit.
-        usual: stands in for a missing value.
-        zero_is_missing: no living patient has a zero here; some hospitals wrote it for "not measured".
+        low, high: the clinically possible range, in the column's unit.
+        usual: substitute for a missing value.
+        zero_is_missing: whether 0 codes a missing value. No living patient has a zero here, but some hospitals wrote it
+            for "not measured".
     """
 
     name: str
@@ -43,7 +44,7 @@ class Measure:
     zero_is_missing: bool = False
 
     def features(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Shape (n, 2), from values of shape (n,) with NaN for missing."""
+        """Return features of shape (n, 2) for values of shape (n,), in which NaN is missing."""
         missing = np.isnan(values)
         if self.zero_is_missing:
             missing |= values == 0
@@ -55,13 +56,13 @@ class Measure:
 
 @dataclass(frozen=True)
 class Category:
-    """A column of k codes, which becomes k + 1 features: one per code and one for missing; one of them is 1."""
+    """Column of k codes that becomes k + 1 indicator features: one per code and one for missing. Exactly one is 1."""
 
     name: str
     codes: tuple[float, ...]
 
     def features(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Shape (n, k + 1), from values of shape (n,) with NaN for missing."""
+        """Return features of shape (n, k + 1) for values of shape (n,), in which NaN is missing."""
         hot = np.column_stack([values[:, None] == np.array(self.codes), np.isnan(values)])
         if not hot.any(axis=1).all():
             raise DataError(f"column {self.name} must hold one of {', '.join(f'{c:g}' for c in self.codes)}, or ?")
@@ -73,7 +74,7 @@ COLUMNS: tuple[Measure | Category, ...] = (
     Category("sex", (0, 1)),
     Category("cp", (1, 2, 3, 4)),
     Measure("trestbps", 60, 260, usual=120, zero_is_missing=True),
-    # Zero for all of Switzerland and a quarter of the VA: nobody lives without cholesterol.
+    # Zero for all of Switzerland and a quarter of the VA. A cholesterol of zero is impossible.
     Measure("chol", 50, 800, usual=200, zero_is_missing=True),
     Category("fbs", (0, 1)),
     Category("restecg", (0, 1, 2)),
@@ -84,13 +85,13 @@ COLUMNS: tuple[Measure | Category, ...] = (
     Measure("ca", 0, 3, usual=0),
     Category("thal", (3, 6, 7)),
 )
-"""What the files hold, in order; `num`, the diagnosis from 0 to 4, comes last."""
+"""Columns of the files, in order; `num`, the diagnosis from 0 to 4, comes last."""
 DIAGNOSIS = Category("num", (0, 1, 2, 3, 4))
 FEATURES = sum(2 if isinstance(column, Measure) else len(column.codes) + 1 for column in COLUMNS)
 
 
 class HeartDisease(Task):
-    """Whether an artery is narrowed by more than half (1) or not (0); x is float32 of shape (n, `FEATURES`), 0 to 1."""
+    """Artery narrowed by more than half (1) or not (0). x is float32 of shape (n, `FEATURES`), from 0 to 1."""
 
     recipe = Recipe(local_epochs=5, batch_size=16, learning_rate=0.1)
     partition = "natural"
@@ -101,7 +102,7 @@ class HeartDisease(Task):
     public = True
 
     def load(self) -> Dataset:
-        """Four fifths of each class of each hospital to train on, owned by it, and one fifth to test on."""
+        """Return four fifths of each class of each hospital as its training data, and one fifth as test data."""
         folder = _folder(self.config.data_path)
         splits = [_split(_read_hospital(folder / _file(name))) for name in HOSPITALS]
         train, test = (_joined(parts) for parts in zip(*splits, strict=True))
@@ -109,12 +110,12 @@ class HeartDisease(Task):
         return Dataset(train, test, owners=np.repeat(np.arange(len(HOSPITALS)), sizes))
 
     def rows(self, path: Path) -> Examples:
-        """A node's own data: an `.npz` file in the units above, or one hospital's `.data` or `.csv` file.
+        """Return a node's own data: an `.npz` file in the units of x, or one hospital's `.data` or `.csv` file.
 
-        The latter has 14 columns in UCI's order and no header; `?` is missing.
+        A hospital's file has 14 columns in UCI's order and no header; `?` is missing.
 
         Raises:
-            DataError: the file is absent or is not what the task reads.
+            DataError: the file is absent, or is not in the task's format.
         """
         if path.suffix.lower() not in (".data", ".csv"):
             return super().rows(path)
@@ -122,10 +123,10 @@ class HeartDisease(Task):
         return _usable_rows(path)
 
     def read(self, path: Path) -> Examples:
-        """The same, of a file without a fault.
+        """Return the data of a file as `rows` does, and refuse a file with a faulty row.
 
         Raises:
-            DataError: the file is absent or is not what the task reads.
+            DataError: the file is absent, or is not in the task's format.
         """
         if path.suffix.lower() not in (".data", ".csv"):
             return super().read(path)
@@ -133,31 +134,31 @@ class HeartDisease(Task):
         return _read_hospital(path)
 
     def unlabelled(self, path: Path) -> NDArray | None:
-        """Patients in a file of 13 columns, without the diagnosis.
+        """Return the inputs of a file of 13 columns, without the diagnosis, or None for another file.
 
         Raises:
-            DataError: a column holds what it cannot.
+            DataError: a column contains an impossible value.
         """
         if path.suffix.lower() not in (".data", ".csv"):
             return None
         try:
             rows = _rows(path, len(COLUMNS))
         except DataError:
-            return None  # it has the diagnosis, or `read` says what is wrong
+            return None  # the file has the diagnosis, or `read` reports the fault
         return _features(rows.T)
 
     def build(self) -> Model:
-        """Softmax regression."""
+        """Return softmax regression."""
         from cloister.tasks.softmax import SoftmaxRegression
 
         return SoftmaxRegression(features=FEATURES, classes=2)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Loss, accuracy, and AUC where both classes are there.
+        """Return loss and accuracy, and the AUC if both classes occur.
 
         Args:
             y: shape (n,).
-            scores: what the model predicts, class probabilities, shape (n, 2).
+            scores: class probabilities that the model predicts, shape (n, 2).
         """
         return super().metrics(y, scores) | binary_auc(y, scores)
 
@@ -196,7 +197,7 @@ def _read_hospital(path: Path) -> Examples:
 
 
 def _usable_rows(path: Path) -> Examples:
-    """What the lines of a file hold, each by itself: under DP-SGD a faulty one must change no other."""
+    """Return the readable lines of a file, each parsed by itself: under DP-SGD a faulty line must change no other."""
     if not path.is_file():
         raise DataError(f"data-path: no file at {path}; expected one hospital's file of 14 columns")
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -212,7 +213,7 @@ def _usable_row(number: int, line: str) -> Examples | None:
 
 
 def _rows(path: Path, width: int = len(COLUMNS) + 1) -> NDArray[np.float64]:
-    """The file's numbers, shape (n, width), with NaN for missing."""
+    """Return the numbers of a file, shape (n, width), with NaN for missing."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [_numbers(number, cells, width) for number, cells in enumerate(csv.reader(file), 1) if cells]
@@ -239,7 +240,7 @@ def _encode(rows: NDArray[np.float64]) -> Examples:
 
 
 def _features(values: Iterable[NDArray[np.float64]]) -> NDArray[np.float32]:
-    """Shape (n, `FEATURES`), from the values of each column, shape (n,)."""
+    """Return features of shape (n, `FEATURES`) for the values of each column, shape (n,)."""
     pairs = zip(COLUMNS, values, strict=True)
     features = np.concatenate([column.features(column_values) for column, column_values in pairs], axis=1)
     return features.astype(np.float32)

@@ -1,7 +1,7 @@
-"""What hospitals in the United States were paid for four common diagnoses (CMS, fiscal year 2011): a hospital a client.
+"""Average payments to hospitals in the United States for four common diagnoses (CMS, fiscal year 2011), a client each.
 
-No number here is computed from the data: a service is an index, a place is its ZIP code's coordinates, and all of it is
-brought to the range of the units by powers of ten (Galli et al., 2023, §5.2).
+No constant here is computed from the data. A service is an index, a place is the coordinates of its ZIP code. Powers of
+ten bring all inputs to the range of the units (Galli et al., 2023, §5.2).
 """
 
 from pathlib import Path
@@ -23,19 +23,20 @@ CHARGES = "IPPS_DRG_CSV.zip"
 PLACES = "us_zip_latlon.csv"
 DIAGNOSES = (194, 292, 392, 690)
 """Simple pneumonia; heart failure and shock; oesophagitis and digestive disorders; kidney and urinary tract infections:
-the groups that most hospitals report. Their places in this row are the service index."""
+the groups that most hospitals report. The position in this tuple is the service index.
+"""
 COLUMNS = ("DRG Definition", "Provider Id", "Provider Zip Code", "Average Total Payments")
-"""Read from the table of charges, whatever spaces stand around their names."""
+"""Columns of the table of charges. Spaces around their names are ignored."""
 DEGREES = 10.0
 DOLLARS = 1000.0
 HELD_OUT = 0.3
-"""Share of the hospitals that train nothing."""
+"""Share of the hospitals that only test."""
 SPLIT_SEED = 0
-"""Fixed here, not configured: every run of every strategy is scored on the same hospitals."""
+"""A constant, so that every run of every strategy is scored on the same hospitals."""
 
 
 class HospitalCharges(Regression):
-    """Average total payment, in thousands of dollars; x is float32 of shape (n, 3).
+    """Average total payment, in thousands of dollars. x is float32 of shape (n, 3).
 
     Inputs: service index (0 to 3), longitude and latitude in tens of degrees.
     """
@@ -47,7 +48,10 @@ class HospitalCharges(Regression):
     public = True
 
     def load(self) -> Dataset:
-        """Seven tenths of the hospitals to train on and three tenths to test on, each with up to four examples."""
+        """Return seven tenths of the hospitals as training data and three tenths as test data.
+
+        Each hospital has up to four examples.
+        """
         examples, owners = _examples(_folder(self.config.data_path))
         hospitals = numbered(owners, np.random.default_rng(SPLIT_SEED))
         training = round((1 - HELD_OUT) * (hospitals.max() + 1))
@@ -61,7 +65,7 @@ class HospitalCharges(Regression):
         )
 
     def build(self) -> Model:
-        """A 3-2-1 network with ReLU (11 parameters), in NumPy, or the same in Keras."""
+        """Return a 3-2-1 network with ReLU (11 parameters), in NumPy or in Keras."""
         if self.model_name == "keras":
             from cloister.tasks.keras_model import KerasModel
 
@@ -84,7 +88,7 @@ def _folder(data_path: str) -> Path:
 
 
 def _examples(folder: Path) -> tuple[Examples, NDArray]:
-    """The examples in the order of the file, and the provider id of each."""
+    """Return the examples in the order of the file, and the provider id of each."""
     charges, places = _read(folder / CHARGES, COLUMNS), _read(folder / PLACES, ("zip", "lat", "lon"))
     try:
         services = charges["DRG Definition"].str.extract(r"^\s*(\d+)", expand=False).astype(int)
@@ -94,7 +98,7 @@ def _examples(folder: Path) -> tuple[Examples, NDArray]:
         x = np.stack([service, placed["lon"] / DEGREES, placed["lat"] / DEGREES], axis=1).astype(np.float32)
         y = (placed["Average Total Payments"].to_numpy(np.float64) / DOLLARS).astype(np.float32)
     except (ValueError, AttributeError, TypeError):
-        # Not chained: pandas quotes the cells it cannot read.
+        # Not chained: the message of pandas quotes cells.
         raise DataError(f"task.data-path: {folder}: a column holds what is not of its kind") from None
     return _complete(Examples(x, y), folder), placed["Provider Id"].to_numpy()
 
@@ -111,12 +115,12 @@ def _complete(examples: Examples, folder: Path) -> Examples:
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> "pandas.DataFrame":
-    """These columns of a CSV file, zipped or not."""
+    """Read columns of a CSV file, zipped or not."""
     import pandas
 
     try:
         frame = pandas.read_csv(path, usecols=lambda name: name.strip() in columns)
-    except Exception:  # a broken zip, text of another encoding, no table: pandas has an error for each
+    except Exception:  # pandas raises a different type for a broken zip, another encoding and a missing table
         raise DataError(
             f"task.data-path: {path} is not a CSV file with a header, or a zip with one such file"
         ) from None

@@ -1,4 +1,4 @@
-"""What the tasks on handwritten characters share: pixels, and a network of two convolutions."""
+"""Shared parts of the tasks on handwritten characters: pixels, and a network of two convolutions."""
 
 import zipfile
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ SHAPE = (28, 28, 1)
 
 
 def characters(images: NDArray, labels: NDArray, classes: int) -> Examples:
-    """Bytes of shape (n, 28, 28) as float32 of shape (n, 28, 28, 1) from 0 to 1, and their labels.
+    """Convert bytes of shape (n, 28, 28) to float32 of shape (n, 28, 28, 1) from 0 to 1, and pair them with labels.
 
     Args:
         images: shape (n, 28, 28), uint8.
-        labels: shape (n,), whole numbers.
-        classes: labels lie from 0 to `classes` - 1.
+        labels: shape (n,), whole numbers from 0 to `classes` - 1.
+        classes: number of classes.
 
     Raises:
-        ValueError: they are not images and labels of this kind.
+        ValueError: images or labels have another shape, dtype or range.
     """
     if images.shape[1:] != SHAPE[:2] or images.dtype != np.uint8 or labels.dtype.kind not in "iu":
         raise ValueError("not images of 28 by 28 bytes")
@@ -43,7 +43,7 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> Mapping[str, NDArray]:
         names: of the arrays.
 
     Raises:
-        DataError: the file holds no such arrays.
+        DataError: the file lacks one of these arrays.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -53,9 +53,10 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> Mapping[str, NDArray]:
 
 
 def two_convolutions(classes: int) -> Model:
-    """3×3×32, 3×3×64, pool 2, Dense 128: 1,206,590 parameters with 62 classes (Galli et al., 2023, Table 3).
+    """Return the network 3×3×32, 3×3×64, pool 2, Dense 128.
 
-    The paper prints kernels of 2×2; those of 3×3 are what gives its number of parameters.
+    It has 1,206,590 parameters with 62 classes (Galli et al., 2023, Table 3). The paper prints kernels of 2×2, but its
+    number of parameters implies 3×3.
     """
     from cloister.tasks.keras_model import KerasModel
 

@@ -1,4 +1,4 @@
-"""A Keras model as the federation sees it. Importing this module does not import Keras; making a model does."""
+"""Keras models for the federation. Keras is imported when a model is made, not when this module is imported."""
 
 import zipfile
 import zlib
@@ -18,23 +18,23 @@ from cloister.tasks.numpy_model import check_same
 
 PREDICT_BATCH = 1024
 WEIGHTS = "model.weights.h5"
-"""The part of a `.keras` file that holds the weights."""
+"""Member of a `.keras` file that contains the weights."""
 
 
 class KerasModel:
-    """A model whose weights travel by Keras' variable paths, not by position.
+    """Model whose weights are identified by Keras' variable paths, not by position.
 
-    The weights of layers with `trainable = False` are frozen: they do not travel, and are what `build` makes them.
+    The weights of layers with `trainable = False` are frozen: they are not sent and keep the values that `build` gives.
 
     Args:
-        build: makes the uncompiled model; its last layer gives class probabilities, or one number for a regression.
-        loss: what training makes small.
-        predict_batch: examples that `predict` scores at once: what layers make of them has to fit into memory.
+        build: makes the uncompiled model; its last layer returns class probabilities, or one number for a regression.
+        loss: of training.
+        predict_batch: examples that `predict` scores at once; the activations of a batch must fit into memory.
 
     Attributes:
         keras: the Keras model.
-        variables: its weights by path, in Keras' order, but for the frozen ones. Some may not be trained, such as the
-            statistics of batch normalisation.
+        variables: the weights that are sent, by path, in Keras' order. Some may not be trained, such as the statistics
+            of batch normalisation.
 
     Raises:
         FederationError: two weights have the same path.
@@ -58,18 +58,18 @@ class KerasModel:
         self._forward_alone: Compiled | None = None
 
     def initialise(self, seed: int) -> None:
-        """New initial weights, the same for the same seed; frozen ones stay."""
+        """Draw new initial weights; equal seeds give equal weights. Frozen weights stay."""
         import_keras().utils.set_random_seed(seed)
         fresh = {weight.path: weight for weight in _fresh(self._build).weights}
         for path, variable in self.variables.items():
             variable.assign(fresh[path])
 
     def arrays(self) -> dict[str, NDArray]:
-        """A copy of every weight that is sent, by path."""
+        """Return a copy of every weight that is sent, by path."""
         return _copied(self.variables)
 
     def frozen(self) -> dict[str, NDArray]:
-        """A copy of every weight of a frozen layer, by path."""
+        """Return a copy of every weight of a frozen layer, by path."""
         return _copied(self._frozen)
 
     def assign(self, arrays: NamedArrays) -> None:
@@ -83,14 +83,14 @@ class KerasModel:
             variable.assign(arrays[path])
 
     def reseed(self, seed: int) -> None:
-        """Set what dropout and its like draw from, so that a round does not depend on the rounds before it."""
+        """Set the seeds of dropout and similar layers, so that a round is independent of earlier rounds."""
         weights = {id(weight) for weight in self.keras.weights}
         states = [variable for variable in self.keras.variables if id(variable) not in weights]
         for number, state in enumerate(filter(is_seed, states)):
             state.assign(np.array([(seed + number) % 2**31, 0], state.dtype))
 
     def predict(self, x: NDArray) -> NDArray:
-        """Class probabilities of shape (n, classes), or the predicted numbers of a regression, of shape (n,)."""
+        """Return class probabilities of shape (n, classes), or the predictions of a regression of shape (n,)."""
         if self._forward is None:
             self._forward = self._compile(self._at_once)
         size = self._predict_batch
@@ -98,7 +98,10 @@ class KerasModel:
         return self._shaped(np.concatenate(pieces))
 
     def predict_alone(self, x: NDArray) -> NDArray:
-        """As `predict`, for n > 0; what a row gets depends, to the last bit, on that row and the weights alone."""
+        """Return the predictions for n > 0 inputs, each computed independently of the batch.
+
+        To the last bit, the output for a row depends on that row and the weights only.
+        """
         if self._forward_alone is None:
             self._forward_alone = self._compile(self._one_by_one)
         return self._shaped(self._forward_alone(x).numpy())
@@ -110,7 +113,10 @@ class KerasModel:
         return self.keras(x, training=False)
 
     def _one_by_one(self, x: Tensor) -> Tensor:
-        """A loop of calls of one row: in a graph, as a call from Python takes eight times as long as a small model."""
+        """Call the model on one row at a time, inside the graph.
+
+        For a small model, calls from Python take eight times as long.
+        """
         import tensorflow as tf
 
         (output,) = self.keras.outputs
@@ -130,10 +136,10 @@ class KerasModel:
             self.keras.save(partial)
 
     def load(self, path: Path) -> None:
-        """Replace every weight by what `save` wrote. Only weights are read: nothing in the file is run.
+        """Replace every weight by those in a file that `save` wrote. Only weights are read: no code of the file is run.
 
         Raises:
-            DataError: the file holds no model of this architecture, or weights that are larger than the file.
+            DataError: the file contains no model of this architecture, or weights that are larger than the file.
         """
         try:
             _refuse_larger(path)
@@ -143,7 +149,7 @@ class KerasModel:
 
 
 def _refuse_larger(path: Path) -> None:
-    """Raises ValueError if weights are larger than their file: those that `save` wrote are not compressed."""
+    """Raise ValueError if the weights are larger than their file. `save` writes weights uncompressed."""
     import h5py  # Keras' own reader
 
     sizes = [0]
@@ -158,7 +164,7 @@ def _refuse_larger(path: Path) -> None:
 
 
 def _fresh(build: Callable[[], Network]) -> Network:
-    """A new model whose automatic names do not depend on what this process built before."""
+    """Return a new model whose automatic names are independent of models built earlier in this process."""
     import_keras().utils.clear_session(free_memory=False)
     return build()
 

@@ -1,4 +1,4 @@
-"""Labels as sites write them, as the class numbers that models are trained on."""
+"""Mapping from the labels in a site's files to class numbers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,20 +9,20 @@ from numpy.typing import NDArray
 from cloister.core.text import only_text
 
 NO_CLASS = -1
-"""What a label becomes that is none of the task's; `Task.usable` leaves such a row out, `Task.checked` refuses it."""
+"""Number of a label that matches no class. `Task.usable` leaves such a row out, `Task.checked` refuses it."""
 
 TOO_LARGE = 10**9
 WHOLE = re.compile(r"(\d{1,9})(?:\.0*)?")
-"""A whole number below `TOO_LARGE`, also as spreadsheets write it."""
+"""Whole number below `TOO_LARGE`, in the notation of spreadsheets too (`3.0`)."""
 
 
 def classes_of(labels: NDArray | Sequence[str], classes: int, names: tuple[str, ...]) -> NDArray[np.int64]:
-    """Map labels to class numbers by what the task says, never by what one file happens to hold.
+    """Map labels to class numbers by the task's names, independently of the contents of the file.
 
-    Each site has a part of the classes only. A mapping that followed its own data would give the same number another
-    meaning at every site, and would tell which classes a site has.
+    Each site has only some of the classes. A mapping derived from a site's data would give a number another meaning at
+    every site, and would reveal which classes a site has.
 
-    | labels | become |
+    | labels | class number |
     |---|---|
     | text that is one of `names`, shape (n,) | its place in `names` |
     | whole numbers, as numbers or as text, where all names are whole numbers, such as ("1", "2", "3") | the same |
@@ -31,9 +31,9 @@ def classes_of(labels: NDArray | Sequence[str], classes: int, names: tuple[str, 
     | anything else | `NO_CLASS` |
 
     Args:
-        labels: n of them, each mapped by itself: one that cannot be read changes no other.
-        classes: how many there are.
-        names: of the classes, in the order of their numbers; empty: the task states none.
+        labels: n of them, each mapped by itself, so that an unreadable label changes no other.
+        classes: number of classes.
+        names: of the classes, in the order of their numbers; empty: the task has no names.
 
     Returns:
         Shape (n,).
@@ -50,16 +50,16 @@ def classes_of(labels: NDArray | Sequence[str], classes: int, names: tuple[str, 
 
 
 def _text(label: object) -> str:
-    """A label as text; bytes that are none become characters that no name has."""
+    """Return a label as text; undecodable bytes become a character that no class name contains."""
     return (label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)).strip()
 
 
 def described(classes: int, names: tuple[str, ...]) -> str:
-    """The labels that a task takes, in words.
+    """Describe the labels that a task accepts, in words.
 
     Args:
-        classes: how many there are.
-        names: of the classes; empty: the task states none.
+        classes: number of classes.
+        names: of the classes; empty: the task has no names.
     """
     if not names or classes > 10:
         return f"from 0 to {classes - 1}"
@@ -71,7 +71,7 @@ def described(classes: int, names: tuple[str, ...]) -> str:
 
 
 def _of_text(label: str, places: Mapping[str, int], numbered: bool) -> int:
-    """The class of one label: by its name, or by its number where names are none."""
+    """Return the class of one label: by its name, or by its number if names are not numbers."""
     if label in places:
         return places[label]
     whole = WHOLE.fullmatch(label)
@@ -81,7 +81,7 @@ def _of_text(label: str, places: Mapping[str, int], numbered: bool) -> int:
 
 
 def _of_rows(rows: NDArray, classes: int) -> NDArray[np.int64]:
-    """The column of the only 1 in a row of zeros."""
+    """Return the column of the only 1 in each one-hot row."""
     is_hot = (rows == 1).sum(axis=1) == 1
     is_cold = (rows == 0).sum(axis=1) == classes - 1
     return np.where(is_hot & is_cold & (rows.shape[1] == classes), rows.argmax(axis=1), NO_CLASS).astype(np.int64)

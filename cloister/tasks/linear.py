@@ -1,7 +1,7 @@
-"""Two populations on one line each: synthetic data on which personal models can be told from one for all.
+"""Synthetic linear data of two populations, which tells personalised models from a single global one.
 
-Half of the users follow one optimum, half the other (Galli et al., 2023, §5.1). The paper leaves the law of the inputs
-open; they are N(0, I) here, so that the noise of mean ½ moves no optimum.
+Half of the users follow one optimum, half the other (Galli et al., 2023, §5.1). The paper does not state the
+distribution of the inputs; here it is N(0, I), so that the noise of mean ½ moves no optimum.
 """
 
 from typing import TYPE_CHECKING
@@ -18,13 +18,13 @@ OPTIMA = np.array([[5.0, 6.0], [4.0, -4.5]])
 """θ* of the users with even and with odd numbers."""
 USERS = 100
 SAMPLES = 10
-"""Of each user."""
+"""Number of examples of each user."""
 DATA_SEED = 0
-"""Fixed here, not configured: every run of every strategy sees the same users."""
+"""A constant, so that every run of every strategy uses the same users."""
 
 
 class Linear(Regression):
-    """y = x·θ* + u, u uniform on [0, 1); x is float32 of shape (n, 2). User i trains, another user i is held out."""
+    """y = x·θ* + u, u uniform on [0, 1). x is float32 of shape (n, 2). Training users and test users are disjoint."""
 
     recipe = Recipe(local_epochs=1, batch_size=10, learning_rate=0.1)
     partition = "natural"
@@ -34,14 +34,14 @@ class Linear(Regression):
     bundled = True
 
     def load(self) -> Dataset:
-        """`USERS` users to train on and as many to test on, with `SAMPLES` examples each."""
+        """Return `USERS` training users and as many test users, with `SAMPLES` examples each."""
         rng = np.random.default_rng(DATA_SEED)
         users = np.repeat(np.arange(USERS), SAMPLES)
         train, test = _drawn(users, rng), _drawn(users, rng)
         return Dataset(train, test, owners=users, test_owners=users, groups={"user": users})
 
     def build(self) -> Model:
-        """Two parameters and no intercept, in NumPy, or the same in Keras."""
+        """Return a linear map of two parameters without an intercept, in NumPy or in Keras."""
         if self.model_name == "keras":
             from cloister.tasks.keras_model import KerasModel
 

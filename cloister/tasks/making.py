@@ -1,4 +1,4 @@
-"""A task by its name, with its data and its model: what code of a user's own gives is looked at before it is used."""
+"""Construction of a task, its data and its model, with checks of what the user's code returns."""
 
 import inspect
 import re
@@ -15,22 +15,22 @@ STATED = {
     "classes": "2",
     "models": '("mlp",)',
 }
-"""What every class of tasks states, each with an example."""
+"""Attributes that every task class must have, each with an example."""
 WORDS = 240
-"""Characters of what a library says of a network that cannot be built."""
+"""Largest number of characters quoted from a library's error about a network."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 METHODS = ("initialise", "arrays", "assign", "predict", "predict_alone", "save", "load")
 
 
 def named_task(config: TaskConfig) -> Task:
-    """The task that a configuration names.
+    """Return the task that a configuration names.
 
     Args:
         config: `task.*` of a run.
 
     Raises:
-        PluginError: the name is unknown, or stands for something that is no complete task.
-        ConfigError: a setting is not one of this task's.
+        PluginError: the name is unknown, or its plugin is no complete task.
+        ConfigError: a setting is not valid for this task.
     """
     kind = TASKS.load(config.name)
     _refuse_incomplete(kind, config.name)
@@ -55,11 +55,11 @@ def _refuse_incomplete(kind: object, name: str) -> None:
 
 
 def dataset_of(task: Task) -> Dataset:
-    """The benchmark data of a task.
+    """Return the benchmark data of a task.
 
     Raises:
-        DataError: it is not on this machine.
-        ConfigError: what `load` gives is no data.
+        DataError: the data is not on this machine.
+        ConfigError: `load` returned another type.
     """
     data = task.load()
     if not isinstance(data, Dataset) or not isinstance(data.train, Examples) or not isinstance(data.test, Examples):
@@ -70,10 +70,10 @@ def dataset_of(task: Task) -> Dataset:
 
 
 def model_of(task: Task) -> Model:
-    """A new model of a task.
+    """Return a new model of a task.
 
     Raises:
-        ConfigError: what `build` gives is no model.
+        ConfigError: `build` returned another type.
     """
     model = task.build()
     if not all(hasattr(model, name) for name in METHODS):
@@ -85,12 +85,13 @@ def model_of(task: Task) -> Model:
 
 
 def explained_model_of(task: Task) -> Model:
-    """A new model of a task, for whoever wrote it or starts a run: an error of `build` is told in its own words.
+    """Return a new model of a task, and quote the error of a failing `build`.
 
-    `build` sees no examples, so that its words hold none. A node, whose errors others see, uses `model_of`.
+    For the author of the task and the user who starts a run. `build` sees no examples, so its message contains none. A
+    node's errors are visible to others, so nodes use `model_of`.
 
     Raises:
-        ConfigError: `build` fails, or gives no model.
+        ConfigError: `build` failed, or returned another type.
     """
     try:
         return model_of(task)

@@ -1,4 +1,4 @@
-"""MNIST: 70,000 handwritten digits of 28×28 pixels, read from this machine and never downloaded."""
+"""MNIST: 70,000 handwritten digits of 28×28 pixels, read from a local file and never downloaded."""
 
 import os
 import zipfile
@@ -22,7 +22,7 @@ REMEDY = (
 
 
 class Mnist(Task):
-    """Ten classes; x is float32 of shape (n, 28, 28, 1), grey values from 0 to 1."""
+    """Ten classes. x is float32 of shape (n, 28, 28, 1), grey values from 0 to 1."""
 
     recipe = Recipe(local_epochs=10, batch_size=10, learning_rate=0.03)
     classes = 10
@@ -32,11 +32,15 @@ class Mnist(Task):
     public = True
 
     def load(self) -> Dataset:
-        """The published split: 60,000 images to train on and 10,000 to test on."""
+        """Return the published split: 60,000 training images and 10,000 test images."""
         return _read(_find(self.config.data_path))
 
     def build(self) -> Model:
-        """1,000 hidden units (795,010 parameters), two convolutions (1,663,370), or softmax regression (7,850)."""
+        """Return the network that `task.model` names.
+
+        `mlp` has 1,000 hidden units (795,010 parameters), `cnn` two convolutions (1,663,370), `softmax` 7,850
+        parameters.
+        """
         if self.model_name == "softmax":
             from cloister.tasks.softmax import SoftmaxRegression
 
@@ -47,7 +51,7 @@ class Mnist(Task):
 
 
 def _find(data_path: str) -> Path:
-    """The file that `task.data-path` means; when it is empty, the one that Keras keeps."""
+    """Return the file at `task.data-path`; if that is empty, the one in Keras' cache."""
     if data_path:
         given = expanded(data_path)
         path = given / "mnist.npz" if given.is_dir() else given
@@ -73,7 +77,7 @@ def _read(path: Path) -> Dataset:
 
 
 def _examples(images: NDArray, labels: NDArray) -> Examples:
-    """Raises ValueError for what are not MNIST's images and labels."""
+    """Convert images and labels, and raise ValueError for another shape, dtype or range."""
     if images.shape[1:] != (28, 28) or images.dtype != np.uint8 or not np.isin(labels, range(10)).all():
         raise ValueError("not MNIST")
     return Examples(images[..., None].astype(np.float32) / np.float32(255), labels.astype(np.int64))

@@ -1,7 +1,7 @@
-"""MNIST by the people who wrote it: a federation with a person a client, whose images may be turned.
+"""MNIST partitioned by writer: one person per client, with images that may be rotated.
 
-Turning the images of some owners by 90° makes two populations that one model cannot serve as well as two can (Galli et
-al., 2023, §5.3; Ghosh et al., 2020).
+Rotating the images of some owners by 90° makes two populations, which two models fit better than one (Galli et al.,
+2023, §5.3; Ghosh et al., 2020).
 """
 
 from pathlib import Path
@@ -18,11 +18,11 @@ from cloister.tasks.partition import numbered
 IMAGES = "mnist.npz"
 WRITERS = "mnist_writer_ids.npz"
 ORDER_SEED, TURN_SEED = 0, 0
-"""Fixed here, not configured: a writer has one number, and is turned in every run or in none."""
+"""Constants, so that a writer has the same number and rotation in every run."""
 
 
 class MnistWriters(Task):
-    """Ten digits; x is float32 of shape (n, 28, 28, 1), from 0 to 1. The writers of the test images train nothing."""
+    """Ten digits. x is float32 of shape (n, 28, 28, 1), from 0 to 1. The writers of the test images train nothing."""
 
     recipe = Recipe(local_epochs=1, batch_size=10, learning_rate=0.03)
     partition = "natural"
@@ -34,14 +34,14 @@ class MnistWriters(Task):
     public = True
 
     def load(self) -> Dataset:
-        """60,000 images of 539 writers to train on and 10,000 of 297 others to test on."""
+        """Return 60,000 training images of 539 writers and 10,000 test images of 297 others."""
         images, writers = _find(self.config.data_path, IMAGES), _find(self.config.data_path, WRITERS)
         train, owners = self._part(images, writers, "train")
         test, test_owners = self._part(images, writers, "test")
         return Dataset(train, test, owners, test_owners, groups={"writer": owners})
 
     def build(self) -> Model:
-        """Two convolutions with 10 outputs, or 62 as in the paper; or softmax regression, which needs no TensorFlow."""
+        """Return two convolutions with 10 outputs, or 62 as in the paper, or softmax regression without TensorFlow."""
         if self.model_name == "softmax":
             from cloister.tasks.softmax import SoftmaxRegression
 
@@ -49,7 +49,7 @@ class MnistWriters(Task):
         return two_convolutions(62 if self.model_name == "cnn-62" else 10)
 
     def _part(self, images: Path, writers: Path, part: str) -> tuple[Examples, NDArray]:
-        """The examples of one half of the published split, turned where their writers are, and who wrote them."""
+        """Return one half of the published split, rotated for the chosen writers, and the writer of each image."""
         arrays = read_arrays(images, (f"x_{part}", f"y_{part}"))
         owners = read_arrays(writers, (f"{part}_writer",))[f"{part}_writer"]
         try:
@@ -66,22 +66,22 @@ class MnistWriters(Task):
 
 
 def turned_writers(owners: NDArray, fraction: float) -> NDArray:
-    """Those whose images are turned by 90° counter-clockwise: each by itself, with probability `fraction`.
+    """Return the writers whose images are rotated by 90° counter-clockwise, each with probability `fraction`.
 
-    A writer who is turned at one fraction is turned at every larger one.
+    Draws are independent. A writer who is chosen at one fraction is chosen at every larger one.
 
     Args:
         owners: the writer of each of n images, shape (n,).
         fraction: from 0 to 1.
 
     Returns:
-        The numbers of those writers, in rising order.
+        The numbers of the chosen writers, in rising order.
     """
     return np.array([w for w in np.unique(owners) if np.random.default_rng([TURN_SEED, w]).random() < fraction], int)
 
 
 def _find(data_path: str, name: str) -> Path:
-    """A file in the folder `task.data-path`, or in a folder of that one."""
+    """Find a file in the folder `task.data-path`, or one folder below."""
     folder = expanded(data_path)
     found = [*folder.glob(name), *sorted(folder.glob(f"*/{name}"))] if data_path else []
     if not found:

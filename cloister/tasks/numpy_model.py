@@ -1,4 +1,4 @@
-"""What models in NumPy have in common: weights by name, and gradients of their own."""
+"""Base class of models in NumPy: named weights with explicit gradients."""
 
 import zipfile
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from cloister.tasks.base import NamedArrays
 
 
 class NumpyModel(ABC):
-    """A model that costs nothing to build: for tables, and for everything that should start in a second.
+    """Model that starts without TensorFlow, for tables and quick runs.
 
     Attributes:
         weights: float32 arrays by name, changed in place by training.
@@ -25,15 +25,18 @@ class NumpyModel(ABC):
 
     @abstractmethod
     def initialise(self, seed: int) -> None:
-        """New initial weights, the same for the same seed."""
+        """Draw new initial weights; equal seeds give equal weights."""
 
     @abstractmethod
     def predict(self, x: NDArray) -> NDArray:
-        """Class probabilities of shape (n, classes), or the predicted numbers of a regression, of shape (n,)."""
+        """Return class probabilities of shape (n, classes), or the predictions of a regression of shape (n,)."""
 
     def predict_alone(self, x: NDArray) -> NDArray:
-        """As `predict`, for n > 0; what a row gets depends, to the last bit, on that row and the weights alone."""
-        # One row a call, and each in the same memory: kernels differ by the number of rows, and may by alignment.
+        """Return the predictions for n > 0 inputs, each computed independently of the batch.
+
+        To the last bit, the output for a row depends on that row and the weights only.
+        """
+        # One row per call, always in the same memory: kernels depend on the number of rows, and may on alignment.
         row, outputs = np.empty((1, *x.shape[1:]), x.dtype), []
         for values in x:
             row[0] = values
@@ -42,7 +45,7 @@ class NumpyModel(ABC):
 
     @abstractmethod
     def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
-        """The mean loss of a batch, and its gradient with respect to every weight.
+        """Return the mean loss of a batch, and its gradient with respect to every weight.
 
         Args:
             x: a batch of n inputs, shape (n, ...).
@@ -53,11 +56,11 @@ class NumpyModel(ABC):
         """
 
     def arrays(self) -> dict[str, NDArray]:
-        """A copy of every weight."""
+        """Return a copy of every weight."""
         return {name: array.copy() for name, array in self.weights.items()}
 
     def frozen(self) -> dict[str, NDArray]:
-        """A copy of every weight that is neither trained nor sent: none, unless a subclass has some."""
+        """Return a copy of every weight that is neither trained nor sent; empty by default."""
         return {}
 
     def assign(self, arrays: NamedArrays) -> None:
@@ -75,7 +78,9 @@ class NumpyModel(ABC):
         write_npz(path, self.weights)
 
     def load(self, path: Path) -> None:
-        """Replace every weight by what `save` wrote, without pickles, and in no more memory than the file takes.
+        """Replace every weight by those in a file that `save` wrote.
+
+        The file is read without pickles, and in no more memory than its size.
 
         Raises:
             DataError: the file is no archive of arrays.
@@ -92,10 +97,10 @@ class NumpyModel(ABC):
 
 
 def check_same(arrays: NamedArrays, own: NamedArrays) -> None:
-    """Refuse arrays whose names or shapes are not those of the model.
+    """Refuse arrays whose names or shapes differ from the model's.
 
     Args:
-        arrays: to be taken over.
+        arrays: to be assigned.
         own: the model's.
 
     Raises:
@@ -112,5 +117,5 @@ def check_same(arrays: NamedArrays, own: NamedArrays) -> None:
 
 
 def flat(x: NDArray) -> NDArray:
-    """Inputs of shape (n, ...) as (n, features)."""
+    """Reshape inputs of shape (n, ...) to (n, features)."""
     return x.reshape(len(x), -1)

@@ -1,11 +1,11 @@
-"""Dealing the examples of a benchmark to simulated clients.
+"""Partition of a benchmark's examples among simulated clients.
 
-Every way to deal returns one index array per client. No example goes to two clients, unless clients of a given size
-need more than there are; and each array is in rising order, so that the deal depends on the seed alone and no client
-receives its examples class by class.
+Every partition returns one index array per client, in rising order. So the result depends on the seed only, and no
+client receives its examples class by class. Clients share no examples, unless `task.examples-per-client` asks for more
+examples than there are.
 
-With `task.group` a whole group goes to one client. `natural` alone keeps the sites that the data has: there a person
-may be at several.
+With `task.group` each group goes to one client as a whole. `natural` keeps the sites of the data instead: there a
+person may be at several sites.
 """
 
 import logging
@@ -23,15 +23,15 @@ from cloister.tasks.base import ClassCounts, Dataset
 Indices = NDArray[np.intp]
 
 DRAWS = 100
-"""How often `dirichlet` draws before it gives up on reaching every client."""
+"""Largest number of draws of `dirichlet`. It fails if each leaves a client without examples."""
 EXAMPLES, GROUPS = "training examples", "groups of training examples"
-"""What is dealt out, in messages."""
+"""Names of the partitioned items in messages."""
 BY_LABEL = ("shards", "dirichlet", "table")
-"""Ways to deal that look at the classes of examples."""
+"""Partitions that depend on the classes of examples."""
 logger = logging.getLogger("cloister.tasks")
 SCARCE = "task.partition = %r asks for %d training examples of class %d, and there are %d: its proportions are used"
 WHOLE = re.compile("[0-9]{1,9}")
-"""A count in `task.table`: nine digits, so that sums of counts stay far from the largest integer."""
+"""A count in `task.table`. With at most nine digits, sums of counts stay far below the largest integer."""
 
 
 def deal(
@@ -43,22 +43,22 @@ def deal(
     seed: int,
     published: Mapping[str, ClassCounts] | None = None,
 ) -> list[Indices]:
-    """Deal the training examples as `task.partition` says, group by group where they are in groups.
+    """Partition the training examples as `task.partition` configures, group by group if they have groups.
 
     Args:
         config: of the task.
-        default: what `task.partition = "auto"` means.
+        default: the partition that `task.partition = "auto"` selects.
         dataset: with n training examples, labelled 0 to `classes` - 1; `train.groups` are those of `task.group`.
-        clients: how many parts to make, 1 to n, or any number where `task.examples-per-client` says how large.
-        classes: number of classes; 0 where targets are no labels.
-        seed: ≥ 0; the same seed deals the same parts.
+        clients: number of parts, 1 to n; with `task.examples-per-client`, any number.
+        classes: number of classes; 0 if targets are not labels.
+        seed: ≥ 0; equal seeds give equal parts.
         published: the task's own tables, by name.
 
     Returns:
         One array of training indices per client.
 
     Raises:
-        ConfigError: naming the key that asks for what the data cannot give.
+        ConfigError: the data cannot satisfy a key, which the message names.
     """
     check.positive(clients=clients)
     check.non_negative(seed=seed)
@@ -89,7 +89,7 @@ def deal(
 def _by_labels(
     config: TaskConfig, kind: str, labels: NDArray, clients: int, rng: np.random.Generator, of: str = EXAMPLES
 ) -> list[Indices]:
-    """Deal so many things, of these classes, in one of the ways that give no exact numbers."""
+    """Partition items with these labels by a method that gives no exact counts."""
     _refuse_more_clients_than(len(labels), clients, of)
     match kind:
         case "iid":
@@ -103,7 +103,7 @@ def _by_labels(
 
 
 def _refuse_exact_numbers(config: TaskConfig, kind: str) -> None:
-    """Raises ConfigError if parts of exactly so many examples are to be made of whole groups."""
+    """Raise ConfigError if whole groups are to form parts of an exact number of examples."""
     exact = f"task.partition = {kind!r}" if kind not in ("iid", "shards", "dirichlet") else ""
     if config.examples_per_client:
         exact = f"task.examples-per-client = {config.examples_per_client}"
@@ -115,7 +115,7 @@ def _refuse_exact_numbers(config: TaskConfig, kind: str) -> None:
 
 
 def _majorities(labels: NDArray, places: NDArray[np.intp], classes: int) -> NDArray[np.intp]:
-    """Return the class that most examples of each group have; 0 where targets are no labels."""
+    """Return the most frequent class of each group; 0 if targets are not labels."""
     groups = int(places.max(initial=-1)) + 1
     if not classes:
         return np.zeros(groups, np.intp)
@@ -128,7 +128,7 @@ def iid(labels: NDArray, clients: int, rng: np.random.Generator) -> list[Indices
 
     Args:
         labels: of n examples, shape (n,); only their number counts.
-        clients: how many parts to make, 1 to n.
+        clients: number of parts, 1 to n.
         rng: of the shuffle.
 
     Returns:
@@ -140,14 +140,14 @@ def iid(labels: NDArray, clients: int, rng: np.random.Generator) -> list[Indices
 def shards(
     labels: NDArray, clients: int, shards_per_client: int, rng: np.random.Generator, of: str = EXAMPLES
 ) -> list[Indices]:
-    """Sort by label, cut into equal shards, deal `shards_per_client` of them to each client at random.
+    """Sort by label, cut into equal shards, and assign `shards_per_client` random ones to each client.
 
     Args:
         labels: of n examples, shape (n,).
-        clients: how many parts to make, > 0.
+        clients: number of parts, > 0.
         shards_per_client: > 0; with few of them a client has few classes.
-        rng: of the deal.
-        of: what the labels are of, for messages.
+        rng: of the assignment.
+        of: name of the labelled items in messages.
 
     Raises:
         ConfigError: there are more shards than examples.
@@ -168,17 +168,17 @@ def shards(
 def of_one_size(
     labels: NDArray, clients: int, config: TaskConfig, kind: str, rng: np.random.Generator
 ) -> list[Indices]:
-    """Clients of exactly `task.examples-per-client` examples, by `iid` or `shards`.
+    """Partition by `iid` or `shards` into clients of exactly `task.examples-per-client` examples.
 
-    When the examples are used up they are all dealt again, in another order, to the clients that follow; what is left
-    of a deal that does not come out even, at random, sits out of it.
+    If the examples are used up, all are shuffled and partitioned again for the next clients. If a pass does not divide
+    evenly, a random remainder stays unused in that pass.
 
     Args:
         labels: of n examples, shape (n,).
-        clients: how many parts to make, any number.
+        clients: number of parts, any number.
         config: of the task, with the size of a part and the number of shards.
         kind: `iid` or `shards`.
-        rng: of the deals.
+        rng: of the passes.
 
     Raises:
         ConfigError: it is another kind of partition, or there are fewer examples, or shards would not be whole.
@@ -209,17 +209,17 @@ def of_one_size(
 def dirichlet(
     labels: NDArray, clients: int, alpha: float, rng: np.random.Generator, of: str = EXAMPLES
 ) -> list[Indices]:
-    """Split each class by proportions drawn from a symmetric Dirichlet(`alpha`), until every client has an example.
+    """Split each class by Dirichlet(`alpha`) proportions, and redraw until every client has an example.
 
     Args:
         labels: of n examples, shape (n,).
-        clients: how many parts to make, 1 to n.
-        alpha: α > 0; the smaller, the fewer classes a client has.
+        clients: number of parts, 1 to n.
+        alpha: α > 0 of the symmetric distribution; the smaller, the fewer classes a client has.
         rng: of the draws.
-        of: what the labels are of, for messages.
+        of: name of the labelled items in messages.
 
     Raises:
-        ConfigError: `DRAWS` draws left a client without examples.
+        ConfigError: each of `DRAWS` draws left a client without examples.
 
     Source: Hsu et al. (2019), arXiv:1909.06335.
     """
@@ -234,11 +234,11 @@ def dirichlet(
 
 
 def natural(owners: NDArray, clients: int) -> list[Indices]:
-    """Give client i what the i-th owner has; owners after the last client are left out.
+    """Assign the examples of the i-th owner to client i; further owners are left out.
 
     Args:
         owners: of n examples, shape (n,).
-        clients: how many parts to make, at most as many as there are owners.
+        clients: number of parts, at most the number of owners.
 
     Raises:
         ConfigError: there are more clients than owners.
@@ -253,7 +253,7 @@ def natural(owners: NDArray, clients: int) -> list[Indices]:
 
 
 def numbered(owners: NDArray, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Number owners of any name from 0 on, in random order: the first few of them are a fair sample of all.
+    """Number owners from 0 in random order, so that the first few are a fair sample of all.
 
     Args:
         owners: of n examples, shape (n,).
@@ -267,7 +267,9 @@ def numbered(owners: NDArray, rng: np.random.Generator) -> NDArray[np.intp]:
 
 
 def table(labels: NDArray, counts: NDArray[np.intp], rng: np.random.Generator) -> list[Indices]:
-    """Draw exactly `counts[i, c]` examples of class c for client i, without replacement; the rest stays unused.
+    """Draw exactly `counts[i, c]` examples of class c for client i, without replacement.
+
+    Further examples stay unused.
 
     Args:
         labels: of n examples, shape (n,), from 0 on.
@@ -282,18 +284,18 @@ def table(labels: NDArray, counts: NDArray[np.intp], rng: np.random.Generator) -
 
 
 def parse_table(text: str, clients: int, classes: int) -> NDArray[np.intp]:
-    """Read `task.table`: a row per client, set apart by `;`, and in it a count per class, set apart by `,`.
+    """Parse `task.table`: rows per client separated by `;`, counts per class separated by `,`.
 
     Args:
         text: of the table.
-        clients: how many rows it must have.
-        classes: how many counts each row must have.
+        clients: required number of rows.
+        classes: required number of counts in each row.
 
     Returns:
         Counts of shape (clients, classes); every client has at least one example.
 
     Raises:
-        ConfigError: saying which row is wrong and how.
+        ConfigError: naming the row and its fault.
     """
     if not text.strip():
         raise ConfigError("task.table is empty; task.partition = 'table' needs a row per client, such as '10,20;30,0'")
@@ -304,19 +306,21 @@ def parse_table(text: str, clients: int, classes: int) -> NDArray[np.intp]:
 
 
 def fitted(name: str, rows: ClassCounts, labels: NDArray, clients: int) -> NDArray[np.intp]:
-    """A published table for the examples that are there: of a class that has too few of them, its proportions.
+    """Return a published table, scaled down for classes with too few examples.
+
+    Such a class keeps the proportions of the table.
 
     Args:
         name: of the table.
         rows: the published counts.
         labels: of n examples, shape (n,), from 0 on.
-        clients: how many rows it must have.
+        clients: required number of rows.
 
     Returns:
         Counts of shape (clients, classes).
 
     Raises:
-        ConfigError: there are more clients or fewer than rows, or one of them would have no example.
+        ConfigError: the numbers of clients and rows differ, or a client would have no example.
     """
     if len(rows) != clients:
         raise ConfigError(
@@ -339,11 +343,11 @@ def holdout(labels: NDArray, fraction: float, rng: np.random.Generator) -> tuple
     Args:
         labels: of the client's examples, shape (n,).
         fraction: share of each class that is held out, in [0, 1), rounded to whole examples.
-        rng: decides which examples.
+        rng: of the selection.
 
     Returns:
-        Indices (train, test), together all n. Every class keeps an example in train, so that a class of one example
-        is never tested on; test may be empty.
+        Indices (train, test), together all n. Every class keeps an example in train, so a class of one example is never
+        tested on. The test part may be empty.
     """
     test = [_held_out(np.flatnonzero(labels == label), fraction, rng) for label in np.unique(labels)]
     held = np.zeros(len(labels), dtype=bool)
@@ -375,7 +379,7 @@ def _dirichlet_once(labels: NDArray, clients: int, alpha: float, rng: np.random.
 
 
 def _draw(labels: NDArray, label: int, counts: NDArray[np.intp], rng: np.random.Generator) -> list[Indices]:
-    """Disjoint random draws of `counts[i]` examples of one class."""
+    """Draw disjoint sets of `counts[i]` examples of one class."""
     members = rng.permutation(np.flatnonzero(labels == label))
     asked = int(counts.sum())
     if asked > members.size:
@@ -386,7 +390,7 @@ def _draw(labels: NDArray, label: int, counts: NDArray[np.intp], rng: np.random.
 
 
 def _shares(column: NDArray[np.intp], total: int) -> NDArray[np.intp]:
-    """`total` whole examples in the proportions of a column; what rounding leaves goes to the largest remainders."""
+    """Distribute `total` whole examples in the proportions of a column, by largest remainders."""
     exact = column * (total / column.sum())
     shares = np.floor(exact).astype(np.intp)
     shares[np.argsort(shares - exact, kind="stable")[: total - shares.sum()]] += 1

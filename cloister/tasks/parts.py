@@ -1,4 +1,4 @@
-"""The benchmark data of a task in files: one for training and one for testing, or one that is divided."""
+"""Benchmark data in files: separate training and test files, or one file that is split."""
 
 import csv
 import zipfile
@@ -16,21 +16,21 @@ from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import holdout
 
 SPLIT_SEED = 0
-"""Fixed here, not configured: every run of every strategy is scored on the same examples."""
+"""A constant, so that every run of every strategy is scored on the same examples."""
 TESTED = 0.2
-"""Share of each class of one file that is kept to test on."""
+"""Test share of each class of a single file."""
 
 
 def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
-    """What a simulation deals out: the files `train` and `test` in a folder, or one file, a fifth of it to test on.
+    """Return a simulation's data: the files `train` and `test` of a folder, or one file, a fifth of it as test data.
 
     Args:
         task: reads each file.
-        path: of the folder or the file, as `task.data-path` says it.
+        path: of the folder or the file, as `task.data-path` states it.
         ending: of the names of files, such as `.csv`.
 
     Raises:
-        DataError: there is neither, a file is not what the task reads, or it has no array or column `task.group`.
+        DataError: there is neither, a file is not in the task's format, or it lacks the array or column `task.group`.
     """
     try:
         return _named(task, _read(task, expanded(path), ending))
@@ -66,9 +66,9 @@ def _examples(task: Task, path: Path) -> Examples:
 
 
 def _names_in(path: Path) -> Sequence[str]:
-    """Return the names of the arrays of an `.npz` file, or of the columns of a table; none of a file of another kind.
+    """Return the array names of an `.npz` file or the column names of a table; empty for another kind of file.
 
-    Files are the user's own here: of a site's file a message names nothing but what is missing.
+    Only the user's own files are read this way. For a site's file, a message names only missing arrays and columns.
     """
     with suppress(ValueError, OSError, csv.Error, StopIteration, zipfile.BadZipFile):
         if path.suffix.lower() == ".npz":
@@ -81,7 +81,7 @@ def _names_in(path: Path) -> Sequence[str]:
 
 
 def _divided(strata: NDArray, groups: NDArray | None) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return which rows of one file train, and which test: whole groups, by the stratum of their first rows."""
+    """Split the rows of one file into train and test by whole groups, stratified by each group's first row."""
     rng = np.random.default_rng(SPLIT_SEED)
     if groups is None:
         return holdout(strata, TESTED, rng)
@@ -91,6 +91,6 @@ def _divided(strata: NDArray, groups: NDArray | None) -> tuple[NDArray[np.intp],
 
 
 def _named(task: Task, data: Dataset) -> Dataset:
-    """Return the data with the groups that its files were read with."""
+    """Return the data with the groups that its files contain."""
     groups = data.train.groups
     return data if groups is None else replace(data, groups={task.config.group: groups})

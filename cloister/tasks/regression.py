@@ -17,16 +17,16 @@ class LinearRegression(NumpyModel):
         self.weights: dict[str, NDArray] = {"linear/kernel": np.zeros(features, np.float32)}
 
     def initialise(self, seed: int) -> None:
-        """New weights from N(0, 1)."""
+        """Draw new weights from N(0, 1)."""
         theta = self.weights["linear/kernel"]
         theta[:] = np.random.default_rng(seed).standard_normal(theta.shape)
 
     def predict(self, x: NDArray) -> NDArray:
-        """Predictions of shape (n,)."""
+        """Return predictions of shape (n,)."""
         return x @ self.weights["linear/kernel"]
 
     def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
-        """Mean squared error of a batch, and its gradient with respect to θ.
+        """Return the mean squared error of a batch, and its gradient with respect to θ.
 
         Args:
             x: n inputs, shape (n, features).
@@ -53,7 +53,7 @@ class HiddenLayerRegression(NumpyModel):
         }
 
     def initialise(self, seed: int) -> None:
-        """Weights and biases uniform within ±1/√(inputs of the unit)."""
+        """Draw weights and biases uniformly within ±1/√(inputs of the unit)."""
         rng = np.random.default_rng(seed)
         features, hidden = self.weights["hidden/kernel"].shape
         for name, array in self.weights.items():
@@ -61,11 +61,11 @@ class HiddenLayerRegression(NumpyModel):
             array[:] = rng.uniform(-limit, limit, array.shape)
 
     def predict(self, x: NDArray) -> NDArray:
-        """Predictions of shape (n,)."""
+        """Return predictions of shape (n,)."""
         return self._activity(x) @ self.weights["output/kernel"] + self.weights["output/bias"]
 
     def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
-        """Mean squared error of a batch, and its gradient with respect to every weight."""
+        """Return the mean squared error of a batch, and its gradient with respect to every weight."""
         active = self._activity(x)
         residual = active @ self.weights["output/kernel"] + self.weights["output/bias"] - y
         slope = residual * np.float32(2 / len(y))
@@ -79,5 +79,5 @@ class HiddenLayerRegression(NumpyModel):
         return float(np.square(residual).mean()), gradients
 
     def _activity(self, x: NDArray) -> NDArray:
-        """What the hidden units put out, shape (n, hidden)."""
+        """Return the outputs of the hidden units, shape (n, hidden)."""
         return np.maximum(x @ self.weights["hidden/kernel"] + self.weights["hidden/bias"], 0)

@@ -1,4 +1,4 @@
-"""Figures of merit that more than one task reports."""
+"""Metrics that several tasks report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 
 def binary_auc(y: NDArray, scores: NDArray) -> dict[str, float]:
-    """Area under the ROC curve of class 1, as `{"auc": area}`.
+    """Return the area under the ROC curve of class 1, as `{"auc": area}`.
 
     Args:
         y: labels 0 and 1, shape (n,).
         scores: class probabilities, shape (n, 2).
 
     Returns:
-        An empty mapping where there is no such area: a class is absent, or the model has diverged to NaN.
+        An empty mapping if the area is undefined: a class is absent, or the model has diverged to NaN.
     """
     if np.unique(y).size < 2 or not np.isfinite(scores).all():
         return {}
@@ -25,7 +25,9 @@ def binary_auc(y: NDArray, scores: NDArray) -> dict[str, float]:
 
 
 def macro_figures(y: NDArray, scores: NDArray) -> dict[str, float]:
-    """F1 score and precision, means over the classes that occur, and the area under the micro-averaged ROC curve.
+    """Return the macro F1 score and precision, and the area under the micro-averaged ROC curve.
+
+    Macro means are over the classes that occur.
 
     Args:
         y: labels, shape (n,).
@@ -46,14 +48,14 @@ def macro_figures(y: NDArray, scores: NDArray) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class ClassScores:
-    """How well a classifier does on the examples of one class.
+    """Scores of a classifier on one class.
 
     Attributes:
         name: of the class.
-        precision: share of the examples it was given to that are of it; 0 where it was given to none.
-        recall: share of its examples that it was given to; 0 where it has none.
+        precision: share of true members among the examples predicted as this class; 0 without such predictions.
+        recall: share of this class's examples that are predicted as such; 0 without examples.
         f1: harmonic mean of the two.
-        support: how many examples it has.
+        support: number of examples of this class.
     """
 
     name: str
@@ -65,14 +67,14 @@ class ClassScores:
 
 @dataclass(frozen=True)
 class Classification:
-    """What a classifier does, class by class.
+    """Scores of a classifier, class by class.
 
     Attributes:
-        confusion: rows are what is true, columns what was predicted, in the order of the classes.
-        classes: one a class.
+        confusion: rows are true classes, columns predicted ones, in the order of the classes.
+        classes: one entry per class.
         macro_f1: mean F1 of the classes that have examples.
-        auc: mean over classes of the area under the ROC curve of this class against the others; None where some class
-            has no examples, or the model has diverged to NaN.
+        auc: mean one-vs-rest area under the ROC curve over the classes. None if a class has no examples, or the model
+            has diverged to NaN.
     """
 
     confusion: tuple[tuple[int, ...], ...]
@@ -82,7 +84,7 @@ class Classification:
 
     @classmethod
     def of(cls, y: NDArray, scores: NDArray, names: Sequence[str] = ()) -> "Classification":
-        """Count predictions, each the class of the largest score.
+        """Score predictions; the predicted class is the one with the largest score.
 
         Args:
             y: labels from 0 on, shape (n,).

@@ -7,7 +7,7 @@ from cloister.tasks.numpy_model import NumpyModel, flat
 
 
 class SoftmaxRegression(NumpyModel):
-    """Class probabilities softmax(x·W + b); both start at 0, where the loss is convex anyway.
+    """Class probabilities softmax(x·W + b). W and b start at 0, as the loss is convex.
 
     Args:
         features: inputs per example; inputs of shape (n, ...) are flattened to (n, features).
@@ -21,12 +21,12 @@ class SoftmaxRegression(NumpyModel):
         }
 
     def initialise(self, seed: int) -> None:
-        """Back to zero."""
+        """Set all weights to zero."""
         for array in self.weights.values():
             array[:] = 0
 
     def predict(self, x: NDArray) -> NDArray:
-        """Class probabilities of shape (n, classes)."""
+        """Return class probabilities of shape (n, classes)."""
         scores = flat(x) @ self.weights["softmax/kernel"] + self.weights["softmax/bias"]
         scores -= scores.max(axis=1, keepdims=True)
         np.exp(scores, out=scores)
@@ -34,7 +34,7 @@ class SoftmaxRegression(NumpyModel):
         return scores
 
     def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
-        """Mean cross-entropy of a batch in nats, and its gradient with respect to both weights.
+        """Return the mean cross-entropy of a batch in nats, and its gradient with respect to both weights.
 
         Args:
             x: n inputs, shape (n, ...).

@@ -1,4 +1,4 @@
-"""Examples in a CSV file: named columns, scaled by ranges that are public."""
+"""CSV files with named columns, scaled by public ranges."""
 
 import csv
 import math
@@ -14,26 +14,26 @@ from cloister.tasks.base import Examples
 from cloister.tasks.labels import classes_of, described
 
 LONGEST = 200
-"""Characters of a cell."""
+"""Largest number of characters of a cell."""
 QUOTED = 40
-"""Characters of a cell that its owner is shown."""
+"""Largest number of characters of a cell that a message to its owner quotes."""
 NAMED = 5
-"""Of the columns that are missing."""
+"""Largest number of missing columns that a message names."""
 Cells = Mapping[str, Sequence[str]]
-"""The text of every column."""
+"""Text of every column, by its name."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What the columns of a task's CSV files mean. Columns that are not named are ignored.
+    """Meaning of the columns of a task's CSV files. Other columns are ignored.
 
     Attributes:
-        columns: name -> (smallest, largest) value; it becomes a number from 0 to 1. Ranges are constants of the task:
-            ranges of a site's own rows would leak them, and give the same number another meaning at each site.
+        columns: name -> (smallest, largest) value; the range is scaled to 0 to 1. Ranges are constants of the task.
+            Ranges of a site's own rows would leak them, and give the same number another meaning at each site.
         target: name of the column of labels, or of the numbers of a regression.
-        classes: how many there are; 0 for a regression.
+        classes: number of classes; 0 for a regression.
         names: of the classes (see `classes_of`).
-        tolerance: by how much of its range a value may lie beyond it, where published ranges are rounded.
+        tolerance: share of its range by which a value may exceed it, as published ranges are rounded.
     """
 
     columns: Mapping[str, tuple[float, float]]
@@ -43,14 +43,13 @@ class Table:
     tolerance: float = 0.0
 
     def rows(self, path: Path, group: str = "") -> Examples:
-        """Every line by itself: one that cannot be read has NaN for numbers, and a label that is no class.
+        """Read every line by itself; an unreadable one gets NaN as inputs, and a label that is no class.
 
-        Under DP-SGD a row that the task cannot take must not change what becomes of any other. A value outside of its
-        range is NaN too.
+        Under DP-SGD an unusable row must not change any other row. A value outside its range becomes NaN too.
 
         Args:
             path: of the file.
-            group: name of the column that says whose a row is, the run's `task.group`; empty: each row is its own.
+            group: name of the column of groups, the run's `task.group`; empty: each row is a group.
 
         Raises:
             DataError: the file is absent or lacks a column.
@@ -60,13 +59,13 @@ class Table:
         return Examples(np.where(beyond, np.float32(np.nan), examples.x), examples.y, examples.groups)
 
     def read(self, path: Path, group: str = "") -> Examples:
-        """The same, of a file without a fault.
+        """Read a file as `rows` does, and refuse it if a row is faulty.
 
         Args: as `rows`.
 
         Raises:
-            DataError: as `rows`; or a cell is no finite number, outside of its range, or no class. The column is named,
-                and no cell quoted.
+            DataError: as `rows`; or a cell is not finite, is outside its range, or is no class. The message names the
+                column and quotes no cell.
         """
         cells = self._cells(path, self._labelled(group), tolerant=False)
         self._refuse_faulty_inputs(cells, path)
@@ -83,7 +82,9 @@ class Table:
         return examples
 
     def unlabelled(self, path: Path) -> NDArray[np.float32] | None:
-        """The inputs of a file without targets (no column, or an empty one), shape (n, columns); None: it has some.
+        """Return the inputs of a file without targets (no column, or an empty one), or None if a target is set.
+
+        The inputs have shape (n, columns).
 
         Raises:
             DataError: as `read`.
@@ -109,14 +110,14 @@ class Table:
                 )
 
     def scaled(self, features: NDArray) -> NDArray[np.float32]:
-        """Numbers in the units of the columns, shape (n, columns), as parts of their ranges."""
+        """Scale numbers in the units of the columns, shape (n, columns), to shares of their ranges."""
         low, high = np.array(list(self.columns.values()), np.float64).T
         with np.errstate(over="ignore"):
             scaled: NDArray[np.float32] = ((features - low) / (high - low)).astype(np.float32)
         return scaled
 
     def _labelled(self, group: str) -> tuple[str, ...]:
-        """The columns of a file to train on."""
+        """Return the columns that a training file needs."""
         return (*self.columns, self.target, *([group] if group else []))
 
     def _cells(self, path: Path, needs: Sequence[str], tolerant: bool) -> Cells:
@@ -126,7 +127,7 @@ class Table:
         try:
             cells = _tolerated(path) if tolerant else _strict(path)
         except (ValueError, csv.Error, StopIteration):
-            # Not chained: the cause quotes what it cannot read, which may be a patient's.
+            # Not chained: the cause may quote a patient's cell.
             raise DataError(f"data-path: {path} must be a .csv file with a header") from None
         missing = [name for name in needs if name not in cells]
         if missing:
@@ -147,7 +148,7 @@ class Table:
 
 
 def _strict(path: Path) -> Cells:
-    """The cells of a whole file, all of whose rows are as long as its header."""
+    """Return the cells of a file whose rows are all as long as its header."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         header, *rows = (row for row in csv.reader(file, strict=True) if row)
     uneven = [number for number, row in enumerate(rows, 1) if len(row) != len(header)]
@@ -157,9 +158,9 @@ def _strict(path: Path) -> Cells:
 
 
 def _tolerated(path: Path) -> Cells:
-    """The cells of every line that can be read by itself; empty ones for the others.
+    """Return the cells of every line, parsed by itself; empty cells for an unreadable line.
 
-    A line is a row: a quotation mark that is never closed would else swallow the rows after it.
+    Each line is a row. Otherwise an unclosed quotation mark would swallow the rows after it.
     """
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         header = next(csv.reader([file.readline()]))
@@ -171,7 +172,7 @@ def _cells_of(line: str, width: int) -> list[str]:
         cells = next(csv.reader([line]), [])
     except csv.Error:
         cells = []
-    # One endless cell would make an array of text that long for every row.
+    # NumPy stores text at the length of the longest cell, for every row.
     readable = len(cells) == width and max(map(len, cells)) <= LONGEST
     return cells if readable else [""] * width
 
@@ -182,7 +183,7 @@ def _by_column(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Cells:
 
 
 def _number(cell: str) -> float:
-    """What a cell holds; NaN if it is no number."""
+    """Parse a cell; NaN if it is not a number."""
     try:
         return math.nan if "_" in cell else float(cell)
     except ValueError:
@@ -206,7 +207,7 @@ def _refuse_faults(cells: Sequence[str], name: str, path: Path) -> None:
 
 
 def _first(cells: Sequence[str], faulty: NDArray[np.bool_]) -> str:
-    """Which row below the header is faulty first, what it holds, and how many more there are."""
+    """Describe the first faulty row below the header, its value, and the number of further ones."""
     row, more = int(faulty.argmax()), int(faulty.sum()) - 1
     held = cells[row] if len(cells[row]) <= QUOTED else f"{cells[row][:QUOTED]}..."
     return f"row {row + 1} below the header holds {held!r}" + (f", and {more} more rows are faulty" if more else "")

@@ -1,4 +1,4 @@
-"""The server's own examples: some to train the initial model on, the others to score models with."""
+"""Validation set of the server: examples that train the initial model, disjoint from the test set."""
 
 from dataclasses import replace
 
@@ -10,16 +10,17 @@ from cloister.tasks.base import Dataset, Task
 from cloister.tasks.partition import holdout
 
 SPLIT_SEED = 0
-"""Fixed here, not configured: every run of every strategy is scored on the same examples."""
+"""A constant, so that every run of every strategy is scored on the same examples."""
 
 
 def with_validation(task: Task, data: Dataset) -> Dataset:
-    """The data with examples that the server may train on.
+    """Return the data with a validation set, made from half of the test examples if there is none.
+
+    The half is drawn from each class. If test examples have owners, it is all examples of half of the owners.
 
     Args:
-        task: that the data is of.
-        data: whose `validation` is used where there is one. Where there is none, half of the test examples become it:
-            of each class or, where test examples have owners, half of the owners with all that is theirs.
+        task: of the data.
+        data: with or without `validation`.
 
     Raises:
         DataError: there are too few test examples.
@@ -33,10 +34,12 @@ def with_validation(task: Task, data: Dataset) -> Dataset:
 
 
 def halves(labels: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Two halves of test examples, class by class, as indices; the same ones for the same labels, of shape (n,).
+    """Split test examples into two halves, class by class, and return their indices.
+
+    Equal labels, of shape (n,), give equal halves.
 
     Raises:
-        DataError: one of them would be empty.
+        DataError: one half would be empty.
     """
     return _refuse_empty(*holdout(labels, 0.5, np.random.default_rng(SPLIT_SEED)))
 
