@@ -1,1 +1,1 @@
-"""The run configuration and every other file of settings: sections, one strict parser, one text for errors."""
+"""Configuration files: typed sections, one strict parser, and one format of error messages."""

@@ -1,4 +1,4 @@
-"""What is wrong with settings, in one line for each key: the key, the value found, what is valid, the nearest keys."""
+"""Error messages about settings, one line per key: the key, the value found, the valid values, the nearest keys."""
 
 import difflib
 import re
@@ -14,25 +14,25 @@ from cloister.config.section import Section, kebab
 from cloister.core.errors import ConfigError
 
 NEAREST = 3
-"""Valid keys that an unknown one is answered with."""
+"""Largest number of valid keys that a message about an unknown key suggests."""
 MISSING = 3
-"""Keys that may be missing on a line each; more of them share one."""
+"""Largest number of missing keys with a line each. More of them share one line."""
 INVALID = " is not valid: "
 SHOULD = re.compile(r"^(Input|String|List|Dictionary) should")
-"""How pydantic begins."""
+"""Start of pydantic's messages."""
 Checked = TypeVar("Checked", bound=Section)
 
 
 def read_toml(kind: type[Checked], path: Path, place: str) -> Checked:
-    """Read a file of settings.
+    """Read a TOML file of settings into a section.
 
     Args:
-        kind: the section that the whole file is read into.
+        kind: the section of the whole file.
         path: of the file.
         place: names the file in errors.
 
     Raises:
-        ConfigError: there is no such file, or it is no TOML, or a key is bad: each is named, with what was found.
+        ConfigError: the file is missing or not TOML, or keys are invalid. The message names each key and its value.
     """
     try:
         content = tomllib.loads(path.read_text())
@@ -48,7 +48,7 @@ def read_toml(kind: type[Checked], path: Path, place: str) -> Checked:
 def checked(
     kind: type[Checked], settings: Mapping[str, object], prefix: str = "", error_type: type[ConfigError] = ConfigError
 ) -> Checked:
-    """Turn settings into their section.
+    """Validate settings, and return their section.
 
     Args:
         kind: the section.
@@ -57,7 +57,7 @@ def checked(
         error_type: of that error.
 
     Raises:
-        ConfigError: has a line for each bad key, with the value found and what is valid.
+        ConfigError: has a line for each invalid key, with the value found and the valid ones.
     """
     try:
         return kind.model_validate(settings)
@@ -66,14 +66,14 @@ def checked(
 
 
 def explain(error: ValidationError, root: type[Section]) -> list[str]:
-    """Say what is wrong with a file of settings, in a line for each bad key.
+    """Describe a validation error in a line for each invalid key.
 
     Args:
-        error: what pydantic found.
-        root: the section that the whole file is read into.
+        error: raised by pydantic.
+        root: the section of the whole file.
 
     Returns:
-        One text for each key; a rule between keys speaks for itself, and may have several lines.
+        One text for each key. A rule between keys gives its own message, which may have several lines.
     """
     missing = [_place(item, root)[0] for item in error.errors() if item["type"] == "missing"]
     lines: dict[str, str] = {"": f"{', '.join(missing)} are missing"} if len(missing) > MISSING else {}
@@ -87,7 +87,7 @@ def explain(error: ValidationError, root: type[Section]) -> list[str]:
         if item["type"] == "value_error":
             lines[line] = line
         elif key in lines:
-            # A key of several types (a number, or "auto") has one error for each of them.
+            # A key of several types (a number, or "auto") has one error per type.
             lines[key] += f" or {line.partition(INVALID)[2].removeprefix('it must be ')}"
         else:
             lines[key] = line
@@ -95,7 +95,10 @@ def explain(error: ValidationError, root: type[Section]) -> list[str]:
 
 
 def _line(item: ErrorDetails, key: str, section: type[Section], again: bool) -> str:
-    """What is wrong with a key; `again`: the valid keys of its section have been listed already."""
+    """Describe the fault of one key.
+
+    With `again`, an earlier line lists the valid keys of the section.
+    """
     own = key.rpartition(".")[2]
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
@@ -112,9 +115,9 @@ def _line(item: ErrorDetails, key: str, section: type[Section], again: bool) -> 
 
 
 def _place(item: ErrorDetails, root: type[Section]) -> tuple[str, type[Section]]:
-    """The dotted key that an error is about, and the section that it lies in.
+    """Return the dotted key of an error, and the section that contains it.
 
-    Beside keys, pydantic's location holds the branch of a type and the name of a variant. The keys of a variant are
+    Besides keys, pydantic's location contains the branch of a type and the name of a variant. The keys of a variant are
     written beside the key that chooses it, not below it.
     """
     keys: list[str] = []
@@ -129,7 +132,7 @@ def _place(item: ErrorDetails, root: type[Section]) -> tuple[str, type[Section]]
 
 
 def sections_of(annotation: object) -> tuple[type[Section], ...]:
-    """The sections that a type is made of: one, the variants of a choice, or none.
+    """Return the sections in a type: one, the variants of a choice, or none.
 
     Args:
         annotation: the type of a field, such as `list[Site]` or a union.
@@ -140,22 +143,22 @@ def sections_of(annotation: object) -> tuple[type[Section], ...]:
 
 
 def suggestion(key: str, valid: Collection[str]) -> str:
-    """Offer the valid key that looks like `key`: `; did you mean ...?`, or nothing.
+    """Return `; did you mean ...?` with the valid key most similar to `key`, or an empty string.
 
     Args:
-        key: that is not valid.
-        valid: keys or names that are.
+        key: that is invalid.
+        valid: valid keys or names.
     """
     close = difflib.get_close_matches(kebab(key), valid, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def nearest(key: str, valid: Collection[str]) -> str:
-    """Name the valid keys most like `key`: the one that is meant, if one is near enough, and a few beside it.
+    """Return a hint with the valid keys most similar to `key`.
 
     Args:
-        key: that is not valid.
-        valid: all keys that are.
+        key: that is invalid.
+        valid: all valid keys.
     """
     close = difflib.get_close_matches(kebab(key), valid, n=NEAREST)
     if close:
@@ -166,7 +169,7 @@ def nearest(key: str, valid: Collection[str]) -> str:
 
 
 def no_effect(key: str, value: object, because: str, found: object) -> str:
-    """Say that a key is set which the value of another one makes meaningless.
+    """Return the message for a key that another key's value makes meaningless.
 
     Args:
         key, value: as they were set.

@@ -1,7 +1,6 @@
-"""`privacy.*`: what is done to what leaves, as one choice for the server and one for the clients.
+"""Section `privacy.*`: the mechanisms of the server and of the clients.
 
-The keys are flat, and every run hands over all of them. A key of another choice than the one made may stand at its
-default, and is refused otherwise.
+The keys are flat, and every run passes all of them. A key of a variant that is not chosen must have its default value.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -18,17 +17,17 @@ from cloister.privacy.mechanisms.circumstances import Circumstances
 
 
 class PrivacyConfig(Section):
-    """`privacy.*`: a choice for the server, one for the clients, and what both have in common.
+    """Section `privacy.*`: a choice for the server, one for the clients, and common keys.
 
-    It is made from the flat keys, and is dumped as them.
+    It is parsed from the flat keys, and serialized to them.
 
     Args:
-        server, client: what each does to what it sends.
+        server, client: mechanism of the server and of the clients.
         noise_seed: -1: the operating system's entropy.
         target_delta: δ at which budgets and claims are stated.
-        ledger_dir, data_identity: where the ledger lies, and whose data it is about.
-        close_budget: whether a run without a guarantee may end the budget that is kept there.
-        choice, choice_epsilon, max_loss: how a client that protects itself chooses among hypotheses.
+        ledger_dir, data_identity: folder of the ledger, and the identity of the data it is about.
+        close_budget: whether a run without a guarantee may invalidate the budget in that ledger.
+        choice, choice_epsilon, max_loss: mechanism by which a private client chooses among hypotheses.
     """
 
     server: variants.ServerPrivacy = variants.MetricPrivacy()
@@ -44,31 +43,31 @@ class PrivacyConfig(Section):
 
     @property
     def chooses_exactly(self) -> bool:
-        """Whether clients choose among hypotheses without noise."""
+        """Return whether clients choose among hypotheses without noise."""
         return self.server.hypotheses > 1 and self.choice == "exact"
 
     @property
     def split_round(self) -> int:
-        """The round in which releases tell hypotheses apart that began as one model; 0: none."""
+        """Return the round whose releases separate hypotheses that began as one model; 0: none."""
         return self.server.split_round if isinstance(self.server, variants.ClusteringPrivacy) else 0
 
     @property
     def chooses_privately(self) -> bool:
-        """Whether clients choose among hypotheses by noised losses."""
+        """Return whether clients choose among hypotheses by noised losses."""
         return self.server.hypotheses > 1 and self.client.is_on and self.choice == "private"
 
     @property
     def circumstances(self) -> Circumstances:
-        """What the run does beside the clients' mechanism that its guarantee depends on."""
+        """Return the settings beside the clients' mechanism on which its guarantee depends."""
         hypotheses, private = max(1, self.server.hypotheses), self.choice == "private"
         return Circumstances(self.noise_seed != -1, hypotheses, private, self.choice_epsilon)
 
     @property
     def dp_sgd(self) -> variants.DpSgdPrivacy:
-        """The settings of DP-SGD.
+        """Return the settings of DP-SGD.
 
         Raises:
-            ConfigError: the clients do something else.
+            ConfigError: the clients have another mechanism.
         """
         if not isinstance(self.client, variants.DpSgdPrivacy):
             raise ConfigError(f"privacy.client = {self.client.name!r}, expected 'dp-sgd'")
@@ -77,14 +76,14 @@ class PrivacyConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _nest(cls, values: Mapping[str, object]) -> dict[str, object]:
-        """Give each chosen variant its keys; refuse what would silently do nothing."""
+        """Sort the keys into the chosen variants, and refuse keys that would have no effect."""
         given: dict[str, object] = {}
         for name, value in values.items():
             given |= value.leaves() if isinstance(value, Section) else {kebab(name): value}
         rest, chosen = dict(given), dict[str, Variant]()
         nested = _taken(cls, rest, chosen)
         if None in chosen.values():
-            return nested  # a name that nothing has: which keys belong to it, nobody knows
+            return nested  # an unknown name: its keys are unknown too
         idle = {key: _blamed(key, chosen) for key in rest if key in OWNERS} | dict(_jointly_idle(nested, chosen))
         set_idly = [key for key in sorted(idle.keys() & given) if not _is_default(key, given[key])]
         if lines := [_idle(key, idle[key], given) for key in set_idly]:
@@ -93,15 +92,15 @@ class PrivacyConfig(Section):
 
     @model_serializer
     def _flat(self) -> dict[str, Scalar]:
-        """Every key of every variant: those of others at their defaults."""
+        """Return every key of every variant; keys of variants that are not chosen have their defaults."""
         return DEFAULTS | self.leaves()
 
 
 def idle(settings: Mapping[str, Scalar]) -> set[str]:
-    """Keys of `privacy.*` that have no effect, as they belong to variants that were not chosen.
+    """Return the keys of `privacy.*` without effect, which belong to variants that are not chosen.
 
     Args:
-        settings: dotted keys of a run; of choices that are not valid nothing is known.
+        settings: dotted keys of a run. If a choice is invalid, the result is empty.
     """
     chosen = {key: settings[f"privacy.{key}"] for key in variants.CHOICES if f"privacy.{key}" in settings}
     for given in (chosen, {key: value for key, value in chosen.items() if key != "clipping"}):
@@ -115,7 +114,7 @@ Variant = type[Section] | None
 
 
 def _taken(section: type[Section], keys: dict[str, object], chosen: dict[str, Variant]) -> dict[str, object]:
-    """Take what a section and the variants in it hold out of `keys`, and note the variants in `chosen`."""
+    """Move the keys of a section and its variants out of `keys`, and record the variants in `chosen`."""
     found: dict[str, object] = {}
     for name, field in section.model_fields.items():
         key = field.alias or name
@@ -130,13 +129,13 @@ def _taken(section: type[Section], keys: dict[str, object], chosen: dict[str, Va
 
 
 def _blamed(key: str, chosen: Collection[str]) -> str:
-    """The key whose value leaves another one without a meaning: the choice that it belongs to, if that is made."""
+    """Return the key whose value makes another one meaningless: the innermost choice that has been made."""
     owner = OWNERS[key]
     return owner if owner in chosen else _blamed(owner, chosen)
 
 
 def _jointly_idle(nested: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Keys whose meaning hangs on more than one choice, each with the key whose value leaves it without one."""
+    """Yield keys that depend on several choices and have no effect, each with the key that causes it."""
     server, client = chosen["server"], chosen["client"]
     if not server.is_noised and not client.is_on:
         yield "noise-seed", "server"
@@ -163,7 +162,7 @@ def _idle(key: str, because: str, given: Mapping[str, object]) -> str:
 
 
 def _is_default(key: str, value: object) -> bool:
-    """Whether it is the default of a key; 0 is no False."""
+    """Return whether a value is the default of a key; 0 and False differ."""
     return value == DEFAULTS[key] and isinstance(value, bool) == isinstance(DEFAULTS[key], bool)
 
 
@@ -175,7 +174,7 @@ max-distance noise-seed target-delta max-epsilon canaries population ledger-dir 
 clusters-split-round options client client-noise-multiplier client-clipping-norm clipping-decay min-clipping-norm
 batch-sampling client-max-epsilon radius per-layer max-leakage choice choice-epsilon max-loss group-cap
 """.split()  # noqa: SIM905
-"""Every key, in the order in which it is written down."""
+"""All keys, in the order in which they are written."""
 _FIELDS = [
     (key, field.alias or name, field.default)
     for key, choice in variants.CHOICES.items()
@@ -184,7 +183,7 @@ _FIELDS = [
     if name != "name"
 ]
 OWNERS = {name: key for key, name, _ in _FIELDS}
-"""The choice that a key belongs to."""
+"""Choice that each key belongs to."""
 _defaults = {name: default for _, name, default in _FIELDS} | PrivacyConfig().leaves()
 DEFAULTS: dict[str, Scalar] = {key: _defaults[key] for key in KEYS}
-"""The value of every key that is not given."""
+"""Default of every key."""

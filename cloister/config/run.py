@@ -1,7 +1,7 @@
-"""The run configuration: dotted keys, parsed once into frozen, typed sections.
+"""Run configuration: dotted keys, parsed once into frozen, typed sections.
 
-Flower hands over one flat mapping of scalars (`[tool.flwr.app.config]` and the overrides of `flwr run`). Everything
-after `parse` works with `RunConfig`. A value that is not given is `"auto"` where the task or the strategy decides.
+Flower passes one flat mapping of scalars (`[tool.flwr.app.config]` and the overrides of `flwr run`). All code after
+`parse` uses `RunConfig`. If the task or the strategy decides a value, its default is `"auto"`.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from cloister.core.errors import ConfigError
 
 
 class TaskConfig(Section):
-    """`task.*`: the learning problem and how its examples are dealt out to simulated clients."""
+    """Section `task.*`: the learning problem and the partition of its examples among simulated clients."""
 
     name: str = "digits"
     model: str = "auto"
@@ -42,7 +42,7 @@ class TaskConfig(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> "TaskConfig":
-        """Refuse a partition's setting where another partition is asked for."""
+        """Refuse a setting of a partition other than the chosen one."""
         for name, partition in (("alpha", "dirichlet"), ("shards_per_client", "shards"), ("table", "table")):
             if self.partition != partition and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
@@ -58,7 +58,7 @@ class TaskConfig(Section):
 
 
 class StrategyConfig(Section):
-    """`strategy.*`: aggregation and sampling; keys not named here are options of the named strategy."""
+    """Section `strategy.*`: aggregation and sampling. Other keys are options of the named strategy."""
 
     name: str = "fedavg"
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -74,7 +74,7 @@ class StrategyConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _gather_options(cls, values: Mapping[str, Any]) -> dict[str, object]:
-        """Move what only the strategy itself can judge into `options`; `auto` means: not given."""
+        """Move the keys that only the strategy can validate into `options`, except those with the value `auto`."""
         known = {name for field in cls.model_fields for name in (field, kebab(field))}
         own = {key: value for key, value in values.items() if key not in known and value != "auto"}
         carried = values.get("options", "")
@@ -90,12 +90,12 @@ class StrategyConfig(Section):
 
     @model_serializer
     def _flat(self) -> dict[str, Scalar]:
-        """Options as keys of their own, however they were given."""
+        """Return options as separate keys, in whichever form they were set."""
         return self.leaves() | {"options": ""} | self.options
 
 
 def _carried(text: str, known: Collection[str], own: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The options in `strategy.options`, if none of them is said elsewhere too."""
+    """Return the options in `strategy.options`, and refuse those that are also set as a key."""
     options = {kebab(key): value for key, value in read_options("strategy.options", text).items()}
     for key, value in options.items():
         if key in known or not _OPTION.fullmatch(f"strategy.{key}"):
@@ -106,12 +106,12 @@ def _carried(text: str, known: Collection[str], own: Mapping[str, Scalar]) -> di
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The parts of a text that has commas between them."""
+    """Split a text at its commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _class_weights(text: str) -> str:
-    """Refuse what is neither `auto` nor a list of numbers above 0."""
+    """Refuse values other than `auto` and lists of numbers above 0."""
     for part in () if text == "auto" else listed(text):
         if not 0 < _number(part) < math.inf:
             raise ValueError(f"client.class-weights = {text!r} is not valid: {part!r} must be a finite number above 0")
@@ -119,7 +119,7 @@ def _class_weights(text: str) -> str:
 
 
 def _number(text: str) -> float:
-    """A number; NaN for what is none."""
+    """Parse a number; NaN if the text is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -127,7 +127,7 @@ def _number(text: str) -> float:
 
 
 class ClientConfig(Section):
-    """`client.*`: local training; `auto` takes the task's recipe, and an empty text takes none."""
+    """Section `client.*`: local training. `auto` takes the value of the task's recipe, and an empty text none."""
 
     local_epochs: Count | Auto = "auto"
     batch_size: Count | Auto = "auto"
@@ -144,7 +144,7 @@ class ClientConfig(Section):
         *("local_epochs", "batch_size", "learning_rate", "optimizer", "schedule", "warmup_rounds", "final_rate_share"),
         *("class_weights", "loss_scale", "augmentation"),
     )
-    """Keys that take the place of what a task's recipe says."""
+    """Keys that override the task's recipe."""
 
     @model_validator(mode="after")
     def _agree(self) -> "ClientConfig":
@@ -157,10 +157,10 @@ class ClientConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """`evaluation.*`: who scores the global model, and when that ends a run.
+    """Section `evaluation.*`: evaluation of the global model, and early stopping.
 
-    `federated = "auto"` asks the clients only when no privacy is on, or when some are held out for it.
-    `central = "auto"` scores on the server where the task's examples are there.
+    With `federated = "auto"`, clients evaluate if no mechanism is on, or if some are held out for it. With
+    `central = "auto"`, the server evaluates if the task's examples are available there.
     """
 
     central: bool | Auto = "auto"
@@ -171,7 +171,7 @@ class EvaluationConfig(Section):
 
 
 class RunConfig(Section):
-    """One run, complete: the top-level keys and the sections."""
+    """Complete configuration of one run: the top-level keys and the sections."""
 
     num_rounds: Count = 10
     seed: Annotated[int, Field(ge=-1, lt=2**31)] = -1
@@ -196,19 +196,19 @@ class RunConfig(Section):
 
     @property
     def is_private(self) -> bool:
-        """Whether any mechanism is on; then clients send no counts and no metrics unless asked to."""
+        """Return whether any mechanism is on. If so, clients send counts and metrics only on request."""
         return self.privacy.server.is_on or self.privacy.client.is_on
 
     @property
     def weights_by_examples(self) -> bool:
-        """Whether replies are weighted by their example counts."""
+        """Return whether replies are weighted by their example counts."""
         if self.strategy.weighting == "auto":
             return not self.is_private
         return self.strategy.weighting == "examples"
 
     @property
     def evaluates_on_clients(self) -> bool:
-        """Whether clients score the global model on their own held-out examples."""
+        """Return whether clients score the global model on their own held-out examples."""
         if self.strategy.fraction_evaluate == 0:
             return False
         if self.evaluation.held_out_clients:
@@ -224,11 +224,11 @@ class RunConfig(Section):
         return self
 
     def flat(self) -> dict[str, Scalar]:
-        """The configuration as the dotted keys it was read from."""
+        """Return the configuration as flat dotted keys."""
         return flatten(self.model_dump(by_alias=True))
 
     def digest(self) -> str:
-        """SHA-256 of the canonical dotted keys, without values that are not to be shown: see `digest_of`."""
+        """Return the SHA-256 of the canonical dotted keys, without confidential values: see `digest_of`."""
         return digest_of(self.flat())
 
 
@@ -355,14 +355,14 @@ RULES: tuple[Callable[[RunConfig], str], ...] = (
     _store_has_a_tracker,
     refusal,
 )
-"""Rules between sections: each gives what is wrong, or nothing."""
+"""Rules between sections: each returns the message of a contradiction, or an empty string."""
 
 
 def parse(flat: Mapping[str, Scalar]) -> RunConfig:
-    """Turn Flower's flat mapping into a `RunConfig`.
+    """Parse Flower's flat mapping into a `RunConfig`.
 
     Raises:
-        ConfigError: naming each bad key, the value found and what is valid.
+        ConfigError: naming each invalid key, the value found and the valid ones.
 
     Examples:
         >>> config = parse({"num-rounds": 3, "privacy.server": "global-dp", "privacy.noise-multiplier": 1.0})
@@ -373,7 +373,7 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
         cloister.core.errors.ConfigError: unknown key 'num-round'; did you mean 'num-rounds'...
     """
     if unknown := _unknown(flat):
-        # Rules between keys are not told: what is misspelt may be what they miss.
+        # Rules between keys are skipped: a misspelt key may be the one that they need.
         raise ConfigError("\n".join([*unknown.values(), *_bad_values(flat, unknown)]))
     return checked(RunConfig, _nested(flat))
 
@@ -387,7 +387,7 @@ def _nested(flat: Mapping[str, Scalar]) -> dict[str, Any]:
 
 
 def _bad_values(flat: Mapping[str, Scalar], unknown: Collection[str]) -> list[str]:
-    """What is wrong with the values of the keys that are known, each by itself."""
+    """Return the messages about the values of the known keys, each checked by itself."""
     try:
         checked(RunConfig, _nested({key: value for key, value in flat.items() if key not in unknown}))
     except ConfigError as error:
@@ -396,7 +396,7 @@ def _bad_values(flat: Mapping[str, Scalar], unknown: Collection[str]) -> list[st
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """Write the keys of a nested mapping with dots.
+    """Return the keys of a nested mapping in dotted form.
 
     Args:
         nested: tables within tables, as in a TOML file.
@@ -409,19 +409,19 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
 
 
 def known_keys() -> list[str]:
-    """Every key outside the options of strategies, dotted and sorted."""
+    """Return every key except the options of strategies, dotted and sorted."""
     return sorted(RunConfig().flat())
 
 
 _OPTION = re.compile(r"strategy\.[A-Za-z0-9-]+")
-"""Any option: which of them a strategy has, only the strategy knows."""
+"""Pattern of a strategy's option. Only the strategy can validate its name."""
 
 
 _TABLE = "tool.flwr.app.config."
 
 
 def _unknown(flat: Mapping[str, Scalar]) -> dict[str, str]:
-    """Each key that there is not, with what may be meant."""
+    """Return each unknown key with a message that suggests similar keys."""
     known = known_keys()
     unknown = [key for key in flat if key not in known and not _OPTION.fullmatch(key)]
     if any(key.startswith(_TABLE) for key in unknown):
@@ -434,12 +434,12 @@ def _unknown(flat: Mapping[str, Scalar]) -> dict[str, str]:
 
 NOISE_SEED = "privacy.noise-seed"
 NOT_SHOWN = {NOISE_SEED: "seeded", "tracking-uri": "given"}
-"""Keys whose values nothing shows but `config.json`, and the word in the place of a value that was given: whoever knows
-the first can remove the noise, and the second says where an operator keeps his records."""
+"""Keys whose values only `config.json` contains, and the word shown in place of a value. With the noise seed, an
+attacker can remove the noise. The tracking URI reveals where an operator stores records."""
 
 
 def shown(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The settings as anybody may see them: with a word in the place of each value that is not to be shown.
+    """Return the settings with a placeholder for each confidential value.
 
     Args:
         settings: dotted keys of a run.
@@ -450,10 +450,10 @@ def shown(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def digest_of(settings: Mapping[str, Scalar]) -> str:
-    """SHA-256 of the settings as anybody may see them.
+    """Return the SHA-256 of the settings with placeholders for confidential values.
 
-    The values that `NOT_SHOWN` is about do not go into it. Whoever has the digest and knows the rest could try the
-    seeds of the noise, of which there are few, until one fits.
+    The values of `NOT_SHOWN` do not enter the digest. There are few noise seeds, so an attacker with the digest and the
+    other settings could find the seed by trying all of them.
 
     Args:
         settings: dotted keys of a run.
@@ -462,7 +462,7 @@ def digest_of(settings: Mapping[str, Scalar]) -> str:
 
 
 def changed(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The keys that are not at their defaults.
+    """Return the keys whose values differ from their defaults.
 
     Args:
         settings: dotted keys of a run.

@@ -1,4 +1,4 @@
-"""The one strict section that every file of settings is read into, and the types of its keys."""
+"""Strict base class of all configuration sections, and the types of their keys."""
 
 from typing import Annotated, Literal
 
@@ -17,19 +17,19 @@ Word = Annotated[str, Field(pattern=r"^\w{0,200}$")]
 
 
 def kebab(name: str) -> str:
-    """The name of a field as it is written in a file."""
+    """Return the name of a field in the spelling of configuration files."""
     return name.replace("_", "-")
 
 
 class Section(BaseModel):
-    """A frozen group of keys that refuses what it does not know, converts nothing and has no NaN and no infinity."""
+    """Frozen group of keys: refuses unknown keys, converts no types, and refuses NaN and infinity."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True, allow_inf_nan=False
     )
 
     def leaves(self) -> dict[str, Scalar]:
-        """The flat keys with their values; those of a section inside this one stand beside its own."""
+        """Return the flat keys with their values, with those of nested sections at the same level."""
         found: dict[str, Scalar] = {}
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)

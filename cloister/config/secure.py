@@ -1,4 +1,4 @@
-"""`secure-aggregation.*`: whether the server learns the sum of updates and none of them, and what it rules out."""
+"""Section `secure-aggregation.*`: its keys, and its contradictions with other settings."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
 ENABLED = "secure-aggregation.enabled"
 SWITCHED_OFF: Mapping[str, Scalar] = {ENABLED: False, THRESHOLD: 0, COLLUDING: 0}
-"""Settings of the same run with a server that sees every update: it releases a mean with the same noise."""
+"""Settings of the same run without secure aggregation. The server then sees every update, and the noise of its mean is
+the same.
+"""
 LARGEST_COHORT = 100
-"""Most clients of a round: so many share with each other, all with all."""
+"""Largest cohort of a round: every client shares secrets with every other one."""
 
 
 class SecureAggregationConfig(Section):
-    """`secure-aggregation.*`: the server learns a sum, to which each client has added a share of the noise.
+    """Section `secure-aggregation.*`: the server receives a sum, to which each client has added a share of the noise.
 
     Args:
         enabled: whether it is on.
-        threshold: t: without so many clients to the end of a round there is no sum.
-        colluding: c: so many clients may work with the server, or with each other; 0: not even one.
+        threshold: t: the number of clients that must stay to the end of a round; with fewer there is no sum.
+        colluding: c: the largest number of clients that may collude with the server or each other; 0: none.
     """
 
     enabled: bool = False
@@ -37,7 +39,7 @@ class SecureAggregationConfig(Section):
 
     @property
     def parties(self) -> Parties:
-        """The largest cohort that is taken, t and c.
+        """Return the largest accepted cohort, t and c.
 
         Two lists of survivors with t signatures each must have an honest signer in common: 2t > n + c.
         """
@@ -60,13 +62,13 @@ class SecureAggregationConfig(Section):
 
 
 def shared_mean(config: "RunConfig") -> DistributedMean:
-    """What clients do to their updates, and what the server makes of the sum, in a run with secure aggregation.
+    """Return the distributed mechanism of a run with secure aggregation.
 
     Args:
         config: of the run.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: secure aggregation is off, or the server's mechanism does not support it.
     """
     server = config.privacy.server
     if not config.secure_aggregation.enabled or not isinstance(server, variants.GlobalPrivacy | variants.MetricPrivacy):
@@ -80,7 +82,7 @@ def shared_mean(config: "RunConfig") -> DistributedMean:
 
 
 def refusal(config: "RunConfig") -> str:
-    """Why a run cannot have secure aggregation; empty if it can, or has none."""
+    """Return the setting that contradicts secure aggregation; empty if none does, or if it is off."""
     if not config.secure_aggregation.enabled:
         return ""
     reason = next(filter(None, (rule(config) for rule in _RULES)), "")

@@ -1,4 +1,4 @@
-"""Settings from a command line: `key=value` pairs and TOML files, every character of which is read or refused."""
+"""Parser of settings from the command line, `key=value` pairs and TOML files. It refuses any unparsed rest."""
 
 import json
 import os
@@ -16,10 +16,10 @@ _VALUE = re.compile(r"""("(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s"'#]+)(?=\s|$)""")
 
 
 def read_settings(arguments: Iterable[str]) -> dict[str, Scalar]:
-    """Dotted keys from the arguments of several `-c`; of a key that is given by several, the last one wins.
+    """Read dotted keys from the arguments of several `-c`; a later value overrides an earlier one.
 
     Args:
-        arguments: each holds `key=value` pairs with blanks between them, or the path of one TOML file. Values are
+        arguments: each contains `key=value` pairs with blanks between them, or the path of one TOML file. Values are
             TOML: `'text'`, `3`, `0.5`, `true`. Blanks around `=` are allowed.
 
     Raises:
@@ -35,14 +35,16 @@ def read_settings(arguments: Iterable[str]) -> dict[str, Scalar]:
 
 
 def read_options(key: str, text: str) -> dict[str, Scalar]:
-    """The options that one string carries, so that they pass where only known keys may; no file is read.
+    """Read the options in a single string, without reading files.
+
+    One string key carries options of any name through an interface that accepts only known keys.
 
     Args:
-        key: that holds the string, for errors.
+        key: of the string, for errors.
         text: `key=value` pairs with blanks between them, or a TOML document.
 
     Raises:
-        ValueError: it is neither, or a key is there twice.
+        ValueError: it is neither, or a key occurs twice.
     """
     try:
         nested = tomllib.loads(text)
@@ -55,7 +57,7 @@ def read_options(key: str, text: str) -> dict[str, Scalar]:
 
 
 def as_pairs(settings: Mapping[str, Scalar]) -> str:
-    """Settings in a line that `read_settings` reads back.
+    """Format settings as a line that `read_settings` reads back.
 
     Args:
         settings: by dotted keys.
@@ -64,19 +66,19 @@ def as_pairs(settings: Mapping[str, Scalar]) -> str:
 
 
 def toml_of(value: Scalar) -> str:
-    """A value as TOML has it."""
+    """Format a value as TOML."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _in_single_quotes(value: Scalar) -> str:
-    """A text that needs no escapes; empty for any other value."""
+    """Return a text in single quotes if it needs no escapes, else an empty string."""
     return f"'{value}'" if isinstance(value, str) and value.isprintable() and "'" not in value else ""
 
 
 def _is_path(argument: str) -> bool:
-    """Whether it names a file: a pair, too, may end in `.toml`."""
+    """Return whether an argument names a file. A pair may end in `.toml` too."""
     path = expanded(argument.strip())
     return bool(argument.strip()) and ("=" not in argument or (path.suffix == ".toml" and path.is_file()))
 
@@ -91,7 +93,7 @@ def _from_pairs(text: str) -> dict[str, Scalar]:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, Scalar]]:
-    """Every pair of a text, one after the other, until nothing is left of it."""
+    """Yield every pair of a text, in order."""
     position, end = 0, len(text.rstrip())
     while position < end:
         key = _KEY.match(text, position)
@@ -110,7 +112,7 @@ _VALID = "a value is 'text' in quotes, a number, true or false, and a blank foll
 def _scalar(key: str, value: str) -> Scalar:
     try:
         found = tomllib.loads(f"value = {value}")["value"]
-    except ValueError:  # no TOML, or a number of thousands of digits
+    except ValueError:  # not TOML, or a number with thousands of digits
         raise ValueError(f"{key} = {value} is not valid: {_VALID}") from None
     return _checked(key, found)
 

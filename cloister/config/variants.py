@@ -1,8 +1,7 @@
-"""What `privacy.server`, `privacy.client` and `privacy.clipping` choose among: a section for each choice.
+"""Variants of `privacy.server`, `privacy.client` and `privacy.clipping`: a section for each choice.
 
-A section holds the keys that mean something with its choice, and answers what code asks of any of them, so that nobody
-compares names. The keys of the clients' sections are written with `client-` before them where the server's have the
-same name.
+A section contains the keys that its choice uses, and the properties that code needs of every choice. So no code
+compares names. If a key of the client has the name of a key of the server, it has the prefix `client-`.
 """
 
 from collections.abc import Mapping
@@ -22,18 +21,18 @@ from cloister.privacy.mechanisms.noise_scale import CONSTANT, Constant, Distance
 
 
 class FixedClipping(Section):
-    """Every update is clipped to the same norm in every round."""
+    """Clipping of every update to the same norm in every round."""
 
     name: Literal["fixed"] = Field(default="fixed", alias="clipping")
     norm: Positive = Field(default=2.0, alias="clipping-norm")
 
     def clip(self) -> FixedClip:
-        """What bounds the updates of the first round."""
+        """Return the bound of the updates of the first round."""
         return FixedClip(self.norm)
 
 
 class AdaptiveClipping(Section):
-    """The norm follows a quantile of the updates, which is learnt from noised bits."""
+    """Clipping norm that follows a quantile of the updates' norms, estimated from noised bits."""
 
     name: Literal["adaptive"] = Field(default="adaptive", alias="clipping")
     norm: Positive = Field(default=2.0, alias="clipping-norm")
@@ -42,7 +41,7 @@ class AdaptiveClipping(Section):
     bits_noise_multiplier: Positive = 10.0
 
     def clip(self) -> AdaptiveClip:
-        """What bounds the updates of the first round."""
+        """Return the bound of the updates of the first round."""
         return AdaptiveClip(self.norm, self.quantile, self.rate, self.bits_noise_multiplier)
 
 
@@ -50,7 +49,7 @@ Clipping = Annotated[FixedClipping | AdaptiveClipping, Field(discriminator="name
 
 
 class _WithoutNoise(Section):
-    """A server that adds no noise has no budget, no weights to cap and no population to amplify by."""
+    """Server without noise: it has no budget, no weights to cap and no population to amplify by."""
 
     is_noised: ClassVar[bool] = False
     is_silent: ClassVar[bool] = True
@@ -62,7 +61,7 @@ class _WithoutNoise(Section):
 
 
 class NoServerPrivacy(_WithoutNoise):
-    """The server aggregates what it gets."""
+    """Server that aggregates updates without a mechanism."""
 
     name: Literal["none"] = Field(default="none", alias="server")
     is_on: ClassVar[bool] = False
@@ -70,12 +69,12 @@ class NoServerPrivacy(_WithoutNoise):
 
 
 class ClusteringPrivacy(_WithoutNoise):
-    """The server trains several models side by side; each client chooses one and protects itself.
+    """Server that trains several models; each client chooses one and applies its own mechanism.
 
     Args:
-        hypotheses: how many models there are, `privacy.clusters`.
-        split_round: the round whose releases tell them apart, `privacy.clusters-split-round`: until then all clients
-            train one model. 0: each begins elsewhere at random.
+        hypotheses: number of models, `privacy.clusters`.
+        split_round: the round whose releases separate the models, `privacy.clusters-split-round`. Until then all
+            clients train one model. 0: each model has its own random start.
     """
 
     name: Literal["laplace-clustering"] = Field(default="laplace-clustering", alias="server")
@@ -85,11 +84,11 @@ class ClusteringPrivacy(_WithoutNoise):
 
 
 class _WithNoise(Section):
-    """A server that noises what it releases, under a budget, and may measure what that tells.
+    """Server that adds noise to its releases under a budget, and may measure their leakage.
 
     Args:
         max_epsilon: the budget; 0: none.
-        canaries: made-up clients that measure it.
+        canaries: number of artificial clients for the measurement.
     """
 
     max_epsilon: NonNegative = 0.0
@@ -100,7 +99,7 @@ class _WithNoise(Section):
 
 
 class _WithGaussianNoise(_WithNoise):
-    """A server that clips every update and adds Gaussian noise in proportion to the clip."""
+    """Server that clips every update and adds Gaussian noise in proportion to the clipping norm."""
 
     noise_multiplier: NonNegative | Auto = 0.05
     clipping: Clipping = FixedClipping()
@@ -108,7 +107,7 @@ class _WithGaussianNoise(_WithNoise):
     placement: Literal["update", "rule", "model"] = "update"
 
     def mechanism(self) -> GaussianMechanism:
-        """What the server does to the updates of a round."""
+        """Return the server's mechanism for the updates of a round."""
         return global_dp(
             noise_multiplier=self.noise_multiplier,
             clipping_norm=self.clipping.clip(),
@@ -118,17 +117,17 @@ class _WithGaussianNoise(_WithNoise):
         )
 
     def scale(self) -> Constant:
-        """What scales the noise of a round: nothing."""
+        """Return the scale of a round's noise, which is constant."""
         return CONSTANT
 
     @property
     def is_silent(self) -> bool:
-        """Whether the noise is switched off."""
+        """Return whether the noise multiplier is 0."""
         return self.noise_multiplier == 0
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the noise is chosen to fit the budget."""
+        """Return whether the noise is calibrated to the budget."""
         return self.noise_multiplier == "auto"
 
     @model_validator(mode="after")
@@ -139,14 +138,14 @@ class _WithGaussianNoise(_WithNoise):
 
 
 class GlobalPrivacy(_WithGaussianNoise):
-    """The same noise in every round, whose cost adds up over rounds."""
+    """Server with the same noise in every round; its cost adds up over rounds."""
 
     name: Literal["global-dp"] = Field(default="global-dp", alias="server")
     population: Whole = 0
 
 
 class MetricPrivacy(_WithGaussianNoise):
-    """Noise in proportion to how far the clients' models lie apart."""
+    """Server with noise in proportion to the distance of the clients' models."""
 
     name: Literal["metric"] = Field(default="metric", alias="server")
     distance: str = "mean-layer-frobenius"
@@ -156,11 +155,11 @@ class MetricPrivacy(_WithGaussianNoise):
     distance_clip: Literal["after", "before"] = "after"
     min_distance: Positive = 0.1
     max_distance: NonNegative = 0.0
-    # Two releases of one draw, the second of which depends on the first: nothing is amplified.
+    # Each draw gives two releases, and the second depends on the first: no amplification applies.
     population: ClassVar[int] = 0
 
     def scale(self) -> DistanceScaled:
-        """What scales the noise of a round: the largest distance of two clients."""
+        """Return the scale of a round's noise: the released distance between the clients' models."""
         return DistanceScaled(
             distance=self.distance,
             direction=self.distance_direction,
@@ -182,7 +181,7 @@ class MetricPrivacy(_WithGaussianNoise):
 
 
 class PluginPrivacy(_WithNoise):
-    """A mechanism of another package, which the server looks up by its name; nodes need not have it.
+    """Mechanism of another package, which the server looks up by name; nodes need not install it.
 
     Args:
         name: under which the package registers it.
@@ -198,7 +197,7 @@ class PluginPrivacy(_WithNoise):
 
     @property
     def options(self) -> dict[str, Scalar]:
-        """The options by their names."""
+        """Return the options by their names."""
         return read_options("privacy.options", self.text)
 
     @field_validator("text")
@@ -209,7 +208,7 @@ class PluginPrivacy(_WithNoise):
 
 
 class NoClientPrivacy(Section):
-    """Clients send what they trained."""
+    """Clients without a mechanism: they send their trained weights."""
 
     name: Literal["none"] = Field(default="none", alias="client")
     is_on: ClassVar[bool] = False
@@ -225,14 +224,14 @@ class NoClientPrivacy(Section):
 
 
 class _ClientNoise(Section):
-    """Clients add noise to what they send, or to what it is trained with."""
+    """Clients that add noise to what they send, or to their gradients."""
 
     noise_multiplier: NonNegative = Field(default=1.0, alias="client-noise-multiplier")
     is_on: ClassVar[bool] = True
 
 
 class _ClippedNoise(_ClientNoise):
-    """Gaussian noise in proportion to a clip."""
+    """Gaussian noise in proportion to a clipping norm."""
 
     clipping_norm: Positive = Field(default=1.0, alias="client-clipping-norm")
     max_epsilon: NonNegative = Field(default=0.0, alias="client-max-epsilon")
@@ -242,17 +241,20 @@ class _ClippedNoise(_ClientNoise):
 
     @property
     def bound(self) -> float:
-        """Largest L2 norm of what one unit contributes."""
+        """Return the largest L2 norm of one unit's contribution."""
         return self.clipping_norm
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """What bounds a contribution, in words."""
+        """Describe the bounds of a contribution in words."""
         return (f"client-clipping-norm {self.clipping_norm:.4g}",)
 
 
 class DpSgdPrivacy(_ClippedNoise):
-    """Clients train with clipped and noised gradients: each example (or group) is protected against everybody."""
+    """Clients that train with clipped and noised gradients.
+
+    Each example (or group) is protected against every adversary.
+    """
 
     name: Literal["dp-sgd"] = Field(default="dp-sgd", alias="client")
     clipping_decay: Share = 0.0
@@ -263,7 +265,7 @@ class DpSgdPrivacy(_ClippedNoise):
     noise_on_update: ClassVar[None] = None
 
     def mechanism(self, grouped: bool = False) -> LocalDpSgd:
-        """DP-SGD as it is asked for.
+        """Return the configured DP-SGD mechanism.
 
         Args:
             grouped: whether gradients are clipped group by group.
@@ -279,7 +281,7 @@ class DpSgdPrivacy(_ClippedNoise):
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """What bounds a contribution, in words."""
+        """Describe the bounds of a contribution in words."""
         return (*super().bounds, f"{self.batch_sampling} batches")
 
     @model_validator(mode="after")
@@ -293,19 +295,19 @@ class DpSgdPrivacy(_ClippedNoise):
 
 
 class GaussianPrivacy(_ClippedNoise):
-    """Clients clip their update and add Gaussian noise to it."""
+    """Clients that clip their update and add Gaussian noise to it."""
 
     name: Literal["gaussian"] = Field(default="gaussian", alias="client")
     clips_gradients: ClassVar[bool] = False
 
     @property
     def noise_on_update(self) -> LocalGaussian:
-        """What a client does to its update."""
+        """Return the client's mechanism for its update."""
         return LocalGaussian(self.clipping_norm, self.noise_multiplier)
 
 
 class LaplacePrivacy(_ClientNoise):
-    """Clients add multivariate Laplace noise to their model."""
+    """Clients that add multivariate Laplace noise to their model."""
 
     name: Literal["laplace"] = Field(default="laplace", alias="client")
     radius: NonNegative = 0.0
@@ -318,19 +320,19 @@ class LaplacePrivacy(_ClientNoise):
 
     @property
     def noise_on_update(self) -> LocalLaplace | PublishedLaplace:
-        """What a client does to its update: bound it, or scale the noise by how far training moved it."""
+        """Return the client's mechanism: noise for a bounded update, or noise scaled by the norm of the update."""
         if self.radius:
             return LocalLaplace(self.radius, self.noise_multiplier, self.per_layer)
         return PublishedLaplace(self.noise_multiplier, self.per_layer)
 
     @property
     def bound(self) -> float:
-        """Largest L2 norm of an update; 0: as far as training moves it."""
+        """Return the largest L2 norm of an update; 0: updates are not clipped."""
         return self.radius
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """What bounds a contribution, in words."""
+        """Describe the bounds of a contribution in words."""
         return (f"radius {self.radius:.4g}" if self.radius else "radius of the update",)
 
 
@@ -355,9 +357,9 @@ CHOICES: Mapping[str, tuple[type[Section], ...]] = {
     "client": sections_of(ClientPrivacy),
     "clipping": sections_of(Clipping),
 }
-"""The variants that a key chooses among, by that key."""
+"""Variants of each key."""
 BY_NAME: Mapping[str, Mapping[str, type[Section]]] = {
     key: {variant.model_fields["name"].default: variant for variant in variants if variant is not PluginPrivacy}
     for key, variants in CHOICES.items()
 }
-"""The same by their names; that of a plugin is its own affair."""
+"""Variants of each key by their names, without plugins, whose names are not known here."""
