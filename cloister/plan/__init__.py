@@ -1,1 +1,1 @@
-"""What a run would cost, before it runs: `cloister plan`. Nothing is sent, spent or written."""
+"""Privacy costs of a planned run, for `cloister plan`. Nothing is sent, charged or written."""

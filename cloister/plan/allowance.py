@@ -1,4 +1,4 @@
-"""What a budget allows of what is planned, and what is left of it: of the server, of clients, of a site's policy."""
+"""Budgets of the server, the clients and a site's policy: the planned rounds that fit, and the remaining share."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from cloister.server.forecast import Forecast
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a budget has room for.
+    """Planned rounds that a budget covers.
 
     Attributes:
-        whose: budget it is, in words.
-        unit: that it is about.
-        limit: ε, or about a neighbourhood the leakage.
-        delta: at which ε is judged.
+        whose: owner of the budget, in words.
+        unit: of the budget.
+        limit: ε; for a neighbourhood, the leakage.
+        delta: at which ε is computed.
         before, after: share that is spent before the run, and after it.
-        rounds: how many of those that are planned it covers.
-        more: how many more such rounds would fit afterwards; None: they cost nothing.
+        rounds: number of planned rounds that the budget covers.
+        more: number of further such rounds that would fit afterwards; None: they cost nothing.
     """
 
     whose: str
@@ -38,7 +38,7 @@ class Allowance:
 
 
 def of_server(forecast: Forecast) -> Iterator[Allowance]:
-    """That of `privacy.max-epsilon`, if there is one."""
+    """Yield the allowance of `privacy.max-epsilon`, if that is set."""
     budget = forecast.prepared.plan.budget
     if forecast.before is None or forecast.after is None:
         return
@@ -55,12 +55,12 @@ def of_server(forecast: Forecast) -> Iterator[Allowance]:
 
 
 def of_node(node: Asked, whose: str, rounds: int) -> Iterator[Allowance]:
-    """Those that a node keeps: its own, by its policy, and the run's `privacy.client-max-epsilon` and `max-leakage`.
+    """Yield the allowances of a node's budgets: of its policy, and of `privacy.client-max-epsilon` and `max-leakage`.
 
     Args:
         node: as it is before the run.
-        whose: in words.
-        rounds: that it is asked to train in.
+        whose: owner of the budget, in words.
+        rounds: number of rounds in which the node is asked to train.
     """
     for budget, charge in planned_charges(node.request, node.node):
         yield from _of(budget, charge.events, whose, rounds)

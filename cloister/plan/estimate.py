@@ -1,4 +1,4 @@
-"""What a run would take in time and bytes, from one message that a client in this process answers."""
+"""Estimates of a run's time and traffic, from one message that a client in this process answers."""
 
 import time
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from cloister.server.prepare import Prepared
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of the models' arrays in training messages; headers and scores come on top.
+    """Bytes of the models' arrays in training messages, without headers and scores.
 
     Attributes:
-        cohort: how many clients train in a round, on average.
-        rounds: how many there are.
-        down, up: of one message to a client, and of its reply.
+        cohort: expected number of clients that train in a round.
+        rounds: number of rounds.
+        down, up: bytes of one message to a client, and of its reply.
     """
 
     cohort: float
@@ -30,16 +30,16 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """Of all rounds, both ways."""
+        """Return the bytes of all rounds, both ways."""
         return (self.down + self.up) * self.cohort * self.rounds
 
 
 def traffic(prepared: Prepared, nodes: int) -> Traffic:
-    """What training messages weigh.
+    """Return the size of the training messages of a run.
 
     Args:
         prepared: the run.
-        nodes: how many are connected.
+        nodes: number of connected nodes.
     """
     plan, sent = prepared.plan, from_record(prepared.initial)
     return Traffic(plan.cohort(nodes), plan.config.num_rounds, _bytes(sent), _bytes(plan.strategy.expected_reply(sent)))
@@ -51,32 +51,32 @@ def _bytes(arrays: Mapping[str, NDArray]) -> int:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds that a client on this machine took to answer a training message, with its noise.
+    """Seconds in which a client on this machine answers a training message, with its noise.
 
     Attributes:
-        first: the first of its process, which loads libraries and builds the trainer too.
-        each: every later one.
+        first: for the first message of its process, which also loads libraries and builds the trainer.
+        each: for every later message.
     """
 
     first: float
     each: float
 
     def one_by_one(self, traffic: Traffic) -> float:
-        """Seconds of all training messages, one after the other in one process, as in a simulation."""
+        """Return the seconds of all training messages, one after the other in one process, as in a simulation."""
         return self.first + self.each * max(0.0, traffic.cohort * traffic.rounds - 1)
 
     def side_by_side(self, traffic: Traffic) -> float:
-        """Seconds of all training messages, if every client has a machine like this one."""
+        """Return the seconds of all training messages, if every client has a machine like this one."""
         return self.first + self.each * max(0, traffic.rounds - 1)
 
 
 def timed(prepared: Prepared, message: Message, clients: int) -> Timing:
-    """Let one simulated client train as it would in the first round, twice.
+    """Time one simulated client that trains twice, as it would in the first round.
 
     Args:
         prepared: the run.
         message: of the first round.
-        clients: how many there are.
+        clients: number of clients.
 
     Raises:
         FederationError: the client answered with an error.
@@ -87,7 +87,7 @@ def timed(prepared: Prepared, message: Message, clients: int) -> Timing:
 def _seconds(prepared: Prepared, message: Message, clients: int) -> float:
     from cloister.client.app import app
 
-    # A grid of its own: what this client counts for its budget ends with it.
+    # A separate grid: the spending of this client is discarded with it.
     grid = LocalGrid.simulated(app, prepared.plan.config.flat(), clients)
     started = time.perf_counter()
     (reply,) = grid.send_and_receive([message])

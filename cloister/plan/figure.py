@@ -1,4 +1,4 @@
-"""ε by round as a picture."""
+"""Plot of ε by round."""
 
 import math
 import textwrap
@@ -13,7 +13,7 @@ from cloister.plan.series import Series
 from cloister.plan.words import title
 
 WIDE = 50.0
-"""Ratio of two curves' ends from which the smaller one could not be read on the same scale."""
+"""Ratio of two curves' last values above which the scale is logarithmic."""
 
 
 def draw(preview: Preview, path: Path) -> None:
@@ -21,19 +21,19 @@ def draw(preview: Preview, path: Path) -> None:
 
     Args:
         preview: of a run.
-        path: of the file; its folder must be there.
+        path: of the file, in an existing folder.
 
     Raises:
         ConfigError: there is no curve, or the file cannot be written.
     """
     if not preview.series:
         raise ConfigError(f"--png {path}: no ε is claimed for this run, so that there is no curve to draw")
-    # The canvas of its own keeps pyplot, and with it every kind of window, out of the process.
+    # A separate canvas avoids pyplot, and with it any graphical backend.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
-    # Markers of several sizes: two curves that are the same stay visible.
+    # Markers of several sizes keep equal curves visible.
     for size, series in zip(count(12, -2), preview.series, strict=False):
         values = [value if math.isfinite(value) else math.nan for _, value in series.points]
         rounds, label = [number for number, _ in series.points], _wrapped(title(series))
@@ -48,7 +48,7 @@ def draw(preview: Preview, path: Path) -> None:
 
 
 def _scale(curves: Sequence[Series]) -> dict[str, Any]:
-    """From 0 on, or a logarithmic one where the ε of a client is far from that of an example."""
+    """Return the axis settings: a scale from 0, or a logarithmic one if the curves' last values differ widely."""
     ends = [value for series in curves for _, value in series.points[-1:] if 0 < value < math.inf]
     wide = bool(ends) and max(ends) > WIDE * min(ends)
     return {"yscale": "log"} if wide else {"ylim": (0, None)}

@@ -1,7 +1,7 @@
-"""The nodes of a run that is only planned: what the first message would ask of them, and of what size they are.
+"""Nodes of a planned run: the first message's requests to them, and their sizes.
 
-A node here is a simulated client with its part of the task's data, or a site that states how much it has. What it
-would answer is asked of the node's own code: its door, its policy, its charges.
+A node here is a simulated client with its part of the task's data, or a site that states its size. Its answers come
+from the node's own code: request parsing, policy, charges.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,10 +27,10 @@ from cloister.privacy.dpsgd.local_steps import LocalSteps
 
 @dataclass(frozen=True)
 class Asked:
-    """A node that is asked to train in the first round.
+    """Node that is asked to train in the first round.
 
     Attributes:
-        request: the server's, as it is at the node's door.
+        request: of the server, as the node parses it.
         node: as it is before the run.
     """
 
@@ -39,21 +39,24 @@ class Asked:
 
     @property
     def unit(self) -> Unit:
-        """Whom it protects beside itself."""
+        """Return the unit that the node protects in addition to itself."""
         return unit_of(self.request, self.node)
 
     @property
     def steps(self) -> LocalSteps:
-        """The private steps of a round, from the size that the node states, or that a simulation deals it.
+        """Return the private steps of a round, from the node's stated size, or from its part in a simulation.
 
         Raises:
-            PrivacyError: batches would show the true size.
+            PrivacyError: batches would reveal the true size.
         """
         return planned_steps(self.request, self.node)
 
     @property
     def refusal(self) -> str:
-        """Why the node's policy refuses the run; empty if it does not, or if there is none."""
+        """Return the reason for which the node's policy refuses the run.
+
+        It is empty if the policy allows the run, or if there is no policy.
+        """
         with _bundle_checked(self.node):
             try:
                 enforce_policy(self.request, self.node, lambda request, node: Reply())
@@ -65,13 +68,13 @@ class Asked:
 def configurations(
     config: RunConfig, clients: int, sizes: Sequence[int], policy: Path | None
 ) -> list[dict[str, Scalar]]:
-    """What the nodes of a run have in their node configurations.
+    """Return the node configurations of a run.
 
     Args:
         config: of the run.
-        clients: how many there are.
-        sizes: that sites state of their data; none: clients are simulated, or the policy states one.
-        policy: of every node; None: they have none.
+        clients: number of clients.
+        sizes: that sites state of their data; empty: clients are simulated, or the policy states a size.
+        policy: of every node; None: no policy.
 
     Raises:
         ConfigError: the policy cannot be read, or states another size.
@@ -82,19 +85,19 @@ def configurations(
     if sizes and stated:
         raise ConfigError(f"--public-size {sizes[0]} has no effect: the policy states public-size = {stated}")
     if sizes or stated:
-        # The data of a site that only states its size is not read.
+        # Only the stated size of a site is used: its data is not read.
         return [{"data-path": "not-read", "public-size": size, **rules} for size in sizes or [stated]]
     return [{"partition-id": index, "num-partitions": clients, **rules} for index in range(clients)]
 
 
 def asked(config: RunConfig, message: Message, nodes: Sequence[dict[str, Scalar]], folder: Path) -> list[Asked]:
-    """The nodes with these configurations, asked to train by this message.
+    """Return the nodes with these configurations, each asked to train by this message.
 
     Args:
         config: of the run.
         message: of the first round.
         nodes: their configurations.
-        folder: where those with a policy keep their ledgers, in the place of their own.
+        folder: replaces the ledger folder of nodes with a policy.
     """
     own: dict[str, Scalar] = {"ledger-dir": str(folder)}
     settings = config.flat()
@@ -107,7 +110,7 @@ def asked(config: RunConfig, message: Message, nodes: Sequence[dict[str, Scalar]
 
 @contextmanager
 def _bundle_checked(node: Node) -> Iterator[None]:
-    """The block, as if the node's executor had checked the app's bundle: which one it will be, a plan does not know."""
+    """Run the block as if the node's executor had verified an allowed app bundle: a plan has no bundle."""
     before, allowed = environ.get(CHECKED_BUNDLE), node.policy.allowed_fabs if node.policy else []
     try:
         if allowed:

@@ -1,4 +1,4 @@
-"""The noise that clients add to what they send, or train with."""
+"""Noise that clients add to their updates or gradients."""
 
 import math
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from cloister.server.prepare import Prepared
 
 @dataclass(frozen=True)
 class NoiseOnClient:
-    """What a client adds.
+    """Noise of a client.
 
     Attributes:
         mechanism: its name.
         multiplier: in units of the bound.
-        std: standard deviation on one number; None: it follows from the data.
-        on: which number that is, in words.
+        std: standard deviation on one number; None: it depends on the data.
+        on: description of that number.
     """
 
     mechanism: str
@@ -27,7 +27,7 @@ class NoiseOnClient:
 
 
 def noise_on_clients(prepared: Prepared) -> Iterator[NoiseOnClient]:
-    """The noise of a client in the first round; nothing where clients add none.
+    """Yield the noise of a client in the first round; empty if clients add none.
 
     Args:
         prepared: the run.
@@ -49,6 +49,6 @@ def noise_on_clients(prepared: Prepared) -> Iterator[NoiseOnClient]:
 
 
 def _draws(prepared: Prepared, per_layer: bool) -> list[tuple[str, int]]:
-    """What shares a draw of Laplace noise, each with its number of parameters."""
+    """Return the parts of the model with a joint draw of Laplace noise, each with its number of parameters."""
     layout = Layout.of(prepared.plan.strategy.expected_reply(from_record(prepared.initial)))
     return list(zip(layout.names, layout.sizes, strict=True)) if per_layer else [("the model", layout.size)]

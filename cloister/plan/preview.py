@@ -1,4 +1,4 @@
-"""A run as far as it can be known before it: of the run's own objects, so that it agrees with what it will claim."""
+"""Preview of a run, computed from the run's own objects so that it agrees with the later claims."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ from cloister.server.prepare import Prepared, prepare
 
 @dataclass(frozen=True)
 class Options:
-    """What a plan is asked for beside its configuration.
+    """Options of a plan in addition to the run configuration.
 
     Attributes:
-        clients: how many nodes there are.
-        epsilon: of a budget that noise and rounds are wanted for; 0: none.
-        policy: of the sites; None: they have none.
-        sizes: that sites state of their data; none: those that a simulation deals.
-        timing: whether a client is to train twice.
+        clients: number of nodes.
+        epsilon: budget for which noise and rounds are searched; 0: none.
+        policy: of the sites; None: no policy.
+        sizes: that sites state of their data; empty: the sizes of a simulation.
+        timing: whether to time a client that trains twice.
     """
 
     clients: int = 4
@@ -50,24 +50,24 @@ class Options:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a run would come to, if all its rounds ran.
+    """Preview of a run whose rounds all complete.
 
     Attributes:
         config: of the run.
-        options: what was asked for.
-        forecast: what would be said of it.
+        options: of the plan.
+        forecast: of the run's claims.
         noise: that the server adds; None: none.
         noise_of_clients: that clients add.
-        sizes: of clients of DP-SGD; None: there are none.
-        by_size: what would be said of clients of these sizes.
+        sizes: of clients of DP-SGD; None: the run has no such clients.
+        by_size: claim for clients of these sizes.
         series: ε by round.
-        allowances: what budgets have room for.
-        refusal: why the policy refuses the run; empty if it does not.
-        within: what the budget that was asked for allows; without one, what that of the run would, if no round fits.
-        epsilon: of the budget that `within` is about; 0: none.
-        hopeless: why models would hardly learn, by public numbers alone.
-        traffic: what messages weigh.
-        timing: how long they take; None: nobody was timed.
+        allowances: planned rounds that budgets cover.
+        refusal: reason for which the policy refuses the run; empty if it allows it.
+        within: noise and rounds for the requested budget; without one, for the run's budget if that covers no round.
+        epsilon: of the budget of `within`; 0: none.
+        hopeless: reasons, from public numbers only, why models would hardly learn.
+        traffic: size of messages.
+        timing: of messages; None: not measured.
     """
 
     config: RunConfig
@@ -88,14 +88,14 @@ class Preview:
 
 
 def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
-    """Work out a run before it runs. Nothing is sent, nothing is spent, and nothing is written.
+    """Compute the preview of a run. Nothing is sent, charged or written.
 
     Args:
         settings: dotted keys of the run configuration.
-        options: what is to be worked out beside.
+        options: of the plan.
 
     Raises:
-        CloisterError: the run could not begin, or an option does not go with it.
+        CloisterError: the run could not begin, or an option contradicts it.
     """
     from cloister.client.app import app
 
@@ -113,7 +113,7 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
 
 
 def _check(config: RunConfig, options: Options) -> None:
-    """Refuse what the run, or a client, would refuse."""
+    """Refuse settings that the run, or a client, would refuse."""
     refuse_too_few(config, options.clients)
     refuse_other_population(config, options.clients)
     if options.epsilon:
@@ -130,7 +130,7 @@ def _check(config: RunConfig, options: Options) -> None:
 
 
 def _messages(prepared: Prepared, grid: LocalGrid) -> list[Message]:
-    """Those of the first round; none if a budget ends the run before it."""
+    """Return the messages of the first round; empty if a budget ends the run before it."""
     try:
         return first_messages(prepared, grid)
     except BudgetExhausted:
@@ -138,7 +138,7 @@ def _messages(prepared: Prepared, grid: LocalGrid) -> list[Message]:
 
 
 def _nodes(config: RunConfig, options: Options, messages: Sequence[Message], folder: Path) -> list[Asked]:
-    """The nodes whose sizes or rules matter: with DP-SGD all of them, with a policy, a budget or noise one."""
+    """Return the nodes whose sizes or policies matter: all of them with DP-SGD, otherwise one."""
     if not messages:
         return []
     configured = configurations(config, options.clients, options.sizes, options.policy)
@@ -163,7 +163,7 @@ def _worked_out(
     allowances = (*allowance.of_server(expected), *_allowances(named, expected.rounds, refusal))
     limit = _limit(options, expected, allowances)
     reached = [number for number in shown if number <= expected.rounds]
-    # One client alone has no peers to mask its update with.
+    # With secure aggregation, a single client has no peers to mask its update with.
     times = options.timing and not plan.config.secure_aggregation.enabled
     return Preview(
         plan.config,
@@ -187,13 +187,13 @@ def _worked_out(
 def _claims(
     prepared: Prepared, sizes: Sizes | None, shared: Collection[Holders] | None
 ) -> Callable[[int], ClientClaim | None]:
-    """What could be said of the clients, of the costliest size, after so many rounds."""
+    """Return a function from a number of rounds to the claim for clients of the costliest size."""
     steps = [sizes.costliest] if sizes else None
     return lambda rounds: client_claim(prepared.plan, prepared.layout, rounds, steps, shared)
 
 
 def _are_dealt(config: RunConfig, nodes: Sequence[Asked]) -> bool:
-    """Whether clients of DP-SGD have what a simulation deals them, which the run will know too."""
+    """Return whether clients of DP-SGD have the sizes of a simulation, which the run will use too."""
     return config.privacy.client.clips_gradients and all(node.node.config.partition_id is not None for node in nodes)
 
 
@@ -205,14 +205,14 @@ def _sizes(prepared: Prepared, nodes: list[Asked], rounds: int, shared: Collecti
 
 
 def _named(sizes: Sizes | None, nodes: list[Asked]) -> dict[str, Asked]:
-    """The nodes that stand for all of their kind, by what they are called."""
+    """Return the representative nodes, by their descriptions."""
     if sizes is None:
         return dict(zip(["each client's"], nodes, strict=False))
     return {f"a client's with {steps.examples} {node.unit}s": node for steps, node in sizes.shown.items()}
 
 
 def _allowances(named: Mapping[str, Asked], rounds: int, refusal: str) -> list[Allowance]:
-    """Budgets of nodes that take part in the run at all."""
+    """Return the allowances of the nodes' budgets; empty if the policy refuses the run."""
     if refusal:
         return []
     return [found for whose, node in named.items() for found in allowance.of_node(node, whose, rounds)]
@@ -220,14 +220,14 @@ def _allowances(named: Mapping[str, Asked], rounds: int, refusal: str) -> list[A
 
 @dataclass(frozen=True)
 class _Limit:
-    """A budget that noise and rounds are looked for: ε, and whose it may be."""
+    """Budget for which noise and rounds are searched: ε, and whether the server may own it."""
 
     epsilon: float
     of_server: bool = True
 
 
 def _limit(options: Options, expected: Forecast, allowances: Sequence[Allowance]) -> _Limit:
-    """The budget that was asked about, or one of the run's that not one round fits; 0: neither."""
+    """Return the requested budget, or one of the run's that covers no round; 0: neither."""
     if options.epsilon:
         return _Limit(options.epsilon)
     if expected.stopped and not expected.rounds:

@@ -1,4 +1,4 @@
-"""A preview as JSON, for machines. What would be claimed has the form of `privacy.json`."""
+"""Preview as JSON, with claims in the format of `privacy.json`."""
 
 import math
 from dataclasses import asdict, replace
@@ -12,10 +12,10 @@ from cloister.server.lasting import closing_refused
 
 
 def record(preview: Preview) -> dict[str, object]:
-    """Everything that is known of a run before it.
+    """Return the preview as a JSON object.
 
-    `privacy` is what `privacy.json` would hold, but for how the run ended, and without a last hash of its
-    ledger, which no line is written to.
+    `privacy` has the content of a later `privacy.json`, without the end of the run and the last hash of its ledger. A
+    plan writes no ledger line.
     """
     forecast = preview.forecast
     return {

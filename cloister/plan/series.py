@@ -1,4 +1,4 @@
-"""ε by round: curves of the figures that a run would claim, each after some of its rounds."""
+"""Curves of ε by round: the figures that a run would claim after some of its rounds."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from cloister.privacy.claims.server import RUN
 from cloister.privacy.claims.words import at_holders
 
 POINTS = 10
-"""Rounds that a curve has points at, at most."""
+"""Largest number of points of a curve."""
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class Series:
     """One curve.
 
     Attributes:
-        mechanism: that the figure is about.
-        of: whom it protects, in words.
-        relation: which datasets are neighbours; for d-privacy, what it is.
-        adversary: against whom.
+        mechanism: of the figure.
+        of: protected unit, in words.
+        relation: which datasets are neighbours; for d-privacy, the guarantee.
+        adversary: of the figure.
         delta: at which ε is stated; None for a leakage.
         points: each round with ε after it, or the leakage.
     """
@@ -33,16 +33,16 @@ class Series:
 
 
 def shown_rounds(rounds: int) -> list[int]:
-    """The rounds that curves have points at: all, or so many of them that a screen holds, the last among them."""
+    """Return the rounds at which curves have points: all, or `POINTS` of them with the last one."""
     count = min(rounds, POINTS)
     return sorted({round(1 + number * (rounds - 1) / max(1, count - 1)) for number in range(count)})
 
 
 def series_of_server(statements: Mapping[int, Statement]) -> list[Series]:
-    """The figures of the run itself, one curve for each adversary.
+    """Return the curves of the run's own figures, one for each adversary.
 
     Args:
-        statements: after some rounds.
+        statements: by number of rounds.
     """
     found = {
         number: [(said.claim.mechanism, f"one {figure.unit}", figure) for figure in said.claim.figures]
@@ -52,17 +52,17 @@ def series_of_server(statements: Mapping[int, Statement]) -> list[Series]:
 
 
 def series_of_clients(claim: Callable[[int], ClientClaim | None], rounds: Iterable[int]) -> list[Series]:
-    """The figures about the clients' own mechanism, one curve for each unit and relation.
+    """Return the curves of the clients' own mechanism, one for each unit and relation.
 
     Args:
-        claim: what could be said after so many rounds.
+        claim: maps a number of rounds to the claim after them.
         rounds: at which the curves have points.
     """
     return _joined({number: _figures(claim(number)) for number in rounds})
 
 
 Named = tuple[str, str, Figure]
-"""A figure with its mechanism, and whom it protects."""
+"""Figure with its mechanism and its protected unit."""
 
 
 def _figures(claim: ClientClaim | None) -> list[Named]:
@@ -80,7 +80,7 @@ def _whom(figure: Figure, client: str, protected: str) -> str:
 
 
 def _joined(found: Mapping[int, list[Named]]) -> list[Series]:
-    """One curve for each figure that is there after every round."""
+    """Return one curve for each figure, over the rounds."""
     curves: dict[tuple[str, str, str, str, float | None], list[tuple[int, float]]] = {}
     for number, items in found.items():
         for mechanism, whom, figure in items:

@@ -1,4 +1,4 @@
-"""The sizes that clients of DP-SGD really have, and which of them figures are given for."""
+"""Sizes of the clients of DP-SGD, and the sizes for which figures are given."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -14,9 +14,9 @@ class Sizes:
     """Clients of several sizes.
 
     Attributes:
-        counts: how many of them take which private steps in a round.
-        shown: one of each size that figures are given for: the smallest, the middle, the largest and the costliest.
-        costliest: the one whose units a run costs most.
+        counts: number of clients for each number and rate of private steps in a round.
+        shown: one client of each size with figures: the smallest, the middle, the largest and the costliest.
+        costliest: the size whose units have the largest cost in a run.
     """
 
     counts: Counter[LocalSteps]
@@ -25,7 +25,7 @@ class Sizes:
 
     @property
     def are_dealt(self) -> bool:
-        """Whether a simulation deals them, by the run's seed."""
+        """Return whether all sizes come from a simulation's partition, by the run's seed."""
         return all(asked.node.config.partition_id is not None for asked in self.shown.values())
 
     @classmethod
@@ -37,12 +37,12 @@ class Sizes:
         delta: float,
         shared: Collection[Holders] = (),
     ) -> "Sizes":
-        """The sizes of these nodes.
+        """Return the sizes of these nodes.
 
         Args:
             nodes: at least one.
             mechanism: of the run.
-            rounds: that all of them train in.
+            rounds: in which all of them train.
             delta: at which ε is computed.
             shared: as in `dp_sgd_claim`.
         """

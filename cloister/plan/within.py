@@ -1,4 +1,4 @@
-"""From a budget to the noise that keeps a run within it, and to the rounds that the configured noise allows."""
+"""Search for the noise that keeps a run within a budget, and for the rounds that the configured noise allows."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,24 +26,24 @@ from cloister.server.prepare import Prepared
 
 CLIENT_NOISE = "privacy.client-noise-multiplier"
 LARGEST = 1e4
-"""ε of a budget, beyond which none is looked for: it would bound nothing."""
+"""Largest ε of a budget that the search considers: a larger one bounds nothing."""
 CLOSE = 1e-4
-"""Relative difference to the smallest budget."""
+"""Relative tolerance of the search for the smallest budget."""
 
 
 @dataclass(frozen=True)
 class Within:
-    """What a budget allows.
+    """Noise and rounds that a budget allows.
 
     Attributes:
-        unit: that it is about.
-        whose: budget it is, in words.
-        key: of the noise in the configuration; empty where there is none that could be chosen.
-        noise: the smallest, rounded up, with which all rounds fit; None: none does, and `why` says why.
+        unit: of the budget.
+        whose: owner of the budget, in words.
+        key: of the noise in the configuration; empty if no noise is configurable.
+        noise: the smallest with which all rounds fit, rounded up; None: there is none, for the reason `why`.
         why: empty if there is such a noise.
-        rounds: that fit with the configured noise; None: the noise is not configured, or any number does.
-        smallest: where no round fits, the smallest ε of a budget that all rounds fit with the configured noise, rounded
-            up; None: there is none up to `LARGEST`, or rounds fit.
+        rounds: that fit with the configured noise; None: no noise is configured, or any number of rounds fits.
+        smallest: if no round fits, the smallest ε of a budget for all rounds with the configured noise, rounded up.
+            None: there is none up to `LARGEST`, or rounds fit.
     """
 
     unit: Unit
@@ -56,20 +56,20 @@ class Within:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the budget has room for nothing that is configured."""
+        """Return whether the budget covers no round of the configured run."""
         return self.rounds == 0 or (self.rounds is None and self.noise is None)
 
 
 def of_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: float) -> Iterator[Within]:
-    """For the noise of the server, as a run with `privacy.max-epsilon` keeps it; nothing where the server adds none.
+    """Yield the result for the server's noise under `privacy.max-epsilon`; empty if the server adds none.
 
     Args:
         settings: of the run.
         prepared: the run.
-        epsilon: ε of the budget, in the place of `privacy.max-epsilon`.
+        epsilon: ε of the budget, which replaces `privacy.max-epsilon`.
 
     Raises:
-        ConfigError: the mechanism makes no promise, or ε is no number above 0.
+        ConfigError: the mechanism has no guarantee, or ε is not above 0.
     """
     server = prepared.plan.config.privacy.server
     if not server.is_noised:
@@ -86,7 +86,7 @@ def of_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: float
 
 
 def _rounds(config: RunConfig, prepared: Prepared) -> tuple[int | None, float | None]:
-    """How many rounds fit, and if none does, the smallest budget that all of them fit."""
+    """Return the number of rounds that fit and, if that is 0, the smallest budget for all rounds."""
     plan = build(config)
     return _room(plan.budget, plan.strategy.events(prepared.layout), config.num_rounds)
 
@@ -97,12 +97,12 @@ def _room(budget: PrivacyBudget, events: Sequence[Event], rounds: int) -> tuple[
 
 
 def smallest_budget(budget: PrivacyBudget, events: Sequence[Event], rounds: int) -> float | None:
-    """The smallest ε with which a budget has room for so many rounds, rounded up to four digits.
+    """Return the smallest ε with which a budget covers a number of rounds, rounded up to four digits.
 
     Args:
-        budget: that is to be larger.
+        budget: that is too small.
         events: of a round.
-        rounds: how many.
+        rounds: number of rounds.
 
     Returns:
         None if there is none up to `LARGEST`.
@@ -131,14 +131,14 @@ def _calibrated(config: RunConfig, prepared: Prepared) -> float:
 
 
 def of_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon: float) -> Iterator[Within]:
-    """For the noise of a client, as one with such a budget of its own keeps it; nothing where clients add none.
+    """Yield the result for the noise of a client with such a budget of its own; empty if clients add none.
 
     Under `laplace` the budget is one of leakage, which for a client is a pure ε.
 
     Args:
         settings: of the run.
         node: of the client.
-        whose: in words.
+        whose: owner of the budget, in words.
         epsilon: ε of the budget, or the leakage.
     """
     config, client = node.request.config, node.request.config.privacy.client
@@ -156,7 +156,7 @@ def of_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon: fl
 
 
 def _budget(config: RunConfig, node: Asked, epsilon: float) -> PrivacyBudget:
-    """The budget of a simulated client that has spent nothing yet."""
+    """Return the budget of a simulated client that has spent nothing yet."""
     privacy = config.privacy
     if privacy.client.counts_leakage:
         return PrivacyBudget(LeakageTally(RecordDict()), "", "neighbourhood", max_epsilon=epsilon)
@@ -165,7 +165,7 @@ def _budget(config: RunConfig, node: Asked, epsilon: float) -> PrivacyBudget:
 
 
 def _events(config: RunConfig, node: Asked) -> Sequence[Event]:
-    """What a round costs the unit of the budget."""
+    """Return the events of a round for the unit of the budget."""
     request = replace(node.request, config=config)
     if config.privacy.client.counts_leakage:
         return leaked(request)
@@ -175,7 +175,7 @@ def _events(config: RunConfig, node: Asked) -> Sequence[Event]:
 
 
 def _found(calibrate: Callable[[], float]) -> tuple[float | None, str]:
-    """The noise, or why there is none."""
+    """Return the noise, or the reason why there is none."""
     try:
         return rounded_up(calibrate()), ""
     except (ConfigError, BudgetExhausted) as error:
@@ -183,7 +183,7 @@ def _found(calibrate: Callable[[], float]) -> tuple[float | None, str]:
 
 
 def for_all(found: Sequence[Within]) -> tuple[Within, ...]:
-    """One answer for clients of all sizes, in the place of one for each: that of those who need the most noise.
+    """Return one result for clients of all sizes: the strictest of their noise and rounds.
 
     Args:
         found: of the server, and of clients of several sizes.

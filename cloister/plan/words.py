@@ -1,4 +1,4 @@
-"""A preview as plain lines, for a terminal and for a pipe."""
+"""Preview as lines of plain text."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ from cloister.privacy.claims.words import render_clients
 from cloister.server.lasting import closing_refused, told_closing
 
 BAR = 40
-"""Columns of the longest bar of a curve."""
+"""Number of columns of the longest bar of a curve."""
 AT_MOST = "at most, if all rounds run and a client trains in all of them; nothing was sent, spent or written"
 
 
 def render(preview: Preview) -> list[str]:
-    """Everything that is known of a run before it, as lines of plain text."""
+    """Format the preview as lines of plain text."""
     config, forecast = preview.config, preview.forecast
     settings = as_pairs(changed(shown(config.flat())))
     lines = [
@@ -91,7 +91,7 @@ def _sizes(preview: Preview) -> Iterator[str]:
 
 
 def _clients(count: int, are_dealt: bool) -> str:
-    """How many clients have a size; of stated sizes nobody knows how many."""
+    """Describe the number of clients of a size; of stated sizes the number is unknown."""
     if not are_dealt:
         return "a client"
     return counted(count, "client")
@@ -110,7 +110,7 @@ def _curves(preview: Preview) -> Iterator[str]:
 
 
 def title(series: Series) -> str:
-    """What a curve is about, in one line."""
+    """Return the title of a curve."""
     figure = "leakage" if "d-privacy" in series.relation else "ε"
     delta = f" at δ = {at_most(series.delta)}" if series.delta else ", pure" if series.delta == 0 else ""
     return f"{series.mechanism}: {figure}{delta} for {series.of}, {series.relation}; against {series.adversary}"
@@ -140,7 +140,7 @@ def _within(found: Within) -> str:
 
 
 def render_nothing(preview: Preview) -> str:
-    """Why not one round of what was planned fits a budget, and what would; empty if rounds fit."""
+    """Explain why the budget covers no round, with remedies; empty if rounds fit."""
     wanted = [item for item in for_all(preview.within) if item.is_nothing]
     told = [f"{item.whose} of {preview.epsilon:g} for one {item.unit}: {_remedy(item)}" for item in wanted]
     if any(item.smallest for item in wanted):
