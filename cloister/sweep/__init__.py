@@ -1,1 +1,1 @@
-"""A grid of runs from one file, each in a process of its own."""
+"""Grid of runs from one file, each run in a separate process."""

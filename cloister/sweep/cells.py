@@ -1,4 +1,4 @@
-"""The cells of a sweep: a run configuration each, checked before the first of them starts."""
+"""Cells of a sweep: run configurations, all validated before the first run starts."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from cloister.server.several import share_needed
 from cloister.sweep.description import Sweep
 
 BUDGET = "privacy.max-epsilon"
-"""It decides where a run ends and nothing else: with a larger one, cells that are done stay done."""
+"""Key of the budget. It affects only the end of a run: with a larger budget, finished cells stay finished."""
 State = Literal["absent", "done", "broken", "running"]
 
 
@@ -30,9 +30,9 @@ class Cell:
 
     Attributes:
         settings: values of the grid's keys.
-        config: of the run, whose name follows from all of it, so that the same cell is found again.
-        clients: how many are simulated.
-        hides_times: whether how long it takes must not be told.
+        config: of the run. Its name is a hash of all settings, so that the same cell is found again.
+        clients: number of simulated clients.
+        hides_times: whether the duration of the run must stay secret.
     """
 
     settings: Mapping[str, Scalar]
@@ -42,17 +42,20 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of the run."""
+        """Return the name of the run."""
         return self.config.run_name
 
     @property
     def directory(self) -> Path:
-        """Of the run."""
+        """Return the directory of the run."""
         return expanded(self.config.output_dir).resolve() / self.name
 
     def state(self) -> State:
-        """How far it is: `done`: it has a result; `broken`: it was killed, stopped or failed, or the budget that ended
-        it is another one now; `running`: a process is at it."""
+        """Return the state of the run.
+
+        `done`: it has a result. `running`: a process executes it. `broken`: it was killed, stopped or failed, or the
+        budget that ended it has changed since.
+        """
         if not self.directory.exists():
             return "absent"
         try:
@@ -72,13 +75,13 @@ class Cell:
 
 
 def cells_of(sweep: Sweep) -> tuple[Cell, ...]:
-    """All cells of a sweep, each checked as far as can be without its data.
+    """Return all cells of a sweep, each validated without its data.
 
     Args:
         sweep: as its file describes it.
 
     Raises:
-        ConfigError: has a line for each thing that is wrong, which names the cells.
+        ConfigError: has a line for each fault, which names the cells.
     """
     cells: list[Cell] = []
     wrong: dict[str, list[str]] = {}
@@ -104,7 +107,7 @@ def _named(labels: Sequence[str], seeds: int) -> str:
 
 
 def _checked(sweep: Sweep, settings: Mapping[str, Scalar]) -> list[Cell]:
-    """The cells of all seeds, of which one is checked: seeds make no difference."""
+    """Return the cells of all seeds, and validate one of them: seeds change no check."""
     cells = [_cell(sweep, settings, seed) for seed in sweep.seeds]
     config = cells[0].config
     refuse_too_few(config, sweep.description.clients)
@@ -122,7 +125,7 @@ def _cell(sweep: Sweep, settings: Mapping[str, Scalar], seed: int) -> Cell:
 
 
 def _refuse_choice(select: str, config: RunConfig) -> None:
-    """Refuse to choose by anything but scores on the server's own examples."""
+    """Refuse a selection score other than those on the server's own examples."""
     if select and config.evaluation.central is False:
         raise ConfigError(
             f"select = {select!r} needs evaluation.central: the choice is made by scores on the server's own examples; "
@@ -131,7 +134,7 @@ def _refuse_choice(select: str, config: RunConfig) -> None:
 
 
 def _refuse_auto(cells: Sequence[Cell]) -> None:
-    """Refuse noise that takes whatever a budget has left: the first run would take it all."""
+    """Refuse noise that is calibrated to the remaining budget: the first run would take all of it."""
     for cell in cells:
         if cell.config.flat()["privacy.noise-multiplier"] == "auto":
             raise ConfigError(
@@ -141,13 +144,13 @@ def _refuse_auto(cells: Sequence[Cell]) -> None:
 
 
 def refuse_past_budget(cells: Sequence[Cell]) -> None:
-    """Refuse runs of which the last ones would find the budget spent. Every run spends: all of them are released.
+    """Refuse runs that together exceed the budget. Every run is charged, because all of them are released.
 
     Args:
         cells: that are to run.
 
     Raises:
-        BudgetExhausted: their rounds come to more than the budget has left.
+        BudgetExhausted: their rounds cost more than the remaining budget.
     """
     needed = share_needed(_planned(cells))
     if needed > 1:
@@ -158,7 +161,7 @@ def refuse_past_budget(cells: Sequence[Cell]) -> None:
 
 
 def _planned(cells: Sequence[Cell]) -> Iterator[tuple[Prepared, int]]:
-    """Cells with a budget, and how many there are of each: those that differ in their seeds alone cost the same."""
+    """Yield cells with a budget, and the number of cells that differ only in their seeds and cost the same."""
     together: dict[str, list[RunConfig]] = {}
     for cell in cells:
         if cell.config.flat()[BUDGET]:

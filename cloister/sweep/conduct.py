@@ -1,4 +1,4 @@
-"""A sweep from its file to its results."""
+"""Execution of a sweep, from its file to its results."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,22 +13,22 @@ from cloister.sweep.results import results_of, write_results
 from cloister.sweep.runner import BUDGET, INTERRUPTED, Runner, Told, held
 
 FAILED = 1
-"""Exit code where a cell has no result."""
+"""Exit code if a cell has no result."""
 
 
 def conduct(path: Path, told: Told, only_check: bool = False) -> int:
-    """Run the cells of a sweep that have no result yet, and write down what all of them came to.
+    """Run the cells of a sweep that have no result yet, and write the results of all cells.
 
     Args:
         path: of the file that describes the sweep.
-        told: is given lines for a person.
-        only_check: check everything and start nothing.
+        told: receives lines for the user.
+        only_check: validate the sweep and start nothing.
 
     Returns:
-        0: every cell is done; 1: some failed; 3: a budget ended one; 130: somebody asked to stop.
+        0: every cell is done; 1: some failed; 3: a budget ended one; 130: the user stopped the sweep.
 
     Raises:
-        CloisterError: a cell cannot run, or together they would pass their budget: nothing was started.
+        CloisterError: a cell cannot run, or together they exceed their budget. Nothing was started.
     """
     sweep = Sweep(path)
     cells = cells_of(sweep)
@@ -48,10 +48,10 @@ def conduct(path: Path, told: Told, only_check: bool = False) -> int:
 
 
 def _todo(cells: Iterable[Cell]) -> list[Cell]:
-    """Cells without a result.
+    """Return the cells without a result.
 
     Raises:
-        ConfigError: somebody else is at one of them.
+        ConfigError: another process executes one of them.
     """
     states = {cell.name: cell.state() for cell in cells}
     if busy := [name for name, state in states.items() if state == "running"]:

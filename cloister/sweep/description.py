@@ -1,4 +1,4 @@
-"""The file that describes a sweep: a base configuration, the keys of a grid, and seeds."""
+"""File format of a sweep: a base configuration, the keys of a grid, and seeds."""
 
 import itertools
 import re
@@ -22,18 +22,18 @@ OF_ALL_CELLS = (
     *("seed", "output-dir", "log-format"),
     *("privacy.max-epsilon", "privacy.target-delta", "privacy.data-identity", "privacy.ledger-dir"),
 )
-"""Keys that are the same in all cells: where results lie, and the budget, which is one of the data."""
+"""Keys that are equal in all cells: the places of results, and the budget, which belongs to the data."""
 
 
 class Description(Section):
-    """The keys of the file.
+    """Keys of the file.
 
     Attributes:
-        name: of the sweep, with which the names of its runs begin; empty: that of the file.
-        clients: how many are simulated in each run.
-        jobs: cells that run at a time; `auto`: two, if memory allows.
-        seeds: a list, or how many, from 0 on; None: that of the base, or 0.
-        select: the score that says which cell is the best one; empty: none is named.
+        name: of the sweep, and prefix of its runs' names; empty: the name of the file.
+        clients: number of simulated clients in each run.
+        jobs: number of cells that run at a time; `auto`: two, if memory allows.
+        seeds: a list, or a number of seeds from 0 on; None: the seed of the base, or 0.
+        select: the score that selects the best cell; empty: no selection.
         base: keys of the run configuration, or the path of a TOML file with them.
         grid: keys of the run configuration, with a list of values each.
     """
@@ -48,13 +48,13 @@ class Description(Section):
 
 
 class Sweep:
-    """A sweep as its file describes it.
+    """Sweep that a file describes.
 
     Args:
         path: of the file.
 
     Raises:
-        ConfigError: the file cannot be read, or one of its keys is bad: each is named.
+        ConfigError: the file cannot be read, or has invalid keys, which the message names.
 
     Attributes:
         description: its keys.
@@ -83,7 +83,7 @@ class Sweep:
         return seeds
 
     def settings(self) -> Iterator[dict[str, Scalar]]:
-        """The values of the grid's keys in each of its cells, the last key fastest."""
+        """Yield the values of the grid's keys in each of its cells; the last key varies fastest."""
         for values in itertools.product(*self.grid.values()):
             yield dict(zip(self.grid, values, strict=True))
 
@@ -115,7 +115,7 @@ def _grid(given: Mapping[str, object], path: Path) -> dict[str, list[Scalar]]:
 
 
 def _values(found: object) -> list[Scalar]:
-    """The values of a key; none where that is no list of different ones."""
+    """Return the values of a key; empty if they are not a list of different scalars."""
     listed = found if isinstance(found, list) else []
     values = [value for value in listed if isinstance(value, str | int | float | bool)]
     different = len({repr(value) for value in values}) == len(listed)

@@ -1,4 +1,4 @@
-"""A cell in a process of its own, so that its memory is given back, and what it took."""
+"""Separate process for each cell, which frees its memory at its end."""
 
 import os
 import signal
@@ -15,19 +15,19 @@ from cloister.config.settings import toml_of
 from cloister.sweep.cells import Cell
 
 COMMAND = "from cloister.cli import app; app()"
-"""As the installed command, which may not be on the path."""
+"""Code of the installed command, which may not be on the path."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of the process of a cell.
+    """Result of a cell's process.
 
     Attributes:
-        cell: that it ran.
-        code: with which it ended; below 0: the signal that killed it.
+        cell: of the process.
+        code: exit code; below 0: the signal that killed it.
         seconds: that it took.
-        peak: bytes of memory that it held at most.
-        last: the last line that it wrote.
+        peak: largest resident memory in bytes.
+        last: last line of its output.
     """
 
     cell: Cell
@@ -38,11 +38,11 @@ class Ended:
 
 
 class Process:
-    """A cell that runs.
+    """Process of a running cell.
 
     Args:
         cell: to run.
-        folder: for its settings and what it prints.
+        folder: for its settings and its output.
     """
 
     def __init__(self, cell: Cell, folder: Path) -> None:
@@ -53,11 +53,11 @@ class Process:
         command = [sys.executable, "-c", COMMAND, "run", "--clients", str(cell.clients), "-c", str(settings)]
         self._started = time.monotonic()
         with self._log.open("wb") as log:
-            # In a session of its own: Ctrl-C reaches the sweep alone, which then asks each cell to end in order.
+            # In a separate session, Ctrl-C reaches only the sweep, which then asks each cell to stop.
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
     def ended(self) -> Ended | None:
-        """What became of it; None while it runs."""
+        """Return the result of the process; None while it runs."""
         pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
         if pid == 0:
             return None
@@ -66,11 +66,11 @@ class Process:
         return Ended(self.cell, self._process.returncode, seconds, 1024 * usage.ru_maxrss, self._last_line())
 
     def stop(self) -> None:
-        """Ask it to end in order: it finishes what it is aggregating, and saves."""
+        """Ask the process to stop: it finishes the current aggregation, and saves."""
         self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once, if it has not ended."""
+        """Kill the process if it still runs."""
         self._process.kill()
 
     def _last_line(self) -> str:
@@ -79,7 +79,7 @@ class Process:
 
 
 def as_toml(settings: Mapping[str, Scalar]) -> str:
-    """Settings as `cloister run -c FILE` reads them.
+    """Format settings as TOML for `cloister run -c FILE`.
 
     Args:
         settings: dotted keys.

@@ -1,4 +1,4 @@
-"""What a sweep came to: its cells beside each other, by the code that compares runs."""
+"""Results of a sweep, as a comparison of its cells."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from cloister.sweep.description import Sweep
 
 
 def results_of(sweep: Sweep, cells: Sequence[Cell]) -> Comparison | None:
-    """The cells that are done, those that differ in their seeds together; None if there is none.
+    """Compare the finished cells, grouped over their seeds; None if no cell is finished.
 
     Args:
         sweep: as its file describes it.
@@ -40,13 +40,13 @@ def results_of(sweep: Sweep, cells: Sequence[Cell]) -> Comparison | None:
 
 
 def _compared(groups: Sequence[Group], select: str) -> Comparison:
-    """Compared by the score to choose by, if any run has it."""
+    """Compare groups by the selection score, if any run has it."""
     scores = {name for group in groups for run in group.runs for done in run.facts.rounds for name in done.central}
     return compared(groups, select if select in scores else "")
 
 
 def _groups(cells: Sequence[Cell], runs: dict[str, RunSummary]) -> list[Group]:
-    """Cells with the same values of the grid, numbered."""
+    """Group cells with the same values of the grid, and number the groups."""
     together: dict[str, list[Cell]] = {}
     for cell in cells:
         together.setdefault(repr(sorted(cell.settings.items())), []).append(cell)
@@ -60,14 +60,14 @@ def _groups(cells: Sequence[Cell], runs: dict[str, RunSummary]) -> list[Group]:
 
 
 def best_of(comparison: Comparison, select: str) -> Group | None:
-    """The group with the best final score on the server's own examples; None where there is none.
+    """Return the group with the best final score on the server's own examples; None if there is none.
 
-    Of equally good ones it is the one of the smallest ε, where their ε are about the same thing; then the first. One of
-    which a run has diverged is not chosen: the mean over its other runs is that of the lucky ones.
+    Ties go to the smallest ε, if all ε are of the same kind, then to the first group. A group with a diverged run is
+    excluded: the mean over its other runs would be biased upwards.
 
     Args:
         comparison: of the cells.
-        select: the score; empty: none is wanted.
+        select: the score; empty: none is selected.
     """
     tied = _tied(comparison, select)
     by_epsilon = len(comparison.kinds) == 1
@@ -75,7 +75,7 @@ def best_of(comparison: Comparison, select: str) -> Group | None:
 
 
 def _tied(comparison: Comparison, select: str) -> list[Group]:
-    """The groups with the best final score, in their order."""
+    """Return the groups with the best final score, in their order."""
     if not select or comparison.on_clients or select != comparison.score:
         return []
     finals = [(group.final(select, False), group) for group in comparison.groups]
@@ -85,7 +85,7 @@ def _tied(comparison: Comparison, select: str) -> list[Group]:
 
 
 def _epsilon(group: Group) -> float:
-    """What is claimed of a group; ∞ where something of it is not bounded."""
+    """Return the claimed ε of a group; ∞ if part of its cost is unbounded."""
     return sum(math.inf if cost.epsilon is None else cost.epsilon for cost in group.costs)
 
 
@@ -106,12 +106,12 @@ def write_results(sweep: Sweep, comparison: Comparison, folder: Path) -> None:
     """Write `results.json`, `.md`, `.html` and `.png`.
 
     Args:
-        sweep: that they are of.
+        sweep: of the results.
         comparison: of its cells.
-        folder: that is there.
+        folder: that exists.
 
     Raises:
-        ConfigError: one of them cannot be written.
+        ConfigError: a file cannot be written.
     """
     best = best_of(comparison, sweep.description.select)
     content = {"sweep": sweep.name, "selected": best.name if best else None, **record(comparison)}

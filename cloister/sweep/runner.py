@@ -1,4 +1,4 @@
-"""The cells of a sweep, one or several at a time, until all are done or somebody asks to stop."""
+"""Execution of a sweep's cells, one or several at a time."""
 
 import fcntl
 import os
@@ -17,27 +17,27 @@ from cloister.sweep.cells import Cell
 from cloister.sweep.process import Ended, Process
 
 MAX_WORKERS = 2
-"""Cells at a time, unless more are asked for."""
+"""Default limit of cells that run at a time."""
 SPARE = 1.25
-"""By how much more memory a cell is taken to need than the first one held."""
+"""Assumed memory of a cell, relative to the peak of the first one."""
 PAUSE = 0.1
-"""Seconds between two looks."""
+"""Seconds between two polls of the processes."""
 BUDGET, INTERRUPTED = 3, 130
-"""Exit codes of a run that a budget ended, and of one that was asked to stop."""
+"""Exit codes of a run that a budget ended, and of an interrupted run."""
 Told = Callable[[str], None]
 
 
 class Runner:
-    """Runs cells.
+    """Runner of cells.
 
     Args:
         folder: for the settings and the output of the cells.
-        jobs: how many run at a time; 0: as memory allows, which the first one shows.
-        told: is given a line for a person now and then.
+        jobs: number of cells that run at a time; 0: as memory allows, from the peak of the first one.
+        told: receives progress lines for the user.
 
     Attributes:
-        ended: what became of each, in the order of their ends.
-        stopped: whether somebody asked to stop.
+        ended: results of the cells, in the order of their ends.
+        stopped: whether the user has stopped the sweep.
     """
 
     def __init__(self, folder: Path, jobs: int, told: Told) -> None:
@@ -49,7 +49,7 @@ class Runner:
         self._running: list[Process] = []
 
     def run(self, cells: Sequence[Cell]) -> None:
-        """Run cells that have no result yet. Once somebody asks to stop, those that run are asked to end in order.
+        """Run cells that have no result yet. When the user stops the sweep, running cells are asked to stop.
 
         Args:
             cells: none of which is running.
@@ -99,14 +99,14 @@ class Runner:
         self.told(f"{found.cell}: {how_ended(found)}{'' if self._hides_times else self._to_go()}")
 
     def _to_go(self) -> str:
-        """How long the others take, if they take as long as those before."""
+        """Return the estimated time of the remaining cells, from the mean time of the finished ones."""
         left = len(self._waiting) + len(self._running)
         each = sum(found.seconds for found in self.ended) / len(self.ended)
         return f"; {left} to go, about {duration(left * each / max(1, self.jobs))}" if left else ""
 
 
 def how_ended(found: Ended) -> str:
-    """What became of a cell, in words; a failure with the last line that it wrote."""
+    """Describe the result of a cell; for a failure, quote its last line."""
     if found.code == BUDGET:
         return "a budget ended it; no other cell is started"
     if found.code == 0:
@@ -117,27 +117,27 @@ def how_ended(found: Ended) -> str:
 
 
 def jobs_for(peak: int) -> int:
-    """How many cells to run at a time.
+    """Return the number of cells to run at a time.
 
     Args:
-        peak: bytes of memory that one of them held at most.
+        peak: largest resident memory in bytes of one of them.
     """
     fitting = int((free_memory() or 0) / (SPARE * peak)) if peak else 1
     return max(1, min(MAX_WORKERS, os.cpu_count() or 1, fitting))
 
 
 def duration(seconds: float) -> str:
-    """A length of time for a person."""
+    """Format a duration."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def put_aside(directory: Path) -> None:
-    """Give the directory of a run that broke off another name, so that its own is free again. Nothing is deleted.
+    """Rename the directory of an unfinished run, so that its name is free again. Nothing is deleted.
 
     Args:
-        directory: of the run; it need not be there.
+        directory: of the run; it may be absent.
     """
     if directory.exists():
         numbered = (directory.with_name(f"{directory.name}.{number}") for number in range(1, 1000))
@@ -146,10 +146,10 @@ def put_aside(directory: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The block, in which no other process works on the sweep of this folder.
+    """Hold the lock of this sweep's folder during the block.
 
     Raises:
-        ConfigError: another one does.
+        ConfigError: another process holds it.
     """
     with (folder / ".running").open("w") as lock:
         try:
