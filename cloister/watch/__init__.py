@@ -1,1 +1,1 @@
-"""Watching a federation: what is wrong with it now, in a line each, as metrics, and as calls to somebody awake."""
+"""Monitoring of a federation: its current problems as lines of text, as metrics, and as webhook calls."""

@@ -1,4 +1,4 @@
-"""The command `cloister watch`, and `cloister status --check`."""
+"""Commands `cloister watch` and `cloister status --check`."""
 
 import time
 from pathlib import Path
@@ -11,20 +11,20 @@ from cloister.core.address import host_and_port
 
 
 def check_once(connection: str, runs: Path) -> int:
-    """Print what is wrong, a line each.
+    """Print the current problems, a line each.
 
     Args:
-        connection: of Flower's `config.toml`; empty: no SuperLink is asked.
+        connection: of Flower's `config.toml`; empty: no SuperLink is queried.
         runs: an `output-dir`.
 
     Returns:
-        The exit code, as monitors have it: 0: nothing is wrong; 1: there are warnings; 2: something is critical.
+        The exit code in the convention of monitoring plugins: 0: no problem; 1: warnings; 2: a critical problem.
     """
     from cloister.core.text import clean
     from cloister.watch.findings import findings
     from cloister.watch.snapshot import Places, look
 
-    # As in `cloister status`: an operator's machine may have no runs, and asks the SuperLink alone.
+    # An operator's machine may have no runs. Then only the SuperLink is queried, as by `cloister status`.
     places = Places(connection, runs if runs.is_dir() or not connection else None)
     found = findings(look(places), time.time())
     for item in found:

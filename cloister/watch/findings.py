@@ -1,16 +1,16 @@
-"""What is wrong with a federation: a few rules over one look at it.
+"""Rules that find the problems of a federation in one snapshot.
 
 | finding | level | when |
 |---|---|---|
 | `unreadable` | critical | the SuperLink does not answer, or a ledger, a run or the database cannot be read |
-| `run-dead` | critical | the newest run recorded no end, and no process of this machine is at it |
-| `run-failed` | critical | it ended by an error, a full disk, too few nodes or no replies |
-| `budget-spent` | critical | it ended before its last round for want of budget, or 99 % of a ledger's budget is spent |
-| `stalled` | critical | it runs, and nothing was written for longer than two rounds may take |
-| `quorum-lost` | critical | it runs, and fewer nodes are online than a round needs |
+| `run-dead` | critical | the newest run recorded no end, and no process of this machine executes it |
+| `run-failed` | critical | the newest run ended by an error, a full disk, too few nodes or no replies |
+| `budget-spent` | critical | a budget ended the run before its last round, or 99 % of a ledger's budget is spent |
+| `stalled` | critical | the run goes on, but has written no file for longer than two rounds may take |
+| `quorum-lost` | critical | the run goes on, and fewer nodes are online than a round needs |
 | `budget-low` | warning | 90 % of a budget is spent |
-| `no-ledger` | warning | a ledger is not there: nothing was recorded yet, or it was lost |
-| `site-offline` | warning | a site that was online before is not |
+| `no-ledger` | warning | a ledger is absent: it has no entry yet, or it was lost |
+| `site-offline` | warning | a site that was online before is offline |
 | `rejected` | warning | replies of the last round did not count |
 | `warning` | warning | a certificate ends within a month, or a clock is wrong |
 """
@@ -27,18 +27,18 @@ from cloister.watch.snapshot import Snapshot
 Level = Literal["warning", "critical"]
 FAILURES = ("error", "disk", "no-replies", "too-few-nodes")
 SPENT, LOW = 0.99, 0.9
-"""Shares of a budget."""
+"""Shares of a budget at which findings begin."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem.
 
     Attributes:
         kind: a word of the table above.
-        level: `critical` where nothing goes on without a person.
-        text: for a person, one line.
-        about: site, ledger or run that it is about; a finding of the same kind about the same thing is the same.
+        level: `critical` if an operator has to act.
+        text: for the operator, one line.
+        about: affected site, ledger or run. Findings of the same kind about the same thing are the same.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Finding:
 
 
 def findings(snapshot: Snapshot, now: float) -> list[Finding]:
-    """Everything that is wrong, the critical first.
+    """Return all problems, the critical ones first.
 
     Args:
         snapshot: of the federation.
@@ -58,10 +58,10 @@ def findings(snapshot: Snapshot, now: float) -> list[Finding]:
         *(Finding("unreadable", "critical", text, text) for text in snapshot.unreadable),
         *(_of_run(snapshot.run, now) if snapshot.run else ()),
         *_of_nodes(snapshot),
-        # It is spent round by round.
+        # Spending changes with every round, so it would reveal progress.
         *(() if snapshot.hides_progress else _of_budgets(snapshot.spent)),
         *(Finding("no-ledger", "warning", f"there is no ledger {path}", path) for path in snapshot.missing),
-        # A clock that is 3 s wrong now and 4 s at the next look is wrong once.
+        # Without digits, so that a clock that is 3 s wrong, then 4 s, is one finding.
         *(Finding("warning", "warning", text, re.sub(r"\d+", "", text)) for text in snapshot.warnings),
     ]
     return sorted(found, key=lambda finding: finding.level != "critical")
@@ -75,7 +75,7 @@ def _of_run(run: RunState, now: float) -> Iterator[Finding]:
         yield Finding("run-failed", "critical", f"{where}: {run.why or run.how}", run.path)
     if run.how == "budget":
         yield Finding("budget-spent", "critical", f"{where}: {run.why}", run.path)
-    # Where times would tell of a draw, nothing can be read from the age of files, and nothing is told by the round.
+    # If times would reveal the cohort, the age of files is meaningless, and findings must not change with the round.
     if run.state == "running" and not run.hides_times and now - run.written > 2 * run.timeout:
         text = f"{where}: nothing was written for {now - run.written:.0f} s, and a round may take {run.timeout:.0f} s"
         yield Finding("stalled", "critical", text, run.path)

@@ -1,7 +1,7 @@
-"""Metrics for Prometheus. One that would tell what a claim keeps secret is left out, rather than 0.
+"""Prometheus metrics. A metric that would reveal a secret of a claim is omitted, and not set to 0.
 
-Prometheus notes when a number changes. Where times would tell of a draw, nothing that changes from round to round is
-served while the run goes on.
+Prometheus records the time of each change. If times would reveal the cohort, metrics that change with the round are
+omitted while the run goes on.
 """
 
 from collections import Counter
@@ -20,19 +20,19 @@ STATES = ("running", "ended", "dead")
 
 
 class Latest(Collector):
-    """Hands out the metrics of the last look.
+    """Collector of the metrics of the last snapshot.
 
     Attributes:
-        snapshot: what was seen.
-        found: what is wrong.
-        when: of the look, in seconds since 1970.
+        snapshot: of the federation.
+        found: its problems.
+        when: time of the snapshot, in seconds since 1970.
     """
 
     def __init__(self) -> None:
         self.snapshot, self.found, self.when = Snapshot(), list[Finding](), 0.0
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, one family after the other."""
+        """Yield the metrics, one family after the other."""
         yield _one("cloister_last_look_seconds", "When the federation was looked at, in seconds since 1970.", self.when)
         yield _by("cloister_findings", "What is wrong now.", ("kind", "level"), _kinds(self.found))
         if self.snapshot.run:
@@ -43,7 +43,7 @@ class Latest(Collector):
 
 
 def registry(latest: Latest) -> CollectorRegistry:
-    """What a web server of prometheus_client serves."""
+    """Return the registry for prometheus_client's web server."""
     made = CollectorRegistry()
     made.register(latest)
     return made
@@ -70,7 +70,7 @@ def _by_round(run: RunState) -> Iterator[Metric]:
 
 
 def _of_ledger(run: RunState) -> Iterator[Metric]:
-    """What other runs on the data spend too."""
+    """Yield the ε and the remaining budget of the server's ledger, which other runs on the data change too."""
     if run.epsilon is not None:
         yield _one("cloister_epsilon", "What everything in the server's ledger amounts to.", run.epsilon)
     if run.budget_left is not None:
@@ -88,7 +88,7 @@ def _of_federation(snapshot: Snapshot) -> Iterator[Metric]:
     if snapshot.spent and not snapshot.hides_progress:
         shares = [((clean(ledger), unit), share) for (ledger, unit), share in snapshot.spent.items()]
         yield _by("cloister_budget_spent", "Share of a budget that is spent.", ("ledger", "unit"), shares)
-    # The database holds a message for each client that was drawn.
+    # The database contains a message for each client of the cohort.
     hidden = snapshot.hides_progress or (snapshot.run is not None and snapshot.run.hides_times)
     if snapshot.database_bytes is not None and not hidden:
         yield _one("cloister_database_bytes", "Size of the SuperLink's state.", snapshot.database_bytes)

@@ -1,7 +1,7 @@
-"""One look at a federation, from outside: run directories, the SuperLink's nodes, ledgers, the state database.
+"""Snapshot of a federation from outside: run directories, the SuperLink's nodes, ledgers, the state database.
 
-Everything is read from files and from Flower's interface for operators. The processes that train are not asked, and
-what they hide from their own files (who was drawn, how long it took) is hidden here too.
+All data comes from files and from Flower's interface for operators; training processes are not queried. If a run hides
+its cohorts and times from its own files, they are hidden here too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,13 +22,13 @@ from cloister.server.reports.status import RunState, hides_progress, newest_run,
 
 @dataclass(frozen=True)
 class Places:
-    """Where to look.
+    """Sources of a snapshot.
 
     Attributes:
-        connection: of Flower's `config.toml`; empty: no SuperLink is asked.
-        runs: an `output-dir`; None: no run is looked at.
-        ledgers: of a server or a node; without any, those that runs without a `privacy.ledger-dir` have beside them.
-        database: the SuperLink's state; None: it is not measured.
+        connection: of Flower's `config.toml`; empty: no SuperLink is queried.
+        runs: an `output-dir`; None: no run is read.
+        ledgers: of a server or a node; empty: the ledgers beside the runs, used without `privacy.ledger-dir`.
+        database: the SuperLink's state; None: its size is not measured.
     """
 
     connection: str = ""
@@ -39,18 +39,18 @@ class Places:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was seen.
+    """State of a federation at one time.
 
     Attributes:
-        run: the newest one; None where there is none yet, or none is looked at.
-        nodes: all that are registered, as `cloister status --json` has them; None: no SuperLink was asked.
+        run: the newest one; None: there is no run, or runs are not read.
+        nodes: all registered nodes, as `cloister status --json` prints them; None: no SuperLink was queried.
         warnings: about clocks and certificates.
         spent: ledger and unit -> share of the budget that is spent.
-        database_bytes: of the state database with its log; None: it is not measured.
-        unreadable: what could not be looked at, a sentence each.
-        missing: ledgers that are not there: of those that were named, and the copy in a run that has ended.
-        secret_runs: whether any run goes on whose rounds must not be seen to end: the newest need not be the only one.
-        closed: ledger and unit of which some releases have no guarantee, so that no budget can be kept.
+        database_bytes: size of the state database with its log; None: not measured.
+        unreadable: messages about unreadable sources.
+        missing: absent ledgers: named ones, and the copy in a run that has ended.
+        secret_runs: whether any running run, not only the newest, must hide the ends of its rounds.
+        closed: ledger and unit for which some releases have no guarantee, so that no budget can be kept.
     """
 
     run: RunState | None = None
@@ -65,12 +65,12 @@ class Snapshot:
 
     @property
     def hides_progress(self) -> bool:
-        """Whether any run goes on whose rounds must not be seen to end: what they have in common must not be shown."""
+        """Return whether any running run must hide the ends of its rounds. If so, shared data is hidden too."""
         return self.secret_runs or (self.run is not None and self.run.hides_progress)
 
 
 def look(places: Places) -> Snapshot:
-    """Look once. What cannot be read is one sentence in `unreadable`, and the rest is seen."""
+    """Take a snapshot. Each unreadable source gives one message in `unreadable`; the others are read."""
     unreadable: list[str] = []
     nodes, warnings = _superlink(places.connection, unreadable)
     run, spent, size = None, dict[tuple[str, str], float](), None
@@ -101,7 +101,7 @@ def look(places: Places) -> Snapshot:
 
 @contextmanager
 def _noted(unreadable: list[str]) -> Iterator[None]:
-    """The block, in which what cannot be read is one more sentence: somebody may change files while they are read."""
+    """Append errors of the block to `unreadable`: files may change while they are read."""
     try:
         yield
     except CloisterError as error:
@@ -119,10 +119,10 @@ def _superlink(connection: str, unreadable: list[str]) -> tuple[tuple[Mapping[st
 
 
 def _run(runs: Path | None) -> RunState | None:
-    """The newest run; a folder without runs is that of a federation that has not trained yet.
+    """Return the newest run; None for a folder without runs.
 
     Raises:
-        ConfigError: there is no such folder, or what is in the newest run is not what a run writes.
+        ConfigError: the folder is absent, or the newest run has invalid contents.
     """
     if runs is None:
         return None
@@ -136,18 +136,18 @@ def _run(runs: Path | None) -> RunState | None:
 
 
 def _ledgers_beside(runs: Path | None) -> list[Path]:
-    """The ledgers that runs share where nobody names a place for them."""
+    """Return the ledgers that runs share without `privacy.ledger-dir`."""
     return [] if runs is None else sorted((runs / "ledgers").glob("*.jsonl"))
 
 
 def _closed(ledger: Ledger) -> list[tuple[str, str]]:
-    """The units for which no budget can be kept any more."""
+    """Return the units for which no budget can be kept any more."""
     units = {entry.unit for entry in ledger.entries if isinstance(entry.event, Unaccounted)}
     return [(ledger.name, unit) for unit in sorted(units)]
 
 
 def _spent(ledger: Ledger) -> dict[tuple[str, str], float]:
-    """The share of every budget in force that is spent; a ledger that is not there yet has none."""
+    """Return the spent share of every budget in force; an absent ledger has none."""
     found: dict[tuple[str, str], float] = {}
     for budget in ledger.budgets:  # the last one about a unit is in force
         relation = ledger.relation_of(budget.unit, budget.relation)
@@ -159,7 +159,7 @@ def _spent(ledger: Ledger) -> dict[tuple[str, str], float]:
 
 
 def _missing(ledgers: tuple[Path, ...], run: RunState | None) -> tuple[str, ...]:
-    # A run that has counted an ε keeps a copy of its ledger when it ends.
+    # A run that has charged an ε copies its ledger when it ends.
     copies = [Path(run.path) / LEDGER] if run and run.state == "ended" and run.epsilon is not None else []
     return tuple(str(path) for path in (*ledgers, *copies) if not path.exists())
 
@@ -168,6 +168,6 @@ def _bytes(database: Path | None) -> int | None:
     if database is None:
         return None
     size = database.stat().st_size
-    with suppress(FileNotFoundError):  # SQLite takes its log away when it closes
+    with suppress(FileNotFoundError):  # SQLite removes its log when it closes
         size += database.with_name(f"{database.name}-wal").stat().st_size
     return size

@@ -1,4 +1,4 @@
-"""Look again and again: serve metrics, and call somebody when something begins or ends to be wrong."""
+"""Monitoring loop: serves metrics, and calls a webhook when a problem begins or ends."""
 
 import logging
 import time
@@ -20,10 +20,10 @@ logger = logging.getLogger("cloister.watch")
 
 @dataclass(frozen=True)
 class Change:
-    """What is different from the last look.
+    """Difference between two snapshots.
 
     Attributes:
-        begun: findings that were not there.
+        begun: new findings.
         ended: findings that are gone.
     """
 
@@ -32,7 +32,7 @@ class Change:
 
     @property
     def content(self) -> dict[str, object]:
-        """What a webhook gets, as JSON: `text` is what chat services show."""
+        """Return the JSON content for a webhook; chat services display its `text`."""
         lines = [f"{item.level}: {item.text}" for item in self.begun] + [f"over: {item.text}" for item in self.ended]
         return {
             "text": "\n".join(lines),
@@ -42,10 +42,12 @@ class Change:
 
 
 def change(before: Sequence[Finding], after: Sequence[Finding]) -> Change | None:
-    """What has changed; None: nothing has. A finding whose text alone is another, as its seconds grow, is the same.
+    """Return the difference of two lists of findings, or None if they are the same.
+
+    A finding whose text alone changes, such as a growing number of seconds, is the same.
 
     Args:
-        before, after: findings of two looks.
+        before, after: findings of two snapshots.
     """
     old, new = ({(item.kind, item.about): item for item in found} for found in (before, after))
     begun = tuple(item for key, item in new.items() if key not in old)
@@ -54,12 +56,12 @@ def change(before: Sequence[Finding], after: Sequence[Finding]) -> Change | None
 
 
 class Watch:
-    """Looks at a federation, and remembers what was wrong when somebody was last told of it.
+    """Monitor of a federation, which stores the last reported problems.
 
     Args:
-        places: to look at.
-        webhook: URL that gets changes; empty: nobody is called.
-        told: gets a line for each change.
+        places: sources of the snapshots.
+        webhook: URL that receives changes; empty: no calls.
+        told: receives a line for each change.
     """
 
     def __init__(self, places: Places, webhook: str = "", told: Callable[[str], None] = logger.warning) -> None:
@@ -70,7 +72,10 @@ class Watch:
         self._known: list[Finding] = []
 
     def look(self) -> None:
-        """Look once. A change that the webhook did not take is told again after the next look."""
+        """Take a snapshot, and report its changes.
+
+        If the webhook fails, they are reported again after the next snapshot.
+        """
         now = time.time()
         snapshot = look(self._places)
         found = findings(snapshot, now)
@@ -80,15 +85,15 @@ class Watch:
             self._known = found
 
     def serve(self, listen: tuple[str, int], every: float, ended: Event) -> None:
-        """Look every so many seconds, and answer `/metrics`, until the event is set.
+        """Take snapshots at an interval, and serve `/metrics`, until the event is set.
 
         Args:
             listen: address and port of the metrics.
-            every: seconds between two looks.
-            ended: ends it.
+            every: seconds between two snapshots.
+            ended: stops the loop.
 
         Raises:
-            ConfigError: the port cannot be had.
+            ConfigError: the port is unavailable.
         """
         try:
             server, _ = start_http_server(listen[1], listen[0], registry(self.latest))
