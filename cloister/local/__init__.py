@@ -1,1 +1,1 @@
-"""The same app in one process: no Ray, no network, no copies."""
+"""Federations in one process: the same app without Ray, network or copies."""

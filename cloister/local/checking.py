@@ -1,4 +1,4 @@
-"""A task tried in seconds, before anybody else gets it: its data, its model, and one round of two clients."""
+"""Quick check of a task: its data, its model, and one round of two clients."""
 
 import logging
 import tempfile
@@ -40,21 +40,21 @@ CLIENTS = 2
 ONE_ROUND: Mapping[str, Scalar] = {"num-rounds": 1, "privacy.server": "none", "tensorboard": False}
 NOTHING: Mapping[str, Scalar] = {}
 RARE = 0.02
-"""Share of the examples below which a class is named."""
+"""Share of the examples below which a class is reported."""
 LARGE = 10.0
-"""An input beyond this, on either side of 0, looks as if it had not been scaled."""
+"""Absolute value of an input above which it seems to be unscaled."""
 
 
 STATED = 100
-"""What a site is taken to state as its size where groups are tried: its own statement is not known here."""
+"""Stated size of a site in a check, as the site's own statement is unknown here."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One thing to know about a task.
+    """One result of a check.
 
     Attributes:
-        kind: `fault`: it cannot be used; `warn`: it can, and hardly as it is meant; `note`: worth knowing; `ok`: it
+        kind: `fault`: the task is unusable; `warn`: it is usable, but hardly as intended; `note`: information; `ok`: it
             works.
         text: one sentence, with the remedy of a fault.
     """
@@ -67,15 +67,15 @@ class Line:
 
 
 def check_task(name: str, data: Path | None = None, given: Mapping[str, Scalar] = NOTHING) -> Iterator[Line]:
-    """Try a task out; nothing is left behind.
+    """Check a task, without leaving files behind.
 
     Args:
         name: of the task.
         data: a site's own file or folder, and the task's `task.data-path`; None: the task's benchmark data.
-        given: settings of a run, of which those of the task and of training count.
+        given: settings of a run; only those of the task and of training are used.
 
     Yields:
-        What was found, as it is found. After a fault, what rests on it is not tried.
+        Results, as they are found. After a fault, checks that depend on it are skipped.
     """
     config, problem = tried(lambda: _checked(parse(_settings(name, data, given))))
     if config is None:
@@ -92,14 +92,14 @@ def check_task(name: str, data: Path | None = None, given: Mapping[str, Scalar] 
 
 
 def _settings(name: str, data: Path | None, given: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The settings of the round that is tried.
+    """Return the settings of the test round.
 
     Raises:
-        ConfigError: the settings that were given contradict each other, or are about another task.
+        ConfigError: the settings contradict each other, or are about another task.
     """
     if given.get("task.name", name) != name:
         raise ConfigError(f"task.name = {given['task.name']!r} contradicts the task that is to be checked, {name!r}")
-    # Groups are whom DP-SGD clips: without it they are refused.
+    # DP-SGD clips by groups: without it they are refused.
     grouped: dict[str, Scalar] = {"privacy.client": "dp-sgd"} if given.get("task.group") else {}
     parse({**grouped, **given, "task.name": name})
     own = {key: value for key, value in given.items() if _counts(key)}
@@ -107,23 +107,26 @@ def _settings(name: str, data: Path | None, given: Mapping[str, Scalar]) -> dict
 
 
 def _counts(key: str) -> bool:
-    """Whether a setting is about the task or training; a warm-up is longer than the one round that is tried."""
+    """Return whether a setting is about the task or training. A warm-up is longer than the single test round."""
     return key.startswith(("task.", "client.")) and key not in ("task.name", "client.warmup-rounds")
 
 
 def _place(name: str, data: Path | None) -> dict[str, Scalar]:
-    """Where the task's data lies, if it reads any."""
+    """Return the setting of the data path, if the task reads data."""
     return {"task.data-path": str(data)} if data and not getattr(TASKS.load(name), "bundled", False) else {}
 
 
 def _checked(config: RunConfig) -> RunConfig:
-    """The configuration, if its task can be made."""
+    """Return the configuration, if its task can be made."""
     task_of(config.task)
     return config
 
 
 def _lines(config: RunConfig, data: Path | None) -> Iterator[Line]:
-    """What data and model are like; where the task states what cannot be, only what is wrong with them beside."""
+    """Yield the results about data and model.
+
+    If the task's attributes are faulty, only further faults are reported.
+    """
     task = task_of(config.task)
     attributes = list(faults_of_attributes(task))
     yield from (Line("fault", str(fault)) for fault in attributes)
@@ -146,7 +149,7 @@ def _data_and_model(config: RunConfig, task: Task, data: Path | None) -> Iterato
 
 
 def _labels_in(task: Task, data: Path) -> str:
-    """From where to where a file's labels go, where they are no classes: only who has the file sees it here."""
+    """Describe the range of a file's labels if some are no classes. Only the owner of the file sees it here."""
     examples, _ = tried(lambda: task.rows(data))
     if examples is None or not task.classes or not len(examples):
         return ""
@@ -155,7 +158,7 @@ def _labels_in(task: Task, data: Path) -> str:
 
 
 def _parts(task: Task, data: Path | None) -> dict[str, Examples]:
-    """Examples by where they come from: a site's file, or the benchmark data."""
+    """Return the examples by their source: a site's file, or the benchmark data."""
     if data is not None:
         return {"read()": task.read(data)}
     loaded = benchmark_of(task.config)
@@ -163,7 +166,10 @@ def _parts(task: Task, data: Path | None) -> dict[str, Examples]:
 
 
 def _told_to_owner(read: Callable[[], dict[str, Examples]]) -> tuple[dict[str, Examples] | None, str]:
-    """What is read, and what is wrong with it, with the first faulty row: whoever runs the check has the data."""
+    """Return the examples and the error message with the first faulty row.
+
+    The user who runs the check owns the data.
+    """
     rows = []
 
     def noted() -> dict[str, Examples]:
@@ -198,13 +204,13 @@ def _about(task: Task, examples: Examples, where: str) -> Iterator[Line]:
 
 
 def _groups(groups: NDArray) -> str:
-    """How many groups there are, and how many examples the smallest and the largest have."""
+    """Describe the number of groups, and the numbers of examples of the smallest and the largest."""
     counts = np.unique(groups, return_counts=True)[1]
     return f"{len(counts)} groups of {counts.min()} to {counts.max()} examples each"
 
 
 def _classes(task: Task, examples: Examples) -> str:
-    """How many classes there are, and how many examples the rarest and the most frequent have."""
+    """Describe the number of classes, and the numbers of examples of the rarest and the most frequent."""
     counts = np.bincount(examples.y, minlength=task.classes)
     low, high = counts.min(), counts.max()
     return f"{task.classes} classes, {low}{f' to {high}' if high > low else ''} examples in each"
@@ -242,7 +248,7 @@ def _about_model(config: RunConfig, task: Task, examples: Examples | None) -> It
 
 
 def _about_dp_sgd(config: RunConfig) -> Line:
-    """Whether each example can be protected; not a fault, as a run need not."""
+    """Return a line on DP-SGD training; a failure is a note instead of a fault, as a run need not use DP-SGD."""
     private = parse(config.flat() | {"privacy.client": "dp-sgd", "client.callbacks": False})
     _, problem = tried(lambda: workbench_of(private).trainer)
     if problem:
@@ -251,10 +257,10 @@ def _about_dp_sgd(config: RunConfig) -> Line:
 
 
 def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
-    """One round of two clients, in a folder that goes away."""
+    """Run one round of two clients in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         settings = config.flat() | {"output-dir": folder}
-        with quiet("cloister.client"):  # what a client logs of its failure is told here in a line
+        with quiet("cloister.client"):  # the result line reports a client's failure
             outcome, problem = tried(lambda: _outcome(settings, data, folder))
     if outcome is None:
         yield Line("fault", f"one round of {CLIENTS} clients: {problem}")
@@ -269,7 +275,7 @@ def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
 
 @contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """The block, in which this logger says nothing."""
+    """Disable this logger during the block."""
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:

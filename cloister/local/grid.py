@@ -1,4 +1,4 @@
-"""A Flower grid whose nodes are function calls."""
+"""Flower grid whose nodes are function calls."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -18,13 +18,13 @@ from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 
 
 class LocalGrid(WatchedGrid):
-    """Calls a ClientApp once per message, node after node, and keeps each node's context between calls.
+    """Grid that calls a ClientApp once per message, node after node, and keeps each node's context between calls.
 
     The process keeps the memory of a round's models for the next round (`keep_memory`).
 
     Args:
-        client_app: what every node runs.
-        run_config: what every node finds in its context.
+        client_app: that every node runs.
+        run_config: in every node's context.
         nodes: the configuration of each node; node ids count from 1.
     """
 
@@ -49,16 +49,16 @@ class LocalGrid(WatchedGrid):
     def simulated(
         cls, client_app: Callable[[Message, Context], Message], run_config: Mapping[str, Scalar], clients: int
     ) -> "LocalGrid":
-        """A grid of simulated clients, each with its part of the task's benchmark data."""
+        """Return a grid of simulated clients, each with its part of the task's benchmark data."""
         nodes = [{"partition-id": index, "num-partitions": clients} for index in range(clients)]
         return cls(client_app, run_config, nodes)
 
     keeps_memory = True
-    """What a node has in memory is there when its next message comes."""
+    """A node's memory persists until its next message."""
 
     @property
     def is_simulated(self) -> bool:
-        """Whether every node has a part of the task's benchmark data, and none has data of its own."""
+        """Return whether every node has a part of the task's benchmark data, and none has data of its own."""
         nodes = [context.node_config for context in self._contexts.values()]
         return all("partition-id" in node and "data-path" not in node for node in nodes)
 
@@ -68,21 +68,21 @@ class LocalGrid(WatchedGrid):
 
     @property
     def run(self) -> Run:
-        """The run of this grid."""
+        """Return the run of this grid."""
         return self._run
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """A message to a node."""
+        """Return a message to a node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """The ids of all nodes."""
+        """Return the ids of all nodes."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Keep the messages; they are answered when their replies are pulled."""
+        """Store the messages; nodes answer them when their replies are pulled."""
         ids, messages = [], list(messages)
         for message in messages:
             self.watch(message.metadata.dst_node_id, "waiting")
@@ -93,25 +93,25 @@ class LocalGrid(WatchedGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies to these messages that have not been pulled yet, each made when it is its turn."""
+        """Return the replies that have not been pulled yet, each computed when it is iterated over."""
         waiting = (self._waiting.pop(message_id, None) for message_id in message_ids)
         return (self._watched(message) for message in waiting if message is not None)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """The replies to these messages, each made when it is its turn: to be gone over once.
+        """Return the replies to these messages, each computed when it is iterated over. Iterate once.
 
-        A call cannot be interrupted, so the timeout has nothing to bite on.
+        A function call cannot be interrupted, so the timeout has no effect.
         """
         return self.pull_messages(self.push_messages(messages))
 
     def memories(self) -> dict[str, Any]:
-        """What the nodes that have something to remember remember: what they have released, which role they had."""
+        """Return the records of the nodes that have some: their releases and their roles."""
         states = {str(node): context.state for node, context in self._contexts.items()}
         found = {node: _records(state) for node, state in states.items()}
         return {node: records for node, records in found.items() if any(records.values())}
 
     def remember(self, memories: Mapping[str, Any]) -> None:
-        """Let the nodes remember it again.
+        """Restore the records of the nodes.
 
         Args:
             memories: as `memories` returned them.
@@ -124,16 +124,16 @@ class LocalGrid(WatchedGrid):
                 state.metric_records[name] = MetricRecord(values)
 
     def leakages(self) -> list[float]:
-        """Return what the noised models of each simulated client have leaked (d-privacy), without its choices."""
+        """Return the leakage (d-privacy) of each simulated client's noised models, without its choices."""
         records = (context.state.metric_records.get(LEAKAGE) for context in self._contexts.values())
         return [number(record, NOISED_LEAKAGE) if record else 0.0 for record in records]
 
     def units(self, config: RunConfig, seed: int) -> list[NDArray]:
-        """The examples, or groups of them, that each simulated client has; none where any node has data of its own.
+        """Return the examples, or groups, of each simulated client; empty if any node has data of its own.
 
         Args:
             config: of the run.
-            seed: in force, which deals them out.
+            seed: in force, which determines the partition.
         """
         from cloister.client.data import units_dealt
         from cloister.client.node import node_of

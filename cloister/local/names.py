@@ -1,4 +1,4 @@
-"""Names that a new package cannot have."""
+"""Reserved names of new packages."""
 
 from importlib.util import find_spec
 
@@ -11,14 +11,14 @@ KNOWN = {"task": TASKS, "strategy": STRATEGIES, "mechanism": MECHANISMS}
 
 
 def refuse_taken(kind: str, name: str) -> None:
-    """Refuse the name of a plugin, or of a package, that is installed: one of the two could not be found any more.
+    """Refuse the name of an installed plugin or package: one of the two would become unreachable.
 
     Args:
-        kind: task, strategy or mechanism; of another one nothing is known.
-        name: of the plugin; its package has it too.
+        kind: task, strategy or mechanism; for other kinds, only packages are checked.
+        name: of the plugin and of its package.
 
     Raises:
-        ConfigError: it is taken.
+        ConfigError: the name is taken.
     """
     if kind in KNOWN and name in KNOWN[kind].names():
         raise ConfigError(f"the {kind} {name!r} is there already; choose another name")

@@ -1,7 +1,7 @@
-"""Federations of an attacker's own: the configuration of a run on examples of the attacker's choice.
+"""Shadow federations of an attacker: the configuration of a run on examples of the attacker's choice.
 
-They go through the same strategies, trainers and mechanisms as a run, and leave nothing behind: no run directory, and
-a ledger that is thrown away. Noise comes from the operating system's entropy, whatever the run's own came from.
+Shadow runs use the same strategies, trainers and mechanisms as a run. They leave no run directory and no ledger. Their
+noise comes from the operating system's entropy, independently of the run's noise seed.
 """
 
 import logging
@@ -45,12 +45,12 @@ QUIET: dict[str, Scalar] = {
     **SWITCHED_OFF,
     "privacy.noise-seed": -1,
 }
-"""What a shadow run does not do: score models, keep a ledger, or repeat noise."""
+"""Settings of a shadow run: no scoring, no shared ledger, no reproducible noise."""
 
 
 @dataclass(frozen=True)
 class Shadow:
-    """The configuration of a run, to be run again on other examples.
+    """Configuration of a run, to be run again on other examples.
 
     Attributes:
         config: of the run.
@@ -60,11 +60,11 @@ class Shadow:
 
     @property
     def model(self) -> Model:
-        """The model that shadow runs train: one for all of them; assign arrays before use."""
+        """Return the model that all shadow runs train; assign arrays before use."""
         return workbench_of(self._quiet("", 0)).model
 
     def initial(self, seed: int) -> Arrays:
-        """The model that a run with this seed begins with.
+        """Return the initial model of a run with this seed.
 
         Args:
             seed: of the run.
@@ -76,16 +76,16 @@ class Shadow:
     def run(
         self, parts: Sequence[Examples | None], seed: int, start: Arrays | None = None, rounds: int = 0
     ) -> list[Arrays]:
-        """The global models that a run releases: the one that it starts from, and the one after each round.
+        """Return the global models that a run releases: the initial one, and the one after each round.
 
         Args:
             parts: the examples of each client. None: a client that is on the roster and contributes nothing.
             seed: of shuffles and dropout, and of the initial model if none is given; never of noise.
-            start: the model to start from; None: the one of the seed.
-            rounds: to run; 0: as many as the configuration says, which noise is calibrated for in any case.
+            start: the initial model; None: that of the seed.
+            rounds: number of rounds; 0: as configured. Noise is always calibrated for the configured number.
 
         Raises:
-            CloisterError: nobody takes part, or the configuration cannot be run.
+            CloisterError: no client takes part, or the configuration cannot be run.
         """
         seen: list[Arrays] = []
 
@@ -109,7 +109,7 @@ class Shadow:
 
 
 def without_privacy(config: RunConfig) -> RunConfig:
-    """The same run with no mechanism on, for an attack that has to succeed.
+    """Return the same run without any mechanism, for an attack that has to succeed.
 
     Args:
         config: of the run.
@@ -120,7 +120,7 @@ def without_privacy(config: RunConfig) -> RunConfig:
 
 
 def without_noise(config: RunConfig) -> RunConfig:
-    """The same run with every mechanism in its place and none of their noise; of another package's, with its own.
+    """Return the same run with all mechanisms but zero noise. A plugin mechanism keeps its noise.
 
     Args:
         config: of the run.
@@ -136,7 +136,9 @@ def without_noise(config: RunConfig) -> RunConfig:
 
 
 def one_client(config: RunConfig, epochs: int = 0) -> Shadow:
-    """A federation of one client that trains as those of a run do, without privacy: its release is that client's model.
+    """Return a federation of one client without privacy, whose release is that client's model.
+
+    The client trains as those of the run do.
 
     Args:
         config: of the run.
@@ -149,11 +151,11 @@ def one_client(config: RunConfig, epochs: int = 0) -> Shadow:
 
 
 def dealt(config: RunConfig, clients: int, seed: int) -> list[LocalData]:
-    """What each client of a simulated run trained on, and what it kept back.
+    """Return the training and held-out examples of each client of a simulated run.
 
     Args:
         config: of the run.
-        clients: how many there were.
+        clients: number of clients.
         seed: in force.
 
     Raises:
@@ -164,7 +166,7 @@ def dealt(config: RunConfig, clients: int, seed: int) -> list[LocalData]:
 
 
 def outsiders(config: RunConfig) -> Examples:
-    """The examples that no client of a simulation has: those that the server scores models with.
+    """Return the examples that no client of a simulation has: the server's test examples.
 
     Args:
         config: of the run.
@@ -177,9 +179,9 @@ def _nodes(parts: Sequence[Examples | None]) -> list[dict[str, Scalar]]:
 
 
 def _answering(config: RunConfig, parts: Sequence[Examples | None]) -> Callable[[Message, Context], Message]:
-    """What every node runs: the app, where a client without data has something to say.
+    """Return the app of every node, with an error reply for a client without data.
 
-    Where clients noise what they send, one that fails sends the noise alone. Elsewhere its reply is an error.
+    If clients noise their updates, a client without data sends only noise, so the app is unchanged.
     """
     absent = {number for number, part in enumerate(parts, start=1) if part is None}
     if config.privacy.client.noise_on_update is not None:
@@ -194,7 +196,7 @@ def _answering(config: RunConfig, parts: Sequence[Examples | None]) -> Callable[
 
 
 def _filled(parts: Sequence[Examples | None]) -> list[Examples]:
-    """The parts, with no examples for a client that is absent; it never asks for them."""
+    """Return the parts, with zero examples for an absent client, which never requests them."""
     like = next((part for part in parts if part is not None), None)
     if like is None:
         raise ConfigError("a shadow run needs a client with examples")
@@ -203,7 +205,7 @@ def _filled(parts: Sequence[Examples | None]) -> list[Examples]:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """The block, in which clients log nothing: that one is absent is no failure here."""
+    """Disable the clients' log during the block: an absent client is not a failure here."""
     logger = logging.getLogger("cloister.client")
     before, logger.disabled = logger.disabled, True
     try:

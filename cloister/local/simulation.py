@@ -16,22 +16,22 @@ from cloister.server.resume import clients_of, settings_of
 from cloister.server.run import Outcome, run
 
 CLIENTS = 4
-"""How many are simulated where nobody says."""
+"""Default number of simulated clients."""
 
 
 def simulate(
     settings: Mapping[str, Scalar] | None = None, clients: int | None = None, narrator: Narrator | None = None
 ) -> Outcome:
-    """Run a federation of simulated clients here and now.
+    """Run a federation of simulated clients in this process.
 
     Args:
-        settings: dotted keys of the run configuration; what is not given has its default, or with `resume` the value
-            that the resumed run has.
-        clients: how many; None: 4, or as many as the resumed run has.
-        narrator: tells a person; by default on standard output.
+        settings: dotted keys of the run configuration. Other keys have their defaults or, with `resume`, the values of
+            the resumed run.
+        clients: number of clients; None: 4, or as many as the resumed run has.
+        narrator: reports to the user; by default on standard output.
 
     Raises:
-        CloisterError: the run cannot start, or nobody takes part in it.
+        CloisterError: the run cannot start, or no client takes part in it.
 
     Example:
         outcome = simulate({"strategy.name": "fedyogi", "privacy.server": "none"}, clients=8)
@@ -50,14 +50,14 @@ def simulate(
     if not config.resume:
         refuse_idle_clients(build(config), grid)
     outcome = run(grid, config, narrator, clients)
-    # What clients have leaked tells how often they were drawn.
+    # A client's leakage reveals how often it was in the cohort.
     if config.privacy.client.counts_leakage and not outcome.plan.strategy.has_secret_cohorts:
         outcome.directory.write_json("leakage.json", leakage_report(grid.leakages()))
     return outcome
 
 
 def refuse_too_few(config: RunConfig, clients: int) -> None:
-    """Raises ConfigError if so many simulated clients are fewer than the first round waits for."""
+    """Raise ConfigError if there are fewer simulated clients than the first round needs."""
     if clients < config.strategy.min_nodes:
         raise ConfigError(
             f"clients = {clients} is fewer than strategy.min-nodes = {config.strategy.min_nodes}; "
@@ -66,7 +66,7 @@ def refuse_too_few(config: RunConfig, clients: int) -> None:
 
 
 def refuse_other_population(config: RunConfig, clients: int) -> None:
-    """Raises ConfigError if the run registers another number of nodes than there are simulated clients."""
+    """Raise ConfigError if the registered population differs from the number of simulated clients."""
     population = config.privacy.server.population
     if population and population != clients:
         raise ConfigError(
@@ -76,11 +76,11 @@ def refuse_other_population(config: RunConfig, clients: int) -> None:
 
 
 def refuse_what_clients_would(config: RunConfig, clients: int) -> None:
-    """Refuse here, before a run directory is made, what a client would refuse.
+    """Refuse, before a run directory is made, settings that a client would refuse.
 
     Args:
         config: of the run.
-        clients: how many.
+        clients: number of clients.
 
     Raises:
         CloisterError: of its data, its optimizer or its model.
