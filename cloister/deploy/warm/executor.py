@@ -1,10 +1,10 @@
-"""Flower's executor, with processes that are forked instead of started.
+"""Executor for Flower that forks client processes instead of starting them.
 
-A process that has imported everything heavy, and computed nothing, asks the SuperNode for tasks. For each it forks a
-child, which runs `flwr-clientapp`'s own function once and ends: what a client computes, and above all its noise, never
-lives longer than its message. A child loads the very bundle that was looked at, from a folder that nobody else has
-written to: Flower's own loader goes by the names that the server gives, into a folder shared by all runs. A bundle
-whose source is that of the installed package is not loaded at all: the parent has imported the same code already.
+A process that has imported the heavy libraries, and computed nothing, asks the SuperNode for tasks. For each it forks a
+child, which runs `flwr-clientapp`'s own function once and ends. So all computed state, above all noise, ends with its
+message. A child loads exactly the verified bundle, from a folder that no other process writes to. Flower's own loader
+uses names from the server, and a folder shared by all runs. If the bundle's source equals that of the installed
+package, the bundle is not loaded: the parent has imported the same code already.
 """
 
 import gc
@@ -45,9 +45,9 @@ from cloister.flower.clientapp import run_clientapp as clientapp
 
 POLL_SECONDS = 0.2
 LEAVE_SECONDS = 5.0
-"""For children to end after they were asked to."""
+"""Grace period of children between SIGTERM and SIGKILL."""
 APP = "cloister"
-"""The package that Flower ships: what a child runs comes from the bundle of its run, not from this process."""
+"""Package in Flower's app bundles. A child imports it from the bundle of its run, not from this process."""
 LIBRARIES = (
     "cloister.client.app",
     "cloister.privacy.accounting.account",
@@ -56,17 +56,17 @@ LIBRARIES = (
     "pandas",
 )
 COMPILED = "cloister.privacy.mechanisms.discrete.numba_kernel"
-"""Makes the numbers that NumPy makes, a little sooner."""
+"""Numba kernel that returns the numbers of the NumPy code, slightly faster."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """How to reach the SuperNode.
+    """Address and credentials of the SuperNode.
 
     Attributes:
         address: host:port of its Runtime API.
-        certificates: path of the CA certificate that vouches for it; empty: plain HTTP.
-        secret: shared with it; None if it asks for none.
+        certificates: path of the CA certificate that issued its certificate; empty: plain HTTP.
+        secret: shared with it; None if it requires none.
     """
 
     address: str
@@ -74,7 +74,7 @@ class Link:
     secret: bytes | None = None
 
     def client(self) -> RuntimeHttpClient:
-        """A client that may ask for tasks."""
+        """Return a client that may request tasks."""
         interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
         if self.secret is not None:
             methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
@@ -94,26 +94,26 @@ class Link:
         )
 
     def root(self) -> bytes | None:
-        """The CA certificate, or None for plain HTTP."""
+        """Return the CA certificate, or None for plain HTTP."""
         return Path(self.certificates).read_bytes() if self.certificates else None
 
 
 def warm_up(keras: bool) -> None:
-    """Import what clients need, without computing anything: a process forked after a computation may hang."""
+    """Import the libraries of clients without computing anything: a process forked after a computation may hang."""
     for name in LIBRARIES:
         importlib.import_module(name)
     if keras:
         from cloister.tasks.backend import import_keras
 
         import_keras()
-    # What is frozen is not touched by a child's collector, so that its memory stays shared.
+    # A child's collector does not touch frozen objects, so that their memory stays shared.
     gc.collect()
     gc.freeze()
 
 
 @dataclass(frozen=True)
 class Child:
-    """A process that works on one task.
+    """Process of one task.
 
     Attributes:
         folder: of its own.
@@ -126,12 +126,12 @@ class Child:
 
 @dataclass
 class Executor:
-    """Asks for tasks and has each run in a process of its own.
+    """Executor that requests tasks and runs each in a separate process.
 
     Args:
         link: to the SuperNode.
         imported: source files of the package as this process has imported it.
-        policy: gives the policy in force, whose `allowed-fabs` is enforced before anything of a bundle runs.
+        policy: returns the policy in force. Its `allowed-fabs` is enforced before any code of a bundle runs.
     """
 
     link: Link
@@ -144,7 +144,7 @@ class Executor:
         """Run tasks as long as `going_on`; then end the children.
 
         Raises:
-            FederationError: the SuperNode's certificate is not one to be trusted.
+            FederationError: the SuperNode's certificate is not trusted.
         """
         try:
             with self.link.client() as client:
@@ -169,7 +169,7 @@ class Executor:
         self.children[child] = Child(folder, token)
 
     def _run(self, token: str, parent: int, folder: Path) -> None:
-        """Be `flwr-clientapp` for one task."""
+        """Run `flwr-clientapp`'s function for one task."""
         _compile_nothing()
         load_only_what_is_allowed(self.policy, folder, self.imported)
         clientapp.run_clientapp(
@@ -196,7 +196,7 @@ class Executor:
         return answer
 
     def _refuse(self, token: str) -> None:
-        """Answer a task of another kind with an error: left alone, it would keep all later messages waiting."""
+        """Answer a task of another kind with an error: otherwise it would block all later messages."""
         log(ERROR, "refused a task that is none of a client: a warm node runs no agents")
         with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
             client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
@@ -205,9 +205,10 @@ class Executor:
             client.PushTaskOutput(runtime_pb2.PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
 
     def _give_up(self, token: str) -> None:
-        """Take the message of a task whose child has died, if it had not: Flower answers only for one that was taken.
+        """Pull the message of a task whose child died before it did.
 
-        If the task had begun, the SuperNode would wait for ever for another one, and look for no other message.
+        Flower reports a failure only for a pulled message. Without a report for a task that had begun, the SuperNode
+        would wait forever for another one, and poll for no other message.
         """
         with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
             with suppress(httpx.HTTPStatusError):  # as from a task that had begun
@@ -215,7 +216,7 @@ class Executor:
             client.PullMessages(runtime_pb2.PullAppMessagesRequest())
 
     def _reap(self) -> list[str]:
-        """Forget the children that have ended, and tell the tasks of those that failed."""
+        """Remove the children that have ended, and return the tokens of the failed ones."""
         failed = []
         for number, child in list(self.children.items()):
             ended, status = os.waitpid(number, os.WNOHANG)
@@ -225,7 +226,7 @@ class Executor:
         return failed
 
     def _end_children(self) -> None:
-        """End all children, those that do not listen by force."""
+        """Terminate all children, and kill those that outlive the grace period."""
         for child in self.children:
             os.kill(child, signal.SIGTERM)
         deadline = time.monotonic() + LEAVE_SECONDS
@@ -263,7 +264,7 @@ def _next_task(client: RuntimeHttpClient) -> runtime_pb2.AcquireTaskResponse | N
 
 
 def _is_about_trust(error: BaseException | None) -> bool:
-    """Whether an error, or one that led to it, is that a certificate was not accepted."""
+    """Return whether an error or one of its causes is a refused certificate."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return True
@@ -272,7 +273,7 @@ def _is_about_trust(error: BaseException | None) -> bool:
 
 
 def _as_child(work: Callable[[], None]) -> NoReturn:
-    """Do the work and end, without anything that the parent has planned for its own end."""
+    """Run the work and end the process, without the parent's exit handlers."""
     code = 1
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -290,7 +291,7 @@ def _as_child(work: Callable[[], None]) -> NoReturn:
 
 
 def _forget_app() -> None:
-    """Unload this process' own copy of the app: the child imports that of its bundle, as a cold client would."""
+    """Unload this process's copy of the app: the child imports that of its bundle, as a cold client would."""
     for name in [name for name in sys.modules if name == APP or name.startswith(APP + ".")]:
         if name != COMPILED:
             del sys.modules[name]
@@ -298,24 +299,24 @@ def _forget_app() -> None:
 
 
 def _compile_nothing() -> None:
-    """Leave out what is compiled: it takes seconds, and one message cannot keep it."""
+    """Block the compiled module: compilation takes seconds, and a child ends after one message."""
     vars(sys)["modules"][COMPILED] = None
 
 
 def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path, imported: Mapping[str, bytes]) -> None:
-    """Have this process load the app of a bundle that the policy allows, and no other.
+    """Make this process load the app of a bundle that the policy allows, and no other.
 
-    What the server says about the bundle (its name, its version, its digest) chooses nothing: a bundle of another name
-    or version than the run's is an error of Flower's loader.
+    The server's statements about the bundle (name, version, digest) have no influence. If its name or version differs
+    from the run's, Flower's loader raises an error.
 
     Args:
-        policy: gives the policy in force.
+        policy: returns the policy in force.
         folder: an empty one, in which the bundle is unpacked.
-        imported: source files that this process has imported. A bundle of the very same is not unpacked.
+        imported: source files that this process has imported. An equal bundle is not unpacked.
     """
     names = vars(clientapp)
     unpack, loader = names["install_from_fab"], names["get_load_client_app_fn"]
-    # Of the bundle that was looked at: where it is unpacked; None: nowhere, it is what is installed.
+    # Path of the verified bundle, unpacked; None: it equals the installed package and is not unpacked.
     looked_at: list[Path | None] = []
 
     def install(bundle: bytes, **_: object) -> None:
@@ -337,14 +338,14 @@ def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path,
 
 
 def _imported_app(*_: str) -> ClientApp:
-    """The client of the package as this process has imported it; the package has one, whatever a bundle calls it."""
+    """Return the client app of the imported package, for any app name of a bundle: the package has only one."""
     from cloister.client.app import app
 
     return app
 
 
 def _allowed(bundle: bytes, policy: Policy | None) -> bytes:
-    """A bundle whose code may run here; that it was looked at is left in the environment for the policy's mod.
+    """Return a bundle that the policy allows, and store its digest in the environment for the policy's mod.
 
     Raises:
         PolicyError: the policy does not list it.

@@ -1,7 +1,7 @@
-"""What a node or an operator can tell about a SuperLink without signing in: how far clocks are apart, when TLS ends.
+"""Unauthenticated checks of a SuperLink: difference of the clocks, and end of its TLS certificate.
 
-Flower's SuperLink refuses requests signed by a clock that is more than 5 s fast or 305 s slow, with a plain 401, on
-which a SuperNode ends as if it had been asked to.
+Flower's SuperLink refuses requests if the clock of the signer is more than 5 s fast or 305 s slow. It answers with a
+plain 401, after which a SuperNode ends as if on request.
 """
 
 import http.client
@@ -15,19 +15,19 @@ from cloister.deploy.certificates import EXPIRY_WARNING_DAYS
 from cloister.flower.control import read_superlink_connection
 
 FASTEST = 4.0
-"""Seconds by which a node's clock may be fast: Flower's 5, less what the comparison is wrong by."""
+"""Largest number of seconds by which a node's clock may be fast: Flower's 5, less the error of the comparison."""
 SLOWEST = 300.0
 SUSPICIOUS = 2.0
 SECONDS = 5.0
-"""For an answer of the SuperLink."""
+"""Timeout in seconds for an answer of the SuperLink."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """What was found.
+    """Result of the checks.
 
     Attributes:
-        ahead: seconds by which this machine's clock is fast; below 0 it is slow. Good to a second.
+        ahead: seconds by which this machine's clock is fast; negative if it is slow. Accurate to a second.
         days: until the SuperLink's certificate ends; None without TLS.
     """
 
@@ -36,7 +36,7 @@ class Meeting:
 
     @property
     def refusal(self) -> str:
-        """Why the SuperLink would not let this node in; empty if it would."""
+        """Return the reason for which the SuperLink would refuse this node; empty if it would not."""
         if -SLOWEST <= self.ahead <= FASTEST:
             return ""
         return (
@@ -46,7 +46,7 @@ class Meeting:
 
     @property
     def warnings(self) -> list[str]:
-        """What will be a trouble soon."""
+        """Return warnings about upcoming problems."""
         said = []
         if abs(self.ahead) > SUSPICIOUS and not self.refusal:
             said.append(f"the clock of this machine is {self._apart()} that of the SuperLink: set both by NTP")
@@ -59,15 +59,15 @@ class Meeting:
 
 
 def meet(superlink: str, root_certificates: str | None, insecure: bool) -> Meeting | None:
-    """Ask a SuperLink for the time.
+    """Compare the clock with the SuperLink's, and read the end of its certificate.
 
     Args:
         superlink: host:port.
-        root_certificates: path of the CA certificate that vouches for it; None: those of the system.
+        root_certificates: path of the CA certificate that issued its certificate; None: those of the system.
         insecure: use plain HTTP.
 
     Returns:
-        None if it cannot be reached now, or is not to be trusted: the SuperNode says that better.
+        None if it is unreachable or not trusted: the SuperNode logs the reason in more detail.
     """
     host, _, port = superlink.rpartition(":")
     try:
@@ -78,14 +78,14 @@ def meet(superlink: str, root_certificates: str | None, insecure: bool) -> Meeti
 
 
 def warnings_of(connection: str) -> list[str]:
-    """What will be a trouble soon with the SuperLink of a connection in Flower's `config.toml`."""
+    """Return the problems with the SuperLink of a connection in Flower's `config.toml`."""
     link = read_superlink_connection(connection)
     found = meet(link.address or "", link.root_certificates, link.insecure)
     return [*filter(None, [found.refusal]), *found.warnings] if found else []
 
 
 def _asked(host: str, port: int, context: ssl.SSLContext | None) -> Meeting:
-    """Compare the time of an answer, which is whole seconds cut off, with the middle of the time it took."""
+    """Compare the time in an answer, truncated to whole seconds, with the middle of the request."""
     if context is None:
         link = http.client.HTTPConnection(host, port, timeout=SECONDS)
     else:

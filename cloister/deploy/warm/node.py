@@ -1,4 +1,4 @@
-"""`cloister warm-node`: a SuperNode with warm clients, as one command."""
+"""Command `cloister warm-node`: a SuperNode with warm clients."""
 
 import argparse
 import os
@@ -26,25 +26,25 @@ SUPERNODE = "flower-supernode"
 
 
 POLLS = (0.5, 5.0)
-"""Seconds between two looks for messages: just after one, and in the long run."""
+"""Seconds between two polls for messages: just after one, and in the long run."""
 
 
 def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, float] = POLLS) -> int:
-    """Run a SuperNode and its clients until it ends or a signal ends both.
+    """Run a SuperNode and its clients until the SuperNode ends or a signal ends both.
 
     Args:
-        options: of `flower-supernode`, passed on as they are. `--isolation` is chosen here.
-        keras: import Keras beforehand: some 500 MB, shared by all messages. Tasks without a network need none.
-        polls: seconds between two looks for messages, just after one and in the long run.
+        options: of `flower-supernode`, passed on unchanged. `--isolation` is set here.
+        keras: import Keras in advance: some 500 MB, shared by all messages. Tasks without a network need none.
+        polls: seconds between two polls for messages, just after one and in the long run.
 
     Returns:
         The exit status of the SuperNode.
 
     Raises:
-        ConfigError: an option is not for this command, or the node configuration is not valid: each bad key is named;
-            or its `secure-state` is no folder to keep secrets in.
-        FederationError: the SuperNode's certificate is not one to be trusted, the clocks of this machine and the
-            SuperLink are too far apart, or the SuperLink refused this node.
+        ConfigError: an option is not for this command; the node configuration has invalid keys, which the message
+            names; or its `secure-state` is not a folder for secrets.
+        FederationError: the SuperNode's certificate is not trusted, the clocks of this machine and the SuperLink are
+            too far apart, or the SuperLink refused this node.
         PolicyError: the node's policy cannot be read, or cannot be enforced with this flwr.
     """
     ours = _read(options)
@@ -66,7 +66,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
     )
     asked = _ended_by_signals(supernode)
     try:
-        # Before the package is imported: files that change meanwhile are not those of a bundle.
+        # Before the imports: if files change in the meantime, they do not match a bundle.
         imported = sources()
         warm_up(keras)
         log(INFO, "warm: clients of this node are forked from process %s", os.getpid())
@@ -81,7 +81,10 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
 
 
 def _look_at_data(node: NodeConfig) -> None:
-    """Say where no data is. It may come later, and the node starts: the server must not see whether there is any."""
+    """Log a warning if the node's data is absent.
+
+    The node starts anyway. Data may arrive later, and the server must not learn whether it exists.
+    """
     if node.data_path and not expanded(node.data_path).exists():
         log(
             WARNING,
@@ -92,13 +95,13 @@ def _look_at_data(node: NodeConfig) -> None:
 
 
 def _configured(text: str) -> NodeConfig:
-    """The node configuration, all of which is pairs: Flower passes over what is none, were it the site's policy.
+    """Return the node configuration, and refuse parts that are not pairs. Flower ignores them, even a site's policy.
 
     Args:
         text: pairs, or the path of a TOML file.
 
     Raises:
-        ConfigError: part of it is no pair, or a key is not valid.
+        ConfigError: part of it is no pair, or a key is invalid.
     """
     try:
         if not text.endswith(".toml"):
@@ -109,17 +112,17 @@ def _configured(text: str) -> NodeConfig:
 
 
 def _clear_secrets(node: NodeConfig) -> None:
-    """Remove what is kept of secure aggregations: a node that is started anew has dropped out of them.
+    """Remove the stored state of secure aggregations: a restarted node has dropped out of them.
 
     Raises:
-        NodeConfigError: the folder for it is not one to keep secrets in.
+        NodeConfigError: its folder is not suitable for secrets.
     """
     if node.secure_state:
         FolderStore(node.secure_state).clear()
 
 
 def _ended_by_signals(supernode: "subprocess.Popen[bytes]") -> list[int]:
-    """End the SuperNode on a signal to this process; the signals so far."""
+    """Terminate the SuperNode on a signal to this process, and return the list of received signals."""
     asked: list[int] = []
 
     def end(number: int, _: object) -> None:
@@ -132,7 +135,7 @@ def _ended_by_signals(supernode: "subprocess.Popen[bytes]") -> list[int]:
 
 
 def _look_at_superlink(ours: argparse.Namespace) -> None:
-    """Say what will be a trouble; end where the SuperLink would refuse this node.
+    """Log warnings about the SuperLink, and raise an error if it would refuse this node.
 
     Raises:
         FederationError: its clock and that of this machine are too far apart.

@@ -1,4 +1,4 @@
-"""How often a SuperNode looks for messages: often after one, rarely when there has been none for long."""
+"""Adaptive polling interval of a SuperNode: short after a message, long after a pause."""
 
 import time
 from collections.abc import Callable
@@ -9,22 +9,22 @@ from typing import Any
 from cloister.flower.supernode import start_client_internal
 
 SHARE = 0.1
-"""Of the time that a node has waited already, how much longer it may take to notice a message."""
+"""Polling interval as a share of the time since the last message."""
 WAITING = 0.5
-"""Seconds between two looks for its own client's reply, as in Flower: nobody else is asked."""
+"""Largest polling interval in seconds for the reply of the node's own client. It does not query the SuperLink."""
 
 
 @dataclass
 class Polling:
-    """The pauses between two looks for messages.
+    """Pauses between two polls for messages.
 
-    A message is noticed after a tenth of the time it was waited for, but within `slowest`: in a run that is quick, and
-    an idle node costs the SuperLink little.
+    A message is noticed after a tenth of the time that the node has waited for it, but within `slowest`. So a fast run
+    has little delay, and an idle node causes little load on the SuperLink.
 
     Args:
-        fastest: seconds between two looks just after a message.
-        slowest: seconds between two looks in the long run.
-        clock: tells seconds; `sleep` lets them pass.
+        fastest: seconds between two polls just after a message.
+        slowest: seconds between two polls in the long run.
+        clock: returns seconds; `sleep` waits for them.
     """
 
     fastest: float = 0.5
@@ -37,7 +37,7 @@ class Polling:
         self.idle = False
 
     def looking(self, look: Callable[..., Any]) -> Callable[..., Any]:
-        """Flower's look for a message, such that it is known when there was one."""
+        """Return Flower's poll function, wrapped to record when there was a message."""
 
         def looked(*arguments: Any, **named: Any) -> Any:
             found = look(*arguments, **named)
@@ -49,7 +49,7 @@ class Polling:
         return looked
 
     def pause(self, seconds: float) -> None:
-        """Wait before the next look; while a message is worked on, as long as Flower would, at most `WAITING`."""
+        """Wait before the next poll; while a message is processed, as long as Flower would, at most `WAITING`."""
         if not self.idle:
             self.heard = self.clock()
             self.sleep(min(seconds, WAITING))
@@ -58,7 +58,7 @@ class Polling:
             self.sleep(min(max(SHARE * waited, self.fastest), self.slowest))
 
     def install(self) -> None:
-        """Have Flower's SuperNode pause like this: its own pause is a literal in the middle of its loop."""
+        """Replace the pause of Flower's SuperNode, which is a literal inside its loop."""
         names = vars(start_client_internal)
         names["_pull_and_store_message"] = self.looking(names["_pull_and_store_message"])
         # The module uses nothing else of `time`.

@@ -1,4 +1,4 @@
-"""`flower-supernode` that looks for messages when some are likely, and outlives cuts; Flower's own does neither."""
+"""`flower-supernode` with adaptive polling, and with retries after interrupted handshakes."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ from cloister.flower.supernode import fleet_http_connection
 
 LOOK_SECONDS = 0.2
 GAVE_UP = 3
-"""Exit status of a SuperNode that has ended by itself, after an error of a message."""
+"""Exit status of a SuperNode that ends by itself, after an error of a message."""
 SIGNALLED = 0
-"""Flower's exit status of one that a signal has ended; it sends the signal to itself where a heartbeat is refused."""
+"""Flower's exit status after a signal. Flower signals itself if the SuperLink refuses a heartbeat."""
 
 
 def main() -> None:
-    """Be `flower-supernode`, with its options; before them stand the fastest and the slowest pause in seconds."""
+    """Run `flower-supernode` with its options, after the fastest and the slowest pause in seconds."""
     fastest, slowest = float(sys.argv.pop(1)), float(sys.argv.pop(1))
     sys.argv[0] = "flower-supernode"
     Polling(fastest, slowest).install()
