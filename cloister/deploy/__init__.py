@@ -1,1 +1,1 @@
-"""Deployment: start-up kits from one description of a federation, the operators' SuperLink, and warm nodes."""
+"""Deployment: start-up kits for a described federation, the operators' SuperLink, and warm nodes."""

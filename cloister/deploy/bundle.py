@@ -1,4 +1,4 @@
-"""Where kits may lie: not where Flower would put them into an app bundle, which goes to every site."""
+"""Protection of kits from Flower's app bundles, which every site receives."""
 
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -12,17 +12,18 @@ from cloister.flower.control import get_filtered_fab_paths
 
 
 def refuse_in_bundle(folder: Path, names: Sequence[str]) -> None:
-    """Refuse a folder of which an app bundle would take a file.
+    """Refuse a folder from which an app bundle would include a file.
 
-    Flower takes every file of a dozen kinds below a `pyproject.toml` with `[tool.flwr.app]`, as far as that file's
-    `fab-include` and `fab-exclude` and the `.gitignore` beside it let it; one further down is not asked.
+    Flower includes all files of a dozen kinds below a `pyproject.toml` with `[tool.flwr.app]`. The exceptions are that
+    file's `fab-include` and `fab-exclude`, and the `.gitignore` beside it. Flower ignores a `.gitignore` in a
+    subfolder.
 
     Args:
-        folder: absolute, where the files shall be.
+        folder: absolute, for the files.
         names: of the files, relative to it.
 
     Raises:
-        ConfigError: a file would be bundled by an app at or above the folder.
+        ConfigError: an app at or above the folder would bundle a file.
     """
     for home in (folder, *folder.parents):
         rules = _rules_of(home)
@@ -37,7 +38,7 @@ def refuse_in_bundle(folder: Path, names: Sequence[str]) -> None:
 
 
 def _rules_of(home: Path) -> dict[str, Any] | None:
-    """The table of the Flower app that a folder is; None if it is none."""
+    """Return the Flower app table of a folder's `pyproject.toml`, or None if it has none."""
     try:
         content = tomllib.loads((home / "pyproject.toml").read_text())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Keys and certificates: a small authority, the server's certificate, and the keys by which nodes are known.
+"""Keys and certificates: a small certificate authority, the server's certificate, and node keys.
 
-TLS keys are P-256, accepted everywhere; node keys are P-384 in OpenSSH format, as `flower-supernode` reads them.
+TLS keys are P-256, which all TLS implementations accept. Node keys are P-384 in OpenSSH format, for `flower-supernode`.
 """
 
 import ipaddress
@@ -29,41 +29,41 @@ from cloister.core.files import DAY
 from cloister.core.keys import node_key
 
 EXPIRY_WARNING_DAYS = 30
-"""Days before the end of a certificate from which warnings name it."""
+"""Remaining days of a certificate at which warnings begin."""
 LOOPBACK = ("localhost", "127.0.0.1")
-"""Every server certificate is made out for these too: the executor of the server's own app connects to them."""
+"""Additional addresses of every server certificate: the executor of the server's own app connects to them."""
 BACKDATED = timedelta(hours=1)
-"""Clocks of machines differ: a certificate is valid a little before it was made."""
+"""Time by which a certificate's validity begins early, as the clocks of machines differ."""
 
 
 def new_tls_key() -> bytes:
-    """A private key for an authority or a server, PEM."""
+    """Generate a private key for an authority or a server, PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def new_node_key() -> tuple[bytes, bytes]:
-    """A private and a public node key, in OpenSSH format."""
+    """Generate a private and a public node key, in OpenSSH format."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     return private, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
 
 
 def public_half(private: bytes, name: str) -> bytes:
-    """The public key of a private node key, in OpenSSH format.
+    """Return the public key of a private node key, in OpenSSH format.
 
     Raises:
-        ConfigError: it is no EC key in OpenSSH format without a passphrase.
+        ConfigError: it is not an EC key in OpenSSH format without a passphrase.
     """
     key = node_key(private, name)
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
 
 
 def checked_node_key(path: Path) -> bytes:
-    """A public node key that a site made itself.
+    """Read and validate a public node key that a site made itself.
 
     Raises:
-        ConfigError: there is none, or it is of a kind that Flower does not take.
+        ConfigError: the file is absent, or the key is of a kind that Flower does not accept.
     """
     try:
         content = path.read_bytes()
@@ -78,7 +78,7 @@ def checked_node_key(path: Path) -> bytes:
 
 
 def self_signed(key: bytes, name: str, days: int) -> bytes:
-    """The certificate of an authority for itself, PEM. It may sign servers and no other authority."""
+    """Issue the certificate of an authority for itself, PEM. It may sign servers and no other authority."""
     private = _loaded(key)
     subject = _named(f"{name} authority")
     builder = _builder(subject, subject, private.public_key(), datetime.now(UTC) + timedelta(days=days))
@@ -88,7 +88,10 @@ def self_signed(key: bytes, name: str, days: int) -> bytes:
 
 
 def server_certificate(key: bytes, addresses: list[str], days: int, authority: bytes, authority_key: bytes) -> bytes:
-    """A server's certificate for these addresses and the loopback, PEM; never valid for longer than its authority."""
+    """Issue a server's certificate for these addresses and the loopback, PEM.
+
+    It ends no later than the authority's certificate.
+    """
     issuer, private = x509.load_pem_x509_certificate(authority), _loaded(authority_key)
     expires = min(datetime.now(UTC) + timedelta(days=days), issuer.not_valid_after_utc)
     builder = _builder(_named(addresses[0]), issuer.subject, _loaded(key).public_key(), expires)
@@ -104,7 +107,7 @@ def server_certificate(key: bytes, addresses: list[str], days: int, authority: b
 
 
 def signing_request(key: bytes, addresses: list[str]) -> bytes:
-    """What an external authority is asked to sign, PEM."""
+    """Return a certificate signing request for an external authority, PEM."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_named(addresses[0]))
     builder = builder.add_extension(_alternative_names(addresses), critical=False)
     return builder.sign(_loaded(key), hashes.SHA256()).public_bytes(Encoding.PEM)
@@ -115,13 +118,13 @@ def check_signed(certificate: bytes, authority: bytes, key: bytes, addresses: li
 
     Args:
         certificate: PEM, the server's first, then intermediates.
-        authority: PEM, what nodes trust.
+        authority: PEM, the authority that nodes trust.
         key: the server's.
-        addresses: it must be made out for, besides the loopback.
+        addresses: that it must contain, in addition to the loopback.
 
     Raises:
-        ConfigError: it is for another key, lacks an address or is not for servers, the chain does not lead to the
-            authority, or by way of something that is none, or a part of it has expired or has not begun.
+        ConfigError: it is for another key, lacks an address or is not for servers; its chain does not lead to the
+            authority, or contains a certificate that is no authority's; or a part of it is not valid at this time.
     """
     try:
         chain = x509.load_pem_x509_certificates(certificate)
@@ -139,7 +142,7 @@ def check_signed(certificate: bytes, authority: bytes, key: bytes, addresses: li
 
 
 def _check_path(chain: list[x509.Certificate], roots: list[x509.Certificate]) -> None:
-    """Refuse a chain that does not lead to one of the roots, through authorities, all of them valid now."""
+    """Refuse a chain that does not lead to a root through authorities that are all valid now."""
     path = list(chain)
     for issued, issuers in zip(chain, [*([link] for link in chain[1:]), roots], strict=True):
         issuer = next((link for link in issuers if _is_authority(link) and _issued_by(issued, link)), None)
@@ -161,7 +164,7 @@ def _is_authority(certificate: x509.Certificate) -> bool:
 
 
 def _is_for_servers(certificate: x509.Certificate) -> bool:
-    """Whether its use is not restricted to others."""
+    """Return whether the extended key usage permits servers."""
     try:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
@@ -178,7 +181,7 @@ def _issued_by(issued: x509.Certificate, issuer: x509.Certificate) -> bool:
 
 
 def addresses_of(certificate: bytes) -> set[str]:
-    """Host names and IP addresses that the first certificate in a PEM is made out for."""
+    """Return the host names and IP addresses of the first certificate in a PEM."""
     extensions = x509.load_pem_x509_certificate(certificate).extensions
     try:
         names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -189,19 +192,19 @@ def addresses_of(certificate: bytes) -> set[str]:
 
 
 def expiry_of(certificate: bytes) -> datetime:
-    """When the first certificate in a PEM ends, in UTC."""
+    """Return the end of the first certificate in a PEM, in UTC."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
 
 def refuse_broken(content: bytes, path: Path) -> None:
-    """Refuse what is no TLS key, or no certificate, where one is expected.
+    """Refuse a file that should contain a TLS key or a certificate, but does not.
 
     Args:
         content: of the file.
         path: of the file; a key ends in `.key`.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the content is invalid.
     """
     kind = "private EC key" if path.suffix == ".key" else "certificate"
     try:

@@ -1,4 +1,4 @@
-"""The commands of `cloister site`. What they need of Flower is imported by the one that runs."""
+"""Commands of `cloister site`. Each imports the parts of Flower that it needs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,7 +32,7 @@ ExpectedSigning = Annotated[
 
 @contextmanager
 def _alone() -> Iterator[Kits]:
-    """The block, with the kits to itself: those of all members if the operator's kit lies among them, else that one.
+    """Hold the lock of the kits during the block, and print their notes.
 
     Two operators at the same kits would each see a state of before, and undo what the other did. At the end the proxy's
     list of keys is that of the operator's kit, if it has one.
@@ -116,7 +116,7 @@ def remove(connection: Connection, name: SiteName) -> None:
         with control(connection) as opened:
             for node in remove(opened, name):
                 typer.echo(f"{name}: refused from now on (key {node.fingerprint})")
-        with suppress(ConfigError):  # the kit has no key of a node that Flower's own command has named
+        with suppress(ConfigError):  # a node that Flower's own command registered may have a name without a key file
             own = key_file(name)
             own.unlink(missing_ok=True)
             if (left := roster_in(own.parents[1])) and name in left.roster.keys:

@@ -1,4 +1,4 @@
-"""Flower's Control interface, for an operator: which nodes a SuperLink knows, and who gets in."""
+"""Flower's Control interface for an operator: list, register and unregister the nodes of a SuperLink."""
 
 import os
 import tomllib
@@ -27,15 +27,15 @@ from cloister.flower.control import (
 )
 
 GONE = "unregistered"
-"""The status of a node whose key is refused from now on."""
+"""Status of an unregistered node, whose key is refused."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node as the SuperLink knows it.
+    """Node as the SuperLink lists it.
 
     Attributes:
-        id: by which messages are addressed.
+        id: address of messages.
         name: of its site; empty if it was registered without one.
         fingerprint: of its key, as `ssh-keygen -l` prints it.
         status: `registered` (never seen), `online`, `offline` or `unregistered`.
@@ -50,33 +50,33 @@ class Node:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Of a living node, for `cloister status`."""
+        """Return the fields of a living node for `cloister status`."""
         return {"node-id": str(self.id), "name": self.name, "status": self.status, "since": self.since}
 
     @property
     def who(self) -> str:
-        """Its name, or its number if it has none."""
+        """Return its name, or its number if it has none."""
         return self.name or f"node {self.id}"
 
 
 class Control:
-    """A connection to the Control interface.
+    """Connection to the Control interface.
 
     Args:
-        client: of Flower's.
+        client: of Flower.
     """
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
     def nodes(self) -> list[Node]:
-        """All nodes that were ever registered, in the order of their names."""
+        """Return all nodes that were ever registered, in the order of their names."""
         with flwr_cli_exc_handler():
             found = self._client.ListNodes(control_pb2.ListNodesRequest()).nodes_info
         return sorted(map(_node, found), key=lambda node: (node.name, node.id))
 
     def register(self, name: str, key: bytes) -> None:
-        """Let a node in from now on.
+        """Register a node's key.
 
         Args:
             name: of its site.
@@ -87,14 +87,14 @@ class Control:
             self._client.RegisterNode(control_pb2.RegisterNodeRequest(public_key=public, name=name))
 
     def unregister(self, node: Node) -> None:
-        """Refuse a node's key from now on: what it sends next is not taken, also on a connection that is open."""
+        """Unregister a node. The SuperLink refuses its next request, also on an open connection."""
         with flwr_cli_exc_handler():
             self._client.UnregisterNode(control_pb2.UnregisterNodeRequest(node_id=node.id))
 
 
 @contextmanager
 def control(connection: str) -> Iterator[Control]:
-    """The block, with a connection to a SuperLink.
+    """Connect to a SuperLink for the block.
 
     Args:
         connection: a name in Flower's `config.toml`, in the folder `FLWR_HOME`.
@@ -120,7 +120,7 @@ def _required(connection: str) -> None:
     """Require that a connection is one of Flower's `config.toml`; Flower itself does not say which there are.
 
     Raises:
-        FederationError: there is none of this name.
+        FederationError: there is no connection of this name.
     """
     path = flower_home() / "config.toml"
     try:
@@ -135,13 +135,13 @@ def _required(connection: str) -> None:
 
 
 def living_nodes(connection: str) -> list[dict[str, str]]:
-    """The facts of all nodes that have not been sent away.
+    """Return the facts of all nodes that are not unregistered.
 
     Args:
         connection: a name in Flower's `config.toml`.
 
     Raises:
-        FederationError: the SuperLink cannot be asked.
+        FederationError: the SuperLink cannot be queried.
     """
     with control(connection) as opened:
         return [node.facts for node in opened.nodes() if node.status != GONE]

@@ -1,4 +1,4 @@
-"""An operator's credentials: a random token that the operator keeps, of which the server holds a digest only."""
+"""Credentials of an operator: a random token, of which the server stores only a digest."""
 
 import hashlib
 import hmac
@@ -14,19 +14,19 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def new_token() -> str:
-    """256 random bits."""
+    """Generate a token of 256 random bits."""
     return secrets.token_urlsafe(32)
 
 
 def digest_of(token: str) -> str:
-    """SHA-256 in hex. A random token needs no slow hash."""
+    """Return the SHA-256 of a token in hex. A random token needs no slow hash."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def credentials_file(address: str, token: str) -> str:
-    """The token as the `flwr` command keeps one for the SuperLink at `address`, in `credentials.yaml` (JSON is YAML).
+    """Return a `credentials.yaml` (JSON is YAML) with the token, for the `flwr` command and the SuperLink at `address`.
 
-    There is nothing to refresh a token with: the second one is there because the command wants two.
+    The refresh token is a placeholder that the command requires: tokens are not refreshed.
     """
     stored = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": "none"}
     entries = {
@@ -36,10 +36,10 @@ def credentials_file(address: str, token: str) -> str:
 
 
 def token_in(credentials: bytes) -> str:
-    """The token in a `credentials.yaml` that `credentials_file` made.
+    """Return the token in a `credentials.yaml` that `credentials_file` made.
 
     Raises:
-        ConfigError: there is none in it.
+        ConfigError: it contains no token.
     """
     try:
         stored = json.loads(credentials)
@@ -50,10 +50,10 @@ def token_in(credentials: bytes) -> str:
 
 
 def read_digests(path: Path) -> tuple[str, ...]:
-    """The operators a server knows: a digest a line, with a comment after it if one likes.
+    """Read the digests of the operators' tokens: one on each line, with an optional comment after it.
 
     Raises:
-        ConfigError: there is no such file, or a line in it is no digest, or it has none.
+        ConfigError: the file is absent or empty, or a line contains no digest.
     """
     try:
         lines = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
@@ -65,6 +65,6 @@ def read_digests(path: Path) -> tuple[str, ...]:
 
 
 def is_known(token: str, digests: tuple[str, ...]) -> bool:
-    """Whether a token is an operator's; takes as long whether or not it is."""
+    """Return whether a token belongs to an operator, in time independent of the result."""
     found = [hmac.compare_digest(digest_of(token), digest) for digest in digests]
     return any(found)

@@ -1,4 +1,4 @@
-"""The description of a federation, `federation.toml`, read strictly."""
+"""Description of a federation, `federation.toml`, with strict validation."""
 
 import ipaddress
 import re
@@ -15,11 +15,11 @@ LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9])?"
 HOST_NAME = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")
 NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")
 Name = Annotated[str, Field(pattern=NAME.pattern)]
-"""Names become folders, common names and words of a command line."""
+"""Name that is used for folders, common names and words of a command line."""
 
 
 def _address(value: str) -> str:
-    """An address a certificate can be made out for.
+    """Return a normalized address for a certificate.
 
     Raises:
         ValueError: it is neither a host name nor the address of one host.
@@ -42,7 +42,7 @@ def _one_line(value: str) -> str:
 
 
 class Server(Section):
-    """Where the SuperLink is.
+    """Address of the SuperLink.
 
     Args:
         addresses: host names and IP addresses the certificate is made out for; sites and operators use the first.
@@ -76,11 +76,11 @@ class Server(Section):
 
 
 class Authority(Section):
-    """Who signs the server's certificate.
+    """Authority that signs the server's certificate.
 
     Args:
         kind: `own` makes a certificate authority; `external` writes a signing request for an existing one.
-        days: an authority of our own is valid.
+        days: validity of an own authority.
         certificate: signed by the external authority, PEM, with its intermediates; empty until there is one.
         ca_certificate: of the external authority, PEM.
     """
@@ -100,16 +100,16 @@ class Authority(Section):
 
 
 class Site(Section):
-    """One member with data: either a file of its own, or a part of a benchmark to try things out.
+    """Member with data: a file of its own, or a part of a benchmark for trials.
 
     Args:
-        name: of the kit's folder, and under which the operator sees the node.
-        data_path: where the site's data lies on the machine that runs the node.
-        public_size: how many examples (or groups) of its own it says it has; dp-sgd needs it. 0: its policy says so.
-        partition_id: which part of a benchmark, from 0.
-        num_partitions: how many parts there are.
-        public_key: of a node key the site made itself; its private key is then never seen here.
-        public_signing_key: of a signing key the site made itself, likewise.
+        name: of the kit's folder, and of the node at the SuperLink.
+        data_path: path of the site's data on the machine of its node.
+        public_size: stated number of its examples (or groups), which dp-sgd needs. 0: its policy states it.
+        partition_id: part of a benchmark, from 0.
+        num_partitions: number of parts.
+        public_key: of a node key that the site made itself. Its private key stays at the site.
+        public_signing_key: of a signing key that the site made itself. Its private key stays at the site.
     """
 
     name: Name
@@ -134,14 +134,14 @@ class Site(Section):
 
 
 class Federation(Section):
-    """A server, an authority and the sites.
+    """Server, authority and sites.
 
     Args:
         name: of the connection that `flwr run . NAME` uses, and of the certificate authority.
-        server: where the SuperLink is.
-        authority: who signs its certificate.
+        server: address of the SuperLink.
+        authority: signs the server's certificate.
         sites: one or more; names are unique.
-        tasks: what a new site's policy allows to begin with.
+        tasks: allowed by the initial policy of a new site.
     """
 
     name: Name
@@ -160,22 +160,22 @@ class Federation(Section):
 
     @property
     def address(self) -> str:
-        """`host:port` by which sites and operators reach the server."""
+        """Return `host:port` of the server for sites and operators."""
         host = self.server.addresses[0]
         return f"[{host}]:{self.server.port}" if ":" in host else f"{host}:{self.server.port}"
 
 
 def read_federation(path: Path) -> Federation:
-    """The federation described in a file; the paths in it are relative to it.
+    """Read the description of a federation; relative paths in it start at its folder.
 
     Raises:
-        ConfigError: no such file, or it describes none: each bad key is named, with what was found.
+        ConfigError: the file is absent, or has invalid keys, which the message names with their values.
     """
     return _with_paths(read_toml(Federation, path, str(path)), path.resolve().parent)
 
 
 def _with_paths(federation: Federation, base: Path) -> Federation:
-    """The same with the paths of files to be read made absolute."""
+    """Return the federation with absolute paths of the files to be read."""
 
     def absolute(value: str) -> str:
         return str(base / expanded(value)) if value else ""

@@ -1,4 +1,4 @@
-"""The folder of all kits: files are whole or absent, secrets are for their owner alone, and one writes at a time."""
+"""Folder of all kits: atomic files, secrets that only their owner can read, and one writer at a time."""
 
 import fcntl
 import hashlib
@@ -15,24 +15,25 @@ from cloister.core.files import atomic_path
 SECRET, PUBLIC, SCRIPT, FOLDER = 0o600, 0o644, 0o755, 0o700
 CHECKSUMS = "SHA256SUMS"
 ROSTER_KEY = "roster/roster.key"
-"""The private key of whoever signs rosters; in no kit."""
+"""Private key that signs rosters. No kit contains it."""
 HEART = {"server": "server/server.key", "operator": "operator/credentials.yaml", "roster": ROSTER_KEY}
-"""Without which a kit is not there, whatever else lies in its folder."""
+"""File of each kit whose absence means that the kit is absent."""
 ISSUED = "issued.json"
-"""Member -> public key of its node, or `signing/NAME` -> public signing key of a site, empty once it was taken off the
-roster; again as `signing-key-of-its-own/NAME` if the site made it; empty for the server, the operator and the key of
-rosters."""
+"""Record of all keys ever issued, by member: public key of its node, empty for the server, the operator and the key of
+rosters. `signing/NAME` is the public signing key of a site, empty once it was taken off the roster. If the site made
+that key, `signing-key-of-its-own/NAME` contains it too.
+"""
 
 
 @dataclass
 class Kits:
-    """The folder of all kits while they are written.
+    """Folder of all kits while they are written.
 
     Args:
         folder: absolute.
         written: files, relative to it.
-        notes: what is left for a person to do.
-        issued: what was ever made, as `issued.json` has it.
+        notes: tasks left for the operator.
+        issued: all keys ever issued, as in `issued.json`.
     """
 
     folder: Path
@@ -41,18 +42,18 @@ class Kits:
     issued: dict[str, str] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
-        """Where a file lies, by its name relative to the folder."""
+        """Return the path of a file, given its name relative to the folder."""
         return self.folder / name
 
     def read(self, name: str) -> bytes:
-        """What is in a file."""
+        """Return the contents of a file."""
         return self.path(name).read_bytes()
 
     def has(self, name: str) -> bool:
-        """Whether a file is there.
+        """Return whether a file exists.
 
         Raises:
-            ConfigError: something else is in its place.
+            ConfigError: something other than a file is in its place.
         """
         path = self.path(name)
         if path.exists() and not path.is_file():
@@ -60,19 +61,19 @@ class Kits:
         return path.is_file()
 
     def is_gone(self, member: str) -> bool:
-        """Whether a member's kit was made once and is no longer here, which is noted."""
+        """Return whether a member's kit was made once and is absent now, and add a note if so."""
         gone = member in self.issued and not self.has(HEART[member])
         if gone:
             self.notes.append(f"{member} was made before and is not here: it is not made again (--remake {member})")
         return gone
 
     def write(self, name: str, content: bytes | str, mode: int) -> None:
-        """Write a file whole, in folders that nobody else can look into.
+        """Write a file atomically, in folders that only their owner can read.
 
         Args:
             name: relative to the folder of all kits.
             content: of the file.
-            mode: of the file, whatever the umask.
+            mode: of the file, independent of the umask.
 
         Raises:
             ConfigError: it cannot be written.
@@ -85,15 +86,15 @@ class Kits:
                 atomic_path(path) as partial,
                 open(partial, "xb", opener=lambda file, flags: os.open(file, flags, mode)) as file,
             ):
-                os.fchmod(file.fileno(), mode)  # whatever the umask
+                os.fchmod(file.fileno(), mode)  # override the umask
                 file.write(content if isinstance(content, bytes) else content.encode())
         except OSError as error:
-            # Without the cause, whose frames hold what was to be written.
+            # Not chained: the frames of the cause contain the content, which may be secret.
             raise ConfigError(f"{error.filename or path}: {error.strerror}; the kits are not complete") from None
         self.written.append(name)
 
     def read_issued(self) -> dict[str, str]:
-        """What was ever made.
+        """Return the record of all keys ever issued.
 
         Raises:
             ConfigError: the record cannot be read.
@@ -107,23 +108,23 @@ class Kits:
         return found
 
     def write_issued(self, issued: dict[str, str]) -> None:
-        """Note what was ever made, if that is not what the record says."""
+        """Write the record of all keys ever issued, if it has changed."""
         if not self.has(ISSUED) or issued != self.read_issued():
             self.write(ISSUED, json.dumps(issued, indent=2) + "\n", PUBLIC)
 
     @contextmanager
     def locked(self, waiting: Callable[[], None]) -> Iterator[None]:
-        """The block, with the folder to itself: whoever changes kits at the same time waits until it ends.
+        """Hold the lock of the folder during the block. Other processes that change kits wait for its end.
 
         Args:
-            waiting: is called once if somebody else has to finish first.
+            waiting: called once if another process holds the lock.
 
         Raises:
             ConfigError: the folder cannot be made or locked.
         """
         try:
             self.folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
-            # The folder itself, which may be read-only: a lock ends with the process that has it.
+            # Lock the folder itself, which may be read-only. The lock ends with the process.
             handle = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
             raise ConfigError(f"{self.folder}: {error.strerror}; the kits are not complete") from None
@@ -134,7 +135,7 @@ class Kits:
             os.close(handle)
 
     def sum_up(self, member: str) -> None:
-        """List the checksums of a kit that changed, so that whoever receives it can tell that it is whole."""
+        """Write the checksums of a changed kit, by which its recipient can verify that it is complete."""
         home = self.path(member)
         if not home.is_dir() or self.has(f"{member}/{CHECKSUMS}"):
             return
@@ -150,16 +151,16 @@ class Kits:
         inside = [parent for parent in path.parents if self.folder in parent.parents]
         for folder in (self.folder, *reversed(inside)):
             folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
-            folder.chmod(FOLDER)  # also one that somebody else has made
+            folder.chmod(FOLDER)  # also an existing folder
 
     def _break_seal(self, name: str) -> None:
-        """Take the checksums out of a kit that is about to change."""
+        """Remove the checksums of a kit that is about to change."""
         for parent in Path(name).parents:
             if Path(name).name != CHECKSUMS and str(parent) != ".":
                 (self.folder / parent / CHECKSUMS).unlink(missing_ok=True)
 
     def add(self, name: str, content: bytes | str, mode: int) -> None:
-        """Write a file that is not there yet.
+        """Write a file that does not exist yet.
 
         Args: as `write`.
         """

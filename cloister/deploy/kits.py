@@ -1,4 +1,4 @@
-"""Start-up kits: what each member of a federation needs, in a folder of its own, with the secrets it alone may have.
+"""Start-up kits: a folder for each member of a federation, with its files and only its own secrets.
 
     OUT/authority/     ca.key, ca.crt: signs the server's certificate; keep it off the network
     OUT/server/        certificate and key, the executor's secret, the operators' digests, start.sh; the proxy's
@@ -7,10 +7,11 @@
     OUT/sites/NAME/    the node's key, its executor's secret, the policy, start.sh, which makes the site's signing key
     OUT/roster/        roster.key: signs the list of the sites' signing keys; not for the server's operator
 
-What is there is kept, whatever it is: running again adds what is missing, and renews only what it is told to. A file
-is whole or absent, and a kit has its SHA256SUMS only while all of it is there: after a full disk, run it again.
-OUT/issued.json remembers whose kits were ever made: one that was handed over and is no longer here is not made again,
-with new keys that nobody knows, unless that is asked for.
+A further call keeps existing files, adds missing ones, and renews only the files that its options name. Files are
+written atomically, and a kit has its SHA256SUMS only while it is complete: after a full disk, run it again.
+
+OUT/issued.json records all kits ever made. A kit that was handed over and is absent is made again, with new
+unregistered keys, only on request.
 """
 
 import secrets
@@ -27,18 +28,18 @@ from cloister.deploy.federation import Federation, Site, read_federation
 from cloister.deploy.folder import HEART, ISSUED, PUBLIC, SCRIPT, SECRET, Kits
 
 BUNDLED_KINDS = ("operator/credentials.yaml", "operator/config.toml", "sites/name/policy.toml", ISSUED)
-"""Files of kinds that Flower takes into app bundles."""
+"""Files of kinds that Flower includes in app bundles."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one call did.
+    """Result of one call.
 
     Args:
         folder: of all kits.
         written: files, relative to it.
-        notes: what is left for a person to do.
-        expiries: certificate, relative to the folder -> when it ends, UTC.
+        notes: tasks left for the operator.
+        expiries: certificate, relative to the folder -> its end, UTC.
     """
 
     folder: Path
@@ -55,23 +56,23 @@ def provision(
     renew_authority: bool = False,
     remake: Sequence[str] = (),
 ) -> Report:
-    """Write what is missing of the kits of a federation.
+    """Write the missing parts of the kits of a federation.
 
     Args:
         description: its `federation.toml`.
         folder: for the kits; made if absent.
-        policy: text of the policy that a new site starts with, or what writes it for the tasks of the federation.
+        policy: text of the initial policy of a new site, or a function that returns it for the federation's tasks.
         renew: make a new server certificate.
-        renew_authority: make a new certificate of our own authority, with its old key, and of the server. Nodes that
-            still hold the old one trust the server until the old one ends.
-        remake: members (`server`, `operator`, `sites/NAME`, or `roster` for its key) whose kits were made before, are
-            not here and are to be made anew, with new keys.
+        renew_authority: make a new certificate of an own authority, with its old key, and of the server. Nodes with the
+            old certificate trust the server until the old one ends.
+        remake: members (`server`, `operator`, `sites/NAME`, or `roster` for its key) whose earlier kits are absent and
+            are to be made again, with new keys.
 
     Guarantees: private keys and secrets are readable by their owner only, and a site's is in its kit and nowhere else.
 
     Raises:
-        ConfigError: the description is not valid, or does not fit what is in the folder; the folder is one of which
-            Flower would put files into an app bundle; or a file cannot be written.
+        ConfigError: the description is invalid, or contradicts the folder; Flower would include files of the folder in
+            an app bundle; or a file cannot be written.
     """
     federation = read_federation(description)
     _refuse_shared_keys(federation)
@@ -101,7 +102,7 @@ def provision(
 
 
 def _issued(kits: Kits, members: Sequence[str]) -> dict[str, str]:
-    """What was ever made; in a folder without a record, what is there.
+    """Return the record of all keys ever issued; without a record, the keys in the folder.
 
     Raises:
         ConfigError: the record cannot be read.
@@ -114,7 +115,7 @@ def _issued(kits: Kits, members: Sequence[str]) -> dict[str, str]:
 
 
 def _forget(kits: Kits, members: Sequence[str], remake: Sequence[str]) -> None:
-    """Treat members as if their kits had never been made."""
+    """Remove members from the record, as if their kits had never been made."""
     for member in remake:
         if member not in members:
             raise ConfigError(f"--remake {member!r} is none of {', '.join(members)}")
@@ -129,7 +130,7 @@ def _forget(kits: Kits, members: Sequence[str], remake: Sequence[str]) -> None:
 
 
 def _remember(kits: Kits, members: Sequence[str]) -> None:
-    """Note what is there now beside what was ever made."""
+    """Add the keys that exist now to the record of all keys ever issued."""
     issued = dict(kits.issued)
     for member in members:
         public, signing = f"operator/nodes/{Path(member).name}.pub", rosters.key_file(Path(member).name)
@@ -149,14 +150,14 @@ def _refuse_shared_keys(federation: Federation) -> None:
 
 
 def _refuse_absent_certificates(federation: Federation) -> None:
-    """Look for the files of an external authority before anything is written."""
+    """Refuse missing files of an external authority before any file is written."""
     for key in ("certificate", "ca_certificate"):
         if path := getattr(federation.authority, key):
             _file(path, kebab(key))
 
 
 def _refuse_broken_files(kits: Kits) -> None:
-    """Look at the keys and certificates that are there before anything is written."""
+    """Refuse broken keys and certificates before any file is written."""
     for name in ("authority/ca.key", "authority/ca.crt", "server/server.key", "server/server.crt"):
         if kits.has(name):
             certificates.refuse_broken(kits.read(name), kits.path(name))
@@ -215,7 +216,7 @@ def _sign_server(kits: Kits, federation: Federation, renew: bool) -> None:
 
 
 def _take_signed(kits: Kits, federation: Federation, renew: bool) -> None:
-    """Ask for a signature, and take the signed certificate in where there is one."""
+    """Write a signing request, and copy the signed certificate if there is one."""
     key, addresses = kits.read("server/server.key"), federation.server.addresses
     if renew or not kits.has("server/server.csr"):
         kits.write("server/server.csr", certificates.signing_request(key, addresses), PUBLIC)
@@ -247,7 +248,7 @@ def _write_operator(kits: Kits, federation: Federation) -> None:
 
 
 def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> None:
-    """Add a site; its public key goes to the operator, its private key nowhere."""
+    """Write a site's kit. Its public key also goes to the operator; its private key stays in the kit."""
     home, public = f"sites/{site.name}", f"operator/nodes/{site.name}.pub"
     is_new = home not in kits.issued
     key = b"" if kits.has(public) else _node_key(kits, site)
@@ -268,7 +269,10 @@ def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> 
 
 
 def _node_key(kits: Kits, site: Site) -> bytes:
-    """The public key of a site: its own, or one whose private half is in its kit, or goes there if it never was."""
+    """Return the public key of a site: its own, that of its kit, or that of the record.
+
+    Without any of them, generate a key, and write the private key into the kit.
+    """
     home = f"sites/{site.name}"
     private = f"{home}/node.key"
     if site.public_key:
@@ -284,7 +288,7 @@ def _node_key(kits: Kits, site: Site) -> bytes:
 
 
 def _spread_authority(kits: Kits, member: str) -> None:
-    """Put the authority's certificate into a kit that has none, or has the one before."""
+    """Copy the authority's certificate into a kit that has none, or an old one."""
     name, is_new = f"{member}/ca.crt", "authority/ca.crt" in kits.written
     if kits.has("authority/ca.crt") and kits.path(member).is_dir() and (is_new or not kits.has(name)):
         kits.write(name, kits.read("authority/ca.crt"), PUBLIC)

@@ -1,4 +1,4 @@
-"""What provisioning did, on the screen."""
+"""Report of provisioning on the console."""
 
 from datetime import UTC, datetime
 
@@ -10,7 +10,7 @@ from cloister.deploy.kits import Report
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    """Print which files were written, when certificates end, and what is left to do."""
+    """Print the written files, the ends of certificates, and the tasks left."""
     console = console or Console()
     console.print(f"kits in {report.folder}", highlight=False, soft_wrap=True)
     for name in report.written:

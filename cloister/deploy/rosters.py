@@ -1,14 +1,15 @@
-"""The roster of a federation: the sites' public signing keys, signed by a key that is in no kit.
+"""Roster of a federation: the sites' public signing keys, signed by a key that is in no kit.
 
-    OUT/roster/roster.key       signs rosters: whoever has it can invent sites, so the server's operator must not
+    OUT/roster/roster.key       signs rosters: its owner can invent sites, so the server's operator must not have it
     OUT/roster/roster.pub       its public key, and
     OUT/roster/roster.signed    the newest roster: both in the kits of the sites and of the operator
     OUT/roster/keys/NAME.pub    the public signing key of a site, as it was collected there
 
-The server's kit has none of them: a server learns who is on the roster from the sites, and need not be believed.
+The server's kit contains none of these files. A server receives the roster from the sites, and no party has to trust
+its copy.
 
-A site makes its signing key when it first starts, and no kit has one. Older kits have: who made these can sign as those
-sites. So the roster states of each key whether the site made it.
+A site makes its signing key when it first starts, and no kit has one. In older kits the provisioner made the signing
+keys, so it can sign as those sites. So the roster states of each key whether the site made it.
 """
 
 import time
@@ -33,29 +34,29 @@ from cloister.flower import flower_home
 from cloister.secure_aggregation.roster import Roster, SignedRoster, opened, sign_roster
 
 AUTHORITY, SIGNED = "roster.pub", "roster.signed"
-"""In the folder `roster`, and in the kits of the sites and of the operator."""
+"""Files in the folder `roster`, and in the kits of the sites and of the operator."""
 
 
 def key_file(name: str) -> str:
-    """Where the public signing key of a site lies, relative to the folder of all kits."""
+    """Return the path of a site's public signing key, relative to the folder of all kits."""
     return f"roster/keys/{name}.pub"
 
 
 def entry(name: str) -> str:
-    """Where the record of what was ever made has the public signing key of a site; empty: it was taken off."""
+    """Return the record's key for the public signing key of a site. Its value is empty for a removed site."""
     return f"signing/{name}"
 
 
 def own(name: str) -> str:
-    """Where the record of what was ever made has the public signing key of a site if the site made that itself."""
+    """Return the record's key for the public signing key of a site that made the key itself."""
     return f"signing-key-of-its-own/{name}"
 
 
 def checked_key(path: Path) -> bytes:
-    """A public signing key that a site made itself.
+    """Read and validate a public signing key that a site made itself.
 
     Raises:
-        ConfigError: there is none, or it is no Ed25519 key in OpenSSH format.
+        ConfigError: the file is absent, or contains no Ed25519 key in OpenSSH format.
     """
     try:
         content = path.read_bytes()
@@ -66,9 +67,9 @@ def checked_key(path: Path) -> bytes:
 
 
 def forget(kits: Kits, member: str) -> None:
-    """Treat `roster` as if none had ever been signed, or a site as if it had never been on one.
+    """Remove the signed rosters (`roster`), or a site's key from the record, as if they had never existed.
 
-    A signing key that the site made itself stays: no kit has it.
+    A signing key that the site made itself stays: no kit contains it.
     """
     if member == "roster":
         for name in (AUTHORITY, SIGNED):
@@ -81,7 +82,7 @@ def forget(kits: Kits, member: str) -> None:
 
 
 def add_site(kits: Kits, site: Site) -> None:
-    """Keep the public signing key of a site that is not here yet.
+    """Store the public signing key of a site if it is missing.
 
     Args:
         kits: folder of all kits.
@@ -100,7 +101,7 @@ def add_site(kits: Kits, site: Site) -> None:
 
 
 def _key_of(kits: Kits, site: Site) -> bytes:
-    """The public signing key of a site: that of federation.toml, of its older kit, or of the record."""
+    """Return the public signing key of a site: that of federation.toml, of its older kit, or of the record."""
     if site.public_signing_key:
         kits.notes.append(f"site {site.name} puts its own private signing key in its kit as signing.key")
         return checked_key(Path(site.public_signing_key))
@@ -116,20 +117,20 @@ def _key_of(kits: Kits, site: Site) -> bytes:
 
 
 def _in_kit(kits: Kits, name: str) -> bytes:
-    """The public half of the signing key in an older kit that is here; empty if there is none."""
+    """Return the public half of the signing key in an older kit in this folder; empty if there is none."""
     private = f"sites/{name}/signing.key"
     return public_half(signing_key(kits.read(private), str(kits.path(private)))) if kits.has(private) else b""
 
 
 def write_roster(kits: Kits, sites: Sequence[Site]) -> None:
-    """Sign a roster of the sites that have keys, if there is none of them, and put it into the kits that are here.
+    """Sign a roster of the sites with keys, if the newest one differs, and copy it into the kits in this folder.
 
     Args:
         kits: folder of all kits.
         sites: of the federation.
 
     Raises:
-        ConfigError: a file is no public key, or that of two sites.
+        ConfigError: a file contains no public key, or two sites have the same one.
     """
     if kits.is_gone("roster"):
         return
@@ -148,9 +149,9 @@ def write_roster(kits: Kits, sites: Sequence[Site]) -> None:
 
 
 def _note_maker(kits: Kits, site: Site, content: bytes) -> None:
-    """Record a key that the site made: one of federation.toml, or one that came here after the key of the record.
+    """Record a key that the site made: one of federation.toml, or one that replaced the key of the record.
 
-    Kits of before had private keys, and a folder without a record may be of that time.
+    Older kits contain private keys made by the provisioner. A folder without a record may have had such kits.
     """
     key, known = _raw(content, site.name), kits.issued.get(entry(site.name))
     if (inside := _in_kit(kits, site.name)) and _raw(inside, site.name) == key:
@@ -164,20 +165,20 @@ def _note_maker(kits: Kits, site: Site, content: bytes) -> None:
 
 
 def replace(kits: Kits, name: str, path: Path, expected: str = "") -> str:
-    """Give a site on the roster another key, and sign a new one.
+    """Replace the key of a site on the roster, and sign a new roster.
 
     Args:
         kits: folder of all kits.
         name: of the site.
         path: file of its new public signing key.
-        expected: fingerprint that the site has told; empty: it is not compared.
+        expected: fingerprint that the site has communicated; empty: it is not compared.
 
     Returns:
         The fingerprint of the key.
 
     Raises:
-        ConfigError: the site is not on the roster, the key is another one than expected, or another site's, or the key
-            that signs rosters is not here.
+        ConfigError: the site is not on the roster, the key has another fingerprint or belongs to another site, or the
+            key that signs rosters is absent.
     """
     keys, content = dict(_newest(kits).roster.keys), checked_key(path)
     if name not in keys:
@@ -194,7 +195,7 @@ def replace(kits: Kits, name: str, path: Path, expected: str = "") -> str:
 
 
 def strike(kits: Kits, name: str) -> bool:
-    """Take a site off the roster for good, and sign a new one.
+    """Remove a site from the roster permanently, and sign a new roster.
 
     Args:
         kits: folder of all kits.
@@ -204,7 +205,7 @@ def strike(kits: Kits, name: str) -> bool:
         Whether it was on the roster.
 
     Raises:
-        ConfigError: the roster that is here was not signed by the key that is here.
+        ConfigError: the roster in this folder was not signed by the key in this folder.
     """
     if not kits.has(ROSTER_KEY):
         return False
@@ -217,10 +218,10 @@ def strike(kits: Kits, name: str) -> bool:
 
 
 def roster_in(kit: Path) -> SignedRoster | None:
-    """The roster in an operator's kit, as whoever signs rosters vouches for it; None: there is none.
+    """Return the roster in an operator's kit, verified by the kit's public roster key, or None if there is none.
 
     Raises:
-        ConfigError: it is none, or somebody else has signed it.
+        ConfigError: the file is no roster, or has the signature of another key.
     """
     signed, authority = kit / SIGNED, kit / AUTHORITY
     try:
@@ -232,10 +233,12 @@ def roster_in(kit: Path) -> SignedRoster | None:
 
 
 def on_roster() -> list[dict[str, str]]:
-    """Who is on the roster in the operator's kit, for `cloister status`: `name`, `fingerprint`, and `made-by` of each.
+    """Return the `name`, `fingerprint` and `made-by` of each site on the roster in the operator's kit.
+
+    `cloister status` prints them.
 
     Raises:
-        ConfigError: it is none, or somebody else has signed it than whoever signs rosters.
+        ConfigError: the file is no roster, or has the signature of another key than the kit's public roster key.
     """
     signed = roster_in(flower_home())
     keys = sorted(signed.roster.keys.items()) if signed else []
@@ -250,7 +253,10 @@ def on_roster() -> list[dict[str, str]]:
 
 
 def _change(kits: Kits, recorded: Mapping[str, str], keys: Mapping[str, bytes]) -> None:
-    """Record what became of a site's key, then sign: a call that breaks off between the two is ended by the next."""
+    """Record the change of a site's key, then sign.
+
+    If a call is interrupted between the two, the next one completes it.
+    """
     kits.issued = {**kits.read_issued(), **recorded}
     kits.write_issued(kits.issued)
     _sign(kits, keys)
@@ -261,7 +267,7 @@ def _change(kits: Kits, recorded: Mapping[str, str], keys: Mapping[str, bytes]) 
 
 
 def _sign(kits: Kits, keys: Mapping[str, bytes]) -> None:
-    """Sign a roster with these keys and who made them, if the newest one has others."""
+    """Sign a roster with these keys and their makers, if the newest one differs."""
     records = {name: kits.issued.get(own(name)) for name in keys}
     at_site = frozenset(name for name, made in records.items() if made and _raw(made.encode(), name) == keys[name])
     try:
@@ -281,7 +287,7 @@ def _sign(kits: Kits, keys: Mapping[str, bytes]) -> None:
 
 
 def _newest(kits: Kits) -> SignedRoster:
-    """The roster that is here, if the key that is here has signed it: nobody else's gets a new signature."""
+    """Return the newest roster, verified by the key in this folder: rosters of other keys are not signed again."""
     if not kits.has(ROSTER_KEY) or not kits.has(f"roster/{SIGNED}"):
         raise ConfigError(f"{ROSTER_KEY} and a roster signed with it are not in {kits.folder}; run this where they are")
     authority = signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))
@@ -298,7 +304,7 @@ def _genuine(content: bytes, authority: Ed25519PublicKey, place: str) -> SignedR
 
 
 def _spread(kits: Kits, kits_here: Sequence[str]) -> None:
-    """Put the roster, and the key that it is verified by, into the kits that are here."""
+    """Copy the roster and its public key into the kits in this folder."""
     private = signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))
     kits.add(f"roster/{AUTHORITY}", public_half(private), PUBLIC)
     for member in kits_here:

@@ -1,7 +1,7 @@
-"""The texts in the kits. Scripts work on a plain machine and in a container, and wherever a kit is copied to.
+"""Texts in the kits. Scripts run on a plain machine and in a container, independently of the kit's path.
 
-They stand in `shell/*.sh`, each whole, with `@NAME@` where a value of the federation goes. The policy that a new site
-starts with is `policy.toml`.
+They are `shell/*.sh`, with `@NAME@` as the placeholder of a value of the federation. The initial policy of a new site
+is `policy.toml`.
 """
 
 import json
@@ -33,11 +33,11 @@ def server_script(federation: Federation) -> str:
 
 
 def site_script(federation: Federation, site: Site) -> str:
-    """Starts the site's SuperNode.
+    """Return the script that starts the site's SuperNode.
 
     Args:
-        federation: that the site belongs to.
-        site: whose kit the script is for.
+        federation: of the site.
+        site: of the kit.
     """
     said = site.model_dump(by_alias=True, exclude={"name", "public_key", "public_signing_key"}, exclude_defaults=True)
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in said.items())
@@ -45,12 +45,12 @@ def site_script(federation: Federation, site: Site) -> str:
 
 
 def register_script(federation: Federation) -> str:
-    """Tells the SuperLink the public keys of all sites; those it knows are left as they are."""
+    """Return the script that registers the public keys of all sites; registered ones are left as they are."""
     return _filled("register.sh", name=federation.name, address=federation.address)
 
 
 def connection(federation: Federation, certificate: str) -> str:
-    """What the `flwr` command needs to know.
+    """Return the connection's configuration for the `flwr` command.
 
     Args:
         federation: to connect to.
@@ -60,21 +60,21 @@ def connection(federation: Federation, certificate: str) -> str:
 
 
 def policy_template() -> str:
-    """A policy with every key, for a site to edit."""
+    """Return a policy with every key, for a site to edit."""
     return resources.files("cloister.deploy").joinpath("policy.toml").read_text()
 
 
 def policy_for(tasks: Sequence[str]) -> str:
-    """The policy that a new site starts with, for the tasks of its federation."""
+    """Return the initial policy of a new site, for the tasks of its federation."""
     allowed = f"tasks = {json.dumps(list(tasks))}"
     return re.sub(r"^tasks = \[.*\]$", allowed, policy_template(), flags=re.MULTILINE)
 
 
 def _filled(script: str, **values: str) -> str:
-    """A script of `shell/` with the values of a federation, each quoted as one word of the shell.
+    """Return a script of `shell/` with the values of a federation, each quoted as one word of the shell.
 
     Raises:
-        KeyError: the script has a place for a value that is not given.
+        KeyError: the script has a placeholder without a value.
     """
     text = resources.files("cloister.deploy").joinpath("shell", script).read_text()
     return re.sub("@([A-Z]+)@", lambda place: shlex.quote(values[place[1].lower()]), text)

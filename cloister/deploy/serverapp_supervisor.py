@@ -1,8 +1,7 @@
-"""Keep a server app going: start it again if it is killed outright, at most so many times.
+"""Supervisor of a server app: restarts the app if it is killed, up to a number of times.
 
-A process that dies by itself, or is asked to end, has had its last words and is left in peace. What is needed to start
-it again lies in a folder of its task, which outlives the supervisor and the executor: whoever starts a supervisor for
-that folder goes on with the task. Run as a file.
+The app is not restarted if it ends by itself or on request. The state for a restart is in a folder of the task, which
+outlives the supervisor and the executor. A new supervisor of that folder continues the task. Run as a file.
 """
 
 import ctypes
@@ -20,19 +19,19 @@ from typing import Any
 APP = Path(__file__).parents[1] / "flower" / "serverapp.py"
 """What is started for each task; `start.sh` knows its processes by this name."""
 KILLED = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT}
-"""Signals after which a process had no last words. The first is that of a kernel without memory."""
+"""Signals that end a process without cleanup. A kernel without memory sends the first."""
 TASK, LOCK, STARTS, RUN = "task.json", "lock", "starts", "run"
-"""Files of a task's folder: what to start; held while anybody is at it; a byte for each start; the run directory."""
+"""Files of a task's folder: its command; lock of its supervisor and app; a byte for each start; the run directory."""
 PR_SET_PDEATHSIG = 1
 
 
 class Supervisor:
-    """Starts one program, again and again if need be.
+    """Supervisor of one program.
 
     Args:
         command: of the program.
-        token: is given to it on its standard input.
-        folder: of its task; removed when the program has come to an end of its own.
+        token: written to its standard input.
+        folder: of its task; removed after the last run of the program.
     """
 
     def __init__(self, command: Sequence[str], token: str, folder: Path) -> None:
@@ -41,27 +40,27 @@ class Supervisor:
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, resumes: int, held: Sequence[int] = ()) -> int:
-        """Run the program to an end that was its own.
+        """Run the program until it ends by itself or on request, or has no restarts left.
 
         Args:
-            resumes: how often it is started again at most, by all supervisors of this folder together.
+            resumes: largest number of restarts, by all supervisors of this folder together.
             held: open files that the program inherits.
 
         Returns:
-            Its exit status, negative if it was a signal that ended it.
+            Its exit status, negative if a signal ended it.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
         status: int = -signal.SIGKILL
         while -status in KILLED and not self.asked and self._may_start(resumes):
             status = self._run_once(held)
-        # In one step: what is half removed is no task any more.
+        # Renamed first, so that a partly removed folder is not taken for a task.
         ended = self.folder.rename(self.folder.with_name(f"ended-{self.folder.name}"))
         shutil.rmtree(ended, ignore_errors=True)
         return status
 
     def _may_start(self, resumes: int) -> bool:
-        """Whether the program was started less often than it may be; it is counted before it starts."""
+        """Return whether another start is permitted, and count it."""
         with (self.folder / STARTS).open("ab") as starts:
             if starts.tell() > resumes:
                 return False
@@ -88,14 +87,17 @@ class Supervisor:
         return self._process.returncode
 
     def _pass_on(self, *_: Any) -> None:
-        """Ask the program to end. By SIGINT: a service manager may have asked it too, and SIGTERM twice cuts it off."""
+        """Ask the program to end, by SIGINT.
+
+        A service manager may have signalled the program too, and a second SIGTERM would kill it.
+        """
         self.asked = True
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies: whoever comes after the parent starts it anew.
+    """Make the kernel kill this process when its parent dies. The parent's successor starts it again.
 
     Args:
         parent: process id; it may be dead already.
@@ -106,11 +108,11 @@ def end_with(parent: int) -> None:
 
 
 def main(folder: Path, executor: int) -> int:
-    """Keep the app of a task, once nobody else is at it.
+    """Supervise the app of a task, as soon as no other process holds its lock.
 
     Args:
         folder: of the task.
-        executor: the process that this one was started by.
+        executor: process that started this one.
 
     Returns:
         The exit status.
@@ -118,13 +120,13 @@ def main(folder: Path, executor: int) -> int:
     end_with(executor)
     try:
         with (folder / LOCK).open("rb") as lock:
-            # The app holds it too: it may outlive a supervisor that was killed, by a moment.
+            # The app holds the lock too: it may briefly outlive a killed supervisor.
             fcntl.flock(lock, fcntl.LOCK_EX)
             task = json.loads((folder / TASK).read_text())
             command = [sys.executable, "-P", str(APP), *task["arguments"]]
             return 1 if Supervisor(command, task["token"], folder).run(task["resumes"], [lock.fileno()]) else 0
     except FileNotFoundError:
-        return 0  # whoever held the lock has brought the task to its end
+        return 0  # the previous holder of the lock has completed the task
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sites by name: who is registered at a SuperLink, who is let in, who gets a new key, who is sent away."""
+"""Sites by name at a SuperLink: approval, key rotation and removal."""
 
 from pathlib import Path
 from typing import cast
@@ -15,10 +15,11 @@ from cloister.flower import flower_home
 
 
 def key_file(name: str) -> Path:
-    """Where an operator's kit has the public key of a site: `FLWR_HOME` is the kit.
+    """Return the path of a site's public key in the operator's kit, which is `FLWR_HOME`.
 
     Raises:
-        ConfigError: the name is none of a site of `federation.toml`, as of a node that Flower's own command registered.
+        ConfigError: the name is invalid in `federation.toml`. A node that Flower's own command registered may have such
+            a name.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(f"site {name!r} is not valid: a name has at most 48 lower-case letters, digits and '-'")
@@ -34,21 +35,21 @@ def keep_key(name: str, key: Path) -> None:
 
 
 def approve(control: Control, name: str, key: Path, expected: str = "") -> str:
-    """Let a new site in.
+    """Register a new site.
 
     Args:
         control: of the SuperLink.
         name: of the site.
         key: file of its public key.
-        expected: fingerprint that the site has told; empty: it is not compared.
+        expected: fingerprint that the site has communicated; empty: it is not compared.
 
     Returns:
         The fingerprint of the key.
 
     Raises:
-        ConfigError: the name is not valid, the name or the key is taken, or the key is another one than expected.
+        ConfigError: the name is invalid, the name or the key is taken, or the key has another fingerprint.
     """
-    key_file(name)  # refuses what is no name
+    key_file(name)  # refuses an invalid name
     nodes = control.nodes()
     if _of(nodes, name):
         raise ConfigError(f"site {name!r} is registered; for a new key of it: cloister site rotate")
@@ -56,21 +57,21 @@ def approve(control: Control, name: str, key: Path, expected: str = "") -> str:
 
 
 def rotate(control: Control, name: str, key: Path, expected: str = "") -> str:
-    """Give a site a new key: it is let in first, and the node with the old key is sent away after.
+    """Register a new key of a site, then unregister the node with the old key.
 
-    A call that breaks off between the two leaves both registered; the next one ends it.
+    If a call is interrupted between the two, both are registered, and the next call completes it.
 
     Args:
         control: of the SuperLink.
         name: of the site.
         key: file of its new public key.
-        expected: fingerprint that the site has told; empty: it is not compared.
+        expected: fingerprint that the site has communicated; empty: it is not compared.
 
     Returns:
         The fingerprint of the key.
 
     Raises:
-        ConfigError: no such site, the key is another site's or one that was sent away, or another than expected.
+        ConfigError: no such site, the key is another site's or an unregistered one, or has another fingerprint.
     """
     nodes = control.nodes()
     old = _known(nodes, name)
@@ -86,7 +87,7 @@ def rotate(control: Control, name: str, key: Path, expected: str = "") -> str:
 
 
 def remove(control: Control, name: str) -> list[Node]:
-    """Send a site away: its node's next request is refused, and its key never gets in again.
+    """Unregister a site: its node's next request is refused, and its key cannot be registered again.
 
     Args:
         control: of the SuperLink.
@@ -105,7 +106,7 @@ def remove(control: Control, name: str) -> list[Node]:
 
 
 def _of(nodes: list[Node], name: str) -> list[Node]:
-    """The living nodes of a site; none without a name, which would be those of nobody in particular."""
+    """Return the registered nodes with this site name (empty for an empty name)."""
     return [node for node in nodes if name and node.name == name and node.status != GONE]
 
 
@@ -117,10 +118,10 @@ def _known(nodes: list[Node], name: str) -> list[Node]:
 
 
 def _checked(key: Path, expected: str) -> str:
-    """The fingerprint of a key file.
+    """Return the fingerprint of a key file.
 
     Raises:
-        ConfigError: it is not the expected one.
+        ConfigError: it differs from the expected one.
     """
     found = fingerprint(cast(ec.EllipticCurvePublicKey, load_ssh_public_key(checked_node_key(key))))
     if expected and found != expected:

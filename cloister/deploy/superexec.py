@@ -1,4 +1,4 @@
-"""Flower's executor of server apps, which hands a task's token over where nobody else can read it.
+"""Executor of server apps that passes a task's token by standard input, so that other users cannot read it.
 
 Flower's own gives it as an argument, which every user of the machine sees in `ps`; who has it can fetch what the run
 is given and answer in its name. It replaces two functions of Flower: where these are not, it does not start.
@@ -20,14 +20,14 @@ from cloister.flower import command, handshakes, log
 from cloister.flower.superexec import ExecutionSpec, LaunchResult, SubprocessExecutor, TaskType, run_superexec
 
 SUPERVISOR = Path(__file__).with_name("serverapp_supervisor.py")
-"""What is started in its place where an app that is killed is to be started again."""
+"""Program that is started instead if a killed app is to be restarted."""
 
 
 class QuietExecutor(SubprocessExecutor):
-    """Starts server apps, and nothing else that Flower has."""
+    """Executor of server apps only."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the app of a task, and give it the token by its standard input."""
+        """Start the app of a task, and pass the token by its standard input."""
         if spec.task_type != TaskType.SERVER_APP:
             return LaunchResult.failed(f"{spec.task_type}: this executor runs server apps only")
         self.start(spec)
@@ -51,14 +51,14 @@ class QuietExecutor(SubprocessExecutor):
 
 
 class SupervisingExecutor(QuietExecutor):
-    """Starts each server app under a supervisor, which restarts it if it is killed; restarts killed supervisors too.
+    """Executor that starts each server app under a supervisor, and restarts killed supervisors.
 
-    When this process dies, its supervisors and their apps are killed by the kernel, and the next executor goes on with
-    their tasks.
+    A supervisor restarts its app if that is killed. When this process dies, the kernel kills its supervisors and their
+    apps, and the next executor continues their tasks.
 
     Args:
-        resumes: how often an app that was killed is started again, to resume its run.
-        tasks: folder for what lies ready for that, tokens included; of this executor and those that come after it.
+        resumes: largest number of restarts of a killed app, each of which resumes its run.
+        tasks: folder for the state of tasks, tokens included, of this executor and its successors.
     """
 
     def __init__(self, resumes: int, tasks: Path) -> None:
@@ -82,13 +82,13 @@ class SupervisingExecutor(QuietExecutor):
         self._supervise(made.rename(self.tasks / made.name.replace("new-", f"task-{spec.task_id}-")))
 
     def reconcile(self) -> None:
-        """Go on with tasks whose supervisor or executor was killed; forget supervisors whose task is over."""
+        """Restart dead supervisors of unfinished tasks, and forget those whose task is over."""
         for folder in self.tasks.glob("task-*"):
             supervisor = self._supervisors.get(folder)
             if supervisor is None or supervisor.poll() is not None:
                 log(WARNING, "the supervisor of server app %s has died: it is started again", folder.name)
                 self._supervise(folder)
-        # Polled until they have ended: a process whose end nobody asks for stays in the kernel's table.
+        # Polled until they have ended: an unpolled process would stay a zombie.
         self._supervisors = {
             folder: process
             for folder, process in self._supervisors.items()
@@ -106,7 +106,7 @@ class SupervisingExecutor(QuietExecutor):
 
 
 def arguments_of(spec: ExecutionSpec) -> list[str]:
-    """The options of an app: all that it is told but the token.
+    """Return the options of an app, without the token.
 
     Args:
         spec: of its task.
@@ -122,15 +122,16 @@ def arguments_of(spec: ExecutionSpec) -> list[str]:
 
 
 def run(arguments: list[str], resumes: int = 0, tasks: Path | None = None) -> None:
-    """Run Flower's executor with its own options, and ours in the place of what starts processes.
+    """Run Flower's executor with its own options, and with this module's way of starting processes.
 
     Args:
         arguments: of `flower-superexec`.
-        resumes: as in `SupervisingExecutor`; 0: nothing is started again.
+        resumes: as in `SupervisingExecutor`; 0: no restarts.
         tasks: as in `SupervisingExecutor`.
 
     Raises:
-        ConfigError: an option asks for another executor, or none is there for `tasks`; this flwr has its own elsewhere.
+        ConfigError: an option selects another executor; `resumes` is set without `tasks`; or this flwr has no such
+            name.
     """
     if any(argument.split("=")[0] in ("--executor", "--executor-config") for argument in arguments):
         raise ConfigError("--executor: cloister superexec has one of its own; leave it out")

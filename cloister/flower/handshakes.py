@@ -1,8 +1,7 @@
-"""Connecting again after a handshake that was cut: Flower takes a cut connection for a wrong certificate, and gives up.
+"""Retries after interrupted TLS handshakes, which Flower takes for wrong certificates and does not retry.
 
-A SuperLink that is killed cuts handshakes off. OpenSSL says so, with its own name in the message, and Flower gives up
-whatever speaks of SSL. Server apps load this file by its place: they may import nothing of this package before the
-bundle.
+A killed SuperLink interrupts handshakes. OpenSSL's message about it contains SSL, and Flower gives up after any SSL
+error. Server apps load this file by its path, because they must not import this package before the bundle.
 """
 
 from collections.abc import Callable
@@ -12,16 +11,16 @@ from typing import Any
 import httpx
 
 CUT = "UNEXPECTED_EOF"
-"""What OpenSSL says where a connection is cut during the handshake."""
+"""Text in OpenSSL's error about a connection that closes during the handshake."""
 MAKER = "make_simple_http_retry_invoker"
-"""Flower's name for what makes one, in each module that does."""
+"""Flower's name for the factory of retry invokers, in each module that uses it."""
 
 
 def retrying(make: Callable[[], Any]) -> Callable[[], Any]:
     """Flower's maker of what tries again, which does so after handshakes that were cut, or took too long, too.
 
     Args:
-        make: Flower's.
+        make: Flower's factory.
     """
 
     def made() -> Any:
@@ -34,7 +33,7 @@ def retrying(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def install(module: ModuleType) -> None:
-    """Have a module of Flower connect again after cut handshakes, in this process.
+    """Make a module of Flower retry after interrupted handshakes, in this process.
 
     Args:
         module: that connects to the SuperLink.

@@ -1,10 +1,10 @@
-"""Be `flwr-serverapp`, with the task's token from the standard input: an argument is shown to every user by `ps`.
+"""`flwr-serverapp` with the task's token from standard input, because `ps` shows arguments to every user.
 
-Flower hands a task's input out once. Under a supervisor, which names a folder for the task, the first process keeps the
-input there, and the app notes there which run directory it has made. A later process takes both from there, and the app
-resumes the run. To Flower and its nodes it is the same run.
+Flower hands out a task's input once. A supervisor names a folder for the task. There the first process stores the
+input, and the app stores the path of its run directory. A later process reads both, and the app resumes the run. To
+Flower and its nodes it is the same run.
 
-Run as a file, not as a module: nothing of this package may be loaded before the app's bundle, which brings its own.
+Run as a file, not as a module: no part of this package may be loaded before the app's bundle, which contains its own.
 """
 
 import os
@@ -19,12 +19,12 @@ Pull = Callable[[Any, Any], Any]
 
 
 def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], Any]) -> Pull:
-    """A function that pulls a task's input once, and whose later answers name the run directory to resume.
+    """Return a function that pulls a task's input once, and later returns it with the run directory to resume.
 
     Args:
-        pull: asks Flower.
+        pull: requests the input from Flower.
         folder: of the task.
-        parse: the input from its bytes.
+        parse: decodes the input from bytes.
     """
     place, directory = folder / "input", folder / "run"
 
