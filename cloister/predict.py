@@ -1,4 +1,4 @@
-"""A trained model on new examples: the model of a run directory, or the one that a client keeps for itself."""
+"""Prediction with a trained model: that of a run directory, or the one that a client keeps for itself."""
 
 import json
 import re
@@ -21,9 +21,9 @@ from cloister.tasks.pictures.decode import SUFFIXES, grey, is_image
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""With which a cell begins that a spreadsheet takes for a formula: an apostrophe before it makes it text (OWASP)."""
+"""First characters of a cell that a spreadsheet evaluates as a formula. A leading apostrophe makes it text (OWASP)."""
 LABELS = ("y", "label")
-"""What the last column of a CSV file is called if it holds labels."""
+"""Names of the last column of a CSV file if it contains labels."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Scored:
     """Examples to be scored.
 
     Attributes:
-        names: what each is called in the predictions.
+        names: of the examples in the predictions.
         x: in the task's units.
         y: their labels, or None.
     """
@@ -43,14 +43,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of examples.
+    """Predictions of a model for examples.
 
     Attributes:
         names: of the examples.
         outputs: class probabilities of shape (n, classes), or numbers of shape (n,).
-        metrics: named figures of merit, where there were labels.
-        hypothesis, hypotheses: which model of how many.
-        class_names: what the task calls its classes; empty where it does not.
+        metrics: named metrics, if there were labels.
+        hypothesis, hypotheses: number of the model, and how many there are.
+        class_names: of the task; empty if it has none.
     """
 
     names: tuple[str, ...]
@@ -61,7 +61,7 @@ class Predictions:
     class_names: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        """CSV with a header: example and prediction; of a class, its probability, and its name where it has one."""
+        """Yield CSV lines with a header: example and prediction; for classes the probability, and the name if there is one."""
         columns = ["example", "prediction"]
         columns += ["probability", *(["class"] if self.class_names else [])] if self.outputs.ndim == 2 else []
         yield ",".join(columns)
@@ -69,7 +69,7 @@ class Predictions:
             yield ",".join((_quoted(name), *self._said(output)))
 
     def _said(self, output: NDArray) -> Iterator[str]:
-        """The cells about one example."""
+        """Yield the cells of one example."""
         if not output.ndim:
             yield f"{output:.9g}"
             return
@@ -79,10 +79,10 @@ class Predictions:
             yield _quoted(self.class_names[number])
 
     def write(self, path: Path) -> None:
-        """Write the CSV, whole.
+        """Write the CSV atomically.
 
         Raises:
-            ConfigError: the place cannot be written.
+            ConfigError: the path is not writable.
         """
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ConfigError(f"--out: {path} is no file that could be replaced; without --out they are printed")
@@ -94,16 +94,16 @@ class Predictions:
 
 
 def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predictions:
-    """Score examples.
+    """Score examples with a trained model.
 
     Args:
         model_dir: a run directory, or a client's model-dir: a configuration, and a model or several hypotheses.
         data: see `read`.
-        hypothesis: which; None takes the only one, or the one of least loss on the labels.
+        hypothesis: its number; None selects the only one, or the one of least loss on the labels.
 
     Raises:
-        DataError: there is no model, or the examples are not what its task takes.
-        ConfigError: there are several hypotheses and nothing to choose by, or not the one asked for.
+        DataError: there is no model, or the examples are not in the task's format.
+        ConfigError: there are several hypotheses without labels to select by, or the number is out of range.
     """
     task = _task(model_dir)
     files = _models(model_dir)
@@ -121,16 +121,15 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
 
 
 def read(task: Task, data: Path) -> Scored:
-    """Examples from a CSV file, an `.npz` file, or a folder of images.
+    """Read examples from a CSV file, an `.npz` file, or a folder of images.
 
-    A CSV file has a header, and one column for each number of an example, in the task's order and units; a last column
-    `y` or `label` holds labels. Where the task has a table format of its own, the file is in that one; it need not have
-    the column of labels. An `.npz` file
-    has `x`, and maybe `y`. A folder holds images; where they lie in folders named 0, 1, ..., or as the task calls its
-    classes, those are their labels.
+    A CSV file has a header, and one column for each number of an example, in the task's order and units. A last column
+    `y` or `label` contains labels. If the task has a table format of its own, the file must be in that format; the
+    column of labels is optional. An `.npz` file has `x`, and optionally `y`. A folder contains images. If they are in
+    subfolders named 0, 1, ..., or by the task's class names, these are their labels.
 
     Raises:
-        DataError: it is none of these, or not what the task takes.
+        DataError: the data has another format, or does not fit the task.
     """
     if data.is_dir():
         return _images(task, data)
@@ -162,7 +161,7 @@ def _task(folder: Path) -> Task:
 
 
 def _models(folder: Path) -> list[Path]:
-    """The file of the model, or those of all hypotheses in their order."""
+    """Return the file of the model, or those of all hypotheses in their order."""
     found = {
         int(match.group(1)): path
         for path in folder.iterdir()
@@ -196,7 +195,10 @@ def _numbered(examples: Examples, data: Path, labelled: bool = True) -> Scored:
 
 
 def _checked(task: Task, x: NDArray, y: NDArray | None, data: Path) -> Scored:
-    """Examples as the task takes them; without labels, stand-ins go through the same checks."""
+    """Return the examples in the task's dtypes, after checking them.
+
+    Unlabelled ones are checked with zeros as labels.
+    """
     if y is not None and len(x) != len(y):
         raise DataError(f"{data} must hold as many labels as inputs, found {len(y)} and {len(x)}")
     stand_ins = np.zeros(len(x), np.int64 if task.classes else np.float32)
@@ -226,7 +228,7 @@ def _table(task: Task, data: Path) -> Scored:
     last = str(frame.columns[-1]) if str(frame.columns[-1]).strip().lower() in LABELS else None
     y: NDArray | None = None
     if last is not None and task.classes:
-        # By name or by number: a column of numbers with a fraction is none of either.
+        # Labels are names or whole numbers. A number with a fraction is invalid.
         y = classes_of(frame.pop(last).to_numpy().astype(np.str_), task.classes, task.class_names)
     numbers = _numbers(frame, data)
     x, y = (numbers[:, :-1], numbers[:, -1]) if last is not None and y is None else (numbers, y)
@@ -247,7 +249,7 @@ def _frame(data: Path) -> Any:
     try:
         frame = pandas.read_csv(data)
     except (ValueError, OSError):
-        # Not chained, here and below: pandas quotes the cells it cannot read.
+        # Not chained, here and below: the message of pandas quotes cells.
         raise DataError(f"{data} must be a CSV file with a header, and numbers below it") from None
     if frame.empty:
         raise DataError(f"{data} has no rows below its header")
@@ -286,6 +288,6 @@ def _pixels(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
 
 
 def _quoted(name: str) -> str:
-    """A name as a cell of a CSV file: quoted where that is needed, and no formula to a spreadsheet that opens it."""
+    """Return a name as a cell of a CSV file: quoted if necessary, and never a spreadsheet formula."""
     name = f"'{name}" if name.startswith(FORMULAS) else name
     return '"' + name.replace('"', '""') + '"' if set(name) & set(',;"\t\n\r') else name
