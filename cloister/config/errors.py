@@ -143,7 +143,7 @@ def sections_of(annotation: object) -> tuple[type[Section], ...]:
 
 
 def suggestion(key: str, valid: Collection[str]) -> str:
-    """Return `; did you mean ...?` with the valid key most similar to `key`, or an empty string.
+    """Return `; did you mean ...?` with the most similar valid key, or nothing.
 
     Args:
         key: that is invalid.

@@ -48,7 +48,10 @@ class PrivacyConfig(Section):
 
     @property
     def split_round(self) -> int:
-        """Return the round whose releases separate hypotheses that began as one model; 0: none."""
+        """Return the round whose releases separate hypotheses.
+
+        Until that round they are one model. 0: there is no such round.
+        """
         return self.server.split_round if isinstance(self.server, variants.ClusteringPrivacy) else 0
 
     @property
@@ -58,7 +61,7 @@ class PrivacyConfig(Section):
 
     @property
     def circumstances(self) -> Circumstances:
-        """Return the settings beside the clients' mechanism on which its guarantee depends."""
+        """Return the other settings on which the clients' guarantee depends."""
         hypotheses, private = max(1, self.server.hypotheses), self.choice == "private"
         return Circumstances(self.noise_seed != -1, hypotheses, private, self.choice_epsilon)
 
@@ -76,7 +79,7 @@ class PrivacyConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _nest(cls, values: Mapping[str, object]) -> dict[str, object]:
-        """Sort the keys into the chosen variants, and refuse keys that would have no effect."""
+        """Sort the keys into the chosen variants, and refuse keys without effect."""
         given: dict[str, object] = {}
         for name, value in values.items():
             given |= value.leaves() if isinstance(value, Section) else {kebab(name): value}
@@ -92,12 +95,17 @@ class PrivacyConfig(Section):
 
     @model_serializer
     def _flat(self) -> dict[str, Scalar]:
-        """Return every key of every variant; keys of variants that are not chosen have their defaults."""
+        """Return every key of every variant.
+
+        Keys of variants that are not chosen have their defaults.
+        """
         return DEFAULTS | self.leaves()
 
 
 def idle(settings: Mapping[str, Scalar]) -> set[str]:
-    """Return the keys of `privacy.*` without effect, which belong to variants that are not chosen.
+    """Return the keys of `privacy.*` that belong to variants that are not chosen.
+
+    These keys have no effect.
 
     Args:
         settings: dotted keys of a run. If a choice is invalid, the result is empty.
@@ -114,7 +122,10 @@ Variant = type[Section] | None
 
 
 def _taken(section: type[Section], keys: dict[str, object], chosen: dict[str, Variant]) -> dict[str, object]:
-    """Move the keys of a section and its variants out of `keys`, and record the variants in `chosen`."""
+    """Move the keys of a section and its variants out of `keys`.
+
+    The variants are recorded in `chosen`.
+    """
     found: dict[str, object] = {}
     for name, field in section.model_fields.items():
         key = field.alias or name
@@ -129,13 +140,19 @@ def _taken(section: type[Section], keys: dict[str, object], chosen: dict[str, Va
 
 
 def _blamed(key: str, chosen: Collection[str]) -> str:
-    """Return the key whose value makes another one meaningless: the innermost choice that has been made."""
+    """Return the key whose value makes another one meaningless.
+
+    This is the innermost choice that has been made.
+    """
     owner = OWNERS[key]
     return owner if owner in chosen else _blamed(owner, chosen)
 
 
 def _jointly_idle(nested: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield keys that depend on several choices and have no effect, each with the key that causes it."""
+    """Yield keys that depend on several choices and have no effect.
+
+    Each comes with the key that causes it.
+    """
     server, client = chosen["server"], chosen["client"]
     if not server.is_noised and not client.is_on:
         yield "noise-seed", "server"

@@ -74,7 +74,7 @@ class StrategyConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _gather_options(cls, values: Mapping[str, Any]) -> dict[str, object]:
-        """Move the keys that only the strategy can validate into `options`, except those with the value `auto`."""
+        """Move the strategy's own keys into `options`, except those with the value `auto`."""
         known = {name for field in cls.model_fields for name in (field, kebab(field))}
         own = {key: value for key, value in values.items() if key not in known and value != "auto"}
         carried = values.get("options", "")
@@ -95,7 +95,7 @@ class StrategyConfig(Section):
 
 
 def _carried(text: str, known: Collection[str], own: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the options in `strategy.options`, and refuse those that are also set as a key."""
+    """Return the options in `strategy.options`, and refuse duplicates of other keys."""
     options = {kebab(key): value for key, value in read_options("strategy.options", text).items()}
     for key, value in options.items():
         if key in known or not _OPTION.fullmatch(f"strategy.{key}"):
@@ -196,7 +196,10 @@ class RunConfig(Section):
 
     @property
     def is_private(self) -> bool:
-        """Return whether any mechanism is on. If so, clients send counts and metrics only on request."""
+        """Return whether any mechanism is on.
+
+        If so, clients send counts and metrics only on request.
+        """
         return self.privacy.server.is_on or self.privacy.client.is_on
 
     @property
@@ -228,7 +231,7 @@ class RunConfig(Section):
         return flatten(self.model_dump(by_alias=True))
 
     def digest(self) -> str:
-        """Return the SHA-256 of the canonical dotted keys, without confidential values: see `digest_of`."""
+        """Return the SHA-256 of the settings without confidential values: see `digest_of`."""
         return digest_of(self.flat())
 
 
@@ -452,7 +455,7 @@ def shown(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def digest_of(settings: Mapping[str, Scalar]) -> str:
     """Return the SHA-256 of the settings with placeholders for confidential values.
 
-    The values of `NOT_SHOWN` do not enter the digest. There are few noise seeds, so an attacker with the digest and the
+    The values of `NOT_SHOWN` do not enter the digest. There are few noise seeds. An attacker with the digest and the
     other settings could find the seed by trying all of them.
 
     Args:

@@ -29,7 +29,7 @@ class Section(BaseModel):
     )
 
     def leaves(self) -> dict[str, Scalar]:
-        """Return the flat keys with their values, with those of nested sections at the same level."""
+        """Return the flat keys with their values, including those of nested sections."""
         found: dict[str, Scalar] = {}
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)

@@ -82,7 +82,10 @@ def shared_mean(config: "RunConfig") -> DistributedMean:
 
 
 def refusal(config: "RunConfig") -> str:
-    """Return the setting that contradicts secure aggregation; empty if none does, or if it is off."""
+    """Return the setting that contradicts secure aggregation.
+
+    It is empty if no setting does, or if secure aggregation is off.
+    """
     if not config.secure_aggregation.enabled:
         return ""
     reason = next(filter(None, (rule(config) for rule in _RULES)), "")

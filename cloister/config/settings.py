@@ -16,7 +16,9 @@ _VALUE = re.compile(r"""("(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s"'#]+)(?=\s|$)""")
 
 
 def read_settings(arguments: Iterable[str]) -> dict[str, Scalar]:
-    """Read dotted keys from the arguments of several `-c`; a later value overrides an earlier one.
+    """Read dotted keys from the arguments of several `-c`.
+
+    A later argument overrides an earlier one.
 
     Args:
         arguments: each contains `key=value` pairs with blanks between them, or the path of one TOML file. Values are

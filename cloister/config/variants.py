@@ -159,7 +159,7 @@ class MetricPrivacy(_WithGaussianNoise):
     population: ClassVar[int] = 0
 
     def scale(self) -> DistanceScaled:
-        """Return the scale of a round's noise: the released distance between the clients' models."""
+        """Return the scale of a round's noise: the distance of the clients' models."""
         return DistanceScaled(
             distance=self.distance,
             direction=self.distance_direction,
@@ -320,7 +320,10 @@ class LaplacePrivacy(_ClientNoise):
 
     @property
     def noise_on_update(self) -> LocalLaplace | PublishedLaplace:
-        """Return the client's mechanism: noise for a bounded update, or noise scaled by the norm of the update."""
+        """Return the client's mechanism for its update.
+
+        With a radius, updates are bounded. Otherwise the noise is scaled by the norm of the update.
+        """
         if self.radius:
             return LocalLaplace(self.radius, self.noise_multiplier, self.per_layer)
         return PublishedLaplace(self.noise_multiplier, self.per_layer)
