@@ -38,7 +38,7 @@ def refuse_in_bundle(folder: Path, names: Sequence[str]) -> None:
 
 
 def _rules_of(home: Path) -> dict[str, Any] | None:
-    """Return the Flower app table of a folder's `pyproject.toml`, or None if it has none."""
+    """Return the Flower app table of a folder's `pyproject.toml`; None without one."""
     try:
         content = tomllib.loads((home / "pyproject.toml").read_text())
     except (OSError, ValueError):

@@ -78,7 +78,10 @@ def checked_node_key(path: Path) -> bytes:
 
 
 def self_signed(key: bytes, name: str, days: int) -> bytes:
-    """Issue the certificate of an authority for itself, PEM. It may sign servers and no other authority."""
+    """Issue the certificate of an authority for itself, PEM.
+
+    It may sign servers and no other authority.
+    """
     private = _loaded(key)
     subject = _named(f"{name} authority")
     builder = _builder(subject, subject, private.public_key(), datetime.now(UTC) + timedelta(days=days))
@@ -142,7 +145,7 @@ def check_signed(certificate: bytes, authority: bytes, key: bytes, addresses: li
 
 
 def _check_path(chain: list[x509.Certificate], roots: list[x509.Certificate]) -> None:
-    """Refuse a chain that does not lead to a root through authorities that are all valid now."""
+    """Refuse a chain that leads to no root, or has an authority that is not valid now."""
     path = list(chain)
     for issued, issuers in zip(chain, [*([link] for link in chain[1:]), roots], strict=True):
         issuer = next((link for link in issuers if _is_authority(link) and _issued_by(issued, link)), None)
@@ -210,7 +213,7 @@ def refuse_broken(content: bytes, path: Path) -> None:
     try:
         _loaded(content) if path.suffix == ".key" else x509.load_pem_x509_certificate(content)
     except (ValueError, TypeError, AssertionError, UnsupportedAlgorithm):
-        # Not chained: the frames of the cause hold the key.
+        # Not chained: the frames of the cause contain the key.
         raise ConfigError(f"{path} is no {kind} in PEM; put the right one back, or move it away") from None
 
 

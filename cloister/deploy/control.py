@@ -87,7 +87,10 @@ class Control:
             self._client.RegisterNode(control_pb2.RegisterNodeRequest(public_key=public, name=name))
 
     def unregister(self, node: Node) -> None:
-        """Unregister a node. The SuperLink refuses its next request, also on an open connection."""
+        """Unregister a node.
+
+        The SuperLink refuses its next request, also on an open connection.
+        """
         with flwr_cli_exc_handler():
             self._client.UnregisterNode(control_pb2.UnregisterNodeRequest(node_id=node.id))
 

@@ -24,9 +24,10 @@ def digest_of(token: str) -> str:
 
 
 def credentials_file(address: str, token: str) -> str:
-    """Return a `credentials.yaml` (JSON is YAML) with the token, for the `flwr` command and the SuperLink at `address`.
+    """Return a `credentials.yaml` with the token, for the `flwr` command.
 
-    The refresh token is a placeholder that the command requires: tokens are not refreshed.
+    The token is for the SuperLink at `address`. The content is JSON, which is YAML. The refresh token is a placeholder
+    that the command requires: tokens are not refreshed.
     """
     stored = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": "none"}
     entries = {
@@ -50,7 +51,9 @@ def token_in(credentials: bytes) -> str:
 
 
 def read_digests(path: Path) -> tuple[str, ...]:
-    """Read the digests of the operators' tokens: one on each line, with an optional comment after it.
+    """Read the digests of the operators' tokens.
+
+    Each line has one, with an optional comment after it.
 
     Raises:
         ConfigError: the file is absent or empty, or a line contains no digest.
@@ -65,6 +68,6 @@ def read_digests(path: Path) -> tuple[str, ...]:
 
 
 def is_known(token: str, digests: tuple[str, ...]) -> bool:
-    """Return whether a token belongs to an operator, in time independent of the result."""
+    """Return whether a token is an operator's, in time independent of the result."""
     found = [hmac.compare_digest(digest_of(token), digest) for digest in digests]
     return any(found)

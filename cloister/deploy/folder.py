@@ -61,7 +61,10 @@ class Kits:
         return path.is_file()
 
     def is_gone(self, member: str) -> bool:
-        """Return whether a member's kit was made once and is absent now, and add a note if so."""
+        """Return whether a member's kit was made once and is absent now.
+
+        If so, add a note.
+        """
         gone = member in self.issued and not self.has(HEART[member])
         if gone:
             self.notes.append(f"{member} was made before and is not here: it is not made again (--remake {member})")
@@ -114,7 +117,9 @@ class Kits:
 
     @contextmanager
     def locked(self, waiting: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock of the folder during the block. Other processes that change kits wait for its end.
+        """Hold the lock of the folder during the block.
+
+        Other processes that change kits wait for its end.
 
         Args:
             waiting: called once if another process holds the lock.
@@ -135,7 +140,10 @@ class Kits:
             os.close(handle)
 
     def sum_up(self, member: str) -> None:
-        """Write the checksums of a changed kit, by which its recipient can verify that it is complete."""
+        """Write the checksums of a changed kit.
+
+        With them its recipient can verify that it is complete.
+        """
         home = self.path(member)
         if not home.is_dir() or self.has(f"{member}/{CHECKSUMS}"):
             return

@@ -102,7 +102,7 @@ def provision(
 
 
 def _issued(kits: Kits, members: Sequence[str]) -> dict[str, str]:
-    """Return the record of all keys ever issued; without a record, the keys in the folder.
+    """Return the record of all keys ever issued, or the keys in a folder without one.
 
     Raises:
         ConfigError: the record cannot be read.
@@ -248,7 +248,10 @@ def _write_operator(kits: Kits, federation: Federation) -> None:
 
 
 def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> None:
-    """Write a site's kit. Its public key also goes to the operator; its private key stays in the kit."""
+    """Write a site's kit.
+
+    Its public key also goes to the operator; its private key stays in the kit.
+    """
     home, public = f"sites/{site.name}", f"operator/nodes/{site.name}.pub"
     is_new = home not in kits.issued
     key = b"" if kits.has(public) else _node_key(kits, site)
@@ -269,7 +272,7 @@ def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> 
 
 
 def _node_key(kits: Kits, site: Site) -> bytes:
-    """Return the public key of a site: its own, that of its kit, or that of the record.
+    """Return the public key of a site: its own, that of its kit, or of the record.
 
     Without any of them, generate a key, and write the private key into the kit.
     """

@@ -38,17 +38,20 @@ AUTHORITY, SIGNED = "roster.pub", "roster.signed"
 
 
 def key_file(name: str) -> str:
-    """Return the path of a site's public signing key, relative to the folder of all kits."""
+    """Return the path of a site's public signing key in the folder of all kits."""
     return f"roster/keys/{name}.pub"
 
 
 def entry(name: str) -> str:
-    """Return the record's key for the public signing key of a site. Its value is empty for a removed site."""
+    """Return the record's key for the public signing key of a site.
+
+    Its value is empty for a removed site.
+    """
     return f"signing/{name}"
 
 
 def own(name: str) -> str:
-    """Return the record's key for the public signing key of a site that made the key itself."""
+    """Return the record's key for a public signing key that the site made itself."""
     return f"signing-key-of-its-own/{name}"
 
 
@@ -67,7 +70,7 @@ def checked_key(path: Path) -> bytes:
 
 
 def forget(kits: Kits, member: str) -> None:
-    """Remove the signed rosters (`roster`), or a site's key from the record, as if they had never existed.
+    """Forget the signed rosters, or a site's signing key, as if they had never existed.
 
     A signing key that the site made itself stays: no kit contains it.
     """
@@ -101,7 +104,10 @@ def add_site(kits: Kits, site: Site) -> None:
 
 
 def _key_of(kits: Kits, site: Site) -> bytes:
-    """Return the public signing key of a site: that of federation.toml, of its older kit, or of the record."""
+    """Return the public signing key of a site.
+
+    It is that of federation.toml, of the site's older kit, or of the record.
+    """
     if site.public_signing_key:
         kits.notes.append(f"site {site.name} puts its own private signing key in its kit as signing.key")
         return checked_key(Path(site.public_signing_key))
@@ -117,13 +123,18 @@ def _key_of(kits: Kits, site: Site) -> bytes:
 
 
 def _in_kit(kits: Kits, name: str) -> bytes:
-    """Return the public half of the signing key in an older kit in this folder; empty if there is none."""
+    """Return the public half of the signing key in an older kit.
+
+    It is empty if this folder has no such kit.
+    """
     private = f"sites/{name}/signing.key"
     return public_half(signing_key(kits.read(private), str(kits.path(private)))) if kits.has(private) else b""
 
 
 def write_roster(kits: Kits, sites: Sequence[Site]) -> None:
-    """Sign a roster of the sites with keys, if the newest one differs, and copy it into the kits in this folder.
+    """Sign a roster of the sites with keys, and copy it into the kits in this folder.
+
+    An equal roster is not signed again.
 
     Args:
         kits: folder of all kits.
@@ -149,9 +160,10 @@ def write_roster(kits: Kits, sites: Sequence[Site]) -> None:
 
 
 def _note_maker(kits: Kits, site: Site, content: bytes) -> None:
-    """Record a key that the site made: one of federation.toml, or one that replaced the key of the record.
+    """Record a key that the site made itself.
 
-    Older kits contain private keys made by the provisioner. A folder without a record may have had such kits.
+    It is the key of federation.toml, or a key that replaced the key of the record. Older kits contain private keys made
+    by the provisioner. A folder without a record may have had such kits.
     """
     key, known = _raw(content, site.name), kits.issued.get(entry(site.name))
     if (inside := _in_kit(kits, site.name)) and _raw(inside, site.name) == key:
@@ -218,7 +230,9 @@ def strike(kits: Kits, name: str) -> bool:
 
 
 def roster_in(kit: Path) -> SignedRoster | None:
-    """Return the roster in an operator's kit, verified by the kit's public roster key, or None if there is none.
+    """Return the roster in an operator's kit, or None if there is none.
+
+    It is verified by the kit's public roster key.
 
     Raises:
         ConfigError: the file is no roster, or has the signature of another key.
@@ -233,9 +247,9 @@ def roster_in(kit: Path) -> SignedRoster | None:
 
 
 def on_roster() -> list[dict[str, str]]:
-    """Return the `name`, `fingerprint` and `made-by` of each site on the roster in the operator's kit.
+    """Return the sites on the roster in the operator's kit, for `cloister status`.
 
-    `cloister status` prints them.
+    Each has `name`, `fingerprint` and `made-by`.
 
     Raises:
         ConfigError: the file is no roster, or has the signature of another key than the kit's public roster key.
@@ -287,7 +301,10 @@ def _sign(kits: Kits, keys: Mapping[str, bytes]) -> None:
 
 
 def _newest(kits: Kits) -> SignedRoster:
-    """Return the newest roster, verified by the key in this folder: rosters of other keys are not signed again."""
+    """Return the newest roster, verified by the key in this folder.
+
+    So this folder never signs a roster again that another key has signed.
+    """
     if not kits.has(ROSTER_KEY) or not kits.has(f"roster/{SIGNED}"):
         raise ConfigError(f"{ROSTER_KEY} and a roster signed with it are not in {kits.folder}; run this where they are")
     authority = signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))

@@ -45,7 +45,10 @@ def site_script(federation: Federation, site: Site) -> str:
 
 
 def register_script(federation: Federation) -> str:
-    """Return the script that registers the public keys of all sites; registered ones are left as they are."""
+    """Return the script that registers the public keys of all sites.
+
+    Registered keys are left as they are.
+    """
     return _filled("register.sh", name=federation.name, address=federation.address)
 
 
@@ -71,7 +74,9 @@ def policy_for(tasks: Sequence[str]) -> str:
 
 
 def _filled(script: str, **values: str) -> str:
-    """Return a script of `shell/` with the values of a federation, each quoted as one word of the shell.
+    """Return a script of `shell/` with the values of a federation.
+
+    Each value is quoted as one word of the shell.
 
     Raises:
         KeyError: the script has a placeholder without a value.

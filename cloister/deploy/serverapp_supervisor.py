@@ -97,7 +97,9 @@ class Supervisor:
 
 
 def end_with(parent: int) -> None:
-    """Make the kernel kill this process when its parent dies. The parent's successor starts it again.
+    """Make the kernel kill this process when its parent dies.
+
+    The parent's successor starts it again.
 
     Args:
         parent: process id; it may be dead already.

@@ -15,7 +15,7 @@ from cloister.flower import flower_home
 
 
 def key_file(name: str) -> Path:
-    """Return the path of a site's public key in the operator's kit, which is `FLWR_HOME`.
+    """Return the path of a site's public key in the operator's kit (`FLWR_HOME`).
 
     Raises:
         ConfigError: the name is invalid in `federation.toml`. A node that Flower's own command registered may have such
@@ -87,7 +87,9 @@ def rotate(control: Control, name: str, key: Path, expected: str = "") -> str:
 
 
 def remove(control: Control, name: str) -> list[Node]:
-    """Unregister a site: its node's next request is refused, and its key cannot be registered again.
+    """Unregister a site. Its node's next request is refused.
+
+    Its key cannot be registered again.
 
     Args:
         control: of the SuperLink.

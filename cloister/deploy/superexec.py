@@ -40,7 +40,7 @@ class QuietExecutor(SubprocessExecutor):
             spec: of its task.
         """
         output = subprocess.DEVNULL if spec.suppress_output else None
-        # Isolated from this folder (-P), so that what a bundle imports is the bundle's.
+        # Isolated from this folder (-P), so that a bundle imports its own modules.
         command = [sys.executable, "-P", str(APP), *arguments_of(spec)]
         if spec.parent_pid is not None:
             command += ["--parent-pid", str(spec.parent_pid)]
@@ -82,7 +82,7 @@ class SupervisingExecutor(QuietExecutor):
         self._supervise(made.rename(self.tasks / made.name.replace("new-", f"task-{spec.task_id}-")))
 
     def reconcile(self) -> None:
-        """Restart dead supervisors of unfinished tasks, and forget those whose task is over."""
+        """Restart dead supervisors of unfinished tasks, and forget the other dead ones."""
         for folder in self.tasks.glob("task-*"):
             supervisor = self._supervisors.get(folder)
             if supervisor is None or supervisor.poll() is not None:
@@ -96,7 +96,7 @@ class SupervisingExecutor(QuietExecutor):
         }
 
     def _supervise(self, folder: Path) -> None:
-        # Flower gives a server app no output but its log.
+        # Flower discards the output of a server app except its log.
         self._supervisors[folder] = subprocess.Popen(
             [sys.executable, "-P", str(SUPERVISOR), str(folder), str(os.getpid())],
             stdin=subprocess.DEVNULL,
@@ -122,7 +122,7 @@ def arguments_of(spec: ExecutionSpec) -> list[str]:
 
 
 def run(arguments: list[str], resumes: int = 0, tasks: Path | None = None) -> None:
-    """Run Flower's executor with its own options, and with this module's way of starting processes.
+    """Run Flower's executor with its own options, and with this module's executors.
 
     Args:
         arguments: of `flower-superexec`.

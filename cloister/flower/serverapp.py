@@ -19,7 +19,9 @@ Pull = Callable[[Any, Any], Any]
 
 
 def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], Any]) -> Pull:
-    """Return a function that pulls a task's input once, and later returns it with the run directory to resume.
+    """Return a function that pulls a task's input once and stores it.
+
+    Its later results are the stored input with the run directory to resume.
 
     Args:
         pull: requests the input from Flower.

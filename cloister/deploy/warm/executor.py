@@ -99,7 +99,10 @@ class Link:
 
 
 def warm_up(keras: bool) -> None:
-    """Import the libraries of clients without computing anything: a process forked after a computation may hang."""
+    """Import the libraries of clients without computing anything.
+
+    A process that is forked after a computation may hang.
+    """
     for name in LIBRARIES:
         importlib.import_module(name)
     if keras:
@@ -196,7 +199,10 @@ class Executor:
         return answer
 
     def _refuse(self, token: str) -> None:
-        """Answer a task of another kind with an error: otherwise it would block all later messages."""
+        """Answer a task of another kind with an error.
+
+        Without an answer it would block all later messages.
+        """
         log(ERROR, "refused a task that is none of a client: a warm node runs no agents")
         with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
             client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
@@ -207,8 +213,8 @@ class Executor:
     def _give_up(self, token: str) -> None:
         """Pull the message of a task whose child died before it did.
 
-        Flower reports a failure only for a pulled message. Without a report for a task that had begun, the SuperNode
-        would wait forever for another one, and poll for no other message.
+        Flower reports a failure only for a pulled message. If a task has begun and has no report, the SuperNode waits
+        forever for another one, and polls for no other message.
         """
         with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
             with suppress(httpx.HTTPStatusError):  # as from a task that had begun
@@ -291,7 +297,10 @@ def _as_child(work: Callable[[], None]) -> NoReturn:
 
 
 def _forget_app() -> None:
-    """Unload this process's copy of the app: the child imports that of its bundle, as a cold client would."""
+    """Unload this process's copy of the app.
+
+    The child imports that of its bundle, as a cold client would.
+    """
     for name in [name for name in sys.modules if name == APP or name.startswith(APP + ".")]:
         if name != COMPILED:
             del sys.modules[name]
@@ -299,7 +308,10 @@ def _forget_app() -> None:
 
 
 def _compile_nothing() -> None:
-    """Block the compiled module: compilation takes seconds, and a child ends after one message."""
+    """Block the compiled module.
+
+    Compilation takes seconds, and a child ends after one message.
+    """
     vars(sys)["modules"][COMPILED] = None
 
 
@@ -338,14 +350,19 @@ def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path,
 
 
 def _imported_app(*_: str) -> ClientApp:
-    """Return the client app of the imported package, for any app name of a bundle: the package has only one."""
+    """Return the client app of the imported package.
+
+    The package has only one, so the app name of a bundle does not matter.
+    """
     from cloister.client.app import app
 
     return app
 
 
 def _allowed(bundle: bytes, policy: Policy | None) -> bytes:
-    """Return a bundle that the policy allows, and store its digest in the environment for the policy's mod.
+    """Return a bundle that the policy allows.
+
+    Its digest is stored in the environment for the policy's mod.
 
     Raises:
         PolicyError: the policy does not list it.

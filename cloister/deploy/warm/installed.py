@@ -11,14 +11,16 @@ SUFFIX = ".py"
 
 
 def sources() -> dict[str, bytes]:
-    """Return the Python files of the installed package on disk, by their names in a bundle."""
+    """Return the Python files of the installed package by their names in a bundle."""
     package = Path(cloister.__path__[0])
     files = package.rglob(f"*{SUFFIX}")
     return {path.relative_to(package.parent).as_posix(): path.read_bytes() for path in files}
 
 
 def is_installed(bundle: bytes, imported: Mapping[str, bytes]) -> bool:
-    """Return whether the Python files of a bundle and of the installed package are the same, byte for byte.
+    """Return whether a bundle and the installed package have the same Python files.
+
+    They are compared byte for byte.
 
     Args:
         bundle: an app bundle of Flower, a zip archive.

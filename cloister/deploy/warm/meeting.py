@@ -36,7 +36,7 @@ class Meeting:
 
     @property
     def refusal(self) -> str:
-        """Return the reason for which the SuperLink would refuse this node; empty if it would not."""
+        """Return the reason for which the SuperLink would refuse this node, if any."""
         if -SLOWEST <= self.ahead <= FASTEST:
             return ""
         return (
@@ -78,14 +78,17 @@ def meet(superlink: str, root_certificates: str | None, insecure: bool) -> Meeti
 
 
 def warnings_of(connection: str) -> list[str]:
-    """Return the problems with the SuperLink of a connection in Flower's `config.toml`."""
+    """Return the problems with the SuperLink of a connection in `config.toml`."""
     link = read_superlink_connection(connection)
     found = meet(link.address or "", link.root_certificates, link.insecure)
     return [*filter(None, [found.refusal]), *found.warnings] if found else []
 
 
 def _asked(host: str, port: int, context: ssl.SSLContext | None) -> Meeting:
-    """Compare the time in an answer, truncated to whole seconds, with the middle of the request."""
+    """Compare the time in an answer with the middle of the request.
+
+    The time in an answer is truncated to whole seconds.
+    """
     if context is None:
         link = http.client.HTTPConnection(host, port, timeout=SECONDS)
     else:

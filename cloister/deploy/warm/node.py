@@ -95,7 +95,9 @@ def _look_at_data(node: NodeConfig) -> None:
 
 
 def _configured(text: str) -> NodeConfig:
-    """Return the node configuration, and refuse parts that are not pairs. Flower ignores them, even a site's policy.
+    """Return the node configuration, and refuse parts that are not pairs.
+
+    Flower ignores them, even a site's policy.
 
     Args:
         text: pairs, or the path of a TOML file.
@@ -112,7 +114,9 @@ def _configured(text: str) -> NodeConfig:
 
 
 def _clear_secrets(node: NodeConfig) -> None:
-    """Remove the stored state of secure aggregations: a restarted node has dropped out of them.
+    """Remove the stored state of secure aggregations.
+
+    A restarted node has dropped out of them.
 
     Raises:
         NodeConfigError: its folder is not suitable for secrets.
@@ -122,7 +126,7 @@ def _clear_secrets(node: NodeConfig) -> None:
 
 
 def _ended_by_signals(supernode: "subprocess.Popen[bytes]") -> list[int]:
-    """Terminate the SuperNode on a signal to this process, and return the list of received signals."""
+    """Terminate the SuperNode on a signal, and return the list of received signals."""
     asked: list[int] = []
 
     def end(number: int, _: object) -> None:
@@ -135,7 +139,7 @@ def _ended_by_signals(supernode: "subprocess.Popen[bytes]") -> list[int]:
 
 
 def _look_at_superlink(ours: argparse.Namespace) -> None:
-    """Log warnings about the SuperLink, and raise an error if it would refuse this node.
+    """Log warnings about the SuperLink, and raise an error if it would refuse the node.
 
     Raises:
         FederationError: its clock and that of this machine are too far apart.

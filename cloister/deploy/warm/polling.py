@@ -49,7 +49,10 @@ class Polling:
         return looked
 
     def pause(self, seconds: float) -> None:
-        """Wait before the next poll; while a message is processed, as long as Flower would, at most `WAITING`."""
+        """Wait before the next poll.
+
+        While a message is processed, wait as long as Flower would, at most `WAITING`.
+        """
         if not self.idle:
             self.heard = self.clock()
             self.sleep(min(seconds, WAITING))

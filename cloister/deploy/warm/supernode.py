@@ -18,7 +18,10 @@ SIGNALLED = 0
 
 
 def main() -> None:
-    """Run `flower-supernode` with its options, after the fastest and the slowest pause in seconds."""
+    """Run `flower-supernode` with the options of this process.
+
+    The fastest and the slowest pause in seconds precede the options.
+    """
     fastest, slowest = float(sys.argv.pop(1)), float(sys.argv.pop(1))
     sys.argv[0] = "flower-supernode"
     Polling(fastest, slowest).install()
