@@ -55,7 +55,9 @@ def of_server(forecast: Forecast) -> Iterator[Allowance]:
 
 
 def of_node(node: Asked, whose: str, rounds: int) -> Iterator[Allowance]:
-    """Yield the allowances of a node's budgets: of its policy, and of `privacy.client-max-epsilon` and `max-leakage`.
+    """Yield the allowances of a node's budgets.
+
+    They are the budgets of its policy, `privacy.client-max-epsilon` and `privacy.max-leakage`.
 
     Args:
         node: as it is before the run.

@@ -62,11 +62,17 @@ class Timing:
     each: float
 
     def one_by_one(self, traffic: Traffic) -> float:
-        """Return the seconds of all training messages, one after the other in one process, as in a simulation."""
+        """Return the seconds of all training messages, one after the other.
+
+        This is the time in one process, as in a simulation.
+        """
         return self.first + self.each * max(0.0, traffic.cohort * traffic.rounds - 1)
 
     def side_by_side(self, traffic: Traffic) -> float:
-        """Return the seconds of all training messages, if every client has a machine like this one."""
+        """Return the seconds of all training messages, in parallel.
+
+        Every client has a machine like this one.
+        """
         return self.first + self.each * max(0, traffic.rounds - 1)
 
 

@@ -48,7 +48,10 @@ def draw(preview: Preview, path: Path) -> None:
 
 
 def _scale(curves: Sequence[Series]) -> dict[str, Any]:
-    """Return the axis settings: a scale from 0, or a logarithmic one if the curves' last values differ widely."""
+    """Return the axis settings.
+
+    The scale starts at 0, or is logarithmic if the curves' last values differ widely.
+    """
     ends = [value for series in curves for _, value in series.points[-1:] if 0 < value < math.inf]
     wide = bool(ends) and max(ends) > WIDE * min(ends)
     return {"yscale": "log"} if wide else {"ylim": (0, None)}

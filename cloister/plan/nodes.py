@@ -44,7 +44,9 @@ class Asked:
 
     @property
     def steps(self) -> LocalSteps:
-        """Return the private steps of a round, from the node's stated size, or from its part in a simulation.
+        """Return the private steps of a round.
+
+        They follow from the node's stated size, or from its part in a simulation.
 
         Raises:
             PrivacyError: batches would reveal the true size.
@@ -110,7 +112,10 @@ def asked(config: RunConfig, message: Message, nodes: Sequence[dict[str, Scalar]
 
 @contextmanager
 def _bundle_checked(node: Node) -> Iterator[None]:
-    """Run the block as if the node's executor had verified an allowed app bundle: a plan has no bundle."""
+    """Run the block as if the node's executor had verified an allowed app bundle.
+
+    A plan has no bundle.
+    """
     before, allowed = environ.get(CHECKED_BUNDLE), node.policy.allowed_fabs if node.policy else []
     try:
         if allowed:

@@ -49,6 +49,9 @@ def noise_on_clients(prepared: Prepared) -> Iterator[NoiseOnClient]:
 
 
 def _draws(prepared: Prepared, per_layer: bool) -> list[tuple[str, int]]:
-    """Return the parts of the model with a joint draw of Laplace noise, each with its number of parameters."""
+    """Return the parts of the model with a joint draw of Laplace noise.
+
+    Each comes with its number of parameters.
+    """
     layout = Layout.of(prepared.plan.strategy.expected_reply(from_record(prepared.initial)))
     return list(zip(layout.names, layout.sizes, strict=True)) if per_layer else [("the model", layout.size)]

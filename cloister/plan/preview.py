@@ -130,7 +130,7 @@ def _check(config: RunConfig, options: Options) -> None:
 
 
 def _messages(prepared: Prepared, grid: LocalGrid) -> list[Message]:
-    """Return the messages of the first round; empty if a budget ends the run before it."""
+    """Return the messages of the first round; none if a budget ends the run before."""
     try:
         return first_messages(prepared, grid)
     except BudgetExhausted:
@@ -138,7 +138,10 @@ def _messages(prepared: Prepared, grid: LocalGrid) -> list[Message]:
 
 
 def _nodes(config: RunConfig, options: Options, messages: Sequence[Message], folder: Path) -> list[Asked]:
-    """Return the nodes whose sizes or policies matter: all of them with DP-SGD, otherwise one."""
+    """Return the nodes whose sizes or policies matter.
+
+    With DP-SGD these are all nodes, otherwise one.
+    """
     if not messages:
         return []
     configured = configurations(config, options.clients, options.sizes, options.policy)
@@ -187,13 +190,16 @@ def _worked_out(
 def _claims(
     prepared: Prepared, sizes: Sizes | None, shared: Collection[Holders] | None
 ) -> Callable[[int], ClientClaim | None]:
-    """Return a function from a number of rounds to the claim for clients of the costliest size."""
+    """Return a function from a number of rounds to the costliest clients' claim."""
     steps = [sizes.costliest] if sizes else None
     return lambda rounds: client_claim(prepared.plan, prepared.layout, rounds, steps, shared)
 
 
 def _are_dealt(config: RunConfig, nodes: Sequence[Asked]) -> bool:
-    """Return whether clients of DP-SGD have the sizes of a simulation, which the run will use too."""
+    """Return whether clients of DP-SGD have the sizes of a simulation.
+
+    If so, the run will have the same sizes.
+    """
     return config.privacy.client.clips_gradients and all(node.node.config.partition_id is not None for node in nodes)
 
 
@@ -212,7 +218,7 @@ def _named(sizes: Sizes | None, nodes: list[Asked]) -> dict[str, Asked]:
 
 
 def _allowances(named: Mapping[str, Asked], rounds: int, refusal: str) -> list[Allowance]:
-    """Return the allowances of the nodes' budgets; empty if the policy refuses the run."""
+    """Return the allowances of the nodes' budgets; none if the policy refuses the run."""
     if refusal:
         return []
     return [found for whose, node in named.items() for found in allowance.of_node(node, whose, rounds)]
@@ -227,7 +233,7 @@ class _Limit:
 
 
 def _limit(options: Options, expected: Forecast, allowances: Sequence[Allowance]) -> _Limit:
-    """Return the requested budget, or one of the run's that covers no round; 0: neither."""
+    """Return the requested budget, or one of the run's that covers no round."""
     if options.epsilon:
         return _Limit(options.epsilon)
     if expected.stopped and not expected.rounds:

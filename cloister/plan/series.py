@@ -33,7 +33,10 @@ class Series:
 
 
 def shown_rounds(rounds: int) -> list[int]:
-    """Return the rounds at which curves have points: all, or `POINTS` of them with the last one."""
+    """Return the rounds at which curves have points.
+
+    These are all rounds, or `POINTS` of them with the last one.
+    """
     count = min(rounds, POINTS)
     return sorted({round(1 + number * (rounds - 1) / max(1, count - 1)) for number in range(count)})
 

@@ -61,7 +61,9 @@ class Within:
 
 
 def of_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: float) -> Iterator[Within]:
-    """Yield the result for the server's noise under `privacy.max-epsilon`; empty if the server adds none.
+    """Yield the result for the server's noise under `privacy.max-epsilon`.
+
+    It is empty if the server adds none.
 
     Args:
         settings: of the run.
@@ -86,7 +88,10 @@ def of_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: float
 
 
 def _rounds(config: RunConfig, prepared: Prepared) -> tuple[int | None, float | None]:
-    """Return the number of rounds that fit and, if that is 0, the smallest budget for all rounds."""
+    """Return the number of rounds that fit.
+
+    If that is 0, also return the smallest budget for all rounds.
+    """
     plan = build(config)
     return _room(plan.budget, plan.strategy.events(prepared.layout), config.num_rounds)
 
@@ -97,7 +102,9 @@ def _room(budget: PrivacyBudget, events: Sequence[Event], rounds: int) -> tuple[
 
 
 def smallest_budget(budget: PrivacyBudget, events: Sequence[Event], rounds: int) -> float | None:
-    """Return the smallest ε with which a budget covers a number of rounds, rounded up to four digits.
+    """Return the smallest ε with which a budget covers a number of rounds.
+
+    It is rounded up to four digits.
 
     Args:
         budget: that is too small.
@@ -131,9 +138,9 @@ def _calibrated(config: RunConfig, prepared: Prepared) -> float:
 
 
 def of_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon: float) -> Iterator[Within]:
-    """Yield the result for the noise of a client with such a budget of its own; empty if clients add none.
+    """Yield the result for the noise of a client with such a budget of its own.
 
-    Under `laplace` the budget is one of leakage, which for a client is a pure ε.
+    It is empty if clients add none. Under `laplace` the budget is one of leakage, which for a client is a pure ε.
 
     Args:
         settings: of the run.
@@ -183,7 +190,7 @@ def _found(calibrate: Callable[[], float]) -> tuple[float | None, str]:
 
 
 def for_all(found: Sequence[Within]) -> tuple[Within, ...]:
-    """Return one result for clients of all sizes: the strictest of their noise and rounds.
+    """Return one result for clients of all sizes: the strictest noise and rounds.
 
     Args:
         found: of the server, and of clients of several sizes.
