@@ -32,10 +32,10 @@ logger = logging.getLogger("cloister.tasks")
 
 
 def decoded(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) -> NDArray[np.float32]:
-    """Return the pixels of images from a cache on disk, which is made on the first call.
+    """Return the pixels of images from a cache on disk.
 
-    The cache is beside the images, or below the user's cache folder if the first is not writable. If the environment
-    variable `CLOISTER_CACHE` names a folder, the cache is only there.
+    The first call makes the cache. It is beside the images, or below the user's cache folder if the first is not
+    writable. If the environment variable `CLOISTER_CACHE` names a folder, the cache is only there.
 
     Args:
         source: of n images.
@@ -63,9 +63,10 @@ def _key(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) -> 
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """Return the size, inode and times of a file; empty for a missing file, whose image counts as damaged.
+    """Return the size, inode and times of a file.
 
-    Name, size and modification time alone may equal those of another site's file, whose cache is in the same place.
+    It is empty for a missing file, whose image counts as damaged. Name, size and modification time alone may equal
+    those of another site's file, whose cache is in the same place.
     """
     try:
         stat = path.stat()
@@ -113,7 +114,10 @@ def _made(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], name:
 
 
 def _write(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], path: Path) -> None:
-    """Write rows one by one: on a full disk this raises an error, whereas a mapped file would end the process."""
+    """Write rows one by one.
+
+    On a full disk this raises an error, whereas a mapped file would end the process.
+    """
     with path.open("wb") as file:
         facts = {"descr": "<f4", "fortran_order": False, "shape": shape}
         npy.write_array_header_1_0(file, facts)

@@ -17,14 +17,14 @@ def is_image(path: Path) -> bool:
 
 
 def grey(encoded: bytes, shape: tuple[int, int]) -> NDArray[np.float32] | None:
-    """Decode an image to grey values of this height and width, from 0 (black) to 1 (white).
+    """Decode an image to grey values from 0 (black) to 1 (white).
 
     Args:
         encoded: the bytes of a file.
         shape: height and width of the result. An image of another size is resized by area interpolation.
 
     Returns:
-        None if the bytes are damaged.
+        Shape `shape`; None if the bytes are damaged.
     """
     image = _decoded(encoded)
     # For some formats OpenCV returns colours or another dtype in spite of the flag.

@@ -46,7 +46,9 @@ class Together:
 
 
 def find_pictures(path: Path, classes: Sequence[str], below: bool = True) -> Source:
-    """Find the images at a path: a folder with a folder per class, a folder of parquet files, or one parquet file.
+    """Find the images at a path.
+
+    A path is a folder with a folder per class, a folder of parquet files, or one parquet file.
 
     Args:
         path: of a folder or a file.
@@ -68,9 +70,10 @@ def find_pictures(path: Path, classes: Sequence[str], below: bool = True) -> Sou
 
 
 def every_picture(path: Path, classes: Sequence[str]) -> Source:
-    """Find all images at exactly this path, in both layouts, so that each image is found independently of the others.
+    """Find all images at exactly this path, in both layouts.
 
-    Images in folders of no class and unreadable parquet files are left out.
+    Each image is found independently of the others. Images in folders of no class and unreadable parquet files are left
+    out.
 
     Args: as `find_pictures`.
 
@@ -87,7 +90,7 @@ def every_picture(path: Path, classes: Sequence[str]) -> Source:
 
 
 def _readable(file: Path, classes: Sequence[str]) -> Iterator[Source]:
-    """Yield the source for a parquet file, or log a warning if the file cannot be read."""
+    """Yield the source for a parquet file; log a warning if it is unreadable."""
     try:
         yield ParquetFiles.at([file], classes)
     except DataError as error:
@@ -114,20 +117,26 @@ def _instead(path: Path) -> str:
 
 
 def _folders_named(path: Path) -> list[str]:
-    """Return the subfolders of a folder, with those inside `train` and `test` in place of these two."""
+    """Return the subfolders of a folder.
+
+    Those inside `train` and `test` replace these two.
+    """
     below = {folder: folders_in(folder) if folder.name.lower() in PARTS else [] for folder in folders_in(path)}
     return [each.relative_to(path).as_posix() for folder, inner in below.items() for each in inner or [folder]]
 
 
 def _parquet_files(path: Path) -> list[Path]:
-    """Return the parquet files at a path. In a folder, only regular files count: a pipe of that name does not."""
+    """Return the parquet files at a path.
+
+    In a folder, only regular files count: a pipe of that name does not.
+    """
     if path.is_dir():
         return sorted(file for file in path.glob("*.parquet") if os.path.isfile(file))
     return [path] if path.suffix.lower() == ".parquet" else []
 
 
 def _at(path: Path, classes: Sequence[str]) -> list[Source]:
-    """Return the source of the images at exactly this path; empty if there are no images."""
+    """Return the source of the images at exactly this path, if there are any."""
     sources: list[Source] = [FolderPerClass.at(path, classes)] if path.is_dir() else []
     if parquet := _parquet_files(path):
         sources.append(ParquetFiles.at(parquet, classes))

@@ -75,9 +75,10 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return the entries of a folder, by name; empty and logged if the folder is unreadable.
+    """Return the entries of a folder, by name.
 
-    This module uses `os.path` to test paths: `Path` raises for one behind an inaccessible link.
+    If the folder is unreadable, log this and return an empty list. This module uses `os.path` to test paths: `Path`
+    raises for one behind an inaccessible link.
     """
     try:
         return sorted(folder.iterdir())
@@ -103,7 +104,10 @@ def _tell(error: OSError) -> None:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a file; empty if it is unreadable, too large, or not regular (a pipe would block)."""
+    """Return the bytes of a file.
+
+    They are empty if the file is unreadable, too large, or not regular (a pipe would block).
+    """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             found = os.fstat(file.fileno())
@@ -117,7 +121,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def _class_folders(root: Path, classes: Sequence[str], tolerant: bool) -> list[tuple[Path, int, Part]]:
-    """Return every class folder, with the number of the class and the part of the split."""
+    """Return every class folder, with its class number and its part of the split."""
     found = [(folder, class_named(folder.name, classes), part) for folder, part in _innermost(root)]
     named = [(folder, label, part) for folder, label, part in found if label is not None]
     others = [folder for folder, label, _ in found if label is None and any(map(is_image, _entries(folder)))]
@@ -128,7 +132,10 @@ def _class_folders(root: Path, classes: Sequence[str], tolerant: bool) -> list[t
 
 
 def _stray(root: Path, folders: list[Path]) -> tuple[str, ...]:
-    """Return images and links to folders beside the class folders, and visible non-image files inside these."""
+    """Return the files and links that are left out.
+
+    These are images and links to folders beside the class folders, and visible non-image files inside these.
+    """
     beside = [path for above in dict.fromkeys([root, *(each.parent for each in folders)]) for path in _entries(above)]
     inside = [path for folder in folders for path in _files_below(folder) if not is_image(path)]
     left_out = [path for path in beside if is_image(path) or (os.path.isdir(path) and not _is_folder(path))]
@@ -137,7 +144,10 @@ def _stray(root: Path, folders: list[Path]) -> tuple[str, ...]:
 
 
 def _innermost(root: Path) -> Iterator[tuple[Path, Part]]:
-    """Yield the subfolders of a folder, with those inside `train` and `test` in place of these two."""
+    """Yield the subfolders of a folder.
+
+    Those inside `train` and `test` replace these two.
+    """
     for folder in folders_in(root):
         part = PARTS.get(folder.name.lower(), "")
         yield from ((inner, part) for inner in (folders_in(folder) if part else [folder]))

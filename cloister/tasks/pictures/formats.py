@@ -34,7 +34,9 @@ BMP_AND_PNM = (b"BM", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")
 
 
 def is_safe_to_decode(encoded: bytes) -> bool:
-    """Return whether these bytes are a PNG, JPEG, TIFF, BMP, PBM, PGM or PPM with bounded decoding time and memory.
+    """Return whether an image can be decoded in bounded time and memory.
+
+    It must be a PNG, JPEG, TIFF, BMP, PBM, PGM or PPM within the limits of this module.
 
     Args:
         encoded: the bytes of a file.
@@ -51,14 +53,18 @@ def is_safe_to_decode(encoded: bytes) -> bool:
 
 
 def _is_cut_off(encoded: bytes) -> bool:
-    """Return whether a JPEG is truncated. Some versions of OpenCV fill the missing pixels without an error."""
+    """Return whether a JPEG is truncated.
+
+    Some versions of OpenCV fill the missing pixels without an error.
+    """
     return encoded.rfind(END) < encoded.rfind(SCAN)
 
 
 def _claims_too_much(encoded: bytes) -> bool:
-    """Return whether a PNG claims too many pixels or chunks, or a chunk longer than the rest of the file.
+    """Return whether a PNG claims more than this module or the file permits.
 
-    OpenCV allocates memory for pixels and chunks before it reads them: a hundred bytes would take four gigabytes.
+    It may claim too many pixels or chunks, or a chunk longer than the rest of the file. OpenCV allocates memory for
+    pixels and chunks before it reads them: a hundred bytes would take four gigabytes.
     """
     width, height = (int.from_bytes(encoded[start : start + 4]) for start in (16, 20))
     start, chunk_type, chunks = len(PNG), b"", 0
@@ -69,7 +75,10 @@ def _claims_too_much(encoded: bytes) -> bool:
 
 
 def _compressions(encoded: bytes) -> Iterator[int]:
-    """Yield the compression numbers of a TIFF, and 0 for a malformed entry; empty if it states none."""
+    """Yield the compression numbers of a TIFF.
+
+    A malformed entry gives 0.
+    """
     order: Literal["little", "big"] = "little" if encoded.startswith(TIFF[0]) else "big"
     first = int.from_bytes(encoded[4:8], order)
     fields = int.from_bytes(encoded[first : first + 2], order)

@@ -119,7 +119,7 @@ def _has_bytes(kind: Any) -> bool:
 
 
 def _bytes(cell: Any) -> bytes:
-    """Return the bytes in a cell; empty for another type, or for more than `MAX_BYTES`."""
+    """Return the bytes in a cell; none for another type, or above `MAX_BYTES`."""
     if hasattr(cell, "as_buffer") and cell.is_valid and cell.as_buffer().size > MAX_BYTES:
         return b""
     content = cell.as_py()
@@ -176,7 +176,10 @@ def _is_text(kind: Any) -> bool:
 
 
 def _number(value: object, classes: Sequence[str]) -> int:
-    """Return the class number of a label that is a whole number or the name of a class; -1 for another label."""
+    """Return the class number of a label.
+
+    The label is a whole number or the name of a class; another label gives -1.
+    """
     if isinstance(value, float):
         value = int(value) if value.is_integer() else -1
     if isinstance(value, bytes) and len(value) <= MAX_LABEL_LETTERS:
@@ -186,7 +189,7 @@ def _number(value: object, classes: Sequence[str]) -> int:
 
 
 def _names(metadata: dict[bytes, bytes]) -> list[str] | None:
-    """Return the label names in the file's Hugging Face metadata; None without such names."""
+    """Return the label names in the file's Hugging Face metadata, if there are any."""
     try:
         names = json.loads(metadata[b"huggingface"])["info"]["features"]["label"]["names"]
     except (KeyError, TypeError, ValueError, RecursionError):

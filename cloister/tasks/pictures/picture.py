@@ -47,7 +47,9 @@ class Source(Protocol):
         ...
 
     def contents(self) -> Iterator[bytes]:
-        """Yield the encoded images, in the order of `pictures`; empty bytes for an unreadable image.
+        """Yield the encoded images, in the order of `pictures`.
+
+        An unreadable image gives empty bytes.
 
         Raises:
             DataError: a file of many images cannot be read.
@@ -61,7 +63,9 @@ def labels_of(source: Source) -> NDArray[np.int64]:
 
 
 def class_named(name: str, classes: Sequence[str]) -> int | None:
-    """Return the number of the class with this name, ignoring case, spaces and punctuation.
+    """Return the number of the class with this name.
+
+    Case, spaces and punctuation are ignored.
 
     Args:
         name: of a folder, or from a file.

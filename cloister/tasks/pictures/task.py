@@ -90,7 +90,9 @@ class PictureTask(Task):
         return Dataset(train, test)
 
     def drawn_test(self, labels: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Return the indices of a random test part for images without a split: a fifth of each class.
+        """Return the indices of a random test part: a fifth of each class.
+
+        It is used for images without a split.
 
         Args:
             labels: of all images, shape (n,).
@@ -98,7 +100,9 @@ class PictureTask(Task):
         return holdout(labels, 0.2, np.random.default_rng(SPLIT_SEED))[1]
 
     def read(self, path: Path) -> Examples:
-        """Return a node's own data as `rows` does, without damaged images if `task.skip-damaged` is on.
+        """Return a node's own data as `rows` does, after checking it.
+
+        If `task.skip-damaged` is on, damaged images are left out.
 
         Raises:
             DataError: there are no such images, or damaged ones.
@@ -111,9 +115,9 @@ class PictureTask(Task):
         return self.checked(examples, path)
 
     def rows(self, path: Path) -> Examples:
-        """Return a node's own data: class folders, parquet files, or an `.npz` file in the units of x.
+        """Return a node's own data, with NaN for a damaged image.
 
-        A damaged image is NaN.
+        It is in class folders, in parquet files, or in an `.npz` file in the units of x.
 
         Raises:
             DataError: there are no such images.
@@ -124,7 +128,10 @@ class PictureTask(Task):
         return Examples(decoded(source, self.size, range(len(source.pictures))), labels_of(source))
 
     def label_of_folder(self, name: str) -> int | None:
-        """Return the class that the folder's name matches, ignoring case, spaces and punctuation; None: no class."""
+        """Return the class that the folder's name matches; None: no class.
+
+        Case, spaces and punctuation are ignored.
+        """
         return class_named(name, self.class_names)
 
     def _own(self, path: Path, tolerant: bool = False) -> Source:
@@ -159,7 +166,10 @@ class PictureTask(Task):
         return [Examples(x, y) if good.all() else Examples(x, y).take(np.flatnonzero(good)) for x, y, good in pieces]
 
     def _tell_stray(self, source: Source) -> None:
-        """Warn of files and links to folders that are left out, as the user may expect them to be used."""
+        """Warn of files and links to folders that are left out.
+
+        The user may expect them to be used.
+        """
         if isinstance(source, FolderPerClass) and source.stray:
             names, number = ", ".join(source.stray[:NAMED]), counted(len(source.stray), "file")
             logger.warning("%s: %s or links left out, as no image of a class: %s", source.root, number, names)
