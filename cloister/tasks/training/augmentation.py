@@ -56,7 +56,7 @@ class Augmentation:
         return self._each(x, key, self._one)
 
     def changed_or_lost(self, x: NDArray, key: bytes) -> NDArray:
-        """Return the examples as `changed` does, with NaN for an example whose transform fails.
+        """Return the examples as `changed` does, with NaN where a transform fails.
 
         A failure changes no other example. A private step replaces the non-finite gradient of such an example by zero.
 
@@ -97,14 +97,17 @@ def key_of(*parts: object) -> bytes:
 
 
 def transforms_of(task: Task) -> dict[str, Transform]:
-    """Return the transforms of a task by name: its own, and those of pictures if its examples are pictures."""
+    """Return the transforms of a task by name.
+
+    These are its own, and those of pictures if its examples are pictures.
+    """
     shape = _picture_shape(task)
     pictures: Mapping[str, Transform] = PICTURES if shape else {}
     return {name: _on_pictures(transform, shape) for name, transform in pictures.items()} | dict(task.transforms)
 
 
 def _picture_shape(task: Task) -> tuple[int, ...]:
-    """Return height, width and any channels of an example; empty if it is not a picture."""
+    """Return height, width and any channels of an example; empty: not a picture."""
     if len(task.input_shape) in (2, 3):
         return task.input_shape
     is_flat_picture = task.image_shape and prod(task.image_shape) == prod(task.input_shape)

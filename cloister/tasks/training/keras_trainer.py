@@ -90,7 +90,10 @@ class KerasTrainer:
                 anchor.assign(variable.value)
 
     def _compile(self, proximal: bool) -> Compiled:
-        """Compile an epoch into one graph. Its shapes are open, so that clients of any size share it."""
+        """Compile an epoch into one graph.
+
+        Its shapes are open, so that clients of any size share it.
+        """
         (spec,) = self.model.keras.inputs
         features = list(spec.shape[1:])
         signature = [

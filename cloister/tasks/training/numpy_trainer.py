@@ -42,7 +42,10 @@ class NumpyTrainer:
         return loss
 
     def _step(self, batch: Examples, plan: TrainingPlan, epoch: int, anchor: dict[str, NDArray]) -> float:
-        """Train on one minibatch, and return its loss times its size, as the last one may be smaller."""
+        """Train on one minibatch, and return its loss times its size.
+
+        The last minibatch may be smaller.
+        """
         loss, gradients = weighted_gradients(self.model, batch, self._recipe)
         for name, weight in self.model.weights.items():
             step = gradients[name]

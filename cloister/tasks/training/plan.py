@@ -36,7 +36,9 @@ class TrainingPlan:
         return self.learning_rate * self.schedule.share(self.round, epoch, self.epochs)
 
     def seen(self, examples: Examples, epoch: int) -> Examples:
-        """Return the examples for an epoch without noise, changed at random if there is augmentation.
+        """Return the examples for an epoch without noise.
+
+        If there is augmentation, they are changed at random.
 
         Args:
             examples: of the client.

@@ -50,7 +50,10 @@ def misfits(task: Task, recipe: Recipe) -> Iterator[str]:
 
 
 def _out_of_range(recipe: Recipe) -> Iterator[str]:
-    """Yield the out-of-range numbers in a recipe. A task's own recipe bypasses the checks of the run configuration."""
+    """Yield the out-of-range numbers in a recipe.
+
+    A task's own recipe bypasses the checks of the run configuration.
+    """
     if recipe.schedule not in get_args(ScheduleName):
         yield f"client.schedule = {recipe.schedule!r} is none of {', '.join(get_args(ScheduleName))}"
     if not 0 <= recipe.final_rate_share <= 1:

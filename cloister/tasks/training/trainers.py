@@ -24,7 +24,9 @@ class Trainer(Protocol):
     """Trainer of one model, in place."""
 
     def fit(self, examples: Examples, plan: TrainingPlan) -> float | None:
-        """Train on the examples, and return the mean loss of the last epoch; None if it may not be released.
+        """Train on the examples, and return the mean loss of the last epoch.
+
+        None: the loss may not be released.
 
         Args:
             examples: to train on.

@@ -8,9 +8,10 @@ from cloister.tasks.numpy_model import NumpyModel
 
 
 def weighted_gradients(model: NumpyModel, batch: Examples, recipe: Recipe) -> tuple[float, dict[str, NDArray]]:
-    """Return the mean of wᵢ·lossᵢ over a batch, and its gradient with respect to every weight of the model.
+    """Return the mean of wᵢ·lossᵢ over a batch, and its gradient.
 
-    Examples of one class share a weight, so the model computes the mean of each class.
+    The gradient is with respect to every weight of the model. Examples of one class share a weight, so the model
+    computes the mean of each class.
 
     Args:
         model: whose gradient of a batch is the mean of the examples' gradients.
