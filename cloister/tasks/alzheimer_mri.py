@@ -54,10 +54,10 @@ class AlzheimerMri(PictureTask):
             self.recipe = Recipe(local_epochs=20, batch_size=16, learning_rate=SOFTMAX_RATE / self.size**2)
 
     def dataset(self, source: Source) -> Dataset:
-        """Return the published split, or a random one of the same sizes if the images come without a split.
+        """Return the published split, or a random one of the same sizes.
 
-        Half of the test part becomes the validation set. For images of other counts per class without a split, the test
-        part is a fifth of each class.
+        The split is random if the images come without one. Half of the test part becomes the validation set. For images
+        of other counts per class without a split, the test part is a fifth of each class.
 
         Args:
             source: of all images.
@@ -91,7 +91,10 @@ class AlzheimerMri(PictureTask):
         return table(labels, np.array([PUBLISHED_TEST]), np.random.default_rng(SPLIT_SEED))[0]
 
     def build(self) -> Model:
-        """Return the published network (6,517,476 parameters for 128 by 128), or softmax regression in NumPy."""
+        """Return the published network, or softmax regression in NumPy.
+
+        The network has 6,517,476 parameters for 128 by 128 pixels.
+        """
         if self.model_name == "cnn":
             from cloister.tasks.keras_model import KerasModel
 

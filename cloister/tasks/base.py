@@ -136,7 +136,9 @@ class Recipe:
         return self.loss_scale * max(self.class_weights, default=1.0)
 
     def weights(self, y: NDArray) -> NDArray[np.float32] | None:
-        """Return the factors of the losses of examples, shape (n,); None without class weights and loss scale.
+        """Return the factors of the losses of examples, shape (n,).
+
+        None: the recipe has no class weights, and a loss scale of 1.
 
         Args:
             y: labels or targets, shape (n,).
@@ -157,7 +159,7 @@ class Model(Protocol):
         ...
 
     def arrays(self) -> dict[str, NDArray]:
-        """Return a copy of every weight that is trained and sent, by name, in a fixed order."""
+        """Return a copy of every weight that is trained and sent, in a fixed order."""
         ...
 
     def frozen(self) -> dict[str, NDArray]:
@@ -172,11 +174,14 @@ class Model(Protocol):
         ...
 
     def predict(self, x: NDArray) -> NDArray:
-        """Return class probabilities of shape (n, classes), or the predictions of a regression of shape (n,)."""
+        """Return the predictions for inputs.
+
+        They are class probabilities of shape (n, classes), or the numbers of a regression, of shape (n,).
+        """
         ...
 
     def predict_alone(self, x: NDArray) -> NDArray:
-        """Return the predictions for n > 0 inputs, each computed independently of the batch.
+        """Return the predictions for n > 0 inputs, each independent of the others.
 
         To the last bit, the output for a row depends on that row and the weights only.
         """
@@ -272,7 +277,9 @@ class Task(ABC):
         """
 
     def read(self, path: Path) -> Examples:
-        """Return a node's own data: an `.npz` file with arrays `x` and `y` in the task's units.
+        """Return a node's own data, after checking it.
+
+        By default this is an `.npz` file with arrays `x` and `y` in the task's units.
 
         Raises:
             DataError: the file is absent, or is not in the task's format.
@@ -288,9 +295,10 @@ class Task(ABC):
         return read_npz(path, self.classes, self.class_names, self.config.group)
 
     def unlabelled(self, path: Path) -> NDArray | None:
-        """Return the inputs of a file without labels, shape (n, *input_shape), or None if the file has labels.
+        """Return the inputs of a file without labels, shape (n, *input_shape).
 
-        Tasks with a file format of their own override this. By default, every file needs labels.
+        None: the file has labels. Tasks with a file format of their own override this. By default, every file needs
+        labels.
 
         Raises:
             DataError: the file is not in the task's format.
@@ -359,11 +367,11 @@ class Task(ABC):
         return y.astype(np.int64)
 
     def label_of_folder(self, name: str) -> int | None:
-        """Return the class of the images in a folder of this name, or None if the name matches no class."""
+        """Return the class of the images in a folder of this name; None: no class."""
         return int(name) if name.isdecimal() else None
 
     def strata(self, y: NDArray) -> NDArray:
-        """Return integers of shape (n,) that stratify the holdout split of a client's examples."""
+        """Return integers of shape (n,) that stratify a client's holdout split."""
         return y
 
     @abstractmethod
@@ -371,7 +379,9 @@ class Task(ABC):
         """Return a new, untrained model."""
 
     def losses(self, y: NDArray, scores: NDArray) -> NDArray:
-        """Return the loss of each example in nats, shape (n,); their mean is the `loss` of `metrics`.
+        """Return the loss of each example in nats, shape (n,).
+
+        Their mean is the `loss` of `metrics`.
 
         Args:
             y: shape (n,).
@@ -416,7 +426,7 @@ class Regression(Task):
         return targets
 
     def label_of_folder(self, name: str) -> int | None:
-        """Return the number that the folder is named with, or None if its name is not decimal."""
+        """Return the number that names the folder, or None if its name is not decimal."""
         return int(name) if name.isdecimal() else None
 
     def strata(self, y: NDArray) -> NDArray:
@@ -454,7 +464,9 @@ def cross_entropy(y: NDArray, scores: NDArray) -> float:
 
 
 def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:
-    """Return the negative log-likelihood of each example, in nats. Like Keras, floor probabilities at 1e-7.
+    """Return the negative log-likelihood of each example, in nats.
+
+    Like Keras, floor probabilities at 1e-7.
 
     Args:
         y: labels, shape (n,).
@@ -478,7 +490,7 @@ def _single(x: NDArray) -> NDArray[np.float32]:
 
 
 def read_npz(path: Path, classes: int, names: tuple[str, ...] = (), group: str = "") -> Examples:
-    """Read `x`, `y` and optionally the groups of rows from an `.npz` file, without pickles.
+    """Read `x`, `y` and any groups from an `.npz` file, without pickles.
 
     Args:
         path: of the file.

@@ -75,9 +75,10 @@ class BreastCancer(Task):
         return Dataset(examples.take(train), examples.take(test))
 
     def rows(self, path: Path) -> Examples:
-        """Return a node's own data: an `.npz` file in the units of x, or a `.csv` file in the units of `RANGES`.
+        """Return the data of an `.npz` or `.csv` file of a node.
 
-        A `.csv` file has the 30 columns of `RANGES` and `target` (0 or 1), in any order; other columns are ignored.
+        An `.npz` file is in the units of x. A `.csv` file is in the units of `RANGES`, and has its 30 columns and
+        `target` (0 or 1), in any order; other columns are ignored.
 
         Raises:
             DataError: the file is absent, or is not in the task's format.

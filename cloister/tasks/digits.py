@@ -35,7 +35,10 @@ class Digits(Task):
         return Dataset(examples.take(train), examples.take(test))
 
     def build(self) -> Model:
-        """Return a network with one hidden layer, or softmax regression, which needs no TensorFlow."""
+        """Return a network with one hidden layer, or softmax regression.
+
+        Softmax regression needs no TensorFlow.
+        """
         if self.model_name == "softmax":
             from cloister.tasks.softmax import SoftmaxRegression
 

@@ -45,7 +45,10 @@ class Emnist(Task):
             ) from None
 
     def build(self) -> Model:
-        """Return the network of two convolutions (1,206,590 parameters), or softmax regression without TensorFlow."""
+        """Return the network of two convolutions, or softmax regression.
+
+        The network has 1,206,590 parameters. Softmax regression needs no TensorFlow.
+        """
         if self.model_name == "cnn":
             return two_convolutions(self.classes)
         from cloister.tasks.softmax import SoftmaxRegression

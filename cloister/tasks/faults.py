@@ -237,7 +237,10 @@ def tried(work: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def _rows_not_finite(x: NDArray, block: int = 1024) -> NDArray[np.bool_]:
-    """Return a mask of the rows that are not finite as float32. Rows are read in blocks, as x may be memory-mapped."""
+    """Return a mask of the rows that are not finite as float32.
+
+    Rows are read in blocks, as x may be memory-mapped.
+    """
     with np.errstate(over="ignore"):
         parts = (
             x[start : start + block].astype(np.float32).reshape(-1, _width(x)) for start in range(0, len(x), block)
@@ -250,7 +253,9 @@ def _width(x: NDArray) -> int:
 
 
 def sample(task: Task, examples: Examples | None) -> NDArray[np.float32]:
-    """Return inputs to try a model on: some of the examples, or random ones if there are none.
+    """Return inputs to try a model on.
+
+    These are some of the examples, or random ones if there are none.
 
     Args:
         task: of the inputs.

@@ -10,7 +10,7 @@ from cloister.tasks.base import Model
 
 
 def frozen_digest(model: Model) -> str:
-    """Return the SHA-256 of a model's frozen weights, or an empty string if there are none.
+    """Return the SHA-256 of a model's frozen weights; empty without any.
 
     It is equal for equal names, shapes, dtypes and bits, in any order.
     """
@@ -26,7 +26,7 @@ def frozen_digest(model: Model) -> str:
 
 
 def told_of(model: Model) -> dict[str, str]:
-    """Return the message fields for the frozen weights: their digest, or nothing if there are none."""
+    """Return the message fields for the frozen weights: their digest, if any."""
     digest = frozen_digest(model)
     return {FROZEN: digest} if digest else {}
 

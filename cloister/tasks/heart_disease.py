@@ -44,7 +44,7 @@ class Measure:
     zero_is_missing: bool = False
 
     def features(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return features of shape (n, 2) for values of shape (n,), in which NaN is missing."""
+        """Return features of shape (n, 2) for values of shape (n,); NaN is missing."""
         missing = np.isnan(values)
         if self.zero_is_missing:
             missing |= values == 0
@@ -62,7 +62,7 @@ class Category:
     codes: tuple[float, ...]
 
     def features(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return features of shape (n, k + 1) for values of shape (n,), in which NaN is missing."""
+        """Return features of shape (n, k + 1) for values of shape (n,); NaN is missing."""
         hot = np.column_stack([values[:, None] == np.array(self.codes), np.isnan(values)])
         if not hot.any(axis=1).all():
             raise DataError(f"column {self.name} must hold one of {', '.join(f'{c:g}' for c in self.codes)}, or ?")
@@ -102,7 +102,10 @@ class HeartDisease(Task):
     public = True
 
     def load(self) -> Dataset:
-        """Return four fifths of each class of each hospital as its training data, and one fifth as test data."""
+        """Return training and test data of the four hospitals.
+
+        Four fifths of each class of each hospital train, and one fifth tests.
+        """
         folder = _folder(self.config.data_path)
         splits = [_split(_read_hospital(folder / _file(name))) for name in HOSPITALS]
         train, test = (_joined(parts) for parts in zip(*splits, strict=True))
@@ -110,9 +113,9 @@ class HeartDisease(Task):
         return Dataset(train, test, owners=np.repeat(np.arange(len(HOSPITALS)), sizes))
 
     def rows(self, path: Path) -> Examples:
-        """Return a node's own data: an `.npz` file in the units of x, or one hospital's `.data` or `.csv` file.
+        """Return the data of an `.npz`, `.data` or `.csv` file of a node.
 
-        A hospital's file has 14 columns in UCI's order and no header; `?` is missing.
+        An `.npz` file is in the units of x. Another file has 14 columns in UCI's order and no header; `?` is missing.
 
         Raises:
             DataError: the file is absent, or is not in the task's format.
@@ -134,7 +137,9 @@ class HeartDisease(Task):
         return _read_hospital(path)
 
     def unlabelled(self, path: Path) -> NDArray | None:
-        """Return the inputs of a file of 13 columns, without the diagnosis, or None for another file.
+        """Return the inputs of a file of 13 columns, without the diagnosis.
+
+        None: the file has another format.
 
         Raises:
             DataError: a column contains an impossible value.
@@ -197,7 +202,10 @@ def _read_hospital(path: Path) -> Examples:
 
 
 def _usable_rows(path: Path) -> Examples:
-    """Return the readable lines of a file, each parsed by itself: under DP-SGD a faulty line must change no other."""
+    """Return the readable lines of a file, each parsed by itself.
+
+    Under DP-SGD a faulty line must change no other line.
+    """
     if not path.is_file():
         raise DataError(f"data-path: no file at {path}; expected one hospital's file of 14 columns")
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -240,7 +248,7 @@ def _encode(rows: NDArray[np.float64]) -> Examples:
 
 
 def _features(values: Iterable[NDArray[np.float64]]) -> NDArray[np.float32]:
-    """Return features of shape (n, `FEATURES`) for the values of each column, shape (n,)."""
+    """Return features of shape (n, `FEATURES`) for the columns, each of shape (n,)."""
     pairs = zip(COLUMNS, values, strict=True)
     features = np.concatenate([column.features(column_values) for column, column_values in pairs], axis=1)
     return features.astype(np.float32)

@@ -48,9 +48,9 @@ class HospitalCharges(Regression):
     public = True
 
     def load(self) -> Dataset:
-        """Return seven tenths of the hospitals as training data and three tenths as test data.
+        """Return training and test data, split by hospital.
 
-        Each hospital has up to four examples.
+        Seven tenths of the hospitals train, and three tenths test. Each has up to four examples.
         """
         examples, owners = _examples(_folder(self.config.data_path))
         hospitals = numbered(owners, np.random.default_rng(SPLIT_SEED))

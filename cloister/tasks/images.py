@@ -18,12 +18,15 @@ SHAPE = (28, 28, 1)
 
 
 def characters(images: NDArray, labels: NDArray, classes: int) -> Examples:
-    """Convert bytes of shape (n, 28, 28) to float32 of shape (n, 28, 28, 1) from 0 to 1, and pair them with labels.
+    """Convert images to float32 from 0 to 1, and pair them with labels.
 
     Args:
         images: shape (n, 28, 28), uint8.
         labels: shape (n,), whole numbers from 0 to `classes` - 1.
         classes: number of classes.
+
+    Returns:
+        Examples with inputs of shape (n, 28, 28, 1).
 
     Raises:
         ValueError: images or labels have another shape, dtype or range.

@@ -83,14 +83,20 @@ class KerasModel:
             variable.assign(arrays[path])
 
     def reseed(self, seed: int) -> None:
-        """Set the seeds of dropout and similar layers, so that a round is independent of earlier rounds."""
+        """Set the seeds of dropout and similar layers.
+
+        So a round is independent of earlier rounds.
+        """
         weights = {id(weight) for weight in self.keras.weights}
         states = [variable for variable in self.keras.variables if id(variable) not in weights]
         for number, state in enumerate(filter(is_seed, states)):
             state.assign(np.array([(seed + number) % 2**31, 0], state.dtype))
 
     def predict(self, x: NDArray) -> NDArray:
-        """Return class probabilities of shape (n, classes), or the predictions of a regression of shape (n,)."""
+        """Return the predictions for inputs.
+
+        They are class probabilities of shape (n, classes), or the numbers of a regression, of shape (n,).
+        """
         if self._forward is None:
             self._forward = self._compile(self._at_once)
         size = self._predict_batch
@@ -98,7 +104,7 @@ class KerasModel:
         return self._shaped(np.concatenate(pieces))
 
     def predict_alone(self, x: NDArray) -> NDArray:
-        """Return the predictions for n > 0 inputs, each computed independently of the batch.
+        """Return the predictions for n > 0 inputs, each independent of the others.
 
         To the last bit, the output for a row depends on that row and the weights only.
         """
@@ -136,7 +142,9 @@ class KerasModel:
             self.keras.save(partial)
 
     def load(self, path: Path) -> None:
-        """Replace every weight by those in a file that `save` wrote. Only weights are read: no code of the file is run.
+        """Replace every weight by those in a file that `save` wrote.
+
+        Only weights are read: no code of the file is run.
 
         Raises:
             DataError: the file contains no model of this architecture, or weights that are larger than the file.
@@ -149,7 +157,10 @@ class KerasModel:
 
 
 def _refuse_larger(path: Path) -> None:
-    """Raise ValueError if the weights are larger than their file. `save` writes weights uncompressed."""
+    """Raise ValueError if the weights are larger than their file.
+
+    `save` writes weights uncompressed.
+    """
     import h5py  # Keras' own reader
 
     sizes = [0]
@@ -164,7 +175,10 @@ def _refuse_larger(path: Path) -> None:
 
 
 def _fresh(build: Callable[[], Network]) -> Network:
-    """Return a new model whose automatic names are independent of models built earlier in this process."""
+    """Return a new model with reproducible automatic names.
+
+    They are independent of models built earlier in this process.
+    """
     import_keras().utils.clear_session(free_memory=False)
     return build()
 

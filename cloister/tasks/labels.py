@@ -17,10 +17,11 @@ WHOLE = re.compile(r"(\d{1,9})(?:\.0*)?")
 
 
 def classes_of(labels: NDArray | Sequence[str], classes: int, names: tuple[str, ...]) -> NDArray[np.int64]:
-    """Map labels to class numbers by the task's names, independently of the contents of the file.
+    """Map labels to class numbers by the task's names.
 
-    Each site has only some of the classes. A mapping derived from a site's data would give a number another meaning at
-    every site, and would reveal which classes a site has.
+    The mapping is independent of the other contents of the file. Each site has only some of the classes. A mapping
+    derived from a site's data would give a number another meaning at every site. It would also reveal which classes a
+    site has.
 
     | labels | class number |
     |---|---|
@@ -50,7 +51,10 @@ def classes_of(labels: NDArray | Sequence[str], classes: int, names: tuple[str, 
 
 
 def _text(label: object) -> str:
-    """Return a label as text; undecodable bytes become a character that no class name contains."""
+    """Return a label as text.
+
+    Undecodable bytes become a character that no class name contains.
+    """
     return (label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)).strip()
 
 
@@ -71,7 +75,10 @@ def described(classes: int, names: tuple[str, ...]) -> str:
 
 
 def _of_text(label: str, places: Mapping[str, int], numbered: bool) -> int:
-    """Return the class of one label: by its name, or by its number if names are not numbers."""
+    """Return the class of one label, by its name or its number.
+
+    If the names are numbers, a number stands for the class of that name.
+    """
     if label in places:
         return places[label]
     whole = WHOLE.fullmatch(label)

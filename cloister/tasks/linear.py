@@ -1,7 +1,7 @@
 """Synthetic linear data of two populations, which tells personalised models from a single global one.
 
 Half of the users follow one optimum, half the other (Galli et al., 2023, §5.1). The paper does not state the
-distribution of the inputs; here it is N(0, I), so that the noise of mean ½ moves no optimum.
+distribution of the inputs. Here it is N(0, I), so that the noise of mean ½ moves no optimum.
 """
 
 from typing import TYPE_CHECKING
@@ -34,14 +34,17 @@ class Linear(Regression):
     bundled = True
 
     def load(self) -> Dataset:
-        """Return `USERS` training users and as many test users, with `SAMPLES` examples each."""
+        """Return `USERS` training users and as many test users.
+
+        Each has `SAMPLES` examples.
+        """
         rng = np.random.default_rng(DATA_SEED)
         users = np.repeat(np.arange(USERS), SAMPLES)
         train, test = _drawn(users, rng), _drawn(users, rng)
         return Dataset(train, test, owners=users, test_owners=users, groups={"user": users})
 
     def build(self) -> Model:
-        """Return a linear map of two parameters without an intercept, in NumPy or in Keras."""
+        """Return a linear map with two parameters and no intercept, in NumPy or Keras."""
         if self.model_name == "keras":
             from cloister.tasks.keras_model import KerasModel
 

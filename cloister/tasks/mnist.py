@@ -77,7 +77,7 @@ def _read(path: Path) -> Dataset:
 
 
 def _examples(images: NDArray, labels: NDArray) -> Examples:
-    """Convert images and labels, and raise ValueError for another shape, dtype or range."""
+    """Convert images and labels; raise ValueError for another shape, dtype or range."""
     if images.shape[1:] != (28, 28) or images.dtype != np.uint8 or not np.isin(labels, range(10)).all():
         raise ValueError("not MNIST")
     return Examples(images[..., None].astype(np.float32) / np.float32(255), labels.astype(np.int64))

@@ -34,14 +34,17 @@ class MnistWriters(Task):
     public = True
 
     def load(self) -> Dataset:
-        """Return 60,000 training images of 539 writers and 10,000 test images of 297 others."""
+        """Return 60,000 training images of 539 writers and 10,000 test images of 297."""
         images, writers = _find(self.config.data_path, IMAGES), _find(self.config.data_path, WRITERS)
         train, owners = self._part(images, writers, "train")
         test, test_owners = self._part(images, writers, "test")
         return Dataset(train, test, owners, test_owners, groups={"writer": owners})
 
     def build(self) -> Model:
-        """Return two convolutions with 10 outputs, or 62 as in the paper, or softmax regression without TensorFlow."""
+        """Return a network of two convolutions, or softmax regression.
+
+        The network has 10 outputs, or 62 as in the paper. Softmax regression needs no TensorFlow.
+        """
         if self.model_name == "softmax":
             from cloister.tasks.softmax import SoftmaxRegression
 
@@ -49,7 +52,10 @@ class MnistWriters(Task):
         return two_convolutions(62 if self.model_name == "cnn-62" else 10)
 
     def _part(self, images: Path, writers: Path, part: str) -> tuple[Examples, NDArray]:
-        """Return one half of the published split, rotated for the chosen writers, and the writer of each image."""
+        """Return one half of the published split, and the writer of each image.
+
+        Images of the chosen writers are rotated.
+        """
         arrays = read_arrays(images, (f"x_{part}", f"y_{part}"))
         owners = read_arrays(writers, (f"{part}_writer",))[f"{part}_writer"]
         try:
@@ -66,16 +72,17 @@ class MnistWriters(Task):
 
 
 def turned_writers(owners: NDArray, fraction: float) -> NDArray:
-    """Return the writers whose images are rotated by 90° counter-clockwise, each with probability `fraction`.
+    """Draw the writers whose images are rotated by 90° counter-clockwise.
 
-    Draws are independent. A writer who is chosen at one fraction is chosen at every larger one.
+    Each writer is drawn independently, with probability `fraction`. A writer who is drawn at one fraction is drawn at
+    every larger one.
 
     Args:
         owners: the writer of each of n images, shape (n,).
         fraction: from 0 to 1.
 
     Returns:
-        The numbers of the chosen writers, in rising order.
+        The numbers of the drawn writers, in rising order.
     """
     return np.array([w for w in np.unique(owners) if np.random.default_rng([TURN_SEED, w]).random() < fraction], int)
 

@@ -29,10 +29,13 @@ class NumpyModel(ABC):
 
     @abstractmethod
     def predict(self, x: NDArray) -> NDArray:
-        """Return class probabilities of shape (n, classes), or the predictions of a regression of shape (n,)."""
+        """Return the predictions for inputs.
+
+        They are class probabilities of shape (n, classes), or the numbers of a regression, of shape (n,).
+        """
 
     def predict_alone(self, x: NDArray) -> NDArray:
-        """Return the predictions for n > 0 inputs, each computed independently of the batch.
+        """Return the predictions for n > 0 inputs, each independent of the others.
 
         To the last bit, the output for a row depends on that row and the weights only.
         """
@@ -60,7 +63,7 @@ class NumpyModel(ABC):
         return {name: array.copy() for name, array in self.weights.items()}
 
     def frozen(self) -> dict[str, NDArray]:
-        """Return a copy of every weight that is neither trained nor sent; empty by default."""
+        """Return a copy of every weight that is neither trained nor sent; none by default."""
         return {}
 
     def assign(self, arrays: NamedArrays) -> None:

@@ -43,7 +43,7 @@ def deal(
     seed: int,
     published: Mapping[str, ClassCounts] | None = None,
 ) -> list[Indices]:
-    """Partition the training examples as `task.partition` configures, group by group if they have groups.
+    """Partition the training examples, or their groups, by `task.partition`.
 
     Args:
         config: of the task.
@@ -103,7 +103,7 @@ def _by_labels(
 
 
 def _refuse_exact_numbers(config: TaskConfig, kind: str) -> None:
-    """Raise ConfigError if whole groups are to form parts of an exact number of examples."""
+    """Raise ConfigError if parts of whole groups need exact numbers of examples."""
     exact = f"task.partition = {kind!r}" if kind not in ("iid", "shards", "dirichlet") else ""
     if config.examples_per_client:
         exact = f"task.examples-per-client = {config.examples_per_client}"
@@ -140,7 +140,9 @@ def iid(labels: NDArray, clients: int, rng: np.random.Generator) -> list[Indices
 def shards(
     labels: NDArray, clients: int, shards_per_client: int, rng: np.random.Generator, of: str = EXAMPLES
 ) -> list[Indices]:
-    """Sort by label, cut into equal shards, and assign `shards_per_client` random ones to each client.
+    """Sort examples by label, cut them into shards, and assign shards at random.
+
+    The shards are equal, and each client receives `shards_per_client` of them.
 
     Args:
         labels: of n examples, shape (n,).
@@ -168,10 +170,10 @@ def shards(
 def of_one_size(
     labels: NDArray, clients: int, config: TaskConfig, kind: str, rng: np.random.Generator
 ) -> list[Indices]:
-    """Partition by `iid` or `shards` into clients of exactly `task.examples-per-client` examples.
+    """Partition into clients of exactly `task.examples-per-client` examples.
 
-    If the examples are used up, all are shuffled and partitioned again for the next clients. If a pass does not divide
-    evenly, a random remainder stays unused in that pass.
+    The method is `iid` or `shards`. If the examples are used up, all are shuffled and partitioned again for the next
+    clients. If a pass does not divide evenly, a random remainder stays unused in that pass.
 
     Args:
         labels: of n examples, shape (n,).
@@ -209,7 +211,9 @@ def of_one_size(
 def dirichlet(
     labels: NDArray, clients: int, alpha: float, rng: np.random.Generator, of: str = EXAMPLES
 ) -> list[Indices]:
-    """Split each class by Dirichlet(`alpha`) proportions, and redraw until every client has an example.
+    """Split each class among the clients by Dirichlet(`alpha`) proportions.
+
+    The split is drawn again until every client has an example.
 
     Args:
         labels: of n examples, shape (n,).
@@ -253,7 +257,9 @@ def natural(owners: NDArray, clients: int) -> list[Indices]:
 
 
 def numbered(owners: NDArray, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Number owners from 0 in random order, so that the first few are a fair sample of all.
+    """Number owners from 0 in random order.
+
+    So the first few are a fair sample of all.
 
     Args:
         owners: of n examples, shape (n,).
@@ -267,9 +273,9 @@ def numbered(owners: NDArray, rng: np.random.Generator) -> NDArray[np.intp]:
 
 
 def table(labels: NDArray, counts: NDArray[np.intp], rng: np.random.Generator) -> list[Indices]:
-    """Draw exactly `counts[i, c]` examples of class c for client i, without replacement.
+    """Draw exactly `counts[i, c]` examples of class c for client i.
 
-    Further examples stay unused.
+    Draws are without replacement. Further examples stay unused.
 
     Args:
         labels: of n examples, shape (n,), from 0 on.
@@ -284,7 +290,9 @@ def table(labels: NDArray, counts: NDArray[np.intp], rng: np.random.Generator) -
 
 
 def parse_table(text: str, clients: int, classes: int) -> NDArray[np.intp]:
-    """Parse `task.table`: rows per client separated by `;`, counts per class separated by `,`.
+    """Parse the table of counts in `task.table`.
+
+    A `;` separates the rows of the clients, and a `,` the counts of the classes.
 
     Args:
         text: of the table.
@@ -390,7 +398,7 @@ def _draw(labels: NDArray, label: int, counts: NDArray[np.intp], rng: np.random.
 
 
 def _shares(column: NDArray[np.intp], total: int) -> NDArray[np.intp]:
-    """Distribute `total` whole examples in the proportions of a column, by largest remainders."""
+    """Distribute `total` examples in a column's proportions, by largest remainders."""
     exact = column * (total / column.sum())
     shares = np.floor(exact).astype(np.intp)
     shares[np.argsort(shares - exact, kind="stable")[: total - shares.sum()]] += 1

@@ -22,7 +22,9 @@ TESTED = 0.2
 
 
 def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
-    """Return a simulation's data: the files `train` and `test` of a folder, or one file, a fifth of it as test data.
+    """Return the benchmark data in a folder or a file.
+
+    A folder has the files `train` and `test`. Of a single file, a fifth is test data.
 
     Args:
         task: reads each file.
@@ -66,9 +68,10 @@ def _examples(task: Task, path: Path) -> Examples:
 
 
 def _names_in(path: Path) -> Sequence[str]:
-    """Return the array names of an `.npz` file or the column names of a table; empty for another kind of file.
+    """Return the array names of an `.npz` file or the column names of a table.
 
-    Only the user's own files are read this way. For a site's file, a message names only missing arrays and columns.
+    It is empty for another kind of file. Only the user's own files are read this way. For a site's file, a message
+    names only missing arrays and columns.
     """
     with suppress(ValueError, OSError, csv.Error, StopIteration, zipfile.BadZipFile):
         if path.suffix.lower() == ".npz":
@@ -81,7 +84,10 @@ def _names_in(path: Path) -> Sequence[str]:
 
 
 def _divided(strata: NDArray, groups: NDArray | None) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Split the rows of one file into train and test by whole groups, stratified by each group's first row."""
+    """Split the rows of one file into train and test by whole groups.
+
+    The split is stratified by each group's first row.
+    """
     rng = np.random.default_rng(SPLIT_SEED)
     if groups is None:
         return holdout(strata, TESTED, rng)

@@ -65,7 +65,7 @@ class HiddenLayerRegression(NumpyModel):
         return self._activity(x) @ self.weights["output/kernel"] + self.weights["output/bias"]
 
     def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
-        """Return the mean squared error of a batch, and its gradient with respect to every weight."""
+        """Return the mean squared error of a batch, and its gradient."""
         active = self._activity(x)
         residual = active @ self.weights["output/kernel"] + self.weights["output/bias"] - y
         slope = residual * np.float32(2 / len(y))

@@ -25,9 +25,9 @@ def binary_auc(y: NDArray, scores: NDArray) -> dict[str, float]:
 
 
 def macro_figures(y: NDArray, scores: NDArray) -> dict[str, float]:
-    """Return the macro F1 score and precision, and the area under the micro-averaged ROC curve.
+    """Return the macro F1 score and precision, and the micro-averaged AUC.
 
-    Macro means are over the classes that occur.
+    Macro means are over the classes that occur. The AUC is the area under the ROC curve.
 
     Args:
         y: labels, shape (n,).

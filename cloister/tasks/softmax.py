@@ -34,7 +34,7 @@ class SoftmaxRegression(NumpyModel):
         return scores
 
     def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
-        """Return the mean cross-entropy of a batch in nats, and its gradient with respect to both weights.
+        """Return the mean cross-entropy of a batch in nats, and its gradient.
 
         Args:
             x: n inputs, shape (n, ...).

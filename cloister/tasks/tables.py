@@ -43,9 +43,10 @@ class Table:
     tolerance: float = 0.0
 
     def rows(self, path: Path, group: str = "") -> Examples:
-        """Read every line by itself; an unreadable one gets NaN as inputs, and a label that is no class.
+        """Read every line by itself.
 
-        Under DP-SGD an unusable row must not change any other row. A value outside its range becomes NaN too.
+        An unreadable line gets NaN as inputs, and a label that is no class. A value outside its range becomes NaN too.
+        Under DP-SGD an unusable row must not change any other row.
 
         Args:
             path: of the file.
@@ -82,9 +83,9 @@ class Table:
         return examples
 
     def unlabelled(self, path: Path) -> NDArray[np.float32] | None:
-        """Return the inputs of a file without targets (no column, or an empty one), or None if a target is set.
+        """Return the inputs of a file without targets, shape (n, columns).
 
-        The inputs have shape (n, columns).
+        A file without targets has no such column, or an empty one. None: a target is set.
 
         Raises:
             DataError: as `read`.
@@ -110,7 +111,10 @@ class Table:
                 )
 
     def scaled(self, features: NDArray) -> NDArray[np.float32]:
-        """Scale numbers in the units of the columns, shape (n, columns), to shares of their ranges."""
+        """Scale numbers to shares of their columns' ranges.
+
+        The numbers are in the units of the columns, of shape (n, columns).
+        """
         low, high = np.array(list(self.columns.values()), np.float64).T
         with np.errstate(over="ignore"):
             scaled: NDArray[np.float32] = ((features - low) / (high - low)).astype(np.float32)
@@ -158,9 +162,10 @@ def _strict(path: Path) -> Cells:
 
 
 def _tolerated(path: Path) -> Cells:
-    """Return the cells of every line, parsed by itself; empty cells for an unreadable line.
+    """Return the cells of every line, parsed by itself.
 
-    Each line is a row. Otherwise an unclosed quotation mark would swallow the rows after it.
+    An unreadable line gives empty cells. Each line is a row. Otherwise an unclosed quotation mark would swallow the
+    rows after it.
     """
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         header = next(csv.reader([file.readline()]))
@@ -207,7 +212,7 @@ def _refuse_faults(cells: Sequence[str], name: str, path: Path) -> None:
 
 
 def _first(cells: Sequence[str], faulty: NDArray[np.bool_]) -> str:
-    """Describe the first faulty row below the header, its value, and the number of further ones."""
+    """Describe the first faulty row below the header, and count the others."""
     row, more = int(faulty.argmax()), int(faulty.sum()) - 1
     held = cells[row] if len(cells[row]) <= QUOTED else f"{cells[row][:QUOTED]}..."
     return f"row {row + 1} below the header holds {held!r}" + (f", and {more} more rows are faulty" if more else "")

@@ -14,9 +14,10 @@ SPLIT_SEED = 0
 
 
 def with_validation(task: Task, data: Dataset) -> Dataset:
-    """Return the data with a validation set, made from half of the test examples if there is none.
+    """Return the data with a validation set.
 
-    The half is drawn from each class. If test examples have owners, it is all examples of half of the owners.
+    If there is none, half of the test examples become it. The half is drawn from each class. If test examples have
+    owners, it is all examples of half of the owners.
 
     Args:
         task: of the data.
