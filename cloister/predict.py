@@ -61,7 +61,11 @@ class Predictions:
     class_names: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        """Yield CSV lines with a header: example and prediction; for classes the probability, and the name if there is one."""
+        """Yield CSV lines with a header.
+
+        Columns are the example and its prediction. For classes they include the probability, and the class name if
+        there is one.
+        """
         columns = ["example", "prediction"]
         columns += ["probability", *(["class"] if self.class_names else [])] if self.outputs.ndim == 2 else []
         yield ",".join(columns)
@@ -288,6 +292,6 @@ def _pixels(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
 
 
 def _quoted(name: str) -> str:
-    """Return a name as a cell of a CSV file: quoted if necessary, and never a spreadsheet formula."""
+    """Return a name as a CSV cell, quoted if necessary and never a formula."""
     name = f"'{name}" if name.startswith(FORMULAS) else name
     return '"' + name.replace('"', '""') + '"' if set(name) & set(',;"\t\n\r') else name

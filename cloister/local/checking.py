@@ -107,7 +107,10 @@ def _settings(name: str, data: Path | None, given: Mapping[str, Scalar]) -> dict
 
 
 def _counts(key: str) -> bool:
-    """Return whether a setting is about the task or training. A warm-up is longer than the single test round."""
+    """Return whether a setting is about the task or training.
+
+    A warm-up is longer than the single test round.
+    """
     return key.startswith(("task.", "client.")) and key not in ("task.name", "client.warmup-rounds")
 
 
@@ -149,7 +152,10 @@ def _data_and_model(config: RunConfig, task: Task, data: Path | None) -> Iterato
 
 
 def _labels_in(task: Task, data: Path) -> str:
-    """Describe the range of a file's labels if some are no classes. Only the owner of the file sees it here."""
+    """Describe the range of a file's labels if some are no classes.
+
+    Only the owner of the file sees it here.
+    """
     examples, _ = tried(lambda: task.rows(data))
     if examples is None or not task.classes or not len(examples):
         return ""
@@ -204,13 +210,19 @@ def _about(task: Task, examples: Examples, where: str) -> Iterator[Line]:
 
 
 def _groups(groups: NDArray) -> str:
-    """Describe the number of groups, and the numbers of examples of the smallest and the largest."""
+    """Describe the groups of the examples.
+
+    This is their number, and the sizes of the smallest and the largest.
+    """
     counts = np.unique(groups, return_counts=True)[1]
     return f"{len(counts)} groups of {counts.min()} to {counts.max()} examples each"
 
 
 def _classes(task: Task, examples: Examples) -> str:
-    """Describe the number of classes, and the numbers of examples of the rarest and the most frequent."""
+    """Describe the classes of the examples.
+
+    This is their number, and the sizes of the rarest and the most frequent.
+    """
     counts = np.bincount(examples.y, minlength=task.classes)
     low, high = counts.min(), counts.max()
     return f"{task.classes} classes, {low}{f' to {high}' if high > low else ''} examples in each"
@@ -248,7 +260,10 @@ def _about_model(config: RunConfig, task: Task, examples: Examples | None) -> It
 
 
 def _about_dp_sgd(config: RunConfig) -> Line:
-    """Return a line on DP-SGD training; a failure is a note instead of a fault, as a run need not use DP-SGD."""
+    """Return a line on whether DP-SGD can train the task.
+
+    A failure is a note instead of a fault, as a run need not use DP-SGD.
+    """
     private = parse(config.flat() | {"privacy.client": "dp-sgd", "client.callbacks": False})
     _, problem = tried(lambda: workbench_of(private).trainer)
     if problem:

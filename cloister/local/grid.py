@@ -49,7 +49,7 @@ class LocalGrid(WatchedGrid):
     def simulated(
         cls, client_app: Callable[[Message, Context], Message], run_config: Mapping[str, Scalar], clients: int
     ) -> "LocalGrid":
-        """Return a grid of simulated clients, each with its part of the task's benchmark data."""
+        """Return a grid of simulated clients, each with its part of the benchmark data."""
         nodes = [{"partition-id": index, "num-partitions": clients} for index in range(clients)]
         return cls(client_app, run_config, nodes)
 
@@ -58,7 +58,10 @@ class LocalGrid(WatchedGrid):
 
     @property
     def is_simulated(self) -> bool:
-        """Return whether every node has a part of the task's benchmark data, and none has data of its own."""
+        """Return whether every node has a part of the benchmark data.
+
+        A node with data of its own makes it False.
+        """
         nodes = [context.node_config for context in self._contexts.values()]
         return all("partition-id" in node and "data-path" not in node for node in nodes)
 
@@ -93,14 +96,18 @@ class LocalGrid(WatchedGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have not been pulled yet, each computed when it is iterated over."""
+        """Return the replies that have not been pulled yet.
+
+        Each reply is computed when it is iterated over.
+        """
         waiting = (self._waiting.pop(message_id, None) for message_id in message_ids)
         return (self._watched(message) for message in waiting if message is not None)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Return the replies to these messages, each computed when it is iterated over. Iterate once.
+        """Return the replies to these messages, for one iteration.
 
-        A function call cannot be interrupted, so the timeout has no effect.
+        Each reply is computed when it is iterated over. A function call cannot be interrupted, so the timeout has no
+        effect.
         """
         return self.pull_messages(self.push_messages(messages))
 
@@ -124,12 +131,17 @@ class LocalGrid(WatchedGrid):
                 state.metric_records[name] = MetricRecord(values)
 
     def leakages(self) -> list[float]:
-        """Return the leakage (d-privacy) of each simulated client's noised models, without its choices."""
+        """Return the leakage (d-privacy) of each simulated client's noised models.
+
+        It excludes the clients' choices.
+        """
         records = (context.state.metric_records.get(LEAKAGE) for context in self._contexts.values())
         return [number(record, NOISED_LEAKAGE) if record else 0.0 for record in records]
 
     def units(self, config: RunConfig, seed: int) -> list[NDArray]:
-        """Return the examples, or groups, of each simulated client; empty if any node has data of its own.
+        """Return the examples, or groups, of each simulated client.
+
+        It is empty if any node has data of its own.
 
         Args:
             config: of the run.

@@ -11,7 +11,9 @@ KNOWN = {"task": TASKS, "strategy": STRATEGIES, "mechanism": MECHANISMS}
 
 
 def refuse_taken(kind: str, name: str) -> None:
-    """Refuse the name of an installed plugin or package: one of the two would become unreachable.
+    """Refuse the name of an installed plugin or package.
+
+    With the same name, one of the two would become unreachable.
 
     Args:
         kind: task, strategy or mechanism; for other kinds, only packages are checked.

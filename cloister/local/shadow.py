@@ -76,7 +76,9 @@ class Shadow:
     def run(
         self, parts: Sequence[Examples | None], seed: int, start: Arrays | None = None, rounds: int = 0
     ) -> list[Arrays]:
-        """Return the global models that a run releases: the initial one, and the one after each round.
+        """Return the global models that a run releases.
+
+        These are the initial model and the model after each round.
 
         Args:
             parts: the examples of each client. None: a client that is on the roster and contributes nothing.
@@ -120,7 +122,9 @@ def without_privacy(config: RunConfig) -> RunConfig:
 
 
 def without_noise(config: RunConfig) -> RunConfig:
-    """Return the same run with all mechanisms but zero noise. A plugin mechanism keeps its noise.
+    """Return the same run with all mechanisms but zero noise.
+
+    A plugin mechanism keeps its noise.
 
     Args:
         config: of the run.
@@ -136,9 +140,9 @@ def without_noise(config: RunConfig) -> RunConfig:
 
 
 def one_client(config: RunConfig, epochs: int = 0) -> Shadow:
-    """Return a federation of one client without privacy, whose release is that client's model.
+    """Return a federation of one client without privacy.
 
-    The client trains as those of the run do.
+    Its release is that client's model. The client trains as those of the run do.
 
     Args:
         config: of the run.
@@ -166,7 +170,7 @@ def dealt(config: RunConfig, clients: int, seed: int) -> list[LocalData]:
 
 
 def outsiders(config: RunConfig) -> Examples:
-    """Return the examples that no client of a simulation has: the server's test examples.
+    """Return the examples that no client of a simulation has: the test examples.
 
     Args:
         config: of the run.
@@ -196,7 +200,10 @@ def _answering(config: RunConfig, parts: Sequence[Examples | None]) -> Callable[
 
 
 def _filled(parts: Sequence[Examples | None]) -> list[Examples]:
-    """Return the parts, with zero examples for an absent client, which never requests them."""
+    """Return the parts, with zero examples for an absent client.
+
+    An absent client never requests them.
+    """
     like = next((part for part in parts if part is not None), None)
     if like is None:
         raise ConfigError("a shadow run needs a client with examples")
@@ -205,7 +212,10 @@ def _filled(parts: Sequence[Examples | None]) -> list[Examples]:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Disable the clients' log during the block: an absent client is not a failure here."""
+    """Disable the clients' log during the block.
+
+    An absent client is not a failure here.
+    """
     logger = logging.getLogger("cloister.client")
     before, logger.disabled = logger.disabled, True
     try:

@@ -57,7 +57,7 @@ def simulate(
 
 
 def refuse_too_few(config: RunConfig, clients: int) -> None:
-    """Raise ConfigError if there are fewer simulated clients than the first round needs."""
+    """Raise ConfigError if the first round needs more simulated clients."""
     if clients < config.strategy.min_nodes:
         raise ConfigError(
             f"clients = {clients} is fewer than strategy.min-nodes = {config.strategy.min_nodes}; "
@@ -66,7 +66,7 @@ def refuse_too_few(config: RunConfig, clients: int) -> None:
 
 
 def refuse_other_population(config: RunConfig, clients: int) -> None:
-    """Raise ConfigError if the registered population differs from the number of simulated clients."""
+    """Raise ConfigError if the registered population is not the number of clients."""
     population = config.privacy.server.population
     if population and population != clients:
         raise ConfigError(

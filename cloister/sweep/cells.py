@@ -134,7 +134,10 @@ def _refuse_choice(select: str, config: RunConfig) -> None:
 
 
 def _refuse_auto(cells: Sequence[Cell]) -> None:
-    """Refuse noise that is calibrated to the remaining budget: the first run would take all of it."""
+    """Refuse noise that is calibrated to the remaining budget.
+
+    The first run would take all of it.
+    """
     for cell in cells:
         if cell.config.flat()["privacy.noise-multiplier"] == "auto":
             raise ConfigError(
@@ -144,7 +147,9 @@ def _refuse_auto(cells: Sequence[Cell]) -> None:
 
 
 def refuse_past_budget(cells: Sequence[Cell]) -> None:
-    """Refuse runs that together exceed the budget. Every run is charged, because all of them are released.
+    """Refuse runs that together exceed the budget.
+
+    Every run is charged, because all of them are released.
 
     Args:
         cells: that are to run.
@@ -161,7 +166,10 @@ def refuse_past_budget(cells: Sequence[Cell]) -> None:
 
 
 def _planned(cells: Sequence[Cell]) -> Iterator[tuple[Prepared, int]]:
-    """Yield cells with a budget, and the number of cells that differ only in their seeds and cost the same."""
+    """Yield cells with a budget, and the number of their seeds.
+
+    Cells that differ only in their seeds cost the same.
+    """
     together: dict[str, list[RunConfig]] = {}
     for cell in cells:
         if cell.config.flat()[BUDGET]:

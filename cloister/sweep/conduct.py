@@ -17,7 +17,7 @@ FAILED = 1
 
 
 def conduct(path: Path, told: Told, only_check: bool = False) -> int:
-    """Run the cells of a sweep that have no result yet, and write the results of all cells.
+    """Run the cells of a sweep that have no result yet, and write all results.
 
     Args:
         path: of the file that describes the sweep.

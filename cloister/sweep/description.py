@@ -83,7 +83,7 @@ class Sweep:
         return seeds
 
     def settings(self) -> Iterator[dict[str, Scalar]]:
-        """Yield the values of the grid's keys in each of its cells; the last key varies fastest."""
+        """Yield the values of the grid's keys in each cell; the last key varies fastest."""
         for values in itertools.product(*self.grid.values()):
             yield dict(zip(self.grid, values, strict=True))
 

@@ -21,7 +21,7 @@ from cloister.sweep.description import Sweep
 
 
 def results_of(sweep: Sweep, cells: Sequence[Cell]) -> Comparison | None:
-    """Compare the finished cells, grouped over their seeds; None if no cell is finished.
+    """Compare the finished cells, grouped over their seeds; None without any.
 
     Args:
         sweep: as its file describes it.
@@ -60,10 +60,10 @@ def _groups(cells: Sequence[Cell], runs: dict[str, RunSummary]) -> list[Group]:
 
 
 def best_of(comparison: Comparison, select: str) -> Group | None:
-    """Return the group with the best final score on the server's own examples; None if there is none.
+    """Return the group with the best final score on the server's own examples.
 
-    Ties go to the smallest ε, if all ε are of the same kind, then to the first group. A group with a diverged run is
-    excluded: the mean over its other runs would be biased upwards.
+    None: there is none. Ties go to the smallest ε, if all ε are of the same kind, then to the first group. A group with
+    a diverged run is excluded: the mean over its other runs would be biased upwards.
 
     Args:
         comparison: of the cells.

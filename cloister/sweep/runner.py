@@ -49,7 +49,9 @@ class Runner:
         self._running: list[Process] = []
 
     def run(self, cells: Sequence[Cell]) -> None:
-        """Run cells that have no result yet. When the user stops the sweep, running cells are asked to stop.
+        """Run cells that have no result yet.
+
+        When the user stops the sweep, running cells are asked to stop.
 
         Args:
             cells: none of which is running.
@@ -99,7 +101,7 @@ class Runner:
         self.told(f"{found.cell}: {how_ended(found)}{'' if self._hides_times else self._to_go()}")
 
     def _to_go(self) -> str:
-        """Return the estimated time of the remaining cells, from the mean time of the finished ones."""
+        """Return the remaining time, estimated from the mean time of finished cells."""
         left = len(self._waiting) + len(self._running)
         each = sum(found.seconds for found in self.ended) / len(self.ended)
         return f"; {left} to go, about {duration(left * each / max(1, self.jobs))}" if left else ""
@@ -134,7 +136,9 @@ def duration(seconds: float) -> str:
 
 
 def put_aside(directory: Path) -> None:
-    """Rename the directory of an unfinished run, so that its name is free again. Nothing is deleted.
+    """Rename the directory of an unfinished run, so that its name is free again.
+
+    Nothing is deleted.
 
     Args:
         directory: of the run; it may be absent.

@@ -70,7 +70,10 @@ def _by_round(run: RunState) -> Iterator[Metric]:
 
 
 def _of_ledger(run: RunState) -> Iterator[Metric]:
-    """Yield the ε and the remaining budget of the server's ledger, which other runs on the data change too."""
+    """Yield the ε and the remaining budget of the server's ledger.
+
+    Other runs on the data change them too.
+    """
     if run.epsilon is not None:
         yield _one("cloister_epsilon", "What everything in the server's ledger amounts to.", run.epsilon)
     if run.budget_left is not None:

@@ -65,12 +65,18 @@ class Snapshot:
 
     @property
     def hides_progress(self) -> bool:
-        """Return whether any running run must hide the ends of its rounds. If so, shared data is hidden too."""
+        """Return whether any running run must hide the ends of its rounds.
+
+        If so, shared data is hidden too.
+        """
         return self.secret_runs or (self.run is not None and self.run.hides_progress)
 
 
 def look(places: Places) -> Snapshot:
-    """Take a snapshot. Each unreadable source gives one message in `unreadable`; the others are read."""
+    """Take a snapshot.
+
+    Each unreadable source gives one message in `unreadable`; the others are read.
+    """
     unreadable: list[str] = []
     nodes, warnings = _superlink(places.connection, unreadable)
     run, spent, size = None, dict[tuple[str, str], float](), None
@@ -101,7 +107,10 @@ def look(places: Places) -> Snapshot:
 
 @contextmanager
 def _noted(unreadable: list[str]) -> Iterator[None]:
-    """Append errors of the block to `unreadable`: files may change while they are read."""
+    """Append errors of the block to `unreadable`.
+
+    Files may change while they are read.
+    """
     try:
         yield
     except CloisterError as error:
