@@ -303,7 +303,7 @@ def _sign(kits: Kits, keys: Mapping[str, bytes]) -> None:
 def _newest(kits: Kits) -> SignedRoster:
     """Return the newest roster, verified by the key in this folder.
 
-    So this folder never signs a roster again that another key has signed.
+    A roster of another key is refused, so that this folder does not sign it again.
     """
     if not kits.has(ROSTER_KEY) or not kits.has(f"roster/{SIGNED}"):
         raise ConfigError(f"{ROSTER_KEY} and a roster signed with it are not in {kits.folder}; run this where they are")

@@ -30,7 +30,8 @@ class Cell:
 
     Attributes:
         settings: values of the grid's keys.
-        config: of the run. Its name is a hash of all settings, so that the same cell is found again.
+        config: of the run. Its name contains a hash of the number of clients and all settings except the budget, so
+            that the same cell is found again.
         clients: number of simulated clients.
         hides_times: whether the duration of the run must stay secret.
     """

@@ -1,4 +1,4 @@
-"""Average payments to hospitals in the United States for four common diagnoses (CMS, fiscal year 2011), a client each.
+"""Average payments to US hospitals for four common diagnoses (CMS, fiscal year 2011); each hospital is a client.
 
 No constant here is computed from the data. A service is an index, a place is the coordinates of its ZIP code. Powers of
 ten bring all inputs to the range of the units (Galli et al., 2023, §5.2).

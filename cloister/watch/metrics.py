@@ -1,4 +1,4 @@
-"""Prometheus metrics. A metric that would reveal a secret of a claim is omitted, and not set to 0.
+"""Prometheus metrics. A metric is omitted, and not set to 0, if it would reveal what a claim keeps secret.
 
 Prometheus records the time of each change. If times would reveal the cohort, metrics that change with the round are
 omitted while the run goes on.

@@ -70,7 +70,7 @@ class ParquetFiles:
     def contents(self) -> Iterator[bytes]:
         """Yield one image per label.
 
-        From the first unreadable row of a file on, its images are empty. Other files are read.
+        After a read error in a file, its further images are empty. Other files are read.
         """
         for path, rows in zip(self.files, self.rows):
             yield from islice(chain(_images(path), repeat(b"")), rows)

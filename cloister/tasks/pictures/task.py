@@ -55,7 +55,7 @@ class PictureTask(Task):
     def load(self) -> Dataset:
         """Return the benchmark data at `task.data-path`.
 
-        This is the folders `train` and `test`, or one set of images with a fifth of each class as test data.
+        It has the folders `train` and `test`. Of a single set of images, a fifth of each class is test data.
 
         Raises:
             DataError: there are no such images.
