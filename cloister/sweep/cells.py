@@ -126,7 +126,7 @@ def _cell(sweep: Sweep, settings: Mapping[str, Scalar], seed: int) -> Cell:
 
 
 def _refuse_choice(select: str, config: RunConfig) -> None:
-    """Refuse a selection score other than those on the server's own examples."""
+    """Refuse to select cells if the server computes no scores on its own examples."""
     if select and config.evaluation.central is False:
         raise ConfigError(
             f"select = {select!r} needs evaluation.central: the choice is made by scores on the server's own examples; "
