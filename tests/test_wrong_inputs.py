@@ -330,7 +330,7 @@ RUNS = [
     wrong("report run/config.json", "run/config.json is no run directory: it is a file"),
     wrong("report run/", "run/config.json cannot be read: it is no JSON", run__config_json="{"),
     wrong("report run/", "run/config.json is not what a run writes", run__config_json=changed(config=None)),
-    wrong("report run/", "run/privacy.json is not what a run writes", run__privacy_json="{}"),
+    wrong("report run/", "run/privacy.json: schema 1 was found", run__privacy_json="{}"),
     wrong("report run/", "run/rounds.jsonl is not what a run writes", run__rounds_jsonl="[]\n"),
     wrong("report run/", "run/rounds.jsonl is not what a run writes", run__rounds_jsonl="nonsense\n"),
     wrong("report run/", "run/evaluation.json is not what a run writes", run__evaluation_json="[1]"),

@@ -35,7 +35,7 @@ from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.promises import to_wire, undrawn
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.claim import Claim
-from cloister.privacy.claims.premises import APART, AUTHENTIC
+from cloister.privacy.claims.premises import CARRIED
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, Mechanism, Released
 from cloister.privacy.mechanisms.noise import GaussianNoise, noised
 
@@ -381,5 +381,5 @@ class PrivateStrategy(Decorator):
             relation="add-or-remove" if self.budget is None else self.budget.relation,
             seeded=self.noise.seeded,
             parameters=self.mechanism.parameters(),
-            premises=(*self.mechanism.premises, APART, AUTHENTIC),
+            premises=(*self.mechanism.premises, *CARRIED),
         )

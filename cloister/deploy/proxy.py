@@ -9,9 +9,12 @@ is read. The SuperLink authenticates every request once more.
 import re
 from base64 import b64encode
 from importlib import resources
+from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
+from cloister.core.errors import ConfigError
 from cloister.deploy.federation import Federation
 from cloister.deploy.folder import PUBLIC, Kits
 
@@ -48,7 +51,7 @@ def list_nodes(kits: Kits, operator: str, server: str = "") -> None:
         server: the server's kit likewise; empty if it is not here.
     """
     keys = sorted(kits.path(f"{operator}nodes").glob("*.pub"))
-    content = "".join(f'"{_shown(path.read_bytes())}" 1; # {path.stem}\n' for path in keys)
+    content = "".join(f'"{_shown(path)}" 1; # {path.stem}\n' for path in keys)
     places = [f"{operator}{NODES}", *([f"{server}{NODES}"] if server else [])]
     had = kits.has(places[0])
     stale = [name for name in places if not kits.has(name) or kits.read(name) != content.encode()]
@@ -58,10 +61,17 @@ def list_nodes(kits: Kits, operator: str, server: str = "") -> None:
         kits.notes.append(f"{places[0]} has changed: {RELOAD}")
 
 
-def _shown(public: bytes) -> str:
-    """Return a node's public key as the node shows it in a header.
+def _shown(file: Path) -> str:
+    """Return the public key of a node as the node shows it in a header.
 
     Args:
-        public: the key in OpenSSH format.
+        file: with the key in OpenSSH format.
+
+    Raises:
+        ConfigError: it holds none.
     """
-    return b64encode(load_ssh_public_key(public).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)).decode()
+    try:
+        key = load_ssh_public_key(file.read_bytes())
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(f"{file} is no public key in OpenSSH format; put the node's public key there") from None
+    return b64encode(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)).decode()

@@ -140,7 +140,10 @@ class PackedGrid(HttpGrid):
     def _is_gated(self) -> bool:
         """Return whether the SuperLink answers as `cloister superlink` does for a name that is no object's."""
         asked = message_pb2.PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=GATE)
-        return bool(self._runtime_client.PullObject(asked).object_found)
+        found = self._runtime_client.PullObject(asked)
+        # Flower's SuperLink never answers so, though a node may announce an object of this name: an object that is
+        # there has content.
+        return bool(found.object_available and not found.object_content)
 
     def get_nodes(self) -> Iterable[Any]:
         """Return the connected nodes, and remember the key that the SuperLink lists for each.

@@ -48,7 +48,7 @@ def prepare(
         BudgetExhausted: the noise is to be calibrated to a budget that is spent.
     """
     plan = build(config)
-    plan.strategy.draws_are_seen = draws_are_seen
+    plan.strategy.draws_are_seen = draws_are_seen or (earlier is not None and earlier.draws_are_seen)
     if earlier is not None:
         plan = replace(plan, seed=earlier.seed, resumes=earlier.resumes)
     progress = None if earlier is None else earlier.progress

@@ -18,7 +18,7 @@ from cloister.core.wire import ASSUMED, ASSUMED_ROUNDS, HELD_OUT
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.lasting import is_simulated
 from cloister.server.progress import Progress
-from cloister.server.reports.rundir import NAME, RESUMED, SIMULATION, RunDirectory
+from cloister.server.reports.rundir import NAME, RESUMED, SEEN, SIMULATION, RunDirectory
 
 MAY_CHANGE = frozenset(
     {
@@ -54,6 +54,7 @@ class Earlier:
         seed: in force.
         resumed_after: the rounds after which it was resumed earlier.
         progress: the saved state; None: the run was interrupted before it began.
+        draws_are_seen: whether nodes may have learned who was drawn. Then no draw of the run amplifies, to its end.
     """
 
     directory: RunDirectory
@@ -61,6 +62,7 @@ class Earlier:
     seed: int
     resumed_after: tuple[int, ...]
     progress: Progress | None
+    draws_are_seen: bool = False
 
     @property
     def resumes(self) -> int:
@@ -122,14 +124,14 @@ def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Ear
     _read(path / "config.json", path)  # before creating files there
     with RunDirectory(path).held() as directory:
         # Read again: the previous holder of the lock may have resumed the run.
-        before, seed, resumed_after = _facts(directory)
+        before, seed, resumed_after, seen = _facts(directory)
         _refuse_changes(before, config)
         _refuse_other_clients(path, clients)
         _refuse_seeded(config)
         _refuse_forgetful(grid, config)
         progress = Progress.load(directory)
         _refuse_ended(path, config, progress)
-        yield Earlier(directory, before, seed, resumed_after, progress)
+        yield Earlier(directory, before, seed, resumed_after, progress, seen)
 
 
 def remember(grid: Grid, earlier: Earlier, split: Split | None, secret: bool) -> None:
@@ -241,7 +243,7 @@ def settings_of(directory: Path) -> dict[str, Scalar]:
         ConfigError: the directory contains no run.
     """
     path = directory.expanduser().resolve()
-    config, _, _ = _facts(RunDirectory(path))
+    config, *_ = _facts(RunDirectory(path))
     return config.flat() | {"resume": str(path)}
 
 
@@ -258,13 +260,14 @@ def clients_of(directory: Path) -> int:
         raise _foreign(path, error) from None
 
 
-def _facts(directory: RunDirectory) -> tuple[RunConfig, int, tuple[int, ...]]:
-    """Return a run's configuration, seed and resumes; set its ledger name."""
+def _facts(directory: RunDirectory) -> tuple[RunConfig, int, tuple[int, ...], bool]:
+    """Return a run's configuration, seed, resumes, and whether nodes may learn its draws; set its ledger name."""
     path = directory.path / "config.json"
     facts = _read(path, directory.path)
     try:
         directory.name = str(facts.get(NAME, directory.name))
-        return parse(facts["config"]), int(facts["seed"]), tuple(map(int, facts.get(RESUMED, ())))
+        resumed_after = tuple(map(int, facts.get(RESUMED, ())))
+        return parse(facts["config"]), int(facts["seed"]), resumed_after, bool(facts.get(SEEN, False))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise _foreign(path, error) from None
 

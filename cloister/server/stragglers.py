@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from httpx import HTTPStatusError
 
 from cloister.flower.messages import SUPERLINK_NODE_ID, Run
-from cloister.privacy.claims.premises import APART, AUTHENTIC, Contributor
+from cloister.privacy.claims.premises import CARRIED, Contributor
 from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 
 POLL_SECONDS = 0.1
@@ -48,7 +48,7 @@ class Transport(Contributor):
     gated: bool
     signed: bool = False
 
-    premises = (APART, AUTHENTIC)
+    premises = CARRIED
 
 
 class PatientGrid(WatchedGrid):

@@ -274,7 +274,7 @@ def test_other_contradictions(keys, says):
             "sites = [{name = 'A', data-path = 'x', public-size = -1}]\n[server]\naddresses = ['a']\nprot = 1\n",
             [
                 "name is missing",
-                "unknown key 'server.prot'; valid keys: addresses, port, days; did you mean 'port'?",
+                "unknown key 'server.prot'; valid keys: addresses, port, superlink, days; did you mean 'port'?",
                 "sites.0.name = 'A' is not valid: it must match pattern '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$'",
                 "sites.0.public-size = -1 is not valid: it must be greater than or equal to 0",
             ],

@@ -30,7 +30,7 @@ from cloister.privacy.claims.end_to_end import (
     standing_for_all,
 )
 from cloister.privacy.claims.local import UNPROTECTED
-from cloister.privacy.claims.premises import APART, AUTHENTIC, BUNDLE, CRYPTOGRAPHY, KERNELS
+from cloister.privacy.claims.premises import BUNDLE, CARRIED, CRYPTOGRAPHY, KERNELS
 from cloister.privacy.claims.record import record_clients
 from cloister.privacy.dpsgd.local_steps import NO_NOISE, LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.circumstances import SEEDED, Circumstances
@@ -272,7 +272,7 @@ class TestStatement:
         claim = dp_sgd_claim(mechanism, [steps], 3, 1e-6, circumstances)
         assert claim == DpSgdClaim(
             "dp-sgd",
-            premises=(BUNDLE, CRYPTOGRAPHY, KERNELS, APART, AUTHENTIC),
+            premises=(BUNDLE, CRYPTOGRAPHY, KERNELS, *CARRIED),
             unit=mechanism.unit,
             parameters=mechanism.parameters(),
             unprotected=(UNPROTECTED,),

@@ -10,7 +10,7 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.claims.claim import Figure, LocalClaim
 from cloister.privacy.claims.local import NEIGHBOURS, UNPROTECTED, gaussian_claim, laplace_claim
-from cloister.privacy.claims.premises import APART, AUTHENTIC, BUNDLE, CRYPTOGRAPHY
+from cloister.privacy.claims.premises import BUNDLE, CARRIED, CRYPTOGRAPHY
 from cloister.privacy.claims.record import record_clients
 from cloister.privacy.claims.words import render_clients
 from cloister.privacy.mechanisms.circumstances import SEEDED, Circumstances
@@ -52,7 +52,7 @@ def test_what_every_figure_counts_is_said_with_it():
         assert {figure.counts for figure in claim.counting("all planned rounds").figures} == {"all planned rounds"}
 
 
-PREMISES = (BUNDLE, CRYPTOGRAPHY, APART, AUTHENTIC)
+PREMISES = (BUNDLE, CRYPTOGRAPHY, *CARRIED)
 
 
 def claimed(relation, epsilon, delta, accountant):

@@ -21,16 +21,16 @@ def said(premises, **more):
 @pytest.mark.parametrize(
     ("simulated", "gated", "packed", "known"),
     [
-        (True, False, False, ("enforced", "enforced")),
-        (False, True, True, ("enforced", "enforced")),
-        (False, True, False, ("assumed", "enforced")),
-        (False, False, True, ("assumed", "assumed")),
-        (False, False, False, ("assumed", "assumed")),
+        (True, False, False, ("enforced", "enforced", "enforced")),
+        (False, True, True, ("enforced", "enforced", "enforced")),
+        (False, True, False, ("assumed", "enforced", "enforced")),
+        (False, False, True, ("assumed", "assumed", "assumed")),
+        (False, False, False, ("assumed", "assumed", "assumed")),
     ],
 )
 def test_what_each_transport_contributes(simulated, gated, packed, known):
     found = of_transport(simulated, gated, packed)
-    assert [premise.name for premise in found] == ["apart", "authentic"]
+    assert [premise.name for premise in found] == ["apart", "authentic", "instructed"]
     assert tuple(premise.known for premise in found) == known
 
 
@@ -57,8 +57,9 @@ def test_an_open_premise_stands_in_the_first_line():
     """Over Flower's SuperLink another client learns which data a client holds; the run said `sound`."""
     first, *_ = render(said(of_transport(False, False, False)))
     assert first == (
-        "privacy: global-dp, conditional; it holds if no node learns from the SuperLink who takes part, what another "
-        "node sent, or whether a guess of it is right, and each reply comes from the node that was asked"
+        "privacy: global-dp, conditional; it holds if no node learns from the SuperLink, while its database has room, "
+        "who takes part, what another node sent, or whether a guess of it is right, and each reply comes from the node "
+        "that was asked, and each message that a node answers comes from the server of its run"
     )
     assert "conditional" not in render(said(of_transport(False, True, True)))[0]
 
@@ -67,7 +68,7 @@ def test_and_in_the_first_sentence_of_the_report():
     figure = Figure("client", "add-or-remove", adversary="the others", scope=RUN, epsilon=1.0, delta=1e-5)
     told = meanings(said(of_transport(False, False, False), figures=(figure,)))[0]
     assert told.sentences[0].startswith("If no node learns from the SuperLink") and told.conditional
-    assert "and each reply comes from the node that was asked, the run protects every client" in told.who
+    assert "comes from the server of its run, the run protects every client" in told.who
     enforced = meanings(said(of_transport(False, True, True), figures=(figure,)))[0]
     assert enforced.who.startswith("The run protects every client") and not enforced.conditional
 

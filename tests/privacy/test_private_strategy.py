@@ -32,7 +32,7 @@ from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.promises import from_wire
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.claim import Claim
-from cloister.privacy.claims.premises import APART, AUTHENTIC, CRYPTOGRAPHY
+from cloister.privacy.claims.premises import CARRIED, CRYPTOGRAPHY
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
 from cloister.privacy.mechanisms.gaussian import GaussianMean
 from cloister.privacy.mechanisms.named import global_dp, metric
@@ -68,7 +68,7 @@ class TestClaims:
     def test_of_a_mechanism(self, tmp_path):
         strategy = globally(budget=budget_in(tmp_path, relation="replace-one"), examples_cap=5.0)
         assert strategy.claim() == Claim(
-            premises=(CRYPTOGRAPHY, APART, AUTHENTIC),
+            premises=(CRYPTOGRAPHY, *CARRIED),
             mechanism="global-dp",
             relation="replace-one",
             parameters={
@@ -96,7 +96,7 @@ class TestClaims:
             max_distance=3.0,
         )
         assert strategy.claim() == Claim(
-            premises=(CRYPTOGRAPHY, APART, AUTHENTIC),
+            premises=(CRYPTOGRAPHY, *CARRIED),
             mechanism="metric",
             reasons=(SEEDED, NOMINAL + DRIVEN),
             seeded=True,

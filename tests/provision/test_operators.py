@@ -107,6 +107,18 @@ class TestOperatorsFile:
             serve(path, [])
         assert remedy in str(error.value)
 
+    @pytest.mark.parametrize("name", ["FLWR_INTERNAL_GRPC_FLEET_API", "FLWR_INTERNAL_GRPC_CONTROL_API"])
+    def test_a_port_of_flowers_beside_it_is_refused(self, tmp_path, monkeypatch, name):
+        path = tmp_path / "operators"
+        path.write_text(digest_of(TOKEN))
+        secure = {"insecure": False, "superexec_auth_secret": b"secret", "enable_supernode_auth": True}
+        monkeypatch.setattr(superlink, "parse_superlink_options", lambda: replace(configuration(tmp_path), **secure))
+        monkeypatch.setattr(superlink.uvicorn, "run", lambda **_: pytest.fail("it serves"))
+        monkeypatch.setattr(sys, "argv", sys.argv)
+        monkeypatch.setenv(name, "1")
+        with pytest.raises(ConfigError, match=f"{name} is set: .*; unset it"):
+            serve(path, [])
+
     @pytest.mark.parametrize("option", ["--insecure", "--insec"])
     def test_tokens_never_travel_in_the_clear(self, tmp_path, option):
         path = tmp_path / "operators"

@@ -26,6 +26,7 @@ from sqlalchemy import update
 
 from cloister.core.arrays import from_record
 from cloister.core.packing import PACKED, PIECE, SHARED, packed
+from cloister.core.wire import GATE
 from cloister.local.grid import LocalGrid
 from cloister.server import grid as module
 from cloister.server.app import _packing
@@ -58,6 +59,12 @@ def test_messages_and_replies_are_packed_and_both_apps_see_named_arrays(grid, no
         assert reply.metadata.reply_to_message_id == message.metadata.message_id
         np.testing.assert_array_equal(from_record(reply.content["arrays"])["kernel"], TRAINED["kernel"])
     assert transport_of(PatientGrid(grid)).packed and not grid.transport.gated
+
+
+def test_no_node_makes_flowers_superlink_pass_for_ours(grid, nodes, link):
+    """A node may announce an object of the name by which ours is known; Flower's then says that it is to come."""
+    link.store.preregister(link.run, ObjectTree(object_id=GATE))
+    assert not grid._is_gated()
 
 
 def test_the_app_packs_over_a_superlink_alone(grid, link):
@@ -379,7 +386,7 @@ def test_half_sent_replies_have_a_bound_together_and_what_does_not_fit_is_fetche
     one = held(grid)
     assert one > PIECE
     monkeypatch.setattr(module, "AT_ONCE", 1)
-    monkeypatch.setattr(MaximumSize, "total", 2 * one - 1)
+    monkeypatch.setattr(MaximumSize, "total", one + one // 2)
     assert list(grid.pull_messages(ids)) == [] and held(grid) == one
 
     grid._client.requests.clear()

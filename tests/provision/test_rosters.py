@@ -267,7 +267,7 @@ class TestProvision:
         assert any("roster was made before and is not here" in note for note in report.notes)
         assert not (folder / "roster" / "roster.key").exists()
         assert contents(folder)["sites/north/roster.signed"] == before["sites/north/roster.signed"]
-        (folder / "operator" / "nodes" / "roster.pub").write_text("of a site that is called so")
+        shutil.copy(folder / "operator" / "nodes" / "north.pub", folder / "operator" / "nodes" / "roster.pub")
         make(FEDERATION + THIRD, remake=["roster"])
         assert (folder / "operator" / "nodes" / "roster.pub").exists()
         assert set(newest(folder).roster.keys) == {"north", "south", "east"}

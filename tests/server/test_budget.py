@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from cloister.privacy.claims.server import ALL_PLANNED
 from cloister.privacy.claims.words import render
 from cloister.server.build import build, data_identity
 from cloister.server.reports.console import Narrator
+from cloister.server.resume import settings_of
 from cloister.server.run import run
 from cloister.server.stragglers import Transport
 from cloister.tasks.digits import Digits
@@ -142,7 +144,8 @@ def test_a_budget_that_was_raised_says_on_what_it_rests(tmp_path):
     go(tmp_path, privacy__max_epsilon=4.0, num_rounds=1)
     outcome = go(tmp_path, privacy__max_epsilon=9.0, num_rounds=1)
     everything = outcome.privacy["claims"][1]
-    assert everything["epsilon"] == 9.0 and "if no budget was set or changed because of" in everything["condition"]
+    known = {premise["name"]: premise["known"] for premise in everything["premises"]}
+    assert everything["epsilon"] == 9.0 and known["budget-fixed"] == "assumed"
     (line,) = (line for line in render(outcome.statement) if "all runs in the ledger" in line)
     assert (
         "ε ≤ 9 at δ = 1e-05" in line
@@ -346,6 +349,29 @@ def test_draws_that_nodes_can_learn_of_amplify_nothing(tmp_path, gated):
     assert {entry.event.sampling.kind for entry in outcome.plan.budget.ledger.entries} == {
         "poisson" if gated else "none"
     }
+
+
+def test_a_run_that_goes_on_over_another_superlink_amplifies_nothing_either(tmp_path):
+    """Rounds that were planned count as the rounds before do, of which nodes may have learnt the draws."""
+
+    class Dying(LocalGrid):
+        rounds = 0
+
+        def send_and_receive(self, messages, *, timeout=None):
+            self.rounds += 1
+            if self.rounds == 2 and not self.transport.gated:
+                raise RuntimeError
+            return super().send_and_receive(messages, timeout=timeout)
+
+    changes = {"output-dir": str(tmp_path), "run-name": "r", "num-rounds": 2, "strategy.sampling": "poisson"}
+    config = parse(SOUND | changes)
+    for gated in (False, True):
+        grid = Dying.simulated(app, config.flat(), 4)
+        grid.transport = Transport(packed=True, gated=gated)
+        with nullcontext() if gated else pytest.raises(RuntimeError):
+            outcome = run(grid, config, silent())
+        config = parse(settings_of(tmp_path / "r"))
+    assert {entry.event.sampling.kind for entry in outcome.plan.budget.ledger.entries} == {"none"}
 
 
 @pytest.mark.slow

@@ -108,13 +108,18 @@ def test_a_number_of_clients_that_nobody_can_simulate(run):
         readers(run)["audit"]()
 
 
+PREMISE = {"name": MARK, "sentence": MARK, "by": MARK, "known": "assumed", "standing": False}
+
+
 def test_text_is_neither_markup_nor_orders_to_a_terminal(run):
     for name, place in (("config.json", ("config", "task.name")), ("privacy.json", ("ended", "why"))):
         content = json.loads((run / name).read_text())
         content[place[0]][place[1]] = MARK
         (run / name).write_text(json.dumps(content))
     privacy = json.loads((run / "privacy.json").read_text())
-    (run / "privacy.json").write_text(json.dumps(privacy | {"mechanism": MARK, "unprotected": [MARK]}))
+    (run / "privacy.json").write_text(
+        json.dumps(privacy | {"mechanism": MARK, "unprotected": [MARK], "premises": [PREMISE]})
+    )
     page = write_report(run).read_text()
     assert "alert(1)" in page and "<script" not in page and "\x1b" not in page
     for command in (["status", "--runs"], ["compare"], ["predict"], ["audit"]):

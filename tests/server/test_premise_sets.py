@@ -91,13 +91,13 @@ def stated(plan, checked):
 
 
 TRANSPORTS = {
-    "in process": "apart enforced, authentic enforced",
-    "simulation": "apart enforced, authentic enforced",
-    "flower's": "apart assumed, authentic assumed",
-    "flower's, signed": "apart assumed, authentic attested",
-    "flower's, not packed": "apart assumed, authentic assumed",
-    "cloister's": "apart enforced, authentic enforced",
-    "cloister's, not packed": "apart assumed, authentic enforced",
+    "in process": "apart enforced, authentic enforced, instructed enforced",
+    "simulation": "apart enforced, authentic enforced, instructed enforced",
+    "flower's": "apart assumed, authentic assumed, instructed assumed",
+    "flower's, signed": "apart assumed, authentic attested, instructed assumed",
+    "flower's, not packed": "apart assumed, authentic assumed, instructed assumed",
+    "cloister's": "apart enforced, authentic enforced, instructed enforced",
+    "cloister's, not packed": "apart assumed, authentic enforced, instructed enforced",
 }
 """What each transport contributes."""
 MECHANISMS = {
@@ -145,7 +145,7 @@ def test_a_run_that_was_resumed_rests_on_why_it_was(mechanism, tmp_path):
 
 def test_what_carried_messages_before_a_run_was_resumed_is_not_known(tmp_path):
     claim = claim_of("global-dp", "cloister's", tmp_path, resumes=1)
-    assert told(claim.premises)[0] == "apart assumed, authentic assumed, unbroken assumed"
+    assert told(claim.premises)[0] == "apart assumed, authentic assumed, instructed assumed, unbroken assumed"
 
 
 def test_a_bundle_that_a_node_has_not_checked_is_assumed(tmp_path):
@@ -160,7 +160,7 @@ def test_before_the_first_round_keys_are_assumed(tmp_path):
 def test_while_messages_are_to_come_none_is_known_to_be_packed(tmp_path):
     plan = build(parse(COMMON | GLOBAL | {"output-dir": str(tmp_path)}))
     started = as_shown(plan.claim, Handed(Transport(packed=True, gated=True)), resumed=False, ended=False)
-    assert told(started.premises)[0] == "apart assumed, authentic enforced"
+    assert told(started.premises)[0] == "apart assumed, authentic enforced, instructed enforced"
     assert contract(started, 2.0).endswith("ε at most 2 for the whole run, if its premises hold: apart")
     in_process = as_shown(plan.claim, GRIDS["in process"], resumed=False, ended=False)
     assert "; sound, reasonable; " in contract(in_process, 2.0) and "if its premises" not in contract(in_process, 2.0)
@@ -173,7 +173,7 @@ def test_the_start_of_a_run_names_the_premises_that_are_open(tmp_path):
     directory = type("Directory", (), {"path": tmp_path})
     Narrator(1, console).opening(plan, directory, plan.claim, 2.0)
     (line,) = [line for line in console.export_text().splitlines() if line.startswith("privacy")]
-    assert line.endswith("if its premises hold: apart, authentic") and "sound" not in line
+    assert line.endswith("if its premises hold: apart, authentic, instructed") and "sound" not in line
 
 
 # --- declarations ---

@@ -1,7 +1,7 @@
 """What a node states with a reply: which releases its client made, for which unit, by whose code, in which ledger.
 
 The ledger is stated by the hash of its last line about a release. With it the site's officer finds the server's record
-of this run in the site's ledger, and no line before it can be removed or changed unseen.
+of this run in the site's ledger, and detects a change to any earlier line.
 
 Adversary: the server, which gets these hashes and knows its own requests. The lines of a ledger tell of other runs, of
 budgets and of where data lies, and most of that can be guessed. But each stated line has the id of its release, 122

@@ -23,13 +23,13 @@ proxy() {
     PATH=$PATH:/usr/sbin
     command -v nginx >/dev/null || { echo "nginx is missing: install it (Debian: apt-get install nginx)" >&2; exit 2; }
     mkdir -p "$state/proxy"
-    read=$(proxied)
+    read=$(proxied) refused=$state/proxy/refused.log
     nginx -p "$state/proxy/" -c "$kit/nginx.conf" -g 'daemon off;' & front=$!
     while [ -z "$asked" ] && alive $front; do
         sleep 1
         now=$(proxied)
         if [ "$now" != "$read" ]; then kill -HUP $front; read=$now; fi
-        [ "$(wc -c <"$state/proxy/refused.log")" -lt 10000000 ] || : >"$state/proxy/refused.log"
+        [ "$(wc -c <"$refused")" -lt 10000000 ] || { cp "$refused" "$refused.1" && : >"$refused"; }
     done
     [ -n "$asked" ] || exit 1
     end $front

@@ -3,6 +3,7 @@
 They are those of flwr 1.41 and 1.42: where a name of Flower is not there, this fails at start, and nothing is served.
 """
 
+import os
 import sqlite3
 import sys
 from dataclasses import replace
@@ -53,6 +54,10 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         raise ConfigError(
             "--superexec-auth-secret-file is missing: without it any stranger takes the task of a server's app, and "
             "reads every reply. Name superexec.secret of the server's kit; for a trial use flower-superlink"
+        )
+    if open_ports := [name for name in os.environ if name.startswith("FLWR_INTERNAL_GRPC_")]:
+        raise ConfigError(
+            f"{open_ports[0]} is set: it opens a port of Flower's that passes by this SuperLink's checks; unset it"
         )
     _keep_database(config.database, max_database * 10**6)
     certificates.watch([Path(path) for path in (config.ssl_certfile, config.ssl_ca_certfile) if path])

@@ -19,7 +19,7 @@ from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
 from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
 from cloister.privacy.claims.local import UNPROTECTED
-from cloister.privacy.claims.premises import APART, AUTHENTIC
+from cloister.privacy.claims.premises import CARRIED
 from cloister.privacy.dpsgd.local_steps import Holders, LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.circumstances import Circumstances
 
@@ -228,7 +228,7 @@ def dp_sgd_claim(
         parameters=dict(mechanism.parameters()),
         unprotected=(UNPROTECTED,),
         seeded=circumstances.seeded,
-        premises=(*mechanism.premises, APART, AUTHENTIC),
+        premises=(*mechanism.premises, *CARRIED),
     )
     of_sizes = []
     for steps in sizes:

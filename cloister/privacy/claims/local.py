@@ -12,7 +12,7 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.accounting.vocabulary import Relation, units_of
 from cloister.privacy.claims.claim import Figure, LocalClaim
-from cloister.privacy.claims.premises import APART, AUTHENTIC
+from cloister.privacy.claims.premises import CARRIED
 from cloister.privacy.mechanisms.circumstances import Circumstances
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, LocalMechanism, PublishedLaplace
 
@@ -93,7 +93,7 @@ def _claim(name: str, mechanism: LocalMechanism, circumstances: Circumstances, l
         parameters={**mechanism.parameters(), **limits, **circumstances.parameters()},
         unprotected=(UNPROTECTED,),
         seeded=circumstances.seeded,
-        premises=(*mechanism.premises, APART, AUTHENTIC),
+        premises=(*mechanism.premises, *CARRIED),
         adversary=EVERYBODY,
     )
 

@@ -71,11 +71,17 @@ class Contributor:
 
 APART = Premise(
     "apart",
-    "no node learns from the SuperLink who takes part, what another node sent, or whether a guess of it is right",
+    "no node learns from the SuperLink, while its database has room, who takes part, what another node sent, or "
+    "whether a guess of it is right",
     "the SuperLink",
     "assumed",
 )
 AUTHENTIC = Premise("authentic", "each reply comes from the node that was asked", "the SuperLink", "assumed")
+INSTRUCTED = Premise(
+    "instructed", "each message that a node answers comes from the server of its run", "the SuperLink", "assumed"
+)
+CARRIED = (APART, AUTHENTIC, INSTRUCTED)
+"""The premises of every claim about the way of messages."""
 BUNDLE = Premise("bundle", "each site's node runs code that the site has checked", "the site's operator", "assumed")
 ROSTER = Premise(
     "roster", "the signer of the roster does not work with the server", "the signer of the roster", "assumed"
@@ -139,7 +145,8 @@ def of_transport(simulated: bool, gated: bool, packed: bool, signed: bool = Fals
     """
     apart: Known = "enforced" if simulated or (gated and packed) else "assumed"
     authentic: Known = "enforced" if simulated or gated else "attested" if signed else "assumed"
-    return APART.known_as(apart), AUTHENTIC.known_as(authentic)
+    instructed: Known = "enforced" if simulated or gated else "assumed"
+    return APART.known_as(apart), AUTHENTIC.known_as(authentic), INSTRUCTED.known_as(instructed)
 
 
 def of_runtime(in_process: bool) -> tuple[Premise, ...]:

@@ -32,6 +32,8 @@ SIMULATION = "simulation.json"
 BEGUN = "begun"
 """Key in `config.json`: start of the run in seconds since 1970; the file's time may be truncated to the day."""
 RESUMED = "resumed-after"
+SEEN = "draws-are-seen"
+"""Fact of a run that has sent messages over a SuperLink by which nodes may learn who is drawn."""
 """Key in `config.json`: the rounds after which the run was resumed."""
 ANNOUNCED = "CLOISTER_RUN_FILE"
 """Environment variable: a file that receives the path of the run directory."""
@@ -252,6 +254,7 @@ class RunDirectory:
             "seed": plan.seed,
             "versions": {name: found for name in PACKAGES if (found := _version(name))},
             **({"bundle-sha256": bundle} if bundle else {}),
+            **({SEEN: True} if plan.strategy.draws_are_seen else {}),
         }
 
     def copy_ledger(self, ledger: Path) -> None:
