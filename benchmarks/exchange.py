@@ -1,4 +1,4 @@
-"""What a message to one node, and its reply, cost a SuperLink: requests and time, on Flower's way and on ours.
+"""Cost of a message to one node and its reply: requests and time of a SuperLink, on Flower's way and on ours.
 
 python benchmarks/exchange.py [messages] [arrays] [numbers]
 

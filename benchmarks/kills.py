@@ -4,7 +4,7 @@ python benchmarks/kills.py [kills of each kind] [minutes] [seed]
 
 Processes on this machine, each as `start.sh` starts it; a node that was killed is kept out for a minute. This script is
 their supervisor: it starts again what it killed, after a second, and what ended by itself, and does nothing else.
-Runs without noise (only the server's processes are killed) have to end with the model of a run that nobody disturbed,
+Runs without noise (only the server's processes are killed) have to end with the model of a run without a kill,
 and runs with noise (everything is killed) with every release in the ledgers. It ends with an error where one does not.
 """
 
@@ -236,7 +236,7 @@ def complete(directory: Path, whole: Path | None) -> str:
 
     Args:
         directory: of the run.
-        whole: of one that nobody disturbed; None: this is that one.
+        whole: of one without a kill; None: this is that one.
 
     Returns:
         `equal`, or why the models cannot be compared.

@@ -374,7 +374,7 @@ class PrivateStrategy(Decorator):
         return epsilon if math.isfinite(epsilon) else None
 
     def claim(self) -> Claim:
-        """What may be said about the models this strategy returns, before a transport has shown what it keeps."""
+        """Return the claim about this strategy's models, with premises that no transport has shown yet."""
         return Claim(
             mechanism=self.mechanism.name,
             reasons=self.caveats(),

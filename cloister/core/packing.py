@@ -73,7 +73,7 @@ def signed_part(value: object) -> tuple[memoryview, bytes] | None:
     """Return what a node has signed of a packed value, and its signature; None if it is not signed.
 
     Args:
-        value: a record of a message, whoever made it.
+        value: a record of a message, by any party.
 
     Raises:
         FederationError: it is no value that `packed` makes.
@@ -86,7 +86,7 @@ def unpacked(value: object, max_records: int) -> RecordDict | Error:
     """Return the content, or the error, that `packed` made the value of.
 
     Args:
-        value: a record of a message, whoever made it.
+        value: a record of a message, by any party.
         max_records: bytes that metrics and settings may have together.
 
     Raises:

@@ -36,7 +36,7 @@ Sign = Callable[[bytes], bytes]
 
 @dataclass(frozen=True)
 class Answered:
-    """What a node answers, as it is signed.
+    """Message that a node answers, as its signature names it.
 
     Attributes:
         run: id of the run.
@@ -66,7 +66,7 @@ class Answered:
 
         Args:
             value: of the reply.
-            signature: of it, whoever made it.
+            signature: of it, by any party.
             public_key: of the node, in PEM, as the SuperLink lists it. A node chooses it.
         """
         if len(public_key) > MAX_PUBLIC_KEY or len(signature) != SIGNATURE:

@@ -1,4 +1,4 @@
-"""Which requests the dashboard answers, and the headers of every answer."""
+"""Refusal of requests to the dashboard from elsewhere, and the headers of every answer."""
 
 from urllib.parse import urlsplit
 

@@ -12,7 +12,7 @@ from cloister.dashboard.guard import LOOPBACK, Guard
 from cloister.watch.snapshot import Places
 
 STOP_SECONDS = 5
-"""How long a stop waits for requests that have begun."""
+"""Seconds that a stop waits for requests that have begun."""
 
 
 def serve(places: Places, address: tuple[str, int], told: Callable[[str], None]) -> None:

@@ -65,7 +65,7 @@ class Server(Section):
 
     @property
     def is_proxied(self) -> bool:
-        """Whether a proxy stands in front of the SuperLink."""
+        """Return whether a proxy stands in front of the SuperLink."""
         return int(self.superlink.rpartition(":")[2]) != self.port
 
     @property

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 APP = Path(__file__).parents[1] / "flower" / "serverapp.py"
-"""What is started for each task; `start.sh` knows its processes by this name."""
+"""The program of each task; `start.sh` finds its processes by this name."""
 KILLED = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT}
 """Signals that end a process without cleanup. A kernel without memory sends the first."""
 TASK, LOCK, STARTS, RUN = "task.json", "lock", "starts", "run"

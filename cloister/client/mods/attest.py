@@ -1,4 +1,4 @@
-"""What a node states with a reply: which releases its client made, for which unit, by whose code, in which ledger.
+"""Attestation of a reply: the releases that its client made, their unit, the code's origin, and the ledger's head.
 
 The ledger is stated by the hash of its last line about a release. With it the site's officer finds the server's record
 of this run in the site's ledger, and detects a change to any earlier line.

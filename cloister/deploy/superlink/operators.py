@@ -27,7 +27,7 @@ class OperatorsOnly(ControlAuthnPlugin):
 
     def __init__(self, digests: tuple[str, ...]) -> None:
         self.digests = digests
-        # Not a base class: where Flower sees an instance of it, it asks nobody for a token.
+        # Not a base class: where Flower sees an instance of it, it requires no token.
         self._without = NoOpControlAuthnPlugin()
 
     def validate_tokens_in_metadata(self, metadata: Metadata) -> tuple[bool, Any]:

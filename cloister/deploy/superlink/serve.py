@@ -22,7 +22,7 @@ from cloister.flower import log
 from cloister.flower.superlink import console_handler, get_uvicorn_log_config, parse_superlink_options
 
 STOP_SECONDS = 30
-"""How long a stop waits for requests that have begun: anybody may send one slowly."""
+"""Seconds that a stop waits for requests that have begun: a stranger may send one slowly."""
 
 
 def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> None:
