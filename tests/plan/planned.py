@@ -78,5 +78,6 @@ def claimed(outcome):
     """What a run claims, as `privacy.json` holds it: without what the end of a run alone shows."""
     content = json.loads((outcome.directory.path / "privacy.json").read_text())
     del content["ended"], content["ledger"]["head"], content["simulation"]
+    assert content.pop("keys-by-provisioner", []) == [], "a plan takes them for made at the sites"
     settle(content, "sound", "enforced")
     return content

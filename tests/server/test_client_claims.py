@@ -225,7 +225,7 @@ def test_a_private_choice_among_hypotheses_is_in_the_claim(tmp_path):
     def claims(**clusters):
         keys = SETTINGS | {"privacy.server": "laplace-clustering", "output-dir": str(tmp_path)} | clusters
         facts = record_clients(client_claim(build(parse(keys)), LAYOUT, 3))
-        assert facts["status"] == "sound"
+        assert facts["status"] == "conditional", "no transport has shown its premises"
         return {size["examples"]: [claim["epsilon"] for claim in size["claims"]] for size in facts["by-examples"]}
 
     alone = claims(**{"privacy.clusters": 1})
