@@ -14,7 +14,7 @@ from cloister.privacy.accounting.filters import share
 from cloister.privacy.accounting.identities import other_names, warning
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.build import Plan, data_identity, place_of
-from cloister.server.stragglers import PatientGrid
+from cloister.server.stragglers import PatientGrid, transport_of
 
 NOT_KEPT = (
     "this run's ledger is in the run directory only: the task's data is public, and the server was given no budget"
@@ -76,6 +76,15 @@ def _innermost(grid: Grid) -> Grid:
 def is_in_process(grid: Grid) -> bool:
     """Return whether this program runs every node, without a SuperLink."""
     return is_simulated(grid) or getattr(_innermost(grid), "keeps_memory", False)
+
+
+def draws_are_seen(grid: Grid) -> bool:
+    """Return whether nodes may learn who is drawn: unless one process runs them, or the SuperLink has a gate.
+
+    Over Flower's own SuperLink, totals and names of objects reveal it.
+    """
+    transport = transport_of(grid)
+    return not (is_in_process(grid) if transport is None else transport.gated)
 
 
 def is_simulated(grid: Grid) -> bool:

@@ -25,9 +25,9 @@ MAX_METRICS = 2**18
 MAX_ROOT = 2**18
 """Bytes of the object that names all others, and holds the text of an error."""
 CHUNK = "ArrayChunk"
-"""What Flower calls a part of an array. Under another name, parts would count as names, of which few may be."""
+"""Flower's type name for a part of an array. Objects of another type count as names, of which a reply may have few."""
 DIVIDER = b"\0"
-"""What Flower puts between the head of an object and its body."""
+"""Flower's separator between the head of an object and its body."""
 MAX_PACKED = MAX_IN_RECORD + 2**10
 """Encoded bytes of the records of a reply, one of which may be a packed value."""
 

@@ -33,6 +33,7 @@ from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.lasting import (
     confine_ledger,
+    draws_are_seen,
     is_in_process,
     is_lasting,
     is_simulated,
@@ -62,7 +63,7 @@ from cloister.server.resume import (
 from cloister.server.sites import Sites
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
-from cloister.server.stragglers import Transport, draws_are_seen, transport_of
+from cloister.server.stragglers import Transport, transport_of
 from cloister.server.times import settle, settle_archive
 from cloister.tasks.base import Model
 from cloister.tasks.faults import refuse_faulty

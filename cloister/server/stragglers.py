@@ -27,7 +27,7 @@ GRACE_SECONDS = 5.0
 ANNOUNCING = "/push-messages"
 """How the address of the request ends in which a SuperLink hears of messages, before their parts."""
 RENEWALS = 10
-"""How often messages are sent anew that have expired on their way to the SuperLink."""
+"""Maximum number of times that messages are sent anew after they expired on their way to the SuperLink."""
 AHEAD = 5.0
 """Seconds that the clock of the SuperLink may be ahead: messages have expired for it, and not yet here."""
 
@@ -193,12 +193,6 @@ def transport_of(grid: Grid) -> Transport | None:
     """
     found: Transport | None = getattr(getattr(grid, "inner", grid), "transport", None)
     return found
-
-
-def draws_are_seen(grid: Grid) -> bool:
-    """Return whether nodes may learn who was drawn: totals and names of objects tell over Flower's own SuperLink."""
-    transport = transport_of(grid)
-    return transport is not None and not transport.gated
 
 
 def _renewed(messages: list[Message]) -> bool:

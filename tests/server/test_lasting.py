@@ -11,7 +11,7 @@ from cloister.core.errors import BudgetExhausted, PrivacyError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.server.lasting import KEPT_BY, NOT_KEPT, is_simulated
+from cloister.server.lasting import KEPT_BY, NOT_KEPT, draws_are_seen, is_simulated
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 from cloister.server.stragglers import PatientGrid
@@ -172,3 +172,7 @@ def test_a_name_of_data_that_changes_is_said_at_the_start_and_in_the_claim(tmp_p
     assert "warning: the data at this place has ledgers under other names too: first." in said
     assert "data at the same place had other names: what was released under first is not counted" in said
     assert Ledger(tmp_path / "ledgers" / "first.jsonl").others == ("second",)
+
+
+def test_of_a_transport_that_is_not_known_nodes_may_learn_the_draws():
+    assert draws_are_seen(object()) and not draws_are_seen(LocalGrid.simulated(lambda *_: None, {}, 2))

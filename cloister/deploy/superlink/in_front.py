@@ -19,7 +19,7 @@ CURVES = {
 REVOKED = "its node was unregistered"
 """Text of the answer for the key of a revoked node; `register.sh` looks for it."""
 SECONDS = 1.0
-"""How long a running run is remembered. For so long after its end it may still hand out and take parts of messages."""
+"""Seconds for which a running run is remembered. So long after its end, nodes may still fetch and send parts."""
 
 
 class InFront:

@@ -145,7 +145,7 @@ class Claim:
 
     @property
     def counts_one_share(self) -> bool:
-        """Whether more members than may collude have keys that the provisioner made: then one share of noise counts."""
+        """Return whether the provisioner made more keys than members may collude: then one share of noise counts."""
         return self.is_against_server and len(self.by_provisioner or ()) > int(self.parameters[COLLUDING])
 
     @property

@@ -146,7 +146,7 @@ def _holds_shares(budget: PrivacyBudget[Ledger]) -> bool:
 
 
 def _everything(figure: Figure, budget: PrivacyBudget[Ledger], planned: Planned | None) -> Figure:
-    """What holds over all runs: the budget, where one is kept, and otherwise a figure on one premise more."""
+    """Return the figure over all runs: the budget where one is kept, otherwise a figure with one more premise."""
     has_others = any(entry.unit == budget.unit and entry.run != budget.run for entry in budget.ledger.entries)
     of_others = (EARLIER,) if has_others else ()
     if not budget.max_epsilon or budget.share() > 1:
