@@ -57,7 +57,7 @@ class TestARun:
         certain = canary_bounds(left[0], confidence=1 - 1e-9)
         assert not certain.contradicted and certain.gaussian < found.gaussian
         for word in ("Claimed: ε = ", "Distribution-free: ", "Under the Gaussian shape: ", "proves nothing"):
-            assert any(word in sentence for sentence in found.words())
+            assert any(word in sentence for sentence in certain.words())
 
     def test_what_they_cost_and_how_to_see_them_is_said(self, left):
         path, said = left
