@@ -92,7 +92,7 @@ def identity(node: NodeConfig) -> Identity | None:
     names = [name for name, known in roster.keys.items() if known == own]
     if not names:
         raise NodeConfigError(
-            f"signing-key {node.signing_key} is the key of nobody on the roster {node.roster}: send its public half, "
+            f"signing-key {node.signing_key} is not on the roster {node.roster}: send its public half, "
             "signing.pub, to the roster's keeper, and put the new roster in its place"
         )
     return Identity(names[0], key, roster)

@@ -44,11 +44,7 @@ def signing_key(content: bytes, place: str) -> ed25519.Ed25519PrivateKey:
     Raises:
         ConfigError: it contains no Ed25519 key in OpenSSH format without a passphrase.
     """
-    try:
-        key = load_ssh_private_key(content, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        # Not chained: the frames of the cause hold the key.
-        raise ConfigError(f"{place} is no private key in OpenSSH format without a passphrase") from None
+    key = _private_key(content, place)
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise ConfigError(f"{place} must be an Ed25519 key: ssh-keygen -t ed25519")
     return key
@@ -64,14 +60,19 @@ def node_key(content: bytes, place: str) -> ec.EllipticCurvePrivateKey:
     Raises:
         ConfigError: it holds no EC key in OpenSSH format without a passphrase.
     """
-    try:
-        key = load_ssh_private_key(content, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        # Not chained: the frames of the cause hold the key.
-        raise ConfigError(f"{place} is no private key in OpenSSH format without a passphrase") from None
+    key = _private_key(content, place)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{place} must be an EC key: ssh-keygen -t ecdsa -b 384")
     return key
+
+
+def _private_key(content: bytes, place: str) -> object:
+    """Return the private key in OpenSSH format, of any type."""
+    try:
+        return load_ssh_private_key(content, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # Not chained: the frames of the cause hold the key.
+        raise ConfigError(f"{place} is no private key in OpenSSH format without a passphrase") from None
 
 
 def new_signing_key() -> bytes:

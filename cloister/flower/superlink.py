@@ -17,8 +17,7 @@ from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState as SqlLin
 # The module whose settings of SQLite are replaced.
 from flwr.supercore import sql_mixin as sql_mixin
 
-# The headers by which nodes and apps are known.
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER as FLEET_HTTP_PUBLIC_KEY_HEADER
+# The header by which an app is known.
 from flwr.supercore.constant import TASK_TOKEN_HEADER as TASK_TOKEN_HEADER
 
 # Authentication of an app, and the check of a caller's release.
