@@ -266,7 +266,7 @@ class TestScripts:
             f"trap '{said.format('app-asked')}; sleep 0.3; {said.format('app-ended')}; exit 0' TERM\n"
             f'touch "$ORDER"\n{loop}',
         }
-        programs["nginx"] = f"#!/bin/sh\ntrap 'exit 0' TERM\n: >state/proxy/refused.log\n{loop}"
+        programs["nginx"] = f"#!/bin/sh\ntrap 'exit 0' TERM\n{loop}"
         (tmp_path / "bin").mkdir()
         for name, text in programs.items():
             (tmp_path / "bin" / name).write_text(text)

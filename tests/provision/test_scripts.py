@@ -1,6 +1,7 @@
 """The shell scripts of the kits: what a linter says, how values get in, and whether they are installed."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -69,6 +70,25 @@ def test_a_value_is_one_word_of_the_shell_whatever_it_holds(federation):
 def test_a_place_without_a_value_is_an_error():
     with pytest.raises(KeyError, match="host"):
         scripts._filled("server.sh", name="hospitals")
+
+
+def of_the_living(lines):
+    """What a shell prints that runs these lines after the definition of `alive`."""
+    (definition,) = (line for line in (SHELL[0].parent / "server.sh").read_text().splitlines() if "alive()" in line)
+    return subprocess.run(["sh", "-uc", f"{definition}\n{lines}"], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_process_is_alive_from_its_first_moment():
+    """One in about two hundred looks meets a process that has no command line yet."""
+    look = "alive $one || echo $turn"
+    turn = f"/usr/bin/env sleep 9 & one=$!; {look}; {look}; {look}; kill $one; wait $one 2>/dev/null"
+    assert of_the_living(f"for turn in $(seq 400); do {turn}; done; true") == ""
+
+
+def test_a_process_that_nothing_has_waited_for_is_dead():
+    with subprocess.Popen(["true"]) as one:
+        os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+        assert of_the_living(f"alive {one.pid} || echo dead") == "dead\n"
 
 
 def test_an_installation_has_them():

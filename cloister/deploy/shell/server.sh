@@ -24,6 +24,7 @@ proxy() {
     command -v nginx >/dev/null || { echo "nginx is missing: install it (Debian: apt-get install nginx)" >&2; exit 2; }
     mkdir -p "$state/proxy"
     read=$(proxied) refused=$state/proxy/refused.log
+    : >>"$refused"
     nginx -p "$state/proxy/" -c "$kit/nginx.conf" -g 'daemon off;' & front=$!
     while [ -z "$asked" ] && alive $front; do
         sleep 1
@@ -43,11 +44,12 @@ apps() {
         if tr '\0' '\n' 2>/dev/null <"$process/cmdline" | grep -q serverapp; then echo "${process#/proc/}"; fi
     done
 }
-alive() { tr '\0' x 2>/dev/null <"/proc/$1/cmdline" | grep -q .; }
+# A process that is dead and not yet buried is not alive; one that is about to become its program is.
+alive() { grep -qs '^State:[[:space:]]*[DIKPRSTWt]' "/proc/$1/status"; }
 # End a process of this script; asked again after 10 s, for a signal between its fork and its start is lost.
 end() {
     tries=0
-    while alive "$1" 2>/dev/null; do
+    while alive "$1"; do
         [ $((tries % 50)) -ne 0 ] || kill "$1" 2>/dev/null || true
         kill -CONT "$1" 2>/dev/null || true
         tries=$((tries + 1))
