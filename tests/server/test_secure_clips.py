@@ -83,7 +83,7 @@ class TestTheClip:
 
     @pytest.mark.slow
     def test_finds_the_norm_of_most(self, tmp_path):
-        keys = {"privacy.bits-noise-multiplier": 0.5}
+        keys = {"privacy.bits-noise-multiplier": 0.3}
         run = run_of(tmp_path, long_updates(0.2, 0.2, 0.2, 0.2, 5.0), **keys)
         for number in range(1, 7):
             one_round(run, number)
