@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloister.core.errors import ConfigError, PrivacyError
@@ -13,6 +13,7 @@ from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.circumstances import Circumstances
 
 sizes = st.integers(1, 60)
+many = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 def test_a_way_to_draw_that_there_is_not_is_refused():
@@ -21,6 +22,7 @@ def test_a_way_to_draw_that_there_is_not_is_refused():
     assert str(refused.value) == "batch_sampling must be one of poisson, shuffle; got 'rotating'"
 
 
+@many
 @given(sizes, sizes, st.integers(1, 4))
 def test_as_many_poisson_batches_as_the_event_counts(examples, batch_size, epochs):
     steps = LocalSteps(examples, batch_size, epochs)
@@ -30,6 +32,7 @@ def test_as_many_poisson_batches_as_the_event_counts(examples, batch_size, epoch
     assert event.event == Gaussian(2.0, Sampling("bounded-poisson", min(1.0, batch_size / examples)))
 
 
+@many
 @given(sizes, sizes, st.integers(1, 4))
 def test_a_shuffled_epoch_has_an_example_at_most_once_and_costs_one_release(examples, batch_size, epochs):
     steps = LocalSteps(examples, batch_size, epochs, "shuffle")
@@ -106,6 +109,7 @@ class TestUnitsThatAreThere:
             assert sorted(np.concatenate(list(steps.batches(1, present)))) == list(range(10))
 
 
+@many
 @given(st.floats(0.1, 10), st.floats(0, 0.9), st.floats(1e-6, 5), st.integers(1, 30))
 def test_the_clip_decays_as_the_published_loop_does(high, decay, low, rounds):
     mechanism = LocalDpSgd(1.0, high, decay, low)

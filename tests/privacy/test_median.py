@@ -54,7 +54,7 @@ def matrix(cohort):
 # --- what it computes ---
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(asked=st.integers(1, 12), replied=st.integers(0, 12), width=st.integers(1, 3000), seed=st.integers(0, 999))
 def test_against_numpy_with_zeros_for_who_did_not_reply(asked, replied, width, seed):
     sent, *models = random_models(13, 0.01, seed, zeros(width))
@@ -151,7 +151,7 @@ def test_without_the_zeros_one_client_would_move_it_twice_as_far():
     assert np.linalg.norm(everybody - released(bounded(points[:-1]), 4, 1)) == pytest.approx(2 * CLIP / 3, rel=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     asked=st.integers(1, 30),
     width=st.integers(1, 200),
