@@ -1,6 +1,8 @@
 """A small run to attack, and noise that is the same in every test run."""
 
+import os
 from itertools import count
+from random import Random
 
 import pytest
 from quick_runs import quick_runs  # noqa: F401
@@ -34,6 +36,12 @@ def seeded_noise(monkeypatch):
     """Each shadow run asks for noise of its own; here these are the streams of 0, 1, 2 and so on."""
     seeds = count()
     monkeypatch.setattr(mechanisms, "GaussianNoise", lambda seed=None: GaussianNoise(next(seeds)))
+
+
+@pytest.fixture
+def repeated_entropy(monkeypatch):
+    """Noise and canaries that are the operating system's to a run, and the same in every test run."""
+    monkeypatch.setattr(os, "urandom", Random(1).randbytes)
 
 
 @pytest.fixture

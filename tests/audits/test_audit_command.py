@@ -243,6 +243,7 @@ def test_an_audit_has_the_name_it_is_known_by(name):
     assert AUDITS.load(name).name == name
 
 
+@pytest.mark.usefixtures("repeated_entropy")
 class TestCanaries:
     """A run with canaries is audited by them; any other is not."""
 
