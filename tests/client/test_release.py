@@ -146,7 +146,7 @@ class TestTheReply:
         trained = moved(1.0)
         trained["softmax/kernel"] = np.asfortranarray(trained["softmax/kernel"])
         sent = sent_by(trained, NOISED[name]).arrays
-        assert (sent["softmax/kernel"] != trained["softmax/kernel"]).all()
+        assert (sent["softmax/kernel"] != trained["softmax/kernel"]).mean() > 0.99
 
     @pytest.mark.parametrize("name", NOISED)
     def test_the_models_at_hand_are_left_alone(self, name):

@@ -221,7 +221,8 @@ def test_seeded_runs_repeat_and_others_do_not(tmp_path):
         return np.concatenate([array.numpy().ravel() for array in outcome.arrays.values()])
 
     np.testing.assert_array_equal(model(privacy__noise_seed=5), model(privacy__noise_seed=5))
-    assert (model() != model()).all()
+    # Of 650 numbers in single precision one is the same by chance in one of some ten thousand pairs of runs.
+    assert (model() != model()).mean() > 0.9
 
 
 class Crash:
