@@ -62,13 +62,14 @@ def test_no_example_is_left_out_because_the_time_is_over(monkeypatch, tmp_path):
 
     def slow(self, x, y):
         began.append(True)
-        time.sleep(30 if len(began) == 2 else 0)
+        if len(began) == 2:
+            signal.raise_signal(signal.SIGALRM)  # the time is over now, however long it took to come here
         contributed.append(len(x))
         return 0.0, {name: array + 1 for name, array in self.weights.items()}
 
     monkeypatch.setattr(SoftmaxRegression, "loss_and_gradients", slow)
     settings = DP_SGD | {"client.batch-size": 40}
-    reply = answer(settings, own_node(tmp_path), message_of(ttl=0.5))
+    reply = answer(settings, own_node(tmp_path), message_of(ttl=600))
     assert reply.error.reason.startswith("FederationError: this client gave up") and contributed == [1]
 
 
@@ -102,11 +103,11 @@ def test_what_does_not_let_itself_be_interrupted_is_ended():
         "import os, signal, sys; sys.argv[0] = 'flwr-clientapp'\n"
         "from cloister.client.mods import deadline\n"
         "deadline.HARD_SECONDS = 0.2\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
         "with deadline._alarm(0.1):\n"
-        "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
         "    while True: pass\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
     assert done.returncode == 1 and "Timeout" in done.stderr
 
 

@@ -94,11 +94,15 @@ class Federation:
         (found,) = self.secrets.glob(f"*.{self.processes.services[name].pid}")
         return found
 
-    def cut_power(self, name: str) -> None:
+    def supernode(self, name: str) -> list[int]:
+        """The process ids of a node's SuperNode."""
+        pids = self.processes.pids("cloister.deploy.warm.supernode")
+        return [pid for pid in pids if f"sites/{name}/" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    def cut_power(self, name: str, supernode: list[int]) -> None:
         """End a node's processes such that none can take its leave."""
-        for pid in self.processes.pids("cloister.deploy.warm.supernode"):
-            if f"sites/{name}/" in Path(f"/proc/{pid}/cmdline").read_text():
-                os.kill(pid, signal.SIGKILL)
+        for pid in supernode:
+            os.kill(pid, signal.SIGKILL)
         self.processes.kill(name)
 
     def rounds(self) -> list[dict[str, Any]]:
@@ -124,10 +128,11 @@ def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fede
 def test_a_run_goes_on_without_a_node_that_is_killed_in_mid_round(federation: Federation) -> None:
     processes = federation.processes
     federation.begin()
+    # Known beforehand: once the next round has begun, the node must be dead before it can send its vector.
+    lost, supernode = federation.folder(KILLED), federation.supernode(KILLED)
     processes.wait(lambda: 4 in accepted(federation), SECONDS, "round of four nodes")
-    lost = federation.folder(KILLED)
     processes.wait(lambda: bool(list(lost.glob("*.attempt"))), SECONDS, "round that the node takes part in")
-    federation.cut_power(KILLED)
+    federation.cut_power(KILLED, supernode)
     processes.wait(lambda: record_of(federation).get("rounds") == ROUNDS, SECONDS, "end of the round without it")
 
     assert accepted(federation) == [4, 3]

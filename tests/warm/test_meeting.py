@@ -51,8 +51,10 @@ def superlink(ahead=0.0, tls=None):
 @pytest.mark.parametrize("ahead", [0.0, 8.0, -400.0])
 def test_the_difference_is_known_to_about_a_second(ahead):
     with superlink(ahead) as address:
+        began = time.monotonic()
         found = meeting.meet(address, None, insecure=True)
-    assert found is not None and abs(found.ahead + ahead) < 1.5 and found.days is None
+        took = time.monotonic() - began  # next to nothing, but where a processor was busy with something else
+    assert found is not None and abs(found.ahead + ahead) < 1.5 + took and found.days is None
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_a_node_with_a_wrong_clock_fails_at_once_with_the_reason(offset, words):
             env=os.environ | {"FLWR_TELEMETRY_ENABLED": "0"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=480,
         )
     assert done.returncode == 1
     assert words in done.stderr and "NTP" in done.stderr and "Traceback" not in done.stderr
