@@ -109,7 +109,7 @@ class TestOwnData:
             [sys.executable, "-c", script, str(here), str(here.parent), json.dumps(node)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=480,
             check=True,
         )
         assert done.stdout.strip() == TRAINED

@@ -167,7 +167,7 @@ class Stack:
 
     def becomes_healthy(self, service: str) -> bool:
         """Whether it does, within a few of its health checks."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while (status := self.inspect(service)["State"]["Health"]["Status"]) == "starting":
             assert time.monotonic() < deadline
             time.sleep(1)
@@ -324,7 +324,7 @@ from concurrent.futures import ThreadPoolExecutor
 def answers(target):
     host, _, port = target.partition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=3) if port else socket.gethostbyname(host)
+        socket.create_connection((host, int(port)), timeout=15) if port else socket.gethostbyname(host)
     except ConnectionRefusedError:
         pass
     except OSError:
@@ -339,7 +339,7 @@ with ThreadPoolExecutor(len(sys.argv)) as pool:
 def reached(stack: Stack, service: str, targets: list[str]) -> list[str]:
     """Which ports answer a container, if only that nobody listens there, and which names it can resolve.
 
-    All are tried at once: a name that is not known takes the resolver twenty seconds.
+    All are tried at once, and long: a name that is not known takes the resolver twenty seconds anyway.
     """
     found = stack.inside(service, f"python3 -c '{PROBE}' {' '.join(targets)}")
     assert found.returncode == 0, found.stderr

@@ -29,7 +29,7 @@ def test_killed_at_random(tmp_path):
     script = Path(killed_processes.__file__)
     command = [sys.executable, script, tmp_path / "runs", str(KILLS), str(SEED)]
     (tmp_path / "runs").mkdir()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=6 * KILLS, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=24 * KILLS, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) == KILLS
     for folder in sorted(path for path in (tmp_path / "runs").iterdir() if path.name.isdecimal()):

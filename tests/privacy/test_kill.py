@@ -43,7 +43,7 @@ def killed(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     script = Path(killed_rounds.__file__)
     done = subprocess.run(
-        [sys.executable, script, folder, request.param], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, script, folder, request.param], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     folders = [folder / str(number) for number in range(1, int(done.stdout) + 1)]

@@ -410,7 +410,7 @@ def writers(path, rounds, budget=0.0):
     for process in both:
         process.stdin.write("\n")
         process.stdin.flush()
-    said = [process.communicate(timeout=60)[0] for process in both]
+    said = [process.communicate(timeout=600)[0] for process in both]
     assert all(process.returncode == 0 for process in both)
     return said
 

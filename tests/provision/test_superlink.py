@@ -168,7 +168,7 @@ class TestDatabase:
 
         monkeypatch.setattr(database, "look", look)
         ended = database.watch(tmp_path, 5, interval=0.01)
-        assert third.wait(10) and looks[:3] == [(tmp_path, 5)] * 3
+        assert third.wait(60) and looks[:3] == [(tmp_path, 5)] * 3
         ended.set()
 
 

@@ -77,7 +77,7 @@ class Processes:
 
     def wait_for_superlink(self) -> None:
         """Wait until the SuperLink answers."""
-        self.wait(lambda: _answers(f"http://{self.address}/health"), 60, "answer of the SuperLink")
+        self.wait(lambda: _answers(f"http://{self.address}/health"), 240, "answer of the SuperLink")
 
     def supernodes(self, configs: Sequence[Mapping[str, Setting]], *program: str, first: int = 0) -> None:
         """Start one SuperNode for each node configuration. Whether they are connected, the run finds out.
@@ -99,7 +99,7 @@ class Processes:
         command = ["run", str(REPOSITORY), CONNECTION, "--run-config", flower_line(settings)]
         self.run("flwr", "flwr", *command, seconds=seconds)
 
-    def told(self, program: str, *arguments: str, seconds: float = 120) -> Any:
+    def told(self, program: str, *arguments: str, seconds: float = 240) -> Any:
         """What a program tells in JSON."""
         self.folder.joinpath("told.log").unlink(missing_ok=True)
         self.run("told", program, *arguments, seconds=seconds)
@@ -201,12 +201,13 @@ class Processes:
         """End the nodes before their server, so that they can take their leave; then whatever is left."""
         _end([process for name, process in self.services.items() if name != SUPERLINK])
         _end([process for name, process in self.services.items() if name == SUPERLINK])
-        deadline = time.monotonic() + 20
+        hard = time.monotonic() + 10
+        deadline = hard + 50
         while left := _marked(self.mark):
             assert time.monotonic() < deadline, f"processes {left} cannot be stopped"
             for pid in left:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM if time.monotonic() < deadline - 10 else signal.SIGKILL)
+                    os.kill(pid, signal.SIGTERM if time.monotonic() < hard else signal.SIGKILL)
             time.sleep(0.2)
 
     def _show_logs(self) -> None:

@@ -62,7 +62,7 @@ class Proxied:
         context = ssl.create_default_context(cafile=str(self.kits / "server" / "ca.crt"))
         context.set_ciphers("ALL:@SECLEVEL=0")
         context.minimum_version = context.maximum_version = version
-        plain = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=120)
         return context.wrap_socket(plain, server_hostname="localhost")
 
     def head(self, path: str, size: int, key: tuple | None = None, **more: str) -> bytes:
@@ -136,7 +136,7 @@ def test_one_address_has_a_limited_number_of_requests(proxied: Proxied) -> None:
         waiting = [stack.enter_context(proxied.connect()) for _ in range(128)]
         for connection in waiting:
             connection.sendall(head)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + SECONDS
         while (status := proxied.ask("/v1/fleet/pull-messages", b"", proxied.key)[0]) != 503:
             assert time.monotonic() < deadline, status
 
@@ -167,5 +167,5 @@ def test_a_new_site_is_let_in_without_a_restart(proxied: Proxied) -> None:
     proxied.kits = proxied.provisioned("north", "south")
     south = proxied.key_of("south")
     proxied.processes.wait(
-        lambda: proxied.ask("/v1/fleet/activate-node", b"", south)[0] == 401, 30, "answer of the SuperLink"
+        lambda: proxied.ask("/v1/fleet/activate-node", b"", south)[0] == 401, SECONDS, "answer of the SuperLink"
     )

@@ -63,7 +63,7 @@ class Secured:
     def answers(self) -> bool:
         try:
             return self.ask("health", None) == 200
-        except urllib.error.URLError:
+        except OSError:
             return False
 
     def ask(self, path: str, body: bytes | None) -> int:
@@ -72,7 +72,7 @@ class Secured:
         kind = {"Content-Type": "application/protobuf"}
         request = urllib.request.Request(f"https://localhost:{self.port}/{path}", body, kind)
         try:
-            with urllib.request.urlopen(request, timeout=10, context=context) as response:
+            with urllib.request.urlopen(request, timeout=60, context=context) as response:
                 return response.status
         except urllib.error.HTTPError as error:
             return error.code

@@ -27,7 +27,7 @@ report = false
 [grid]
 client.local-epochs = [1, 2]
 """
-SECONDS = 120
+SECONDS = 480
 """Until a process that does nothing is given up."""
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 import urllib.request
 from dataclasses import replace
@@ -28,6 +29,9 @@ from cloister.watch.findings import findings
 from cloister.watch.metrics import Latest, registry
 from cloister.watch.snapshot import Places, Snapshot, look
 from cloister.watch.watching import Watch, change
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtimes"))
+from processes import free_ports
 
 NOW = 1_800_000_007.0
 RUN = RunState(
@@ -322,21 +326,23 @@ def test_a_webhook_is_called_once_for_each_change_and_again_if_it_refused(hook, 
 def test_it_serves_metrics_until_it_is_stopped(tmp_path):
     ended, looks = Event(), []
     watch = Watch(Places(), told=looks.append)
-    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as taken:
-        with pytest.raises(ConfigError, match=f"--listen 127.0.0.1:{taken.server_port}: Address already in use"):
-            watch.serve(("127.0.0.1", taken.server_port), 60.0, ended)
-        port = taken.server_port
+    with (
+        HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as taken,
+        pytest.raises(ConfigError, match=f"--listen 127.0.0.1:{taken.server_port}: Address already in use"),
+    ):
+        watch.serve(("127.0.0.1", taken.server_port), 60.0, ended)
+    (port,) = free_ports(1)
     thread = Thread(target=watch.serve, args=(("127.0.0.1", port), 60.0, ended))
     thread.start()
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not watch.latest.when and time.monotonic() < deadline:
             time.sleep(0.01)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
             (found,) = re.findall(r"^cloister_last_look_seconds (.*)$", answer.read().decode(), flags=re.MULTILINE)
     finally:
         ended.set()
-        thread.join(10)
+        thread.join(120)
     assert float(found) == watch.latest.when and not thread.is_alive()
 
 
