@@ -6,7 +6,24 @@ unit has a place by a secret lot. Any other model is computed in turn (`in_turn`
 In rows, kernels may compute a unit differently at another place. So a unit's place must not depend on the other units.
 The batch has M places or a few more, by its expected size alone (`batches.places_of`). The lot gives each of n < M
 units one of them, every choice being equally likely. An additional unit gets one of the empty places, each with the
-same probability, and all other units keep their places. The proof is in `docs/privacy.md`.
+same probability, and all other units keep their places.
+
+**Assumption.** The result held of unit x at place s is g(s, x, ω): a function of the place, the unit, and random
+numbers ω of the calls that depend on no unit. `isolation` proves this of the graph; that kernels keep rows apart is a
+premise. A unit that raises an exception contributes zero, and whether it does must depend on this unit alone.
+
+**Claim.** A step is dominated by a Poisson-sampled Gaussian mechanism of sensitivity S, except in an event of
+probability at most β = `OVERFLOW`. So T steps that would be (ε, δ)-DP are (ε, δ + T·β)-DP.
+
+**Proof.** Take any other units, those B' that were drawn, n = |B'| < M, their places π, and ω. If x is drawn too, the
+lot is uniform over injective choices for B' and x. Restricted to B' it is uniform, and the place of x is uniform over
+the empty ones. So there is a coupling in which all units of B' keep places and random numbers. Let a be their clipped
+sum, N(a) the release of a sum a, and q the sampling rate. Without x the release is N(a). With x it is
+(1 - q)·N(a) + q·N(a + g), where ‖g‖ ≤ S, roundings of a sum of at most M units included. That is the pair of a
+Poisson-sampled Gaussian mechanism of sensitivity S. B', π and ω have the same law in both worlds. The hockey-stick
+divergence is jointly convex, so a mixture over them is no worse, in either direction. Domination holds at every ε, so
+it carries over to Rényi divergences and to composition. In the event n ≥ M nothing is claimed. Its probability is at
+most β, the same in both worlds, and depends on no earlier release.
 """
 
 import itertools

@@ -4,8 +4,9 @@ With w steps for a unit of the sum, `rounding` bounds by S the distance by which
 sum v. The integers q = rint(v·w) move further, since the sums of both neighbours are rounded:
 
 1. Rounding moves each of p numbers by half a step at most, on both sides: √p steps in L2.
-2. v·w is rounded itself, by 2⁻⁵³ of it. The norm of a sum over n ≤ 2²⁵ units is at most (n + 1)·S, and w·S ≤ 2²⁶, so
-   that this is just over half a step on both sides together. `SCALING` covers it, and the rounding error of w.
+2. v·w is rounded itself, by 2⁻⁵³ of it. For n ≤ 2²⁵ units ‖v‖ ≤ (n + 1)·S, and w·S ≤ 2²⁶. So this is at most
+   2·2⁻⁵³·(2²⁵ + 1)·2²⁶ < ½ + 2⁻²⁴ steps on both sides together, that of w less than 2⁻²⁴, underflow far less.
+   `SCALING` covers all three.
 3. So q moves by w·S + √p + 1 steps at most. The choice of w makes this equal to the D of a `Grid`. The grid's noise
    covers a move by D for the claimed multiplier (`docs/privacy.md`, "A step of DP-SGD").
 

@@ -4,6 +4,27 @@ Every kernel reads a block's bits from its place in the keystream in the same or
 few that the first table leaves undecided, then, for one in some hundred thousand, further bits one after another.
 Refused candidates are replaced by spare ones. The NumPy and numba kernels return the same numbers for the same key.
 
+**Cost of one release.** Let q be a vector of integers that differs between neighbours by an L2 distance of at most Δ,
+and k the noise. The release q + k is ½(Δ/s)²-concentrated DP (Canonne, Kamath, Steinke, 2020, Theorem 14). So RDP(α) =
+αΔ²/2s², that of the Gaussian at z = s/Δ.
+
+**Cost of sampled releases, and by other accountants.** These need the law itself. With r = `SMOOTHING`, draw y from
+N(0, s² - r²), and then an integer k with probability exp(-(k - y)²/2r²)/ρ(y), where ρ(y) is the sum of
+exp(-(j - y)²/2r²) over all integers j. By Poisson summation, with a sum over n ≥ 1,
+
+    ρ(y) = r√(2π) · (1 + 2·Σ exp(-2π²r²n²)·cos(2πny)),
+
+so that ρ(y)/(r√(2π)) is between 1 - ν and 1 + ν, where ν = 2.1·exp(-2π²r²). With r√(2π) in place of ρ(y), the integral
+over y is a convolution of two Gaussians, and gives k a weight proportional to exp(-k²/2s²). The same sum over j shows
+that these weights add up to a total within 1 ± ν. So the law of k is within a total variation η ≤ 3ν of the discrete
+Gaussian. For r = 5, η < 2^-700.
+
+Rounding at random depends on the real vector alone, and rounding q + y gives q + k for integers q. So q + k is, up to
+p·η, a post-processed N(q, s² - r²) of p numbers, with the same rounding for every q, a drawn one included. For T
+releases, each chosen after the ones before, it is so up to T·p·η. A guarantee (ε, δ) of the continuous mechanism at
+z = √(s² - 25)/Δ is therefore one of (ε, δ + (1 + e^ε)·T·p·η) of the exact one. The addition to δ is below 2^-580 up to
+T·p = 10^13 and ε = 50. It is not printed.
+
 | edge case | result |
 |---|---|
 | a scale below 2^8 or from 2^25 on, floating-point sums that are not whole | refused |
@@ -155,7 +176,7 @@ class DiscreteGaussian(Keystream):
         It is the multiplier of a `Gaussian` event.
 
         It is √(s² - 25)/Δ, rounded down, which holds for every accountant and for sampled contributions too
-        (`docs/privacy.md`, "Exact noise"): a release of p numbers is that of a Gaussian of deviation √(s² - 25), each
+        (proof: see the module): a release of p numbers is that of a Gaussian of deviation √(s² - 25), each
         number rounded at random, up to a total variation of p·2^-700.
 
         Args:
