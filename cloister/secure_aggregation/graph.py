@@ -131,8 +131,26 @@ class Sparse(Graph):
         shares: number of shares that recover a secret; the member itself holds one.
 
     Guarantee:
-        Up to a probability of `failure`, the server learns one sum only, with more than half of the honest members.
-        `docs/secure_aggregation.md` has the proof.
+        Up to a probability of `failure`, the server learns one sum only, with more than half of the honest members, if
+        the c colluding members are fixed before the draw.
+
+    Proof:
+        All members agree on one list of survivors, as in the complete graph (`require`), and all honest survivors
+        received one list of sharers, with all survivors in it. So a survivor has the masks of all survivors that it
+        drew. Honest peers show one kind of share of each member: the mask key of a survivor is not recovered, nor the
+        own mask of any other member. The sum of the vectors of a set S of honest survivors is exposed only if the own
+        masks of all of S are recovered, and S has no mask in common with an honest survivor outside S. So no member of
+        S drew such a survivor as a peer. An own mask takes `shares` shares, and only survivors, colluding members and
+        the member itself show any. So each member of S drew `shares` - 1 peers or more among S and the colluding ones.
+        For one set of s members the draws are independent, each hypergeometric; the bound adds up the probability over
+        all sets with s ≤ (n - c)/2. Up to this probability every exposed sum has more than half of the honest members,
+        and there is one only, for two would overlap. The same event covers colluding members who hold enough shares of
+        one secret. In Bell et al. neighbourhoods agree on survivors, not the cohort; their h is αn.
+
+        Each attempt is a new draw, and its probability counts. Within an attempt a server can send members different
+        cohorts, one to each, and continue with one whose draws suit it. So an attempt counts at most as often as there
+        are members on the roster. The server chooses n too, among all that `require` accepts. h falls with n, and
+        before the cohort is known it is at least ⌊(t - c)/2⌋ + 1.
     """
 
     peers: int
