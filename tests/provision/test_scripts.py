@@ -73,7 +73,7 @@ def test_a_place_without_a_value_is_an_error():
 
 
 def of_the_living(lines):
-    """What a shell prints that runs these lines after the definition of `alive`."""
+    """Run lines of shell after the definition of `alive`, and return their output."""
     (definition,) = (line for line in (SHELL[0].parent / "server.sh").read_text().splitlines() if "alive()" in line)
     return subprocess.run(["sh", "-uc", f"{definition}\n{lines}"], capture_output=True, text=True, check=True).stdout
 

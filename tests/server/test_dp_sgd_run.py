@@ -222,7 +222,7 @@ def test_seeded_runs_repeat_and_others_do_not(tmp_path):
 
     np.testing.assert_array_equal(model(privacy__noise_seed=5), model(privacy__noise_seed=5))
     # Of 650 numbers in single precision one is the same by chance in one of some ten thousand pairs of runs.
-    assert (model() != model()).mean() > 0.9
+    assert (model() != model()).mean() > 0.99
 
 
 class Crash:

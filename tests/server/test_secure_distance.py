@@ -69,7 +69,7 @@ class TestTheDistance:
 
 
 def noise_of(folder, distance):
-    """The noise in the sums of five rounds in which a distance is told, over C."""
+    """Return the noise in the sums of five rounds, over C, where the server sends a distance."""
     updates = [{name: np.zeros_like(array) for name, array in MODEL.items()} for _ in range(5)]
     run, found = run_of(folder, updates, colluding=1), []
     run.strategy.mechanism = replace(run.strategy.mechanism, distance=distance)

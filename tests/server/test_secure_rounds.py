@@ -143,9 +143,9 @@ def deviations(run, updates, rounds):
 
 
 def is_standard(sample):
-    """Whether variance and mean are those of a standard normal, to six deviations on both sides."""
+    """Return whether variance and mean are those of a standard normal, to five deviations on both sides."""
     size = len(sample)
-    return abs(sample.var() - 1) < 6 * (2 / size) ** 0.5 and abs(sample.mean()) < 6 / size**0.5
+    return abs(sample.var() - 1) < 5 * (2 / size) ** 0.5 and abs(sample.mean()) < 5 / size**0.5
 
 
 class TestTheNoise:
