@@ -11,10 +11,9 @@ import sys
 import tempfile
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from common import table
 
@@ -32,6 +31,8 @@ NOT_VERBS = {
 }
 """First words of a docstring that are no verb, beside the questions and plural or past forms."""
 WORD = re.compile(r"\S*\w\S*")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+READS = (ast.Name, ast.Attribute)
 
 
 def main() -> None:
@@ -50,16 +51,13 @@ def main() -> None:
         ("private functions with one call", _called_once(trees)),
         ("docstrings that begin with a verb, %", _share(firsts, _is_verb)),
         ("docstrings that begin with a question word, %", _share(firsts, QUESTIONS.__contains__)),
-        ("whoever, nobody, somebody, whatever in the code", sum(len(VAGUE.findall(text)) for text in sources.values())),
+        ("vague pronouns in the code", sum(len(VAGUE.findall(text)) for text in sources.values())),
         ("Any in the code", sum(_names(tree).count("Any") for tree in trees.values())),
         ("words of docs/", sum(len(WORD.findall(page.read_text())) for page in pages)),
         ("words of the README", len(WORD.findall((ROOT / "README.md").read_text()))),
         ("files that a configuration passes before the first message", len(_passed())),
     ]
     table(["figure", "value"], [[name, str(value)] for name, value in rows])
-
-
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _is_docstring(node: ast.stmt) -> bool:
@@ -107,9 +105,6 @@ def _names(node: ast.AST) -> list[str]:
     return [each.id if isinstance(each, ast.Name) else each.attr for each in ast.walk(node) if isinstance(each, READS)]
 
 
-READS = (ast.Name, ast.Attribute)
-
-
 def _called_once(trees: dict[Path, ast.Module]) -> int:
     """Return how many private functions are named in one place of their module, beside their definition."""
     count = 0
@@ -121,10 +116,11 @@ def _called_once(trees: dict[Path, ast.Module]) -> int:
 
 
 def _is_verb(word: str) -> bool:
+    """Return whether the first word of a docstring may be an imperative: a rule on its spelling, not a dictionary."""
     return word not in QUESTIONS | NOT_VERBS and word.isalpha() and not re.search(r"(?<!s)s$|ed$|ing$", word)
 
 
-def _share(words: list[str], fits: Any) -> str:
+def _share(words: list[str], fits: Callable[[str], bool]) -> str:
     return f"{100 * sum(map(fits, words)) / len(words):.1f}"
 
 

@@ -1,4 +1,4 @@
-"""Add the pages and pictures beside `docs/` to the site, and lead links to them.
+"""Add the pages and pictures beside `docs/` to the site, and point links to them.
 
 MkDocs calls `on_files` before it reads pages, and `on_page_markdown` for each page.
 """
@@ -35,7 +35,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Return the page with each link led to its place in the site.
+    """Return the page with each link pointing to its place in the site.
 
     What is in the repository alone, such as a module, keeps its text without a link.
 
@@ -45,7 +45,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     place: str = page.file.src_uri
     origin = next((path for path, there in PAGES.items() if there == place), f"docs/{place}")
 
-    def led(link: re.Match[str]) -> str:
+    def pointed(link: re.Match[str]) -> str:
         target = normpath(PurePosixPath(origin).parent / link["path"])
         if not (ROOT / target).exists():
             raise FileNotFoundError(f"{origin} links to {link['path']}, which is not in the repository")
@@ -54,4 +54,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             return link["text"]
         return f"{link['image']}[{link['text']}]({relpath(there, PurePosixPath(place).parent)}{link['anchor'] or ''})"
 
-    return LINK.sub(led, markdown)
+    return LINK.sub(pointed, markdown)
