@@ -256,7 +256,7 @@ def test_a_site_with_a_file_of_its_own_kept_its_own_ledger(run: Path, stack: Sta
 def test_the_server_sees_sums_alone_and_no_site_keeps_a_secret_of_a_round(secure: Path, stack: Stack) -> None:
     assert accepted(secure) == [4, 4, 4]
     facts = json.loads((secure / "privacy.json").read_text())
-    adversary = "the server together with one client, and whoever sees the models of the run"
+    adversary = "the server together with one client, and any party that sees the models of the run"
     assert (facts["status"], facts["claims"][0]["adversary"]) == ("conditional", adversary)
     for site in SITES:
         kept = stack.inside(site, "find /dev/shm -type f").stdout.split()

@@ -174,7 +174,7 @@ class TestSentences:
 
     def test_a_run_without_a_mechanism_says_what_the_server_sees(self):
         (told,) = meanings(stated(mechanism="none"))
-        assert told.against == "The server, and whoever sees its records, sees every client's model."
+        assert told.against == "The server, and any party that sees its records, sees every client's model."
 
     def test_dp_sgd_tells_of_the_size_that_costs_most(self):
         sizes = tuple(

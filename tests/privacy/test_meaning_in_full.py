@@ -87,7 +87,7 @@ OF_THE_SERVER = [
             "the server's mechanism",
             False,
             "Nobody is guaranteed anything: the run used no mechanism that protects privacy.",
-            "The server, and whoever sees its records, sees every client's model.",
+            "The server, and any party that sees its records, sees every client's model.",
             NO_BOUND,
         ),
     ),

@@ -124,7 +124,9 @@ def outcome(tmp_path_factory):
 class TestARun:
     def test_claims_against_the_server(self, outcome):
         of_run, of_all = outcome.privacy["claims"]
-        assert of_run["adversary"] == "the server together with one client, and whoever sees the models of the run"
+        assert (
+            of_run["adversary"] == "the server together with one client, and any party that sees the models of the run"
+        )
         assert of_all["adversary"] == NO_CLIENT
         assert {one["neighbours"] for one in (of_run, of_all)} == {ZEROED}
         assert "premises" not in of_run and [one["name"] for one in of_all["premises"]] == ["unchosen"]
@@ -196,7 +198,10 @@ def test_against_the_provisioner_of_keys(colluding, names, adversary, tmp_path):
     said = statement(claim, budget, 1, "fixed")
     figure = said.claim.figures[0]
     apart = " and is none of its clients" if colluding == len(names) else ""  # who know their own shares
-    assert figure.adversary == f"the server together with {adversary}, and whoever sees the models of the run{apart}"
+    assert (
+        figure.adversary
+        == f"the server together with {adversary}, and any party that sees the models of the run{apart}"
+    )
     assert record(statement_of(record(said))) == record(said)
     assert REMEDY in "\n".join(render(statement_of(record(said))))
 
@@ -244,9 +249,9 @@ def test_what_the_provisioner_can_sign_as_is_known_after_a_run_broke_off(tmp_pat
 @pytest.mark.parametrize(
     ("colluding", "adversary"),
     [
-        (0, "the server, and whoever sees the models of the run and is none of its clients"),
-        (1, "the server together with one client, and whoever sees the models of the run"),
-        (2, "the server together with up to 2 clients, and whoever sees the models of the run"),
+        (0, "the server, and any party that sees the models of the run and is none of its clients"),
+        (1, "the server together with one client, and any party that sees the models of the run"),
+        (2, "the server together with up to 2 clients, and any party that sees the models of the run"),
     ],
 )
 def test_against_whom(colluding, adversary, tmp_path):

@@ -115,7 +115,7 @@ def _of_server(statement: Statement) -> Meaning:
             about,
             False,
             "Nobody is guaranteed anything: the run used no mechanism that protects privacy.",
-            "The server, and whoever sees its records, sees every client's model.",
+            "The server, and any party that sees its records, sees every client's model.",
             NO_BOUND,
         )
     figure = next((figure for figure in claim.figures if figure.scope == RUN), None)

@@ -18,14 +18,14 @@ from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 RUN = "this run"
 ALL_RUNS = "all runs in the ledger"
 ALL_PLANNED = "counted for all rounds that were planned: what was released may have decided when the run ended"
-STRANGERS = "whoever sees the models of the run, is no client, and knows of no draw"
-OUTSIDERS = "the other clients, and whoever sees the models of the run"
+STRANGERS = "any party that sees the models of the run, is no client, and knows of no draw"
+OUTSIDERS = "the other clients, and any party that sees the models of the run"
 
 ONE_UPDATE = "with these keys the server can see one update alone, with one share of the noise"
 ZEROED = (
     "one client's update is there or is zero; that it takes part is public, and its share of the noise is there in both"
 )
-NO_CLIENT = "whoever sees the models of the runs, and is no client of them"
+NO_CLIENT = "any party that sees the models of the runs, and is no client of them"
 
 
 def visible(draw_amplifies: bool) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def _adversary(claim: Claim) -> str:
         partners.append(f"one {client}" if colluding == 1 else f"up to {colluding} {client}s")
     together = f" together with {' and '.join(partners)}" if partners else ""
     apart = "" if colluding or claim.counts_one_share else " and is none of its clients"
-    return f"the server{together}, and whoever sees the models of the run{apart}"
+    return f"the server{together}, and any party that sees the models of the run{apart}"
 
 
 def _holds_shares(budget: PrivacyBudget[Ledger]) -> bool:

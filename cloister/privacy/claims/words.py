@@ -112,7 +112,10 @@ def _render_server(statement: Statement) -> list[str]:
     unprotected = _unprotected(claim)
     if claim.status == "none":
         seen = "every client's model" if statement.clients is None else "what every client sends"
-        return [f"privacy on the server: none. The server, and whoever sees its records, sees {seen}.", *unprotected]
+        return [
+            f"privacy on the server: none. The server, and any party that sees its records, sees {seen}.",
+            *unprotected,
+        ]
     lines = [f"privacy: {claim.mechanism}, {strength(claim, _of_run(claim))}{_if(claim)}", *_reasons(claim)]
     if statement.released_nothing:
         lines.append(f"  {NOTHING_RELEASED}")

@@ -209,7 +209,7 @@ def _trust(facts: Facts) -> Iterator[str]:
         if isinstance(claim, DpSgdClaim | LocalClaim) and claim.is_guaranteed:
             yield "The clients add noise before anything leaves them: they trust their own nodes, and no server."
     if not any(claim.is_guaranteed for claim in claims):
-        yield "Nothing is promised against anybody: whoever sees what clients send, or the models, is trusted."
+        yield "The run promises nothing: each party that sees what clients send, or the models, is trusted."
     for claim in claims:
         if claim.is_guaranteed:
             yield f"Premises of {claim.mechanism}: {listed(claim.premises)}."
