@@ -116,7 +116,8 @@ class Progress:
                 one.load_state_dict(part(self.state, name))
             except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
                 raise ConfigError(
-                    f"resume: what was saved of the run's {name} does not fit: {type(error).__name__}"
+                    f"resume: what was saved of the run's {name} does not fit ({type(error).__name__}); if another "
+                    "version of Cloister or of a plugin wrote it, finish it with that version"
                 ) from None
 
 
