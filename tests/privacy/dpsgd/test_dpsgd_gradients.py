@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import in_rows
-from cloister.tasks import mnist
+from cloister.tasks.mnist import mnist_cnn, mnist_mlp
 
 layers = keras.layers
 TOLERANCE = 8e-4
@@ -86,7 +86,7 @@ def test_equal_to_brute_force(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build, method", [(mnist._mlp, "rows"), (mnist._cnn, "in turn")])
+@pytest.mark.parametrize("build, method", [(mnist_mlp, "rows"), (mnist_cnn, "in turn")])
 def test_the_models_of_the_thesis(build, method):
     assert assert_equal_to_brute_force(smooth(build()), size=5, batch_size=5).method == method
 
@@ -113,7 +113,7 @@ def small_mri():
     return mri(side=64)
 
 
-THESIS = [small_mri, mnist._mlp, mnist._cnn]
+THESIS = [small_mri, mnist_mlp, mnist_cnn]
 KINKED = [group_norm, sequence, TURNS["odd_convolutions"], TURNS["depthwise"]]
 
 
