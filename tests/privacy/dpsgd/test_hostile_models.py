@@ -523,9 +523,9 @@ def test_what_is_odd_is_right_or_refused():
     def one(name):
         keras.utils.set_random_seed(0)
         model = (ODD | OTHERWISE)[name]()
-        x, y = batch(model, 5)
+        x, y = batch(model, 3)
         try:
-            step = dp_sgd(model, probe=(x[:3], y[:3]))
+            step = dp_sgd(model, probe=(x, y))
         except UnsupportedModel:
             return
         assert relative_error(step.clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 1e-3
