@@ -63,10 +63,7 @@ def decoded(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) 
             with _writing, atomic_path(place / name) as partial:
                 _write(source, ranks, shape, partial)
                 made = _opened(partial, shape)  # before another process can remove it
-            # Mapped files stay readable. Partial files of other processes are hidden, and are skipped.
-            kept = [path for path in place.glob("*.npy") if not path.name.startswith(".")]
-            for path in sorted(kept, key=_written, reverse=True)[KEPT:]:
-                path.unlink(missing_ok=True)
+            _forget_the_oldest(place)
             told = "decoded images are kept in %s, and may be deleted; %s names another folder"
             logging.getLogger("cloister.tasks").warning(told, place, CACHE)
         except OSError as error:
@@ -122,6 +119,16 @@ def _write(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], path
             pixels = grey(content, (shape[1], shape[2]))
             file.seek(start + rank * row)
             file.write(np.full(shape[1:], np.nan, "<f4").tobytes() if pixels is None else pixels.tobytes())
+
+
+def _forget_the_oldest(place: Path) -> None:
+    """Remove old files except the `KEPT` newest.
+
+    Mapped files stay readable. Partial files of other processes are hidden, and are skipped.
+    """
+    files = [path for path in place.glob("*.npy") if not path.name.startswith(".")]
+    for path in sorted(files, key=_written, reverse=True)[KEPT:]:
+        path.unlink(missing_ok=True)
 
 
 def _written(path: Path) -> int:
