@@ -148,8 +148,8 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
             )
     outputs, problem = tried(lambda: model.predict(x))
     if problem:
-        told = f"the model cannot predict: {problem}"
-        faults = [Fault("build()", told, f"it must take inputs of shape {task.input_shape}")]
+        message = f"the model cannot predict: {problem}"
+        faults = [Fault("build()", message, f"it must take inputs of shape {task.input_shape}")]
     else:
         faults = list(_faults_of_outputs(task, outputs, len(x)))
     yield from faults

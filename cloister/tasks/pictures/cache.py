@@ -64,8 +64,8 @@ def decoded(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) 
                 _write(source, ranks, shape, partial)
                 made = _opened(partial, shape)  # before another process can remove it
             _forget_the_oldest(place)
-            told = "decoded images are kept in %s, and may be deleted; %s names another folder"
-            logging.getLogger("cloister.tasks").warning(told, place, CACHE)
+            message = "decoded images are kept in %s, and may be deleted; %s names another folder"
+            logging.getLogger("cloister.tasks").warning(message, place, CACHE)
         except OSError as error:
             reasons.append(f"{place} ({error.strerror})")
             continue

@@ -95,8 +95,8 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        told = "%s cannot be read (%s); what is in it is left out"
-        logging.getLogger("cloister.tasks").log(WARNING, told, error.filename, error.strerror)
+        message = "%s cannot be read (%s); what is in it is left out"
+        logging.getLogger("cloister.tasks").log(WARNING, message, error.filename, error.strerror)
         return []
 
 
