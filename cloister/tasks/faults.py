@@ -154,8 +154,8 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
         faults = list(_faults_of_outputs(task, outputs, len(x)))
     yield from faults
     if faults:  # plausible outputs stand in for the model's own, so that one run reports all faults
-        shape, value = ((len(x), task.classes), 1 / task.classes) if task.classes else ((len(x),), 0.0)
-        outputs = np.full(shape, value, np.float32)
+        full = np.full((len(x), task.classes), 1 / task.classes) if task.classes else np.zeros(len(x))
+        outputs = full.astype(np.float32)
     yield from _faults_of_scores(task, outputs)
 
 

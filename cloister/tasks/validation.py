@@ -29,14 +29,15 @@ def with_validation(task: Task, data: Dataset) -> Dataset:
     if data.validation is not None:
         return data
     strata = task.strata(data.test.y)
-    if data.test_owners is None:
-        (ours, test), owners = halves(strata), None
+    owners = data.test_owners
+    if owners is None:
+        ours, test = halves(strata)
     else:
-        names = np.unique(data.test_owners)
+        names = np.unique(owners)
         chosen = np.random.default_rng(VALIDATION_SEED).permutation(names)[: len(names) // 2]
-        is_ours = np.isin(data.test_owners, chosen)
+        is_ours = np.isin(owners, chosen)
         ours, test = _refuse_empty(np.flatnonzero(is_ours), np.flatnonzero(~is_ours))
-        owners = data.test_owners[test]
+        owners = owners[test]
     return replace(data, test=data.test.take(test), test_owners=owners, validation=data.test.take(ours))
 
 

@@ -412,7 +412,7 @@ def normalization(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
     Raises:
         NotCapturable: the layer scales another axis than the last.
     """
-    variables, per_call = layer.trainable_variables, []
+    variables, per_call = layer.trainable_variables, list[list[Tensor]]()
     for call in calls:
         inputs, deltas = call.pair
         if call.is_spread:

@@ -209,7 +209,7 @@ class InTurn:
             start = (tf.constant(0), unit, nothing)
             last, pending, found = tf.while_loop(lambda number, *_: number < count, step, start)
             found = self._added(last, pending, bound, found)
-            sums = {}
+            sums: dict[int, Tensor] = {}
             for layer, ins, outs in zip(self._wide, found.inputs, found.deltas, strict=True):
                 every = outs.stack()
                 both = tf.matmul(ins.stack(), every, transpose_a=True), tf.reduce_sum(every, axis=0)

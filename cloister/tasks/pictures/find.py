@@ -100,7 +100,7 @@ def _refuse_missing(path: Path) -> None:
 
 def _no_images(path: Path, classes: Sequence[str]) -> DataError:
     """Return an error that describes the folders found in place of the expected ones."""
-    there = []
+    there: list[str] = []
     for folder in folders_in(path) if path.is_dir() else []:
         # The folders inside `train` and `test` replace these two.
         inner = folders_in(folder) if folder.name.lower() in PARTS else []
