@@ -168,10 +168,10 @@ def keras_model(kind: str) -> Any:
     """The models of the tasks."""
     import keras
 
-    from cloister.tasks import mnist
+    from cloister.tasks.mnist import mnist_cnn, mnist_mlp
 
     if kind != "mri":
-        return {"mlp": mnist._mlp, "cnn": mnist._cnn}[kind]()
+        return {"mlp": mnist_mlp, "cnn": mnist_cnn}[kind]()
     layers = keras.layers
     return keras.Sequential(
         [

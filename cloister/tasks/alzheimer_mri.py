@@ -98,7 +98,7 @@ class AlzheimerMri(PictureTask):
         if self.model_name == "cnn":
             from cloister.tasks.keras_model import KerasModel
 
-            return KerasModel(lambda: _cnn(self.input_shape), predict_batch=PREDICT_BATCH)
+            return KerasModel(lambda: mri_network(self.input_shape), predict_batch=PREDICT_BATCH)
         from cloister.tasks.softmax import SoftmaxRegression
 
         return SoftmaxRegression(features=self.size**2, classes=self.classes)
@@ -113,7 +113,8 @@ class AlzheimerMri(PictureTask):
         return super().metrics(y, scores) | macro_figures(y, scores)
 
 
-def _cnn(shape: tuple[int, ...]) -> "keras.Model":
+def mri_network(shape: tuple[int, ...]) -> "keras.Model":
+    """Return the published network, for images of this shape."""
     import keras
 
     return keras.Sequential(

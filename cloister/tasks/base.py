@@ -243,10 +243,6 @@ class Task(ABC):
             raise ConfigError(
                 f"task.model must be one of {', '.join(self.models)} for task {config.name!r}; got {config.model!r}"
             )
-        self._refuse_settings_of_others()
-
-    def _refuse_settings_of_others(self) -> None:
-        config = self.config
         if config.data_path and self.bundled:
             raise ConfigError(
                 f"task.data-path = {config.data_path!r} has no effect with task.name = {config.name!r}, whose data is "

@@ -10,7 +10,7 @@ from cloister.tasks.partition import holdout
 from cloister.tasks.scores import binary_auc
 from cloister.tasks.tables import Table
 
-SPLIT_SEED = 0
+TUMOUR_SPLIT_SEED = 0
 """A constant, so that every run of every strategy is scored on the same tumours."""
 
 # Published with the dataset. Ranges measured on a client's own examples would leak them. They would also give the same
@@ -71,7 +71,7 @@ class BreastCancer(Task):
 
         features, labels = load_breast_cancer(return_X_y=True)
         examples = Examples(TABLE.scaled(features), labels.astype(np.int64))
-        train, test = holdout(examples.y, 0.2, np.random.default_rng(SPLIT_SEED))
+        train, test = holdout(examples.y, 0.2, np.random.default_rng(TUMOUR_SPLIT_SEED))
         return Dataset(examples.take(train), examples.take(test))
 
     def rows(self, path: Path) -> Examples:

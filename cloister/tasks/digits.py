@@ -10,7 +10,7 @@ from cloister.tasks.partition import holdout
 if TYPE_CHECKING:
     import keras
 
-SPLIT_SEED = 0
+DIGITS_SPLIT_SEED = 0
 """A constant, so that every run of every strategy is scored on the same images."""
 
 
@@ -31,7 +31,7 @@ class Digits(Task):
 
         pixels, labels = load_digits(return_X_y=True)
         examples = Examples((pixels / 16).astype(np.float32), labels.astype(np.int64))
-        train, test = holdout(examples.y, 0.2, np.random.default_rng(SPLIT_SEED))
+        train, test = holdout(examples.y, 0.2, np.random.default_rng(DIGITS_SPLIT_SEED))
         return Dataset(examples.take(train), examples.take(test))
 
     def build(self) -> Model:
@@ -45,10 +45,11 @@ class Digits(Task):
             return SoftmaxRegression(features=64, classes=10)
         from cloister.tasks.keras_model import KerasModel
 
-        return KerasModel(_mlp)
+        return KerasModel(digits_mlp)
 
 
-def _mlp() -> "keras.Model":
+def digits_mlp() -> "keras.Model":
+    """Return a network with one hidden layer."""
     import keras
 
     return keras.Sequential(

@@ -1,7 +1,5 @@
 """EMNIST ByClass: digits and letters of both cases, 62 classes, read from a local file and never downloaded."""
 
-from pathlib import Path
-
 import numpy as np
 
 from cloister.core.errors import DataError
@@ -10,8 +8,8 @@ from cloister.tasks.base import Dataset, Model, Recipe, Task
 from cloister.tasks.images import SHAPE, characters, read_arrays, two_convolutions
 from cloister.tasks.partition import holdout
 
-FILE = "emnist_byclass_test.npz"
-SPLIT_SEED = 0
+EMNIST_FILE = "emnist_byclass_test.npz"
+EMNIST_SPLIT_SEED = 0
 """A constant, so that every run of every strategy is scored on the same images."""
 
 
@@ -30,11 +28,18 @@ class Emnist(Task):
 
         The images are those of the published ByClass test split.
         """
-        path = _find(self.config.data_path)
+        given = expanded(self.config.data_path)
+        path = given / EMNIST_FILE if given.is_dir() else given
+        if not self.config.data_path or not path.is_file():
+            raise DataError(
+                f"task.data-path = {self.config.data_path!r} must be an .npz file, or a folder with {EMNIST_FILE}, "
+                "that holds the ByClass test split of EMNIST: upright images x of shape (n, 28, 28) in bytes, and "
+                "labels y from 0 to 61"
+            )
         arrays = read_arrays(path, ("x", "y"))
         images, labels = arrays["x"], arrays["y"]
         try:
-            train, test = holdout(labels, 0.2, np.random.default_rng(SPLIT_SEED))
+            train, test = holdout(labels, 0.2, np.random.default_rng(EMNIST_SPLIT_SEED))
             return Dataset(
                 characters(images[train], labels[train], self.classes),
                 characters(images[test], labels[test], self.classes),
@@ -54,14 +59,3 @@ class Emnist(Task):
         from cloister.tasks.softmax import SoftmaxRegression
 
         return SoftmaxRegression(features=28 * 28, classes=self.classes)
-
-
-def _find(data_path: str) -> Path:
-    given = expanded(data_path)
-    path = given / FILE if given.is_dir() else given
-    if not data_path or not path.is_file():
-        raise DataError(
-            f"task.data-path = {data_path!r} must be an .npz file, or a folder with {FILE}, that holds the ByClass "
-            "test split of EMNIST: upright images x of shape (n, 28, 28) in bytes, and labels y from 0 to 61"
-        )
-    return path

@@ -116,10 +116,6 @@ def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[F
     elif x.dtype.kind == "f" and (bad := _rows_not_finite(x)).any():
         found, first = f"NaN or infinity in {bad.sum()} of {len(x)} inputs", f"x[{bad.argmax()}] is the first"
         yield Fault(where, found, "leave these rows out, or fill them in", first)
-    yield from _faults_of_targets(task, y, where)
-
-
-def _faults_of_targets(task: Task, y: NDArray, where: str) -> Iterator[Fault]:
     if y.ndim != 1:
         yield Fault(where, f"targets of shape {y.shape}", "give shape (n,): use .argmax(axis=1) on one-hot rows")
     elif not task.classes:
@@ -152,13 +148,15 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
             )
     outputs, problem = tried(lambda: model.predict(x))
     if problem:
-        told = f"the model cannot predict: {problem}"
-        faults = [Fault("build()", told, f"it must take inputs of shape {task.input_shape}")]
+        message = f"the model cannot predict: {problem}"
+        faults = [Fault("build()", message, f"it must take inputs of shape {task.input_shape}")]
     else:
         faults = list(_faults_of_outputs(task, outputs, len(x)))
     yield from faults
-    # If the model is faulty, plausible outputs stand in for its own, so that one run reports all faults.
-    yield from _faults_of_scores(task, _made_up_outputs(task, len(x)) if faults else outputs)
+    if faults:  # plausible outputs stand in for the model's own, so that one run reports all faults
+        full = np.full((len(x), task.classes), 1 / task.classes) if task.classes else np.zeros(len(x))
+        outputs = full.astype(np.float32)
+    yield from _faults_of_scores(task, outputs)
 
 
 def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
@@ -195,13 +193,6 @@ def _faults_of_outputs(task: Task, outputs: NDArray, count: int) -> Iterator[Fau
         yield Fault("build()", "outputs that are no probabilities, such as logits", remedy)
 
 
-def _made_up_outputs(task: Task, count: int) -> NDArray[np.float32]:
-    """Return plausible outputs of a model, for trying the scores."""
-    if not task.classes:
-        return np.zeros(count, np.float32)
-    return np.full((count, task.classes), 1 / task.classes, np.float32)
-
-
 def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
     """Yield the faults of `metrics` and `losses`."""
     labels = np.arange(len(outputs)) % task.classes if task.classes else np.zeros(len(outputs), np.float32)
@@ -209,17 +200,14 @@ def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
     if problem:
         yield Fault("metrics()", problem, "it takes y of shape (n,) and scores as the model predicts them")
     else:
-        if not isinstance(found, Mapping) or not all(_is_number(value) for value in found.values()):
+        numbers = (int, float, np.number)
+        if not isinstance(found, Mapping) or not all(isinstance(n, numbers) and np.isfinite(n) for n in found.values()):
             yield Fault("metrics()", "values that are no finite numbers", "return a dict of names and floats")
         if isinstance(found, Mapping) and "loss" not in found:
             yield Fault("metrics()", "no 'loss'", "add it, as super().metrics(y, scores) does: early stopping reads it")
     losses, problem = tried(lambda: task.losses(labels, outputs))
     if problem or np.shape(losses) != (len(outputs),):
         yield Fault("losses()", problem or f"shape {np.shape(losses)}", f"return shape (n,), here ({len(outputs)},)")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
 
 
 def tried(work: Callable[[], Any]) -> tuple[Any, str]:
@@ -241,15 +229,10 @@ def _rows_not_finite(x: NDArray, block: int = 1024) -> NDArray[np.bool_]:
 
     Rows are read in blocks, as x may be memory-mapped.
     """
+    width, starts = int(np.prod(x.shape[1:])), range(0, len(x), block)
     with np.errstate(over="ignore"):
-        parts = (
-            x[start : start + block].astype(np.float32).reshape(-1, _width(x)) for start in range(0, len(x), block)
-        )
+        parts = (x[start : start + block].astype(np.float32).reshape(-1, width) for start in starts)
         return np.concatenate([~np.isfinite(part).all(axis=1) for part in parts])
-
-
-def _width(x: NDArray) -> int:
-    return int(np.prod(x.shape[1:]))
 
 
 def sample(task: Task, examples: Examples | None) -> NDArray[np.float32]:

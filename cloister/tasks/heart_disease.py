@@ -6,6 +6,7 @@ same meaning in every hospital, and preprocessing reveals nothing about a hospit
 
 import csv
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from cloister.tasks.scores import binary_auc
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 """Owners of the examples, in the order of their numbers."""
-SPLIT_SEED = 0
+HEART_SPLIT_SEED = 0
 """A constant, so that every run of every strategy is scored on the same patients."""
 MISSING = {"", "?", "-9", "-9.0"}
 """Codes of a missing value; -9 in the files with all 76 attributes."""
@@ -106,8 +107,18 @@ class HeartDisease(Task):
 
         Four fifths of each class of each hospital train, and one fifth tests.
         """
-        folder = _folder(self.config.data_path)
-        splits = [_split(_read_hospital(folder / _file(name))) for name in HOSPITALS]
+        folder, files = expanded(self.config.data_path), [f"processed.{name}.data" for name in HOSPITALS]
+        missing = [name for name in files if not self.config.data_path or not (folder / name).is_file()]
+        if missing:
+            raise DataError(
+                f"task.data-path = {self.config.data_path!r} must be a folder with {', '.join(missing)}; get them from "
+                "the UCI Machine Learning Repository, data set 45, Heart Disease"
+            )
+        splits = []
+        for name in files:
+            examples = _read_hospital(folder / name)
+            split = holdout(examples.y, 0.2, np.random.default_rng(HEART_SPLIT_SEED))
+            splits.append(tuple(map(examples.take, split)))
         train, test = (_joined(parts) for parts in zip(*splits, strict=True))
         sizes = [len(part) for part, _ in splits]
         return Dataset(train, test, owners=np.repeat(np.arange(len(HOSPITALS)), sizes))
@@ -123,7 +134,15 @@ class HeartDisease(Task):
         if path.suffix.lower() not in (".data", ".csv"):
             return super().rows(path)
         self.refuse_groups(path)
-        return _usable_rows(path)
+        if not path.is_file():
+            raise DataError(f"data-path: no file at {path}; expected one hospital's file of 14 columns")
+        # Each line is parsed by itself: under DP-SGD a faulty line must change no other line.
+        found = []
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, 1):
+                with suppress(DataError, ValueError, csv.Error):
+                    found.append(_encode(np.array([_numbers(number, next(csv.reader([line]), []))])))
+        return _joined(tuple(found)) if found else Examples(np.zeros((0, FEATURES), np.float32), np.zeros(0, np.int64))
 
     def read(self, path: Path) -> Examples:
         """Return the data of a file as `rows` does, and refuse a file with a faulty row.
@@ -168,26 +187,6 @@ class HeartDisease(Task):
         return super().metrics(y, scores) | binary_auc(y, scores)
 
 
-def _file(hospital: str) -> str:
-    return f"processed.{hospital}.data"
-
-
-def _folder(data_path: str) -> Path:
-    folder = expanded(data_path)
-    missing = [_file(name) for name in HOSPITALS if not data_path or not (folder / _file(name)).is_file()]
-    if missing:
-        raise DataError(
-            f"task.data-path = {data_path!r} must be a folder with {', '.join(missing)}; get them from the UCI "
-            "Machine Learning Repository, data set 45, Heart Disease"
-        )
-    return folder
-
-
-def _split(examples: Examples) -> tuple[Examples, Examples]:
-    train, test = holdout(examples.y, 0.2, np.random.default_rng(SPLIT_SEED))
-    return examples.take(train), examples.take(test)
-
-
 def _joined(parts: tuple[Examples, ...]) -> Examples:
     return Examples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
@@ -199,25 +198,6 @@ def _read_hospital(path: Path) -> Examples:
         return _encode(_rows(path))
     except DataError as error:
         raise DataError(f"data-path: {path}: {error}") from None
-
-
-def _usable_rows(path: Path) -> Examples:
-    """Return the readable lines of a file, each parsed by itself.
-
-    Under DP-SGD a faulty line must change no other line.
-    """
-    if not path.is_file():
-        raise DataError(f"data-path: no file at {path}; expected one hospital's file of 14 columns")
-    with path.open(encoding="utf-8", errors="replace") as file:
-        found = [row for number, line in enumerate(file, 1) if (row := _usable_row(number, line))]
-    return _joined(tuple(found)) if found else Examples(np.zeros((0, FEATURES), np.float32), np.zeros(0, np.int64))
-
-
-def _usable_row(number: int, line: str) -> Examples | None:
-    try:
-        return _encode(np.array([_numbers(number, next(csv.reader([line]), []))]))
-    except (DataError, ValueError, csv.Error):
-        return None
 
 
 def _rows(path: Path, width: int = len(COLUMNS) + 1) -> NDArray[np.float64]:

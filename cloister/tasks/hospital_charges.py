@@ -52,7 +52,15 @@ class HospitalCharges(Regression):
 
         Seven tenths of the hospitals train, and three tenths test. Each has up to four examples.
         """
-        examples, owners = _examples(_folder(self.config.data_path))
+        folder = expanded(self.config.data_path)
+        missing = [name for name in (CHARGES, PLACES) if not self.config.data_path or not (folder / name).is_file()]
+        if missing:
+            raise DataError(
+                f"task.data-path = {self.config.data_path!r} must be a folder with {' and '.join(missing)}: the "
+                "inpatient charges of fiscal year 2011 as the Centers for Medicare and Medicaid Services publish them "
+                "(a CSV file in a zip), and a table of ZIP codes with columns zip, lat and lon"
+            )
+        examples, owners = _examples(folder)
         hospitals = numbered(owners, np.random.default_rng(SPLIT_SEED))
         training = round((1 - HELD_OUT) * (hospitals.max() + 1))
         train, test = np.flatnonzero(hospitals < training), np.flatnonzero(hospitals >= training)
@@ -69,22 +77,10 @@ class HospitalCharges(Regression):
         if self.model_name == "keras":
             from cloister.tasks.keras_model import KerasModel
 
-            return KerasModel(_network, loss="squared-error")
+            return KerasModel(charges_network, loss="squared-error")
         from cloister.tasks.regression import HiddenLayerRegression
 
         return HiddenLayerRegression(features=3, hidden=2)
-
-
-def _folder(data_path: str) -> Path:
-    folder = expanded(data_path)
-    missing = [name for name in (CHARGES, PLACES) if not data_path or not (folder / name).is_file()]
-    if missing:
-        raise DataError(
-            f"task.data-path = {data_path!r} must be a folder with {' and '.join(missing)}: the inpatient charges of "
-            "fiscal year 2011 as the Centers for Medicare and Medicaid Services publish them (a CSV file in a zip), "
-            "and a table of ZIP codes with columns zip, lat and lon"
-        )
-    return folder
 
 
 def _examples(folder: Path) -> tuple[Examples, NDArray]:
@@ -100,18 +96,14 @@ def _examples(folder: Path) -> tuple[Examples, NDArray]:
     except (ValueError, AttributeError, TypeError):
         # Not chained: the message of pandas quotes cells.
         raise DataError(f"task.data-path: {folder}: a column holds what is not of its kind") from None
-    return _complete(Examples(x, y), folder), placed["Provider Id"].to_numpy()
-
-
-def _complete(examples: Examples, folder: Path) -> Examples:
-    if not len(examples):
+    if not len(x):
         raise DataError(f"task.data-path: {folder / CHARGES} has no row of the diagnoses {DIAGNOSES}")
-    unknown = ~np.isfinite(examples.x).all(axis=1)
+    unknown = ~np.isfinite(x).all(axis=1)
     if unknown.any():
         raise DataError(f"task.data-path: {folder / PLACES} lacks the ZIP codes of {unknown.sum()} rows of charges")
-    if not np.isfinite(examples.y).all():
+    if not np.isfinite(y).all():
         raise DataError(f"task.data-path: {folder / CHARGES} has rows without an average total payment")
-    return examples
+    return Examples(x, y), placed["Provider Id"].to_numpy()
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> "pandas.DataFrame":
@@ -131,7 +123,8 @@ def _read(path: Path, columns: tuple[str, ...]) -> "pandas.DataFrame":
     return frame
 
 
-def _network() -> "keras.Model":
+def charges_network() -> "keras.Model":
+    """Return a 3-2-1 network with ReLU."""
     import keras
 
     return keras.Sequential(

@@ -63,10 +63,11 @@ def two_convolutions(classes: int) -> Model:
     """
     from cloister.tasks.keras_model import KerasModel
 
-    return KerasModel(lambda: _two_convolutions(classes))
+    return KerasModel(lambda: convolutional_network(classes))
 
 
-def _two_convolutions(classes: int) -> "keras.Model":
+def convolutional_network(classes: int) -> "keras.Model":
+    """Return the Keras network of `two_convolutions`."""
     import keras
 
     return keras.Sequential(

@@ -108,8 +108,19 @@ class KerasModel:
 
         To the last bit, the output for a row depends on that row and the weights only.
         """
+
+        def one_by_one(x: Tensor) -> Tensor:
+            # Inside the graph: for a small model, calls from Python take eight times as long.
+            import tensorflow as tf
+
+            (output,) = self.keras.outputs
+            like = tf.TensorSpec(output.shape[1:], output.dtype)
+            return tf.map_fn(
+                lambda row: self._at_once(row[None])[0], x, parallel_iterations=1, fn_output_signature=like
+            )
+
         if self._forward_alone is None:
-            self._forward_alone = self._compile(self._one_by_one)
+            self._forward_alone = self._compile(one_by_one)
         return self._shaped(self._forward_alone(x).numpy())
 
     def _shaped(self, outputs: NDArray) -> NDArray:
@@ -117,17 +128,6 @@ class KerasModel:
 
     def _at_once(self, x: Tensor) -> Tensor:
         return self.keras(x, training=False)
-
-    def _one_by_one(self, x: Tensor) -> Tensor:
-        """Call the model on one row at a time, inside the graph.
-
-        For a small model, calls from Python take eight times as long.
-        """
-        import tensorflow as tf
-
-        (output,) = self.keras.outputs
-        like = tf.TensorSpec(output.shape[1:], output.dtype)
-        return tf.map_fn(lambda row: self._at_once(row[None])[0], x, parallel_iterations=1, fn_output_signature=like)
 
     def _compile(self, forward: Compiled) -> Compiled:
         import tensorflow as tf
@@ -149,29 +149,22 @@ class KerasModel:
         Raises:
             DataError: the file contains no model of this architecture, or weights that are larger than the file.
         """
+        import h5py  # Keras' own reader
+
+        sizes = [0]
+
+        def note(_: str, item: h5py.Dataset | h5py.Group) -> None:
+            sizes.append(item.nbytes if isinstance(item, h5py.Dataset) else 0)
+
         try:
-            _refuse_larger(path)
+            # `save` writes weights uncompressed.
+            with zipfile.ZipFile(path) as archive, archive.open(WEIGHTS) as member, h5py.File(member, "r") as weights:
+                weights.visititems(note)
+            if max(sizes) > path.stat().st_size:
+                raise ValueError("the weights are larger than the file")
             self.keras.load_weights(path)
         except (ValueError, TypeError, KeyError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error):
             raise DataError(f"{path} holds no model of this task: a .keras file of it was expected") from None
-
-
-def _refuse_larger(path: Path) -> None:
-    """Raise ValueError if the weights are larger than their file.
-
-    `save` writes weights uncompressed.
-    """
-    import h5py  # Keras' own reader
-
-    sizes = [0]
-
-    def note(_: str, item: h5py.Dataset | h5py.Group) -> None:
-        sizes.append(item.nbytes if isinstance(item, h5py.Dataset) else 0)
-
-    with zipfile.ZipFile(path) as archive, archive.open(WEIGHTS) as member, h5py.File(member, "r") as weights:
-        weights.visititems(note)
-    if max(sizes) > path.stat().st_size:
-        raise ValueError("the weights are larger than the file")
 
 
 def _fresh(build: Callable[[], Network]) -> Network:

@@ -1,7 +1,7 @@
 """Mapping from the labels in a site's files to class numbers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,20 +42,26 @@ def classes_of(labels: NDArray | Sequence[str], classes: int, names: tuple[str, 
     numbered = bool(names) and all(name.isdecimal() for name in names)
     if isinstance(labels, np.ndarray):
         if labels.ndim == 2:
-            return _of_rows(labels, classes) if names else np.full(len(labels), NO_CLASS, np.int64)
+            if not names:
+                return np.full(len(labels), NO_CLASS, np.int64)
+            is_hot = ((labels == 1).sum(axis=1) == 1) & ((labels == 0).sum(axis=1) == classes - 1)
+            return np.where(is_hot & (labels.shape[1] == classes), labels.argmax(axis=1), NO_CLASS).astype(np.int64)
         if labels.dtype.kind in "iu" and not numbered:
             return np.where(labels < TOO_LARGE, labels, NO_CLASS).astype(np.int64)
         labels = (only_text(labels) if labels.dtype.kind == "U" else labels).tolist()
     places = {name: number for number, name in enumerate(names)}
-    return np.array([_of_text(_text(label), places, numbered) for label in labels], np.int64)
-
-
-def _text(label: object) -> str:
-    """Return a label as text.
-
-    Undecodable bytes become a character that no class name contains.
-    """
-    return (label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)).strip()
+    found: list[int] = []
+    for label in labels:
+        # Undecodable bytes become a character that no class name contains.
+        text = (label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)).strip()
+        if text in places:
+            found.append(places[text])
+        elif whole := WHOLE.fullmatch(text):
+            # If the names are numbers, a number stands for the class of that name.
+            found.append(places.get(whole[1], NO_CLASS) if numbered else int(whole[1]))
+        else:
+            found.append(NO_CLASS)
+    return np.array(found, np.int64)
 
 
 def described(classes: int, names: tuple[str, ...]) -> str:
@@ -72,23 +78,3 @@ def described(classes: int, names: tuple[str, ...]) -> str:
     else:
         *most, last = (f"{number} ({name})" for number, name in enumerate(names))
     return f"{', '.join(most)} or {last}"
-
-
-def _of_text(label: str, places: Mapping[str, int], numbered: bool) -> int:
-    """Return the class of one label, by its name or its number.
-
-    If the names are numbers, a number stands for the class of that name.
-    """
-    if label in places:
-        return places[label]
-    whole = WHOLE.fullmatch(label)
-    if whole is None:
-        return NO_CLASS
-    return places.get(whole[1], NO_CLASS) if numbered else int(whole[1])
-
-
-def _of_rows(rows: NDArray, classes: int) -> NDArray[np.int64]:
-    """Return the column of the only 1 in each one-hot row."""
-    is_hot = (rows == 1).sum(axis=1) == 1
-    is_cold = (rows == 0).sum(axis=1) == classes - 1
-    return np.where(is_hot & is_cold & (rows.shape[1] == classes), rows.argmax(axis=1), NO_CLASS).astype(np.int64)

@@ -48,7 +48,7 @@ class Linear(Regression):
         if self.model_name == "keras":
             from cloister.tasks.keras_model import KerasModel
 
-            return KerasModel(_map, loss="squared-error")
+            return KerasModel(linear_network, loss="squared-error")
         from cloister.tasks.regression import LinearRegression
 
         return LinearRegression(features=OPTIMA.shape[1])
@@ -60,7 +60,8 @@ def _drawn(users: NDArray, rng: np.random.Generator) -> Examples:
     return Examples(x.astype(np.float32), y.astype(np.float32))
 
 
-def _map() -> "keras.Model":
+def linear_network() -> "keras.Model":
+    """Return a linear map without an intercept."""
     import keras
 
     initial = keras.initializers.RandomNormal(stddev=1.0)

@@ -33,25 +33,23 @@ def named_task(config: TaskConfig) -> Task:
         ConfigError: a setting is not valid for this task.
     """
     kind = TASKS.load(config.name)
-    _refuse_incomplete(kind, config.name)
+    if not isinstance(kind, type) or not issubclass(kind, Task):
+        raise PluginError(
+            f"task {config.name!r} is no task: its entry point must name a subclass of cloister.tasks.base.Task"
+        )
+    if inspect.isabstract(kind):
+        raise PluginError(f"task {config.name!r} is not complete: write {', '.join(sorted(kind.__abstractmethods__))}")
+    for attribute, example in STATED.items():
+        if not hasattr(kind, attribute):
+            raise PluginError(f"task {config.name!r} states no {attribute}; such as: {attribute} = {example}")
+    if not isinstance(kind.recipe, Recipe):
+        raise PluginError(f"task {config.name!r}: recipe must be a Recipe, such as {STATED['recipe']}")
+    if not isinstance(kind.models, tuple) or not kind.models:
+        raise PluginError(f"task {config.name!r}: models must be a tuple of names, the default first, such as ('mlp',)")
     task: Task = kind(config)
     if not hasattr(task, "input_shape"):
         raise PluginError(f"task {config.name!r} states no input_shape; such as: input_shape = (13,) for 13 columns")
     return task
-
-
-def _refuse_incomplete(kind: object, name: str) -> None:
-    if not isinstance(kind, type) or not issubclass(kind, Task):
-        raise PluginError(f"task {name!r} is no task: its entry point must name a subclass of cloister.tasks.base.Task")
-    if inspect.isabstract(kind):
-        raise PluginError(f"task {name!r} is not complete: write {', '.join(sorted(kind.__abstractmethods__))}")
-    for attribute, example in STATED.items():
-        if not hasattr(kind, attribute):
-            raise PluginError(f"task {name!r} states no {attribute}; such as: {attribute} = {example}")
-    if not isinstance(kind.recipe, Recipe):
-        raise PluginError(f"task {name!r}: recipe must be a Recipe, such as {STATED['recipe']}")
-    if not isinstance(kind.models, tuple) or not kind.models:
-        raise PluginError(f"task {name!r}: models must be a tuple of names, the default first, such as ('mlp',)")
 
 
 def dataset_of(task: Task) -> Dataset:

@@ -2,7 +2,6 @@
 
 import os
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,8 +31,26 @@ class Mnist(Task):
     public = True
 
     def load(self) -> Dataset:
-        """Return the published split: 60,000 training images and 10,000 test images."""
-        return _read(_find(self.config.data_path))
+        """Return the published split: 60,000 training images and 10,000 test images.
+
+        The file is at `task.data-path`; if that is empty, in Keras' cache.
+        """
+        if self.config.data_path:
+            given = expanded(self.config.data_path)
+            path = given / "mnist.npz" if given.is_dir() else given
+        else:
+            path = expanded(os.environ.get("KERAS_HOME") or "~/.keras") / "datasets" / "mnist.npz"
+        if not path.is_file():
+            raise DataError(f"task.data-path = {self.config.data_path!r}: no file at {path}; {REMEDY}")
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                train = _mnist_examples(archive["x_train"], archive["y_train"])
+                return Dataset(train, _mnist_examples(archive["x_test"], archive["y_test"]))
+        except (KeyError, ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"task.data-path: {path} must be an .npz file with x_train, y_train, x_test and y_test as Keras "
+                "publishes them: images of 28 by 28 bytes, labels from 0 to 9"
+            ) from error
 
     def build(self) -> Model:
         """Return the network that `task.model` names.
@@ -47,43 +64,18 @@ class Mnist(Task):
             return SoftmaxRegression(features=28 * 28, classes=10)
         from cloister.tasks.keras_model import KerasModel
 
-        return KerasModel(_cnn if self.model_name == "cnn" else _mlp)
+        return KerasModel(mnist_cnn if self.model_name == "cnn" else mnist_mlp)
 
 
-def _find(data_path: str) -> Path:
-    """Return the file at `task.data-path`; if that is empty, the one in Keras' cache."""
-    if data_path:
-        given = expanded(data_path)
-        path = given / "mnist.npz" if given.is_dir() else given
-    else:
-        home = expanded(os.environ.get("KERAS_HOME") or "~/.keras")
-        path = home / "datasets" / "mnist.npz"
-    if not path.is_file():
-        raise DataError(f"task.data-path = {data_path!r}: no file at {path}; {REMEDY}")
-    return path
-
-
-def _read(path: Path) -> Dataset:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            train = _examples(archive["x_train"], archive["y_train"])
-            test = _examples(archive["x_test"], archive["y_test"])
-    except (KeyError, ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"task.data-path: {path} must be an .npz file with x_train, y_train, x_test and y_test as Keras "
-            "publishes them: images of 28 by 28 bytes, labels from 0 to 9"
-        ) from error
-    return Dataset(train, test)
-
-
-def _examples(images: NDArray, labels: NDArray) -> Examples:
+def _mnist_examples(images: NDArray, labels: NDArray) -> Examples:
     """Convert images and labels; raise ValueError for another shape, dtype or range."""
     if images.shape[1:] != (28, 28) or images.dtype != np.uint8 or not np.isin(labels, range(10)).all():
         raise ValueError("not MNIST")
     return Examples(images[..., None].astype(np.float32) / np.float32(255), labels.astype(np.int64))
 
 
-def _mlp() -> "keras.Model":
+def mnist_mlp() -> "keras.Model":
+    """Return a network with 1,000 hidden units."""
     import keras
 
     return keras.Sequential(
@@ -97,7 +89,8 @@ def _mlp() -> "keras.Model":
     )
 
 
-def _cnn() -> "keras.Model":
+def mnist_cnn() -> "keras.Model":
+    """Return a network of two convolutions."""
     import keras
 
     return keras.Sequential(

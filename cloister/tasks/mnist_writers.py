@@ -35,7 +35,7 @@ class MnistWriters(Task):
 
     def load(self) -> Dataset:
         """Return 60,000 training images of 539 writers and 10,000 test images of 297."""
-        images, writers = _find(self.config.data_path, IMAGES), _find(self.config.data_path, WRITERS)
+        images, writers = _below(self.config.data_path, IMAGES), _below(self.config.data_path, WRITERS)
         train, owners = self._part(images, writers, "train")
         test, test_owners = self._part(images, writers, "test")
         return Dataset(train, test, owners, test_owners, groups={"writer": owners})
@@ -87,7 +87,7 @@ def turned_writers(owners: NDArray, fraction: float) -> NDArray:
     return np.array([w for w in np.unique(owners) if np.random.default_rng([TURN_SEED, w]).random() < fraction], int)
 
 
-def _find(data_path: str, name: str) -> Path:
+def _below(data_path: str, name: str) -> Path:
     """Find a file in the folder `task.data-path`, or one folder below."""
     folder = expanded(data_path)
     found = [*folder.glob(name), *sorted(folder.glob(f"*/{name}"))] if data_path else []

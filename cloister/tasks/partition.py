@@ -10,7 +10,7 @@ person may be at several sites.
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,9 +69,21 @@ def deal(
             f"task.partition = {kind!r} deals by class, and task.name = {config.name!r} has none; use iid or natural"
         )
     if kind == "natural" and not config.examples_per_client:
-        return natural(_owners(dataset, config.name), clients)
+        if dataset.owners is None:
+            raise ConfigError(
+                f"task.partition = 'natural' needs examples with owners, and task.name = {config.name!r} has none; "
+                "valid are iid, shards, dirichlet, table"
+            )
+        return natural(dataset.owners, clients)
     if groups is not None:
-        _refuse_exact_numbers(config, kind)
+        exact = f"task.partition = {kind!r}" if kind not in ("iid", "shards", "dirichlet") else ""
+        if config.examples_per_client:
+            exact = f"task.examples-per-client = {config.examples_per_client}"
+        if exact:
+            raise ConfigError(
+                f"{exact} deals exact numbers of examples, and task.group = {config.group!r} whole groups; use "
+                "task.partition iid, shards, dirichlet or natural, and task.examples-per-client = 0"
+            )
         _, places = np.unique(groups, return_inverse=True)
         parts = _by_labels(config, kind, _majorities(labels, places, classes), clients, rng, GROUPS)
         return [np.flatnonzero(np.isin(places, part)) for part in parts]
@@ -100,18 +112,6 @@ def _by_labels(
             return dirichlet(labels, clients, config.alpha, rng, of)
         case unknown:
             raise ConfigError(f"task.partition must be one of iid, shards, dirichlet, natural, table; got {unknown!r}")
-
-
-def _refuse_exact_numbers(config: TaskConfig, kind: str) -> None:
-    """Raise ConfigError if parts of whole groups need exact numbers of examples."""
-    exact = f"task.partition = {kind!r}" if kind not in ("iid", "shards", "dirichlet") else ""
-    if config.examples_per_client:
-        exact = f"task.examples-per-client = {config.examples_per_client}"
-    if exact:
-        raise ConfigError(
-            f"{exact} deals exact numbers of examples, and task.group = {config.group!r} whole groups; use "
-            "task.partition iid, shards, dirichlet or natural, and task.examples-per-client = 0"
-        )
 
 
 def _majorities(labels: NDArray, places: NDArray[np.intp], classes: int) -> NDArray[np.intp]:
@@ -228,7 +228,12 @@ def dirichlet(
     Source: Hsu et al. (2019), arXiv:1909.06335.
     """
     for _ in range(DRAWS):
-        parts = _dirichlet_once(labels, clients, alpha, rng)
+        hands = []
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            ends = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * members.size
+            hands.append(np.split(members, ends.astype(np.intp)))
+        parts = [np.sort(np.concatenate(hand)) for hand in zip(*hands, strict=True)]
         if all(part.size for part in parts):
             return parts
     raise ConfigError(
@@ -285,7 +290,14 @@ def table(labels: NDArray, counts: NDArray[np.intp], rng: np.random.Generator) -
     Raises:
         ConfigError: a class has fewer examples than the table asks for.
     """
-    hands = [_draw(labels, label, column, rng) for label, column in enumerate(counts.T)]
+    hands = []
+    for label, column in enumerate(counts.T):
+        members, asked = rng.permutation(np.flatnonzero(labels == label)), int(column.sum())
+        if asked > members.size:
+            raise ConfigError(
+                f"task.table asks for {asked} training examples of class {label}; the task has {members.size}"
+            )
+        hands.append(np.split(members[:asked], np.cumsum(column)[:-1]))
     return [np.sort(np.concatenate(parts)) for parts in zip(*hands, strict=True)]
 
 
@@ -310,7 +322,19 @@ def parse_table(text: str, clients: int, classes: int) -> NDArray[np.intp]:
     rows = text.split(";")
     if len(rows) != clients:
         raise ConfigError(f"task.table has {len(rows)} rows; the federation has {clients} clients, one row each")
-    return np.array([_parse_row(number, row, classes) for number, row in enumerate(rows, 1)], dtype=np.intp)
+    counts = []
+    for number, row in enumerate(rows, 1):
+        cells = [cell.strip() for cell in row.split(",")]
+        if len(cells) != classes:
+            raise ConfigError(f"task.table row {number} has {len(cells)} numbers; the task has {classes} classes")
+        if wrong := [cell for cell in cells if not WHOLE.fullmatch(cell)]:
+            raise ConfigError(
+                f"task.table row {number} holds {wrong[0]!r}; a count is a whole number from 0 to 999999999"
+            )
+        counts.append([int(cell) for cell in cells])
+        if not any(counts[-1]):
+            raise ConfigError(f"task.table row {number} is all zeros; every client needs at least one example")
+    return np.array(counts, dtype=np.intp)
 
 
 def fitted(name: str, rows: ClassCounts, labels: NDArray, clients: int) -> NDArray[np.intp]:
@@ -339,7 +363,11 @@ def fitted(name: str, rows: ClassCounts, labels: NDArray, clients: int) -> NDArr
     for label, asked in enumerate(counts.sum(axis=0)):
         if asked > there[label]:
             logger.warning(SCARCE, name, asked, label, there[label])
-            counts[:, label] = _shares(counts[:, label], int(there[label]))
+            # By largest remainders.
+            exact = counts[:, label] * (there[label] / asked)
+            shares = np.floor(exact).astype(np.intp)
+            shares[np.argsort(shares - exact, kind="stable")[: there[label] - shares.sum()]] += 1
+            counts[:, label] = shares
     if not counts.sum(axis=1).all():
         raise ConfigError(f"task.partition = {name!r} leaves a client without any of {len(labels)} training examples")
     return counts
@@ -357,67 +385,15 @@ def holdout(labels: NDArray, fraction: float, rng: np.random.Generator) -> tuple
         Indices (train, test), together all n. Every class keeps an example in train, so a class of one example is never
         tested on. The test part may be empty.
     """
-    test = [_held_out(np.flatnonzero(labels == label), fraction, rng) for label in np.unique(labels)]
+    test = [np.empty(0, dtype=np.intp)]
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        test.append(rng.permutation(members)[: min(round(fraction * members.size), members.size - 1)])
     held = np.zeros(len(labels), dtype=bool)
-    held[np.concatenate([np.empty(0, dtype=np.intp), *test])] = True
+    held[np.concatenate(test)] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 def _refuse_more_clients_than(count: int, clients: int, of: str = EXAMPLES) -> None:
     if clients > count:
         raise ConfigError(f"{clients} clients cannot share {count} {of}; use at most {count} clients")
-
-
-def _owners(dataset: Dataset, name: str) -> NDArray:
-    if dataset.owners is None:
-        raise ConfigError(
-            f"task.partition = 'natural' needs examples with owners, and task.name = {name!r} has none; "
-            "valid are iid, shards, dirichlet, table"
-        )
-    return dataset.owners
-
-
-def _dirichlet_once(labels: NDArray, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
-    hands = []
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        ends = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * members.size
-        hands.append(np.split(members, ends.astype(np.intp)))
-    return [np.sort(np.concatenate(parts)) for parts in zip(*hands, strict=True)]
-
-
-def _draw(labels: NDArray, label: int, counts: NDArray[np.intp], rng: np.random.Generator) -> list[Indices]:
-    """Draw disjoint sets of `counts[i]` examples of one class."""
-    members = rng.permutation(np.flatnonzero(labels == label))
-    asked = int(counts.sum())
-    if asked > members.size:
-        raise ConfigError(
-            f"task.table asks for {asked} training examples of class {label}; the task has {members.size}"
-        )
-    return np.split(members[:asked], np.cumsum(counts)[:-1])
-
-
-def _shares(column: NDArray[np.intp], total: int) -> NDArray[np.intp]:
-    """Distribute `total` examples in a column's proportions, by largest remainders."""
-    exact = column * (total / column.sum())
-    shares = np.floor(exact).astype(np.intp)
-    shares[np.argsort(shares - exact, kind="stable")[: total - shares.sum()]] += 1
-    return shares
-
-
-def _parse_row(number: int, row: str, classes: int) -> Sequence[int]:
-    cells = [cell.strip() for cell in row.split(",")]
-    if len(cells) != classes:
-        raise ConfigError(f"task.table row {number} has {len(cells)} numbers; the task has {classes} classes")
-    for cell in cells:
-        if not WHOLE.fullmatch(cell):
-            raise ConfigError(f"task.table row {number} holds {cell!r}; a count is a whole number from 0 to 999999999")
-    counts = [int(cell) for cell in cells]
-    if not any(counts):
-        raise ConfigError(f"task.table row {number} is all zeros; every client needs at least one example")
-    return counts
-
-
-def _held_out(members: Indices, fraction: float, rng: np.random.Generator) -> Indices:
-    count = min(round(fraction * members.size), members.size - 1)
-    return rng.permutation(members)[:count]

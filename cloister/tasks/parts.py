@@ -4,18 +4,16 @@ import csv
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cloister.core.errors import DataError
 from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import holdout
 
-SPLIT_SEED = 0
+PARTS_SEED = 0
 """A constant, so that every run of every strategy is scored on the same examples."""
 TESTED = 0.2
 """Test share of each class of a single file."""
@@ -34,26 +32,30 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
     Raises:
         DataError: there is neither, a file is not in the task's format, or it lacks the array or column `task.group`.
     """
+    file = expanded(path)
+    wanted = f"a {ending} file, a fifth of which is kept to test on, or a folder with train{ending} and test{ending}"
     try:
-        return _named(task, _read(task, expanded(path), ending))
+        if file.is_file():
+            examples = _examples(task, file)
+            strata, rng = task.strata(examples.y), np.random.default_rng(PARTS_SEED)
+            if examples.groups is None:
+                train, test = holdout(strata, TESTED, rng)
+            else:  # whole groups, stratified by the first row of each
+                _, first, places = np.unique(examples.groups, return_index=True, return_inverse=True)
+                train, test = (np.flatnonzero(np.isin(places, part)) for part in holdout(strata[first], TESTED, rng))
+            parts = examples.take(train), examples.take(test)
+        elif not file.is_dir():
+            raise DataError(f"there is no file or folder at {file}; name {wanted}")
+        else:
+            if missing := [name for name in (f"train{ending}", f"test{ending}") if not (file / name).is_file()]:
+                there = sorted(found.name for found in file.glob(f"*{ending}"))
+                one = f"; to use {there[0]} alone, name {file / there[0]}" if len(there) == 1 else ""
+                raise DataError(f"the folder {file} lacks {' and '.join(missing)}; name {wanted}{one}")
+            parts = _examples(task, file / f"train{ending}"), _examples(task, file / f"test{ending}")
+        groups = parts[0].groups
+        return Dataset(*parts) if groups is None else Dataset(*parts, groups={task.config.group: groups})
     except DataError as error:
         raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}", error.first) from None
-
-
-def _read(task: Task, path: Path, ending: str) -> Dataset:
-    wanted = f"a {ending} file, a fifth of which is kept to test on, or a folder with train{ending} and test{ending}"
-    if path.is_file():
-        examples = _examples(task, path)
-        train, test = _divided(task.strata(examples.y), examples.groups)
-        return Dataset(examples.take(train), examples.take(test))
-    if not path.is_dir():
-        raise DataError(f"there is no file or folder at {path}; name {wanted}")
-    if missing := [name for name in (f"train{ending}", f"test{ending}") if not (path / name).is_file()]:
-        there = sorted(found.name for found in path.glob(f"*{ending}"))
-        one = f"; to use {there[0]} alone, name {path / there[0]}" if len(there) == 1 else ""
-        raise DataError(f"the folder {path} lacks {' and '.join(missing)}; name {wanted}{one}")
-    train_part, test_part = (_examples(task, path / f"{part}{ending}") for part in ("train", "test"))
-    return Dataset(train_part, test_part)
 
 
 def _examples(task: Task, path: Path) -> Examples:
@@ -81,22 +83,3 @@ def _names_in(path: Path) -> Sequence[str]:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 return [name.strip() for name in next(csv.reader(file))]
     return []
-
-
-def _divided(strata: NDArray, groups: NDArray | None) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Split the rows of one file into train and test by whole groups.
-
-    The split is stratified by each group's first row.
-    """
-    rng = np.random.default_rng(SPLIT_SEED)
-    if groups is None:
-        return holdout(strata, TESTED, rng)
-    _, first, places = np.unique(groups, return_index=True, return_inverse=True)
-    train, test = holdout(strata[first], TESTED, rng)
-    return np.flatnonzero(np.isin(places, train)), np.flatnonzero(np.isin(places, test))
-
-
-def _named(task: Task, data: Dataset) -> Dataset:
-    """Return the data with the groups that its files contain."""
-    groups = data.train.groups
-    return data if groups is None else replace(data, groups={task.config.group: groups})

@@ -96,17 +96,15 @@ class Classification:
         cells = np.bincount(y.astype(np.int64) * count + scores.argmax(axis=1), minlength=count * count).reshape(
             count, count
         )
-        classes = tuple(_class_scores(name, cells, number) for number, name in enumerate(named))
+        classes = []
+        for number, name in enumerate(named):
+            hits, support, given = cells[number, number], cells[number].sum(), cells[:, number].sum()
+            f1 = 2 * hits / (support + given) if support + given else 0.0
+            precision, recall = (float(hits / whole) if whole else 0.0 for whole in (given, support))
+            classes.append(ClassScores(name, precision, recall, float(f1), int(support)))
         present = [scored.f1 for scored in classes if scored.support]
         confusion = tuple(tuple(int(cell) for cell in row) for row in cells)
-        return cls(confusion, classes, float(np.mean(present)) if present else 0.0, _macro_auc(y, scores))
-
-
-def _class_scores(name: str, cells: NDArray, number: int) -> ClassScores:
-    hits, support, given = cells[number, number], cells[number].sum(), cells[:, number].sum()
-    f1 = 2 * hits / (support + given) if support + given else 0.0
-    precision, recall = (float(hits / whole) if whole else 0.0 for whole in (given, support))
-    return ClassScores(name, precision, recall, float(f1), int(support))
+        return cls(confusion, tuple(classes), float(np.mean(present)) if present else 0.0, _macro_auc(y, scores))
 
 
 def _macro_auc(y: NDArray, scores: NDArray) -> float | None:

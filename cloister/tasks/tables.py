@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,7 +129,19 @@ class Table:
             expected = f"a .csv file with {len(self.columns)} features and {self.target}"
             raise DataError(f"data-path: no file at {path}; expected {expected}")
         try:
-            cells = _tolerated(path) if tolerant else _strict(path)
+            with path.open(newline="", encoding="utf-8-sig", errors="replace" if tolerant else "strict") as file:
+                if tolerant:
+                    # Each line is a row: otherwise an unclosed quotation mark would swallow the rows after it.
+                    header = next(csv.reader([file.readline()]))
+                    rows = [_cells_of(line, len(header)) for line in file if line.strip()]
+                else:
+                    header, *rows = (row for row in csv.reader(file, strict=True) if row)
+                    if uneven := [number for number, row in enumerate(rows, 1) if len(row) != len(header)]:
+                        raise DataError(
+                            f"data-path: {path}: row {uneven[0]} has another number of columns than the header"
+                        )
+            columns = list(zip(*rows, strict=True)) or [()] * len(header)
+            cells = {name.strip(): column for name, column in zip(header, columns, strict=True)}
         except (ValueError, csv.Error, StopIteration):
             # Not chained: the cause may quote a patient's cell.
             raise DataError(f"data-path: {path} must be a .csv file with a header") from None
@@ -151,28 +163,8 @@ class Table:
         return self.scaled(np.stack([_numbers(cells[name]) for name in self.columns], axis=1))
 
 
-def _strict(path: Path) -> Cells:
-    """Return the cells of a file whose rows are all as long as its header."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        header, *rows = (row for row in csv.reader(file, strict=True) if row)
-    uneven = [number for number, row in enumerate(rows, 1) if len(row) != len(header)]
-    if uneven:
-        raise DataError(f"data-path: {path}: row {uneven[0]} has another number of columns than the header")
-    return _by_column(header, rows)
-
-
-def _tolerated(path: Path) -> Cells:
-    """Return the cells of every line, parsed by itself.
-
-    An unreadable line gives empty cells. Each line is a row. Otherwise an unclosed quotation mark would swallow the
-    rows after it.
-    """
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        header = next(csv.reader([file.readline()]))
-        return _by_column(header, [_cells_of(line, len(header)) for line in file if line.strip()])
-
-
 def _cells_of(line: str, width: int) -> list[str]:
+    """Return the cells of a line, parsed by itself; empty cells if it is unreadable."""
     try:
         cells = next(csv.reader([line]), [])
     except csv.Error:
@@ -180,11 +172,6 @@ def _cells_of(line: str, width: int) -> list[str]:
     # NumPy stores text at the length of the longest cell, for every row.
     readable = len(cells) == width and max(map(len, cells)) <= LONGEST
     return cells if readable else [""] * width
-
-
-def _by_column(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Cells:
-    columns = list(zip(*rows, strict=True)) or [()] * len(header)
-    return {name.strip(): column for name, column in zip(header, columns, strict=True)}
 
 
 def _number(cell: str) -> float:

@@ -9,7 +9,7 @@ from cloister.core.errors import DataError
 from cloister.tasks.base import Dataset, Task
 from cloister.tasks.partition import holdout
 
-SPLIT_SEED = 0
+VALIDATION_SEED = 0
 """A constant, so that every run of every strategy is scored on the same examples."""
 
 
@@ -29,8 +29,15 @@ def with_validation(task: Task, data: Dataset) -> Dataset:
     if data.validation is not None:
         return data
     strata = task.strata(data.test.y)
-    ours, test = halves(strata) if data.test_owners is None else _halves_of_owners(data.test_owners)
-    owners = None if data.test_owners is None else data.test_owners[test]
+    owners = data.test_owners
+    if owners is None:
+        ours, test = halves(strata)
+    else:
+        names = np.unique(owners)
+        chosen = np.random.default_rng(VALIDATION_SEED).permutation(names)[: len(names) // 2]
+        is_ours = np.isin(owners, chosen)
+        ours, test = _refuse_empty(np.flatnonzero(is_ours), np.flatnonzero(~is_ours))
+        owners = owners[test]
     return replace(data, test=data.test.take(test), test_owners=owners, validation=data.test.take(ours))
 
 
@@ -42,14 +49,7 @@ def halves(labels: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     Raises:
         DataError: one half would be empty.
     """
-    return _refuse_empty(*holdout(labels, 0.5, np.random.default_rng(SPLIT_SEED)))
-
-
-def _halves_of_owners(owners: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    names = np.unique(owners)
-    chosen = np.random.default_rng(SPLIT_SEED).permutation(names)[: len(names) // 2]
-    ours = np.isin(owners, chosen)
-    return _refuse_empty(np.flatnonzero(ours), np.flatnonzero(~ours))
+    return _refuse_empty(*holdout(labels, 0.5, np.random.default_rng(VALIDATION_SEED)))
 
 
 def _refuse_empty(ours: NDArray[np.intp], others: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

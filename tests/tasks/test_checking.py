@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from quick_runs import quick_runs  # noqa: F401
+from support import failures
 from typer.testing import CliRunner
 
 from cloister.cli import app
@@ -63,21 +64,23 @@ def test_a_site_s_file_is_sound_and_nothing_is_left(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["own.csv"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"mean area": "none"}, "column mean area must hold numbers only"),
-        ({"mean area": ""}, "column mean area has empty or infinite cells"),
-        ({"target": "secret"}, "column target must hold 0 (malignant) or 1 (benign) only"),
-        ({"target": "2"}, "column target must hold 0 (malignant) or 1 (benign) only"),
-    ],
-)
-def test_a_faulty_file_is_one_line_and_the_code_of_a_failure(tmp_path, changes, says):
-    path = table(tmp_path, **changes)
-    done = CliRunner().invoke(app, ["check", "task", "breast-cancer", "--data", str(path)])
-    assert done.exit_code == 1
-    assert done.output.startswith("fault  read(): data-path: ") and says in done.output
-    assert "; row " in done.output and len(done.output.splitlines()) == 1
+def test_a_faulty_file_is_one_line_and_the_code_of_a_failure(tmp_path):
+    def check(changes, says):
+        path = table(tmp_path, **changes)
+        done = CliRunner().invoke(app, ["check", "task", "breast-cancer", "--data", str(path)])
+        assert done.exit_code == 1
+        assert done.output.startswith("fault  read(): data-path: ") and says in done.output
+        assert "; row " in done.output and len(done.output.splitlines()) == 1
+
+    assert not failures(
+        [
+            ({"mean area": "none"}, "column mean area must hold numbers only"),
+            ({"mean area": ""}, "column mean area has empty or infinite cells"),
+            ({"target": "secret"}, "column target must hold 0 (malignant) or 1 (benign) only"),
+            ({"target": "2"}, "column target must hold 0 (malignant) or 1 (benign) only"),
+        ],
+        check,
+    )
 
 
 def test_an_unbalanced_file_is_noted(tmp_path):
@@ -231,25 +234,31 @@ def test_a_table_reads_the_groups_that_the_run_names(tmp_path):
             read(path, "ward")
 
 
-@pytest.mark.parametrize(
-    ("rows", "says", "first"),
-    [
-        (["30,1,ill", "17,1,ill"], "column age must hold numbers from 18 to 100", "row 2 below the header holds '17'"),
-        (
-            ["30,x,ill", "30,y,ill"],
-            "column dose must hold numbers only",
-            "row 1 below the header holds 'x', and 1 more",
-        ),
-        (["30,1,ill", "30,1,sick"], "column outcome must hold 0 (healthy) or 1 (ill) only", "holds 'sick'"),
-    ],
-)
-def test_a_faulty_row_is_named_to_its_owner_and_is_no_part_of_the_error(tmp_path, rows, says, first):
-    path = tmp_path / "own.csv"
-    path.write_text("\n".join(["age,dose,outcome", *rows]))
-    with pytest.raises(DataError) as refused:
-        COLUMNS.read(path)
-    assert says in str(refused.value) and first in refused.value.first
-    assert "below the header" not in str(refused.value) and first not in repr(refused.value)
+def test_a_faulty_row_is_named_to_its_owner_and_is_no_part_of_the_error(tmp_path):
+    def check(rows, says, first):
+        path = tmp_path / "own.csv"
+        path.write_text("\n".join(["age,dose,outcome", *rows]))
+        with pytest.raises(DataError) as refused:
+            COLUMNS.read(path)
+        assert says in str(refused.value) and first in refused.value.first
+        assert "below the header" not in str(refused.value) and first not in repr(refused.value)
+
+    assert not failures(
+        [
+            (
+                ["30,1,ill", "17,1,ill"],
+                "column age must hold numbers from 18 to 100",
+                "row 2 below the header holds '17'",
+            ),
+            (
+                ["30,x,ill", "30,y,ill"],
+                "column dose must hold numbers only",
+                "row 1 below the header holds 'x', and 1 more",
+            ),
+            (["30,1,ill", "30,1,sick"], "column outcome must hold 0 (healthy) or 1 (ill) only", "holds 'sick'"),
+        ],
+        check,
+    )
 
 
 def test_a_row_out_of_range_is_left_out_under_dp_sgd_and_rows_without_labels_can_be_predicted(tmp_path):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support import failures
 
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError
@@ -72,43 +73,47 @@ def test_a_sound_task_has_no_fault():
     refuse_faulty(task, task.build(), None)
 
 
-@pytest.mark.parametrize(
-    ("attributes", "says"),
-    [
-        ({"classes": 1}, "classes: 1; give the number of classes, 2 or more"),
-        ({"class_names": ("a", "b")}, "class_names: 2 names; give 3 different names"),
-        ({"class_names": ("a", "b", "b")}, "class_names: 3 names; give 3 different names"),
-        ({"class_names": "abc"}, "class_names: 3 names; give 3 different names"),
-        ({"input_shape": 4}, "input_shape: 4; give a tuple of whole numbers"),
-        ({"input_shape": (4, 0)}, r"input_shape: \(4, 0\); give a tuple"),
-        ({"image_shape": (3, 3)}, r"image_shape: \(3, 3\); it must have as many pixels as input_shape \(4,\)"),
-    ],
-)
-def test_what_a_class_says_and_cannot_be(attributes, says):
-    task = made(**attributes)
-    text = one(faults_of_attributes(task))
-    with pytest.raises(ConfigError, match=says) as refusal:
-        refuse_faulty(task, SoftmaxRegression(features=4, classes=3), None)
-    assert str(refusal.value) == f"task 'digits': {text}"
+def test_what_a_class_says_and_cannot_be():
+    def check(attributes, says):
+        task = made(**attributes)
+        text = one(faults_of_attributes(task))
+        with pytest.raises(ConfigError, match=says) as refusal:
+            refuse_faulty(task, SoftmaxRegression(features=4, classes=3), None)
+        assert str(refusal.value) == f"task 'digits': {text}"
+
+    assert not failures(
+        [
+            ({"classes": 1}, "classes: 1; give the number of classes, 2 or more"),
+            ({"class_names": ("a", "b")}, "class_names: 2 names; give 3 different names"),
+            ({"class_names": ("a", "b", "b")}, "class_names: 3 names; give 3 different names"),
+            ({"class_names": "abc"}, "class_names: 3 names; give 3 different names"),
+            ({"input_shape": 4}, "input_shape: 4; give a tuple of whole numbers"),
+            ({"input_shape": (4, 0)}, r"input_shape: \(4, 0\); give a tuple"),
+            ({"image_shape": (3, 3)}, r"image_shape: \(3, 3\); it must have as many pixels as input_shape \(4,\)"),
+        ],
+        check,
+    )
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "says"),
-    [
-        (X[:0], Y[:0], "load(): no examples; at least one is needed"),
-        (X[:, :3], Y, "inputs of shape (3,), where input_shape is (4,); reshape them, or set input_shape to (3,)"),
-        (X.astype(str), Y, "inputs of <U32; make them numbers: float32"),
-        (np.where(X > 0.9, np.nan, X), Y, "inputs; leave these rows out"),
-        (np.full((20, 4), 1e39), Y, "NaN or infinity in 20 of 20 inputs; leave these rows out"),
-        (X, np.eye(3)[Y], "targets of shape (20, 3); give shape (n,): use .argmax(axis=1) on one-hot rows"),
-        (X, Y.astype(float), "labels of float64; make them integers"),
-        (X, np.array(["a", "b", "c"])[Y], "labels of <U1; make them integers, the places in class_names"),
-        (X, Y + 1, "labels from 1 to 3, where classes is 3; they must lie from 0 to 2; labels from 1 need - 1"),
-        (X, Y - 1, "labels from -1 to 1, where classes is 3"),
-    ],
-)
-def test_examples_that_cannot_be_trained_on(x, y, says):
-    assert says in one(faults_of_examples(made(), Examples(x, y), "load()"))
+def test_examples_that_cannot_be_trained_on():
+    def check(x, y, says):
+        assert says in one(faults_of_examples(made(), Examples(x, y), "load()"))
+
+    assert not failures(
+        [
+            (X[:0], Y[:0], "load(): no examples; at least one is needed"),
+            (X[:, :3], Y, "inputs of shape (3,), where input_shape is (4,); reshape them, or set input_shape to (3,)"),
+            (X.astype(str), Y, "inputs of <U32; make them numbers: float32"),
+            (np.where(X > 0.9, np.nan, X), Y, "inputs; leave these rows out"),
+            (np.full((20, 4), 1e39), Y, "NaN or infinity in 20 of 20 inputs; leave these rows out"),
+            (X, np.eye(3)[Y], "targets of shape (20, 3); give shape (n,): use .argmax(axis=1) on one-hot rows"),
+            (X, Y.astype(float), "labels of float64; make them integers"),
+            (X, np.array(["a", "b", "c"])[Y], "labels of <U1; make them integers, the places in class_names"),
+            (X, Y + 1, "labels from 1 to 3, where classes is 3; they must lie from 0 to 2; labels from 1 need - 1"),
+            (X, Y - 1, "labels from -1 to 1, where classes is 3"),
+        ],
+        check,
+    )
 
 
 def test_several_faults_are_several_lines():
@@ -118,36 +123,45 @@ def test_several_faults_are_several_lines():
     assert [line.split(":")[0] for line in str(refusal.value).splitlines()] == ["task 'digits'"] * 2
 
 
-@pytest.mark.parametrize("y", [np.array(["a"] * 20), np.full(20, np.nan)])
-def test_targets_of_a_regression(y):
-    assert "make them finite float32" in one(faults_of_examples(made(Numbers), Examples(X, y), "load()"))
-    assert texts(faults_of_examples(made(Numbers), Examples(X, np.linspace(-1, 1, 20)), "load()")) == []
+def test_targets_of_a_regression():
+    def check(y):
+        assert "make them finite float32" in one(faults_of_examples(made(Numbers), Examples(X, y), "load()"))
+        assert texts(faults_of_examples(made(Numbers), Examples(X, np.linspace(-1, 1, 20)), "load()")) == []
+
+    assert not failures([np.array(["a"] * 20), np.full(20, np.nan)], check)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda out: out[:, :2], "outputs of shape (20, 2), expected (20, 3); end it with 3 units"),
-        (lambda out: np.log(out + 0.1), "no probabilities, such as logits; end the model with activation='softmax'"),
-        (lambda out: 1 / (1 + np.exp(-out)), "no probabilities"),
-        (lambda out: out * np.nan, "NaN or infinite; check the initial weights"),
-        (lambda out: out / np.zeros((7, 7)), f"the model cannot predict: ValueError at {__file__}:"),
-    ],
-)
-def test_models_that_cannot_be_scored(change, says):
-    assert says in one(faults_of_model(made(), Outputs(change), X))
+def test_models_that_cannot_be_scored():
+    def check(change, says):
+        assert says in one(faults_of_model(made(), Outputs(change), X))
+
+    assert not failures(
+        [
+            (lambda out: out[:, :2], "outputs of shape (20, 2), expected (20, 3); end it with 3 units"),
+            (
+                lambda out: np.log(out + 0.1),
+                "no probabilities, such as logits; end the model with activation='softmax'",
+            ),
+            (lambda out: 1 / (1 + np.exp(-out)), "no probabilities"),
+            (lambda out: out * np.nan, "NaN or infinite; check the initial weights"),
+            (lambda out: out / np.zeros((7, 7)), f"the model cannot predict: ValueError at {__file__}:"),
+        ],
+        check,
+    )
 
 
-@pytest.mark.parametrize("change", [lambda out: out[:, :2], lambda out: out * np.nan, lambda out: out / np.zeros(7)])
-def test_a_faulty_model_does_not_hide_faulty_scores(change):
-    task = made(metrics=lambda self, y, scores: {"accuracy": np.nan}, losses=lambda self, y, scores: 0.5)
-    of_model, *of_scores = texts(faults_of_model(task, Outputs(change), X))
-    assert of_model.startswith("build(): ")
-    assert [text.split(";")[0] for text in of_scores] == [
-        "metrics(): values that are no finite numbers",
-        "metrics(): no 'loss'",
-        "losses(): shape ()",
-    ]
+def test_a_faulty_model_does_not_hide_faulty_scores():
+    def check(change):
+        task = made(metrics=lambda self, y, scores: {"accuracy": np.nan}, losses=lambda self, y, scores: 0.5)
+        of_model, *of_scores = texts(faults_of_model(task, Outputs(change), X))
+        assert of_model.startswith("build(): ")
+        assert [text.split(";")[0] for text in of_scores] == [
+            "metrics(): values that are no finite numbers",
+            "metrics(): no 'loss'",
+            "losses(): shape ()",
+        ]
+
+    assert not failures([lambda out: out[:, :2], lambda out: out * np.nan, lambda out: out / np.zeros(7)], check)
 
 
 def test_a_regression_ends_with_one_number():
@@ -193,25 +207,29 @@ def test_a_model_that_can_be_built_only_once():
     assert f"an error when it is called again: IndexError at {__file__}:" in text
 
 
-@pytest.mark.parametrize(
-    ("metrics", "says"),
-    [
-        (lambda self, y, scores: 1 / 0, f"metrics(): ZeroDivisionError at {__file__}:"),
-        (lambda self, y, scores: {"loss": np.nan}, "metrics(): values that are no finite numbers"),
-        (lambda self, y, scores: {"loss": scores}, "metrics(): values that are no finite numbers"),
-        (lambda self, y, scores: [0.5], "metrics(): values that are no finite numbers; return a dict"),
-        (lambda self, y, scores: {"accuracy": 0.5}, "metrics(): no 'loss'; add it"),
-    ],
-)
-def test_metrics_that_fail(metrics, says):
-    task = made(metrics=metrics)
-    assert says in one(faults_of_model(task, task.build(), X))
+def test_metrics_that_fail():
+    def check(metrics, says):
+        task = made(metrics=metrics)
+        assert says in one(faults_of_model(task, task.build(), X))
+
+    assert not failures(
+        [
+            (lambda self, y, scores: 1 / 0, f"metrics(): ZeroDivisionError at {__file__}:"),
+            (lambda self, y, scores: {"loss": np.nan}, "metrics(): values that are no finite numbers"),
+            (lambda self, y, scores: {"loss": scores}, "metrics(): values that are no finite numbers"),
+            (lambda self, y, scores: [0.5], "metrics(): values that are no finite numbers; return a dict"),
+            (lambda self, y, scores: {"accuracy": 0.5}, "metrics(): no 'loss'; add it"),
+        ],
+        check,
+    )
 
 
-@pytest.mark.parametrize("losses", [lambda self, y, scores: 0.5, lambda self, y, scores: y[:, None]])
-def test_losses_that_are_not_one_an_example(losses):
-    task = made(losses=losses)
-    assert "losses(): shape" in one(faults_of_model(task, task.build(), X))
+def test_losses_that_are_not_one_an_example():
+    def check(losses):
+        task = made(losses=losses)
+        assert "losses(): shape" in one(faults_of_model(task, task.build(), X))
+
+    assert not failures([lambda self, y, scores: 0.5, lambda self, y, scores: y[:, None]], check)
 
 
 def test_a_sample_is_of_the_task_or_made_up():

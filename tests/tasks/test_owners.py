@@ -4,6 +4,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from support import failures
 from test_tasks import real, task
 
 from cloister.core.errors import ConfigError, DataError
@@ -81,22 +82,24 @@ def test_hospitals_train_or_test_and_a_hospital_is_a_client(tmp_path):
         deal(charged.config, charged.partition, data, 15, charged.classes, 0)
 
 
-@pytest.mark.parametrize(
-    ("rows", "changes", "message"),
-    [
-        ([row(194, 1)], {"header": HEADER.replace("Provider Id", "Hospital")}, "lacks the columns Provider Id"),
-        ([row(470, 1)], {}, "has no row of the diagnoses"),
-        ([row(194, 1, "99999")], {}, "lacks the ZIP codes of 1 rows"),
-        ([row(194, 1, payment="secret")], {}, "holds what is not of its kind"),
-        ([row(194, 1, payment="")], {}, "has rows without an average total payment"),
-        ([row(194, 1)], {"places": "zip,lat\n02134,42.35\n"}, "lacks the columns lon"),
-        ([row(194, 1)], {"places": "zip,lat,lon\n02134,1,1\n02134,2,2\n"}, "holds what is not of its kind"),
-    ],
-)
-def test_wrong_tables_are_refused_without_quoting_them(tmp_path, rows, changes, message):
-    with pytest.raises(DataError, match=message) as caught:
-        charges(tmp_path, rows, **changes).load()
-    assert "task.data-path" in str(caught.value) and "secret" not in str(caught.value)
+def test_wrong_tables_are_refused_without_quoting_them(tmp_path):
+    def check(rows, changes, message):
+        with pytest.raises(DataError, match=message) as caught:
+            charges(tmp_path, rows, **changes).load()
+        assert "task.data-path" in str(caught.value) and "secret" not in str(caught.value)
+
+    assert not failures(
+        [
+            ([row(194, 1)], {"header": HEADER.replace("Provider Id", "Hospital")}, "lacks the columns Provider Id"),
+            ([row(470, 1)], {}, "has no row of the diagnoses"),
+            ([row(194, 1, "99999")], {}, "lacks the ZIP codes of 1 rows"),
+            ([row(194, 1, payment="secret")], {}, "holds what is not of its kind"),
+            ([row(194, 1, payment="")], {}, "has rows without an average total payment"),
+            ([row(194, 1)], {"places": "zip,lat\n02134,42.35\n"}, "lacks the columns lon"),
+            ([row(194, 1)], {"places": "zip,lat,lon\n02134,1,1\n02134,2,2\n"}, "holds what is not of its kind"),
+        ],
+        check,
+    )
 
 
 def test_files_that_are_no_tables_are_refused(tmp_path):
@@ -159,14 +162,16 @@ def test_every_writer_is_a_client(written):
         deal(writers.config, writers.partition, data, 7, 10, 0)
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
-def test_a_writer_is_turned_with_all_images_or_with_none(written, fraction):
-    data = task("mnist-writers", data_path=str(written), rotated_fraction=fraction).load()
-    for examples, owners in ((data.train, np.arange(30) % 6 * 100), (data.test, np.arange(10) % 2 + 5000)):
-        upright = examples.x[:, 0, 27, 0] > 0.3
-        assert np.array_equal(~upright, np.isin(owners, turned_writers(owners, fraction)))
-        # Counter-clockwise the upper half comes to lie on the left.
-        assert (examples.x[~upright][:, :, :14] > 0.3).all() and not examples.x[~upright][:, :, 14:].any()
+def test_a_writer_is_turned_with_all_images_or_with_none(written):
+    def check(fraction):
+        data = task("mnist-writers", data_path=str(written), rotated_fraction=fraction).load()
+        for examples, owners in ((data.train, np.arange(30) % 6 * 100), (data.test, np.arange(10) % 2 + 5000)):
+            upright = examples.x[:, 0, 27, 0] > 0.3
+            assert np.array_equal(~upright, np.isin(owners, turned_writers(owners, fraction)))
+            # Counter-clockwise the upper half comes to lie on the left.
+            assert (examples.x[~upright][:, :, :14] > 0.3).all() and not examples.x[~upright][:, :, 14:].any()
+
+    assert not failures([0.0, 0.5, 1.0], check)
 
 
 def test_turning_goes_by_the_writer_alone():
@@ -235,11 +240,13 @@ def letters(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("given", ["", "emnist_byclass_test.npz"])
-def test_emnist_is_split_by_class(letters, given):
-    data = task("emnist", data_path=str(letters / given)).load()
-    assert np.bincount(data.train.y).tolist() == [4] * 62 and np.bincount(data.test.y).tolist() == [1] * 62
-    assert data.train.x.shape == (248, 28, 28, 1) and data.train.x.dtype == np.float32 and data.train.x.max() == 1
+def test_emnist_is_split_by_class(letters):
+    def check(given):
+        data = task("emnist", data_path=str(letters / given)).load()
+        assert np.bincount(data.train.y).tolist() == [4] * 62 and np.bincount(data.test.y).tolist() == [1] * 62
+        assert data.train.x.shape == (248, 28, 28, 1) and data.train.x.dtype == np.float32 and data.train.x.max() == 1
+
+    assert not failures(["", "emnist_byclass_test.npz"], check)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import failures
 
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError
@@ -117,26 +118,30 @@ def test_a_holdout_is_stratified_and_never_takes_a_whole_class(labels, fraction,
         assert held == min(round(fraction * total), total - 1)
 
 
-@pytest.mark.parametrize("how", ["iid", "shards", "dirichlet", "natural", "table"])
-def test_the_same_seed_deals_the_same_parts(how):
-    labels = labels_of((40, 40, 40, 40))
-    groups = np.arange(160) % 3
+def test_the_same_seed_deals_the_same_parts():
+    def check(how):
+        labels = labels_of((40, 40, 40, 40))
+        groups = np.arange(160) % 3
 
-    def parts(seed):
-        table = {"table": "10,10,10,10;5,5,5,5"} if how == "table" else {}
-        return deal(labels, 2, seed=seed, owners=groups, partition=how, **table)
+        def parts(seed):
+            table = {"table": "10,10,10,10;5,5,5,5"} if how == "table" else {}
+            return deal(labels, 2, seed=seed, owners=groups, partition=how, **table)
 
-    assert all(map(np.array_equal, parts(1), parts(1)))
-    assert how == "natural" or not all(map(np.array_equal, parts(1), parts(2)))
+        assert all(map(np.array_equal, parts(1), parts(1)))
+        assert how == "natural" or not all(map(np.array_equal, parts(1), parts(2)))
+
+    assert not failures(["iid", "shards", "dirichlet", "natural", "table"], check)
 
 
-@pytest.mark.parametrize(("text", "clients"), [(HOMOGENEOUS, 4), (NON_IID, 4)], ids=["homogeneous", "non-i.i.d."])
-def test_the_published_alzheimer_tables_use_every_image(text, clients):
-    labels = labels_of(ALZHEIMER)
-    parts = deal(labels, clients, partition="table", table=text)
-    assert_complete(parts, 5120)
-    expected = np.array([[int(cell) for cell in row.split(",")] for row in text.split(";")])
-    assert np.array_equal(counts_of(labels, parts, 4), expected)
+def test_the_published_alzheimer_tables_use_every_image():
+    def check(text, clients):
+        labels = labels_of(ALZHEIMER)
+        parts = deal(labels, clients, partition="table", table=text)
+        assert_complete(parts, 5120)
+        expected = np.array([[int(cell) for cell in row.split(",")] for row in text.split(";")])
+        assert np.array_equal(counts_of(labels, parts, 4), expected)
+
+    assert not failures([(HOMOGENEOUS, 4), (NON_IID, 4)], check)
 
 
 def test_the_published_attack_table_asks_for_more_than_the_training_images():
@@ -200,55 +205,59 @@ def test_a_table_is_read_with_blanks_and_kept_as_a_matrix():
     assert counts.tolist() == [[1, 2], [3, 4]]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "task.table is empty"),
-        ("1,2", "task.table has 1 rows; the federation has 2 clients"),
-        ("1,2;3,4;", "task.table has 3 rows; the federation has 2 clients"),
-        ("1,2;3", "task.table row 2 has 1 numbers; the task has 2 classes"),
-        ("1,2;3,4,5", "task.table row 2 has 3 numbers; the task has 2 classes"),
-        ("1,-2;3,4", "task.table row 1 holds '-2'; a count is a whole number"),
-        ("1,2;3,4.5", "task.table row 2 holds '4.5'; a count is a whole number"),
-        ("1,two;3,4", "task.table row 1 holds 'two'; a count is a whole number"),
-        ("1,;3,4", "task.table row 1 holds ''; a count is a whole number"),
-        ("1,1_0;3,4", "task.table row 1 holds '1_0'; a count is a whole number"),
-        ("1,٣;3,4", "task.table row 1 holds '٣'; a count is a whole number"),
-        ("1,2;3,9999999999", "task.table row 2 holds '9999999999'; a count is a whole number"),
-        ("1,2;0,0", "task.table row 2 is all zeros"),
-    ],
-)
-def test_a_wrong_table_is_refused(text, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        partition.parse_table(text, 2, 2)
+def test_a_wrong_table_is_refused():
+    def check(text, message):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            partition.parse_table(text, 2, 2)
+
+    assert not failures(
+        [
+            ("", "task.table is empty"),
+            ("1,2", "task.table has 1 rows; the federation has 2 clients"),
+            ("1,2;3,4;", "task.table has 3 rows; the federation has 2 clients"),
+            ("1,2;3", "task.table row 2 has 1 numbers; the task has 2 classes"),
+            ("1,2;3,4,5", "task.table row 2 has 3 numbers; the task has 2 classes"),
+            ("1,-2;3,4", "task.table row 1 holds '-2'; a count is a whole number"),
+            ("1,2;3,4.5", "task.table row 2 holds '4.5'; a count is a whole number"),
+            ("1,two;3,4", "task.table row 1 holds 'two'; a count is a whole number"),
+            ("1,;3,4", "task.table row 1 holds ''; a count is a whole number"),
+            ("1,1_0;3,4", "task.table row 1 holds '1_0'; a count is a whole number"),
+            ("1,٣;3,4", "task.table row 1 holds '٣'; a count is a whole number"),
+            ("1,2;3,9999999999", "task.table row 2 holds '9999999999'; a count is a whole number"),
+            ("1,2;0,0", "task.table row 2 is all zeros"),
+        ],
+        check,
+    )
 
 
-@pytest.mark.parametrize(
-    ("clients", "config", "message"),
-    [
-        (21, {}, "21 clients cannot share 20 training examples; use at most 20 clients"),
-        (0, {}, "clients must be > 0, got 0"),
-        (2, {"seed": -1}, "seed must be >= 0, got -1"),
-        (3, {"partition": "natural"}, "'natural' has 2 owners for 3 clients; use at most 2 clients"),
-        (
-            2,
-            {"partition": "natural", "owners": None, "name": "digits"},
-            "task.partition = 'natural' needs examples with owners, and task.name = 'digits' has none",
-        ),
-        (
-            5,
-            {"partition": "shards", "shards_per_client": 5},
-            "task.shards-per-client = 5 for 5 clients makes 25 shards, but there are only 20 training examples; "
-            "use at most 4",
-        ),
-        (2, {"partition": "table", "table": "6,5;5,5"}, "11 training examples of class 0; the task has 10"),
-        (2, {"partition": "table"}, "task.table is empty"),
-    ],
-)
-def test_a_deal_that_cannot_be_made_is_refused(clients, config, message):
-    labels = labels_of((10, 10))
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        deal(labels, clients, classes=2, **({"owners": np.arange(20) % 2} | config))
+def test_a_deal_that_cannot_be_made_is_refused():
+    def check(clients, config, message):
+        labels = labels_of((10, 10))
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            deal(labels, clients, classes=2, **({"owners": np.arange(20) % 2} | config))
+
+    assert not failures(
+        [
+            (21, {}, "21 clients cannot share 20 training examples; use at most 20 clients"),
+            (0, {}, "clients must be > 0, got 0"),
+            (2, {"seed": -1}, "seed must be >= 0, got -1"),
+            (3, {"partition": "natural"}, "'natural' has 2 owners for 3 clients; use at most 2 clients"),
+            (
+                2,
+                {"partition": "natural", "owners": None, "name": "digits"},
+                "task.partition = 'natural' needs examples with owners, and task.name = 'digits' has none",
+            ),
+            (
+                5,
+                {"partition": "shards", "shards_per_client": 5},
+                "task.shards-per-client = 5 for 5 clients makes 25 shards, but there are only 20 training examples; "
+                "use at most 4",
+            ),
+            (2, {"partition": "table", "table": "6,5;5,5"}, "11 training examples of class 0; the task has 10"),
+            (2, {"partition": "table"}, "task.table is empty"),
+        ],
+        check,
+    )
 
 
 class TestWholeGroups:
@@ -260,12 +269,14 @@ class TestWholeGroups:
     def of(self, clients=3, **config):
         return deal(self.LABELS, clients, groups=self.PATIENTS, group="patient", **config)
 
-    @pytest.mark.parametrize("how", ["iid", "shards", "dirichlet"])
-    def test_a_group_goes_to_one_client(self, how):
-        parts = self.of(partition=how)
-        assert_complete(parts, len(self.PATIENTS))
-        held = [set(self.PATIENTS[part].tolist()) for part in parts]
-        assert sum(map(len, held)) == 40 == len(set.union(*held))
+    def test_a_group_goes_to_one_client(self):
+        def check(how):
+            parts = self.of(partition=how)
+            assert_complete(parts, len(self.PATIENTS))
+            held = [set(self.PATIENTS[part].tolist()) for part in parts]
+            assert sum(map(len, held)) == 40 == len(set.union(*held))
+
+        assert not failures(["iid", "shards", "dirichlet"], check)
 
     def test_shards_are_of_the_class_that_most_examples_of_a_group_have(self):
         labels = np.where(np.arange(len(self.PATIENTS)) % 9, self.PATIENTS % 2, 1 - self.PATIENTS % 2)
@@ -284,19 +295,25 @@ class TestWholeGroups:
         assert all((owners[part] == site).all() for site, part in enumerate(parts))
         assert set(self.PATIENTS[parts[0]]) & set(self.PATIENTS[parts[1]])
 
-    @pytest.mark.parametrize(
-        ("clients", "config", "message"),
-        [
-            (2, {"partition": "table", "table": "1,1,1,1;1,1,1,1"}, "task.partition = 'table' deals exact numbers"),
-            (2, {"examples_per_client": 5}, "task.examples-per-client = 5 deals exact numbers of examples, and task"),
-            (41, {}, "41 clients cannot share 40 groups of training examples; use at most 40 clients"),
-            (3, {"partition": "shards", "shards_per_client": 14}, "there are only 40 groups of training examples"),
-            (40, {"partition": "dirichlet", "alpha": 0.01}, "without any of the 40 groups of training examples"),
-        ],
-    )
-    def test_a_deal_of_groups_that_cannot_be_made_is_refused(self, clients, config, message):
-        with pytest.raises(ConfigError, match=re.escape(message)):
-            self.of(clients, **config)
+    def test_a_deal_of_groups_that_cannot_be_made_is_refused(self):
+        def check(clients, config, message):
+            with pytest.raises(ConfigError, match=re.escape(message)):
+                self.of(clients, **config)
+
+        assert not failures(
+            [
+                (2, {"partition": "table", "table": "1,1,1,1;1,1,1,1"}, "task.partition = 'table' deals exact numbers"),
+                (
+                    2,
+                    {"examples_per_client": 5},
+                    "task.examples-per-client = 5 deals exact numbers of examples, and task",
+                ),
+                (41, {}, "41 clients cannot share 40 groups of training examples; use at most 40 clients"),
+                (3, {"partition": "shards", "shards_per_client": 14}, "there are only 40 groups of training examples"),
+                (40, {"partition": "dirichlet", "alpha": 0.01}, "without any of the 40 groups of training examples"),
+            ],
+            check,
+        )
 
 
 def test_an_unknown_default_is_refused():
@@ -310,12 +327,14 @@ def test_a_class_of_one_example_stays_in_train():
     assert test.size == 4
 
 
-@pytest.mark.parametrize("labels", [np.array([], int), np.zeros(1, int), np.arange(5)])
-def test_a_holdout_of_little_is_empty(labels):
-    train, test = partition.holdout(labels, 0.5, generator())
-    assert train.size == len(labels)
-    assert test.size == 0
-    assert test.dtype == np.intp
+def test_a_holdout_of_little_is_empty():
+    def check(labels):
+        train, test = partition.holdout(labels, 0.5, generator())
+        assert train.size == len(labels)
+        assert test.size == 0
+        assert test.dtype == np.intp
+
+    assert not failures([np.array([], int), np.zeros(1, int), np.arange(5)], check)
 
 
 class TestClientsOfOneSize:
@@ -326,16 +345,19 @@ class TestClientsOfOneSize:
     def of(self, clients, size=6, **config):
         return deal(self.LABELS, clients, classes=10, examples_per_client=size, **config)
 
-    @pytest.mark.parametrize("how", ["iid", "shards"])
-    def test_as_many_as_there_are_examples_for_share_them_all(self, how):
-        assert_complete(self.of(100, partition=how), 600)
+    def test_as_many_as_there_are_examples_for_share_them_all(self):
+        def check(how):
+            assert_complete(self.of(100, partition=how), 600)
 
-    @pytest.mark.parametrize("how", ["iid", "shards"])
-    @pytest.mark.parametrize("clients", [1, 40, 101, 1000])
-    def test_each_has_so_many_different_examples(self, how, clients):
-        parts = self.of(clients, partition=how)
-        assert len(parts) == clients
-        assert all(len(part) == 6 and (np.diff(part) > 0).all() for part in parts)
+        assert not failures(["iid", "shards"], check)
+
+    def test_each_has_so_many_different_examples(self):
+        def check(clients, how):
+            parts = self.of(clients, partition=how)
+            assert len(parts) == clients
+            assert all(len(part) == 6 and (np.diff(part) > 0).all() for part in parts)
+
+        assert not failures([(clients, how) for clients in [1, 40, 101, 1000] for how in ["iid", "shards"]], check)
 
     def test_examples_repeat_evenly_and_in_other_company(self):
         parts = self.of(1000, partition="iid")
@@ -358,22 +380,30 @@ class TestClientsOfOneSize:
         other = np.array(deal(self.LABELS, 150, classes=10, seed=8, examples_per_client=6))
         assert (mine != other).any()
 
-    @pytest.mark.parametrize(
-        ("config", "said"),
-        [
-            ({"size": 601}, "examples-per-client = 601 must be at most the 600 training examples"),
-            ({"size": 7, "partition": "shards"}, "must be a multiple of task.shards-per-client = 2"),
-        ],
-    )
-    def test_impossible(self, config, said):
-        with pytest.raises(ConfigError, match=said):
-            self.of(3, **config)
+    def test_impossible(self):
+        def check(config, said):
+            with pytest.raises(ConfigError, match=said):
+                self.of(3, **config)
 
-    @pytest.mark.parametrize("how", ["dirichlet", "natural", "table"])
-    def test_where_it_has_no_effect_it_is_refused(self, how):
-        from cloister.config.run import parse
+        assert not failures(
+            [
+                ({"size": 601}, "examples-per-client = 601 must be at most the 600 training examples"),
+                ({"size": 7, "partition": "shards"}, "must be a multiple of task.shards-per-client = 2"),
+            ],
+            check,
+        )
 
-        with pytest.raises(ConfigError, match=f"examples-per-client = 6 has no effect with task.partition = '{how}'"):
-            parse({"task.partition": how, "task.examples-per-client": 6, "task.table": "6" if how == "table" else ""})
-        with pytest.raises(ConfigError, match="goes with iid and shards, not with 'natural'"):
-            partition.deal(TaskConfig(examples_per_client=2), "natural", dataset(self.LABELS), 2, 10, 0)
+    def test_where_it_has_no_effect_it_is_refused(self):
+        def check(how):
+            from cloister.config.run import parse
+
+            with pytest.raises(
+                ConfigError, match=f"examples-per-client = 6 has no effect with task.partition = '{how}'"
+            ):
+                parse(
+                    {"task.partition": how, "task.examples-per-client": 6, "task.table": "6" if how == "table" else ""}
+                )
+            with pytest.raises(ConfigError, match="goes with iid and shards, not with 'natural'"):
+                partition.deal(TaskConfig(examples_per_client=2), "natural", dataset(self.LABELS), 2, 10, 0)
+
+        assert not failures(["dirichlet", "natural", "table"], check)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import failures
 
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError, PluginError
@@ -67,10 +68,12 @@ def test_an_unknown_task_is_refused():
         TASKS.load("iris")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_unknown_model_is_refused(name):
-    with pytest.raises(ConfigError, match=r"task\.model must be one of .* got 'tree'"):
-        task(name, model="tree")
+def test_an_unknown_model_is_refused():
+    def check(name):
+        with pytest.raises(ConfigError, match=r"task\.model must be one of .* got 'tree'"):
+            task(name, model="tree")
+
+    assert not failures(NAMES, check)
 
 
 # Data that is always there
@@ -130,24 +133,26 @@ def test_a_csv_file_gives_the_task_s_units_whatever_the_order_of_its_columns(tum
     assert examples.y.tolist() == tumours.target.tolist()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda frame: frame.drop(columns=["mean area", "target"]), "lacks the columns mean area, target"),
-        (lambda frame: frame.head(0), "has no rows below its header"),
-        (lambda frame: frame.assign(target=2), "column target must hold 0 (malignant) or 1 (benign) only"),
-        (lambda frame: frame.assign(**{"mean area": "secret"}), "column mean area must hold numbers only"),
-        (lambda frame: frame.assign(**{"mean area": np.nan}), "column mean area has empty or infinite cells"),
-        (lambda frame: frame.assign(**{"mean area": np.inf}), "column mean area has empty or infinite cells"),
-    ],
-)
-def test_a_wrong_csv_file_is_refused_without_quoting_it(tumours, tmp_path, change, message):
-    path = tmp_path / "own.csv"
-    change(tumours).to_csv(path, index=False)
-    with pytest.raises(DataError, match=re.escape(message)) as caught:
-        task("breast-cancer").read(path)
-    assert "data-path" in str(caught.value)
-    assert "secret" not in str(caught.value)
+def test_a_wrong_csv_file_is_refused_without_quoting_it(tumours, tmp_path):
+    def check(change, message):
+        path = tmp_path / "own.csv"
+        change(tumours).to_csv(path, index=False)
+        with pytest.raises(DataError, match=re.escape(message)) as caught:
+            task("breast-cancer").read(path)
+        assert "data-path" in str(caught.value)
+        assert "secret" not in str(caught.value)
+
+    assert not failures(
+        [
+            (lambda frame: frame.drop(columns=["mean area", "target"]), "lacks the columns mean area, target"),
+            (lambda frame: frame.head(0), "has no rows below its header"),
+            (lambda frame: frame.assign(target=2), "column target must hold 0 (malignant) or 1 (benign) only"),
+            (lambda frame: frame.assign(**{"mean area": "secret"}), "column mean area must hold numbers only"),
+            (lambda frame: frame.assign(**{"mean area": np.nan}), "column mean area has empty or infinite cells"),
+            (lambda frame: frame.assign(**{"mean area": np.inf}), "column mean area has empty or infinite cells"),
+        ],
+        check,
+    )
 
 
 def test_an_absent_or_unreadable_csv_file_is_refused(tmp_path):
@@ -180,12 +185,14 @@ def test_mnist_is_found_in_a_file_a_folder_or_keras_cache(mnist_file, monkeypatc
     assert data.test.y.tolist() == list(range(10))
 
 
-@pytest.mark.parametrize("data_path", ["", "elsewhere"])
-def test_an_absent_mnist_says_how_to_get_it(tmp_path, monkeypatch, data_path):
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    given = data_path and str(tmp_path / data_path)
-    with pytest.raises(DataError, match=r"task.data-path = .*no file at .*set task.data-path to an mnist.npz"):
-        task("mnist", data_path=given).load()
+def test_an_absent_mnist_says_how_to_get_it(tmp_path, monkeypatch):
+    def check(data_path):
+        monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+        given = data_path and str(tmp_path / data_path)
+        with pytest.raises(DataError, match=r"task.data-path = .*no file at .*set task.data-path to an mnist.npz"):
+            task("mnist", data_path=given).load()
+
+    assert not failures(["", "elsewhere"], check)
 
 
 def broken_archives():
@@ -197,18 +204,22 @@ def broken_archives():
     yield "an unknown label", good | {"y_test": labels + 10}
 
 
-@pytest.mark.parametrize("arrays", [arrays for _, arrays in broken_archives()], ids=[n for n, _ in broken_archives()])
-def test_a_file_that_is_not_mnist_is_refused(tmp_path, arrays):
-    np.savez(tmp_path / "mnist.npz", **arrays)
-    with pytest.raises(DataError, match=r"task\.data-path: .* must be an .npz file with x_train"):
-        task("mnist", data_path=str(tmp_path)).load()
+def test_a_file_that_is_not_mnist_is_refused(tmp_path):
+    def check(arrays):
+        np.savez(tmp_path / "mnist.npz", **arrays)
+        with pytest.raises(DataError, match=r"task\.data-path: .* must be an .npz file with x_train"):
+            task("mnist", data_path=str(tmp_path)).load()
+
+    assert not failures([arrays for _, arrays in broken_archives()], check)
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04cut"], ids=["empty", "text", "cut zip"])
-def test_a_damaged_mnist_file_is_refused(tmp_path, content):
-    (tmp_path / "mnist.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"task\.data-path: .* must be an .npz file with x_train"):
-        task("mnist", data_path=str(tmp_path)).load()
+def test_a_damaged_mnist_file_is_refused(tmp_path):
+    def check(content):
+        (tmp_path / "mnist.npz").write_bytes(content)
+        with pytest.raises(DataError, match=r"task\.data-path: .* must be an .npz file with x_train"):
+            task("mnist", data_path=str(tmp_path)).load()
+
+    assert not failures([b"", b"nonsense", b"PK\x03\x04cut"], check)
 
 
 def test_real_mnist_has_the_published_class_counts():
@@ -269,40 +280,52 @@ def test_a_row_means_the_same_beside_any_other_rows(tmp_path):
     assert np.array_equal(heart.read(hospital(tmp_path, other, ROW)).x[1], alone)
 
 
-@pytest.mark.parametrize("written", ["0", "?", "-9", "-9.0", ""])
-@pytest.mark.parametrize(("column", "first", "usual"), [(3, 10, (120 - 60) / 200), (4, 12, (200 - 50) / 750)])
-def test_impossible_zeros_are_missing_values(tmp_path, written, column, first, usual):
-    cells = ROW.split(",")
-    cells[column] = written
-    x = task("heart-disease").read(hospital(tmp_path, ",".join(cells))).x[0]
-    np.testing.assert_allclose(x[first : first + 2], (usual, 1), rtol=1e-6)
+def test_impossible_zeros_are_missing_values(tmp_path):
+    def check(column, first, usual, written):
+        cells = ROW.split(",")
+        cells[column] = written
+        x = task("heart-disease").read(hospital(tmp_path, ",".join(cells))).x[0]
+        np.testing.assert_allclose(x[first : first + 2], (usual, 1), rtol=1e-6)
+
+    assert not failures(
+        [
+            (column, first, usual, written)
+            for column, first, usual in [(3, 10, (120 - 60) / 200), (4, 12, (200 - 50) / 750)]
+            for written in ["0", "?", "-9", "-9.0", ""]
+        ],
+        check,
+    )
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ((), "the file has no rows"),
-        ((ROW, "1,2,3"), "row 2 has 3 columns; expected 14"),
-        (("age" + ROW[2:],), "not a text file of numbers and ?"),
-        ((ROW[:-1] + "?",), "column num, the diagnosis, must not be missing"),
-        ((ROW[:-1] + "7",), "column num must hold one of 0, 1, 2, 3, 4"),
-        (("777" + ROW[2:],), "column age must hold numbers from 18 to 100, or ?"),
-        (("inf" + ROW[2:],), "column age must hold numbers from 18 to 100, or ?"),
-        (("63,1,5" + ROW[6:],), "column cp must hold one of 1, 2, 3, 4, or ?"),
-        ((ROW.replace(",260,", ",6.7,"),), "column chol must hold numbers from 50 to 800, or ?"),
-    ],
-)
-def test_a_wrong_hospital_file_is_refused_without_quoting_it(tmp_path, rows, message):
-    with pytest.raises(DataError, match=re.escape(message)) as caught:
-        task("heart-disease").read(hospital(tmp_path, *rows))
-    assert "data-path" in str(caught.value)
-    assert not any(value in str(caught.value).replace(str(tmp_path), "") for value in ("777", "inf", "6.7"))
+def test_a_wrong_hospital_file_is_refused_without_quoting_it(tmp_path):
+    def check(rows, message):
+        with pytest.raises(DataError, match=re.escape(message)) as caught:
+            task("heart-disease").read(hospital(tmp_path, *rows))
+        assert "data-path" in str(caught.value)
+        assert not any(value in str(caught.value).replace(str(tmp_path), "") for value in ("777", "inf", "6.7"))
+
+    assert not failures(
+        [
+            ((), "the file has no rows"),
+            ((ROW, "1,2,3"), "row 2 has 3 columns; expected 14"),
+            (("age" + ROW[2:],), "not a text file of numbers and ?"),
+            ((ROW[:-1] + "?",), "column num, the diagnosis, must not be missing"),
+            ((ROW[:-1] + "7",), "column num must hold one of 0, 1, 2, 3, 4"),
+            (("777" + ROW[2:],), "column age must hold numbers from 18 to 100, or ?"),
+            (("inf" + ROW[2:],), "column age must hold numbers from 18 to 100, or ?"),
+            (("63,1,5" + ROW[6:],), "column cp must hold one of 1, 2, 3, 4, or ?"),
+            ((ROW.replace(",260,", ",6.7,"),), "column chol must hold numbers from 50 to 800, or ?"),
+        ],
+        check,
+    )
 
 
-@pytest.mark.parametrize("name", ["own.data", "own.npz"])
-def test_an_absent_hospital_file_is_refused(tmp_path, name):
-    with pytest.raises(DataError, match=f"data-path: no file at .*{name}"):
-        task("heart-disease").read(tmp_path / name)
+def test_an_absent_hospital_file_is_refused(tmp_path):
+    def check(name):
+        with pytest.raises(DataError, match=f"data-path: no file at .*{name}"):
+            task("heart-disease").read(tmp_path / name)
+
+    assert not failures(["own.data", "own.npz"], check)
 
 
 def test_binary_nonsense_is_refused(tmp_path):
@@ -350,13 +373,15 @@ def test_real_hospitals_have_the_published_rows_and_diagnoses():
 # Scores
 
 
-@pytest.mark.parametrize("name", ["breast-cancer", "heart-disease"])
-def test_binary_tasks_report_the_auc(name):
-    y = np.array([0, 0, 1, 1])
-    scores = np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5], [0.2, 0.8]])
-    metrics = task(name).metrics(y, scores)
-    assert set(metrics) == {"loss", "accuracy", "auc"}
-    assert metrics["auc"] == 0.75
+def test_binary_tasks_report_the_auc():
+    def check(name):
+        y = np.array([0, 0, 1, 1])
+        scores = np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5], [0.2, 0.8]])
+        metrics = task(name).metrics(y, scores)
+        assert set(metrics) == {"loss", "accuracy", "auc"}
+        assert metrics["auc"] == 0.75
+
+    assert not failures(["breast-cancer", "heart-disease"], check)
 
 
 def test_no_auc_without_both_classes_or_from_a_diverged_model():
@@ -369,13 +394,14 @@ def test_no_auc_without_both_classes_or_from_a_diverged_model():
 # Models
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "parameters"),
-    [("digits", "softmax", 650), ("breast-cancer", "auto", 62), ("heart-disease", "auto", 78)],
-)
-def test_softmax_models_fit_their_data(name, model, parameters):
-    built = task(name, model=model).build()
-    assert sum(array.size for array in built.arrays().values()) == parameters
+def test_softmax_models_fit_their_data():
+    def check(name, model, parameters):
+        built = task(name, model=model).build()
+        assert sum(array.size for array in built.arrays().values()) == parameters
+
+    assert not failures(
+        [("digits", "softmax", 650), ("breast-cancer", "auto", 62), ("heart-disease", "auto", 78)], check
+    )
 
 
 @pytest.mark.parametrize(

@@ -154,13 +154,26 @@ def _listening(layer: Layer, heard: list[Call], tape: tf.GradientTape, scope: ke
     """
     original, replaced = layer.call, vars(layer).get("call")
     has_activation = is_plain_dense(layer) or is_plain_einsum(layer)
-    called = _call_before_activation if has_activation else _call_whole
 
     def call(*args: object, **kwargs: object) -> Tensor:
         own, before = Call(args, kwargs), [(variable, variable.value) for variable in layer.trainable_variables]
+        activation = layer.activation if has_activation else None
+
+        def listen(output: Tensor) -> Tensor:
+            tape.watch(output)
+            own.output = output
+            return output if activation is None else activation(output)
+
         for variable, value in before:
             scope.add_update((variable, tf.stop_gradient(value)))
-        output = called(layer, original, own, tape)
+        if has_activation:
+            object.__setattr__(layer, "activation", listen)
+            try:
+                output = original(*args, **kwargs)
+            finally:
+                object.__setattr__(layer, "activation", activation)
+        else:
+            output = listen(original(*args, **kwargs))
         for each in before:
             scope.add_update(each)
         heard.append(own)
@@ -174,24 +187,3 @@ def _listening(layer: Layer, heard: list[Call], tape: tf.GradientTape, scope: ke
         object.__delattr__(layer, "call")
         if replaced is not None:
             object.__setattr__(layer, "call", replaced)
-
-
-def _call_before_activation(layer: Layer, original: Callable[..., Tensor], own: Call, tape: tf.GradientTape) -> Tensor:
-    activation = layer.activation
-
-    def listen(output: Tensor) -> Tensor:
-        tape.watch(output)
-        own.output = output
-        return output if activation is None else activation(output)
-
-    object.__setattr__(layer, "activation", listen)
-    try:
-        return original(*own.args, **own.kwargs)
-    finally:
-        object.__setattr__(layer, "activation", activation)
-
-
-def _call_whole(_: Layer, original: Callable[..., Tensor], own: Call, tape: tf.GradientTape) -> Tensor:
-    own.output = original(*own.args, **own.kwargs)
-    tape.watch(own.output)
-    return own.output

@@ -64,7 +64,11 @@ def refuse(model: Network, loss: Loss, probe: Probe) -> None:
         ConfigError: the probe has another number of examples, or the loss does not return a number for each.
     """
     check_probe(probe)
-    _refuse_by_name(model)
+    for layer in model._flatten_layers():
+        for reason in _reasons(layer):
+            raise UnsupportedModel(f"layer {layer.name!r} ({type(layer).__name__}) {reason}")
+    if not model.trainable_variables:
+        raise UnsupportedModel("the model has no trainable weights")
     scopes: list[keras.StatelessScope] = []
 
     def losses(x: Tensor, y: Tensor, seeds: Tensor) -> Tensor:
@@ -76,27 +80,27 @@ def refuse(model: Network, loss: Loss, probe: Probe) -> None:
     specs = [specs_of([UNITS], examples) for examples in probe]
     seeds = tf.TensorSpec([len(seeds_of(model)), 2], tf.int64)
     graph = tf.function(losses, autograph=False).get_concrete_function(*specs, seeds).graph
-    _refuse_changes(model, scopes[-1])
+    if model.losses or scopes[-1].losses:
+        raise UnsupportedModel(PENALTY)
+    state = [variable for variable in model.non_trainable_variables if not is_seed(variable)]
+    changed = [variable.path for variable in state if scopes[-1].get_current_value(variable) is not None]
+    if changed:
+        raise UnsupportedModel(f"{changed[0]} changes {LEARNT}")
     refuse_effects(graph, model)
     try:
         prove(graph, UNITS, graph.inputs[: len(tf.nest.flatten(specs))], graph.outputs)
     except Mixes as found:
-        _refuse_mixing(model, found)
+        # TensorFlow appends a number to the scopes of a layer that is called more than once.
+        names = {part for scope in found.operation.split("/") for part in (scope, re.sub(r"_\d+$", "", scope))}
+        layer = next((each for each in model._flatten_layers(include_self=False) if each.name in names), None)
+        place = f"layer {layer.name!r} ({type(layer).__name__})" if layer else "the model or its loss"
+        raise UnsupportedModel(
+            f"{place} takes the examples of a batch together ({found.kind}: {found.reason}), so that none has a "
+            "gradient of its own; use a layer that works on each example alone, as GroupNormalization does for "
+            "BatchNormalization"
+        ) from found
     except Unproved:
         pass  # units in turn do not meet
-
-
-def _refuse_by_name(model: Network) -> None:
-    """Refuse layers without private per-example gradients.
-
-    Raises:
-        UnsupportedModel: names the layer, the reason and the replacement.
-    """
-    for layer in model._flatten_layers():
-        for reason in _reasons(layer):
-            raise UnsupportedModel(f"layer {layer.name!r} ({type(layer).__name__}) {reason}")
-    if not model.trainable_variables:
-        raise UnsupportedModel("the model has no trainable weights")
 
 
 def _reasons(layer: Layer) -> Iterator[str]:
@@ -119,31 +123,6 @@ def _reasons(layer: Layer) -> Iterator[str]:
         yield "adds a penalty to the loss of the batch; use weight_decay of the optimizer, or add it to the loss"
     if layer.compute_dtype != layer.variable_dtype or layer.compute_dtype not in DTYPES:
         yield f"computes in {layer.compute_dtype}, whose norms are too coarse to bound; use float32"
-
-
-def _refuse_mixing(model: Network, found: Mixes) -> None:
-    """Refuse a model in which an operation combines several examples.
-
-    Raises:
-        UnsupportedModel: names the layer, if the operation is a layer's.
-    """
-    # TensorFlow appends a number to the scopes of a layer that is called more than once.
-    names = {part for scope in found.operation.split("/") for part in (scope, re.sub(r"_\d+$", "", scope))}
-    layer = next((each for each in model._flatten_layers(include_self=False) if each.name in names), None)
-    place = f"layer {layer.name!r} ({type(layer).__name__})" if layer else "the model or its loss"
-    raise UnsupportedModel(
-        f"{place} takes the examples of a batch together ({found.kind}: {found.reason}), so that none has a gradient "
-        "of its own; use a layer that works on each example alone, as GroupNormalization does for BatchNormalization"
-    )
-
-
-def _refuse_changes(model: Network, scope: keras.StatelessScope) -> None:
-    if model.losses or scope.losses:
-        raise UnsupportedModel(PENALTY)
-    state = [variable for variable in model.non_trainable_variables if not is_seed(variable)]
-    changed = [variable.path for variable in state if scope.get_current_value(variable) is not None]
-    if changed:
-        raise UnsupportedModel(f"{changed[0]} changes {LEARNT}")
 
 
 def use_single_precision() -> None:

@@ -90,7 +90,11 @@ class ClippedSums:
         self._model, self._probe, self._cap, self._room = model, probe, group_cap, places_of(batch_size)
         self.draws = Draws()
         with refusing_what_cannot_be_computed():
-            self.engine = _engine(model, loss, probe, batch_size, group_cap)
+            refuse(model, loss, probe)
+            try:
+                self.engine: InRows | InTurn = InRows(model, loss, probe, batch_size, group_cap)
+            except Exception:  # not isolated, not captured, or not traceable in rows: a single unit is traceable
+                self.engine = InTurn(model, loss, probe, batch_size, group_cap)
 
     def of(self, x: Examples, y: Examples, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
         """Return Σ gradient·min(1, S/‖gradient‖) over the units of a batch.
@@ -118,7 +122,9 @@ class ClippedSums:
         total: list[NDArray] = []
         clipped, non_finite = 0, 0
         for found in itertools.chain.from_iterable(in_threads(computed, calls, self.engine.threads)):
-            total = _added(total, found.arrays)
+            # In double precision; the first summand stays unchanged.
+            pairs = zip(total, found.arrays, strict=True)
+            total = [np.add(old, new, dtype=np.float64) for old, new in pairs] if total else found.arrays
             clipped, non_finite = clipped + found.clipped, non_finite + found.non_finite
         return ClippedSum(tuple(total or self._nothing()), len(units), clipped, non_finite)
 
@@ -179,19 +185,3 @@ class ClippedSums:
                 kept = np.full_like(numbers, EMPTY)
                 kept[half] = numbers[half]
                 yield from self._computed(x, y, units, kept, bound, seeds)
-
-
-def _added(total: list[NDArray], more: list[NDArray]) -> list[NDArray]:
-    """Return the sum in double precision; the first summand unchanged."""
-    if not total:
-        return more
-    return [np.add(old, new, dtype=np.float64) for old, new in zip(total, more, strict=True)]
-
-
-def _engine(model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> InRows | InTurn:
-    """Return the engine in rows, if units are proved apart; otherwise in turn."""
-    refuse(model, loss, probe)
-    try:
-        return InRows(model, loss, probe, batch_size, group_cap)
-    except Exception:  # not isolated, not captured, or not traceable in rows: a single unit is traceable
-        return InTurn(model, loss, probe, batch_size, group_cap)

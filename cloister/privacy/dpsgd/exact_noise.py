@@ -137,26 +137,21 @@ def noisy_sum(
     sums = tuple(np.zeros(piece.size) for piece in like)
     grid = grid_of(clipping_norm, noise_multiplier, sum(piece.size for piece in like))
     for gradient in gradients:
-        for total, part in zip(sums, _contribution(gradient, like, clipping_norm / (1 + SLACK)), strict=True):
-            total += part
+        try:
+            found = tuple(
+                np.asarray(part, np.float64).reshape(piece.shape) for part, piece in zip(gradient(), like, strict=True)
+            )
+        except Exception:  # of any kind: the sum of the other units must not depend on it
+            continue
+        if factor := _factor(found, clipping_norm / (1 + SLACK)):
+            for total, part in zip(sums, found, strict=True):
+                total += factor * part
     noised_sum(sums, grid, noise, out=sums)
     return sums
 
 
-def _contribution(gradient: Callable[[], Row], like: Row, bound: float) -> Row:
-    """Return a clipped gradient; zero if it is not finite or raises."""
-    nothing = tuple(np.zeros(piece.size) for piece in like)
-    try:
-        found = tuple(
-            np.asarray(part, np.float64).reshape(piece.shape) for part, piece in zip(gradient(), like, strict=True)
-        )
-    except Exception:  # of any kind: the sum of the other units must not depend on it
-        return nothing
-    factor = _factor(found, bound)
-    return tuple(factor * part for part in found) if factor else nothing
-
-
 def _factor(gradient: Row, bound: float) -> float:
+    """Return the factor that clips a gradient; 0 if it is not finite."""
     # Squares of doubles underflow below 1e-162: the error is far below any accepted bound.
     with np.errstate(over="ignore"):
         norm = math.sqrt(sum(float(np.square(part).sum()) for part in gradient))

@@ -122,7 +122,15 @@ class PerUnit:
             factors: of each unit, shape (U,).
             clean: puts zeros where a unit's numbers are not finite.
         """
-        return [_combined(clean(gradient), factors) for gradient in self.held]
+        sums = []
+        for gradient in map(clean, self.held):
+            own = tf.cast(factors, gradient.dtype)
+            if gradient.shape[0] == 1:
+                sums.append(gradient[0] * own[0])  # as a product of matrices it took five times as long
+                continue
+            rows = tf.reshape(gradient, [gradient.shape[0], -1])
+            sums.append(tf.reshape(tf.linalg.matvec(rows, own, transpose_a=True), gradient.shape[1:]))
+        return sums
 
 
 def squares(tensor: Tensor) -> Tensor:
@@ -165,14 +173,6 @@ def rows_times(tensor: Tensor, factors: Tensor) -> Tensor:
     return tensor * tf.reshape(tf.cast(factors, tensor.dtype), [-1] + [1] * (len(tensor.shape) - 1))
 
 
-def _combined(gradient: Tensor, factors: Tensor) -> Tensor:
-    factors = tf.cast(factors, gradient.dtype)
-    if gradient.shape[0] == 1:
-        return gradient[0] * factors[0]  # as a product of matrices it took five times as long
-    rows = tf.reshape(gradient, [gradient.shape[0], -1])
-    return tf.reshape(tf.linalg.matvec(rows, factors, transpose_a=True), gradient.shape[1:])
-
-
 def dense(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
     """Return the cheapest form of a dense layer's gradients for the number of positions.
 
@@ -196,22 +196,13 @@ def _of_positions(pairs: Sequence[tuple[Tensor, ...]], bias: bool) -> Part:
     positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     if positions == 1:
         return Outer(inputs, deltas, bias)
-    if _gram_is_cheaper(positions, fan_in, fan_out):
+    # The Gram form's bound holds up to `MAX_POSITIONS`.
+    if positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out:
         return Gram(inputs, deltas, bias)
     gradients = [tf.matmul(inputs, deltas, transpose_a=True)]
     if bias:
         gradients.append(tf.reduce_sum(deltas, axis=1))
     return PerUnit("dense one by one", gradients, Rows(inputs.shape[0]))
-
-
-def _gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
-    """Return whether the Gram form costs less, and its bound holds.
-
-    Args:
-        positions: number of positions of a unit.
-        fan_in, fan_out: numbers of inputs and outputs of each position.
-    """
-    return positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out
 
 
 class Outer:
@@ -421,23 +412,21 @@ def normalization(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
     Raises:
         NotCapturable: the layer scales another axis than the last.
     """
-    per_call = [_of_scale_and_offset(layer, call, rows) for call in calls]
+    variables, per_call = layer.trainable_variables, list[list[Tensor]]()
+    for call in calls:
+        inputs, deltas = call.pair
+        if call.is_spread:
+            raise NotCapturable("a normalization of something that is no example's")
+        axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
+        if axis not in (-1, inputs.shape.rank - 1) or any(len(variable.shape) != 1 for variable in variables):
+            raise NotCapturable("a normalization that scales another axis than the last")
+        neutral = [(each, tf.ones_like(each) if each is layer.gamma else tf.zeros_like(each)) for each in variables]
+        with keras.StatelessScope(neutral):
+            normalized = layer.call(inputs)
+        every, both = Rows(rows.count), (deltas * normalized, deltas)
+        of_scale, of_offset = (tf.reduce_sum(every.by_position(each), axis=1) for each in both)
+        per_call.append([of_scale if variable is layer.gamma else of_offset for variable in variables])
     return PerUnit("normalization", [tf.add_n(same) for same in zip(*per_call, strict=True)], rows)
-
-
-def _of_scale_and_offset(layer: Layer, call: Call, rows: Rows) -> list[Tensor]:
-    variables, (inputs, deltas) = layer.trainable_variables, call.pair
-    if call.is_spread:
-        raise NotCapturable("a normalization of something that is no example's")
-    axis = layer.axis if isinstance(layer.axis, int) else layer.axis[0]
-    if axis not in (-1, inputs.shape.rank - 1) or any(len(variable.shape) != 1 for variable in variables):
-        raise NotCapturable("a normalization that scales another axis than the last")
-    neutral = [(each, tf.ones_like(each) if each is layer.gamma else tf.zeros_like(each)) for each in variables]
-    with keras.StatelessScope(neutral):
-        normalized = layer.call(inputs)
-    every = Rows(rows.count)
-    of_scale, of_offset = (tf.reduce_sum(every.by_position(each), axis=1) for each in (deltas * normalized, deltas))
-    return [of_scale if variable is layer.gamma else of_offset for variable in variables]
 
 
 Form: TypeAlias = Callable[[Layer, Sequence[Call], Rows], Part]

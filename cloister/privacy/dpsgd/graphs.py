@@ -147,31 +147,26 @@ def refuse_effects(graph: tf.Graph, model: Network) -> None:
                 "tf.function and custom gradients over weights out of its layer"
             )
     for operation in (one for own in with_functions(graph) for one in own.get_operations()):
-        reason = _effect(operation)
-        if reason:
-            raise UnsupportedModel(f"the model {reason}")
-
-
-def _effect(operation: tf.Operation) -> str | None:
-    kind = operation.type
-    if kind == "AssignVariableOp":
-        return f"may change a variable {LEARNT}"
-    if kind == "AddN" and len(operation.inputs) > 2 and _is_used(operation):
-        return (
-            f"adds {len(operation.inputs)} terms by a function that was traced before, in an order that "
-            "timing decides; leave tf.function out of its layers, or add terms with +"
-        )
-    if kind in UNORDERED:
-        return (
-            f"uses the gradient {kind}, which TensorFlow adds up in another order each time; "
-            "crop images before they reach a trained layer"
-        )
-    if may_keep(operation):
-        return (
-            f"uses {kind}, which could keep something of an example; use operations without a "
-            "state, and random numbers of a keras.random.SeedGenerator"
-        )
-    return None
+        kind, results = operation.type, {id(output) for output in operation.graph.outputs}
+        if kind == "AssignVariableOp":
+            raise UnsupportedModel(f"the model may change a variable {LEARNT}")
+        # A replaced sum is in the graph without being used.
+        is_used = any(output.consumers() or id(output) in results for output in operation.outputs)
+        if kind == "AddN" and len(operation.inputs) > 2 and is_used:
+            raise UnsupportedModel(
+                f"the model adds {len(operation.inputs)} terms by a function that was traced before, in an order that "
+                "timing decides; leave tf.function out of its layers, or add terms with +"
+            )
+        if kind in UNORDERED:
+            raise UnsupportedModel(
+                f"the model uses the gradient {kind}, which TensorFlow adds up in another order each time; "
+                "crop images before they reach a trained layer"
+            )
+        if may_keep(operation):
+            raise UnsupportedModel(
+                f"the model uses {kind}, which could keep something of an example; use operations without a "
+                "state, and random numbers of a keras.random.SeedGenerator"
+            )
 
 
 def may_keep(operation: tf.Operation) -> bool:
@@ -179,9 +174,3 @@ def may_keep(operation: tf.Operation) -> bool:
     kind = operation.type
     is_refused = kind.startswith(REFUSED_PREFIXES) or kind in REFUSED or "Dataset" in kind
     return is_refused or (operation.op_def.is_stateful and kind not in KEEP_NOTHING)
-
-
-def _is_used(operation: tf.Operation) -> bool:
-    """Return whether the output of an operation is used; a replaced one is not."""
-    results = {id(output) for output in operation.graph.outputs}
-    return any(output.consumers() or id(output) in results for output in operation.outputs)

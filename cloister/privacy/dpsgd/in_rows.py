@@ -82,7 +82,10 @@ class InRows:
 
     def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
         self.model, self._loss, self._probe, self._cap = model, loss, probe, group_cap
-        self._forms = _layers_with_forms(model)
+        self._forms = list(_walk(model, set()))
+        claimed = [id(variable) for layer, _ in self._forms for variable in layer.trainable_variables]
+        if sorted(claimed) != sorted(id(variable) for variable in model.trainable_variables):
+            raise NotCapturable("a weight belongs to two layers, or to none")
         self.kernels: dict[str, str] = {}
         self.held: list[Tensor] = []
         room = places_of(batch_size)
@@ -111,7 +114,8 @@ class InRows:
             bound: above 0.
             seeds: of random layers.
         """
-        x, y = (tf.nest.map_structure(_as_like, *pair) for pair in zip(self._probe, (x, y), strict=True))
+        pairs = zip(self._probe, (x, y), strict=True)
+        x, y = (tf.nest.map_structure(lambda like, rows: tf.constant(cast(rows, like.dtype)), *pair) for pair in pairs)
         with as_traced():
             return Sums.of(*self._compiled(x, y, tf.constant(mask), tf.constant(seeds), tf.constant(bound, tf.float64)))
 
@@ -149,67 +153,45 @@ class InRows:
     def _sums(
         self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        with chained_sums():
-            parts = self._parts(x, y, Rows(self.places, self._cap), _shares(mask), seeds)
-            added, clipped, non_finite, squares = clip([part for _, part in parts], tf.reduce_any(mask, axis=1), bound)
-            self.held = [*(tensor for _, part in parts for tensor in part.held), squares]
-            sums = {
-                id(variable): total
-                for (variables, _), totals in zip(parts, added, strict=True)
-                for variable, total in zip(variables, totals, strict=True)
-            }
-            variables = self.model.trainable_variables
-            for variable in variables:  # a variable without a sum has no effect on the loss
-                sums.setdefault(id(variable), tf.zeros(variable.shape, variable.dtype))
-            return [sums[id(variable)] for variable in variables], clipped, non_finite
-
-    def _parts(
-        self, x: Tensor, y: Tensor, rows: Rows, shares: Tensor, seeds: Tensor
-    ) -> list[tuple[list[Variable], Part]]:
-        """Return variables with their per-unit gradients, if they affect the loss.
-
-        Args:
-            x, y: examples, adjacent for each unit.
-            rows: shape of the call.
-            shares: shape (rows,), double: factor of each example's loss.
-            seeds: of random layers.
+        """Return the sum for each variable, and counts.
 
         Raises:
             NotCapturable: an input of a layer does not have an example in each row.
         """
+        variables, rows, shares = self.model.trainable_variables, Rows(self.places, self._cap), _shares(mask)
 
         def losses() -> Tensor:
             found = losses_of(self.model, self._loss, x, y)
             return found if rows.each == 1 else found * tf.cast(shares, found.dtype)
 
-        values = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
-        recorded = record(self.model, [layer for layer, _ in self._forms], values, seeded(self.model, seeds), losses)
-        parts: list[tuple[list[Variable], Part]] = []
-        for (layer, form), calls in zip(self._forms, recorded.calls, strict=True):
-            needed = [call for call in calls if call.delta is not None]
-            if needed:
-                part = form(layer, needed, rows)
-                parts.append((layer.trainable_variables, part))
-                self.kernels[layer.path] = part.kernel
-        return parts
-
-
-def _layers_with_forms(model: Network) -> list[tuple[Layer, Form]]:
-    """Return the layers that own the trainable variables of a model, with their forms.
-
-    Each variable belongs to exactly one layer.
-
-    Raises:
-        NotCapturable: two layers share a variable, or a layer that owns one has no form.
-    """
-    found = list(_walk(model, set()))
-    claimed = [id(variable) for layer, _ in found for variable in layer.trainable_variables]
-    if sorted(claimed) != sorted(id(variable) for variable in model.trainable_variables):
-        raise NotCapturable("a weight belongs to two layers, or to none")
-    return found
+        with chained_sums():
+            values, states = [tf.convert_to_tensor(each.value) for each in variables], seeded(self.model, seeds)
+            recorded = record(self.model, [layer for layer, _ in self._forms], values, states, losses)
+            owners: list[list[Variable]] = []
+            parts: list[Part] = []
+            for (layer, form), calls in zip(self._forms, recorded.calls, strict=True):
+                if needed := [call for call in calls if call.delta is not None]:
+                    parts.append(form(layer, needed, rows))
+                    owners.append(layer.trainable_variables)
+                    self.kernels[layer.path] = parts[-1].kernel
+            added, clipped, non_finite, squares = clip(parts, tf.reduce_any(mask, axis=1), bound)
+            self.held = [*(tensor for part in parts for tensor in part.held), squares]
+            sums = {
+                id(variable): total
+                for own, totals in zip(owners, added, strict=True)
+                for variable, total in zip(own, totals, strict=True)
+            }
+            for variable in variables:  # a variable without a sum has no effect on the loss
+                sums.setdefault(id(variable), tf.zeros(variable.shape, variable.dtype))
+            return [sums[id(variable)] for variable in variables], clipped, non_finite
 
 
 def _walk(layer: Layer, seen: set[int]) -> Iterator[tuple[Layer, Form]]:
+    """Yield the layers that own the trainable variables of a model, with their forms.
+
+    Raises:
+        NotCapturable: a layer that owns a variable has no form.
+    """
     if id(layer) in seen or not layer.trainable_variables:
         return
     seen.add(id(layer))
@@ -260,10 +242,6 @@ def _shares(mask: Tensor) -> Tensor:
     counted = tf.cast(mask, tf.float64)
     # An empty unit has no examples to divide by; its share is 0.
     return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])
-
-
-def _as_like(like: NDArray, rows: NDArray) -> Tensor:
-    return tf.constant(cast(rows, like.dtype))
 
 
 def _evenly(room: int, most: int) -> int:

@@ -101,7 +101,9 @@ class InTurn:
         self._size = sum(math.prod(variable.shape) for variable in self._variables)
         self.overstatement = SLACK
         self.threads = 1
-        self._wide = _wide_layers(model) if group_cap == 1 else []
+        layers = {id(layer): layer for layer in model._flatten_layers() if is_plain_dense(layer)}.values()
+        wide = [layer for layer in layers if math.prod(layer.kernel.shape) >= WIDE]
+        self._wide = wide if group_cap == 1 else []
         try:
             self._compiled = self._compile()
         except NotCapturable:
@@ -154,7 +156,8 @@ class InTurn:
             plain = tf.function(self._sums, input_signature=self._signature(), autograph=False).get_concrete_function()
             self.graph = plain.graph
             refuse_effects(self.graph, self.model)
-            if _has_convolutions(self.graph):
+            every = (operation for own in with_functions(self.graph) for operation in own.get_operations())
+            if any(operation.type.startswith(CONVOLUTION) for operation in every):
                 return plain
             whole, self.threads = self.places, 1 if self._wide else THREADS
             self.places = -(-whole // self.threads)
@@ -183,17 +186,9 @@ class InTurn:
         values = [tf.convert_to_tensor(variable.value) for variable in self._variables]
 
         def step(number: Tensor, pending: _Unit, found: _Found) -> tuple[Tensor, _Unit, _Found]:
-            unit = self._unit(values, *(_at(number, given) for given in (x, y, shares, seeds)))
+            unit = self._unit(values, *tf.nest.map_structure(lambda every: every[number], (x, y, shares, seeds)))
             return number + 1, unit, self._added(number, pending, bound, found)
 
-        with chained_sums():
-            start = (tf.constant(0), *self._nothing())
-            last, pending, found = tf.while_loop(lambda number, *_: number < count, step, start)
-            found = self._added(last, pending, bound, found)
-            return self._in_order(found), found.clipped, found.non_finite
-
-    def _nothing(self) -> tuple[_Unit, _Found]:
-        """Return zero gradients of a unit, and empty running sums."""
         others = [variable for variable in self._variables if not self._is_wide(variable)]
         kernels = [layer.kernel for layer in self._wide]
         unit = _Unit(
@@ -209,7 +204,19 @@ class InTurn:
             for axis in (0, 1)
         )
         totals = [tf.zeros(variable.shape, tf.float64) for variable in others]
-        return unit, _Found(totals, inputs, deltas, tf.constant(0), tf.constant(0))
+        nothing = _Found(totals, inputs, deltas, tf.constant(0), tf.constant(0))
+        with chained_sums():
+            start = (tf.constant(0), unit, nothing)
+            last, pending, found = tf.while_loop(lambda number, *_: number < count, step, start)
+            found = self._added(last, pending, bound, found)
+            sums: dict[int, Tensor] = {}
+            for layer, ins, outs in zip(self._wide, found.inputs, found.deltas, strict=True):
+                every = outs.stack()
+                both = tf.matmul(ins.stack(), every, transpose_a=True), tf.reduce_sum(every, axis=0)
+                sums.update((id(own), total) for own, total in zip(layer.trainable_variables, both, strict=False))
+            rest = iter(found.totals)
+            in_order = [sums[id(each)] if self._is_wide(each) else next(rest) for each in self._variables]
+            return in_order, found.clipped, found.non_finite
 
     def _added(self, number: Tensor, pending: _Unit, bound: Tensor, found: _Found) -> _Found:
         """Add a unit's gradient, clipped to the bound.
@@ -239,17 +246,6 @@ class InTurn:
             found.non_finite + tf.cast(~is_finite, tf.int32),
         )
 
-    def _in_order(self, found: _Found) -> list[Tensor]:
-        """Return the sum for each variable, in the model's order."""
-        sums = {}
-        for layer, inputs, deltas in zip(self._wide, found.inputs, found.deltas, strict=True):
-            every = deltas.stack()
-            kernel = tf.matmul(inputs.stack(), every, transpose_a=True)
-            for variable, total in zip(layer.trainable_variables, (kernel, tf.reduce_sum(every, axis=0)), strict=False):
-                sums[id(variable)] = total
-        others = iter(found.totals)
-        return [sums[id(variable)] if self._is_wide(variable) else next(others) for variable in self._variables]
-
     def _is_wide(self, variable: Variable) -> bool:
         return any(variable is own for layer in self._wide for own in layer.trainable_variables)
 
@@ -275,12 +271,6 @@ class InTurn:
         return _Unit(gradients, [each for each, _ in pairs], [each for _, each in pairs])
 
 
-def _wide_layers(model: Network) -> list[Layer]:
-    """Return the dense layers with at least `WIDE` kernel weights."""
-    layers = {id(layer): layer for layer in model._flatten_layers() if is_plain_dense(layer)}.values()
-    return [layer for layer in layers if math.prod(layer.kernel.shape) >= WIDE]
-
-
 def _only_pair(layer: Layer, calls: Sequence[Call]) -> tuple[Tensor, Tensor]:
     """Return the input and the delta of a wide layer.
 
@@ -294,14 +284,3 @@ def _only_pair(layer: Layer, calls: Sequence[Call]) -> tuple[Tensor, Tensor]:
     call.delta = tf.zeros_like(call.output) if call.delta is None else call.delta
     inputs, deltas = call.pair
     return inputs[0], deltas[0]
-
-
-def _at(number: Tensor, examples: Tensor) -> Tensor:
-    """Return the entries at an index of the first axis."""
-    return tf.nest.map_structure(lambda tensor: tensor[number], examples)
-
-
-def _has_convolutions(graph: tf.Graph) -> bool:
-    return any(
-        operation.type.startswith(CONVOLUTION) for own in with_functions(graph) for operation in own.get_operations()
-    )

@@ -85,7 +85,11 @@ def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Seq
         raise ValueError(f"units must be at least 2, got {units}")
     for own in with_functions(graph):
         for operation in own.get_operations():
-            _refuse_effects(operation)
+            # A graph with effects computes them even if no target needs them.
+            if may_keep(operation):
+                raise Unproved(operation, "may write, read a file, call Python or keep a state")
+            if operation.type in UNORDERED:
+                raise Unproved(operation, "adds up in an order that follows from timing")
     inputs = [operation.outputs[0] for operation in graph.get_operations() if operation.type == "Placeholder"]
     found = {tensor.name: given[id(tensor)] for tensor in inputs if id(tensor) in given}
     if len(found) != len(given):
@@ -97,17 +101,6 @@ def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Seq
     return made
 
 
-def _refuse_effects(operation: tf.Operation) -> None:
-    """Refuse an operation with effects or state, or that sums in a varying order.
-
-    Operations that no target needs are refused too: a graph with effects computes them.
-    """
-    if may_keep(operation):
-        raise Unproved(operation, "may write, read a file, call Python or keep a state")
-    if operation.type in UNORDERED:
-        raise Unproved(operation, "adds up in an order that follows from timing")
-
-
 def _labels(
     graph: tf.Graph,
     units: int,
@@ -115,17 +108,32 @@ def _labels(
     targets: Sequence[Tensor],
     own: frozenset[str] = frozenset(),
 ) -> list[Label]:
-    """Return the labels of tensors of one graph, from those of placeholders.
+    """Return the labels of tensors of one graph, from those of placeholders, and follow function calls.
 
     The placeholders in `own` hold the units' original data.
     """
     values, found = StaticValues(), dict(given)
     for operation in _in_order(graph, targets):
-        if operation.type in INPUTS:
+        kind, before = operation.type, tuple(found[tensor.name] for tensor in operation.inputs)
+        if kind in INPUTS:
             made: Sequence[Label] = [found.get(operation.outputs[0].name)]
+        elif kind in CALLS:
+            function = graph._get_function(operation.get_attr("f").name).graph
+            if len(function.inputs) != len(before) or any(tensor.op.type not in INPUTS for tensor in function.inputs):
+                raise Unproved(operation, "calls a function with other inputs than its own")
+            inner = {tensor.name: label for tensor, label in zip(function.inputs, before, strict=True)}
+            made = _labels(function, units, inner, function.outputs)
         else:
             _refuse_raising(operation, found, own)
-            made = _made(Step(operation, tuple(found[tensor.name] for tensor in operation.inputs), units, values))
+            depends = any(label is not None for label in before)
+            if depends and kind in CONTROL:
+                raise Unproved(operation, "branches or loops with units")
+            if depends and kind in GUARDS:
+                raise Unproved(operation, "raises an exception that depends on a unit")
+            try:
+                made = outputs(Step(operation, before, units, values))
+            except NotIsolated as error:
+                made = [Refused(error)] * len(operation.outputs)
         if len(made) != len(operation.outputs):
             raise Unproved(operation, "gives another number of outputs than its rule")
         for tensor, label in zip(operation.outputs, made, strict=True):
@@ -181,28 +189,3 @@ def _in_order(graph: tf.Graph, targets: Sequence[Tensor]) -> Iterator[tf.Operati
         yield from TopologicalSorter(before).static_order()
     except CycleError as error:
         raise Unproved(error.args[1][0], "is part of a cycle") from error
-
-
-def _made(step: Step) -> Sequence[Label]:
-    """Return the labels of an operation's outputs, following function calls."""
-    operation = step.operation
-    if operation.type in CALLS:
-        return _called(step, operation.get_attr("f").name, step.labels)
-    if any(label is not None for label in step.labels):
-        if operation.type in CONTROL:
-            raise Unproved(operation, "branches or loops with units")
-        if operation.type in GUARDS:
-            raise Unproved(operation, "raises an exception that depends on a unit")
-    try:
-        return outputs(step)
-    except NotIsolated as error:
-        return [Refused(error)] * len(operation.outputs)
-
-
-def _called(step: Step, name: str, own: Sequence[Label]) -> list[Label]:
-    """Return the labels of a function's outputs, from labels of its inputs."""
-    function = step.operation.graph._get_function(name).graph
-    if len(function.inputs) != len(own) or any(tensor.op.type not in INPUTS for tensor in function.inputs):
-        raise Unproved(step.operation, "calls a function with other inputs than its own")
-    given = {tensor.name: label for tensor, label in zip(function.inputs, own, strict=True)}
-    return _labels(function, step.units, given, function.outputs)

@@ -98,21 +98,18 @@ class StaticValues:
         if operation.type not in FOLDED or not counts or (tensor.shape.num_elements() or 0) > MOST_FOLDED:
             return None
         values = [self.of(one) for one in operation.inputs]
-        return None if any(one is None for one in values) else np.asarray(_run(operation, values)[tensor.value_index])
-
-
-def _run(operation: tf.Operation, values: Sequence[NDArray | None]) -> Sequence[Tensor]:
-    """Evaluate an operation eagerly, on numbers."""
-    function, rest = getattr(tf.raw_ops, operation.type), iter(values)
-    arguments: dict[str, object] = {}
-    for argument in operation.op_def.input_arg:
-        many = operation.get_attr(argument.number_attr) if argument.number_attr else None
-        arguments[argument.name] = next(rest) if many is None else [next(rest) for _ in range(many)]
-    for name in set(inspect.signature(function).parameters) - {*arguments, "name"}:
-        arguments[name] = operation.get_attr(name)
-    with tf.init_scope():
-        results = function(**arguments)
-    return results if isinstance(results, (list, tuple)) else [results]
+        if any(one is None for one in values):
+            return None
+        function, rest = getattr(tf.raw_ops, operation.type), iter(values)
+        arguments: dict[str, object] = {}
+        for argument in operation.op_def.input_arg:
+            many = operation.get_attr(argument.number_attr) if argument.number_attr else None
+            arguments[argument.name] = next(rest) if many is None else [next(rest) for _ in range(many)]
+        for name in set(inspect.signature(function).parameters) - {*arguments, "name"}:
+            arguments[name] = operation.get_attr(name)
+        with tf.init_scope():
+            results = function(**arguments)
+        return np.asarray((results if isinstance(results, (list, tuple)) else [results])[tensor.value_index])
 
 
 @dataclass(frozen=True)
@@ -174,18 +171,12 @@ Rule: TypeAlias = Callable[[Step], Sequence[Label]]
 RULES: dict[str, Rule] = {}
 """Rule of each type of operation that may have inputs of units."""
 GUARDS = ("Assert", "CheckNumerics", "CheckNumericsV2")
-RAISING = {"GatherV2": 1, "ResourceGather": 1, "SparseSoftmaxCrossEntropyWithLogits": 1} | dict.fromkeys(
-    ("Div", "FloorDiv", "FloorMod", "Mod", "Pow", "TruncateDiv", "TruncateMod"), 1
-)
+RAISING = dict.fromkeys(("FloorDiv", "FloorMod", "GatherV2", "Pow", "SparseSoftmaxCrossEntropyWithLogits"), 1)
 """Types that raise an exception for some integers, and the index of the deciding input."""
 SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 """Types with equal outputs for all inputs of one static shape."""
 KEYS = ("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg", "StatelessRandomGetAlg")
-DRAWS = {
-    f"Stateless{kind}{version}"
-    for kind in ("RandomUniform", "RandomNormal", "RandomUniformFullInt", "RandomUniformInt", "TruncatedNormal")
-    for version in ("", "V2")
-}
+DRAWS = ("StatelessRandomNormalV2", "StatelessRandomUniformIntV2", "StatelessRandomUniformV2")
 
 
 def outputs(step: Step) -> Sequence[Label]:
@@ -206,22 +197,17 @@ def outputs(step: Step) -> Sequence[Label]:
     if refused:
         return refused[:1] * len(operation.outputs)
     if kind.startswith("Stateless") and kind not in KEYS:
-        return _drawn(step)
+        if kind not in DRAWS or any(label is not None for label in labels):
+            raise Unproved(operation, "draws random numbers in a way that has no rule")
+        shape = step.shape(operation.outputs[0])
+        if not shape or not shape[0] or shape[0] % step.units:
+            raise Unproved(operation, "draws random numbers that several units share")
+        return [Rows(0, shape[0] // step.units)]  # each unit has an independent slice of the first axis
     if all(label is None for label in labels):
         return [None] * len(operation.outputs)
     if kind not in RULES:
         raise Unproved(operation, "has no rule, and depends on units")
     return RULES[kind](step)
-
-
-def _drawn(step: Step) -> Sequence[Label]:
-    """Return labels that assign each unit an independent slice of the first axis."""
-    if step.operation.type not in DRAWS or any(label is not None for label in step.labels):
-        raise Unproved(step.operation, "draws random numbers in a way that has no rule")
-    shape = step.shape(step.operation.outputs[0])
-    if not shape or not shape[0] or shape[0] % step.units:
-        raise Unproved(step.operation, "draws random numbers that several units share")
-    return [Rows(0, shape[0] // step.units)]
 
 
 def misfit(label: Label, tensor: Tensor, units: int) -> str | None:
@@ -267,11 +253,10 @@ def _apart(kinds: str, taken: Axes, reason: str, error: type[NotIsolated] = Unpr
     _add(kinds, kept)
 
 
-_apart(
-    "Abs Acos Acosh Asin Asinh Atan Atanh Cast Ceil ComplexAbs Conj Cos Cosh Digamma Elu EnsureShape Erf Erfc Erfinv "
-    "Exp Expm1 Floor Imag Inv IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri Neg PreventGradient "
-    "Real Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Snapshot Softplus Softsign Sqrt Square "
-    "StopGradient Tan Tanh BiasAdd MatrixBandPart Tile",  # a copy of whole rounds of units is whole rounds too
+_apart(  # a copy of whole rounds of units is whole rounds too
+    "Abs Acos Acosh Asin Asinh Atan Atanh Cast Ceil Cos Cosh Elu EnsureShape Erf Erfc Erfinv Exp Expm1 Floor IsFinite "
+    "IsInf IsNan LeakyRelu Log Log1p LogicalNot Neg Reciprocal Relu Relu6 Round Rsqrt Selu Sigmoid Sign Sin Sinh "
+    "Softplus Softsign Sqrt Square StopGradient Tan Tanh BiasAdd MatrixBandPart Tile",
     lambda step: (),
     "",
 )
@@ -280,7 +265,7 @@ _apart("Cumsum Cumprod", lambda step: step.axes(1, step.rank(0)), "accumulates a
 _apart("ReverseV2", lambda step: step.axes(1, step.rank(0)), "moves units to places of other units")
 _apart("Roll", lambda step: step.axes(2, step.rank(0)), "moves units to places of other units")
 _apart(
-    "MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3",
+    "MatrixDiagPartV3",
     lambda step: range(step.rank(0) - 2, step.rank(0)),
     "takes a diagonal along the axis of units",
 )
@@ -294,7 +279,7 @@ _apart(  # blocks are outermost along the first axis, so units repeat in order
 )
 
 
-@_rule("Sum Mean Max Min Prod Any All EuclideanNorm ArgMax ArgMin")
+@_rule("Sum Mean Max Min Prod Any All ArgMax ArgMin")
 def _reduced(step: Step) -> Sequence[Label]:
     label, axes = step.only(0), set(step.axes(1, step.rank(0)))
     if label.axis in axes:
@@ -304,10 +289,9 @@ def _reduced(step: Step) -> Sequence[Label]:
 
 
 @_rule(
-    "Add AddN AddV2 Atan2 BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex Div DivNoNan Equal FloorDiv FloorMod "
-    "Greater GreaterEqual LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod Mul MulNoNan NotEqual Pow "
-    "RealDiv RightShift SelectV2 SquaredDifference Sub TruncateDiv TruncateMod Xdivy Xlog1py Xlogy "
-    "EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad "
+    "AddN AddV2 Atan2 BitwiseAnd BitwiseOr BitwiseXor DivNoNan Equal FloorDiv FloorMod Greater GreaterEqual LeftShift "
+    "Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mul NotEqual Pow RealDiv RightShift SelectV2 "
+    "SquaredDifference Sub EluGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad "
     "SoftsignGrad SqrtGrad TanhGrad"
 )
 def _broadcast(step: Step) -> Sequence[Label]:
@@ -327,7 +311,7 @@ _add("Select", lambda step: [step.agreed(step.labels)])  # a condition of lower 
 _add("BroadcastTo", lambda step: [_shifted(step.only(0), len(step.shape(step.operation.outputs[0])) - step.rank(0))])
 
 EXAMPLES = {
-    "Conv2D Conv3D DepthwiseConv2dNative MaxPool AvgPool MaxPool3D AvgPool3D SpaceToDepth DepthToSpace": (0,),
+    "Conv2D Conv3D DepthwiseConv2dNative MaxPool AvgPool MaxPool3D AvgPool3D": (0,),
     "ResizeBilinear ResizeBicubic ResizeNearestNeighbor ResizeNearestNeighborGrad": (0,),
     "AvgPoolGrad AvgPool3DGrad": (1,),
     "ResizeBilinearGrad ResizeBicubicGrad": (0, 1),
@@ -338,7 +322,8 @@ EXAMPLES = {
 """Inputs, by index, that hold examples along the first axis. Further inputs hold weights or sizes."""
 
 
-def _examples(step: Step) -> Sequence[Label]:
+@_rule(" ".join(EXAMPLES))
+def _on_examples(step: Step) -> Sequence[Label]:
     (places,) = (places for kinds, places in EXAMPLES.items() if step.operation.type in kinds.split())
     label = step.only(*places)
     if label.axis != 0 or step.attribute("data_format") not in (None, b"NHWC", b"NDHWC"):
@@ -351,13 +336,7 @@ def _examples(step: Step) -> Sequence[Label]:
     return [label] * len(step.operation.outputs)
 
 
-_add(" ".join(EXAMPLES), _examples)
-
-
-@_rule(
-    "BiasAddGrad L2Loss Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter "
-    "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3"
-)
+@_rule("BiasAddGrad Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter FusedBatchNormV3")
 def _adds_up_examples(step: Step) -> Sequence[Label]:
     along_first = all(label is None or (isinstance(label, Rows) and label.axis == 0) for label in step.labels)
     if along_first and step.attribute("is_training") is not False:
@@ -368,7 +347,7 @@ def _adds_up_examples(step: Step) -> Sequence[Label]:
 # Products ------------------------------------------------------------------------------------------------------------
 
 
-@_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
+@_rule("MatMul BatchMatMulV2")
 def _product(step: Step) -> Sequence[Label]:
     names = ("transpose_a", "transpose_b") if step.operation.type == "MatMul" else ("adj_x", "adj_y")
     ranks, found = (step.rank(0), step.rank(1)), list[Label]()
@@ -429,7 +408,7 @@ _add("OneHot", lambda step: [_inserted(step.only(0), _own_axis(step, 1))])
 _add("Pack", lambda step: [_inserted(step.agreed(step.labels), _own_axis(step, 1))])
 
 
-@_rule("Transpose ConjugateTranspose")
+@_rule("Transpose")
 def _transposed(step: Step) -> Sequence[Label]:
     label = step.only(0)
     return [Rows(step.axes(1, step.rank(0)).index(label.axis), label.inner)]
@@ -472,14 +451,10 @@ def _cut_or_refuse(step: Step, numbers: NDArray, label: Rows, axis: int) -> Rows
     return found
 
 
-Index: TypeAlias = int | slice | EllipsisType | None
-"""Index of one axis in NumPy."""
-
-
-def _index(step: Step) -> tuple[Index, ...]:
-    """Return a strided slice as a NumPy index."""
+def _kept(step: Step, shape: tuple[int, ...], axis: int) -> tuple[NDArray, int]:
+    """Return the entries of an axis kept by a strided slice, and their new axis."""
     masks = {name: step.attribute(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
-    index: list[Index] = []
+    index: list[int | slice | EllipsisType | None] = []
     for place, (begin, end, stride) in enumerate(zip(*(map(int, step.value(i)) for i in (1, 2, 3)), strict=True)):
         marked = {name for name, mask in masks.items() if mask >> place & 1}
         if "ellipsis" in marked or "new_axis" in marked:
@@ -488,13 +463,8 @@ def _index(step: Step) -> tuple[Index, ...]:
             index.append(begin)
         else:
             index.append(slice(None if "begin" in marked else begin, None if "end" in marked else end, stride))
-    return tuple(index)
-
-
-def _kept(step: Step, shape: tuple[int, ...], axis: int) -> tuple[NDArray, int]:
-    """Return the entries of an axis kept by a strided slice, and their new axis."""
     along = [-1 if one == axis else 1 for one in range(len(shape))]
-    taken = np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)[_index(step)]
+    taken = np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)[tuple(index)]
     moving = [one for one, length in enumerate(taken.shape) if length > 1 and taken.strides[one]]
     if not taken.size:
         raise Unproved(step.operation, "gives an empty tensor")
@@ -552,10 +522,3 @@ def _gather(step: Step) -> Sequence[Label]:
     late = isinstance(indices, Rows) and indices.axis >= batch
     moved = _shifted(table, step.rank(1) - 1 - batch if behind else 0), _shifted(indices, axis - batch if late else 0)
     return [step.agreed(moved)]
-
-
-@_rule("ResourceGather")
-def _lookup(step: Step) -> Sequence[Label]:
-    if step.attribute("batch_dims"):
-        raise Unproved(step.operation, "counts its axes in a way that has no rule")
-    return [step.only(1)]

@@ -28,7 +28,6 @@ CACHE = "CLOISTER_CACHE"
 KEPT = 4
 """Largest number of files in one cache folder: a server that chooses image sizes must not fill a node's disk."""
 _writing = threading.Lock()
-logger = logging.getLogger("cloister.tasks")
 
 
 def decoded(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) -> NDArray[np.float32]:
@@ -48,18 +47,32 @@ def decoded(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) 
     Raises:
         DataError: neither place is writable, or a file of many images cannot be read.
     """
-    ranks, name = np.argsort(np.asarray(order, np.intp)), f"{_key(source, size, order)}.npy"
+    files = [(path.relative_to(source.root).as_posix(), *_state(path)) for path in source.files]
+    key = hashlib.sha256(repr((VERSION, size, list(map(int, order)), files)).encode()).hexdigest()[:32]
+    ranks, name = np.argsort(np.asarray(order, np.intp)), f"{key}.npy"
     shape = (len(ranks), size, size, 1)
     for place in _places(source.root):
         found = _opened(place / name, shape)
         if found is not None:
             return found
-    return _made(source, ranks, shape, name)
-
-
-def _key(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) -> str:
-    files = [(path.relative_to(source.root).as_posix(), *_state(path)) for path in source.files]
-    return hashlib.sha256(repr((VERSION, size, list(map(int, order)), files)).encode()).hexdigest()[:32]
+    reasons = []
+    for place in _places(source.root):
+        try:
+            # Images may be confidential: only this user may read the cache.
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _writing, atomic_path(place / name) as partial:
+                _write(source, ranks, shape, partial)
+                made = _opened(partial, shape)  # before another process can remove it
+            _forget_the_oldest(place)
+            message = "decoded images are kept in %s, and may be deleted; %s names another folder"
+            logging.getLogger("cloister.tasks").warning(message, place, CACHE)
+        except OSError as error:
+            reasons.append(f"{place} ({error.strerror})")
+            continue
+        if made is not None:
+            return made
+        reasons.append(f"{place} (what was written cannot be read)")
+    raise DataError(f"decoded images can be kept in none of {', '.join(reasons)}; set {CACHE} to another folder")
 
 
 def _state(path: Path) -> tuple[int, ...]:
@@ -91,26 +104,6 @@ def _opened(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
     except (OSError, ValueError, EOFError):
         return None
     return pixels if pixels.shape == shape and pixels.dtype == np.float32 else None
-
-
-def _made(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], name: str) -> NDArray[np.float32]:
-    reasons = []
-    for place in _places(source.root):
-        try:
-            # Images may be confidential: only this user may read the cache.
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _writing, atomic_path(place / name) as partial:
-                _write(source, ranks, shape, partial)
-                made = _opened(partial, shape)  # before another process can remove it
-            _forget_the_oldest(place)
-            logger.warning("decoded images are kept in %s, and may be deleted; %s names another folder", place, CACHE)
-        except OSError as error:
-            reasons.append(f"{place} ({error.strerror})")
-            continue
-        if made is not None:
-            return made
-        reasons.append(f"{place} (what was written cannot be read)")
-    raise DataError(f"decoded images can be kept in none of {', '.join(reasons)}; set {CACHE} to another folder")
 
 
 def _write(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], path: Path) -> None:

@@ -26,18 +26,6 @@ def grey(encoded: bytes, shape: tuple[int, int]) -> NDArray[np.float32] | None:
     Returns:
         Shape `shape`; None if the bytes are damaged.
     """
-    image = _decoded(encoded)
-    # For some formats OpenCV returns colours or another dtype in spite of the flag.
-    if image is None or image.ndim != 2 or image.dtype != np.uint8:
-        return None
-    if image.shape != shape:
-        import cv2
-
-        image = cv2.resize(image, shape[::-1], interpolation=cv2.INTER_AREA)
-    return image.astype(np.float32) / np.float32(255)
-
-
-def _decoded(encoded: bytes) -> NDArray | None:
     # OpenCV reads these limits when it is loaded. `formats` checks what OpenCV does not.
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
     for side in ("WIDTH", "HEIGHT"):
@@ -48,6 +36,12 @@ def _decoded(encoded: bytes) -> NDArray | None:
     if not is_safe_to_decode(encoded):
         return None
     try:
-        return cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE)
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE)
     except cv2.error:
         return None
+    # For some formats OpenCV returns colours or another dtype in spite of the flag.
+    if image is None or image.ndim != 2 or image.dtype != np.uint8:
+        return None
+    if image.shape != shape:
+        image = cv2.resize(image, shape[::-1], interpolation=cv2.INTER_AREA)
+    return image.astype(np.float32) / np.float32(255)

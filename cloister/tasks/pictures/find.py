@@ -81,20 +81,16 @@ def every_picture(path: Path, classes: Sequence[str]) -> Source:
         DataError: there are no images.
     """
     _refuse_missing(path)
-    tables = [source for file in _parquet_files(path) for source in _readable(file, classes)]
-    sources = [*([FolderPerClass.at(path, classes, tolerant=True)] if path.is_dir() else []), *tables]
+    sources: list[Source] = [FolderPerClass.at(path, classes, tolerant=True)] if path.is_dir() else []
+    for file in _parquet_files(path):
+        try:
+            sources.append(ParquetFiles.at([file], classes))
+        except DataError as error:
+            logger.log(WARNING, "a parquet file is left out: %s", error)
     found = [source for source in sources if source.pictures]
     if not found:
         raise _no_images(path, classes)
     return found[0] if len(found) == 1 else Together(found[0].root, tuple(found))
-
-
-def _readable(file: Path, classes: Sequence[str]) -> Iterator[Source]:
-    """Yield the source for a parquet file; log a warning if it is unreadable."""
-    try:
-        yield ParquetFiles.at([file], classes)
-    except DataError as error:
-        logger.log(WARNING, "a parquet file is left out: %s", error)
 
 
 def _refuse_missing(path: Path) -> None:
@@ -103,26 +99,18 @@ def _refuse_missing(path: Path) -> None:
 
 
 def _no_images(path: Path, classes: Sequence[str]) -> DataError:
+    """Return an error that describes the folders found in place of the expected ones."""
+    there: list[str] = []
+    for folder in folders_in(path) if path.is_dir() else []:
+        # The folders inside `train` and `test` replace these two.
+        inner = folders_in(folder) if folder.name.lower() in PARTS else []
+        there += [each.relative_to(path).as_posix() for each in inner or [folder]]
+    others = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
+    instead = f"; there are folders named {', '.join(there[:NAMED])}{others}" if there else ""
     return DataError(
         f"no images at {path}; expected folders of images named {', '.join(classes)}, which may lie below train "
-        f"and test, or parquet files{_instead(path)}"
+        f"and test, or parquet files{instead}"
     )
-
-
-def _instead(path: Path) -> str:
-    """Describe the folders found in place of the expected ones."""
-    there = _folders_named(path) if path.is_dir() else []
-    others = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
-    return f"; there are folders named {', '.join(there[:NAMED])}{others}" if there else ""
-
-
-def _folders_named(path: Path) -> list[str]:
-    """Return the subfolders of a folder.
-
-    Those inside `train` and `test` replace these two.
-    """
-    below = {folder: folders_in(folder) if folder.name.lower() in PARTS else [] for folder in folders_in(path)}
-    return [each.relative_to(path).as_posix() for folder, inner in below.items() for each in inner or [folder]]
 
 
 def _parquet_files(path: Path) -> list[Path]:

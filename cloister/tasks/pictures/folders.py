@@ -15,7 +15,6 @@ from cloister.tasks.pictures.picture import Part, Picture, class_named
 
 PARTS: dict[str, Part] = {"train": "train", "test": "test"}
 """Folders above the class folders, by their names in lower case."""
-logger = logging.getLogger("cloister.tasks")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,20 @@ class FolderPerClass:
         Raises:
             DataError: beside class folders there is a folder with images whose name matches no class.
         """
-        folders = _class_folders(root, classes, tolerant)
+        folders: list[tuple[Path, int, Part]] = []
+        others: list[Path] = []
+        for folder in folders_in(root):
+            # The folders inside `train` and `test` replace these two.
+            part = PARTS.get(folder.name.lower(), "")
+            for inner in folders_in(folder) if part else [folder]:
+                label = class_named(inner.name, classes)
+                if label is not None:
+                    folders.append((inner, label, part))
+                elif any(map(is_image, _entries(inner))):
+                    others.append(inner)
+        if folders and others and not tolerant:
+            name = others[0].relative_to(root)
+            raise DataError(f"{root}: the folder {name} holds images and is named like no class: {', '.join(classes)}")
         found = [
             (path, Picture(path.relative_to(root).as_posix(), label, part))
             for folder, label, part in folders
@@ -83,7 +95,8 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        _tell(error)
+        message = "%s cannot be read (%s); what is in it is left out"
+        logging.getLogger("cloister.tasks").log(WARNING, message, error.filename, error.strerror)
         return []
 
 
@@ -97,10 +110,6 @@ def _files_below(folder: Path) -> list[Path]:
             elif not os.path.isdir(path):
                 found.append(path)
     return sorted(found)
-
-
-def _tell(error: OSError) -> None:
-    logger.log(WARNING, "%s cannot be read (%s); what is in it is left out", error.filename, error.strerror)
 
 
 def _content(path: Path) -> bytes:
@@ -120,17 +129,6 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _class_folders(root: Path, classes: Sequence[str], tolerant: bool) -> list[tuple[Path, int, Part]]:
-    """Return every class folder, with its class number and its part of the split."""
-    found = [(folder, class_named(folder.name, classes), part) for folder, part in _innermost(root)]
-    named = [(folder, label, part) for folder, label, part in found if label is not None]
-    others = [folder for folder, label, _ in found if label is None and any(map(is_image, _entries(folder)))]
-    if named and others and not tolerant:
-        name = others[0].relative_to(root)
-        raise DataError(f"{root}: the folder {name} holds images and is named like no class: {', '.join(classes)}")
-    return named
-
-
 def _stray(root: Path, folders: list[Path]) -> tuple[str, ...]:
     """Return the files and links that are left out.
 
@@ -141,13 +139,3 @@ def _stray(root: Path, folders: list[Path]) -> tuple[str, ...]:
     left_out = [path for path in beside if is_image(path) or (os.path.isdir(path) and not _is_folder(path))]
     found = [*left_out, *(path for path in inside if not path.name.startswith("."))]
     return tuple(sorted(path.relative_to(root).as_posix() for path in found))
-
-
-def _innermost(root: Path) -> Iterator[tuple[Path, Part]]:
-    """Yield the subfolders of a folder.
-
-    Those inside `train` and `test` replace these two.
-    """
-    for folder in folders_in(root):
-        part = PARTS.get(folder.name.lower(), "")
-        yield from ((inner, part) for inner in (folders_in(folder) if part else [folder]))

@@ -46,18 +46,11 @@ def is_safe_to_decode(encoded: bytes) -> bool:
     if encoded.startswith(PNG):
         return not _claims_too_much(encoded)
     if encoded.startswith(JPEG):
-        return not _is_cut_off(encoded) and encoded.count(SCAN) <= MAX_SCANS
+        # Some versions of OpenCV fill the missing pixels of a truncated JPEG without an error.
+        return encoded.rfind(END) >= encoded.rfind(SCAN) and encoded.count(SCAN) <= MAX_SCANS
     if encoded.startswith(TIFF):
         return all(way in COMPRESSIONS for way in _compressions(encoded))
     return encoded.startswith(BMP_AND_PNM)
-
-
-def _is_cut_off(encoded: bytes) -> bool:
-    """Return whether a JPEG is truncated.
-
-    Some versions of OpenCV fill the missing pixels without an error.
-    """
-    return encoded.rfind(END) < encoded.rfind(SCAN)
 
 
 def _claims_too_much(encoded: bytes) -> bool:

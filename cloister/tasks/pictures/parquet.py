@@ -59,13 +59,12 @@ class ParquetFiles:
         Raises:
             DataError: pyarrow is not installed, or a file lacks the columns, or names another class.
         """
-        labels = [_labels(path, classes) for path in files]
-        pictures = tuple(
-            Picture(f"{path.name} row {row}", int(label), _part(path))
-            for path, found in zip(files, labels)
-            for row, label in enumerate(found)
-        )
-        return cls(files[0].parent, tuple(files), pictures, tuple(map(len, labels)))
+        labels, pictures = [_labels(path, classes) for path in files], list[Picture]()
+        for path, found in zip(files, labels):
+            match = PART.match(path.name.lower())
+            part = cast(Part, match[1]) if match else ""
+            pictures += [Picture(f"{path.name} row {row}", int(label), part) for row, label in enumerate(found)]
+        return cls(files[0].parent, tuple(files), tuple(pictures), tuple(map(len, labels)))
 
     def contents(self) -> Iterator[bytes]:
         """Yield one image per label.
@@ -74,11 +73,6 @@ class ParquetFiles:
         """
         for path, rows in zip(self.files, self.rows):
             yield from islice(chain(_images(path), repeat(b"")), rows)
-
-
-def _part(path: Path) -> Part:
-    found = PART.match(path.name.lower())
-    return cast(Part, found[1]) if found else ""
 
 
 def _images(path: Path) -> Iterator[bytes]:
@@ -143,15 +137,29 @@ def _unreadable(path: Path) -> DataError:
 
 
 def _labels(path: Path, classes: Sequence[str]) -> NDArray[np.int64]:
-    """Return the class of each row, shape (n,); -1 for a label that is no class."""
+    """Return the class of each row, shape (n,); -1 for a label that is no class.
+
+    If the file's Hugging Face metadata names the labels, their numbers are mapped to the task's by name.
+    """
     file = _opened(path)
     try:
         labels = np.array([_number(value, classes) for value in _label_cells(file)], np.int64)
         file.schema_arrow.field("image")
     except Exception:  # as above
         raise _unreadable(path) from None
-    names = _names(file.schema_arrow.metadata or {})
-    return labels if names is None else _numbered(labels, names, classes, path)
+    try:
+        found = json.loads((file.schema_arrow.metadata or {})[b"huggingface"])["info"]["features"]["label"]["names"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return labels
+    if not isinstance(found, list):
+        return labels
+    names = [str(name) for name in found]
+    numbers = [class_named(name, classes) for name in names]
+    if None in numbers:
+        unknown = names[numbers.index(None)]
+        raise DataError(f"{path} names a class {unknown!r}; the task's classes are {', '.join(classes)}")
+    known = (labels >= 0) & (labels < len(names))
+    return np.where(known, np.array([*numbers, -1], np.int64)[np.where(known, labels, -1)], -1)
 
 
 def _label_cells(file: "ParquetFile") -> Iterator[object]:
@@ -160,19 +168,15 @@ def _label_cells(file: "ParquetFile") -> Iterator[object]:
     Raises:
         ValueError: the labels of a row group exceed `MAX_LABEL_BYTES`.
     """
+    from pyarrow import types
+
     for number in range(file.num_row_groups):
         if (size := _size(file, number, "label")) > MAX_LABEL_BYTES:
             raise ValueError("labels are too long")
         for cells in _batches(file, number, "label", min(LABELS_AT_ONCE, MAX_LABEL_BYTES // size)):
-            yield from (cells.cast("binary") if _is_text(cells.type) else cells).to_pylist()
-
-
-def _is_text(kind: Any) -> bool:
-    """Return whether a column contains text, plain or dictionary-encoded."""
-    from pyarrow import types
-
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+            kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
+            is_text = types.is_string(kind) or types.is_large_string(kind)
+            yield from (cells.cast("binary") if is_text else cells).to_pylist()
 
 
 def _number(value: object, classes: Sequence[str]) -> int:
@@ -186,22 +190,3 @@ def _number(value: object, classes: Sequence[str]) -> int:
         text = value.decode("utf-8", "replace").strip()
         value = int(text) if text.isdecimal() and len(text) < MAX_LABEL_DIGITS else class_named(text, classes)
     return value if isinstance(value, int) and abs(value) < 10**MAX_LABEL_DIGITS else -1
-
-
-def _names(metadata: dict[bytes, bytes]) -> list[str] | None:
-    """Return the label names in the file's Hugging Face metadata, if there are any."""
-    try:
-        names = json.loads(metadata[b"huggingface"])["info"]["features"]["label"]["names"]
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return None
-    return [str(name) for name in names] if isinstance(names, list) else None
-
-
-def _numbered(labels: NDArray[np.int64], names: list[str], classes: Sequence[str], path: Path) -> NDArray[np.int64]:
-    """Map labels from the file's class numbers to the task's."""
-    numbers = [class_named(name, classes) for name in names]
-    if None in numbers:
-        unknown = names[numbers.index(None)]
-        raise DataError(f"{path} names a class {unknown!r}; the task's classes are {', '.join(classes)}")
-    known = (labels >= 0) & (labels < len(names))
-    return np.where(known, np.array([*numbers, -1], np.int64)[np.where(known, labels, -1)], -1)

@@ -159,7 +159,12 @@ class PictureTask(Task):
         pixels, labels = decoded(source, self.size, order), labels_of(source)[order]
         damaged = np.isnan(pixels[:, 0, 0, 0])
         if damaged.any():
-            self._report_damaged([source.pictures[number].name for number in np.sort(order[damaged])], source)
+            names = [source.pictures[number].name for number in np.sort(order[damaged])]
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            what = f"{source.root} holds {counted(len(names), 'damaged image')}: {', '.join(names[:NAMED])}{more}"
+            if not self.config.skip_damaged:
+                raise DataError(f"data-path: {what}; remove them, or set task.skip-damaged = true")
+            logger.warning("%s; they are left out", what)
         ends = np.cumsum([len(part) for part in parts])[:-1]
         pieces = zip(np.split(pixels, ends), np.split(labels, ends), np.split(~damaged, ends), strict=True)
         # A part without damage stays memory-mapped; taking rows copies them.
@@ -173,18 +178,6 @@ class PictureTask(Task):
         if isinstance(source, FolderPerClass) and source.stray:
             names, number = ", ".join(source.stray[:NAMED]), counted(len(source.stray), "file")
             logger.warning("%s: %s or links left out, as no image of a class: %s", source.root, number, names)
-
-    def _report_damaged(self, names: list[str], source: Source) -> None:
-        """Warn of damaged images that are left out.
-
-        Raises:
-            DataError: `task.skip-damaged` is off.
-        """
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        what = f"{source.root} holds {counted(len(names), 'damaged image')}: {', '.join(names[:NAMED])}{more}"
-        if not self.config.skip_damaged:
-            raise DataError(f"data-path: {what}; remove them, or set task.skip-damaged = true")
-        logger.warning("%s; they are left out", what)
 
 
 def parts_of(source: Source, draw: Callable[[NDArray[np.int64]], NDArray[np.intp]]) -> list[NDArray[np.intp]]:

@@ -101,17 +101,11 @@ def transforms_of(task: Task) -> dict[str, Transform]:
 
     These are its own, and those of pictures if its examples are pictures.
     """
-    shape = _picture_shape(task)
+    shape = task.input_shape if len(task.input_shape) in (2, 3) else task.image_shape or ()
+    if prod(shape) != prod(task.input_shape):
+        shape = ()  # not a picture, which may be flattened
     pictures: Mapping[str, Transform] = PICTURES if shape else {}
     return {name: _on_pictures(transform, shape) for name, transform in pictures.items()} | dict(task.transforms)
-
-
-def _picture_shape(task: Task) -> tuple[int, ...]:
-    """Return height, width and any channels of an example; empty: not a picture."""
-    if len(task.input_shape) in (2, 3):
-        return task.input_shape
-    is_flat_picture = task.image_shape and prod(task.image_shape) == prod(task.input_shape)
-    return task.image_shape or () if is_flat_picture else ()
 
 
 def _on_pictures(transform: Transform, shape: tuple[int, ...]) -> Transform:
@@ -136,15 +130,12 @@ def shifted(picture: NDArray, rng: np.random.Generator) -> NDArray:
         picture: shape (height, width, ...).
         rng: of the displacement.
     """
-    down, right = (int(rng.integers(-reach, reach + 1)) for reach in map(_reach, picture.shape[:2]))
+    limits = (max(1, round(REACH * size)) for size in picture.shape[:2])
+    down, right = (int(rng.integers(-reach, reach + 1)) for reach in limits)
     moved = np.zeros_like(picture)
     (to_y, from_y), (to_x, from_x) = _spans(down), _spans(right)
     moved[to_y, to_x] = picture[from_y, from_x]
     return moved
-
-
-def _reach(size: int) -> int:
-    return max(1, round(REACH * size))
 
 
 def _spans(by: int) -> tuple[slice, slice]:

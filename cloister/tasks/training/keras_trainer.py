@@ -50,11 +50,20 @@ class KerasTrainer:
             examples: to train on.
             plan: of this round.
         """
-        self._reset(plan)
+        for variable, value in zip(self.optimizer.variables, self._initial, strict=True):
+            variable.assign(value)
+        self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
+        if plan.proximal_mu:
+            for anchor, variable in zip(self._anchors, self.model.keras.trainable_variables, strict=True):
+                anchor.assign(variable.value)
         train = self._proximal if plan.proximal_mu else self._plain
         x, y = tf.constant(examples.x), tf.constant(examples.y, self._target)
-        weights = self._weights(examples)
-        rng, callbacks = np.random.default_rng(plan.seed), self._callbacks(plan)
+        factors = self._recipe.weights(examples.y)
+        weights = tf.zeros([0]) if factors is None else tf.constant(factors)
+        self.model.keras.stop_training = False
+        made = list(self._recipe.callbacks()) if self._recipe.callbacks else []
+        callbacks = keras.callbacks.CallbackList(made, model=self.model.keras, epochs=plan.epochs)
+        rng = np.random.default_rng(plan.seed)
         callbacks.on_train_begin()
         loss = 0.0
         for epoch in range(plan.epochs):
@@ -69,25 +78,6 @@ class KerasTrainer:
                 break
         callbacks.on_train_end()
         return loss
-
-    def _weights(self, examples: Examples) -> Tensor:
-        """Return the factors of the losses of examples; empty if the recipe has none."""
-        weights = self._recipe.weights(examples.y)
-        return tf.zeros([0]) if weights is None else tf.constant(weights)
-
-    def _callbacks(self, plan: TrainingPlan) -> keras.callbacks.CallbackList:
-        """Make the task's callbacks anew."""
-        self.model.keras.stop_training = False
-        made = list(self._recipe.callbacks()) if self._recipe.callbacks else []
-        return keras.callbacks.CallbackList(made, model=self.model.keras, epochs=plan.epochs)
-
-    def _reset(self, plan: TrainingPlan) -> None:
-        for variable, value in zip(self.optimizer.variables, self._initial, strict=True):
-            variable.assign(value)
-        self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
-        if plan.proximal_mu:
-            for anchor, variable in zip(self._anchors, self.model.keras.trainable_variables, strict=True):
-                anchor.assign(variable.value)
 
     def _compile(self, proximal: bool) -> Compiled:
         """Compile an epoch into one graph.
@@ -130,14 +120,12 @@ class KerasTrainer:
             loss = self.loss(y, self.model.keras(x, training=True), sample_weight=weights)
             objective = tf.add_n([loss, *self.model.keras.losses])
             if proximal_mu is not None:
-                objective += proximal_mu / 2 * self._distance_to_anchors()
+                # μ/2·‖w - w_global‖² over the trainable weights
+                pairs = zip(variables, self._anchors, strict=True)
+                squares = [tf.reduce_sum(tf.square(variable.value - anchor)) for variable, anchor in pairs]
+                objective += proximal_mu / 2 * tf.add_n(squares)
         self.optimizer.apply(tape.gradient(objective, variables), variables)
         return loss
-
-    def _distance_to_anchors(self) -> Tensor:
-        """Return ‖w - w_global‖² over the trainable weights."""
-        pairs = zip(self.model.keras.trainable_variables, self._anchors, strict=True)
-        return tf.add_n([tf.reduce_sum(tf.square(variable.value - anchor)) for variable, anchor in pairs])
 
 
 def optimizer_named(name: str) -> Optimizer:

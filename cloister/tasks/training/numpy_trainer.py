@@ -1,7 +1,6 @@
 """Minibatch gradient descent for NumPy models."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cloister.core.errors import ConfigError
 from cloister.tasks.base import Examples, Recipe
@@ -37,22 +36,18 @@ class NumpyTrainer:
         loss = 0.0
         for epoch in range(plan.epochs):
             seen = plan.seen(examples, epoch)
-            batches = _cut(rng.permutation(len(examples)), plan.batch_size)
-            loss = sum(self._step(seen.take(batch), plan, epoch, anchor) for batch in batches) / len(examples)
+            order, total = rng.permutation(len(examples)), 0.0
+            for start in range(0, len(order), plan.batch_size):
+                batch = seen.take(order[start : start + plan.batch_size])
+                own, gradients = weighted_gradients(self.model, batch, self._recipe)
+                for name, weight in self.model.weights.items():
+                    step = gradients[name]
+                    if plan.proximal_mu:
+                        step = step + plan.proximal_mu * (weight - anchor[name])
+                    weight -= np.float32(plan.rate(epoch)) * step
+                total += own * len(batch)  # the last minibatch may be smaller
+            loss = total / len(examples)
         return loss
-
-    def _step(self, batch: Examples, plan: TrainingPlan, epoch: int, anchor: dict[str, NDArray]) -> float:
-        """Train on one minibatch, and return its loss times its size.
-
-        The last minibatch may be smaller.
-        """
-        loss, gradients = weighted_gradients(self.model, batch, self._recipe)
-        for name, weight in self.model.weights.items():
-            step = gradients[name]
-            if plan.proximal_mu:
-                step = step + plan.proximal_mu * (weight - anchor[name])
-            weight -= np.float32(plan.rate(epoch)) * step
-        return loss * len(batch)
 
 
 def refuse_what_needs_keras(recipe: Recipe) -> None:
@@ -65,7 +60,3 @@ def refuse_what_needs_keras(recipe: Recipe) -> None:
         raise ConfigError(f"client.optimizer must be 'sgd' for a model in NumPy, got {recipe.optimizer!r}")
     if recipe.callbacks is not None:
         raise ConfigError("the task's Keras callbacks need a model in Keras; use client.callbacks = false")
-
-
-def _cut(order: NDArray, size: int) -> list[NDArray]:
-    return [order[start : start + size] for start in range(0, len(order), size)]

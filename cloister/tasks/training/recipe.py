@@ -22,8 +22,13 @@ def recipe_of(task: Task, client: ClientConfig, privacy: PrivacyConfig) -> Recip
         ConfigError: the task, or the clients' mechanism, does not support the recipe.
     """
     recipe = task.recipe.resolved(client)
-    if complaint := next(misfits(task, recipe), "") or _callbacks_see_too_much(recipe, privacy):
+    if complaint := next(misfits(task, recipe), ""):
         raise ConfigError(complaint)
+    if recipe.callbacks is not None and privacy.client.is_on:
+        raise ConfigError(
+            f"privacy.client = {privacy.client.name!r} refuses the Keras callbacks of this task: they see losses and "
+            "weights without noise; use client.callbacks = false"
+        )
     return recipe
 
 
@@ -34,7 +39,15 @@ def misfits(task: Task, recipe: Recipe) -> Iterator[str]:
         task: to be trained.
         recipe: of the run.
     """
-    yield from _out_of_range(recipe)
+    # A task's own recipe bypasses the checks of the run configuration.
+    if recipe.schedule not in get_args(ScheduleName):
+        yield f"client.schedule = {recipe.schedule!r} is none of {', '.join(get_args(ScheduleName))}"
+    if not 0 <= recipe.final_rate_share <= 1:
+        yield f"client.final-rate-share = {recipe.final_rate_share} must be from 0 to 1"
+    if recipe.warmup_rounds < 0:
+        yield f"client.warmup-rounds = {recipe.warmup_rounds} must be at least 0"
+    if not all(0 < weight < math.inf for weight in (recipe.loss_scale, *recipe.class_weights)):
+        yield "client.class-weights and client.loss-scale must be finite numbers above 0"
     weights, name = recipe.class_weights, task.config.name
     if weights and len(weights) != task.classes:
         needed = f"one for each of its {task.classes} classes" if task.classes else "none, as it has no classes"
@@ -47,28 +60,3 @@ def misfits(task: Task, recipe: Recipe) -> Iterator[str]:
         if transform not in known:
             listed = ", ".join(known) or "none"
             yield f"client.augmentation = {transform!r} is no transform of task {name!r}, which has {listed}"
-
-
-def _out_of_range(recipe: Recipe) -> Iterator[str]:
-    """Yield the out-of-range numbers in a recipe.
-
-    A task's own recipe bypasses the checks of the run configuration.
-    """
-    if recipe.schedule not in get_args(ScheduleName):
-        yield f"client.schedule = {recipe.schedule!r} is none of {', '.join(get_args(ScheduleName))}"
-    if not 0 <= recipe.final_rate_share <= 1:
-        yield f"client.final-rate-share = {recipe.final_rate_share} must be from 0 to 1"
-    if recipe.warmup_rounds < 0:
-        yield f"client.warmup-rounds = {recipe.warmup_rounds} must be at least 0"
-    if not all(0 < weight < math.inf for weight in (recipe.loss_scale, *recipe.class_weights)):
-        yield "client.class-weights and client.loss-scale must be finite numbers above 0"
-
-
-def _callbacks_see_too_much(recipe: Recipe, privacy: PrivacyConfig) -> str:
-    """Return the reason for refusing the task's callbacks; empty if they are allowed."""
-    if recipe.callbacks is None or not privacy.client.is_on:
-        return ""
-    return (
-        f"privacy.client = {privacy.client.name!r} refuses the Keras callbacks of this task: they see losses and "
-        "weights without noise; use client.callbacks = false"
-    )

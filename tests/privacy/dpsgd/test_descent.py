@@ -40,18 +40,18 @@ def is_fused(step):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: keras.optimizers.SGD(0.1),
         lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
         lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
         lambda: keras.optimizers.AdamW(0.1, weight_decay=0.01, clipnorm=1.0),
         lambda: keras.optimizers.RMSprop(0.1, use_ema=True),
     ],
-    ids=["sgd", "nesterov", "adam with a schedule", "adamw with a clip", "rmsprop with an average"],
+    ids=["nesterov", "adam with a schedule", "adamw with a clip", "rmsprop with an average"],
 )
 @pytest.mark.slow
 def test_it_comes_to_the_same_compiled_or_not(make, monkeypatch):
-    fused, compiled = after_steps(make(), 0, monkeypatch)
-    plain, expected = after_steps(make(), 10**9, monkeypatch)
+    shapes = (60, 50), (50,)
+    fused, compiled = after_steps(make(), 0, monkeypatch, shapes)
+    plain, expected = after_steps(make(), 10**9, monkeypatch, shapes)
     assert is_fused(fused) and not is_fused(plain)
     assert len(compiled) == len(expected)
     for one, other in zip(compiled, expected, strict=True):

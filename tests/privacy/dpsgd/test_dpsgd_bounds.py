@@ -1,10 +1,12 @@
 """What roundings are allowed to cost: the bound that makes up for them, and the sizes that keep it."""
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from scipy import stats
+from support import failures
 
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.vocabulary import OVERFLOW
@@ -29,41 +31,39 @@ def exactly(batch_size, at_once):
     return 2 * gamma * places_of(batch_size) + Fraction(1, 2**16)
 
 
-@pytest.mark.parametrize("batch_size", SIZES)
-def test_what_is_taken_off_the_bound_is_what_roundings_can_add(batch_size):
-    for size in (1, 2, 64, 5000):
+def test_what_is_taken_off_the_bound_is_what_roundings_can_add():
+    def check(batch_size, size):
         assert overstatement(batch_size, size) == pytest.approx(float(exactly(batch_size, size)), rel=1e-14)
 
-
-@pytest.mark.parametrize("batch_size", SIZES)
-def test_the_most_units_at_once_keep_the_limit_and_one_more_does_not(batch_size):
-    most = most_at_once(batch_size)
-    assert most >= 1
-    assert exactly(batch_size, most) <= MAXIMUM_OVERSTATEMENT < exactly(batch_size, most + 1)
+    assert failures(itertools.product(SIZES, (1, 2, 64, 5000)), check) == []
 
 
-@pytest.mark.parametrize("batch_size", [1, 8, 100, 600])
-def test_a_poisson_batch_fills_all_places_as_seldom_as_delta_has_room_for(batch_size):
+def test_the_most_units_at_once_keep_the_limit_and_one_more_does_not():
+    for batch_size in SIZES:
+        most = most_at_once(batch_size)
+        assert most >= 1
+        assert exactly(batch_size, most) <= MAXIMUM_OVERSTATEMENT < exactly(batch_size, most + 1), batch_size
+
+
+def test_a_poisson_batch_fills_all_places_as_seldom_as_delta_has_room_for():
     """It does so for every number of units with this mean; a tenth fewer places would not do."""
-    room = places_of(batch_size)
-    assert stats.poisson.sf(room - 1, batch_size) <= OVERFLOW < stats.poisson.sf(int(0.9 * room) - 1, batch_size)
-    for population in (batch_size, 2 * batch_size, 1000 * batch_size):
-        assert stats.binom.sf(room - 1, population, batch_size / population) <= OVERFLOW
+    for size in (1, 8, 100, 600):
+        room = places_of(size)
+        assert stats.poisson.sf(room - 1, size) <= OVERFLOW < stats.poisson.sf(int(0.9 * room) - 1, size), size
+        for population in (size, 2 * size, 1000 * size):
+            assert stats.binom.sf(room - 1, population, size / population) <= OVERFLOW, size
 
 
-@pytest.mark.parametrize(
-    ("bound", "says"),
-    [
+def test_a_bound_on_which_underflow_or_overflow_would_have_a_say_is_refused():
+    for bound, says in (
         (0.0, "clipping_norm must be > 0, got 0.0"),
         (float("nan"), "clipping_norm must be > 0, got nan"),
         (9.99e-13, "clipping_norm must be >= 1e-12, got 9.99e-13"),
         (1.01e30, "clipping_norm must be <= 1e+30, got 1.01e+30"),
-    ],
-)
-def test_a_bound_on_which_underflow_or_overflow_would_have_a_say_is_refused(bound, says):
-    with pytest.raises(ConfigError) as refused:
-        check_clipping_norm(bound)
-    assert str(refused.value) == says
+    ):
+        with pytest.raises(ConfigError) as refused:
+            check_clipping_norm(bound)
+        assert str(refused.value) == says
 
 
 def test_the_ends_of_the_range_of_bounds_are_taken():

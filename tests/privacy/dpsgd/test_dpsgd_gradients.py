@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import in_rows
-from cloister.tasks import mnist
+from cloister.tasks.mnist import mnist_cnn, mnist_mlp
 
 layers = keras.layers
 TOLERANCE = 8e-4
@@ -85,12 +85,6 @@ def test_equal_to_brute_force(name):
     assert set(step.kernels.values()) >= FORMS[name]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("build, method", [(mnist._mlp, "rows"), (mnist._cnn, "in turn")])
-def test_the_models_of_the_thesis(build, method):
-    assert assert_equal_to_brute_force(smooth(build()), size=5, batch_size=5).method == method
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("build", [mri, *TURNS.values()])
 def test_slower_models(build):
@@ -104,22 +98,17 @@ def assert_equal_with_kinks(build):
     assert {variable.dtype for variable in model.trainable_variables} == {"float64"}
 
 
-@pytest.mark.slow
-def test_equal_to_brute_force_with_kinks():
-    assert_equal_with_kinks(lambda: perturbed(MODELS["shared"]()))
-
-
 def small_mri():
-    return mri(side=64)
+    return mri(side=32)
 
 
-THESIS = [small_mri, mnist._mlp, mnist._cnn]
-KINKED = [group_norm, sequence, TURNS["odd_convolutions"], TURNS["depthwise"]]
+THESIS = [small_mri, mnist_mlp, mnist_cnn]
+KINKED = [group_norm, sequence, MODELS["shared"], TURNS["odd_convolutions"], TURNS["depthwise"]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", THESIS + KINKED)
-def test_other_models_with_kinks(build):
+def test_equal_to_brute_force_with_kinks(build):
     assert_equal_with_kinks(build if build in THESIS else lambda: perturbed(build()))
 
 
@@ -142,10 +131,11 @@ def test_every_kind_of_einsum(equation):
     assert step.method == "rows" and form in step.kernels.values()
 
 
-@pytest.mark.parametrize("equation, shape, bias", [("...b,bc->...c", 3, None), ("abc,bd->adc", (4, 4), "c")])
-def test_other_einsums_are_computed_in_turn(equation, shape, bias):
-    layer = layers.EinsumDense(equation, shape, bias_axes=bias)
-    assert assert_equal_to_brute_force(functional((5, 4), lambda x: head(layer(x))), size=5).method == "in turn"
+def test_other_einsums_are_computed_in_turn():
+    for equation, shape, bias in (("...b,bc->...c", 3, None), ("abc,bd->adc", (4, 4), "c")):
+        layer = layers.EinsumDense(equation, shape, bias_axes=bias)
+        step = assert_equal_to_brute_force(functional((5, 4), lambda x, layer=layer: head(layer(x))), size=5)
+        assert step.method == "in turn"
 
 
 class AddsTwice(Positions):
@@ -222,16 +212,19 @@ def test_units_in_turn_have_the_same_sum(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_once", [1, 3, 100])
-def test_calls_and_empty_places_change_nothing(at_once, monkeypatch):
-    monkeypatch.setattr(in_rows, "most_at_once", lambda batch_size: at_once)
-    model = smooth(perturbed(MODELS["shared"]()))
-    step = dp_sgd(model)
-    for size in (1, 3, 42, 43):
-        x, y = batch(model, size)
-        found = step.clipped_sum(x, y, 0.7)
-        assert relative_error(found.sums, brute_force(model, x, y, 0.7)) < TOLERANCE
-        assert found.examples == size
+def test_calls_and_empty_places_change_nothing(monkeypatch):
+    model, expected = smooth(perturbed(MODELS["shared"]())), {}
+    x, y = batch(model, 43)
+    for size in range(1, 44):
+        own = brute_force(model, x[size - 1 : size], y[size - 1 : size], 0.7)
+        expected[size] = [a + b for a, b in zip(expected[size - 1], own, strict=True)] if size > 1 else own
+    for at_once in (1, 3, 100):
+        monkeypatch.setattr(in_rows, "most_at_once", lambda batch_size, at_once=at_once: at_once)
+        step = dp_sgd(model)
+        for size in (1, 3, 42, 43):
+            found = step.clipped_sum(x[:size], y[:size], 0.7)
+            assert relative_error(found.sums, expected[size]) < TOLERANCE
+            assert found.examples == size
 
 
 def test_double_precision_and_inputs_by_name():

@@ -68,10 +68,7 @@ def assert_equal_to_brute_force(model, **options):
     return step
 
 
-@pytest.mark.parametrize(
-    "name",
-    mostly_slow(MODELS, ["sequence"]),
-)
+@pytest.mark.parametrize("name", mostly_slow(["sequence", "shared", "attention"], ["sequence"]))
 def test_the_mean_of_a_group_is_clipped(name):
     assert assert_equal_to_brute_force(smooth(perturbed(MODELS[name]()))).method == "rows"
 
@@ -106,11 +103,11 @@ def clustered():
     return x, GROUPS % 3
 
 
-@pytest.mark.parametrize("bound", mostly_slow([0.1, 1.0, 1e-9], [0.1]))
-def test_a_group_moves_the_sum_by_the_bound_at_most(bound):
+def test_a_group_moves_the_sum_by_the_bound_at_most():
     model = functional((8,), lambda x: head(layers.Dense(6, activation="tanh")(x), 3))
     step = dp_sgd(model, group_cap=CAP, batch_size=4)
-    assert 0.9 < sensitivity(step, *clustered(), bound) <= 1
+    for bound in (0.1, 1.0, 1e-9):
+        assert 0.9 < sensitivity(step, *clustered(), bound) <= 1, bound
 
 
 def test_clipping_examples_in_the_place_of_groups_is_caught():

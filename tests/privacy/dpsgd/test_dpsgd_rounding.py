@@ -31,20 +31,23 @@ def test_nor_in_many_cases():
     assert max(search(name, MANY_CASES // len(KINDS), seed=1) for name in KINDS) <= 1
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-19, 1e-30])
-@pytest.mark.parametrize(
-    "shape, width",
-    [((1, 784), 784), ((4096,), 4096), ((100_352,), 512), ((8191,), 1), ((3, 3, 64, 128), 512), ((5, 8192), 512)],
-)
-def test_squares_are_never_less_than_exact_ones_and_hardly_more(shape, width, scale):
+WIDTHS = {(1, 784): 784, (4096,): 4096, (100_352,): 512, (8191,): 1, (3, 3, 64, 128): 512, (5, 8192): 512}
+"""Shapes of rows, and how many of their squares are added up in single precision."""
+
+
+def test_squares_are_never_less_than_exact_ones_and_hardly_more():
     """Rows whose last axis is longer than `WIDEST` are added up in equal parts of `PART` at most."""
-    assert forms._width(shape) == width
-    numbers = (scale * np.random.default_rng(3).standard_normal((4, *shape))).astype(np.float32)
-    numbers[1] = np.abs(numbers[1]).max()
-    exact = np.square(numbers.astype(np.float64).reshape(4, -1)).sum(axis=1)
-    found = np.asarray(forms.squares(tf.constant(numbers)))
-    allowed = 4 * (forms.WIDEST + 1) * rounding.UNIT * exact + 2 * numbers[0].size * rounding.UNDERFLOW
-    assert (found >= exact).all() and (found <= exact + allowed).all()
+
+    def check(shape, scale):
+        numbers = (scale * np.random.default_rng(3).standard_normal((4, *shape))).astype(np.float32)
+        numbers[1] = np.abs(numbers[1]).max()
+        exact = np.square(numbers.astype(np.float64).reshape(4, -1)).sum(axis=1)
+        found = np.asarray(forms.squares(tf.constant(numbers)))
+        allowed = 4 * (forms.WIDEST + 1) * rounding.UNIT * exact + 2 * numbers[0].size * rounding.UNDERFLOW
+        assert (found >= exact).all() and (found <= exact + allowed).all()
+
+    assert {shape: forms._width(shape) for shape in WIDTHS} == WIDTHS
+    assert failures([(shape, scale) for shape in WIDTHS for scale in (1.0, 1e-19, 1e-30)], check) == []
 
 
 class TestTheSearchCatches:
@@ -108,28 +111,34 @@ def two_dense():
     return keras.Sequential([keras.Input((64,)), layers.Dense(64, activation="relu"), layers.Dense(10, "softmax")])
 
 
-@pytest.mark.parametrize("bound", mostly_slow([1.0, 0.01, 1e-3], [1e-3]))
-@pytest.mark.parametrize("scale, gap", [(1e18, 43.8), (3e18, 43.8), (3e18, 50.0), (1e38, 80.0)])
-def test_large_inputs_and_small_deltas_do_not_escape_the_clip(scale, gap, bound):
+def test_large_inputs_and_small_deltas_do_not_escape_the_clip():
     """Squares of deltas underflow in float32, and their products with inputs do not."""
     model = two_dense()
     step = dp_sgd(model, batch_size=1)
-    top = np.array([gap] + [0] * 9, np.float32)
-    model.set_weights([scale * np.eye(64), np.zeros(64), np.zeros((64, 10)), top])
     x = np.random.default_rng(0).uniform(0, 1, (1, 64)).astype(np.float32)
-    assert norm(step.clipped_sum(x, np.array([0]), bound).sums) <= bound
+
+    def check(scale, gap, bound):
+        top = np.array([gap] + [0] * 9, np.float32)
+        model.set_weights([scale * np.eye(64), np.zeros(64), np.zeros((64, 10)), top])
+        assert norm(step.clipped_sum(x, np.array([0]), bound).sums) <= bound
+
+    pairs = ((1e18, 43.8), (3e18, 43.8), (3e18, 50.0), (1e38, 80.0))
+    assert failures([(*pair, bound) for pair in pairs for bound in (1.0, 0.01, 1e-3)], check) == []
 
 
-@pytest.mark.parametrize("scale", mostly_slow([1.0, 1e6, 1e9, 1e15], [1.0, 1e15]))
-def test_positions_that_cancel_do_not_escape_the_clip(scale):
-    rng = np.random.default_rng(0)
+def test_positions_that_cancel_do_not_escape_the_clip():
     model = keras.Sequential([keras.Input((2, 64)), layers.Dense(64), layers.Flatten(), layers.Dense(3, "softmax")])
     step = dp_sgd(model, batch_size=2)
-    kernel = scale * rng.standard_normal((64, 3))
-    model.set_weights([np.zeros((64, 64)), np.zeros(64), np.concatenate([kernel, -kernel]), np.zeros(3)])
-    x = np.repeat(rng.uniform(0, 1, (1, 1, 64)), 2, axis=1).astype(np.float32)
-    assert 0 < norm(step.clipped_sum(x, np.array([1]), 1.0).sums) <= 1
     assert "dense gram" in step.kernels.values()
+
+    def check(scale):
+        rng = np.random.default_rng(0)
+        kernel = scale * rng.standard_normal((64, 3))
+        model.set_weights([np.zeros((64, 64)), np.zeros(64), np.concatenate([kernel, -kernel]), np.zeros(3)])
+        x = np.repeat(rng.uniform(0, 1, (1, 1, 64)), 2, axis=1).astype(np.float32)
+        assert 0 < norm(step.clipped_sum(x, np.array([1]), 1.0).sums) <= 1
+
+    assert failures([1.0, 1e6, 1e9, 1e15], check) == []
 
 
 def test_a_bound_that_underflow_has_a_say_in_is_refused():
@@ -185,17 +194,19 @@ class TestAnExampleThatRaises:
         assert np.array_equal(of([3.0, 4.0], [1.0, 2.0, 3.0]), of([3.0, 4.0]))
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_one_by_one_in_numpy_at_every_scale(seed):
-    rng = np.random.default_rng(seed)
-    bound = 10.0 ** rng.uniform(-12, 6)
-    rows = [tuple(rng.standard_normal(4) * 10.0 ** rng.uniform(-320, 306, 4) for _ in range(2)) for _ in range(5)]
-
-    def of(some):
+def test_one_by_one_in_numpy_at_every_scale():
+    def of(some, like, bound):
         every = [lambda row=row: row for row in some]
-        return noisy_sum(every, rows[0], clipping_norm=bound, noise_multiplier=0.0, noise=GaussianNoise(1))
+        return noisy_sum(every, like, clipping_norm=bound, noise_multiplier=0.0, noise=GaussianNoise(1))
 
-    assert norm([a - b for a, b in zip(of(rows), of(rows[1:]), strict=True)]) <= bound
+    def check(seed):
+        rng = np.random.default_rng(seed)
+        bound = 10.0 ** rng.uniform(-12, 6)
+        rows = [tuple(rng.standard_normal(4) * 10.0 ** rng.uniform(-320, 306, 4) for _ in range(2)) for _ in range(5)]
+        both = zip(of(rows, rows[0], bound), of(rows[1:], rows[0], bound), strict=True)
+        assert norm([a - b for a, b in both]) <= bound
+
+    assert failures(range(50), check) == []
 
 
 def test_a_factor_that_is_skipped_one_by_one_is_caught(monkeypatch):

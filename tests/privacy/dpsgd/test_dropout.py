@@ -45,13 +45,12 @@ class MyDropout(layers.Dropout):
     """Anybody's: what it does is not known."""
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("mix", [layers.MixUp, layers.CutMix])
-def test_layers_that_mix_examples_are_refused_whatever_they_would_draw(mix, seed):
-    inputs = keras.Input((4, 4, 1))
-    model = keras.Model(inputs, head(layers.Flatten()(mix(seed=seed)(inputs))))
-    with pytest.raises(UnsupportedModel, match="mixes the examples of a batch"):
-        dp_sgd(model)
+def test_layers_that_mix_examples_are_refused_whatever_they_would_draw():
+    for mix in (layers.MixUp, layers.CutMix):
+        inputs = keras.Input((4, 4, 1))
+        model = keras.Model(inputs, head(layers.Flatten()(mix(seed=1)(inputs))))
+        with pytest.raises(UnsupportedModel, match="mixes the examples of a batch"):
+            dp_sgd(model)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 from examples_of_dpsgd import dp_sgd, functional
-from support import mostly_slow
+from support import failures
 
 from cloister.core.errors import UnsupportedModel
 from cloister.core.model_state import is_seed
@@ -152,10 +152,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("reason", mostly_slow(REFUSED, list(REFUSED)[:2]))
-def test_it_is_refused(reason):
-    with pytest.raises(UnsupportedModel, match=reason):
-        dp_sgd(REFUSED[reason]())
+@pytest.mark.parametrize("reasons", [list(REFUSED)[:2], pytest.param(list(REFUSED)[2:], marks=pytest.mark.slow)])
+def test_it_is_refused(reasons):
+    def check(reason):
+        with pytest.raises(UnsupportedModel, match=reason):
+            dp_sgd(REFUSED[reason]())
+
+    assert not failures(reasons, check)
 
 
 def test_a_layer_that_writes_the_state_of_a_dropout_by_all_examples_is_refused():
