@@ -198,7 +198,7 @@ class TestThePlan:
         bits = bits_of(multiplier=255.0, parties=Parties(100, 51, 50))
         wide = replace(bits, shares=replace(bits.shares, parties=Parties(2000, 51, 50)))
         with pytest.raises(PrivacyError, match="has no room in 32 bits"):
-            replace(plan_with(bits), beside=(wide,))._require_space_in_ring()
+            replace(plan_with(bits), beside=(wide,))
 
 
 class TestTheMechanism:

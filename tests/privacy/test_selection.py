@@ -12,7 +12,7 @@ from support import failures
 
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Pure
-from cloister.privacy.mechanisms.selection import STEPS, PrivateChoice, _means, accepted, bounded
+from cloister.privacy.mechanisms.selection import STEPS, PrivateChoice, accepted, bounded
 
 EPSILON, LIMIT, DRAWS = 3.0, 10.0, 3000
 """So many draws tell each law below from each other one, but for one seed in half a million."""
@@ -313,7 +313,8 @@ def test_a_score_by_hand(unit, groups, score):
 
 
 def test_means_of_groups_are_rounded_down():
-    assert _means(np.array([5, 2, 2, 1]), np.array([9, 9, 3, 9])).tolist() == [2, 2]
+    losses = np.array([5, 2, 2, 1]) / STEPS
+    assert PrivateChoice(1.0, 1.0, "group")._score(losses, np.array([9, 9, 3, 9])) == Fraction(2 + 2, STEPS)
 
 
 def test_losses_of_any_shape_are_steps():
