@@ -131,7 +131,6 @@ class TestThePlan:
     def test_without_noise_nothing_is_claimed(self):
         plan = Plan.of(1.0, 0.0, Parties(6, 4, 1), 100)
         assert isinstance(plan.event(), Unaccounted) and Account([plan.event()]).epsilon(1e-5) == math.inf
-        assert plan.misread == 0
 
     @pytest.mark.parametrize(("parameters", "steps"), [(1, 20), (3_298_534, 20), (3_298_535, 21), (25_000_000, 22)])
     def test_the_grid_is_as_fine_as_truncation_asks_for(self, parameters, steps):
@@ -164,9 +163,6 @@ class TestThePlan:
         assert Plan.of(1.0, 73.0, parties, 100).bits == 32
         with pytest.raises(PrivacyError, match="has no room in 32 bits; take 64 bits"):
             Plan.of(1.0, 76.0, parties, 100)
-
-    def test_how_seldom_a_sum_is_misread(self):
-        assert Plan.of(1.0, 1.0, Parties(6, 4, 1), 1_200_000).misread == pytest.approx(4.6e-16, rel=0.01)
 
     def test_its_terms_differ_wherever_plans_do(self):
         plan = Plan.of(0.1, 1.0, Parties(6, 4, 1), 100)

@@ -35,7 +35,7 @@ from cloister.core import check
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.mechanisms.distributed.beside import Beside
-from cloister.privacy.mechanisms.distributed.shares import DEVIATIONS, Parties, Shares, variance_of
+from cloister.privacy.mechanisms.distributed.shares import Parties, Shares, variance_of
 from cloister.privacy.mechanisms.grid import FINEST, Grid
 
 COARSEST = 20
@@ -142,11 +142,6 @@ class Plan:
             bound: C > 0, in units of the weights.
         """
         return replace(self, bound=bound)
-
-    @property
-    def misread(self) -> float:
-        """Return 2p·e^-50, which bounds the probability of a wrongly decoded sum."""
-        return 2 * self.parameters * math.exp(-(DEVIATIONS**2) / 2) if self.shares.base else 0.0
 
     def event(self, single: bool = False) -> Event:
         """Return the worst-case cost of the sum of updates, for any survivors.
