@@ -146,7 +146,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Intake:
-    """Intake of a round's contributions, which keeps only their sum.
+    """Sum of a round's contributions that arrive a few at a time.
 
     Attributes:
         total: the sum.
