@@ -52,13 +52,25 @@ class Cohort:
     def of(cls, layout: Layout, sent: Row, rows: tuple[Row, ...]) -> "Cohort":
         """Return the unbounded cohort of these replies.
 
+        The relative error of each norm is below `NORM_ERROR`; a norm is not finite where the update is not.
+
         Args:
             layout: of the model.
             sent: the global model of this round.
             rows: each client's trained model.
         """
-        empty = cls(layout, sent, rows, np.zeros(len(rows)), np.ones(len(rows)))
-        return replace(empty, norms=np.sqrt(_squared_norms(empty)))
+        cohort = cls(layout, sent, rows, np.zeros(len(rows)), np.ones(len(rows)))
+        places = {span: number for number, span in enumerate(spans(layout.sizes))}
+        squares = np.zeros((len(places), len(rows)))
+
+        def measure(span: Span, scratch: NDArray) -> None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                for which, block in blocks(cohort, span, scratch):
+                    squares[places[span], which] = row_squares(block)
+
+        for_each_span(list(places), measure, lambda: scratch_for(layout), cost=len(rows))
+        # Summed in the order of the spans, independently of the order in which threads finish.
+        return replace(cohort, norms=np.sqrt(added_up(squares)))
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -137,24 +149,6 @@ def scratch_for(layout: Layout) -> NDArray:
     return np.empty(BLOCK, layout.dtype)
 
 
-def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
-    """Compute ‖U[i]‖₂² for each i, not finite where U[i] is not.
-
-    The relative error of each norm is below `NORM_ERROR`.
-    """
-    places = {span: number for number, span in enumerate(spans(cohort.layout.sizes))}
-    squares = np.zeros((len(places), len(cohort)))
-
-    def measure(span: Span, scratch: NDArray) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            for which, block in blocks(cohort, span, scratch):
-                squares[places[span], which] = row_squares(block)
-
-    for_each_span(list(places), measure, lambda: scratch_for(cohort.layout), cost=len(cohort))
-    # Summed in the order of the spans, independently of the order in which threads finish.
-    return added_up(squares)
-
-
 def added_up(squares: NDArray[np.float64]) -> NDArray[np.float64]:
     """Sum each column, row after row for any number of columns.
 
@@ -181,9 +175,13 @@ def row_squares(block: NDArray) -> NDArray[np.float64]:
     Args:
         block: n rows of float32 or float64 numbers.
     """
-    if len(block) and places_show():
-        return np.concatenate([_row_squares(_in_one_place(row)) for row in block])
-    return _row_squares(block)
+    if not len(block) or not places_show():
+        return _row_squares(block)
+    squares, place = np.empty(len(block)), aligned((1, block.shape[1]), block.dtype)
+    for number, row in enumerate(block):
+        place[0] = row
+        squares[number] = _row_squares(place)[0]
+    return squares
 
 
 def _row_squares(block: NDArray) -> NDArray[np.float64]:
@@ -213,10 +211,3 @@ def places_show() -> bool:
         if len(found) > 1:
             return True
     return False
-
-
-def _in_one_place(row: NDArray) -> NDArray:
-    """Copy a row, shape (1, p), to memory with the alignment of every other copy."""
-    copy = aligned((1, len(row)), row.dtype)
-    copy[0] = row
-    return copy

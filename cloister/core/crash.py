@@ -106,22 +106,21 @@ def told(error: BaseException) -> str:
 
 def shortened(text: str) -> str:
     """Shorten a text to `LINES` lines of `WIDTH` characters."""
-    lines = text.splitlines()
+    lines, end = text.splitlines(), WIDTH // 2
     if len(lines) > LINES:
         lines = [*lines[: LINES - 1], f"... and {len(lines) - LINES + 1} more like these"]
-    return "\n".join(line if len(line) <= WIDTH else _without_middle(line) for line in lines)
-
-
-def _without_middle(line: str) -> str:
-    """Cut the middle out of a line: its beginning names the key, its end names the remedy."""
-    end = WIDTH // 2
-    return f"{line[: WIDTH - end - 5]} ... {line[-end:]}"
+    # The beginning of a line names the key, and its end names the remedy: the middle is cut out.
+    return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - end - 5]} ... {line[-end:]}" for line in lines)
 
 
 def place(error: BaseException) -> str:
     """Return `file:line` of the last frame in the user's code, or else of the last frame."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [found for found in frames if not _is_library(found[0])]
+    own = [
+        (path, line)
+        for path, line in frames
+        if not path.startswith("<") and not any(Path(path).is_relative_to(each) for each in (_PACKAGE, *_LIBRARIES))
+    ]
     return "an unknown place" if not frames else "{}:{}".format(*(own or frames)[-1])
 
 
@@ -153,10 +152,6 @@ def kind(error: BaseException) -> str:
     codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     # A name that no code contains was made from a value, which may belong to an example.
     return f"{told} of {name!r}" if name and any(name in code.co_names for code in codes) else told
-
-
-def _is_library(path: str) -> bool:
-    return path.startswith("<") or any(Path(path).is_relative_to(folder) for folder in (_PACKAGE, *_LIBRARIES))
 
 
 def _written(trace: str) -> str:

@@ -1,6 +1,5 @@
 """Free memory for this process, by Linux and its control groups."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 VERSIONS = {
@@ -22,13 +21,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
     Returns:
         None if the system does not report it, as on systems other than Linux.
     """
-    machine = [1024 * kilobytes for kilobytes in _field(root / "proc/meminfo", "MemAvailable:")]
-    left = [*machine, *_left_in_groups(root)]
-    return max(0, min(left)) if left else None
-
-
-def _left_in_groups(root: Path) -> Iterator[int]:
-    """Yield the remaining memory of each control group that limits this process."""
+    left = [1024 * kilobytes for kilobytes in _field(root / "proc/meminfo", "MemAvailable:")]
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, own = line.split(":", 2)
         for controller in {*controllers.split(",")} & VERSIONS.keys():
@@ -37,7 +30,8 @@ def _left_in_groups(root: Path) -> Iterator[int]:
             group = top / own.lstrip("/")
             for folder in (group, *group.parents[: len(group.parts) - len(top.parts)]):
                 for maximum, used in zip(_field(folder / limit), _field(folder / usage), strict=False):
-                    yield maximum - used + sum(_field(folder / "memory.stat", cache))
+                    left.append(maximum - used + sum(_field(folder / "memory.stat", cache)))
+    return max(0, min(left)) if left else None
 
 
 def _field(path: Path, name: str = "") -> list[int]:

@@ -18,7 +18,7 @@ of metrics or settings as Flower deflates it.
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -51,7 +51,24 @@ def packed(content: RecordDict | Error, sign: Sign | None = None) -> Value:
         content: of a message, or its error.
         sign: makes the signature that follows the value; None: there is none.
     """
-    header, parts = _described(content)
+    header: dict[str, object] = {}
+    parts: list[bytes] = []
+    if isinstance(content, Error):
+        header["error"] = [content.code, content.reason or ""]
+    else:
+        records: list[list[object]] = []
+        for name, record in content.items():
+            if isinstance(record, ArrayRecord):
+                arrays = [
+                    [key, each.dtype, list(each.shape), each.stype, len(each.data)] for key, each in record.items()
+                ]
+                records.append([name, "arrays", arrays])
+                parts += [array.data for array in record.values()]
+            else:
+                part = record.deflate()
+                records.append([name, "metrics" if isinstance(record, MetricRecord) else "config", len(part)])
+                parts.append(part)
+        header["records"] = records
     encoded = json.dumps(header, separators=(",", ":")).encode()
     rest = [len(encoded).to_bytes(4, "big"), encoded, *parts]
     salt, size = secrets.token_bytes(SALT), SALT + sum(map(len, rest)) + (SIGNATURE if sign else 0)
@@ -97,7 +114,7 @@ def unpacked(value: object, max_records: int) -> RecordDict | Error:
         return _read(_Reader(stored.value, stored.is_encrypted), max_records)
     except FederationError:
         raise
-    except Exception as error:  # whatever the sender makes a parser raise, without its text
+    except Exception as error:  # a hostile sender can make a parser raise any exception; its text is dropped
         raise FederationError(f"a packed message cannot be read: {type(error).__name__}") from None
 
 
@@ -125,24 +142,6 @@ def opened(content: RecordDict, max_records: int) -> RecordDict | Error:
     if isinstance(own, Error) or isinstance(shared, Error) or own.keys() & shared.keys():
         raise FederationError("a packed message names a record twice, or shares an error")
     return RecordDict({**own, **shared})
-
-
-def _described(content: RecordDict | Error) -> tuple[dict[str, object], list[bytes]]:
-    """Return the header of a content, and its parts."""
-    if isinstance(content, Error):
-        return {"error": [content.code, content.reason or ""]}, []
-    records: list[list[object]] = []
-    parts: list[bytes] = []
-    for name, record in content.items():
-        if isinstance(record, ArrayRecord):
-            arrays = [[key, each.dtype, list(each.shape), each.stype, len(each.data)] for key, each in record.items()]
-            records.append([name, "arrays", arrays])
-            parts += [array.data for array in record.values()]
-        else:
-            part = record.deflate()
-            records.append([name, "metrics" if isinstance(record, MetricRecord) else "config", len(part)])
-            parts.append(part)
-    return {"records": records}, parts
 
 
 def _keystream(salt: bytes) -> Callable[[bytes | memoryview], bytes]:
@@ -219,6 +218,7 @@ class _Reader:
 
 
 def _read(reader: _Reader, max_records: int) -> RecordDict | Error:
+    """Return the content that the bytes of a value describe; any exception: they describe none."""
     length = int.from_bytes(reader.take(4), "big")
     if length > MAX_HEADER:
         raise FederationError(f"the header of a packed message may have {MAX_HEADER} bytes")
@@ -236,28 +236,20 @@ def _read(reader: _Reader, max_records: int) -> RecordDict | Error:
         raise FederationError(f"metrics and settings of a packed message may have {max_records} bytes")
     content = RecordDict()
     for name, kind, described in records:
-        content[name] = (
-            ArrayRecord(dict(_arrays(described, reader)))
-            if kind == "arrays"
-            else KINDS[kind].inflate(reader.take(described))
-        )
+        if kind != "arrays":
+            content[name] = KINDS[kind].inflate(reader.take(described))
+            continue
+        arrays: dict[str, Array] = {}
+        for key, dtype, shape, stype, size in described:
+            if key in arrays:
+                raise FederationError("a packed message names an array twice")
+            if not isinstance(shape, list):
+                raise ValueError("a shape is a list")
+            data = reader.take(_whole(size))
+            arrays[_text(key)] = Array(_text(dtype), tuple(map(_whole, shape)), _text(stype), data)
+        content[name] = ArrayRecord(arrays)
     reader.end()
     return content
-
-
-def _arrays(described: Iterable[Iterable[object]], reader: _Reader) -> Iterator[tuple[str, Array]]:
-    """Return the arrays of a record by name.
-
-    Raises:
-        FederationError: a name comes twice.
-    """
-    names = set()
-    for key, dtype, shape, stype, size in described:
-        if key in names:
-            raise FederationError("a packed message names an array twice")
-        names.add(key)
-        data = reader.take(_whole(size))
-        yield _text(key), Array(_text(dtype), _shape(shape), _text(stype), data)
 
 
 def _whole(value: object) -> int:
@@ -269,17 +261,6 @@ def _whole(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError
     return value
-
-
-def _shape(value: object) -> tuple[int, ...]:
-    """Return the shape of an array.
-
-    Raises:
-        ValueError: it is another value.
-    """
-    if not isinstance(value, list):
-        raise ValueError
-    return tuple(map(_whole, value))
 
 
 def _text(value: object) -> str:

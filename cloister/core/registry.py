@@ -62,10 +62,6 @@ class Registry:
         except PluginError as error:  # of a base class of Cloister's, which names the class and the remedy
             raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {error}") from None
         except Exception as error:  # a plugin's module may raise anything, and its text may hold anything
-            raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {_why(error)}") from error
-
-
-def _why(error: Exception) -> str:
-    """Return the type of an error, and its place in the plugin's own code."""
-    where = place(error)
-    return kind(error) if "importlib" in where else f"{kind(error)} at {where}"
+            where = place(error)
+            reason = kind(error) if "importlib" in where else f"{kind(error)} at {where}"
+            raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {reason}") from error

@@ -1,9 +1,12 @@
 """Helpers for terminal output."""
 
-from rich.console import Console
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
-def can_show(console: Console) -> bool:
+def can_show(console: "Console") -> bool:
     """Return True if a console is a terminal that can redraw lines."""
     return console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter and not console.quiet
 

@@ -1,7 +1,10 @@
 """What a strategy can do is declared, known of Flower's, and never guessed."""
 
+from itertools import product
+
 import flwr.serverapp.strategy as flower
 import pytest
+from support import failures
 
 from cloister.aggregation import GlobalDP
 from cloister.aggregation.capabilities import capabilities_of
@@ -13,14 +16,19 @@ from cloister.strategies.averaging import FedAvg
 OPTIONS = {"noise_multiplier": 1.0, "clipping_norm": 1.0}
 
 
-@pytest.mark.parametrize("name", STRATEGIES.names())
-def test_every_strategy_of_ours_declares_itself(name):
-    assert isinstance(capabilities_of(STRATEGIES.load(name)()), Capabilities)
+def test_every_strategy_of_ours_declares_itself():
+    def check(name):
+        assert isinstance(capabilities_of(STRATEGIES.load(name)()), Capabilities)
+
+    assert failures(STRATEGIES.names(), check) == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
+def test_what_is_known_of_flowers_own():
+    def check(kind, expected):
+        arguments = {"proximal_mu": 0.1} if kind is flower.FedProx else {}
+        assert capabilities_of(kind(**arguments)) == expected
+
+    cases = [
         (flower.FedAvg, MEAN),
         (flower.FedProx, MEAN),
         (flower.FedAdam, OPTIMIZER),
@@ -29,26 +37,28 @@ def test_every_strategy_of_ours_declares_itself(name):
         (flower.MultiKrum, SELECTION),
         (flower.Bulyan, SELECTION),
         (flower.FedXgbBagging, None),
-    ],
-)
-def test_what_is_known_of_flowers_own(kind, expected):
-    arguments = {"proximal_mu": 0.1} if kind is flower.FedProx else {}
-    assert capabilities_of(kind(**arguments)) == expected
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize("kind", [flower.FedMedian, flower.FedTrimmedAvg])
-@pytest.mark.parametrize("count", [1, 2, 5, 10])
-def test_the_cuts_of_flowers_ranks_leave_what_flower_keeps(kind, count):
-    found = capabilities_of(kind())
-    assert found.needs_every_reply and not found.is_uniform_mean
-    assert found.cuts(count) == ((count - 1) // 2 if kind is flower.FedMedian else int(0.2 * count))
+def test_the_cuts_of_flowers_ranks_leave_what_flower_keeps():
+    def check(kind, count):
+        found = capabilities_of(kind())
+        assert found.needs_every_reply and not found.is_uniform_mean
+        assert found.cuts(count) == ((count - 1) // 2 if kind is flower.FedMedian else int(0.2 * count))
+
+    assert failures(product([flower.FedMedian, flower.FedTrimmedAvg], [1, 2, 5, 10]), check) == []
 
 
-@pytest.mark.parametrize("kind", [flower.FedMedian, flower.FedTrimmedAvg, flower.Krum, flower.MultiKrum, flower.Bulyan])
-def test_flowers_rules_are_not_shown_one_release(kind):
+def test_flowers_rules_are_not_shown_one_release():
     """They would return it as it is: the mean, under the name of a median."""
-    with pytest.raises(ConfigError, match=rf"{kind.__name__} one reply, the release, and it needs every reply"):
-        GlobalDP(kind(), **OPTIONS)
+
+    def check(kind):
+        with pytest.raises(ConfigError, match=rf"{kind.__name__} one reply, the release, and it needs every reply"):
+            GlobalDP(kind(), **OPTIONS)
+
+    cases = [flower.FedMedian, flower.FedTrimmedAvg, flower.Krum, flower.MultiKrum, flower.Bulyan]
+    assert failures(cases, check) == []
 
 
 class Renamed(flower.FedAvg):
@@ -79,8 +89,10 @@ def test_who_aggregates_is_who_declares():
     assert capabilities_of(Declared()) == OPTIMIZER
 
 
-@pytest.mark.parametrize("kind", [Overridden, Inherited, flower.FedXgbBagging])
-def test_of_what_nobody_knows_nothing_is_guessed(kind):
-    with pytest.raises(ConfigError, match=rf"{kind.__name__} declares no capabilities"):
-        GlobalDP(kind(), **OPTIONS)
-    assert not GlobalDP(kind(), placement="model", **OPTIONS).is_accounted
+def test_of_what_nobody_knows_nothing_is_guessed():
+    def check(kind):
+        with pytest.raises(ConfigError, match=rf"{kind.__name__} declares no capabilities"):
+            GlobalDP(kind(), **OPTIONS)
+        assert not GlobalDP(kind(), placement="model", **OPTIONS).is_accounted
+
+    assert failures([Overridden, Inherited, flower.FedXgbBagging], check) == []

@@ -42,17 +42,23 @@ def test_the_shipped_options_of_strategies_are_those_of_the_built_in_ones():
     assert {shipped()[f"strategy.{option}"] for option in shipped_options} == {"auto"}
 
 
-@pytest.mark.parametrize("name", STRATEGIES.names())
-def test_every_strategy_starts_from_the_shipped_defaults(name):
-    assert named_strategy(parse(shipped() | {"strategy.name": name})) is not None
+def test_every_strategy_starts_from_the_shipped_defaults():
+    def check(name):
+        assert named_strategy(parse(shipped() | {"strategy.name": name})) is not None
+
+    assert failures(STRATEGIES.names(), check) == []
 
 
 # Refusals. Each names the key, what was found and what is valid, in one line.
 
 
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [
+def test_an_unknown_key_is_refused_with_the_nearest_few():
+    def check(key, meant):
+        line = refusal_of(key)
+        assert line.startswith(f"unknown key {key!r}; did you mean {meant!r}?")
+        assert len(re.findall(r"'[^']*'", line)) <= 1 + NEAREST and len(line) < 200
+
+    cases = [
         ("num-round", "num-rounds"),
         ("privacy.noise-multiplyer", "privacy.noise-multiplier"),
         ("task.data_path", "task.data-path"),
@@ -60,12 +66,8 @@ def test_every_strategy_starts_from_the_shipped_defaults(name):
         ("strategy.proximal_mu", "strategy.proximal-mu"),
         ("client.epochs", "client.local-epochs"),
         ("task", "task.name"),
-    ],
-)
-def test_an_unknown_key_is_refused_with_the_nearest_few(key, meant):
-    line = refusal_of(key)
-    assert line.startswith(f"unknown key {key!r}; did you mean {meant!r}?")
-    assert len(re.findall(r"'[^']*'", line)) <= 1 + NEAREST and len(line) < 200
+    ]
+    assert failures(cases, check) == []
 
 
 def refusal_of(key):
@@ -75,10 +77,13 @@ def refusal_of(key):
     return line
 
 
-@pytest.mark.parametrize("key", ["", ".", "x", "privacy.", "strategy.", "strategy.a.b", "privacy.noise-multiplier.x"])
-def test_a_key_that_resembles_nothing_is_refused_too(key):
-    line = refusal_of(key)
-    assert line.startswith(f"unknown key {key!r}; ") and 1 < len(re.findall(r"'[^']*'", line)) <= 1 + NEAREST
+def test_a_key_that_resembles_nothing_is_refused_too():
+    def check(key):
+        line = refusal_of(key)
+        assert line.startswith(f"unknown key {key!r}; ") and 1 < len(re.findall(r"'[^']*'", line)) <= 1 + NEAREST
+
+    cases = ["", ".", "x", "privacy.", "strategy.", "strategy.a.b", "privacy.noise-multiplier.x"]
+    assert failures(cases, check) == []
 
 
 def test_every_unknown_key_has_a_line_of_its_own():
@@ -87,9 +92,15 @@ def test_every_unknown_key_has_a_line_of_its_own():
     assert len(lines) == 2
 
 
-@pytest.mark.parametrize(
-    ("key", "choices"),
-    [
+def test_an_unknown_value_is_refused_with_the_choices():
+    def check(key, choices):
+        with pytest.raises(ConfigError) as caught:
+            parse({key: "nonsense"})
+        (line,) = str(caught.value).splitlines()
+        assert line.startswith(f"{key} = 'nonsense' is not valid: it must be ")
+        assert all(repr(choice) in line for choice in choices)
+
+    cases = [
         ("task.partition", ("auto", "iid", "shards", "dirichlet", "natural", "table")),
         ("strategy.sampling", ("fixed", "poisson")),
         ("strategy.weighting", ("auto", "examples", "uniform")),
@@ -101,19 +112,17 @@ def test_every_unknown_key_has_a_line_of_its_own():
         ("privacy.distance-direction", ("divide", "multiply")),
         ("privacy.distance-clip", ("after", "before")),
         ("evaluation.federated", ("auto", "on", "off")),
-    ],
-)
-def test_an_unknown_value_is_refused_with_the_choices(key, choices):
-    with pytest.raises(ConfigError) as caught:
-        parse({key: "nonsense"})
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith(f"{key} = 'nonsense' is not valid: it must be ")
-    assert all(repr(choice) in line for choice in choices)
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "valid"),
-    [
+def test_a_wrong_type_is_refused():
+    def check(key, value, valid):
+        with pytest.raises(ConfigError) as caught:
+            parse({key: value})
+        assert str(caught.value) == f"{key} = {value!r} is not valid: it must be {valid}"
+
+    cases = [
         ("num-rounds", "3", "a valid integer"),
         ("num-rounds", True, "a valid integer"),
         ("num-rounds", 2.0, "a valid integer"),
@@ -129,12 +138,8 @@ def test_an_unknown_value_is_refused_with_the_choices(key, choices):
         ("evaluation.central", "true", "a valid boolean or 'auto'"),
         ("task.name", 5, "a valid string"),
         ("privacy.distance", 1.0, "a valid string"),
-    ],
-)
-def test_a_wrong_type_is_refused(key, value, valid):
-    with pytest.raises(ConfigError) as caught:
-        parse({key: value})
-    assert str(caught.value) == f"{key} = {value!r} is not valid: it must be {valid}"
+    ]
+    assert failures(cases, check) == []
 
 
 def test_a_number_out_of_range_is_refused():
@@ -196,33 +201,37 @@ def test_weights_of_clients_are_refused_under_privacy(server):
     assert message.endswith("use 'uniform'")
 
 
-@pytest.mark.parametrize(
-    ("server", "weighting", "weighted"),
-    [("none", "auto", True), ("none", "examples", True), ("none", "uniform", False), ("metric", "auto", False)],
-)
-def test_auto_weighting_is_by_examples_only_without_privacy(server, weighting, weighted):
-    config = parse({"privacy.server": server, "strategy.weighting": weighting})
-    assert config.weights_by_examples is weighted
+def test_auto_weighting_is_by_examples_only_without_privacy():
+    def check(server, weighting, weighted):
+        config = parse({"privacy.server": server, "strategy.weighting": weighting})
+        assert config.weights_by_examples is weighted
+
+    cases = [("none", "auto", True), ("none", "examples", True), ("none", "uniform", False), ("metric", "auto", False)]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    ("keys", "asked"),
-    [
+def test_auto_evaluation_asks_clients_only_without_privacy():
+    def check(keys, asked):
+        assert parse(keys).evaluates_on_clients is asked
+
+    cases = [
         ({}, False),
         ({"evaluation.federated": "on"}, True),
         ({"privacy.server": "none"}, True),
         ({"privacy.server": "none", "evaluation.federated": "off"}, False),
         ({"privacy.server": "none", "strategy.fraction-evaluate": 0.0}, False),
         ({"privacy.server": "none", "task.test-fraction": 0.0}, False),
-    ],
-)
-def test_auto_evaluation_asks_clients_only_without_privacy(keys, asked):
-    assert parse(keys).evaluates_on_clients is asked
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
+def test_other_contradictions():
+    def check(keys, says):
+        with pytest.raises(ConfigError) as caught:
+            parse(keys)
+        assert says in str(caught.value)
+
+    cases = [
         ({"privacy.noise-multiplier": "auto"}, "calibrated to privacy.max-epsilon"),
         ({"privacy.examples-cap": 9.0}, "privacy.examples-cap = 9.0 has no effect"),
         ({"privacy.population": 9, "strategy.sampling": "poisson"}, "privacy.population = 9 has no effect"),
@@ -244,12 +253,8 @@ def test_auto_evaluation_asks_clients_only_without_privacy(keys, asked):
             "privacy.clusters-split-round = 9 has no effect with privacy.clusters = 1; use more",
         ),
         ({"client.warmup-rounds": 10}, "client.warmup-rounds = 10 must be below num-rounds = 10"),
-    ],
-)
-def test_other_contradictions(keys, says):
-    with pytest.raises(ConfigError) as caught:
-        parse(keys)
-    assert says in str(caught.value)
+    ]
+    assert failures(cases, check) == []
 
 
 # The same words for every file of settings.
@@ -322,9 +327,11 @@ def test_the_options_of_a_strategy_may_be_carried_in_one_string():
     assert carried.flat()["strategy.proximal-mu"] == 0.25 and carried.flat()["strategy.options"] == ""
 
 
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
+def test_options_in_a_string_that_cannot_be_are_refused():
+    def check(keys, says):
+        assert says in refusal(**{f"strategy.{key}": value for key, value in keys.items()})
+
+    cases = [
         ({"options": 3}, "strategy.options = 3 is not valid: it must be a valid string"),
         ({"options": "tau"}, "strategy.options: 'tau' does not begin with key=value"),
         ({"options": "tau=1 tau=2"}, "strategy.options: tau is there twice"),
@@ -334,10 +341,8 @@ def test_the_options_of_a_strategy_may_be_carried_in_one_string():
         ({"options": "options=3"}, "strategy.options: options = 3 is no option of a strategy"),
         ({"options": "a.b=3"}, "strategy.options: a.b = 3 is no option of a strategy"),
         ({"options": "'a b'=3"}, "strategy.options: a b = 3 is no option of a strategy"),
-    ],
-)
-def test_options_in_a_string_that_cannot_be_are_refused(keys, says):
-    assert says in refusal(**{f"strategy.{key}": value for key, value in keys.items()})
+    ]
+    assert failures(cases, check) == []
 
 
 def test_options_in_a_string_read_no_file(tmp_path):
@@ -353,9 +358,13 @@ def test_a_section_made_in_code_keeps_its_options():
     assert RunConfig(strategy=section) == parse({"strategy.name": "fedprox", "strategy.proximal-mu": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value", "said"),
-    [
+def test_an_option_the_strategy_does_not_have_or_cannot_read_is_refused():
+    def check(name, key, value, said):
+        with pytest.raises(ConfigError) as caught:
+            named_strategy(parse({"strategy.name": name, f"strategy.{key}": value}))
+        assert str(caught.value) == said
+
+    cases = [
         ("fedavg", "proximal-mu", 0.5, "strategy.proximal-mu = 0.5 is not an option of 'fedavg'; its options: none"),
         ("fedprox", "tau", 0.5, "strategy.tau = 0.5 is not an option of 'fedprox'; its options: strategy.proximal-mu"),
         (
@@ -381,12 +390,8 @@ def test_a_section_made_in_code_keeps_its_options():
         ("fedprox", "proximal-mu", True, "strategy.proximal-mu = True is not valid: expected float, such as 0.5"),
         ("krum", "num-malicious", 1.0, "strategy.num-malicious = 1.0 is not valid: expected int, such as 0"),
         ("fedopt", "server-optimizer", 1, "strategy.server-optimizer = 1 is not valid: expected str, such as 'sgd'"),
-    ],
-)
-def test_an_option_the_strategy_does_not_have_or_cannot_read_is_refused(name, key, value, said):
-    with pytest.raises(ConfigError) as caught:
-        named_strategy(parse({"strategy.name": name, f"strategy.{key}": value}))
-    assert str(caught.value) == said
+    ]
+    assert failures(cases, check) == []
 
 
 def test_a_whole_number_will_do_for_a_float_option():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from reported import DP_SGD, LEDGER, OF_ALL, OF_RUN, PARAMETERS, SOUND, line, write_run
+from support import failures
 from typer.testing import CliRunner
 
 from cloister.cli import app
@@ -27,31 +28,35 @@ ROUNDED = re.compile(r"\b1\.234?(10?|105)?\b(?!\d)|\b1\.5679\d*|\b1\.568\b|\b1\.
 """Any of these is a bound that does not hold."""
 
 
-@pytest.mark.parametrize("digits", [1, 3, 4, 6])
-def test_a_bound_is_on_its_side_and_near(digits):
-    rng = np.random.default_rng(digits)
-    for value in rng.uniform(1, 10, 300) * 10.0 ** rng.integers(-30, 30, 300):
-        high, low = float(at_most(value, digits)), float(at_least(value, digits))
-        assert low <= value <= high and high - low <= 10.0 ** (1 - digits) * value * (1 + 1e-9)
+def test_a_bound_is_on_its_side_and_near():
+    def check(digits):
+        rng = np.random.default_rng(digits)
+        for value in rng.uniform(1, 10, 300) * 10.0 ** rng.integers(-30, 30, 300):
+            high, low = float(at_most(value, digits)), float(at_least(value, digits))
+            assert low <= value <= high and high - low <= 10.0 ** (1 - digits) * value * (1 + 1e-9)
+
+    assert failures([1, 3, 4, 6], check) == []
 
 
-@pytest.mark.parametrize("digits", [1, 3, 4])
-def test_what_is_rounded_up_is_no_less_and_near(digits):
-    rng = np.random.default_rng(digits)
-    few = rng.integers(1, 10**digits, 300) * 10.0 ** rng.integers(-9, 9, 300)
-    for value in rng.uniform(1, 10, 300) * 10.0 ** rng.integers(-30, 30, 300):
-        assert value <= rounded_up(value, digits) <= (1 + 10.0 ** (1 - digits)) * value
-    for value in (float(f"{each:.{digits}g}") for each in few):
-        assert rounded_up(value, digits) == value
-        assert value < rounded_up(math.nextafter(value, math.inf), digits)
+def test_what_is_rounded_up_is_no_less_and_near():
+    def check(digits):
+        rng = np.random.default_rng(digits)
+        few = rng.integers(1, 10**digits, 300) * 10.0 ** rng.integers(-9, 9, 300)
+        for value in rng.uniform(1, 10, 300) * 10.0 ** rng.integers(-30, 30, 300):
+            assert value <= rounded_up(value, digits) <= (1 + 10.0 ** (1 - digits)) * value
+        for value in (float(f"{each:.{digits}g}") for each in few):
+            assert rounded_up(value, digits) == value
+            assert value < rounded_up(math.nextafter(value, math.inf), digits)
+
+    assert failures([1, 3, 4], check) == []
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.0, "0"), (0.1, "0.1"), (3 * 0.1, "0.3"), (8, "8"), (100 * 0.07, "7"), (1e-5, "1e-05"), (1 - 2e-11, "1")],
-)
-def test_what_is_short_already_stays_as_it_is(value, shown):
-    assert at_most(value) == at_least(value) == shown
+def test_what_is_short_already_stays_as_it_is():
+    def check(value, shown):
+        assert at_most(value) == at_least(value) == shown
+
+    cases = [(0.0, "0"), (0.1, "0.1"), (3 * 0.1, "0.3"), (8, "8"), (100 * 0.07, "7"), (1e-5, "1e-05"), (1 - 2e-11, "1")]
+    assert failures(cases, check) == []
 
 
 def test_what_has_no_bound_has_none_in_print():

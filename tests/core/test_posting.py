@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+from support import failures
 
 from cloister.core.errors import FederationError
 from cloister.core.posting import post
@@ -57,8 +58,10 @@ def test_a_refusal_is_an_error_without_the_address():
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/secret", "https://[::secret", "secret"])
-def test_what_cannot_be_reached_is_one_too(url):
-    with pytest.raises(FederationError) as error:
-        post(url, {})
-    assert "secret" not in str(error.value)
+def test_what_cannot_be_reached_is_one_too():
+    def check(url):
+        with pytest.raises(FederationError) as error:
+            post(url, {})
+        assert "secret" not in str(error.value)
+
+    assert failures(["http://127.0.0.1:1/secret", "https://[::secret", "secret"], check) == []

@@ -1,5 +1,7 @@
 """Settings of mechanisms: each has an effect somewhere, and is refused where it would have none."""
 
+from itertools import product
+
 import pytest
 from shipped import refusal, shipped
 from support import failures
@@ -99,11 +101,14 @@ def test_groups_are_what_dp_sgd_clips_together():
     assert "has no effect with task.group = ''" in refusal(**{"privacy.group-cap": 3, "privacy.client": "dp-sgd"})
 
 
-@pytest.mark.parametrize("key", OF_THE_LEDGER)
-@pytest.mark.parametrize("server", ["none", "laplace-clustering", "global-dp", "metric"])
-def test_every_run_says_whose_ledger_it_belongs_to(server, key):
+def test_every_run_says_whose_ledger_it_belongs_to():
     """Also what leaves without a guarantee is recorded there."""
-    assert parse({"privacy.server": server, f"privacy.{key}": SETTINGS[key]})
+
+    def check(key, server):
+        assert parse({"privacy.server": server, f"privacy.{key}": SETTINGS[key]})
+
+    cases = product(OF_THE_LEDGER, ["none", "laplace-clustering", "global-dp", "metric"])
+    assert failures(cases, check) == []
 
 
 def test_a_clip_that_shrinks_needs_a_floor():
@@ -111,9 +116,13 @@ def test_a_clip_that_shrinks_needs_a_floor():
     assert message.startswith("privacy.clipping-decay = 0.1 needs privacy.min-clipping-norm above 0")
 
 
-@pytest.mark.parametrize("server", ["none", "global-dp", "metric", "laplace-clustering"])
-def test_options_are_for_a_mechanism_of_another_package(server):
-    assert f"has no effect with privacy.server = {server!r}" in refusal(privacy__server=server, privacy__options="a=1")
+def test_options_are_for_a_mechanism_of_another_package():
+    def check(server):
+        assert f"has no effect with privacy.server = {server!r}" in refusal(
+            privacy__server=server, privacy__options="a=1"
+        )
+
+    assert failures(["none", "global-dp", "metric", "laplace-clustering"], check) == []
 
 
 def test_any_other_name_on_the_server_is_a_mechanism_of_another_package():
@@ -134,9 +143,11 @@ def test_a_misspelt_mechanism_is_answered_with_the_nearest():
     assert refusal(privacy__server="metrik", privacy__distance="l2").endswith("; did you mean 'metric'?")
 
 
-@pytest.mark.parametrize("name", ["", 5, "Mine", "../mine"])
-def test_a_name_that_no_mechanism_can_have_is_refused(name):
-    assert refusal(privacy__server=name).startswith(f"privacy.server = {name!r} is not valid: ")
+def test_a_name_that_no_mechanism_can_have_is_refused():
+    def check(name):
+        assert refusal(privacy__server=name).startswith(f"privacy.server = {name!r} is not valid: ")
+
+    assert failures(["", 5, "Mine", "../mine"], check) == []
 
 
 def test_options_of_a_mechanism_that_cannot_be_read_are_refused():
@@ -198,7 +209,9 @@ def test_a_largest_distance_below_the_smallest_is_refused():
     assert parse({"privacy.min-distance": 2.0, "privacy.max-distance": 2.0})
 
 
-@pytest.mark.parametrize("key", ADAPTIVE_ONLY)
-def test_a_setting_of_the_adaptive_clip_needs_it(key):
-    with pytest.raises(ConfigError, match=rf"privacy\.{key} = .* has no effect with privacy\.clipping = 'fixed'"):
-        parse({f"privacy.{key}": SETTINGS[key]})
+def test_a_setting_of_the_adaptive_clip_needs_it():
+    def check(key):
+        with pytest.raises(ConfigError, match=rf"privacy\.{key} = .* has no effect with privacy\.clipping = 'fixed'"):
+            parse({f"privacy.{key}": SETTINGS[key]})
+
+    assert failures(ADAPTIVE_ONLY, check) == []

@@ -245,19 +245,22 @@ def test_replies_may_come_in_any_order_and_as_a_generator():
     np.testing.assert_array_equal(flat(straight), flat(turned))
 
 
-@pytest.mark.parametrize("place", [0, 15, -16, -1])
-def test_their_order_follows_from_what_they_say(place):
+def test_their_order_follows_from_what_they_say():
     """Of long arrays from the first numbers, or the last: float addition in another order is another model."""
-    long = zeros(40)
-    models = [{**long, "kernel": long["kernel"].copy()} for _ in range(3)]
-    for number, model in enumerate(models, start=1):
-        model["kernel"].ravel()[place] = number
-    grid = grid_of(lambda node, _: content(models[node - 1], node), 3)
-    strategy = Screened(all_nodes())
-    messages = list(strategy.configure_train(1, to_record(long), ConfigRecord(), grid))
-    replies = sorted(grid.send_and_receive(messages), key=lambda reply: reply.metadata.src_node_id)
-    orders = [strategy.receive(replies[turn:] + replies[:turn]).examples for turn in range(3)]
-    assert orders[0] == orders[1] == orders[2]
+
+    def check(place):
+        long = zeros(40)
+        models = [{**long, "kernel": long["kernel"].copy()} for _ in range(3)]
+        for number, model in enumerate(models, start=1):
+            model["kernel"].ravel()[place] = number
+        grid = grid_of(lambda node, _: content(models[node - 1], node), 3)
+        strategy = Screened(all_nodes())
+        messages = list(strategy.configure_train(1, to_record(long), ConfigRecord(), grid))
+        replies = sorted(grid.send_and_receive(messages), key=lambda reply: reply.metadata.src_node_id)
+        orders = [strategy.receive(replies[turn:] + replies[:turn]).examples for turn in range(3)]
+        assert orders[0] == orders[1] == orders[2]
+
+    assert failures([0, 15, -16, -1], check) == []
 
 
 def test_rejections_are_in_the_order_of_nodes():
@@ -281,15 +284,15 @@ def test_a_reply_without_a_count_counts_as_one_example():
     assert sorted(received.examples) == [1, 3] and not received.rejected
 
 
-@pytest.mark.parametrize(
-    ("value", "is_one"),
-    [
+def test_what_can_be_a_count_of_examples():
+    def check(value, is_one):
+        assert is_count(value) == is_one
+
+    cases = [
         *[(value, True) for value in (1, 0.5, MAX_EXAMPLES)],
         *[(value, False) for value in (0, -1, MAX_EXAMPLES + 1, math.nan, math.inf, "3", None, [3])],
-    ],
-)
-def test_what_can_be_a_count_of_examples(value, is_one):
-    assert is_count(value) == is_one
+    ]
+    assert failures(cases, check) == []
 
 
 def test_reasons_never_quote_values():
@@ -319,23 +322,25 @@ class TestEvaluationReplies:
         means = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
         return means, [rejection.node_id for rejection in strategy.unscored]
 
-    @pytest.mark.parametrize(
-        ("odd", "code", "detail"),
-        [({"num-examples": count}, "weight", UNCOUNTED) for count in (-1, 0, MAX_EXAMPLES + 1)]
-        + [({"loss": 1.0}, "weight", UNCOUNTED)]
-        + [({"num-examples": 1, name: 9.0}, "metric", UNNAMED) for name in ("[/red]", "a" * 41)]
-        + [
-            ({"num-examples": 1, "loss": value}, "metric", ENDLESS)
-            for value in (math.nan, math.inf, 1.1e100, -1.1e100, [9.0])
-        ],
-    )
-    def test_a_rejection_says_what_is_wrong(self, odd, code, detail):
-        strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
-        grid = grid_of(lambda *_: RecordDict({"metrics": MetricRecord(odd)}), 1)
-        messages = strategy.configure_evaluate(1, to_record(zeros()), ConfigRecord(), grid)
-        assert strategy.aggregate_evaluate(1, grid.send_and_receive(messages)) is None
-        (rejection,) = strategy.unscored
-        assert (rejection.node_id, rejection.code, rejection.detail) == (1, code, detail)
+    def test_a_rejection_says_what_is_wrong(self):
+        def check(odd, code, detail):
+            strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
+            grid = grid_of(lambda *_: RecordDict({"metrics": MetricRecord(odd)}), 1)
+            messages = strategy.configure_evaluate(1, to_record(zeros()), ConfigRecord(), grid)
+            assert strategy.aggregate_evaluate(1, grid.send_and_receive(messages)) is None
+            (rejection,) = strategy.unscored
+            assert (rejection.node_id, rejection.code, rejection.detail) == (1, code, detail)
+
+        cases = (
+            [({"num-examples": count}, "weight", UNCOUNTED) for count in (-1, 0, MAX_EXAMPLES + 1)]
+            + [({"loss": 1.0}, "weight", UNCOUNTED)]
+            + [({"num-examples": 1, name: 9.0}, "metric", UNNAMED) for name in ("[/red]", "a" * 41)]
+            + [
+                ({"num-examples": 1, "loss": value}, "metric", ENDLESS)
+                for value in (math.nan, math.inf, 1.1e100, -1.1e100, [9.0])
+            ]
+        )
+        assert failures(cases, check) == []
 
     def test_what_is_just_allowed_counts(self):
         best = {"num-examples": MAX_EXAMPLES, "loss": 1e100, "a" * 40: -1e100}
@@ -384,20 +389,20 @@ class TestEvaluationReplies:
         found, _ = self.aggregate(odd, {"num-examples": 1, "loss": 2.0}, {"num-examples": 1, "loss": 4.0})
         assert dict(found) == {"loss": pytest.approx(3.0)}
 
-    @pytest.mark.parametrize(
-        "odd",
-        [
+    def test_one_odd_reply_does_not_kill_the_run(self):
+        def check(odd):
+            found, rejected = self.aggregate(odd, {"num-examples": 1, "loss": 2.0}, {"num-examples": 1, "loss": 4.0})
+            assert dict(found) == {"loss": pytest.approx(3.0)} and rejected == [1]
+
+        cases = [
             {"num-examples": -1, "loss": 9.0},
             {"num-examples": 10**400, "loss": 9.0},
             {"num-examples": 1, "loss": math.nan},
             {"num-examples": 1, "loss": [9.0]},
             {"num-examples": 1, "[/red]": 9.0},
             {"loss": 9.0},
-        ],
-    )
-    def test_one_odd_reply_does_not_kill_the_run(self, odd):
-        found, rejected = self.aggregate(odd, {"num-examples": 1, "loss": 2.0}, {"num-examples": 1, "loss": 4.0})
-        assert dict(found) == {"loss": pytest.approx(3.0)} and rejected == [1]
+        ]
+        assert failures(cases, check) == []
 
 
 @every_decorator
@@ -450,15 +455,17 @@ def test_nobody_replies_in_the_name_of_the_superlink():
     }
 
 
-@pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
-def test_a_training_loss_that_is_not_finite_is_left_out(loss):
-    def lost(loss):
-        _, metrics = one_round(
-            Screened(all_nodes()), grid_of(lambda *_: content(GOOD[0], **{"train-loss": loss}), 2), zeros()
-        )
-        return metrics
+def test_a_training_loss_that_is_not_finite_is_left_out():
+    def check(loss):
+        def lost(loss):
+            _, metrics = one_round(
+                Screened(all_nodes()), grid_of(lambda *_: content(GOOD[0], **{"train-loss": loss}), 2), zeros()
+            )
+            return metrics
 
-    assert "train-loss" not in lost(loss) and lost(2.0)["train-loss"] == 2.0
+        assert "train-loss" not in lost(loss) and lost(2.0)["train-loss"] == 2.0
+
+    assert failures([math.inf, -math.inf, math.nan], check) == []
 
 
 def test_what_an_error_says_cannot_steer_a_terminal():
@@ -493,15 +500,15 @@ def test_nor_can_any_other_reason():
     assert found.code == "protocol" and len(found.detail) == REASON_LENGTH and found.detail.isprintable()
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
+def test_text_from_elsewhere_is_one_short_line():
+    def check(text, shown):
+        assert printable(text) == shown
+
+    cases = [
         (" disk\tfull\r\n of logs ", "disk full of logs"),
         ("\x1b[31mred\x07", "?[31mred?"),
         ("a" * (REASON_LENGTH + 1), "a" * REASON_LENGTH),
         (" " * (4 * REASON_LENGTH - 1) + "ab", "a"),
         ("", ""),
-    ],
-)
-def test_text_from_elsewhere_is_one_short_line(text, shown):
-    assert printable(text) == shown
+    ]
+    assert failures(cases, check) == []

@@ -61,18 +61,21 @@ def wander(quantile, clients, slope, rate=0.2, bits_multiplier=10.0):
     return rate * bits_multiplier * max(quantile, 1 - quantile) / clients / math.sqrt(2 * pull - pull**2)
 
 
-@pytest.mark.parametrize(("start", "silent"), [(0.1, CLIENTS), (10.0, 0)])
-@pytest.mark.parametrize("quantile", [0.1, 0.25, 0.5, 0.75, 0.9])
-def test_it_finds_the_quantile_of_the_norms(quantile, start, silent):
+def test_it_finds_the_quantile_of_the_norms():
     """To six deviations of its wandering, and the step from one client to the next: below 13 %.
 
     As many clients again may not reply: they halve the pull, and do not move the goal.
     """
-    true, asked = 0.5 + quantile, CLIENTS + silent
-    bounds = followed(AdaptiveClip(start, quantile=quantile), NORMS, 1000, size=asked)
-    tolerance = 6 * wander(quantile, asked, slope=true * CLIENTS / asked) + 1 / CLIENTS / true
-    assert tolerance < 0.13
-    assert np.abs(np.log(bounds[-200:] / true)).max() < tolerance
+
+    def check(start, silent, quantile):
+        true, asked = 0.5 + quantile, CLIENTS + silent
+        bounds = followed(AdaptiveClip(start, quantile=quantile), NORMS, 1000, size=asked)
+        tolerance = 6 * wander(quantile, asked, slope=true * CLIENTS / asked) + 1 / CLIENTS / true
+        assert tolerance < 0.13
+        assert np.abs(np.log(bounds[-200:] / true)).max() < tolerance
+
+    cases = [(*first, last) for first, last in product([(0.1, CLIENTS), (10.0, 0)], [0.1, 0.5, 0.9])]
+    assert failures(cases, check) == []
 
 
 def test_it_is_the_share_below_the_bound_that_counts():
@@ -198,16 +201,19 @@ def silent_round(models, absent=None, quantile=0.5):
 
 
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize("quantile", [0.5, 0.2, 0.9])
-def test_one_client_moves_the_bits_by_what_their_noise_is_for(quantile):
+def test_one_client_moves_the_bits_by_what_their_noise_is_for():
     """For the median by one half, whoever it is; elsewhere by γ or 1 - γ, as it lies outside the bound or within."""
-    rng, moved = np.random.default_rng(0), set()
-    for _ in range(50):
-        others = [{"kernel": row.astype(np.float32)} for row in rng.standard_normal((int(rng.integers(1, 8)), 3))]
-        models = [{"kernel": (rng.standard_normal(3) * 10.0 ** rng.integers(-3, 4)).astype(np.float32)}, *others]
-        (bits, _), (fewer, _) = silent_round(models, None, quantile), silent_round(models, 0, quantile)
-        moved.add(round(abs(bits - fewer), 5))
-    assert moved == {round(quantile, 5), round(1 - quantile, 5)}
+
+    def check(quantile):
+        rng, moved = np.random.default_rng(0), set()
+        for _ in range(50):
+            others = [{"kernel": row.astype(np.float32)} for row in rng.standard_normal((int(rng.integers(1, 8)), 3))]
+            models = [{"kernel": (rng.standard_normal(3) * 10.0 ** rng.integers(-3, 4)).astype(np.float32)}, *others]
+            (bits, _), (fewer, _) = silent_round(models, None, quantile), silent_round(models, 0, quantile)
+            moved.add(round(abs(bits - fewer), 5))
+        assert moved == {round(quantile, 5), round(1 - quantile, 5)}
+
+    assert failures([0.5, 0.2, 0.9], check) == []
 
 
 @pytest.mark.usefixtures("silent")
@@ -307,9 +313,13 @@ def test_the_ledger_holds_both(tmp_path):
     assert strategy.events(None) == (budget.ledger.entries[0].event,)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_parameters_out_of_range():
+    def check(name, value):
+        key = {"bound": "clipping_norm", "bits_multiplier": "bits_noise_multiplier"}.get(name, f"clipping_{name}")
+        with pytest.raises(ConfigError, match=key):
+            AdaptiveClip(**({"bound": 1.0} | {name: value}))
+
+    cases = [
         ("bound", 0.0),
         ("bound", math.inf),
         ("quantile", 0.0),
@@ -319,12 +329,8 @@ def test_the_ledger_holds_both(tmp_path):
         ("rate", -1.0),
         ("bits_multiplier", 0.0),
         ("bits_multiplier", math.nan),
-    ],
-)
-def test_parameters_out_of_range(name, value):
-    key = {"bound": "clipping_norm", "bits_multiplier": "bits_noise_multiplier"}.get(name, f"clipping_{name}")
-    with pytest.raises(ConfigError, match=key):
-        AdaptiveClip(**({"bound": 1.0} | {name: value}))
+    ]
+    assert failures(cases, check) == []
 
 
 def test_the_published_placement_has_a_fixed_clip():

@@ -1,6 +1,6 @@
 """What a run does beside a client's mechanism, said in full."""
 
-import pytest
+from support import failures
 
 from cloister.privacy.mechanisms.circumstances import Circumstances
 
@@ -8,9 +8,15 @@ SEEDED = "the noise is seeded: whoever knows privacy.noise-seed can remove it"
 EXACT = "privacy.choice is 'exact': which hypothesis suits the examples is found out without noise"
 
 
-@pytest.mark.parametrize(
-    ("found", "caveats", "choice", "epsilon"),
-    [
+def test_what_is_said_of_a_choice_in_four_rounds():
+    def check(found, caveats, choice, epsilon):
+        assert found.caveats() == caveats
+        assert found.parameters() == (
+            {"privacy.choice": choice, "privacy.choice-epsilon": found.choice_epsilon} if choice else {}
+        )
+        assert found.epsilon_of_choices(4) == epsilon and found.chooses_privately == (choice == "private")
+
+    cases = [
         (Circumstances(), [], None, 0.0),
         (Circumstances(seeded=True, choice_epsilon=0.3), [SEEDED], None, 0.0),
         (Circumstances(hypotheses=1, private=False, choice_epsilon=0.3), [], None, 0.0),
@@ -18,11 +24,5 @@ EXACT = "privacy.choice is 'exact': which hypothesis suits the examples is found
         (Circumstances(True, 3, choice_epsilon=0.5), [SEEDED], "private", 2.0),
         (Circumstances(False, 2, private=False, choice_epsilon=0.5), [EXACT], "exact", 0.0),
         (Circumstances(True, 3, private=False), [SEEDED, EXACT], "exact", 0.0),
-    ],
-)
-def test_what_is_said_of_a_choice_in_four_rounds(found, caveats, choice, epsilon):
-    assert found.caveats() == caveats
-    assert found.parameters() == (
-        {"privacy.choice": choice, "privacy.choice-epsilon": found.choice_epsilon} if choice else {}
-    )
-    assert found.epsilon_of_choices(4) == epsilon and found.chooses_privately == (choice == "private")
+    ]
+    assert failures(cases, check) == []

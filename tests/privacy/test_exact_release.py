@@ -68,16 +68,22 @@ class TestTheGrid:
         scales = {Grid.of(1.0, z, 10).scale for z in np.geomspace(1e-6, 1e6, 500)}
         assert scales == {2**power for power in range(8, 25)}
 
-    @pytest.mark.parametrize("multiplier", [z for z in MULTIPLIERS if z < 2**24])
-    def test_the_claim_is_below_what_the_noise_covers(self, multiplier):
-        found = Grid.of(1.0, multiplier, 1)
-        assert DiscreteGaussian(found.scale).noise_multiplier(int(found.steps)) >= multiplier * (1 - 2.0**-40)
+    def test_the_claim_is_below_what_the_noise_covers(self):
+        def check(multiplier):
+            found = Grid.of(1.0, multiplier, 1)
+            assert DiscreteGaussian(found.scale).noise_multiplier(int(found.steps)) >= multiplier * (1 - 2.0**-40)
 
-    @pytest.mark.parametrize("multiplier", MULTIPLIERS)
-    def test_it_knows_what_it_covers(self, multiplier):
-        found = Grid.of(0.7, multiplier, 1000)
-        assert found.covers(multiplier) and found.covers(0.9 * multiplier) and found.covers(0.0)
-        assert not found.covers(max(1.001 * multiplier, 2.0**-17.9)) and not Grid.of(0.7, 0.0, 1000).covers(multiplier)
+        assert failures([z for z in MULTIPLIERS if z < 2**24], check) == []
+
+    def test_it_knows_what_it_covers(self):
+        def check(multiplier):
+            found = Grid.of(0.7, multiplier, 1000)
+            assert found.covers(multiplier) and found.covers(0.9 * multiplier) and found.covers(0.0)
+            assert not found.covers(max(1.001 * multiplier, 2.0**-17.9)) and not Grid.of(0.7, 0.0, 1000).covers(
+                multiplier
+            )
+
+        assert failures(MULTIPLIERS, check) == []
 
     def test_the_step_is_far_below_the_noise(self):
         for multiplier in (0.01, 0.5, 1.0, 3.3, 1e4):
@@ -106,10 +112,12 @@ class TestTheGrid:
             Grid.of(1.0, 2.0**-20, most)
         assert str(refused.value) == f"{most} contributions are more than a sum of whole numbers has room for"
 
-    @pytest.mark.parametrize("count", [0, 1, 2, 3, 1000, 10**6])
-    def test_without_noise_it_is_as_fine_as_the_sum_has_room_for(self, count):
-        found = Grid.of(1.0, 0.0, count)
-        assert found.scale == 0 and max(count, 1) * found.steps <= 2**52 < 4 * (count + 1) * found.steps
+    def test_without_noise_it_is_as_fine_as_the_sum_has_room_for(self):
+        def check(count):
+            found = Grid.of(1.0, 0.0, count)
+            assert found.scale == 0 and max(count, 1) * found.steps <= 2**52 < 4 * (count + 1) * found.steps
+
+        assert failures([0, 1, 2, 3, 1000, 10**6], check) == []
 
 
 # --- what one client adds ---
@@ -161,17 +169,18 @@ def added_by_one(sums, sent, update, others, multiplier, how=noisy_mean):
     return steps_of(found[0] - found[1])
 
 
-@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("multiplier", [0.3, 1.0, 2.0**18])
-def test_no_client_moves_the_sum_by_more_than_the_sensitivity(sums, dtype, multiplier, others):
+def test_no_client_moves_the_sum_by_more_than_the_sensitivity(sums):
     """In integers. With others there, one client's joining changes nothing but its own part."""
-    most = int(Grid.of(1.0, multiplier, 4).steps) ** 2
-    for name, sent, update in vectors(dtype):
-        moved = added_by_one(sums, sent, update, others, multiplier)
-        assert sum(step**2 for step in moved) <= most, name
-        alone = added_by_one(sums, sent, update, 0, multiplier)
-        assert moved == alone, name
+
+    def check(others, dtype, multiplier):
+        most = int(Grid.of(1.0, multiplier, 4).steps) ** 2
+        for name, sent, update in vectors(dtype):
+            moved = added_by_one(sums, sent, update, others, multiplier)
+            assert sum(step**2 for step in moved) <= most, name
+            alone = added_by_one(sums, sent, update, 0, multiplier)
+            assert moved == alone, name
+
+    assert failures(product(OTHERS.values(), DTYPES, [0.3, 1.0, 2.0**18]), check) == []
 
 
 def test_the_sensitivity_is_reached(sums):
@@ -191,26 +200,30 @@ def whole(cohort, multiplier, sums):
     return steps_of(sums())
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("longer", [1 + 2.0**-20, 1.5, 1e3, 1e30])
-def test_a_contribution_that_is_longer_than_the_cohort_says_is_shortened(sums, dtype, longer):
+def test_a_contribution_that_is_longer_than_the_cohort_says_is_shortened(sums):
     """A stage that bounds wrongly, as one of another package may; the others' parts stay as they are."""
-    update = np.full(64, longer / 8, dtype)
-    cohort = replace(cohort_of([{"w": update}, {"w": np.full(64, 0.01, dtype)}]), l2_bound=1.0)
-    other = whole(cohort.take(np.array([1])), 1.0, sums)
-    found = [both - one for both, one in zip(whole(cohort, 1.0, sums), other, strict=True)]
-    assert sum(step**2 for step in found) <= 2**48
-    if longer < 1e10:
-        assert math.sqrt(sum(step**2 for step in found)) > 0.999 * 2**24
+
+    def check(dtype, longer):
+        update = np.full(64, longer / 8, dtype)
+        cohort = replace(cohort_of([{"w": update}, {"w": np.full(64, 0.01, dtype)}]), l2_bound=1.0)
+        other = whole(cohort.take(np.array([1])), 1.0, sums)
+        found = [both - one for both, one in zip(whole(cohort, 1.0, sums), other, strict=True)]
+        assert sum(step**2 for step in found) <= 2**48
+        if longer < 1e10:
+            assert math.sqrt(sum(step**2 for step in found)) > 0.999 * 2**24
+
+    assert failures(product([np.float32, np.float64], [1 + 2.0**-20, 1.5, 1e3, 1e30]), check) == []
 
 
-@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 3e38])
-def test_what_cannot_be_measured_counts_as_zero(sums, odd):
-    update = np.array([0.1, odd, 0.1], np.float32)
-    cohort = replace(cohort_of([{"w": update}, {"w": np.full(3, 0.25, np.float32)}]), l2_bound=1.0)
-    cohort = replace(cohort, factors=np.ones(2))
-    with np.errstate(invalid="ignore"):
-        assert whole(cohort, 1.0, sums) == [2**22] * 3
+def test_what_cannot_be_measured_counts_as_zero(sums):
+    def check(odd):
+        update = np.array([0.1, odd, 0.1], np.float32)
+        cohort = replace(cohort_of([{"w": update}, {"w": np.full(3, 0.25, np.float32)}]), l2_bound=1.0)
+        cohort = replace(cohort, factors=np.ones(2))
+        with np.errstate(invalid="ignore"):
+            assert whole(cohort, 1.0, sums) == [2**22] * 3
+
+    assert failures([np.nan, np.inf, -np.inf, 3e38], check) == []
 
 
 class TestWhatIsBroken:
@@ -312,29 +325,32 @@ def test_squares_are_the_same_wherever_a_row_lies(dtype):
 # --- the sum ---
 
 
-@pytest.mark.parametrize("multiplier", [0.0, 0.05, 1.0])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_no_order_of_replies_shows(dtype, multiplier):
-    like = {"w": np.zeros(5000, dtype), "b": np.zeros(3, dtype)}
-    sent, *models = random_models(41, 0.01, like=like)
-    cohort = clip(cohort_of(models, sent), 1.0)
-    turned = cohort.take(np.random.default_rng(1).permutation(40))
-    found = [np.concatenate(noisy_mean(each, multiplier, 40, GaussianNoise(1)).model) for each in (cohort, turned)]
-    np.testing.assert_array_equal(*found)
-    if dtype == np.float64:
-        floating = [np.concatenate(bounded_sum(each)) for each in (cohort, turned)]
-        assert (floating[0] != floating[1]).any(), "in floating point it does"
+def test_no_order_of_replies_shows():
+    def check(multiplier, dtype):
+        like = {"w": np.zeros(5000, dtype), "b": np.zeros(3, dtype)}
+        sent, *models = random_models(41, 0.01, like=like)
+        cohort = clip(cohort_of(models, sent), 1.0)
+        turned = cohort.take(np.random.default_rng(1).permutation(40))
+        found = [np.concatenate(noisy_mean(each, multiplier, 40, GaussianNoise(1)).model) for each in (cohort, turned)]
+        np.testing.assert_array_equal(*found)
+        if dtype == np.float64:
+            floating = [np.concatenate(bounded_sum(each)) for each in (cohort, turned)]
+            assert (floating[0] != floating[1]).any(), "in floating point it does"
+
+    assert failures(product([0.0, 0.05, 1.0], [np.float32, np.float64]), check) == []
 
 
-@pytest.mark.parametrize("bound", [1e-9, 1.0, 1e6])
-def test_without_noise_the_mean_is_that_of_the_clipped_updates(bound):
-    sent, *models = random_models(9, min(bound, 1.0), like=zeros(500))
-    cohort = clip(cohort_of(models, sent), bound)
-    released = noisy_mean(cohort, 0.0, 8, GaussianNoise(1))
-    assert released.noise_std == 0.0
-    expected = [base + total / 8 for base, total in zip(cohort.sent, bounded_sum(cohort), strict=True)]
-    for piece, numbers in zip(released.model, expected, strict=True):
-        np.testing.assert_allclose(piece, numbers, rtol=3e-7, atol=3e-7 * min(bound, 1.0))
+def test_without_noise_the_mean_is_that_of_the_clipped_updates():
+    def check(bound):
+        sent, *models = random_models(9, min(bound, 1.0), like=zeros(500))
+        cohort = clip(cohort_of(models, sent), bound)
+        released = noisy_mean(cohort, 0.0, 8, GaussianNoise(1))
+        assert released.noise_std == 0.0
+        expected = [base + total / 8 for base, total in zip(cohort.sent, bounded_sum(cohort), strict=True)]
+        for piece, numbers in zip(released.model, expected, strict=True):
+            np.testing.assert_allclose(piece, numbers, rtol=3e-7, atol=3e-7 * min(bound, 1.0))
+
+    assert failures([1e-9, 1.0, 1e6], check) == []
 
 
 def test_weights_count_before_the_truncation(sums):
@@ -355,12 +371,14 @@ def released_noise(multiplier=1.5, bound=0.8, size=1.0, noise=None, seed=1):
     return noise_in(noisy_mean(cohort, multiplier, size, noise or GaussianNoise(seed)), sent)
 
 
-@pytest.mark.parametrize(("multiplier", "size"), [(1.5, 1.0), (0.01, 1.0), (40.0, 7.5), (2.0**27, 1.0)])
-def test_the_noise_is_that_which_is_claimed(multiplier, size):
-    found = released_noise(multiplier, size=size)
-    std = multiplier * 0.8 / size
-    assert std_is(found, std) and is_normal(found, std)
-    assert not std_is(found, std * 2 / 3) and not std_is(found, std * 3 / 2)
+def test_the_noise_is_that_which_is_claimed():
+    def check(multiplier, size):
+        found = released_noise(multiplier, size=size)
+        std = multiplier * 0.8 / size
+        assert std_is(found, std) and is_normal(found, std)
+        assert not std_is(found, std * 2 / 3) and not std_is(found, std * 3 / 2)
+
+    assert failures([(1.5, 1.0), (0.01, 1.0), (40.0, 7.5), (2.0**27, 1.0)], check) == []
 
 
 def test_the_noise_is_white():

@@ -1,7 +1,10 @@
 """Local mechanisms by hand, from the normals of the same stream."""
 
+from itertools import product
+
 import numpy as np
 import pytest
+from support import failures
 
 from cloister import DiscreteGaussian
 from cloister.core.errors import ConfigError, PrivacyError
@@ -45,17 +48,19 @@ TRAINED = arrays([[4.0, 2.0], [0.5, 8.0]], [3.0, -13.0, 7.0])
 """Δ is of norm 5 in the first array, of 12 in the second, of 13 in all."""
 
 
-@pytest.mark.parametrize(("clip", "factor"), [(20.0, 1.0), (13.1, 1.0), (2.6, 2.6 / (13.0 * (1 + 2.0**-30)))])
-def test_a_gaussian_release_by_hand(clip, factor):
-    found = LocalGaussian(clip, 1.5).release(TRAINED, START, GaussianNoise(3))
-    grid, expected = Grid.of(clip, 1.5, 1), {}
-    source = DiscreteGaussian(2**24, GaussianNoise(3))
-    for name, array in START.items():
-        update = (TRAINED[name].astype(np.float64) - array).ravel()
-        steps = [int(number * factor * (grid.steps / clip)) for number in update]
-        noisy = (steps + source.integers(array.size).astype(int)).astype(float) * grid.step
-        expected[name] = (noisy + array.ravel()).astype(array.dtype).reshape(array.shape)
-    same(found, expected)
+def test_a_gaussian_release_by_hand():
+    def check(clip, factor):
+        found = LocalGaussian(clip, 1.5).release(TRAINED, START, GaussianNoise(3))
+        grid, expected = Grid.of(clip, 1.5, 1), {}
+        source = DiscreteGaussian(2**24, GaussianNoise(3))
+        for name, array in START.items():
+            update = (TRAINED[name].astype(np.float64) - array).ravel()
+            steps = [int(number * factor * (grid.steps / clip)) for number in update]
+            noisy = (steps + source.integers(array.size).astype(int)).astype(float) * grid.step
+            expected[name] = (noisy + array.ravel()).astype(array.dtype).reshape(array.shape)
+        same(found, expected)
+
+    assert failures([(20.0, 1.0), (13.1, 1.0), (2.6, 2.6 / (13.0 * (1 + 2.0**-30)))], check) == []
 
 
 @pytest.mark.parametrize(("radius", "factor"), [(20.0, 1.0), (2.6, 2.6 / (13.0 * (1 + 2.0**-30)))])
@@ -108,14 +113,14 @@ def test_no_grid_of_a_release_follows_the_draw(mechanism, length):
     assert len(grids) > 1
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "factor"),
-    [(LocalGaussian(2.6, 0.0), 0.2), (LocalLaplace(2.6, 0.0), 0.2), (PublishedLaplace(0.0), 1.0)],
-)
-def test_a_release_without_noise_by_hand(mechanism, factor):
-    found = mechanism.release(TRAINED, START, GaussianNoise(3))
-    for name, array in expected_release(START, TRAINED, factor, 0.0, 1.0, 3).items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-6)
+def test_a_release_without_noise_by_hand():
+    def check(mechanism, factor):
+        found = mechanism.release(TRAINED, START, GaussianNoise(3))
+        for name, array in expected_release(START, TRAINED, factor, 0.0, 1.0, 3).items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-6)
+
+    cases = [(LocalGaussian(2.6, 0.0), 0.2), (LocalLaplace(2.6, 0.0), 0.2), (PublishedLaplace(0.0), 1.0)]
+    assert failures(cases, check) == []
 
 
 def test_an_update_that_the_published_noise_has_no_room_for_is_not_sent():
@@ -125,17 +130,22 @@ def test_an_update_that_the_published_noise_has_no_room_for_is_not_sent():
     assert far["0"].tolist() == [1.5, 2.0]
 
 
-@pytest.mark.parametrize("per_layer", [False, True])
-@pytest.mark.parametrize("trained", [arrays([np.nan, 2.0], [1.0]), arrays([np.inf, 2.0], [1.0]), arrays([9.0, 2.0])])
-def test_an_update_that_is_none_gets_no_published_noise(trained, per_layer):
+def test_an_update_that_is_none_gets_no_published_noise():
     """As the zero update: there is nothing that noise could be in proportion to."""
-    start = arrays([1.5, 2.0], [0.5])
-    same(PublishedLaplace(5.0, per_layer).release(trained, start, GaussianNoise(3)), start)
+
+    def check(per_layer, trained):
+        start = arrays([1.5, 2.0], [0.5])
+        same(PublishedLaplace(5.0, per_layer).release(trained, start, GaussianNoise(3)), start)
+
+    cases = product([False, True], [arrays([np.nan, 2.0], [1.0]), arrays([np.inf, 2.0], [1.0]), arrays([9.0, 2.0])])
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    ("norm", "bound", "factor"),
-    [
+def test_a_factor_by_hand():
+    def check(norm, bound, factor):
+        assert local_update.factor_for(norm, bound) == pytest.approx(factor, rel=1e-15)
+
+    cases = [
         (0.0, 1.0, 1.0),
         (1.0, 1.0, 1.0 / (1 + 2.0**-30)),
         (1.0 / (1 + 2.0**-30) * (1 - 1e-12), 1.0, 1.0),
@@ -144,15 +154,17 @@ def test_an_update_that_is_none_gets_no_published_noise(trained, per_layer):
         (2.0**900, 2.0**-99, 2.0**-999 / (1 + 2.0**-30)),
         (2.0**901, 2.0**-99, 0.0),
         (2.0**901, 2.0**-100, 0.0),
-    ],
-)
-def test_a_factor_by_hand(norm, bound, factor):
-    assert local_update.factor_for(norm, bound) == pytest.approx(factor, rel=1e-15)
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    ("block", "norm"),
-    [
+def test_a_norm_by_hand():
+    def check(block, norm):
+        with np.errstate(all="ignore"):
+            found = local_update._norm(np.array(block))
+        assert found == pytest.approx(norm, rel=1e-15) and type(found) is float
+
+    cases = [
         ([3.0, 4.0], 5.0),
         ([0.0, 0.0], 0.0),
         ([3e-200, -4e-200], 5e-200),
@@ -168,12 +180,8 @@ def test_a_factor_by_hand(norm, bound, factor):
         ([2.0**499, 0.0], 2.0**499),
         ([2.0**500, 0.0], 2.0**500),
         ([2.0**501, 0.0], 2.0**501),
-    ],
-)
-def test_a_norm_by_hand(block, norm):
-    with np.errstate(all="ignore"):
-        found = local_update._norm(np.array(block))
-    assert found == pytest.approx(norm, rel=1e-15) and type(found) is float
+    ]
+    assert failures(cases, check) == []
 
 
 def test_norms_of_arrays_of_several_blocks():

@@ -6,11 +6,12 @@ from itertools import count
 
 import numpy as np
 import pytest
+from support import failures
 
 from cloister.audits import conformance
 from cloister.audits.conformance import check_mechanism
 from cloister.core.arrays import Layout
-from cloister.core.capabilities import MEAN, MEDIAN, OPTIMIZER, SELECTION, trimmed_mean
+from cloister.core.capabilities import MEAN, MEDIAN, OPTIMIZER, SELECTION
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
@@ -31,7 +32,6 @@ SOUND = {
 CASES = [
     *((name, options, MEAN) for name, options in SOUND.items()),
     ("global-dp", SOUND["global-dp"] | {"placement": "rule"}, MEDIAN),
-    ("global-dp", SOUND["global-dp"] | {"placement": "rule"}, trimmed_mean(0.25)),
     ("global-dp", SOUND["global-dp"] | {"clipping_norm": AdaptiveClip(1.0)}, MEAN),
     ("global-dp", SOUND["global-dp"] | {"examples_cap": 0.5}, OPTIMIZER),
 ]
@@ -40,8 +40,13 @@ CASES = [
 @pytest.fixture(autouse=True)
 def the_same_noise_in_every_test_run(monkeypatch):
     """Every release of the check asks for noise of its own; here these are the streams of 0, 1, 2 and so on."""
-    seeds = count()
-    monkeypatch.setattr(conformance, "GaussianNoise", lambda: GaussianNoise(next(seeds)))
+
+    def begin():
+        seeds = count()
+        monkeypatch.setattr(conformance, "GaussianNoise", lambda: GaussianNoise(next(seeds)))
+
+    begin()
+    return begin
 
 
 def made(name="global-dp", **options):
@@ -213,13 +218,18 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_twin_is_found_out(kind):
-    right = made()
-    with pytest.raises(PrivacyError, match=BROKEN[kind]):
-        made_of = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
-        # So many show an ε of up to 1.9 of a whole leak, and 1.2 is claimed; a leak of three deviations takes 400.
-        check_mechanism(made_of(noise_multiplier=1.0, clip=right.clip), runs=400 if kind is AThirdOfTheNoise else 200)
+def test_a_broken_twin_is_found_out(the_same_noise_in_every_test_run):
+    def check(kind):
+        the_same_noise_in_every_test_run()
+        right = made()
+        with pytest.raises(PrivacyError, match=BROKEN[kind]):
+            made_of = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+            # So many show an ε of up to 1.9 of a whole leak, and 1.2 is claimed; a leak of three deviations takes 400.
+            check_mechanism(
+                made_of(noise_multiplier=1.0, clip=right.clip), runs=400 if kind is AThirdOfTheNoise else 200
+            )
+
+    assert failures(BROKEN, check) == []
 
 
 def test_one_that_can_change_behind_its_claim_is_refused():
@@ -261,16 +271,20 @@ def test_a_mechanism_without_a_knob_cannot_be_calibrated():
 # --- what a strategy must be able to do ---
 
 
-@pytest.mark.parametrize("capabilities", [SELECTION, MEDIAN, None])
-def test_a_mean_refuses_what_means_nothing_on_one_reply(capabilities):
-    with pytest.raises(ConfigError, match=r"use privacy\.placement = .*'model' \(heuristic\)"):
-        made().suited_to(capabilities, "X")
+def test_a_mean_refuses_what_means_nothing_on_one_reply():
+    def check(capabilities):
+        with pytest.raises(ConfigError, match=r"use privacy\.placement = .*'model' \(heuristic\)"):
+            made().suited_to(capabilities, "X")
+
+    assert failures([SELECTION, MEDIAN, None], check) == []
 
 
-@pytest.mark.parametrize("capabilities", [SELECTION, MEAN, None])
-def test_a_rule_refuses_what_is_no_rank(capabilities):
-    with pytest.raises(ConfigError, match="X is none"):
-        made(placement="rule").suited_to(capabilities, "X")
+def test_a_rule_refuses_what_is_no_rank():
+    def check(capabilities):
+        with pytest.raises(ConfigError, match="X is none"):
+            made(placement="rule").suited_to(capabilities, "X")
+
+    assert failures([SELECTION, MEAN, None], check) == []
 
 
 @pytest.mark.parametrize(("capabilities", "reason"), [(MEAN, "how many clients replied"), (None, "X is none")])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from statistics_of_noise import is_normal, std_is
-from support import mostly_slow, random_models, zeros
+from support import failures, mostly_slow, random_models, zeros
 from test_clipping import cohort_of
 from test_exact_release import vectors
 from test_private_distance import climb
@@ -115,7 +115,7 @@ def farthest(asked, trimmed, move):
     return climb(lambda points: moved(points, trimmed, move), starts, steps=80)
 
 
-CASES = [(1, None), (2, None), (3, None), (5, None), (4, None), (5, 1), (6, 2), (6, 0)]
+CASES = [(1, None), (2, None), (5, None), (4, None), (5, 1), (6, 0)]
 """How many clients, and how many values are cut off at each end; None for the median."""
 MOVES = {"add-or-remove": 1, "replace-one": 2}
 
@@ -171,13 +171,15 @@ def test_random_cohorts_of_any_size_keep_the_bound(asked, width, seed, spread, c
 # --- its noise ---
 
 
-@pytest.mark.parametrize(("asked", "trimmed"), [(5, None), (4, None), (5, 1)])
-def test_the_noise(asked, trimmed):
-    cohort = clip(cohort_of(random_models(4, 0.1, like=zeros(100_000))), CLIP)
-    noise = released(cohort, asked, trimmed, z=3.0) - released(cohort, asked, trimmed)
-    std = 3.0 * CLIP / kept(asked, trimmed)
-    assert std_is(noise, std) and is_normal(noise, std)
-    assert not std_is(noise, std * 2 / 3) and not std_is(noise, std * 3 / 2)
+def test_the_noise():
+    def check(asked, trimmed):
+        cohort = clip(cohort_of(random_models(4, 0.1, like=zeros(100_000))), CLIP)
+        noise = released(cohort, asked, trimmed, z=3.0) - released(cohort, asked, trimmed)
+        std = 3.0 * CLIP / kept(asked, trimmed)
+        assert std_is(noise, std) and is_normal(noise, std)
+        assert not std_is(noise, std * 2 / 3) and not std_is(noise, std * 3 / 2)
+
+    assert failures([(5, None), (4, None), (5, 1)], check) == []
 
 
 def test_it_says_what_it_did():
@@ -205,16 +207,20 @@ def test_more_replies_than_were_asked_for():
         noisy_median(clip(cohort_of(random_models(4)), CLIP), 1.0, 3, NOISE)
 
 
-@pytest.mark.parametrize(("asked", "trimmed"), [(4, 2), (3, 2), (4, -1)])
-def test_cuts_that_leave_nothing_or_are_none(asked, trimmed):
-    with pytest.raises(ConfigError, match=r"values_kept must be > 0|trimmed must be >= 0"):
-        noisy_trimmed_mean(clip(cohort_of(random_models(2)), CLIP), 1.0, asked, trimmed, NOISE)
+def test_cuts_that_leave_nothing_or_are_none():
+    def check(asked, trimmed):
+        with pytest.raises(ConfigError, match=r"values_kept must be > 0|trimmed must be >= 0"):
+            noisy_trimmed_mean(clip(cohort_of(random_models(2)), CLIP), 1.0, asked, trimmed, NOISE)
+
+    assert failures([(4, 2), (3, 2), (4, -1)], check) == []
 
 
-@pytest.mark.parametrize("z", [-1.0, math.nan, math.inf])
-def test_a_multiplier_out_of_range(z):
-    with pytest.raises(ConfigError, match="noise_multiplier"):
-        noisy_median(clip(cohort_of(random_models(2)), CLIP), z, 3, NOISE)
+def test_a_multiplier_out_of_range():
+    def check(z):
+        with pytest.raises(ConfigError, match="noise_multiplier"):
+            noisy_median(clip(cohort_of(random_models(2)), CLIP), z, 3, NOISE)
+
+    assert failures([-1.0, math.nan, math.inf], check) == []
 
 
 def test_a_bound_that_is_not_kept_is_found_out(monkeypatch):
@@ -259,30 +265,30 @@ def whole_sums(ranked, rows, asked, trimmed, z=1.0):
     return np.array(ranked(), object)
 
 
-@pytest.mark.parametrize(
-    ("z", "dtype", "asked", "trimmed"),
-    [
+def test_no_client_moves_it_by_more_steps_than_the_sensitivity(ranked):
+    def check(z, dtype, asked, trimmed):
+        most, rng, reached = int(Grid.of(1.0, z, asked).steps) ** 2, np.random.default_rng(asked), []
+        for name, _, update in vectors(dtype, width=300):
+            if name == "cancelled against the model":
+                continue
+            halves = [sign * (np.abs(update) > 0) for sign in (1.0, -1.0, 1.0, -1.0, 0.0)]
+            crowds = [halves[: asked - 1], [row.astype(dtype) for row in rng.standard_normal((asked - 1, 300))]]
+            for crowd in crowds:
+                others = [row.astype(dtype) for row in crowd]
+                beside, alone, against = (
+                    whole_sums(ranked, [*others, own], asked, trimmed, z)
+                    for own in (update, np.zeros_like(update), -update)
+                )
+                assert sum((beside - alone) ** 2) <= most and sum((beside - against) ** 2) <= 4 * most, name
+                reached.append(sum((beside - alone) ** 2) / most)
+        assert z > 1 or max(reached) > 0.99
+
+    cases = [
         *((0.3, np.float16, 1, 0), (0.3, np.float32, 4, 1), (0.3, np.float64, 5, 1)),
         *((1.0, np.float16, 4, 1), (1.0, np.float32, 5, 1), (1.0, np.float64, 1, 0)),
         *((2.0**18, np.float16, 5, 1), (2.0**18, np.float32, 1, 0), (2.0**18, np.float64, 4, 1)),
-    ],
-)
-def test_no_client_moves_it_by_more_steps_than_the_sensitivity(ranked, asked, trimmed, dtype, z):
-    most, rng, reached = int(Grid.of(1.0, z, asked).steps) ** 2, np.random.default_rng(asked), []
-    for name, _, update in vectors(dtype, width=300):
-        if name == "cancelled against the model":
-            continue
-        halves = [sign * (np.abs(update) > 0) for sign in (1.0, -1.0, 1.0, -1.0, 0.0)]
-        crowds = [halves[: asked - 1], [row.astype(dtype) for row in rng.standard_normal((asked - 1, 300))]]
-        for crowd in crowds:
-            others = [row.astype(dtype) for row in crowd]
-            beside, alone, against = (
-                whole_sums(ranked, [*others, own], asked, trimmed, z)
-                for own in (update, np.zeros_like(update), -update)
-            )
-            assert sum((beside - alone) ** 2) <= most and sum((beside - against) ** 2) <= 4 * most, name
-            reached.append(sum((beside - alone) ** 2) / most)
-    assert z > 1 or max(reached) > 0.99
+    ]
+    assert failures(cases, check) == []
 
 
 def test_it_is_the_sum_of_the_whole_numbers_in_the_middle(ranked):

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support import failures
 from test_mechanisms import Thawed
 from test_noise_scale import BOUNDED, RAW, given
 
@@ -40,34 +41,37 @@ def contributions(examples=(1.0, 2.0, 9.0)):
     return dataclasses.replace(given(noise=GaussianNoise(5)), examples=examples, asked=6, expected=4.5)
 
 
-@pytest.mark.parametrize("placement", ["update", "rule", "model"])
-def test_a_release_by_hand(placement):
+def test_a_release_by_hand():
     """On the grid of the widest noise, from the source of the round, over the public number of clients."""
-    found, noise = halved(placement).release(contributions()), GaussianNoise(5)
-    if placement == "model":
-        models, std, sensitivity = bounded_models(BOUNDED), 2.0 * 1.5 / 3, 1.5 / 3
-    else:
-        made = (
-            noisy_mean(BOUNDED, 2.0, 4.5, noise, 12.0)
-            if placement == "update"
-            else noisy_trimmed_mean(BOUNDED, 2.0, 6, 2, noise, 12.0)
+
+    def check(placement):
+        found, noise = halved(placement).release(contributions()), GaussianNoise(5)
+        if placement == "model":
+            models, std, sensitivity = bounded_models(BOUNDED), 2.0 * 1.5 / 3, 1.5 / 3
+        else:
+            made = (
+                noisy_mean(BOUNDED, 2.0, 4.5, noise, 12.0)
+                if placement == "update"
+                else noisy_trimmed_mean(BOUNDED, 2.0, 6, 2, noise, 12.0)
+            )
+            models, std, sensitivity = [made.model], made.noise_std, made.sensitivity
+        assert len(found.models) == len(models)
+        for one, other in zip(found.models, models, strict=True):
+            assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
+        assert dataclasses.replace(found, models=()) == dataclasses.replace(
+            found,
+            models=(),
+            noise_std=std,
+            sensitivity=sensitivity,
+            noise_multiplier=2.0,
+            clipping_norm=1.5,
+            released_distance=0.25,
+            diagnostics=Diagnostics(clipped_fraction=1.0, clip_calibration=8.0, distance=7.0),
+            following=halved(placement),
+            widest_std=12.0 * sensitivity if placement == "model" else 0.0,
         )
-        models, std, sensitivity = [made.model], made.noise_std, made.sensitivity
-    assert len(found.models) == len(models)
-    for one, other in zip(found.models, models, strict=True):
-        assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
-    assert dataclasses.replace(found, models=()) == dataclasses.replace(
-        found,
-        models=(),
-        noise_std=std,
-        sensitivity=sensitivity,
-        noise_multiplier=2.0,
-        clipping_norm=1.5,
-        released_distance=0.25,
-        diagnostics=Diagnostics(clipped_fraction=1.0, clip_calibration=8.0, distance=7.0),
-        following=halved(placement),
-        widest_std=12.0 * sensitivity if placement == "model" else 0.0,
-    )
+
+    assert failures(["update", "rule", "model"], check) == []
 
 
 def test_a_clip_follows_the_updates_as_they_arrived():
@@ -96,9 +100,13 @@ ON_ONE = (
 SHOWS = "privacy.placement = 'update' shows strategy X one reply, the release, and it needs every reply; use "
 
 
-@pytest.mark.parametrize(
-    ("refuse", "says"),
-    [
+def test_what_a_mechanism_refuses():
+    def check(refuse, says):
+        with pytest.raises(ConfigError) as refused:
+            refuse()
+        assert str(refused.value) == says
+
+    cases = [
         (
             lambda: AUTO.multiplier,
             "privacy.noise-multiplier = 'auto' has not been calibrated to privacy.max-epsilon yet",
@@ -162,12 +170,8 @@ SHOWS = "privacy.placement = 'update' shows strategy X one reply, the release, a
             lambda: global_dp(noise_multiplier=1.0, clipping_norm=1.0, examples_cap=-1.0),
             "examples_cap must be >= 0, got -1.0",
         ),
-    ],
-)
-def test_what_a_mechanism_refuses(refuse, says):
-    with pytest.raises(ConfigError) as refused:
-        refuse()
-    assert str(refused.value) == says
+    ]
+    assert failures(cases, check) == []
 
 
 def test_calibration_asks_first_what_the_most_noise_costs():

@@ -12,7 +12,7 @@ from support import failures
 
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Pure
-from cloister.privacy.mechanisms.selection import STEPS, PrivateChoice, _means, accepted, bounded
+from cloister.privacy.mechanisms.selection import STEPS, PrivateChoice, accepted, bounded
 
 EPSILON, LIMIT, DRAWS = 3.0, 10.0, 3000
 """So many draws tell each law below from each other one, but for one seed in half a million."""
@@ -64,17 +64,24 @@ def test_nothing_to_judge_by_is_a_uniform_choice(kind):
     assert follows(draws_of(PrivateChoice(EPSILON, LIMIT, kind), [np.zeros(0)] * 5), [0.2] * 5)
 
 
-@pytest.mark.parametrize("gamma", [0.0, 1e-9, 0.3, 1.0, 1.7, 4.0, 50.0, 1e6])
-def test_a_coin_of_bias_exp_minus_gamma(gamma):
-    exact, count, below = Fraction(gamma), 4000, random.Random(1).randrange
-    heads, bias = sum(accepted(exact, below) for _ in range(count)), math.exp(-gamma)
-    assert stats.binom.cdf(heads, count, bias) > FALSE_ALARM and stats.binom.sf(heads - 1, count, bias) > FALSE_ALARM
-    if 0.1 < gamma < 5:
-        for wrong in (2 * gamma, gamma / 2):
-            assert (
-                min(stats.binom.cdf(heads, count, math.exp(-wrong)), stats.binom.sf(heads - 1, count, math.exp(-wrong)))
-                < FALSE_ALARM
-            )
+def test_a_coin_of_bias_exp_minus_gamma():
+    def check(gamma):
+        exact, count, below = Fraction(gamma), 4000, random.Random(1).randrange
+        heads, bias = sum(accepted(exact, below) for _ in range(count)), math.exp(-gamma)
+        assert (
+            stats.binom.cdf(heads, count, bias) > FALSE_ALARM and stats.binom.sf(heads - 1, count, bias) > FALSE_ALARM
+        )
+        if 0.1 < gamma < 5:
+            for wrong in (2 * gamma, gamma / 2):
+                assert (
+                    min(
+                        stats.binom.cdf(heads, count, math.exp(-wrong)),
+                        stats.binom.sf(heads - 1, count, math.exp(-wrong)),
+                    )
+                    < FALSE_ALARM
+                )
+
+    assert failures([0.0, 1e-9, 0.3, 1.0, 1.7, 4.0, 50.0, 1e6], check) == []
 
 
 def test_a_hundred_hypotheses_and_a_hundred_thousand_examples():
@@ -160,14 +167,18 @@ class SumForAMean(PrivateChoice):
         return super()._score(losses, groups) * max(1, len(losses))
 
 
-@pytest.mark.parametrize("twin", [HalfTheScale, Unbounded, SumForAMean])
-def test_a_twin_that_bounds_too_little_is_caught(twin):
-    assert worst_ratio(twin(EPSILON, LIMIT)) > EPSILON * (1 + 1e-12)
+def test_a_twin_that_bounds_too_little_is_caught():
+    def check(twin):
+        assert worst_ratio(twin(EPSILON, LIMIT)) > EPSILON * (1 + 1e-12)
+
+    assert failures([HalfTheScale, Unbounded, SumForAMean], check) == []
 
 
-@pytest.mark.parametrize("twin", [HalfTheScale, Unbounded, SumForAMean])
-def test_and_so_is_its_law(twin):
-    assert not follows(draws_of(twin(EPSILON, LIMIT), LOSSES), law(MEANS))
+def test_and_so_is_its_law():
+    def check(twin):
+        assert not follows(draws_of(twin(EPSILON, LIMIT), LOSSES), law(MEANS))
+
+    assert failures([HalfTheScale, Unbounded, SumForAMean], check) == []
 
 
 def test_a_choice_without_noise_is_caught():
@@ -186,11 +197,13 @@ def test_a_loss_is_held_within_its_limits_and_counts_as_the_largest_if_it_is_non
     assert failures([*kept, *((bad, 1) for bad in (np.nan, np.inf, -np.inf))], check) == []
 
 
-@pytest.mark.parametrize("limit", [5e-324, 1e-300, 0.1, 1e308])
-def test_losses_stay_within_the_steps_whatever_the_limit(limit):
-    losses = np.array([0.0, 5e-324, limit / 3, np.nextafter(limit, 0), limit, np.nextafter(limit, np.inf)])
-    steps = bounded(np.sort(losses), limit)
-    assert steps.min() == 0 and steps.max() == STEPS and (np.diff(steps) >= 0).all()
+def test_losses_stay_within_the_steps_whatever_the_limit():
+    def check(limit):
+        losses = np.array([0.0, 5e-324, limit / 3, np.nextafter(limit, 0), limit, np.nextafter(limit, np.inf)])
+        steps = bounded(np.sort(losses), limit)
+        assert steps.min() == 0 and steps.max() == STEPS and (np.diff(steps) >= 0).all()
+
+    assert failures([5e-324, 1e-300, 0.1, 1e308], check) == []
 
 
 def test_what_diverged_is_not_taken_for_the_best():
@@ -235,12 +248,14 @@ def test_a_seeded_choice_repeats():
     assert choices(3) == choices(3) != choices(4)
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-def test_numbers_out_of_range_are_refused(bad):
-    with pytest.raises(ConfigError, match="choice_epsilon"):
-        PrivateChoice(bad, 1.0)
-    with pytest.raises(ConfigError, match="max_loss"):
-        PrivateChoice(1.0, bad)
+def test_numbers_out_of_range_are_refused():
+    def check(bad):
+        with pytest.raises(ConfigError, match="choice_epsilon"):
+            PrivateChoice(bad, 1.0)
+        with pytest.raises(ConfigError, match="max_loss"):
+            PrivateChoice(1.0, bad)
+
+    assert failures([0.0, -1.0, math.nan, math.inf], check) == []
 
 
 def test_what_does_not_fit_is_refused():
@@ -270,9 +285,12 @@ def coins(*numbers):
     return below, asked, left
 
 
-@pytest.mark.parametrize(
-    ("gamma", "drawn", "limits", "heads"),
-    [
+def test_a_coin_by_hand():
+    def check(gamma, drawn, limits, heads):
+        below, asked, left = coins(*drawn)
+        assert accepted(gamma, below) is heads and asked == limits and not left
+
+    cases = [
         (Fraction(0), [0], [1], True),
         (Fraction(1, 3), [1], [3], True),
         (Fraction(1, 3), [0, 1], [3, 6], False),
@@ -281,11 +299,8 @@ def coins(*numbers):
         (Fraction(4, 3), [0, 0, 1, 2], [1, 2, 3, 3], True),
         (Fraction(4, 3), [0, 0, 1, 0, 5], [1, 2, 3, 3, 6], False),
         (Fraction(2), [0, 0, 1, 0, 0, 2, 0], [1, 2, 3, 1, 2, 3, 1], True),
-    ],
-)
-def test_a_coin_by_hand(gamma, drawn, limits, heads):
-    below, asked, left = coins(*drawn)
-    assert accepted(gamma, below) is heads and asked == limits and not left
+    ]
+    assert failures(cases, check) == []
 
 
 def test_a_choice_by_hand():
@@ -298,22 +313,23 @@ def test_a_choice_by_hand():
     assert asked == [2, 4, 8, 2, 1] and not left
 
 
-@pytest.mark.parametrize(
-    ("unit", "groups", "score"),
-    [
+def test_a_score_by_hand():
+    def check(unit, groups, score):
+        found = PrivateChoice(1.0, 10.0, unit)._score(np.array([5.0, 2.0, 5.0, 1.0]), groups)
+        assert abs(found - score) <= Fraction(4, STEPS) and isinstance(found, Fraction)
+        assert PrivateChoice(1.0, 10.0)._score(np.zeros(0), None) == 0
+
+    cases = [
         ("client", None, Fraction(13, 40)),
         ("example", None, Fraction(13, 10)),
         ("group", np.array([5, 5, 2, 2]), Fraction(1, 1) * (Fraction(7, 20) + Fraction(3, 10))),
-    ],
-)
-def test_a_score_by_hand(unit, groups, score):
-    found = PrivateChoice(1.0, 10.0, unit)._score(np.array([5.0, 2.0, 5.0, 1.0]), groups)
-    assert abs(found - score) <= Fraction(4, STEPS) and isinstance(found, Fraction)
-    assert PrivateChoice(1.0, 10.0)._score(np.zeros(0), None) == 0
+    ]
+    assert failures(cases, check) == []
 
 
 def test_means_of_groups_are_rounded_down():
-    assert _means(np.array([5, 2, 2, 1]), np.array([9, 9, 3, 9])).tolist() == [2, 2]
+    losses = np.array([5, 2, 2, 1]) / STEPS
+    assert PrivateChoice(1.0, 1.0, "group")._score(losses, np.array([9, 9, 3, 9])) == Fraction(2 + 2, STEPS)
 
 
 def test_losses_of_any_shape_are_steps():

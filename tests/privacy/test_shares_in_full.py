@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from support import zeros
+from support import failures, zeros
 from test_bits_in_shares import PARTIES, update_of
 from test_clipping import cohort_of
 from test_squares_in_shares import mechanism, scaled
@@ -40,9 +40,13 @@ AGAINST = "secure-aggregation.enabled = true contradicts strategy Krum, which "
 ON_THE_MEAN = ": the server learns the sum of the updates and no single one; use a strategy on the mean"
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
+def test_a_configuration_that_shares_cannot_serve():
+    def check(make, says):
+        with pytest.raises(ConfigError) as refused:
+            make()
+        assert str(refused.value) == says
+
+    cases = [
         (lambda: mechanism(scaled(distance="l2")), f"{ONLY_RMS}'l2', 'private', FixedClip(bound=1.0)"),
         (lambda: mechanism(scaled(release="exact")), f"{ONLY_RMS}'rms', 'exact', FixedClip(bound=1.0)"),
         (
@@ -63,17 +67,17 @@ ON_THE_MEAN = ": the server learns the sum of the updates and no single one; use
         (lambda: Plan.of(1.0, 1.0, PARTIES, 0), "parameters must be > 0, got 0"),
         (lambda: Plan.of(1.0, -1.0, PARTIES, 3), "multiplier must be >= 0, got -1.0"),
         (lambda: Plan.of(1.0, 1.0, PARTIES, 3, 16), "bits must be one of 32, 64; got '16'"),
-    ],
-)
-def test_a_configuration_that_shares_cannot_serve(make, says):
-    with pytest.raises(ConfigError) as refused:
-        make()
-    assert str(refused.value) == says
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
+def test_what_shares_cannot_hold():
+    def check(make, says):
+        with pytest.raises(PrivacyError) as refused:
+            make()
+        assert str(refused.value) == says
+
+    cases = [
         (
             lambda: FIXED.release(Contributions(ONE, (1.0,), 1, 1.0, GaussianNoise(1), 1)),
             "under secure aggregation clients add the noise, and the server has no single updates; there is nothing to "
@@ -113,12 +117,8 @@ def test_a_configuration_that_shares_cannot_serve(make, says):
             lambda: without_surplus(np.zeros(3, np.int64), SHARES, 5, [{5: bytes(32)}] * 6),
             "6 clients show seeds, of 5 survivors",
         ),
-    ],
-)
-def test_what_shares_cannot_hold(make, says):
-    with pytest.raises(PrivacyError) as refused:
-        make()
-    assert str(refused.value) == says
+    ]
+    assert failures(cases, check) == []
 
 
 def test_what_a_mechanism_with_shares_says_it_was_made_with():
@@ -177,16 +177,19 @@ def test_a_mean_by_hand():
         FIXED.released(total, layout, sent.sent[:1], 5)
 
 
-@pytest.mark.parametrize("shown", [None, 6, 4])
-def test_the_distance_takes_off_the_noise_that_is_in_the_sum(shown):
+def test_the_distance_takes_off_the_noise_that_is_in_the_sum():
     """u·Σ‖x‖² - ‖Σx‖² of five numbers, less the variance of those who have shown their surplus and of the others."""
-    one = mechanism(scaled(distance_multiplier=0.05), z=0.1)
-    plan = one.plan(2)
-    total = np.array([3 * plan.steps // 10, -plan.steps // 5, 2 * 65536])
-    variance = sum(plan.shares.left(6 if client < (shown or 6) else 4) for client in range(6))
-    summed = (int(total[0]) ** 2 + int(total[1]) ** 2 - 2 * variance) / plan.steps**2
-    released = one.released(total, update_of(0.0, 0.0).layout, update_of(0.0, 0.0).sent, 6, shown)
-    assert released.released_distance == pytest.approx(math.sqrt(2 * (6 * 2 - summed) / 30), rel=1e-12)
+
+    def check(shown):
+        one = mechanism(scaled(distance_multiplier=0.05), z=0.1)
+        plan = one.plan(2)
+        total = np.array([3 * plan.steps // 10, -plan.steps // 5, 2 * 65536])
+        variance = sum(plan.shares.left(6 if client < (shown or 6) else 4) for client in range(6))
+        summed = (int(total[0]) ** 2 + int(total[1]) ** 2 - 2 * variance) / plan.steps**2
+        released = one.released(total, update_of(0.0, 0.0).layout, update_of(0.0, 0.0).sent, 6, shown)
+        assert released.released_distance == pytest.approx(math.sqrt(2 * (6 * 2 - summed) / 30), rel=1e-12)
+
+    assert failures([None, 6, 4], check) == []
 
 
 def test_numbers_beside_an_update_have_noise_of_their_own():

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
+from support import all_nodes, content, failures, flat, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of, true_norms
 
 from cloister.aggregation import GlobalDP, MetricDP
@@ -40,17 +41,20 @@ def flattened(model):
     return np.concatenate([array.ravel() for array in model.values()]).astype(np.float64)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_against_brute_force(scale):
+def test_against_brute_force():
     """Σ min(n/cap, 1)·clip(Δ) over the clients that were asked, not over the sum of their weights."""
-    sent, *models = random_models(9, scale, seed=4)
-    origin = flattened(sent)
-    total = np.zeros_like(origin)
-    for model, count in zip(models, HOSTILE):
-        update = flattened(model) - origin
-        total += min(count / CAP, 1) * min(1, CLIP / np.linalg.norm(update)) * update
-    expected = origin + total / len(models)
-    np.testing.assert_allclose(released(weighted(), models, HOSTILE, sent), expected, rtol=1e-5, atol=1e-6 * scale)
+
+    def check(scale):
+        sent, *models = random_models(9, scale, seed=4)
+        origin = flattened(sent)
+        total = np.zeros_like(origin)
+        for model, count in zip(models, HOSTILE):
+            update = flattened(model) - origin
+            total += min(count / CAP, 1) * min(1, CLIP / np.linalg.norm(update)) * update
+        expected = origin + total / len(models)
+        np.testing.assert_allclose(released(weighted(), models, HOSTILE, sent), expected, rtol=1e-5, atol=1e-6 * scale)
+
+    assert failures([1e-3, 1.0, 1e3], check) == []
 
 
 def cohort_with_a_far_client():
@@ -58,14 +62,15 @@ def cohort_with_a_far_client():
     return sent, [{name: array + np.float32(1000) for name, array in sent.items()}, *others]
 
 
-@pytest.mark.parametrize("kind", [GlobalDP, MetricDP])
-@pytest.mark.parametrize("count", HOSTILE)
-def test_no_count_moves_a_release_further_than_calibrated(kind, count):
-    sent, models = cohort_with_a_far_client()
-    for others in (1.0, 1e9):
-        finding = leave_one_out(lambda: weighted(kind), sent, models, [count, *[others] * 5], absent=0)
-        assert finding.calibrated == CLIP / 6
-        assert finding.sound, finding
+def test_no_count_moves_a_release_further_than_calibrated():
+    def check(kind, count):
+        sent, models = cohort_with_a_far_client()
+        for others in (1.0, 1e9):
+            finding = leave_one_out(lambda: weighted(kind), sent, models, [count, *[others] * 5], absent=0)
+            assert finding.calibrated == CLIP / 6
+            assert finding.sound, finding
+
+    assert failures(product([GlobalDP, MetricDP], HOSTILE), check) == []
 
 
 def test_the_calibration_is_reached():
@@ -93,14 +98,16 @@ def test_weights_only_ever_shrink_an_update():
     assert capped.l2_bound == CLIP
 
 
-@pytest.mark.parametrize("bad", [0, -1, -1e9, math.nan, math.inf, 1e10, [1.0, 2.0]])
-def test_a_count_that_is_none_takes_its_reply_with_it(bad):
-    sent, *models = random_models(4)
-    strategy = weighted()
-    with_bad = released(strategy, models, [bad, 50.0, 1e9], sent)
-    assert [rejection.code for rejection in strategy.measured.rejected] == ["weight"]
-    without = [{name: np.full_like(array, np.nan) for name, array in models[0].items()}, *models[1:]]
-    np.testing.assert_array_equal(with_bad, released(weighted(), without, [50.0, 50.0, 1e9], sent))
+def test_a_count_that_is_none_takes_its_reply_with_it():
+    def check(bad):
+        sent, *models = random_models(4)
+        strategy = weighted()
+        with_bad = released(strategy, models, [bad, 50.0, 1e9], sent)
+        assert [rejection.code for rejection in strategy.measured.rejected] == ["weight"]
+        without = [{name: np.full_like(array, np.nan) for name, array in models[0].items()}, *models[1:]]
+        np.testing.assert_array_equal(with_bad, released(weighted(), without, [50.0, 50.0, 1e9], sent))
+
+    assert failures([0, -1, -1e9, math.nan, math.inf, 1e10, [1.0, 2.0]], check) == []
 
 
 def test_a_reply_without_a_count_counts_as_one_example():
@@ -141,20 +148,28 @@ def test_the_run_says_that_counts_leave(server, tmp_path):
     assert "example count" not in unprotected({})
 
 
-@pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"strategy.weighting": "examples"}, "one client's weight would be unbounded"),
-        ({"privacy.examples-cap": CAP}, "privacy.examples-cap = 100.0 has no effect"),
-        ({"privacy.examples-cap": CAP, "strategy.weighting": "uniform"}, "privacy.examples-cap = 100.0 has no effect"),
-        (CAPPED | {"privacy.examples-cap": -1.0}, "privacy.examples-cap = -1.0 is not valid"),
-        (CAPPED | {"privacy.examples-cap": 0.0}, "one client's weight would be unbounded"),
-    ],
-)
-def test_combinations_that_contradict_themselves(server, settings, reason):
-    with pytest.raises(ConfigError, match=reason):
-        parse(SERVERS[server] | settings)
+def test_combinations_that_contradict_themselves():
+    def check(server, settings, reason):
+        with pytest.raises(ConfigError, match=reason):
+            parse(SERVERS[server] | settings)
+
+    cases = [
+        (one, *other)
+        for one, other in product(
+            SERVERS,
+            [
+                ({"strategy.weighting": "examples"}, "one client's weight would be unbounded"),
+                ({"privacy.examples-cap": CAP}, "privacy.examples-cap = 100.0 has no effect"),
+                (
+                    {"privacy.examples-cap": CAP, "strategy.weighting": "uniform"},
+                    "privacy.examples-cap = 100.0 has no effect",
+                ),
+                (CAPPED | {"privacy.examples-cap": -1.0}, "privacy.examples-cap = -1.0 is not valid"),
+                (CAPPED | {"privacy.examples-cap": 0.0}, "one client's weight would be unbounded"),
+            ],
+        )
+    ]
+    assert failures(cases, check) == []
 
 
 def test_without_privacy_a_cap_has_no_effect():
@@ -167,10 +182,12 @@ def test_the_published_placement_has_uniform_weights():
         weighted(placement="model")
 
 
-@pytest.mark.parametrize("cap", [-1.0, math.nan, math.inf])
-def test_a_cap_out_of_range(cap):
-    with pytest.raises(ConfigError, match="examples_cap"):
-        weighted(cap=cap)
+def test_a_cap_out_of_range():
+    def check(cap):
+        with pytest.raises(ConfigError, match="examples_cap"):
+            weighted(cap=cap)
+
+    assert failures([-1.0, math.nan, math.inf], check) == []
 
 
 def test_nothing_is_capped_at_nothing():

@@ -216,7 +216,10 @@ class WholeSums:
             count: length of the contribution, whose integers are at most D each.
         """
         if self._changes == self._room:
-            self._carry()
+            carried = self._low >> FINEST
+            self._high = carried if self._high is None else self._high + carried
+            self._low &= CARRY - 1
+            self._changes = 0
         self._changes += 1
         return self._low[:count]
 
@@ -229,12 +232,6 @@ class WholeSums:
         np.copyto(out, self._low[: len(out)])
         if self._high is not None:
             out += self._high[: len(out)] * float(CARRY)
-
-    def _carry(self) -> None:
-        carried = self._low >> FINEST
-        self._high = carried if self._high is None else self._high + carried
-        self._low &= CARRY - 1
-        self._changes = 0
 
 
 class Adder:

@@ -34,7 +34,16 @@ class Keystream:
 
     def __init__(self, seed: "int | bytes | Keystream | None", purpose: str, block: int, counters: int) -> None:
         self.seeded: bool = seed.seeded if isinstance(seed, Keystream) else not isinstance(seed, bytes | None)
-        secret = _secret(seed, purpose)
+        if isinstance(seed, Keystream):
+            secret = seed.secret()
+        elif isinstance(seed, bytes):
+            if len(seed) < SECRET:
+                raise PrivacyError(
+                    f"a secret that noise is made from must have at least {SECRET} bytes, found {len(seed)}"
+                )
+            secret = hashlib.sha256(f"{purpose} from a secret ".encode() + seed).digest()
+        else:
+            secret = os.urandom(32) if seed is None else hashlib.sha256(f"{purpose} {seed}".encode()).digest()
         self._key, self._nonce, self._counters = secret[:16], int.from_bytes(secret[16:]), counters
         # Each number is assigned once, over all threads: noise of a repeated block could be subtracted.
         self._numbers = count()
@@ -77,13 +86,3 @@ def counter(nonce: int, number: int, counters: int) -> bytes:
         counters: counter values per place.
     """
     return ((nonce + number * counters) % 2**128).to_bytes(16)
-
-
-def _secret(seed: int | bytes | Keystream | None, purpose: str) -> bytes:
-    if isinstance(seed, Keystream):
-        return seed.secret()
-    if isinstance(seed, bytes):
-        if len(seed) < SECRET:
-            raise PrivacyError(f"a secret that noise is made from must have at least {SECRET} bytes, found {len(seed)}")
-        return hashlib.sha256(f"{purpose} from a secret ".encode() + seed).digest()
-    return os.urandom(32) if seed is None else hashlib.sha256(f"{purpose} {seed}".encode()).digest()

@@ -24,6 +24,8 @@ from cloister.core.arrays import Layout, Row
 from cloister.core.cohort import Cohort
 from cloister.privacy.mechanisms.distance import total_gram
 
+# Not scikit-learn's KMeans: it moves an empty cluster to the farthest client, where the paper's algorithm keeps the
+# hypothesis. And its draws differ from version to version, while a run that resumes must repeat them.
 MAX_STEPS = 300
 """Most steps of k-means, as in scikit-learn."""
 TOGETHER = 0.1
@@ -84,7 +86,9 @@ def clustered(layout: Layout, models: Sequence[Row], hypotheses: Sequence[Row]) 
 def scattered(layout: Layout, models: Sequence[Row], count: int) -> list[int]:
     """Choose models far from each other, as a start if all hypotheses are alike.
 
-    They are drawn by k-means++ several times, and the draw with the tightest clusters is returned. The choice depends
+    They are drawn by k-means++ several times, and the draw with the tightest clusters is returned. The first index of a
+    draw is uniform, and each next one has a probability in proportion to the squared distance to the nearest drawn one.
+    The choice depends
     on the models alone: if these were released, it is post-processing. The draws are public, and the same for the same
     models.
 
@@ -101,32 +105,20 @@ def scattered(layout: Layout, models: Sequence[Row], count: int) -> list[int]:
     points, rng = _coordinates(layout, models), np.random.default_rng(0)
     points -= points.mean(axis=0)
     points /= np.abs(points).max() or 1.0
-    return min((_drawn_apart(points, count, rng) for _ in range(DRAWS)), key=lambda draw: _scatter(points, draw))
-
-
-def _drawn_apart(points: NDArray, count: int, rng: np.random.Generator) -> list[int]:
-    """Draw each next index in proportion to its squared distance to the drawn ones.
-
-    The first one is uniform. The distance is that to the nearest drawn one.
-    """
-    chosen = [int(rng.integers(len(points)))]
-    squares = np.square(points - points[chosen[0]]).sum(axis=1)
-    while len(chosen) < count and (squares > ROUNDING).any():
-        chosen.append(int(rng.choice(len(points), p=squares / squares.sum())))
-        squares = np.minimum(squares, np.square(points - points[chosen[-1]]).sum(axis=1))
-    return chosen
-
-
-def _scatter(points: NDArray, start: list[int]) -> float:
-    """Return the sum of squared distances to the centres of k-means from a start."""
-    centres = points[start]
-    return float(np.square(points - centres[lloyd(points, centres)]).sum())
+    draws = []
+    for _ in range(DRAWS):
+        chosen = [int(rng.integers(len(points)))]
+        squares = np.square(points - points[chosen[0]]).sum(axis=1)
+        while len(chosen) < count and (squares > ROUNDING).any():
+            chosen.append(int(rng.choice(len(points), p=squares / squares.sum())))
+            squares = np.minimum(squares, np.square(points - points[chosen[-1]]).sum(axis=1))
+        centres = points[chosen]
+        draws.append((float(np.square(points - centres[lloyd(points, centres)]).sum()), chosen))
+    return min(draws, key=lambda draw: draw[0])[1]
 
 
 def lloyd(points: NDArray, centres: NDArray) -> NDArray[np.intp]:
     """Run k-means by Lloyd's iteration, in place; empty clusters keep their centres.
-
-    scikit-learn's would move an empty cluster to the point farthest from all others, the noisiest client.
 
     Args:
         points: shape (n, d).

@@ -67,11 +67,23 @@ class LaplaceNoise:
             ConfigError: ε is not a finite number above 0, or the step is no power of two.
             PrivacyError: the arrays cannot hold this noise, or this is a copy in a forked process. Nothing is added.
         """
-        _refuse_unfit(model)
+        for piece in model:
+            if piece.dtype not in (np.float32, np.float64) or piece.ndim != 1 or not piece.flags.writeable:
+                raise PrivacyError(
+                    "Laplace noise is added in place to flat, writable float32 or float64 arrays; found "
+                    f"{piece.dtype} of shape {piece.shape}"
+                )
+            if piece.size and not (math.isfinite(piece.min()) and math.isfinite(piece.max())):
+                raise PrivacyError("Laplace noise hides nothing in an array with NaN or infinite numbers")
         size = sum(piece.size for piece in model)
+        if not size:
+            raise PrivacyError("Laplace noise needs a model of at least one parameter")
         public = public_step(size, epsilon)
-        grid = public if step is None else _power_of_two(step)
-        self._normals.add_on_grid(model, deviation(self._normals, size, epsilon), grid)
+        if step is None:
+            step = public
+        elif not np.finfo(np.float32).tiny <= step <= 2.0**100 or math.frexp(step)[0] != 0.5:
+            raise ConfigError(f"the step of a grid must be a power of two from 2^-126 to 2^100, got {step}")
+        self._normals.add_on_grid(model, deviation(self._normals, size, epsilon), step)
 
 
 def deviation(normals: GaussianNoise, p: int, epsilon: float) -> float:
@@ -130,23 +142,3 @@ def log_coordinate_variance(p: int, epsilon: float) -> float:
     """
     check.positive(p=p, epsilon=epsilon)
     return math.log(p + 1) - 2 * math.log(epsilon)
-
-
-def _refuse_unfit(model: Row) -> None:
-    """Refuse arrays without room for noise, or in which it would hide nothing."""
-    for piece in model:
-        if piece.dtype not in (np.float32, np.float64) or piece.ndim != 1 or not piece.flags.writeable:
-            raise PrivacyError(
-                f"Laplace noise is added in place to flat, writable float32 or float64 arrays; found {piece.dtype} "
-                f"of shape {piece.shape}"
-            )
-        if piece.size and not (math.isfinite(piece.min()) and math.isfinite(piece.max())):
-            raise PrivacyError("Laplace noise hides nothing in an array with NaN or infinite numbers")
-    if not sum(piece.size for piece in model):
-        raise PrivacyError("Laplace noise needs a model of at least one parameter")
-
-
-def _power_of_two(step: float) -> float:
-    if not np.finfo(np.float32).tiny <= step <= 2.0**100 or math.frexp(step)[0] != 0.5:
-        raise ConfigError(f"the step of a grid must be a power of two from 2^-126 to 2^100, got {step}")
-    return step

@@ -142,19 +142,15 @@ def _write_whole(
 
 def _begun(trained: Arrays, start: Arrays, tell: Tell | None) -> tuple["_Update", Sent, list[NDArray]]:
     """Return the update, empty arrays to send, and flat views of these."""
-    _refuse_unfit(start)
-    update = _Update.of(trained, start, tell)
-    sent = {name: np.empty(array.shape, array.dtype) for name, array in start.items()}
-    return update, sent, [array.reshape(-1) for array in sent.values()]
-
-
-def _refuse_unfit(start: Arrays) -> None:
-    """Refuse a start of unsupported dtypes; it is public, and so is the refusal."""
     for name, array in start.items():
+        # The start is public, and so is the refusal.
         if array.dtype not in (np.float16, np.float32, np.float64):
             raise PrivacyError(
                 f"array {name!r} must be float16, float32 or float64 to carry noise, found {array.dtype}"
             )
+    update = _Update.of(trained, start, tell)
+    sent = {name: np.empty(array.shape, array.dtype) for name, array in start.items()}
+    return update, sent, [array.reshape(-1) for array in sent.values()]
 
 
 @dataclass(frozen=True)
@@ -180,9 +176,11 @@ class _Update:
         Raises:
             PrivacyError: the start is not finite.
         """
-        before = tuple(np.ravel(array) for array in start.values())
-        after, reason = _pieces(trained, start), NOT_THE_ARRAYS
-        if after is not None:
+        before, reason = tuple(np.ravel(array) for array in start.values()), NOT_THE_ARRAYS
+        if trained.keys() == start.keys() and all(
+            trained[name].shape == array.shape and trained[name].dtype.kind == "f" for name, array in start.items()
+        ):
+            after = tuple(np.ravel(trained[name]) for name in start)
             norms, reason = _norms(after, before), NOT_FINITE
             if all(map(math.isfinite, norms)):
                 return cls(after, before, norms)
@@ -215,16 +213,6 @@ class _Update:
             # Saturated, not infinite: the server's screening would reveal a client's overflow.
             largest = float(np.finfo(target.dtype).max)
             np.clip(noised, -largest, largest, out=target[span.start : span.stop], casting="same_kind")
-
-
-def _pieces(trained: Arrays, start: Arrays) -> Row | None:
-    """Return the trained arrays in the start's order, flat; None if they differ."""
-    if trained.keys() != start.keys():
-        return None
-    arrays = [trained[name] for name in start]
-    if any(a.shape != b.shape or a.dtype.kind != "f" for a, b in zip(arrays, start.values(), strict=True)):
-        return None
-    return tuple(np.ravel(array) for array in arrays)
 
 
 def _norms(trained: Row, start: Row) -> list[float]:

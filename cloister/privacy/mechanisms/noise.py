@@ -199,7 +199,17 @@ class Maker:
             raise PrivacyError(f"a block of {count} numbers was asked of a maker of {2 * min(HALF, len(self._radii))}")
         drawn, radius = self._bytes[: self._bytes_per_pair * pairs], self._radii[:pairs]
         self._draw(number, drawn)
-        _radius(drawn[: 8 * pairs].view(np.int64), std, radius)
+        # std · √(-2 ln u), u uniform above 0 from 64 bits each. Processors convert signed integers to floats several
+        # times faster than unsigned ones.
+        one = radius.dtype.type
+        np.copyto(radius, drawn[: 8 * pairs].view(np.int64), casting="unsafe")
+        np.abs(radius, out=radius)
+        radius += one(0.5)
+        radius *= one(2.0**-63)
+        np.log(radius, out=radius)
+        radius *= one(-2)
+        np.sqrt(radius, out=radius)
+        radius *= one(std)
         # The numbers overwrite the bytes from which they are computed.
         normals = drawn[: 2 * radius.nbytes].view(radius.dtype)
         self._point(drawn[8 * pairs :], radius, normals[:pairs], normals[pairs:])
@@ -255,20 +265,6 @@ def _blocks(target: NDArray, places: Places) -> Iterator[tuple[slice, int]]:
     """Return the blocks of an array, each with its place in the stream."""
     starts = range(0, len(target), BLOCK)
     return ((slice(start, start + BLOCK), number) for start, number in zip(starts, places, strict=True))
-
-
-def _radius(bits: NDArray, std: float, radius: NDArray) -> None:
-    """Compute std · √(-2 ln u), u uniform above 0 from 64 bits each."""
-    one = radius.dtype.type
-    # Signed: processors convert signed integers to floats several times faster than unsigned ones.
-    np.copyto(radius, bits, casting="unsafe")
-    np.abs(radius, out=radius)
-    radius += one(0.5)
-    radius *= one(2.0**-63)
-    np.log(radius, out=radius)
-    radius *= one(-2)
-    np.sqrt(radius, out=radius)
-    radius *= one(std)
 
 
 def _point32(raw: NDArray, radius: NDArray, x: NDArray, y: NDArray) -> None:

@@ -100,7 +100,11 @@ class PrivateChoice:
         """Return the score of a hypothesis, in units of its sensitivity Δ = L."""
         steps = bounded(losses, self.max_loss)
         if groups is not None:
-            steps = _means(steps, groups)
+            # The mean of each group, rounded down to an integer.
+            _, group, counts = np.unique(groups, return_inverse=True, return_counts=True)
+            sums = np.zeros(len(counts), np.int64)
+            np.add.at(sums, group, steps)
+            steps = sums // counts
         counted = len(steps) if self.unit == "client" else 1
         return Fraction(int(steps.sum()), STEPS * max(1, counted))
 
@@ -118,14 +122,6 @@ def bounded(losses: NDArray, limit: float) -> NDArray[np.int64]:
     wide = np.asarray(losses).astype(np.float64).reshape(-1)
     wide[~np.isfinite(wide)] = limit
     return np.rint(np.clip(wide, 0, limit) / limit * STEPS).astype(np.int64)
-
-
-def _means(steps: NDArray[np.int64], groups: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the mean of each group, rounded down to an integer."""
-    _, group, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    sums = np.zeros(len(counts), np.int64)
-    np.add.at(sums, group, steps)
-    return sums // counts
 
 
 def accepted(gamma: Fraction, below: Below = secrets.randbelow) -> bool:

@@ -1,6 +1,6 @@
 """Sum of a round in integers: contributions are added as they arrive and need not be kept."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -128,28 +128,25 @@ class Total:
         """
         rows = {span: number for number, span in enumerate(self._spans)}
         squares = np.zeros((len(rows), len(cohort)))
-        adders = self._adders()
+        made = iter([*self._made])
 
         def work(span: Span, workspace: tuple[Adder, Maker | None]) -> None:
             add(span, squares[rows[span]], *workspace)
 
         def workspace() -> tuple[Adder, Maker | None]:
-            return next(adders), source.maker() if source else None
+            adder = next(made, None)  # reused memory is faster than new memory
+            if adder is None:
+                adder = Adder(self.grid, self._none.layout.dtype)
+                self._made.append(adder)
+            return adder, source.maker() if source else None
 
         for_each_span(self._spans, work, workspace, cost=len(cohort))
         return added_up(squares)
 
-    def _adders(self) -> Iterator[Adder]:
-        """Yield existing adders, then new ones: reused memory is faster than new memory."""
-        yield from self._made
-        while True:
-            self._made.append(Adder(self.grid, self._none.layout.dtype))
-            yield self._made[-1]
-
 
 @dataclass(frozen=True)
 class Intake:
-    """Intake of a round's contributions, which keeps only their sum.
+    """Sum of a round's contributions that arrive a few at a time.
 
     Attributes:
         total: the sum.

@@ -3,11 +3,13 @@
 from dataclasses import replace
 from decimal import getcontext
 from fractions import Fraction
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from discrete_reference import DIGITS, thresholds_of
+from support import failures
 
 from cloister.privacy.mechanisms.discrete.decision import Uniform, number_of
 from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, REFUSED, TAKEN
@@ -33,8 +35,9 @@ def words_of(number, bits):
     return [number >> at & FULL for at in range(bits - 64, -1, -64)]
 
 
-@pytest.mark.parametrize("tables", [DYADIC, OTHER], ids=["s = 2^24", "s = 1000/3"])
-@pytest.mark.parametrize("place", [0, 1, 2, 500, 3000, -2, -1])
+PLACES = [*product([DYADIC, OTHER], [0, 1, 2, 500, 3000, -2, -1])]
+
+
 class TestBlocks:
     """256 bits of a threshold leave it open; the next bit decides. The last thresholds lie in the tail, at 2^-64."""
 
@@ -45,14 +48,20 @@ class TestBlocks:
         further = Further(*words[1:], then=0 if below else FULL)
         return Uniform(words[0], 64, further).block(tables), further
 
-    def test_a_number_just_below_a_threshold_belongs_before_it(self, tables, place):
-        block, further = self.of(tables, place, below=True)
-        assert block == tables.blocks[place] and further.drawn > 3
+    def test_a_number_just_below_a_threshold_belongs_before_it(self):
+        def check(tables, place):
+            block, further = self.of(tables, place, below=True)
+            assert block == tables.blocks[place] and further.drawn > 3
 
-    def test_a_number_just_above_a_threshold_belongs_behind_it(self, tables, place):
-        block, further = self.of(tables, place, below=False)
-        m, negative = divmod(range(len(tables.thresholds))[place] + 1, 2)
-        assert block == (-m - 1 if negative else m) and further.drawn > 3
+        assert failures(PLACES, check) == []
+
+    def test_a_number_just_above_a_threshold_belongs_behind_it(self):
+        def check(tables, place):
+            block, further = self.of(tables, place, below=False)
+            m, negative = divmod(range(len(tables.thresholds))[place] + 1, 2)
+            assert block == (-m - 1 if negative else m) and further.drawn > 3
+
+        assert failures(PLACES, check) == []
 
 
 def test_the_furthest_tail_is_drawn_by_narrower_bounds():
@@ -62,9 +71,13 @@ def test_the_furthest_tail_is_drawn_by_narrower_bounds():
     assert 30 < abs(block) / 256 < 32 and further.drawn == 11
 
 
-@pytest.mark.parametrize(
-    "numerator, denominator, drawn, further, answer, used",
-    [
+def test_a_uniform_number_beside_a_fraction():
+    def check(numerator, denominator, drawn, further, answer, used):
+        source = Further(*further)
+        assert Uniform(drawn, 64, source).is_below(numerator, denominator) is answer
+        assert source.drawn == used
+
+    cases = [
         (1, 3, 0x5555555555555554, (), True, 0),
         (1, 3, 0x5555555555555555, (0x5555555555555554,), True, 1),
         (1, 3, 0x5555555555555555, (0x5555555555555555, 0x5555555555555556), False, 2),
@@ -75,12 +88,8 @@ def test_the_furthest_tail_is_drawn_by_narrower_bounds():
         (1, 1 << 65, 0, ((1 << 63) - 1,), True, 1),
         (0, 7, 0, (), False, 0),
         (7, 7, FULL, (), True, 0),
-    ],
-)
-def test_a_uniform_number_beside_a_fraction(numerator, denominator, drawn, further, answer, used):
-    source = Further(*further)
-    assert Uniform(drawn, 64, source).is_below(numerator, denominator) is answer
-    assert source.drawn == used
+    ]
+    assert failures(cases, check) == []
 
 
 def slot_of(event, second=0, index=0, threshold=0):
@@ -146,13 +155,16 @@ def test_half_of_an_odd_bound_is_open(kernel):
     assert agrees(kernel, tables, index, low, [(0, half + offset) for offset in (-1, 0, 1, 2**40)])
 
 
-@pytest.mark.parametrize("tie", [np.less, np.less_equal])
-@pytest.mark.parametrize("tables, block, low", [PAIRS[0], PAIRS[3], PAIRS[4]])
-def test_a_kernel_that_compares_in_floating_point_is_found(tables, block, low, tie):
+def test_a_kernel_that_compares_in_floating_point_is_found():
     """Whatever it does with ties: doubles are further apart there than 2^-64."""
-    index, exponent = pair_of(tables, block, low)
-    near = [(event, FULL) for event in range(int(exponent * 2**64) - 3, int(exponent * 2**64) + 4)]
-    assert not agrees(SimpleNamespace(decide=floating(exponent, block, tie)), tables, index, low, near)
+
+    def check(tie, tables, block, low):
+        index, exponent = pair_of(tables, block, low)
+        near = [(event, FULL) for event in range(int(exponent * 2**64) - 3, int(exponent * 2**64) + 4)]
+        assert not agrees(SimpleNamespace(decide=floating(exponent, block, tie)), tables, index, low, near)
+
+    cases = [(first, *rest) for first, rest in product([np.less, np.less_equal], [PAIRS[0], PAIRS[3], PAIRS[4]])]
+    assert failures(cases, check) == []
 
 
 def agrees(kernel, tables, index, low, cases):

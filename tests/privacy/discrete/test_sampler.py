@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
+from itertools import product
 from types import ModuleType
 
 import numpy as np
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from discrete_reference import Slow, fits, probabilities
 from scipy import stats
 from statistics_of_noise import FALSE_ALARM, std_is
+from support import failures
 
 from cloister import DiscreteGaussian
 from cloister.core import threads
@@ -47,12 +49,14 @@ def follows(sample, scale):
 
 
 class TestLaw:
-    @pytest.mark.parametrize("scale", [Fraction(256), Fraction(1000, 3), EDGES], ids=str)
-    def test_every_number_has_its_probability(self, kernel, scale):
-        sample = DiscreteGaussian(scale, seed=1).integers(1_000_000)
-        assert follows(sample, scale)
-        assert not follows(sample + (sample % 4 == 0), scale), "nothing at the edges of blocks"
-        assert not follows(np.rint(sample * 1.03), scale)
+    def test_every_number_has_its_probability(self, kernel):
+        def check(scale):
+            sample = DiscreteGaussian(scale, seed=1).integers(1_000_000)
+            assert follows(sample, scale)
+            assert not follows(sample + (sample % 4 == 0), scale), "nothing at the edges of blocks"
+            assert not follows(np.rint(sample * 1.03), scale)
+
+        assert failures([Fraction(256), Fraction(1000, 3), EDGES], check) == []
 
     def test_large_scales_by_blocks_and_by_low_bits(self, kernel):
         sample = DiscreteGaussian(seed=2).integers(1_000_000)
@@ -69,10 +73,9 @@ class TestLaw:
         low, high = stats.poisson.ppf([FALSE_ALARM, 1 - FALSE_ALARM], 2e6 * 2 * stats.norm.sf(4.5))
         assert low <= count <= high
 
-    @pytest.mark.parametrize("size", [3_000, pytest.param(30_000, marks=pytest.mark.slow)])
-    def test_it_is_the_law_of_the_published_sampler(self, size):
+    def test_it_is_the_law_of_the_published_sampler(self):
         """A slow sampler in integers (Canonne, Kamath, Steinke, 2020), compared in forty cells of equal weight."""
-        slow = Slow(random.Random(6).randrange)
+        slow, size = Slow(random.Random(6).randrange), 3_000
         theirs = np.array([slow.gaussian(Fraction(300)) for _ in range(size)])
         ours = DiscreteGaussian(300, seed=6).integers(50 * size)
         edges = np.quantile(ours, np.linspace(0, 1, 41)[1:-1])
@@ -83,7 +86,8 @@ class TestLaw:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("scale", [EDGES, Fraction(12345, 17)], ids=str)
-    def test_every_number_has_its_probability_among_many(self, kernel, scale):
+    def test_every_number_has_its_probability_among_many(self, scale):
+        """Of the installed kernel: another one makes the same numbers."""
         source, largest, many = DiscreteGaussian(scale), int(6 * scale), 5
         counts = sum(counts_of(source.integers(20_000_000), largest) for _ in range(many))
         assert fits(counts, 20_000_000 * many * probabilities(scale, largest))
@@ -112,27 +116,31 @@ def is_law_within(low, block):
 class TestInsideOfBlocks:
     """The tail by importance: tables that always say one block leave its low bits with their exact law."""
 
-    @pytest.mark.parametrize("block", BLOCKS)
-    def test_low_bits_fall_as_the_law_does(self, kernel, block):
-        assert is_law_within(within(block), block)
+    def test_low_bits_fall_as_the_law_does(self, kernel):
+        def check(block):
+            assert is_law_within(within(block), block)
+
+        assert failures(BLOCKS, check) == []
 
     @pytest.mark.parametrize("block", BLOCKS[:2])
     def test_the_neighbouring_law_is_told_from_it(self, kernel, block):
         assert not is_law_within(within(block), -block)
         assert not is_law_within(within(block), block // 2)
 
-    @pytest.mark.parametrize("bit", [0, 15, 31])
-    def test_a_word_with_one_bit_short_is_found(self, kernel, bit):
+    def test_a_word_with_one_bit_short_is_found(self, kernel):
         """The ends of the low bits, and the highest of those that are compared with exp(-t)."""
 
-        class Short(Maker):
-            def _draw(self, out):
-                super()._draw(out)
-                if len(out) % 6 == 0 and len(out) > 1 << 18:
-                    out[: len(out) // 6 * 4].view(np.uint32)[:] &= np.uint32(~(1 << bit) & 0xFFFFFFFF)
+        def check(bit):
+            class Short(Maker):
+                def _draw(self, out):
+                    super()._draw(out)
+                    if len(out) % 6 == 0 and len(out) > 1 << 18:
+                        out[: len(out) // 6 * 4].view(np.uint32)[:] &= np.uint32(~(1 << bit) & 0xFFFFFFFF)
 
-        low = within(20_000, stream=Short)
-        assert not (is_law_within(low, 20_000) and fits(np.bincount(low & 1), np.full(2, len(low) / 2)))
+            low = within(20_000, stream=Short)
+            assert not (is_law_within(low, 20_000) and fits(np.bincount(low & 1), np.full(2, len(low) / 2)))
+
+        assert failures([0, 15, 31], check) == []
 
 
 def secret_of(seed):
@@ -168,13 +176,14 @@ def by_hand(key, nonce, tables, number, count):
 
 
 class TestTheStreamByHand:
-    @pytest.mark.parametrize("scale", [1 << 24, Fraction(1000, 3), (1 << 25) - 1], ids=str)
-    @pytest.mark.parametrize("count", [1, 7, 3000])
-    def test_every_number_of_a_block(self, kernel, scale, count):
-        source = DiscreteGaussian(scale, seed=5)
-        for number in (0, 3):
-            expected = by_hand(*secret_of(5), tables_of(Fraction(scale)), number, count)
-            assert source.maker().integers(number, count).tolist() == expected
+    def test_every_number_of_a_block(self, kernel):
+        def check(scale, count):
+            source = DiscreteGaussian(scale, seed=5)
+            for number in (0, 3):
+                expected = by_hand(*secret_of(5), tables_of(Fraction(scale)), number, count)
+                assert source.maker().integers(number, count).tolist() == expected
+
+        assert failures(product([1 << 24, Fraction(1000, 3), (1 << 25) - 1], [1, 7, 3000]), check) == []
 
     @pytest.mark.parametrize("block", BLOCKS[:2])
     def test_every_number_of_a_block_of_which_many_are_refused(self, kernel, block):
@@ -282,13 +291,15 @@ class TestPlacesInTheStream:
         with pytest.raises(PrivacyError, match="used up its place in the keystream"):
             DiscreteGaussian(EDGES, seed=1).integers(1000)
 
-    @pytest.mark.parametrize("width", [BLOCK, BLOCK + 1, 3 * BLOCK])
-    def test_a_span_has_a_place_for_each_of_its_blocks_and_nothing_less_will_do(self, width):
-        source, target = DiscreteGaussian(EDGES, seed=1), np.zeros(3 * BLOCK + 1)
-        span, given = next(iter(source.places(spans([len(target)], width)).items()))
-        for wrong in (given[1:], (*given, 99)):
-            with pytest.raises(ValueError, match="zip"):
-                source.maker().add(span.of([target]), wrong)
+    def test_a_span_has_a_place_for_each_of_its_blocks_and_nothing_less_will_do(self):
+        def check(width):
+            source, target = DiscreteGaussian(EDGES, seed=1), np.zeros(3 * BLOCK + 1)
+            span, given = next(iter(source.places(spans([len(target)], width)).items()))
+            for wrong in (given[1:], (*given, 99)):
+                with pytest.raises(ValueError, match="zip"):
+                    source.maker().add(span.of([target]), wrong)
+
+        assert failures([BLOCK, BLOCK + 1, 3 * BLOCK], check) == []
 
     def test_the_key_is_of_thirty_two_bytes_of_the_operating_system(self, monkeypatch):
         asked = []
@@ -440,26 +451,30 @@ class TestChoiceOfKernel:
 
 
 class TestPrice:
-    @pytest.mark.parametrize("scale", [256, Fraction(1000, 3), 1 << 24])
-    @pytest.mark.parametrize("distance", [1, 1000, 1 << 20])
-    def test_the_multiplier_is_that_of_a_narrower_gaussian_rounded_down(self, scale, distance):
-        made, exact = DiscreteGaussian(scale).noise_multiplier(distance), (Fraction(scale) ** 2 - 25) / distance**2
-        assert Fraction(made) ** 2 < exact < Fraction(made * (1 + 1e-12)) ** 2
+    def test_the_multiplier_is_that_of_a_narrower_gaussian_rounded_down(self):
+        def check(scale, distance):
+            made, exact = DiscreteGaussian(scale).noise_multiplier(distance), (Fraction(scale) ** 2 - 25) / distance**2
+            assert Fraction(made) ** 2 < exact < Fraction(made * (1 + 1e-12)) ** 2
+
+        assert failures(product([256, Fraction(1000, 3), 1 << 24], [1, 1000, 1 << 20]), check) == []
 
     def test_a_distance_of_less_than_a_step_is_refused(self):
         with pytest.raises(PrivacyError, match="at least one step of the grid, got 0"):
             DiscreteGaussian(EDGES).noise_multiplier(0)
 
-    @pytest.mark.parametrize("r", [0.5, 0.75, 1.0])
-    def test_a_gaussian_rounded_at_random_is_the_discrete_one(self, r):
+    def test_a_gaussian_rounded_at_random_is_the_discrete_one(self):
         """The smoothing argument by quadrature at s = 6; without the r² that is taken off, the laws differ."""
-        s, k = 6.0, np.arange(-60, 61)
-        y = np.linspace(-50, 50, 10_001)
-        exact = np.exp(-(k**2) / (2 * s**2)) / np.exp(-(k**2) / (2 * s**2)).sum()
-        roundings = np.exp(-((np.arange(-80, 81)[:, None] - y) ** 2) / (2 * r**2))
-        nu = 2.1 * np.exp(-2 * np.pi**2 * r**2)
-        for variance, holds in ((s**2 - r**2, True), (s**2, False)):
-            density = np.exp(-(y**2) / (2 * variance)) / np.sqrt(2 * np.pi * variance) * (y[1] - y[0])
-            law = (roundings / roundings.sum(axis=0)) @ density
-            variation = np.abs(law[20:-20] - exact).sum() / 2
-            assert variation <= 3 * nu + 1e-10 if holds else variation > 1e-3
+
+        def check(r):
+            s, k = 6.0, np.arange(-60, 61)
+            y = np.linspace(-50, 50, 10_001)
+            exact = np.exp(-(k**2) / (2 * s**2)) / np.exp(-(k**2) / (2 * s**2)).sum()
+            roundings = np.exp(-((np.arange(-80, 81)[:, None] - y) ** 2) / (2 * r**2))
+            nu = 2.1 * np.exp(-2 * np.pi**2 * r**2)
+            for variance, holds in ((s**2 - r**2, True), (s**2, False)):
+                density = np.exp(-(y**2) / (2 * variance)) / np.sqrt(2 * np.pi * variance) * (y[1] - y[0])
+                law = (roundings / roundings.sum(axis=0)) @ density
+                variation = np.abs(law[20:-20] - exact).sum() / 2
+                assert variation <= 3 * nu + 1e-10 if holds else variation > 1e-3
+
+        assert failures([0.5, 0.75, 1.0], check) == []

@@ -8,7 +8,7 @@ of probability t/1, t/2, t/3, … are drawn until one fails, and the pair is tak
 three, five, … (von Neumann; Canonne, Kamath, Steinke, 2020, Algorithm 1). Each is one comparison with a fraction.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, count
 
 from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER, LOW_BITS, Tables
@@ -75,20 +75,11 @@ def number_of(index: int, word: int, slot: Sequence[int], tables: Tables, draw: 
         (Uniform((word >> LOW_BITS) << 48 | more >> LOW_BITS, 64, draw), Uniform(second, 64, draw)),
         (Uniform(0, 0, draw) for _ in count()),
     )
-    exponent = _steps(block, low, tables) * tables.unit.numerator, tables.unit.denominator << 64
-    return block << LOW_BITS | low if _is_taken(*exponent, uniforms) else None
-
-
-def _steps(block: int, low: int, tables: Tables) -> int:
-    """Return the exponent t of a pair, in units of 1/2s²: (2m·2^L + j)·j."""
-    m, width, low = max(block, -block - 1), 1 << tables.low_bits, low >> (LOW_BITS - tables.low_bits)
-    j = low if block >= 0 else width - low
-    return (2 * m * width + j) * j
-
-
-def _is_taken(numerator: int, denominator: int, uniforms: Iterator[Uniform]) -> bool:
-    """Return True with probability exp(-t), 0 ≤ t = numerator/denominator ≤ 1."""
+    m, width, bits = max(block, -block - 1), 1 << tables.low_bits, low >> (LOW_BITS - tables.low_bits)
+    j = bits if block >= 0 else width - bits
+    # 0 ≤ t = numerator/denominator ≤ 1; the pair is taken if the first failing event is number one, three, five, …
+    numerator, denominator = (2 * m * width + j) * j * tables.unit.numerator, tables.unit.denominator << 64
     order = 1
     while next(uniforms).is_below(numerator, order * denominator):
         order += 1
-    return order % 2 == 1
+    return block << LOW_BITS | low if order % 2 == 1 else None

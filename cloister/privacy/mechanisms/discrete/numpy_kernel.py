@@ -51,12 +51,31 @@ def decide(indices: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> 
     Returns:
         The numbers b·2^16 + low, and the outcome of each candidate.
     """
-    blocks, undecided = _blocks(indices, slots, tables)
-    outcome = np.zeros(len(words), np.uint8)
-    # Most candidates here lack only their block, and need no outcome by exp(-t).
+    found = tables.first.take(indices)
+    left = np.flatnonzero(found == LEFT_OVER)
+    found[left] = tables.second[slots[left, 0] & LOW]
+    left = left[found[left] == LEFT_OVER]
+    drawn = slots[left, 1]
+    position = np.searchsorted(tables.thresholds, drawn, side="right")
+    # Beyond the last threshold, or equal to the preceding one: the number may be on either side of it.
+    undecided = (position == len(tables.thresholds)) | (tables.thresholds[np.maximum(position - 1, 0)] == drawn)
+    found[left] = tables.blocks[np.minimum(position, len(tables.thresholds) - 1)]
+    blocks = found.astype(np.int32)
+
+    # Most candidates here lack only their block, and need no outcome by the events of probability t and t/2.
     close = np.flatnonzero(words >> LOW_BITS <= (blocks ^ (blocks >> 31)).view(np.uint32))
-    outcome[close] = _outcome(blocks[close], words[close], slots[close], tables)
-    outcome[undecided] = OPEN
+    block, word, slot = blocks[close], words[close], slots[close]
+    m, width = (block ^ (block >> 31)).astype(np.int64), 1 << tables.low_bits
+    low = (word & np.uint32(LOW)) >> (LOW_BITS - tables.low_bits)
+    j = np.where(block < 0, width - low.astype(np.int64), low)
+    # Below 2^48, and less than 2^64 when multiplied by 2^64/2s² rounded up: t is at most a half.
+    steps = ((2 * width * m + j) * j).view(np.uint64)
+    least, most = steps * tables.unit_floor, steps * tables.unit_ceiling
+    first = (word >> LOW_BITS).astype(np.uint64) << np.uint64(48) | slot[:, 0] >> HALF
+    refused = (first < least) & (slot[:, 2] >= most - (most >> ONE))
+    outcome = np.zeros(len(words), np.uint8)
+    outcome[close] = np.where(first >= most, TAKEN, np.where(refused, REFUSED, OPEN))
+    outcome[left[undecided]] = OPEN
     return blocks << LOW_BITS | (words & np.uint32(LOW)).view(np.int32), outcome
 
 
@@ -73,30 +92,3 @@ def onto_grid(sums: NDArray, numbers: NDArray, scale: float, unit: float, out: N
     np.rint(whole, out=whole)
     whole += numbers
     np.multiply(whole, unit, out=out, casting="same_kind")
-
-
-def _blocks(indices: NDArray, slots: NDArray, tables: Tables) -> tuple[NDArray, NDArray]:
-    """Return the blocks of candidates, and the positions of undecided ones."""
-    blocks = tables.first.take(indices)
-    left = np.flatnonzero(blocks == LEFT_OVER)
-    blocks[left] = tables.second[slots[left, 0] & LOW]
-    left = left[blocks[left] == LEFT_OVER]
-    drawn = slots[left, 1]
-    position = np.searchsorted(tables.thresholds, drawn, side="right")
-    # Beyond the last threshold, or equal to the preceding one: the number may be on either side of it.
-    undecided = (position == len(tables.thresholds)) | (tables.thresholds[np.maximum(position - 1, 0)] == drawn)
-    blocks[left] = tables.blocks[np.minimum(position, len(tables.thresholds) - 1)]
-    return blocks.astype(np.int32), left[undecided]
-
-
-def _outcome(blocks: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> NDArray:
-    """Return the outcomes of candidates, by the events of probability t and t/2."""
-    m, width = (blocks ^ (blocks >> 31)).astype(np.int64), 1 << tables.low_bits
-    low = (words & np.uint32(LOW)) >> (LOW_BITS - tables.low_bits)
-    j = np.where(blocks < 0, width - low.astype(np.int64), low)
-    # Below 2^48, and less than 2^64 when multiplied by 2^64/2s² rounded up: t is at most a half.
-    steps = ((2 * width * m + j) * j).view(np.uint64)
-    least, most = steps * tables.unit_floor, steps * tables.unit_ceiling
-    first = (words >> LOW_BITS).astype(np.uint64) << np.uint64(48) | slots[:, 0] >> HALF
-    refused = (first < least) & (slots[:, 2] >= most - (most >> ONE))
-    return np.where(first >= most, TAKEN, np.where(refused, REFUSED, OPEN))

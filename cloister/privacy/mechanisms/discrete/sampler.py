@@ -108,23 +108,20 @@ def agree(one: ModuleType, other: ModuleType) -> bool:
     positions = [each.look_up(indices, copy, tables) for each, copy in zip((one, other), copies)]
     decided = [each.decide(indices, words, slots, tables) for each in (one, other)]
     known = decided[0][1] != OPEN
-    written = [_on_a_grid(each, bits[:6000].view(np.int32)) for each in (one, other)]
+    numbers, written = bits[:6000].view(np.int32), []
+    # Sums on and between whole numbers.
+    sums = np.arange(len(numbers)) / 4 - 1000
+    for each in (one, other):
+        for dtype in (np.float32, np.float64):
+            written.append(np.empty(len(numbers), dtype))
+            each.onto_grid(sums.astype(dtype), numbers, 3.0, 1 / 7, written[-1])
     return (
         np.array_equal(*positions)
         and np.array_equal(*copies)
         and np.array_equal(decided[0][1], decided[1][1])
         and np.array_equal(decided[0][0][known], decided[1][0][known])
-        and all(map(np.array_equal, *written))
+        and all(map(np.array_equal, written[:2], written[2:]))
     )
-
-
-def _on_a_grid(kernel: ModuleType, numbers: NDArray) -> list[NDArray]:
-    """Return the output of a kernel for sums on and between whole numbers."""
-    sums, written = np.arange(len(numbers)) / 4 - 1000, []
-    for dtype in (np.float32, np.float64):
-        written.append(np.empty(len(numbers), dtype))
-        kernel.onto_grid(sums.astype(dtype), numbers, 3.0, 1 / 7, written[-1])
-    return written
 
 
 class DiscreteGaussian(Keystream):
@@ -208,7 +205,8 @@ class DiscreteGaussian(Keystream):
                 "exact noise is added in place to flat, writable int64 or float64 arrays; "
                 f"found {sums.dtype} of shape {sums.shape}"
             )
-        if len(sums) and not (sums.min() > -MAX_EXACT + REACH and sums.max() < MAX_EXACT - REACH and _are_whole(sums)):
+        is_whole = sums.dtype == np.int64 or bool((np.rint(sums) == sums).all())
+        if len(sums) and not (is_whole and sums.min() > -MAX_EXACT + REACH and sums.max() < MAX_EXACT - REACH):
             raise PrivacyError("exact noise is added to whole numbers below 2^53 - 2^31; round and bound them first")
         self._add(sums)
 
@@ -332,7 +330,3 @@ def _without(numbers: NDArray, positions: NDArray) -> NDArray:
     kept = np.ones(len(numbers), bool)
     kept[positions] = False
     return numbers[kept]
-
-
-def _are_whole(sums: NDArray) -> bool:
-    return sums.dtype == np.int64 or bool((np.rint(sums) == sums).all())

@@ -119,13 +119,22 @@ def tables_of(scale: Fraction) -> Tables:
         raise ConfigError(f"the scale of exact noise must be from 2^8 up to 2^25 steps of the grid, got {scale}")
     low_bits = math.floor(scale).bit_length() - SMALLEST.bit_length()
     rate = Fraction(4**low_bits) / (2 * scale**2)
-    least = _probabilities_at_least(rate)
+    # Lower bounds of each block's probability, in units of 2^-PRECISION.
+    low, high = cumulated(rate, PRECISION)
+    least = [max(total - before, 0) for total, before in zip(low, [0, *high])]
     first = _counts(least, 1 << PRECISION)
     left = (1 << INDEX_BITS) - sum(first)
     after = [(weight << INDEX_BITS) - (count << PRECISION) for weight, count in zip(least, first)]
     second = _counts(after, left << PRECISION)
     missing = Missing(rate, list(accumulate((a << INDEX_BITS) + left * b for a, b in zip(first, second))))
-    thresholds = _floors(missing)
+    # ⌊2^64·T⌋ of each threshold below 2^64 - 1, from ever closer bounds.
+    bits, top = PRECISION, (1 << 64) - 1
+    while True:
+        low, high = ([min(bound >> (bits - 64), top) for bound in side] for side in missing.bounds(bits))
+        if low == high:
+            break
+        bits *= 2
+    thresholds = [floor for floor in low if floor < top]
     return Tables(
         scale,
         low_bits,
@@ -138,12 +147,6 @@ def tables_of(scale: Fraction) -> Tables:
         np.uint64(math.floor(unit)),
         np.uint64(math.ceil(unit)),
     )
-
-
-def _probabilities_at_least(rate: Fraction) -> list[int]:
-    """Return lower bounds of each block's probability, in units of 2^-`PRECISION`."""
-    low, high = cumulated(rate, PRECISION)
-    return [max(total - before, 0) for total, before in zip(low, [0, *high])]
 
 
 def _counts(least: Sequence[int], whole: int) -> list[int]:
@@ -162,13 +165,3 @@ def _table(counts: Sequence[int]) -> NDArray[np.int16]:
     said = np.repeat(np.array(blocks_in_order(len(counts) // 2), np.int16), counts)
     table[: len(said)] = said
     return table
-
-
-def _floors(missing: Missing) -> list[int]:
-    """Return ⌊2^64·T⌋ of each threshold below 2^64 - 1, from ever closer bounds."""
-    bits, top = PRECISION, (1 << 64) - 1
-    while True:
-        low, high = ([min(bound >> (bits - 64), top) for bound in side] for side in missing.bounds(bits))
-        if low == high:
-            return [floor for floor in low if floor < top]
-        bits *= 2

@@ -32,7 +32,14 @@ def cumulated(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
     Returns:
         Lower bounds and upper bounds, in units of 2^-bits.
     """
-    low, high = _weights(rate, bits)
+    # Bounds for exp(-rate·m²), m = 0, 1, …, with positive lower bounds.
+    low, high = [], []
+    below, above = exponential(rate, bits)
+    for _, smaller, larger in zip(range(DEPTH), falling(below, bits, 1), falling(above, bits, -1)):
+        if not smaller:
+            break
+        low.append(smaller)
+        high.append(larger)
     # Each omitted weight is below the last upper bound, since weights fall with m.
     beyond = (DEPTH - len(high)) * high[-1]
     least, most = 2 * sum(low), 2 * (sum(high) + beyond)
@@ -41,18 +48,6 @@ def cumulated(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
         [(total << bits) // most for total in accumulate(twice[0])],
         [min(-(-(total << bits) // least), 1 << bits) for total in accumulate(twice[1])],
     )
-
-
-def _weights(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
-    """Return bounds for exp(-rate·m²), m = 0, 1, …, with positive lower bounds."""
-    low, high = [], []
-    below, above = exponential(rate, bits)
-    for _, least, most in zip(range(DEPTH), falling(below, bits, 1), falling(above, bits, -1)):
-        if not least:
-            break
-        low.append(least)
-        high.append(most)
-    return low, high
 
 
 def falling(first: int, bits: int, sign: int) -> Iterator[int]:

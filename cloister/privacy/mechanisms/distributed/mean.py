@@ -159,7 +159,16 @@ class DistributedMean(GaussianMechanism):
         pieces = (total[start:end] for start, end in pairwise(layout.offsets))
         model = tuple((base + piece * step).astype(base.dtype) for base, piece in zip(sent, pieces, strict=True))
         noise = plan.shares.within(survivors, survivors if shown is None else shown)
-        apart = self._apart(total, plan, survivors, noise)
+        apart, following = None, None
+        if self.squares is not None:
+            # Post-processing of released sums. The noise adds its variance to each squared number of the sum, and this
+            # variance is subtracted again. If colluding clients have added no noise, too much is subtracted.
+            steps = total[: plan.parameters].astype(np.float64)
+            summed = (float(steps @ steps) - plan.parameters * noise) / plan.steps**2
+            apart = plan.bound * self.squares.apart(int(total[-1]), summed, survivors)
+            following = self.told(apart)
+        if isinstance(self.clip, AdaptiveClip) and self.bits:
+            following = replace(self, clip=self.clip.moved(self.bits.share(int(total[-1]), survivors)))
         return Released(
             (model,),
             self.multiplier * self.factor * sensitivity,
@@ -167,26 +176,8 @@ class DistributedMean(GaussianMechanism):
             noise_multiplier=self.multiplier * self.factor,
             clipping_norm=self.clip.bound,
             released_distance=apart,
-            following=self._followed(int(total[-1]), survivors, apart),
+            following=following,
         )
-
-    def _apart(self, total: NDArray[np.int64], plan: Plan, survivors: int, noise: int) -> float | None:
-        """Return the distance of the updates, in the weights' units; None if unused.
-
-        It is post-processing of released sums. The noise adds its variance to each squared number of the sum, and this
-        variance is subtracted again. If colluding clients have added no noise, too much is subtracted.
-        """
-        if self.squares is None:
-            return None
-        steps = total[: plan.parameters].astype(np.float64)
-        summed = (float(steps @ steps) - plan.parameters * noise) / plan.steps**2
-        return plan.bound * self.squares.apart(int(total[-1]), summed, survivors)
-
-    def _followed(self, beside: int, survivors: int, apart: float | None) -> "DistributedMean | None":
-        """Return the next round's mechanism, with the new clip or distance; or None."""
-        if isinstance(self.clip, AdaptiveClip) and self.bits:
-            return replace(self, clip=self.clip.moved(self.bits.share(beside, survivors)))
-        return None if apart is None else self.told(apart)
 
     def told(self, distance: float) -> "DistributedMean":
         """Return this mechanism with another distance, held between its limits.

@@ -35,7 +35,7 @@ from cloister.core import check
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.mechanisms.distributed.beside import Beside
-from cloister.privacy.mechanisms.distributed.shares import DEVIATIONS, Parties, Shares, variance_of
+from cloister.privacy.mechanisms.distributed.shares import Parties, Shares, variance_of
 from cloister.privacy.mechanisms.grid import FINEST, Grid
 
 COARSEST = 20
@@ -59,6 +59,9 @@ class Plan:
     Guarantee: take any sum of at least t clients' numbers, without the components that belong to their number. It
         holds honest noise of variance (z·D)² + 25 steps² or more, and is decoded correctly except with probability
         2p·e^-50.
+
+    Raises:
+        PrivacyError: the sum might exceed the ring.
     """
 
     bound: float
@@ -103,11 +106,21 @@ class Plan:
         check.positive(bound=bound, parameters=parameters)
         check.non_negative(multiplier=multiplier)
         check.one_of({"32", "64"}, bits=str(bits))
-        steps = _steps(parameters)
+        fine = (1 << exponent for exponent in range(COARSEST, FINEST + 1))
+        steps = next((each for each in fine if math.sqrt(parameters / 3) <= ROUNDING * each), None)
+        if steps is None:
+            raise PrivacyError(f"{parameters} parameters are more than a grid of 2^{FINEST} steps is fine enough for")
         shares = Shares.of(max(variance_of(multiplier, steps), minimum_variance), parties)
-        plan = cls(bound, steps, shares, parameters, bits, beside)
-        plan._require_space_in_ring()
-        return plan
+        return cls(bound, steps, shares, parameters, bits, beside)
+
+    def __post_init__(self) -> None:
+        members = self.shares.parties.members
+        reach = max(self.shares.reach(self.steps), *(one.shares.reach(one.steps) for one in self.beside), 0)
+        if reach >= 1 << (self.bits - 1):
+            raise PrivacyError(
+                f"a sum of {members} updates of {self.steps} steps with their noise reaches {reach}, and has no room in"
+                f" {self.bits} bits; take 64 bits, fewer members or a smaller noise multiplier"
+            )
 
     @property
     def grid(self) -> Grid:
@@ -129,11 +142,6 @@ class Plan:
             bound: C > 0, in units of the weights.
         """
         return replace(self, bound=bound)
-
-    @property
-    def misread(self) -> float:
-        """Return 2p·e^-50, which bounds the probability of a wrongly decoded sum."""
-        return 2 * self.parameters * math.exp(-(DEVIATIONS**2) / 2) if self.shares.base else 0.0
 
     def event(self, single: bool = False) -> Event:
         """Return the worst-case cost of the sum of updates, for any survivors.
@@ -160,24 +168,3 @@ class Plan:
     def terms(self) -> bytes:
         """Return the plan as bytes, unique to this plan, for all parties to agree on."""
         return json.dumps(asdict(self), sort_keys=True).encode()
-
-    def _require_space_in_ring(self) -> None:
-        members = self.shares.parties.members
-        reach = max(self.shares.reach(self.steps), *(one.shares.reach(one.steps) for one in self.beside), 0)
-        if reach >= 1 << (self.bits - 1):
-            raise PrivacyError(
-                f"a sum of {members} updates of {self.steps} steps with their noise reaches {reach}, and has no room in"
-                f" {self.bits} bits; take 64 bits, fewer members or a smaller noise multiplier"
-            )
-
-
-def _steps(parameters: int) -> int:
-    """Return D for p parameters.
-
-    Raises:
-        PrivacyError: no grid is fine enough for this many parameters.
-    """
-    for exponent in range(COARSEST, FINEST + 1):
-        if math.sqrt(parameters / 3) <= ROUNDING * (1 << exponent):
-            return 1 << exponent
-    raise PrivacyError(f"{parameters} parameters are more than a grid of 2^{FINEST} steps is fine enough for")
