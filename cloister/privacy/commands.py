@@ -27,7 +27,12 @@ def verify(
     opened = _opened(path)
     typer.echo(f"{path}: unbroken; {len(opened.entries)} releases; last hash {opened.head}")
     if head:
-        _require_line(opened, head)
+        if not re.fullmatch("[0-9a-f]{64}", head):
+            raise ConfigError(f"--head {head!r} is not valid: a last hash has 64 hexadecimal digits")
+        if head not in opened.heads():
+            raise LedgerError(
+                f"{opened.path}: no line has the hash {head}: lines were cut off, or it is of another ledger"
+            )
         typer.echo("no line that was there when --head was noted has been cut off")
     if anchors:
         typer.echo(_checked(opened, anchors, key))
@@ -42,7 +47,7 @@ def verify(
 def anchor(
     path: LedgerPath,
     key: Annotated[Path, typer.Option(help="The owner's private key: node.key of a site, server.key of the server.")],
-    to: Annotated[Path | None, typer.Option(help="File to add the anchor to, for whoever keeps it.")] = None,
+    to: Annotated[Path | None, typer.Option(help="File to add the anchor to, for the person who keeps it.")] = None,
     post: Annotated[str, typer.Option(help="URL that gets the anchor as JSON.")] = "",
 ) -> None:
     """Sign the last hash of a ledger, for others to keep: with it they can tell later whether lines were cut off."""
@@ -99,13 +104,3 @@ def _opened(path: Path) -> Any:
     if not path.is_file():
         raise LedgerError(f"no ledger at {path}")
     return Ledger(path)
-
-
-def _require_line(opened: Any, noted: str) -> None:
-    """Refuse a ledger that does not contain the line with this hash."""
-    if not re.fullmatch("[0-9a-f]{64}", noted):
-        raise ConfigError(f"--head {noted!r} is not valid: a last hash has 64 hexadecimal digits")
-    if noted not in opened.heads():
-        raise LedgerError(
-            f"{opened.path}: no line has the hash {noted}: lines were cut off, or it is of another ledger"
-        )

@@ -132,21 +132,17 @@ def sound_client(steps: LocalSteps, noise_multiplier: float, rounds: int, delta:
         rounds: how many.
         delta: at which ε is computed.
     """
-    batch, rest = _largest_batch(steps, rounds, delta)
+    if steps.sampling == "shuffle" or steps.rate == 1:
+        batch, rest = min(steps.batch_size, steps.examples), delta
+    else:  # no batch of any round is larger than this one, except with a probability of half of δ
+        tail = delta / 2 / max(1, rounds * steps.count)
+        batch, rest = int(stats.binom.isf(tail, steps.examples, steps.rate)), delta / 2
     multiplier = client_multiplier(noise_multiplier, batch, steps.count)
     if rounds == 0:
         return 0.0, multiplier
     if multiplier < MIN_MULTIPLIER:
         return math.inf, multiplier
     return Account().plus(Gaussian(multiplier), rounds).epsilon(rest, "pld"), multiplier
-
-
-def _largest_batch(steps: LocalSteps, rounds: int, delta: float) -> tuple[int, float]:
-    """A size that all batches of all rounds stay within, and the δ that is left when that has had its share."""
-    if steps.sampling == "shuffle" or steps.rate == 1:
-        return min(steps.batch_size, steps.examples), delta
-    tail = delta / 2 / max(1, rounds * steps.count)
-    return int(stats.binom.isf(tail, steps.examples, steps.rate)), delta / 2
 
 
 def standing_for_all(
@@ -156,7 +152,7 @@ def standing_for_all(
     delta: float,
     shared: Collection[Holders] = (),
 ) -> tuple[LocalSteps, ...]:
-    """Of the private steps of many clients those of the smallest, the middle, the largest, and the costliest size.
+    """Return the private steps of the smallest, the middle, the largest, and the costliest of many clients.
 
     Args:
         sizes: the steps in a round of each client; at least one.
@@ -207,7 +203,7 @@ def dp_sgd_claim(
     circumstances: Circumstances,
     shared: Collection[Holders] | None = None,
 ) -> DpSgdClaim:
-    """What may be said about the data of clients of a run with `privacy.client = "dp-sgd"`.
+    """Return the claim about the data of clients of a run with `privacy.client = "dp-sgd"`.
 
     Args:
         mechanism: of the run.

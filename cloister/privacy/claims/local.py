@@ -47,7 +47,7 @@ def laplace_claim(
     """
     multiplier = mechanism.noise_multiplier
     claim = _claim("laplace", mechanism, circumstances, {"privacy.max-leakage": max_leakage})
-    # What is stated per release is a figure about the noise, whatever it is worth.
+    # The figure of one release is about the noise alone, with or without a guarantee.
     claim = replace(claim, leakage_of_a_release=parameters / multiplier if multiplier else None)
     if claim.reasons or not isinstance(mechanism, LocalLaplace):
         return claim
@@ -56,13 +56,15 @@ def laplace_claim(
     added, replaced = (
         _figure(relation, rounds, units_of(relation) * leakage, 0.0, "pure") for relation in get_args(Relation)
     )
-    return replace(claim, figures=(added, replaced, _d_privacy(mechanism.radius, rounds, leakage)))
-
-
-def _d_privacy(radius: float, rounds: int, leakage: float) -> Figure:
-    guarantee = "d-privacy, Euclidean distance of models"
-    figure = Figure("neighbourhood", guarantee=guarantee, adversary=EVERYBODY, radius=radius, leakage=leakage)
-    return replace(figure, scope=_scope(rounds))
+    d_privacy = Figure(
+        "neighbourhood",
+        guarantee="d-privacy, Euclidean distance of models",
+        adversary=EVERYBODY,
+        scope=_scope(rounds),
+        radius=mechanism.radius,
+        leakage=leakage,
+    )
+    return replace(claim, figures=(added, replaced, d_privacy))
 
 
 def gaussian_claim(mechanism: LocalGaussian, rounds: int, delta: float, circumstances: Circumstances) -> LocalClaim:
@@ -86,7 +88,7 @@ def gaussian_claim(mechanism: LocalGaussian, rounds: int, delta: float, circumst
 
 
 def _claim(name: str, mechanism: LocalMechanism, circumstances: Circumstances, limits: dict[str, float]) -> LocalClaim:
-    """What every claim about a local mechanism says, without its figures."""
+    """Return the claim about a local mechanism without its figures."""
     return LocalClaim(
         mechanism=name,
         reasons=(*mechanism.caveats(), *circumstances.caveats()),
