@@ -12,9 +12,8 @@ from support import failures
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Pure
-from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
-from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
+from cloister.privacy.claims.claim import EVERYBODY, DpSgdClaim, Figure, OfSize
 from cloister.privacy.claims.end_to_end import (
     CLIENTS_ARE_NEIGHBOURS,
     PUBLISHED_CLIENT_REASONS,

@@ -8,8 +8,7 @@ from support import failures
 
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
-from cloister.privacy.accounting.leakage import EVERYBODY
-from cloister.privacy.claims.claim import Figure, LocalClaim
+from cloister.privacy.claims.claim import EVERYBODY, Figure, LocalClaim
 from cloister.privacy.claims.local import NEIGHBOURS, UNPROTECTED, gaussian_claim, laplace_claim
 from cloister.privacy.claims.premises import BUNDLE, CARRIED, CRYPTOGRAPHY
 from cloister.privacy.claims.record import record_clients

@@ -1,4 +1,4 @@
-"""What may be said about a run's privacy, and what not: the values, without their words."""
+"""Values of a claim about the privacy of a run, without their words."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -14,6 +14,8 @@ from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 Status = Literal["none", "sound", "conditional", "heuristic"]
 CLIENT_BUDGET = "privacy.client-max-epsilon"
 """The parameter that holds the budget which a run gives its clients, where it gives one."""
+EVERYBODY = "everybody but the client itself: the server, the other clients, and any party that sees the models"
+"""Adversary of a claim about a client that adds noise by itself."""
 
 
 @dataclass(frozen=True)

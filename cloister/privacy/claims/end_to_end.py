@@ -1,4 +1,4 @@
-"""What the noise of DP-SGD on the clients is worth, for an example and for a client: as published, and as it is.
+"""Claims about DP-SGD on the clients, for an example and for a client: as published, and as it is.
 
 The method of the thesis on end-to-end privacy adds noise while clients train and claims it twice: for each example, and
 again for each client, on whose whole update the noise of its k local steps lies. Its formulas are here to reproduce its
@@ -15,9 +15,8 @@ from scipy import stats
 from cloister.core import check
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Pure
-from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
-from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
+from cloister.privacy.claims.claim import EVERYBODY, DpSgdClaim, Figure, OfSize
 from cloister.privacy.claims.local import UNPROTECTED
 from cloister.privacy.claims.premises import CARRIED
 from cloister.privacy.dpsgd.local_steps import Holders, LocalDpSgd, LocalSteps

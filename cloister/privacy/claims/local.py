@@ -1,4 +1,4 @@
-"""What may be said about clients that noise their own updates.
+"""Claims about clients that noise their own updates.
 
 A claim here does not need the server: the node bounds, noises and chooses by itself, and the server may have chosen
 everything that it was sent. It needs the node to run its own code: the premise `bundle`.
@@ -9,9 +9,8 @@ from typing import get_args
 
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian
-from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.accounting.vocabulary import Relation, units_of
-from cloister.privacy.claims.claim import Figure, LocalClaim
+from cloister.privacy.claims.claim import EVERYBODY, Figure, LocalClaim
 from cloister.privacy.claims.premises import CARRIED
 from cloister.privacy.mechanisms.circumstances import Circumstances
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, LocalMechanism, PublishedLaplace

@@ -131,7 +131,7 @@ def _of_server(statement: Statement) -> Meaning:
         return _without_guarantee(about, claim)
     if statement.released_nothing:
         return Meaning(about, True, f"{_sentence(NOTHING_RELEASED)}.", NO_GUESS, _of_other_runs(statement))
-    how_much = _how_much(figure) + _condition(figure) + _over_all_runs(statement)
+    how_much = _how_much(figure) + _if_premises_hold(figure) + _over_all_runs(statement)
     if told := uncounted(statement.ledger):
         how_much = f"{how_much.removesuffix('.')}; {told}."
     against = f"The claim holds against {figure.adversary}"
@@ -164,7 +164,7 @@ def _sentence(words: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def _condition(figure: Figure) -> str:
+def _if_premises_hold(figure: Figure) -> str:
     return f", if {found.removeprefix('it holds if ')}" if (found := condition(figure.premises)) else ""
 
 
@@ -194,7 +194,7 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     if isinstance(claim, DpSgdClaim):
         sizes = f"; this ε is {render_largest(claim)}. {KNOWN_SIZES if claim.known else UNKNOWN_SIZES} {HARDLY}"
     budget = f"; {told}" if (told := beyond_budget(claim)) else ""
-    how_much = _how_much(figure) + _condition(figure) + sizes + budget + "."
+    how_much = _how_much(figure) + _if_premises_hold(figure) + sizes + budget + "."
     against = f"The claim holds against {figure.adversary}."
     missing = f" There is no claim about {claim.not_covered}." if claim.not_covered else ""
     who, is_open = _on_condition(claim, _who(figure)) + missing, claim.status == "conditional"
