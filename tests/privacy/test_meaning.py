@@ -12,14 +12,13 @@ from scipy import stats
 from support import failures
 
 from cloister.privacy.accounting.events import Gaussian
-from cloister.privacy.claims import worth
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.meaning import best_guess_of_a_part, meanings, percent, summary_of_clients
 from cloister.privacy.claims.premises import UNBROKEN, UNCHOSEN
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
 from cloister.privacy.claims.words import SIMULATED, render, render_clients, render_largest, summary
-from cloister.privacy.claims.worth import best_guess
+from cloister.privacy.claims.worth import best_guess, tier
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
 OF_RUN = Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 1.0, 1e-5, "pld", {"pld": 1.0, "rdp": 1.2})
@@ -80,7 +79,7 @@ class TestTheBestGuess:
     ],
 )
 def test_the_tiers_are_those_of_the_field(epsilon, delta, name):
-    assert worth.tier(epsilon, delta) == name
+    assert tier(epsilon, delta) == name
 
 
 class TestSentences:
