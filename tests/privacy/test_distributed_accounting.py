@@ -140,31 +140,31 @@ def shared(multiplier, honest, **other):
 
 class TestPrices:
     def test_as_the_central_gaussian_to_a_thousandth(self):
-        def check(accountant):
-            def check(relation, shares):
-                multiplier, honest, rounds = shares
-                event = shared(multiplier, honest, components=7, smallest=2**10)
-                found, central = (
-                    Account(relation=relation).plus(each, rounds).epsilon(1e-5, accountant)
-                    for each in (event, Gaussian(multiplier))
-                )
-                assert central * (1 - 1e-9) <= found <= 1.001 * central
+        def check(accountant, relation, shares):
+            multiplier, honest, rounds = shares
+            event = shared(multiplier, honest, components=7, smallest=2**10)
+            found, central = (
+                Account(relation=relation).plus(each, rounds).epsilon(1e-5, accountant)
+                for each in (event, Gaussian(multiplier))
+            )
+            assert central * (1 - 1e-9) <= found <= 1.001 * central
 
-            assert failures(product(RELATIONS, [(0.5, 2, 1), (1.0, 12, 100), (4.0, 67, 10)]), check) == []
+        of_shares = ((0.5, 2, 1), (1.0, 12, 100), (4.0, 67, 10))
+        assert failures(product(("rdp", "pld", "gdp", "published"), RELATIONS, of_shares), check) == []
 
-        assert failures(["rdp", "pld", "gdp", "published"], check) == []
+    def test_every_price_by_itself(self):
+        def check(relation):
+            event, units = shared(2.0, 10), {"add-or-remove": 1, "replace-one": 2}[relation]
+            z = event.multiplier(relation, False)
+            assert z == event.multiplier(relation, True) == pytest.approx(2.0, rel=1e-9) and z < 2
+            np.testing.assert_allclose(event.renyi(ORDERS, relation), units**2 * np.array(ORDERS) / 8, rtol=1e-12)
+            assert event.mu_squared(relation) == units**2 / z**2
+            assert event.pure(relation) == event.leakage == math.inf and event.has_losses(relation)
+            step = 1e-3
+            expected = Gaussian(z).losses(relation, step).get_epsilon_for_delta(1e-5)
+            assert event.losses(relation, step).get_epsilon_for_delta(1e-5) == expected
 
-    @pytest.mark.parametrize("relation", RELATIONS)
-    def test_every_price_by_itself(self, relation):
-        event, units = shared(2.0, 10), {"add-or-remove": 1, "replace-one": 2}[relation]
-        z = event.multiplier(relation, False)
-        assert z == event.multiplier(relation, True) == pytest.approx(2.0, rel=1e-9) and z < 2
-        np.testing.assert_allclose(event.renyi(ORDERS, relation), units**2 * np.array(ORDERS) / 8, rtol=1e-12)
-        assert event.mu_squared(relation) == units**2 / z**2
-        assert event.pure(relation) == event.leakage == math.inf and event.has_losses(relation)
-        step = 1e-3
-        expected = Gaussian(z).losses(relation, step).get_epsilon_for_delta(1e-5)
-        assert event.losses(relation, step).get_epsilon_for_delta(1e-5) == expected
+        assert failures(RELATIONS, check) == []
 
     def test_the_smoothing_of_exact_noise_is_taken_off(self):
         assert distributed.SMOOTHED == SMOOTHING**2

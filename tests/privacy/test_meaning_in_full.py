@@ -418,6 +418,6 @@ def test_about_a_part_of_a_client_two_steps_count():
 
 def test_a_guess_that_is_as_sure_as_doubt_allows_is_not_called_nearly_certain(monkeypatch):
     for bound, said in ((best_guess(1.0, 1e-5), False), (0.73, True)):
-        monkeypatch.setattr("cloister.privacy.claims.meaning.LITTLE_DOUBT", bound)
+        monkeypatch.setattr("cloister.privacy.claims.meaning.NEARLY_CERTAIN", bound)
         (told,) = meanings(stated(OF_RUN))
         assert ("nearly certain" in told.how_much) == said

@@ -24,9 +24,9 @@ NO_BOUND = (
 )
 NO_GUESS = "There is nothing that anybody could guess from."
 UNHELPED = "Whoever takes two datasets for equally likely guesses right with a probability of 50 %, as before (ε = 0)."
-LITTLE_DOUBT = 0.95
+NEARLY_CERTAIN = 0.95
 """A guess that may be right more often than this is called nearly certain."""
-ALWAYS = 20.0
+LARGEST_OF_A_PART = 20.0
 """An ε of a client above this bounds no guess about a part of what it holds."""
 HELD = {
     "client": "every client, with everything it holds",
@@ -96,7 +96,7 @@ def best_guess_of_a_part(epsilon: float, delta: float) -> float:
         epsilon: ε ≥ 0 under add-or-remove, of a client.
         delta: δ from 0 to 1.
     """
-    if epsilon > ALWAYS:
+    if epsilon > LARGEST_OF_A_PART:
         return 1.0
     return best_guess(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * delta))
 
@@ -254,7 +254,7 @@ def _how_much(figure: Figure) -> str:
         f"the two it was with a probability of at most {percent(guess)} instead of 50 % ({_parameters(figure)}: "
         f"{_tier(figure)})"
     )
-    if guess > LITTLE_DOUBT:
+    if guess > NEARLY_CERTAIN:
         told += ", so that the guess may be nearly certain"
     if figure.unit == "client" and figure.relation == "add-or-remove":
         part = best_guess_of_a_part(figure.bound, figure.delta or 0.0)
