@@ -4,7 +4,6 @@ import math
 import textwrap
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from cloister.core.errors import ConfigError
 from cloister.plan.preview import Preview
@@ -39,8 +38,8 @@ def draw(preview: Preview, path: Path) -> None:
     ends = [value for series in preview.series for _, value in series.points[-1:] if 0 < value < math.inf]
     # The scale starts at 0, or is logarithmic if the curves' last values differ widely.
     wide = bool(ends) and max(ends) > WIDE * min(ends)
-    scale: dict[str, Any] = {"yscale": "log"} if wide else {"ylim": (0, None)}
-    axes.set(xlabel="round", ylabel="ε", xlim=(0, None), **scale)
+    axes.set(xlabel="round", ylabel="ε", xlim=(0, None))
+    axes.set(yscale="log") if wide else axes.set(ylim=(0, None))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", fontsize="x-small")
     try:
