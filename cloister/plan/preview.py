@@ -148,7 +148,8 @@ def _worked_out(
     plan, privacy = prepared.plan, prepared.plan.config.privacy
     shown = shown_rounds(plan.config.num_rounds)
     expected = forecast(prepared, shown, [] if shared is None else [node.steps for node in nodes], shared)
-    sizes, named = None, dict(zip(["each client's"], nodes, strict=False))
+    sizes: Sizes | None = None
+    named = dict(zip(["each client's"], nodes, strict=False))
     if nodes and privacy.client.clips_gradients:
         sizes = Sizes.of(nodes, privacy.dp_sgd.mechanism(), expected.rounds, privacy.target_delta, shared or ())
         named = {f"a client's with {steps.examples} {node.unit}s": node for steps, node in sizes.shown.items()}

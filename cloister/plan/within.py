@@ -77,13 +77,13 @@ def within_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: f
     if not server.is_noised:
         return
     limited = {**settings, "privacy.max-epsilon": epsilon}
-    rounds = smallest = None
+    fitting: tuple[int | None, float | None] = (None, None)
     if not server.is_calibrated:
         plan = build(parse(limited))
-        rounds, smallest = _room(plan.budget, plan.strategy.events(prepared.layout), plan.config.num_rounds)
+        fitting = _room(plan.budget, plan.strategy.events(prepared.layout), plan.config.num_rounds)
     if isinstance(server, PluginPrivacy):
         why = "a mechanism of another package sets its own noise"
-        yield Within("client", "the server's", "", None, why, rounds, smallest)
+        yield Within("client", "the server's", "", None, why, *fitting)
         return
     key = "privacy.noise-multiplier"
 
@@ -93,7 +93,7 @@ def within_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: f
         return float(found.parameters[key])
 
     noise, why = _found(calibrated)
-    yield Within("client", "the server's", key, noise, why, rounds, smallest)
+    yield Within("client", "the server's", key, noise, why, *fitting)
 
 
 def _room(budget: PrivacyBudget, events: Sequence[Event], rounds: int) -> tuple[int | None, float | None]:
