@@ -217,14 +217,18 @@ class Account:
         multiplier = self._unsampled_multiplier()
         # All releases without a draw are one Gaussian, whose divergence has a closed form.
         curve = orders / (2 * multiplier**2) if multiplier else np.zeros_like(orders)
-        grouped = self._others
-        if len(grouped) > MAX_CURVES:  # group releases of similar cost
-            grouped = Counter()
-            for event, count in self._others.items():
-                grouped[event.rounded()] += count
-        for event, count in grouped.items():
+        for event, count in self._grouped().items():
             curve = curve + count * event.renyi(choice, self.relation)
         return curve
+
+    def _grouped(self) -> Counter[Event]:
+        """Return the releases with curves, grouped by similar cost if there are many."""
+        if len(self._others) <= MAX_CURVES:
+            return self._others
+        groups: Counter[Event] = Counter()
+        for event, count in self._others.items():
+            groups[event.rounded()] += count
+        return groups
 
     def _rdp_epsilon(self, delta: float) -> float:
         return accountants().rdp_epsilon(*self._curve(), delta)
