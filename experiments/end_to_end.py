@@ -212,9 +212,9 @@ def accounting(config: Any, rounds: int) -> dict[str, Any]:
 
 def published_deltas(config: Any, rounds: int) -> dict[str, float]:
     """By the formulas of the thesis."""
-    from cloister.privacy.claims import end_to_end
+    from cloister.privacy.claims.end_to_end import Setting, published_client, published_example
 
-    setting = end_to_end.Setting(
+    setting = Setting(
         config.privacy.client.noise_multiplier,
         config.client.batch_size,
         config.task.examples_per_client,
@@ -223,14 +223,14 @@ def published_deltas(config: Any, rounds: int) -> dict[str, float]:
         rounds,
     )
     return {
-        "example-delta-at-1.31": end_to_end.published_example(setting).delta(1.31, "published"),
-        "client-delta-at-8": end_to_end.published_client(setting).delta(8, "published"),
+        "example-delta-at-1.31": published_example(setting).delta(1.31, "published"),
+        "client-delta-at-8": published_client(setting).delta(8, "published"),
     }
 
 
 def sound_claims(config: Any, rounds: int) -> dict[str, Any]:
     """About an example of a client that took part in an average number of rounds, and of one in every round."""
-    from cloister.privacy.claims import end_to_end
+    from cloister.privacy.claims.end_to_end import dp_sgd_claim
     from cloister.privacy.claims.record import record_clients
     from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
     from cloister.privacy.mechanisms.circumstances import Circumstances
@@ -243,8 +243,7 @@ def sound_claims(config: Any, rounds: int) -> dict[str, Any]:
         "client-in-every-round": rounds,
     }
     claims = {
-        name: end_to_end.dp_sgd_claim(mechanism, steps, number, 1e-5, Circumstances())
-        for name, number in taken_part.items()
+        name: dp_sgd_claim(mechanism, steps, number, 1e-5, Circumstances()) for name, number in taken_part.items()
     }
     return {name: record_clients(claim)["by-examples"][0]["claims"] for name, claim in claims.items()}
 

@@ -13,12 +13,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_serializer, model_validator
 
+from cloister.config import variants
 from cloister.config.errors import INVALID, checked, nearest
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
 from cloister.config.section import Auto, Count, Fraction, Positive, Scalar, Section, Share, Whole, Word, kebab
-from cloister.config.secure import SecureAggregationConfig, refusal
+from cloister.config.secure import ENABLED, SecureAggregationConfig
 from cloister.config.settings import read_options
 from cloister.core.errors import ConfigError
+from cloister.privacy.mechanisms.distributed.beside import LARGEST_MULTIPLIER
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
 
 
 class TaskConfig(Section):
@@ -113,17 +116,13 @@ def listed(text: str) -> tuple[str, ...]:
 def _class_weights(text: str) -> str:
     """Refuse values other than `auto` and lists of numbers above 0."""
     for part in () if text == "auto" else listed(text):
-        if not 0 < _number(part) < math.inf:
+        try:
+            number = float(part)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
             raise ValueError(f"client.class-weights = {text!r} is not valid: {part!r} must be a finite number above 0")
     return text
-
-
-def _number(text: str) -> float:
-    """Parse a number; NaN if the text is not a number."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 class ClientConfig(Section):
@@ -345,6 +344,105 @@ def _store_has_a_tracker(config: RunConfig) -> str:
     return ""
 
 
+def _sums_are_possible(config: RunConfig) -> str:
+    """Return the first setting that contradicts secure aggregation."""
+    if not config.secure_aggregation.enabled:
+        return ""
+    rules = (_sum_of_server, _sum_of_clients, _sum_of_draws, _sum_of_cohorts)
+    reason = next(filter(None, (rule(config) for rule in rules)), "")
+    return f"{ENABLED} = true contradicts {reason}" if reason else ""
+
+
+def _sum_of_server(config: RunConfig) -> str:
+    server = config.privacy.server
+    if isinstance(server, variants.MetricPrivacy):
+        if reason := _sum_of_distance(server):
+            return reason
+    elif not isinstance(server, variants.GlobalPrivacy):
+        return (
+            f"privacy.server = {server.name!r}: groups and choices need single updates, and the server sees none; use "
+            "'global-dp', or 'metric' with privacy.distance = 'rms'"
+        )
+    if server.placement != "update":
+        return f"privacy.placement = {server.placement!r}, which needs single updates; use 'update'"
+    clipping = server.clipping
+    if isinstance(clipping, variants.AdaptiveClipping) and clipping.bits_noise_multiplier > LARGEST_MULTIPLIER:
+        return (
+            f"privacy.bits-noise-multiplier = {clipping.bits_noise_multiplier:g}: no shares of so much noise are made; "
+            f"use at most {LARGEST_MULTIPLIER:g}"
+        )
+    if server.is_calibrated:
+        return (
+            "privacy.noise-multiplier = 'auto': clients add the noise, and go by the configuration; "
+            "`cloister plan --epsilon` finds it"
+        )
+    if server.examples_cap or config.strategy.weighting == "examples":
+        return (
+            "strategy.weighting = 'examples': every update counts the same; use 'uniform' and no privacy.examples-cap"
+        )
+    return ""
+
+
+def _sum_of_distance(server: variants.MetricPrivacy) -> str:
+    if server.distance != "rms":
+        return (
+            f"privacy.distance = {server.distance!r}: the distance of two clients needs single updates, and the server "
+            "sees none; use 'rms', which follows from sums"
+        )
+    if server.distance_release != "private" or server.distance_clip != "after":
+        return (
+            f"privacy.distance-release = {server.distance_release!r} with privacy.distance-clip = "
+            f"{server.distance_clip!r}: what the server learns beside the sum has noise of its own, and is of clipped "
+            "updates; use 'private' and 'after'"
+        )
+    if isinstance(server.clipping, variants.AdaptiveClipping):
+        return "privacy.clipping = 'adaptive' with privacy.server = 'metric': a distance is of one clip; use 'fixed'"
+    if server.distance_noise_multiplier > LARGEST_MULTIPLIER:
+        return (
+            f"privacy.distance-noise-multiplier = {server.distance_noise_multiplier:g}: no shares of so much noise are "
+            f"made; use at most {LARGEST_MULTIPLIER:g}"
+        )
+    return ""
+
+
+def _sum_of_clients(config: RunConfig) -> str:
+    if config.privacy.client.is_on:
+        return (
+            f"privacy.client = {config.privacy.client.name!r}: clients add a share of the server's noise and no "
+            "other; use 'none'"
+        )
+    if config.privacy.noise_seed != -1:
+        return (
+            f"privacy.noise-seed = {config.privacy.noise_seed}: the noise of each client comes from its own secrets; "
+            "use -1"
+        )
+    return ""
+
+
+def _sum_of_draws(config: RunConfig) -> str:
+    server, strategy = config.privacy.server, config.strategy
+    if strategy.sampling != "fixed" or server.population:
+        return (
+            f"strategy.sampling = {strategy.sampling!r} and privacy.population = {server.population}: members sign "
+            "each other's names, so that no draw is secret; use 'fixed' and 0"
+        )
+    if server.canaries:
+        return f"privacy.canaries = {server.canaries}: the server cannot put made-up clients into a sum; use 0"
+    if strategy.min_replies:
+        return f"strategy.min-replies = {strategy.min_replies}: {THRESHOLD} says how many a round needs; use 0"
+    return ""
+
+
+def _sum_of_cohorts(config: RunConfig) -> str:
+    parties, minimum = config.secure_aggregation.parties, config.strategy.min_nodes
+    if minimum not in parties.survivors():
+        return (
+            f"strategy.min-nodes = {minimum}: with {THRESHOLD} = {parties.threshold} and {COLLUDING} = "
+            f"{parties.colluding} a round needs {parties.threshold} to {parties.members} clients"
+        )
+    return ""
+
+
 RULES: tuple[Callable[[RunConfig], str], ...] = (
     _held_out_are_asked,
     _patience_has_scores,
@@ -356,7 +454,7 @@ RULES: tuple[Callable[[RunConfig], str], ...] = (
     _warmup_ends,
     _hypotheses_are_split,
     _store_has_a_tracker,
-    refusal,
+    _sums_are_possible,
 )
 """Rules between sections: each returns the message of a contradiction, or an empty string."""
 
@@ -377,7 +475,12 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
     """
     if unknown := _unknown(flat):
         # Rules between keys are skipped: a misspelt key may be the one that they need.
-        raise ConfigError("\n".join([*unknown.values(), *_bad_values(flat, unknown)]))
+        lines = list(unknown.values())
+        try:
+            checked(RunConfig, _nested({key: value for key, value in flat.items() if key not in unknown}))
+        except ConfigError as error:
+            lines += [line for line in str(error).splitlines() if INVALID in line]
+        raise ConfigError("\n".join(lines))
     return checked(RunConfig, _nested(flat))
 
 
@@ -387,15 +490,6 @@ def _nested(flat: Mapping[str, Scalar]) -> dict[str, Any]:
         section, _, name = key.rpartition(".")
         sections.setdefault(section, {})[name] = value
     return {**sections.pop("", {}), **sections}
-
-
-def _bad_values(flat: Mapping[str, Scalar], unknown: Collection[str]) -> list[str]:
-    """Return the messages about the values of the known keys, each checked by itself."""
-    try:
-        checked(RunConfig, _nested({key: value for key, value in flat.items() if key not in unknown}))
-    except ConfigError as error:
-        return [line for line in str(error).splitlines() if INVALID in line]
-    return []
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:

@@ -1,19 +1,16 @@
-"""Section `secure-aggregation.*`: its keys, and its contradictions with other settings."""
+"""Section `secure-aggregation.*`, and the distributed mechanism that it asks for."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 from pydantic import model_validator
 
 from cloister.config import variants
+from cloister.config.privacy import PrivacyConfig
 from cloister.config.section import Scalar, Section, Whole
 from cloister.core.errors import ConfigError
-from cloister.privacy.mechanisms.distributed.beside import LARGEST_MULTIPLIER
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Parties
-
-if TYPE_CHECKING:
-    from cloister.config.run import RunConfig
 
 ENABLED = "secure-aggregation.enabled"
 SWITCHED_OFF: Mapping[str, Scalar] = {ENABLED: False, THRESHOLD: 0, COLLUDING: 0}
@@ -61,7 +58,19 @@ class SecureAggregationConfig(Section):
         return self
 
 
-def shared_mean(config: "RunConfig") -> DistributedMean:
+class Private(Protocol):
+    """The sections of a run's configuration that decide its distributed mechanism."""
+
+    @property
+    def privacy(self) -> PrivacyConfig:
+        """Return the section `privacy.*`."""
+
+    @property
+    def secure_aggregation(self) -> SecureAggregationConfig:
+        """Return the section `secure-aggregation.*`."""
+
+
+def shared_mean(config: Private) -> DistributedMean:
     """Return the distributed mechanism of a run with secure aggregation.
 
     Args:
@@ -79,107 +88,3 @@ def shared_mean(config: "RunConfig") -> DistributedMean:
         parties=config.secure_aggregation.parties,
         scale=server.scale(),
     )
-
-
-def refusal(config: "RunConfig") -> str:
-    """Return the setting that contradicts secure aggregation.
-
-    It is empty if no setting does, or if secure aggregation is off.
-    """
-    if not config.secure_aggregation.enabled:
-        return ""
-    reason = next(filter(None, (rule(config) for rule in _RULES)), "")
-    return f"{ENABLED} = true contradicts {reason}" if reason else ""
-
-
-def _of_server(config: "RunConfig") -> str:
-    server = config.privacy.server
-    if isinstance(server, variants.MetricPrivacy):
-        if reason := _of_distance(server):
-            return reason
-    elif not isinstance(server, variants.GlobalPrivacy):
-        return (
-            f"privacy.server = {server.name!r}: groups and choices need single updates, and the server sees none; use "
-            "'global-dp', or 'metric' with privacy.distance = 'rms'"
-        )
-    if server.placement != "update":
-        return f"privacy.placement = {server.placement!r}, which needs single updates; use 'update'"
-    clipping = server.clipping
-    if isinstance(clipping, variants.AdaptiveClipping) and clipping.bits_noise_multiplier > LARGEST_MULTIPLIER:
-        return (
-            f"privacy.bits-noise-multiplier = {clipping.bits_noise_multiplier:g}: no shares of so much noise are made; "
-            f"use at most {LARGEST_MULTIPLIER:g}"
-        )
-    if server.is_calibrated:
-        return (
-            "privacy.noise-multiplier = 'auto': clients add the noise, and go by the configuration; "
-            "`cloister plan --epsilon` finds it"
-        )
-    if server.examples_cap or config.strategy.weighting == "examples":
-        return (
-            "strategy.weighting = 'examples': every update counts the same; use 'uniform' and no privacy.examples-cap"
-        )
-    return ""
-
-
-def _of_distance(server: variants.MetricPrivacy) -> str:
-    if server.distance != "rms":
-        return (
-            f"privacy.distance = {server.distance!r}: the distance of two clients needs single updates, and the server "
-            "sees none; use 'rms', which follows from sums"
-        )
-    if server.distance_release != "private" or server.distance_clip != "after":
-        return (
-            f"privacy.distance-release = {server.distance_release!r} with privacy.distance-clip = "
-            f"{server.distance_clip!r}: what the server learns beside the sum has noise of its own, and is of clipped "
-            "updates; use 'private' and 'after'"
-        )
-    if isinstance(server.clipping, variants.AdaptiveClipping):
-        return "privacy.clipping = 'adaptive' with privacy.server = 'metric': a distance is of one clip; use 'fixed'"
-    if server.distance_noise_multiplier > LARGEST_MULTIPLIER:
-        return (
-            f"privacy.distance-noise-multiplier = {server.distance_noise_multiplier:g}: no shares of so much noise are "
-            f"made; use at most {LARGEST_MULTIPLIER:g}"
-        )
-    return ""
-
-
-def _of_clients(config: "RunConfig") -> str:
-    if config.privacy.client.is_on:
-        return (
-            f"privacy.client = {config.privacy.client.name!r}: clients add a share of the server's noise and no "
-            "other; use 'none'"
-        )
-    if config.privacy.noise_seed != -1:
-        return (
-            f"privacy.noise-seed = {config.privacy.noise_seed}: the noise of each client comes from its own secrets; "
-            "use -1"
-        )
-    return ""
-
-
-def _of_draws(config: "RunConfig") -> str:
-    server, strategy = config.privacy.server, config.strategy
-    if strategy.sampling != "fixed" or server.population:
-        return (
-            f"strategy.sampling = {strategy.sampling!r} and privacy.population = {server.population}: members sign "
-            "each other's names, so that no draw is secret; use 'fixed' and 0"
-        )
-    if server.canaries:
-        return f"privacy.canaries = {server.canaries}: the server cannot put made-up clients into a sum; use 0"
-    if strategy.min_replies:
-        return f"strategy.min-replies = {strategy.min_replies}: {THRESHOLD} says how many a round needs; use 0"
-    return ""
-
-
-def _of_cohorts(config: "RunConfig") -> str:
-    parties, minimum = config.secure_aggregation.parties, config.strategy.min_nodes
-    if minimum not in parties.survivors():
-        return (
-            f"strategy.min-nodes = {minimum}: with {THRESHOLD} = {parties.threshold} and {COLLUDING} = "
-            f"{parties.colluding} a round needs {parties.threshold} to {parties.members} clients"
-        )
-    return ""
-
-
-_RULES: tuple[Callable[["RunConfig"], str], ...] = (_of_server, _of_clients, _of_draws, _of_cohorts)

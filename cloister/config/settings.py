@@ -30,7 +30,10 @@ def read_settings(arguments: Iterable[str]) -> dict[str, Scalar]:
     settings: dict[str, Scalar] = {}
     try:
         for argument in arguments:
-            settings |= _from_file(argument.strip()) if _is_path(argument) else _from_pairs(argument)
+            path = expanded(argument.strip())
+            # A pair may end in `.toml` too.
+            is_path = argument.strip() and ("=" not in argument or (path.suffix == ".toml" and path.is_file()))
+            settings |= _from_file(argument.strip()) if is_path else _from_pairs(argument)
     except ValueError as error:
         raise SettingsError(f"{OPTION}: {error}") from None
     return settings
@@ -64,7 +67,11 @@ def as_pairs(settings: Mapping[str, Scalar]) -> str:
     Args:
         settings: by dotted keys.
     """
-    return " ".join(f"{key}={_in_single_quotes(value) or toml_of(value)}" for key, value in settings.items())
+    pairs = []
+    for key, value in settings.items():
+        needs_no_escape = isinstance(value, str) and value.isprintable() and "'" not in value
+        pairs.append(f"{key}='{value}'" if needs_no_escape else f"{key}={toml_of(value)}")
+    return " ".join(pairs)
 
 
 def toml_of(value: Scalar) -> str:
@@ -74,28 +81,11 @@ def toml_of(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _in_single_quotes(value: Scalar) -> str:
-    """Return a text in single quotes if it needs no escapes, else an empty string."""
-    return f"'{value}'" if isinstance(value, str) and value.isprintable() and "'" not in value else ""
-
-
-def _is_path(argument: str) -> bool:
-    """Return whether an argument names a file. A pair may end in `.toml` too."""
-    path = expanded(argument.strip())
-    return bool(argument.strip()) and ("=" not in argument or (path.suffix == ".toml" and path.is_file()))
+_VALID = "a value is 'text' in quotes, a number, true or false, and a blank follows it"
 
 
 def _from_pairs(text: str) -> dict[str, Scalar]:
     pairs: dict[str, Scalar] = {}
-    for key, value in _pairs(text):
-        if key in pairs:
-            raise ValueError(f"{key} is there twice in {text!r}")
-        pairs[key] = value
-    return pairs
-
-
-def _pairs(text: str) -> Iterator[tuple[str, Scalar]]:
-    """Yield every pair of a text, in order."""
     position, end = 0, len(text.rstrip())
     while position < end:
         key = _KEY.match(text, position)
@@ -104,19 +94,16 @@ def _pairs(text: str) -> Iterator[tuple[str, Scalar]]:
         value = _VALUE.match(text, key.end())
         if value is None:
             raise ValueError(f"{key[1]} = {text[key.end() :].strip()!r} is not valid: {_VALID}")
-        yield key[1], _scalar(key[1], value[1])
+        try:
+            found = tomllib.loads(f"value = {value[1]}")["value"]
+        except ValueError:  # not TOML, or a number with thousands of digits
+            raise ValueError(f"{key[1]} = {value[1]} is not valid: {_VALID}") from None
+        pair = _checked(key[1], found)
+        if key[1] in pairs:
+            raise ValueError(f"{key[1]} is there twice in {text!r}")
+        pairs[key[1]] = pair
         position = value.end()
-
-
-_VALID = "a value is 'text' in quotes, a number, true or false, and a blank follows it"
-
-
-def _scalar(key: str, value: str) -> Scalar:
-    try:
-        found = tomllib.loads(f"value = {value}")["value"]
-    except ValueError:  # not TOML, or a number with thousands of digits
-        raise ValueError(f"{key} = {value} is not valid: {_VALID}") from None
-    return _checked(key, found)
+    return pairs
 
 
 def _checked(key: str, value: object) -> Scalar:

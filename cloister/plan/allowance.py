@@ -37,7 +37,7 @@ class Allowance:
     more: int | None
 
 
-def of_server(forecast: Forecast) -> Iterator[Allowance]:
+def allowance_of_server(forecast: Forecast) -> Iterator[Allowance]:
     """Yield the allowance of `privacy.max-epsilon`, if that is set."""
     budget = forecast.prepared.plan.budget
     if forecast.before is None or forecast.after is None:
@@ -54,7 +54,7 @@ def of_server(forecast: Forecast) -> Iterator[Allowance]:
     )
 
 
-def of_node(node: Asked, whose: str, rounds: int) -> Iterator[Allowance]:
+def allowances_of_node(node: Asked, whose: str, rounds: int) -> Iterator[Allowance]:
     """Yield the allowances of a node's budgets.
 
     They are the budgets of its policy, `privacy.client-max-epsilon` and `privacy.max-leakage`.

@@ -2,14 +2,11 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from cloister.core.errors import ConfigError
 from cloister.plan.preview import Preview
-from cloister.plan.series import Series
 from cloister.plan.words import title
 
 WIDE = 50.0
@@ -36,26 +33,16 @@ def draw(preview: Preview, path: Path) -> None:
     # Markers of several sizes keep equal curves visible.
     for size, series in zip(count(12, -2), preview.series, strict=False):
         values = [value if math.isfinite(value) else math.nan for _, value in series.points]
-        rounds, label = [number for number, _ in series.points], _wrapped(title(series))
+        rounds, label = [number for number, _ in series.points], "\n".join(textwrap.wrap(title(series), 100))
         axes.plot(rounds, values, marker="o", markersize=max(3, size), label=label)
-    axes.set(xlabel="round", ylabel="ε", xlim=(0, None), **_scale(preview.series))
+    ends = [value for series in preview.series for _, value in series.points[-1:] if 0 < value < math.inf]
+    # The scale starts at 0, or is logarithmic if the curves' last values differ widely.
+    wide = bool(ends) and max(ends) > WIDE * min(ends)
+    axes.set(xlabel="round", ylabel="ε", xlim=(0, None))
+    axes.set(yscale="log") if wide else axes.set(ylim=(0, None))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", fontsize="x-small")
     try:
         figure.savefig(path, format="png", dpi=150)
     except OSError as error:
         raise ConfigError(f"--png {path} cannot be written: {error.strerror}") from error
-
-
-def _scale(curves: Sequence[Series]) -> dict[str, Any]:
-    """Return the axis settings.
-
-    The scale starts at 0, or is logarithmic if the curves' last values differ widely.
-    """
-    ends = [value for series in curves for _, value in series.points[-1:] if 0 < value < math.inf]
-    wide = bool(ends) and max(ends) > WIDE * min(ends)
-    return {"yscale": "log"} if wide else {"ylim": (0, None)}
-
-
-def _wrapped(text: str, width: int = 100) -> str:
-    return "\n".join(textwrap.wrap(text, width))

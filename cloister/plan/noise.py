@@ -41,17 +41,10 @@ def noise_on_clients(prepared: Prepared) -> Iterator[NoiseOnClient]:
     elif isinstance(mechanism, LocalGaussian):
         yield NoiseOnClient(client.name, z, z * client.bound, "a weight that a client sends")
     elif isinstance(mechanism, LocalLaplace):
-        for name, size in _draws(prepared, mechanism.per_layer):
+        layout = Layout.of(prepared.plan.strategy.expected_reply(from_record(prepared.initial)))
+        joint = zip(layout.names, layout.sizes, strict=True) if mechanism.per_layer else [("the model", layout.size)]
+        for name, size in joint:
             std = math.sqrt(size + 1) / size * z * mechanism.radius
             yield NoiseOnClient(client.name, z, std, f"a weight of {name} that a client sends")
     else:
         yield NoiseOnClient(client.name, z, None, "a weight that a client sends")
-
-
-def _draws(prepared: Prepared, per_layer: bool) -> list[tuple[str, int]]:
-    """Return the parts of the model with a joint draw of Laplace noise.
-
-    Each comes with its number of parameters.
-    """
-    layout = Layout.of(prepared.plan.strategy.expected_reply(from_record(prepared.initial)))
-    return list(zip(layout.names, layout.sizes, strict=True)) if per_layer else [("the model", layout.size)]

@@ -1,6 +1,6 @@
 """Preview of a run, computed from the run's own objects so that it agrees with the later claims."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,14 +13,13 @@ from cloister.core import check
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import refuse_other_population, refuse_too_few, refuse_what_clients_would
-from cloister.plan import allowance, within
-from cloister.plan.allowance import Allowance
+from cloister.plan.allowance import Allowance, allowance_of_server, allowances_of_node
 from cloister.plan.estimate import Timing, Traffic, timed, traffic
 from cloister.plan.nodes import Asked, asked, configurations
 from cloister.plan.noise import NoiseOnClient, noise_on_clients
 from cloister.plan.series import Series, series_of_clients, series_of_server, shown_rounds
 from cloister.plan.sizes import Sizes
-from cloister.plan.within import Within
+from cloister.plan.within import Within, within_node, within_server
 from cloister.privacy.claims.claim import ClientClaim
 from cloister.privacy.dpsgd.local_steps import Holders
 from cloister.server.clients import client_claim, shared_units
@@ -104,10 +103,19 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
     prepared = prepare(config, pretrain=False)
     grid = LocalGrid.simulated(app, config.flat(), options.clients)
     draft(prepared.plan, grid)
-    messages = _messages(prepared, grid)
+    try:
+        messages = first_messages(prepared, grid)
+    except BudgetExhausted:  # a budget ends the run before
+        messages = []
+    clips = config.privacy.client.clips_gradients
     with TemporaryDirectory() as folder:
-        nodes = _nodes(config, options, messages, Path(folder))
-        are_dealt = _are_dealt(config, nodes)
+        nodes: list[Asked] = []
+        if messages:
+            configured = configurations(config, options.clients, options.sizes, options.policy)
+            # With DP-SGD the sizes of all nodes matter. Otherwise one node stands for all.
+            nodes = asked(config, messages[0], configured if clips else configured[:1], Path(folder))
+        # If clients of DP-SGD have the sizes of a simulation, the run will have the same ones.
+        are_dealt = clips and all(node.node.config.partition_id is not None for node in nodes)
         shared = shared_units(prepared.plan, grid) if are_dealt else None
         return _worked_out(settings, options, prepared, messages, nodes, shared)
 
@@ -129,27 +137,6 @@ def _check(config: RunConfig, options: Options) -> None:
         refuse_what_clients_would(config, options.clients)
 
 
-def _messages(prepared: Prepared, grid: LocalGrid) -> list[Message]:
-    """Return the messages of the first round; none if a budget ends the run before."""
-    try:
-        return first_messages(prepared, grid)
-    except BudgetExhausted:
-        return []
-
-
-def _nodes(config: RunConfig, options: Options, messages: Sequence[Message], folder: Path) -> list[Asked]:
-    """Return the nodes whose sizes or policies matter.
-
-    With DP-SGD these are all nodes, otherwise one.
-    """
-    if not messages:
-        return []
-    configured = configurations(config, options.clients, options.sizes, options.policy)
-    if not config.privacy.client.clips_gradients:
-        configured = configured[:1]
-    return asked(config, messages[0], configured, folder)
-
-
 def _worked_out(
     settings: Mapping[str, Scalar],
     options: Options,
@@ -158,13 +145,20 @@ def _worked_out(
     nodes: list[Asked],
     shared: Collection[Holders] | None,
 ) -> Preview:
-    plan, shown = prepared.plan, shown_rounds(prepared.plan.config.num_rounds)
+    plan, privacy = prepared.plan, prepared.plan.config.privacy
+    shown = shown_rounds(plan.config.num_rounds)
     expected = forecast(prepared, shown, [] if shared is None else [node.steps for node in nodes], shared)
-    sizes = _sizes(prepared, nodes, expected.rounds, shared or ())
-    named = _named(sizes, nodes)
+    sizes: Sizes | None = None
+    named = dict(zip(["each client's"], nodes, strict=False))
+    if nodes and privacy.client.clips_gradients:
+        sizes = Sizes.of(nodes, privacy.dp_sgd.mechanism(), expected.rounds, privacy.target_delta, shared or ())
+        named = {f"a client's with {steps.examples} {node.unit}s": node for steps, node in sizes.shown.items()}
+    costliest = [sizes.costliest] if sizes else None
     refusal = nodes[0].refusal if nodes else ""
-    allowances = (*allowance.of_server(expected), *_allowances(named, expected.rounds, refusal))
-    limit = _limit(options, expected, allowances)
+    allowances = list(allowance_of_server(expected))
+    for whose, node in () if refusal else named.items():
+        allowances += allowances_of_node(node, whose, expected.rounds)
+    found, epsilon = _within(settings, options, expected, allowances, named)
     reached = [number for number in shown if number <= expected.rounds]
     # With secure aggregation, a single client has no peers to mask its update with.
     times = options.timing and not plan.config.secure_aggregation.enabled
@@ -176,84 +170,43 @@ def _worked_out(
         tuple(noise_on_clients(prepared)),
         sizes,
         client_claim(plan, prepared.layout, expected.rounds, list(sizes.shown), shared) if sizes else None,
-        (*series_of_server(expected.statements), *series_of_clients(_claims(prepared, sizes, shared), reached)),
-        allowances,
+        (
+            *series_of_server(expected.statements),
+            *series_of_clients(lambda rounds: client_claim(plan, prepared.layout, rounds, costliest, shared), reached),
+        ),
+        tuple(allowances),
         refusal,
-        tuple(_within(settings, prepared, named, limit)),
-        limit.epsilon,
+        tuple(found),
+        epsilon,
         tuple(drowned(plan, prepared.layout, options.clients, [node.steps for node in nodes] if sizes else ())),
         traffic(prepared, options.clients),
         timed(prepared, messages[0], options.clients) if times and messages else None,
     )
 
 
-def _claims(
-    prepared: Prepared, sizes: Sizes | None, shared: Collection[Holders] | None
-) -> Callable[[int], ClientClaim | None]:
-    """Return a function from a number of rounds to the costliest clients' claim."""
-    steps = [sizes.costliest] if sizes else None
-    return lambda rounds: client_claim(prepared.plan, prepared.layout, rounds, steps, shared)
-
-
-def _are_dealt(config: RunConfig, nodes: Sequence[Asked]) -> bool:
-    """Return whether clients of DP-SGD have the sizes of a simulation.
-
-    If so, the run will have the same sizes.
-    """
-    return config.privacy.client.clips_gradients and all(node.node.config.partition_id is not None for node in nodes)
-
-
-def _sizes(prepared: Prepared, nodes: list[Asked], rounds: int, shared: Collection[Holders]) -> Sizes | None:
-    privacy = prepared.plan.config.privacy
-    if not nodes or not privacy.client.clips_gradients:
-        return None
-    return Sizes.of(nodes, privacy.dp_sgd.mechanism(), rounds, privacy.target_delta, shared)
-
-
-def _named(sizes: Sizes | None, nodes: list[Asked]) -> dict[str, Asked]:
-    """Return the representative nodes, by their descriptions."""
-    if sizes is None:
-        return dict(zip(["each client's"], nodes, strict=False))
-    return {f"a client's with {steps.examples} {node.unit}s": node for steps, node in sizes.shown.items()}
-
-
-def _allowances(named: Mapping[str, Asked], rounds: int, refusal: str) -> list[Allowance]:
-    """Return the allowances of the nodes' budgets; none if the policy refuses the run."""
-    if refusal:
-        return []
-    return [found for whose, node in named.items() for found in allowance.of_node(node, whose, rounds)]
-
-
-@dataclass(frozen=True)
-class _Limit:
-    """Budget for which noise and rounds are searched: ε, and whether the server may own it."""
-
-    epsilon: float
-    of_server: bool = True
-
-
-def _limit(options: Options, expected: Forecast, allowances: Sequence[Allowance]) -> _Limit:
-    """Return the requested budget, or one of the run's that covers no round."""
-    if options.epsilon:
-        return _Limit(options.epsilon)
-    if expected.stopped and not expected.rounds:
-        return _Limit(expected.prepared.plan.budget.max_epsilon)
-    too_small = [found.limit for found in allowances if expected.rounds and not found.rounds]
-    return _Limit(min(too_small, default=0.0), of_server=False)
-
-
 def _within(
-    settings: Mapping[str, Scalar], prepared: Prepared, named: Mapping[str, Asked], limit: _Limit
-) -> list[Within]:
-    if not limit.epsilon:
-        return []
-    found = list(within.of_server(settings, prepared, limit.epsilon)) if limit.of_server else []
+    settings: Mapping[str, Scalar],
+    options: Options,
+    expected: Forecast,
+    allowances: Sequence[Allowance],
+    named: Mapping[str, Asked],
+) -> tuple[list[Within], float]:
+    """Return noise and rounds for the requested budget, or for one of the run's that covers no round, and its ε."""
+    prepared, epsilon, of_server = expected.prepared, options.epsilon, True
+    if not epsilon and expected.stopped and not expected.rounds:
+        epsilon = prepared.plan.budget.max_epsilon
+    elif not epsilon:
+        too_small = [found.limit for found in allowances if expected.rounds and not found.rounds]
+        epsilon, of_server = min(too_small, default=0.0), False
+    if not epsilon:
+        return [], 0.0
+    found = list(within_server(settings, prepared, epsilon)) if of_server else []
     for whose, node in named.items():
-        found += within.of_node(settings, node, whose, limit.epsilon)
-    if not found and limit.of_server:
+        found += within_node(settings, node, whose, epsilon)
+    if not found and of_server:
+        privacy = prepared.plan.config.privacy
         raise ConfigError(
-            f"--epsilon {limit.epsilon:g} is a budget for noise, and there is none: privacy.server = "
-            f"{prepared.plan.config.privacy.server.name!r} and privacy.client = "
-            f"{prepared.plan.config.privacy.client.name!r}"
+            f"--epsilon {epsilon:g} is a budget for noise, and there is none: privacy.server = "
+            f"{privacy.server.name!r} and privacy.client = {privacy.client.name!r}"
         )
-    return found
+    return found, epsilon

@@ -4,7 +4,6 @@ import math
 from dataclasses import asdict, replace
 
 from cloister.plan.preview import Preview
-from cloister.plan.series import Series
 from cloister.plan.words import AT_MOST
 from cloister.privacy.claims.record import record as record_statement
 from cloister.privacy.claims.record import record_clients
@@ -17,7 +16,21 @@ def record(preview: Preview) -> dict[str, object]:
     `privacy` has the content of a later `privacy.json`, without the end of the run and the last hash of its ledger. A
     plan writes no ledger line.
     """
-    forecast = preview.forecast
+    forecast, traffic, timing = preview.forecast, preview.traffic, preview.timing
+    noise, sizes, by_size = preview.noise, preview.sizes, preview.by_size
+    server = noise and {
+        "multiplier": noise.multiplier,
+        "minimum-std": noise.std[0],
+        "maximum-std": noise.std[1] if math.isfinite(noise.std[1]) else None,
+    }
+    estimate = _kebab(asdict(traffic)) | {"total-bytes": traffic.total}
+    if timing is not None:
+        estimate |= {
+            "first-seconds": timing.first,
+            "each-seconds": timing.each,
+            "one-by-one-seconds": timing.one_by_one(traffic),
+            "side-by-side-seconds": timing.side_by_side(traffic),
+        }
     return {
         "note": AT_MOST,
         "clients": preview.options.clients,
@@ -25,50 +38,23 @@ def record(preview: Preview) -> dict[str, object]:
         "stops": forecast.stopped,
         "refusal": preview.refusal,
         "closing-refusal": closing_refused(forecast.prepared.plan, forecast.kept),
-        "noise": _noise(preview),
+        "noise": {"server": server, "clients": [asdict(added) for added in preview.noise_of_clients]},
         "warnings": list(preview.hopeless),
         "closes-budgets": forecast.closing,
         "privacy": record_statement(replace(forecast.last, ledger=replace(forecast.last.ledger, head=""))),
-        "by-round": [_series(series) for series in preview.series],
-        "by-size": _sizes(preview),
+        "by-round": [
+            {**asdict(series), "points": [{"round": number, "value": value} for number, value in series.points]}
+            for series in preview.series
+        ],
+        "by-size": sizes
+        and by_size
+        and {
+            "clients-of-size": {str(steps.examples): count for steps, count in sizes.counts.items()},
+            **record_clients(by_size),
+        },
         "budgets": [_kebab(asdict(found)) for found in preview.allowances],
         "within": [_kebab(asdict(found)) for found in preview.within],
-        "estimate": _estimate(preview),
-    }
-
-
-def _noise(preview: Preview) -> dict[str, object]:
-    noise = preview.noise
-    server = noise and {
-        "multiplier": noise.multiplier,
-        "minimum-std": noise.std[0],
-        "maximum-std": noise.std[1] if math.isfinite(noise.std[1]) else None,
-    }
-    return {"server": server, "clients": [asdict(added) for added in preview.noise_of_clients]}
-
-
-def _series(series: Series) -> dict[str, object]:
-    points = [{"round": number, "value": value} for number, value in series.points]
-    return {**asdict(series), "points": points}
-
-
-def _sizes(preview: Preview) -> dict[str, object] | None:
-    if preview.sizes is None or preview.by_size is None:
-        return None
-    counts = {str(steps.examples): count for steps, count in preview.sizes.counts.items()}
-    return {"clients-of-size": counts, **record_clients(preview.by_size)}
-
-
-def _estimate(preview: Preview) -> dict[str, object]:
-    traffic, timing = preview.traffic, preview.timing
-    found = {**_kebab(asdict(traffic)), "total-bytes": traffic.total}
-    if timing is None:
-        return found
-    return found | {
-        "first-seconds": timing.first,
-        "each-seconds": timing.each,
-        "one-by-one-seconds": timing.one_by_one(traffic),
-        "side-by-side-seconds": timing.side_by_side(traffic),
+        "estimate": estimate,
     }
 
 

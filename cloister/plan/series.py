@@ -61,25 +61,23 @@ def series_of_clients(claim: Callable[[int], ClientClaim | None], rounds: Iterab
         claim: maps a number of rounds to the claim after them.
         rounds: at which the curves have points.
     """
-    return _joined({number: _figures(claim(number)) for number in rounds})
+    found: dict[int, list[Named]] = {}
+    for number in rounds:
+        made = claim(number)
+        if not isinstance(made, DpSgdClaim):
+            found[number] = [(made.mechanism, f"one {figure.unit}", figure) for figure in made.figures] if made else []
+            continue
+        found[number] = []
+        for size in made.sizes:
+            client = f"a client with {size.size} {made.unit}s"
+            for figure in size.figures:
+                protected = f"one {figure.unit} of {client}{at_holders(figure)}"
+                found[number].append((made.mechanism, protected if figure.unit == made.unit else client, figure))
+    return _joined(found)
 
 
 Named = tuple[str, str, Figure]
 """Figure with its mechanism and its protected unit."""
-
-
-def _figures(claim: ClientClaim | None) -> list[Named]:
-    if isinstance(claim, DpSgdClaim):
-        return [
-            (claim.mechanism, _whom(figure, f"a client with {size.size} {claim.unit}s", claim.unit), figure)
-            for size in claim.sizes
-            for figure in size.figures
-        ]
-    return [(claim.mechanism, f"one {figure.unit}", figure) for figure in claim.figures] if claim else []
-
-
-def _whom(figure: Figure, client: str, protected: str) -> str:
-    return f"one {figure.unit} of {client}{at_holders(figure)}" if figure.unit == protected else client
 
 
 def _joined(found: Mapping[int, list[Named]]) -> list[Series]:

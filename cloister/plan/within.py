@@ -60,7 +60,7 @@ class Within:
         return self.rounds == 0 or (self.rounds is None and self.noise is None)
 
 
-def of_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: float) -> Iterator[Within]:
+def within_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: float) -> Iterator[Within]:
     """Yield the result for the server's noise under `privacy.max-epsilon`.
 
     It is empty if the server adds none.
@@ -77,26 +77,27 @@ def of_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: float
     if not server.is_noised:
         return
     limited = {**settings, "privacy.max-epsilon": epsilon}
-    rounds, smallest = (None, None) if server.is_calibrated else _rounds(parse(limited), prepared)
+    fitting: tuple[int | None, float | None] = (None, None)
+    if not server.is_calibrated:
+        plan = build(parse(limited))
+        fitting = _room(plan.budget, plan.strategy.events(prepared.layout), plan.config.num_rounds)
     if isinstance(server, PluginPrivacy):
         why = "a mechanism of another package sets its own noise"
-        yield Within("client", "the server's", "", None, why, rounds, smallest)
+        yield Within("client", "the server's", "", None, why, *fitting)
         return
     key = "privacy.noise-multiplier"
-    noise, why = _found(lambda: _calibrated(parse({**limited, key: "auto", **SWITCHED_OFF}), prepared))
-    yield Within("client", "the server's", key, noise, why, rounds, smallest)
 
+    def calibrated() -> float:
+        config = parse({**limited, key: "auto", **SWITCHED_OFF})
+        found = build(config).strategy.calibrated(prepared.layout, config.num_rounds).claim()
+        return float(found.parameters[key])
 
-def _rounds(config: RunConfig, prepared: Prepared) -> tuple[int | None, float | None]:
-    """Return the number of rounds that fit.
-
-    If that is 0, also return the smallest budget for all rounds.
-    """
-    plan = build(config)
-    return _room(plan.budget, plan.strategy.events(prepared.layout), config.num_rounds)
+    noise, why = _found(calibrated)
+    yield Within("client", "the server's", key, noise, why, *fitting)
 
 
 def _room(budget: PrivacyBudget, events: Sequence[Event], rounds: int) -> tuple[int | None, float | None]:
+    """Return the number of rounds that fit. If that is 0, also return the smallest budget for all rounds."""
     fits = budget.fits(events)
     return fits, smallest_budget(budget, events, rounds) if fits == 0 else None
 
@@ -132,12 +133,7 @@ def smallest_budget(budget: PrivacyBudget, events: Sequence[Event], rounds: int)
     return rounded_up(high)
 
 
-def _calibrated(config: RunConfig, prepared: Prepared) -> float:
-    found = build(config).strategy.calibrated(prepared.layout, config.num_rounds).claim()
-    return float(found.parameters["privacy.noise-multiplier"])
-
-
-def of_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon: float) -> Iterator[Within]:
+def within_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon: float) -> Iterator[Within]:
     """Yield the result for the noise of a client with such a budget of its own.
 
     It is empty if clients add none. Under `laplace` the budget is one of leakage, which for a client is a pure ε.
@@ -151,8 +147,13 @@ def of_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon: fl
     config, client = node.request.config, node.request.config.privacy.client
     if not client.is_on:
         return
-    budget = _budget(config, node, epsilon)
-    configured = _events(node.request.config, node)
+    # A simulated client has spent nothing yet.
+    if client.counts_leakage:
+        budget = PrivacyBudget(LeakageTally(RecordDict()), "", "neighbourhood", max_epsilon=epsilon)
+    else:
+        unit: Unit = node.unit if client.clips_gradients else "client"
+        budget = PrivacyBudget(Tally(RecordDict()), "", unit, config.privacy.target_delta, epsilon, kind="renyi")
+    configured = _events(config, node)
 
     def cost(multiplier: float) -> float:
         changed = parse({**settings, CLIENT_NOISE: multiplier})
@@ -160,15 +161,6 @@ def of_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon: fl
 
     noise, why = _found(lambda: minimum_multiplier(cost, budget.limit, f"a budget of {epsilon:g}"))
     yield Within(budget.unit, whose, CLIENT_NOISE, noise, why, *_room(budget, configured, config.num_rounds))
-
-
-def _budget(config: RunConfig, node: Asked, epsilon: float) -> PrivacyBudget:
-    """Return the budget of a simulated client that has spent nothing yet."""
-    privacy = config.privacy
-    if privacy.client.counts_leakage:
-        return PrivacyBudget(LeakageTally(RecordDict()), "", "neighbourhood", max_epsilon=epsilon)
-    unit: Unit = node.unit if privacy.client.clips_gradients else "client"
-    return PrivacyBudget(Tally(RecordDict()), "", unit, privacy.target_delta, epsilon, kind="renyi")
 
 
 def _events(config: RunConfig, node: Asked) -> Sequence[Event]:
@@ -198,12 +190,15 @@ def for_all(found: Sequence[Within]) -> tuple[Within, ...]:
     by_key: dict[str, list[Within]] = {}
     for each in found:
         by_key.setdefault(each.key, []).append(each)
-    return tuple(_hardest(those) if those[1:] else those[0] for those in by_key.values())
-
-
-def _hardest(found: Sequence[Within]) -> Within:
-    hardest = max(found, key=lambda each: math.inf if each.noise is None else each.noise)
-    rounds = [each.rounds for each in found if each.rounds is not None]
-    nothing = [each.smallest for each in found if each.is_nothing]
-    smallest = None if None in nothing else max(filter(None, nothing), default=None)
-    return replace(hardest, whose="every client's", rounds=min(rounds, default=None), smallest=smallest)
+    strictest = []
+    for those in by_key.values():
+        if len(those) == 1:
+            strictest += those
+            continue
+        hardest = max(those, key=lambda each: math.inf if each.noise is None else each.noise)
+        rounds = [each.rounds for each in those if each.rounds is not None]
+        nothing = [each.smallest for each in those if each.is_nothing]
+        smallest = None if None in nothing else max(filter(None, nothing), default=None)
+        least = min(rounds, default=None)
+        strictest.append(replace(hardest, whose="every client's", rounds=least, smallest=smallest))
+    return tuple(strictest)

@@ -58,7 +58,14 @@ def _noise(preview: Preview) -> Iterator[str]:
         server = preview.config.privacy.server
         z = "" if noise.multiplier is None else f"noise multiplier {at_least(noise.multiplier, 6)}, "
         auto = "from 'auto', " if server.is_calibrated else ""
-        yield f"server, {server.name}: {z}{auto}standard deviation {_range(noise.std)} on a weight of the model"
+        low, high = noise.std
+        if low == high:
+            std = f"{low:.4g}"
+        elif low == 0:
+            std = f"up to {high:.4g}"
+        else:
+            std = f"from {low:.4g}" if math.isinf(high) else f"{low:.4g} to {high:.4g}"
+        yield f"server, {server.name}: {z}{auto}standard deviation {std} on a weight of the model"
     for added in preview.noise_of_clients:
         std = "as training moves the model" if added.std is None else f"{added.std:.4g}"
         z = f"noise multiplier {at_least(added.multiplier, 6)}"
@@ -68,33 +75,21 @@ def _noise(preview: Preview) -> Iterator[str]:
     yield from (f"warning: {remark}" for remark in preview.hopeless)
 
 
-def _range(std: tuple[float, float]) -> str:
-    low, high = std
-    if low == high:
-        return f"{low:.4g}"
-    return f"up to {high:.4g}" if low == 0 else f"from {low:.4g}" if math.isinf(high) else f"{low:.4g} to {high:.4g}"
-
-
 def _sizes(preview: Preview) -> Iterator[str]:
     if preview.sizes is None or preview.by_size is None:
         return
+    are_dealt = preview.sizes.are_dealt
+    # The number of clients of a stated size is unknown.
     yield from (
-        f"{_clients(count, preview.sizes.are_dealt)} with {steps.examples} {preview.by_size.unit}s: {steps.count} "
-        f"steps a round, each with {100 * steps.rate:.4g} % of them"
+        f"{counted(count, 'client') if are_dealt else 'a client'} with {steps.examples} {preview.by_size.unit}s: "
+        f"{steps.count} steps a round, each with {100 * steps.rate:.4g} % of them"
         for steps, count in sorted(preview.sizes.counts.items(), key=lambda item: item[0].examples)
         if steps in preview.sizes.shown
     )
-    if preview.config.seed == -1 and preview.sizes.are_dealt:
+    if preview.config.seed == -1 and are_dealt:
         yield f"dealt out by a seed that was drawn: seed={preview.forecast.prepared.plan.seed} deals them out again"
-    if not preview.sizes.are_dealt:
-        yield from render_clients(preview.by_size)[1:]
-
-
-def _clients(count: int, are_dealt: bool) -> str:
-    """Describe the number of clients of a size; of stated sizes the number is unknown."""
     if not are_dealt:
-        return "a client"
-    return counted(count, "client")
+        yield from render_clients(preview.by_size)[1:]
 
 
 def _curves(preview: Preview) -> Iterator[str]:
@@ -126,23 +121,23 @@ def _allowance(found: Allowance) -> str:
 
 
 def _all_within(found: Sequence[Within]) -> Iterator[str]:
-    yield from map(_within, found)
+    for each in found:
+        noise = f"{each.key}={each.noise:.4g} for all rounds" if each.noise else each.why
+        rounds = f"num-rounds={each.rounds}" if each.rounds else "not one round"
+        fits = "" if each.rounds is None else f"; {rounds} with the noise that is set"
+        yield f"{each.whose}, one {each.unit}: {noise}{fits}"
     together = (each for each in for_all(found) if each.noise and each not in found)
     yield from (f"{each.whose}: {each.key}={each.noise:.4g} for all rounds" for each in together)
-
-
-def _within(found: Within) -> str:
-    noise = f"{found.key}={found.noise:.4g} for all rounds" if found.noise else found.why
-    rounds = f"num-rounds={found.rounds}" if found.rounds else "not one round"
-    return f"{found.whose}, one {found.unit}: {noise}" + (
-        "" if found.rounds is None else f"; {rounds} with the noise that is set"
-    )
 
 
 def render_nothing(preview: Preview) -> str:
     """Explain why the budget covers no round, with remedies; empty if rounds fit."""
     wanted = [item for item in for_all(preview.within) if item.is_nothing]
-    told = [f"{item.whose} of {preview.epsilon:g} for one {item.unit}: {_remedy(item)}" for item in wanted]
+    told = []
+    for item in wanted:
+        noise = f"set {item.key}={item.noise:.4g}" if item.noise else item.why
+        budget = f", or a budget of ε = {at_most(item.smallest)}, for all rounds" if item.smallest else ""
+        told.append(f"{item.whose} of {preview.epsilon:g} for one {item.unit}: {noise}{budget}")
     if any(item.smallest for item in wanted):
         told.append("a budget counts more strictly than the ε that a run claims")
     if preview.forecast.rounds and not told and not preview.options.epsilon:
@@ -152,11 +147,6 @@ def render_nothing(preview: Preview) -> str:
             if item.rounds == 0
         ]
     return f"not one round fits the budget: {'; '.join(told)}" if told else ""
-
-
-def _remedy(found: Within) -> str:
-    noise = f"set {found.key}={found.noise:.4g}" if found.noise else found.why
-    return noise + (f", or a budget of ε = {at_most(found.smallest)}, for all rounds" if found.smallest else "")
 
 
 def _estimate(traffic: Traffic, timing: Timing | None) -> Iterator[str]:

@@ -2,12 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cloister.core.digits import at_most
 from cloister.core.errors import ConfigError, LedgerError
+
+if TYPE_CHECKING:
+    from cloister.privacy.accounting.ledger import Ledger
 
 ledger = typer.Typer(help="Read the ledger of a server or a node: PATH is a ledger.jsonl file.", no_args_is_help=True)
 
@@ -22,15 +25,30 @@ def verify(
     key: Annotated[Path | None, typer.Option(help="With --anchors: the public key of the ledger's owner.")] = None,
 ) -> None:
     """Check that no line was changed, removed or swapped; with --head or --anchors, that none was cut off either."""
+    from cloister.privacy.accounting.anchors import read_anchors, verify_anchors
+
     if key and not anchors:
         raise ConfigError("--key has no effect without --anchors")
     opened = _opened(path)
     typer.echo(f"{path}: unbroken; {len(opened.entries)} releases; last hash {opened.head}")
     if head:
-        _require_line(opened, head)
+        if not re.fullmatch("[0-9a-f]{64}", head):
+            raise ConfigError(f"--head {head!r} is not valid: a last hash has 64 hexadecimal digits")
+        if head not in opened.heads():
+            raise LedgerError(
+                f"{opened.path}: no line has the hash {head}: lines were cut off, or it is of another ledger"
+            )
         typer.echo("no line that was there when --head was noted has been cut off")
     if anchors:
-        typer.echo(_checked(opened, anchors, key))
+        if key is None:
+            raise ConfigError("--anchors needs --key: the public key of the ledger's owner")
+        found = read_anchors(anchors)
+        count = verify_anchors(opened, found, key)
+        if not count:
+            raise ConfigError(f"--anchors {anchors}: none of its {len(found)} anchors is by {key}")
+        typer.echo(
+            f"{count} anchors by {key}: nothing that was there when they were signed was cut off or written anew"
+        )
     if not head and not anchors:
         typer.echo(
             "the file cannot show whether lines were cut off at its end: note the last hash elsewhere, and check it "
@@ -42,7 +60,7 @@ def verify(
 def anchor(
     path: LedgerPath,
     key: Annotated[Path, typer.Option(help="The owner's private key: node.key of a site, server.key of the server.")],
-    to: Annotated[Path | None, typer.Option(help="File to add the anchor to, for whoever keeps it.")] = None,
+    to: Annotated[Path | None, typer.Option(help="File to add the anchor to, for the person who keeps it.")] = None,
     post: Annotated[str, typer.Option(help="URL that gets the anchor as JSON.")] = "",
 ) -> None:
     """Sign the last hash of a ledger, for others to keep: with it they can tell later whether lines were cut off."""
@@ -80,32 +98,9 @@ def leakage(paths: Annotated[list[Path], typer.Argument()]) -> None:
         typer.echo(line)
 
 
-def _checked(opened: Any, anchors: Path, key: Path | None) -> str:
-    """Verify the anchors, and return the result as a message."""
-    from cloister.privacy.accounting.anchors import read_anchors, verify_anchors
-
-    if key is None:
-        raise ConfigError("--anchors needs --key: the public key of the ledger's owner")
-    found = read_anchors(anchors)
-    count = verify_anchors(opened, found, key)
-    if not count:
-        raise ConfigError(f"--anchors {anchors}: none of its {len(found)} anchors is by {key}")
-    return f"{count} anchors by {key}: nothing that was there when they were signed was cut off or written anew"
-
-
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> "Ledger":
     from cloister.privacy.accounting.ledger import Ledger
 
     if not path.is_file():
         raise LedgerError(f"no ledger at {path}")
     return Ledger(path)
-
-
-def _require_line(opened: Any, noted: str) -> None:
-    """Refuse a ledger that does not contain the line with this hash."""
-    if not re.fullmatch("[0-9a-f]{64}", noted):
-        raise ConfigError(f"--head {noted!r} is not valid: a last hash has 64 hexadecimal digits")
-    if noted not in opened.heads():
-        raise LedgerError(
-            f"{opened.path}: no line has the hash {noted}: lines were cut off, or it is of another ledger"
-        )

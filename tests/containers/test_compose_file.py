@@ -3,7 +3,6 @@
 from itertools import combinations
 from pathlib import Path
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -18,11 +17,12 @@ def test_no_two_members_share_a_network():
         assert not set(SERVICES[one]["networks"]) & set(SERVICES[other]["networks"]), f"{one} reaches {other}"
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_sites_reach_the_proxy_and_the_servers_app_the_superlink_and_nothing_outside(name):
-    (network,) = SERVICES[name]["networks"]
-    others = {other for other in ("superlink", "proxy") if network in SERVICES[other]["networks"]}
-    assert others == {"proxy" if name in SITES else "superlink"} and COMPOSE["networks"][network]["internal"] is True
+def test_sites_reach_the_proxy_and_the_servers_app_the_superlink_and_nothing_outside():
+    for name in MEMBERS:
+        (network,) = SERVICES[name]["networks"]
+        others = {other for other in ("superlink", "proxy") if network in SERVICES[other]["networks"]}
+        assert others == {"proxy" if name in SITES else "superlink"}, name
+        assert COMPOSE["networks"][network]["internal"] is True, name
 
 
 def test_the_proxy_alone_is_published_and_reaches_the_superlink():
@@ -32,12 +32,11 @@ def test_the_proxy_alone_is_published_and_reaches_the_superlink():
     assert "outside" not in SERVICES["superlink"]["networks"]
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_each_has_a_limit_on_memory_processes_and_logs(name):
-    service = SERVICES[name]
-    assert service["mem_limit"] == service["memswap_limit"] == "${CLOISTER_MEMORY:-4g}"
-    assert 0 < service["pids_limit"] <= 4096
-    assert set(service["logging"]["options"]) == {"max-size", "max-file"}
+def test_each_has_a_limit_on_memory_processes_and_logs():
+    for name, service in SERVICES.items():
+        assert service["mem_limit"] == service["memswap_limit"] == "${CLOISTER_MEMORY:-4g}", name
+        assert 0 < service["pids_limit"] <= 4096, name
+        assert set(service["logging"]["options"]) == {"max-size", "max-file"}, name
 
 
 def test_the_debugging_file_changes_commands_and_no_limits():

@@ -21,7 +21,7 @@ from cloister.server.progress import Progress
 from cloister.server.reports import rundir
 from cloister.server.stragglers import PatientGrid
 
-FEW, MANY, ALL, PART = range(16, 24), range(1_000), range(10_000), 250
+FEW, MANY, ALL, PART = range(16, 24), range(500), range(10_000), 250
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +146,7 @@ def test_any_history():
 
 @pytest.mark.slow
 def test_many_histories():
-    machine, chosen = rules(60)
+    machine, chosen = rules(30)
     run_state_machine_as_test(machine, settings=chosen)
 
 

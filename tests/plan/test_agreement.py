@@ -59,6 +59,8 @@ SLOW = {
         "privacy.noise-seed": -1,
     },
 }
+OF_ONE_NOISE = ("fixed clip", "adaptive clip", "rule", "model", "plugin")
+"""Cases in which all rounds have the noise of the first one."""
 PARAMETERS = [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
@@ -76,6 +78,10 @@ def test_the_claim_is_the_one_that_was_planned(tmp_path, name):
     assert before["privacy"] == claimed(outcome)
     assert before["rounds"] == outcome.privacy["rounds"]
     assert bool(before["stops"]) == (outcome.ended == "budget") == (name == "a budget that ends the run")
+    if name in OF_ONE_NOISE:
+        noise, first = before["noise"]["server"], outcome.rounds[1].measured
+        assert noise["minimum-std"] == noise["maximum-std"] == first.noise_std > 0
+        assert noise["multiplier"] == first.noise_multiplier
 
 
 def test_every_kind_of_claim_is_compared(tmp_path):
@@ -127,15 +133,6 @@ def test_what_a_budget_has_left_is_what_the_run_leaves(tmp_path):
     assert budget["after"] == outcome.plan.budget.share() and budget["rounds"] == 3 and budget["before"] == 0.0
     further = run(settings | {"num-rounds": 99})
     assert len(further.rounds) - 1 == budget["more"] > 2 and further.ended == "budget"
-
-
-@pytest.mark.parametrize("name", ["fixed clip", "adaptive clip", "rule", "model", "plugin"])
-def test_the_noise_is_that_of_the_first_round(tmp_path, name):
-    settings = TINY | {"output-dir": str(tmp_path)} | CASES[name]
-    noise = planned(settings)["noise"]["server"]
-    first = run(settings).rounds[1].measured
-    assert noise["minimum-std"] == noise["maximum-std"] == first.noise_std > 0
-    assert noise["multiplier"] == first.noise_multiplier
 
 
 def test_canaries_thin_the_noise_as_in_the_run(tmp_path):

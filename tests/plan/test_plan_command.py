@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from planned import DP_SGD, TINY, planned
 from rich.console import Console
+from support import failures
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -20,10 +21,10 @@ from cloister.config.settings import as_pairs
 from cloister.core.errors import ConfigError, FederationError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
-from cloister.plan import words
 from cloister.plan.nodes import configurations
 from cloister.plan.preview import Options, preview
 from cloister.plan.series import Series, shown_rounds
+from cloister.plan.words import _curves
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 
@@ -92,7 +93,7 @@ def test_sizes_that_are_stated_count_no_clients_and_one_round_is_one():
 
 def test_bars_begin_in_one_column():
     series = Series("dp-sgd", "a client", "add-or-remove", "whoever", 1e-5, ((1, 324400.0), (2, 2720000.0), (3, 1.0)))
-    _, *curve, _ = words._curves(SimpleNamespace(series=[series]))
+    _, *curve, _ = _curves(SimpleNamespace(series=[series]))
     assert [line.count("█") for line in curve] == [5, 40, 0] and curve[2].endswith("1")
     assert len({line.index("█") for line in curve[:2]}) == 1
 
@@ -150,35 +151,39 @@ def test_json_for_machines():
     assert "first-seconds" not in json.loads(printed("-c", GLOBALLY, "--json", "--no-timing"))["estimate"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "arguments", "says"),
-    [
+def test_a_budget_that_not_one_round_fits_is_one_error_with_the_remedy():
+    def check(settings, arguments, says):
+        result = invoke("-c", settings, *arguments, "--no-timing", "--json")
+        assert result.exit_code == 1 and "num-rounds=0" not in result.output
+        assert json.loads(result.stdout)["clients"] == 4, "the plan itself is still printed"
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("ConfigError: not one round fits the budget: ") and says in line
+        if "set privacy" in says:
+            noise, budget = re.search(r"multiplier=(\S+), or a budget of ε = (\S+), for all rounds", line).groups()
+            more = settings.replace("multiplier=2.0", f"multiplier={noise}")
+            assert invoke("-c", more, *arguments, "--no-timing").exit_code == 0
+            assert invoke("-c", settings.replace("=0.5", f"={budget}"), "--no-timing").exit_code == 0
+        assert not invoke("-c", settings, *arguments, "--no-timing").stdout, "a table of what cannot be"
+
+    cases = [
         (
             GLOBALLY + " privacy.max-epsilon=0.5",
             (),
             "the server's of 0.5 for one client: set privacy.noise-multiplier=",
         ),
         (GLOBALLY, ("--epsilon", 0.5), "the server's of 0.5 for one client: set privacy.noise-multiplier="),
-        (GAUSSIANLY, ("--epsilon", 0.5), "each client's of 0.5 for one client: set privacy.client-noise-multiplier="),
+        (
+            GAUSSIANLY,
+            ("--epsilon", 0.5),
+            "each client's of 0.5 for one client: set privacy.client-noise-multiplier=",
+        ),
         (
             f"{GAUSSIANLY} privacy.client-max-epsilon=0.5",
             (),
             "each client's of 0.5 for one client: set privacy.client-",
         ),
-    ],
-)
-def test_a_budget_that_not_one_round_fits_is_one_error_with_the_remedy(settings, arguments, says):
-    result = invoke("-c", settings, *arguments, "--no-timing", "--json")
-    assert result.exit_code == 1 and "num-rounds=0" not in result.output
-    assert json.loads(result.stdout)["clients"] == 4, "the plan itself is still printed"
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("ConfigError: not one round fits the budget: ") and says in line
-    if "set privacy" in says:
-        noise, budget = re.search(r"multiplier=(\S+), or a budget of ε = (\S+), for all rounds", line).groups()
-        more = settings.replace("multiplier=2.0", f"multiplier={noise}")
-        assert invoke("-c", more, *arguments, "--no-timing").exit_code == 0
-        assert invoke("-c", settings.replace("=0.5", f"={budget}"), "--no-timing").exit_code == 0
-    assert not invoke("-c", settings, *arguments, "--no-timing").stdout, "a table of what cannot be"
+    ]
+    assert failures(cases, check) == []
 
 
 @pytest.mark.slow
@@ -214,10 +219,10 @@ def test_a_picture(tmp_path):
     assert content.startswith(b"\x89PNG") and struct.unpack(">II", content[16:24])[0] >= 600
 
 
-@pytest.mark.parametrize(("rounds", "expected"), [(1, [1]), (3, [1, 2, 3]), (1000, [1, 112, 1000])])
-def test_curves_fit_on_a_screen(rounds, expected):
-    shown = shown_rounds(rounds)
-    assert set(expected) <= set(shown) and len(shown) <= 10 and shown == sorted(shown)
+def test_curves_fit_on_a_screen():
+    for rounds, expected in ((1, [1]), (3, [1, 2, 3]), (1000, [1, 112, 1000])):
+        shown = shown_rounds(rounds)
+        assert set(expected) <= set(shown) and len(shown) <= 10 and shown == sorted(shown)
 
 
 class TestPolicy:
@@ -273,35 +278,37 @@ def gaussian(z):
     return {"privacy.server": "none", "privacy.client": "gaussian", "privacy.client-noise-multiplier": z}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["-c", "num-round=3"], "ConfigError: unknown key 'num-round'; did you mean 'num-rounds'"),
-        (["-c", "stray"], "SettingsError: -c (--run-config): "),
-        (["-c", TINILY, "-n", 1], "ConfigError: clients = 1 is fewer than strategy.min-nodes = 2"),
-        (
-            ["-c", f"{GLOBALLY} privacy.population=9"],
-            "privacy.population = 9 registers the nodes of a run, and there are",
-        ),
-        (["-c", f"{TINILY} privacy.server='none'", "--epsilon", 1], "ConfigError: --epsilon 1 is a budget for noise"),
-        (["-c", TINILY, "--epsilon", 1], "ConfigError: privacy.max-epsilon = 1 is a budget for a guarantee"),
-        (
-            ["-c", GLOBALLY, "--public-size", 5],
-            "--public-size 5 has no effect with privacy.client = 'none'",
-        ),
-        (["-c", DP_SGDLY, "--public-size", 0], "ConfigError: --public-size must be > 0"),
-        (["-c", GLOBALLY, "--policy", "gone.toml"], "policy gone.toml: No such file"),
-        (["-c", GLOBALLY, "--png", "no/folder.png"], "ConfigError: --png no/folder.png cannot be written"),
-        (["-c", f"{TINILY} privacy.server='none'", "--png", "a.png"], "ConfigError: --png a.png: no ε is claimed"),
-        (["-c", f"{GLOBALLY} client.optimizer='best'"], "client.optimizer"),
-    ],
-)
-def test_an_error_is_one_line_that_names_the_key(tmp_path, arguments, says):
-    result = invoke(*arguments)
-    assert result.exit_code in (1, 2)
-    (line,) = result.output.splitlines()
-    assert says in line and len(line) < 600
-    assert not list(tmp_path.iterdir())
+ERRORS = [
+    (["-c", "num-round=3"], "ConfigError: unknown key 'num-round'; did you mean 'num-rounds'"),
+    (["-c", "stray"], "SettingsError: -c (--run-config): "),
+    (["-c", TINILY, "-n", 1], "ConfigError: clients = 1 is fewer than strategy.min-nodes = 2"),
+    (
+        ["-c", f"{GLOBALLY} privacy.population=9"],
+        "privacy.population = 9 registers the nodes of a run, and there are",
+    ),
+    (["-c", f"{TINILY} privacy.server='none'", "--epsilon", 1], "ConfigError: --epsilon 1 is a budget for noise"),
+    (["-c", TINILY, "--epsilon", 1], "ConfigError: privacy.max-epsilon = 1 is a budget for a guarantee"),
+    (
+        ["-c", GLOBALLY, "--public-size", 5],
+        "--public-size 5 has no effect with privacy.client = 'none'",
+    ),
+    (["-c", DP_SGDLY, "--public-size", 0], "ConfigError: --public-size must be > 0"),
+    (["-c", GLOBALLY, "--policy", "gone.toml"], "policy gone.toml: No such file"),
+    (["-c", GLOBALLY, "--png", "no/folder.png"], "ConfigError: --png no/folder.png cannot be written"),
+    (["-c", f"{TINILY} privacy.server='none'", "--png", "a.png"], "ConfigError: --png a.png: no ε is claimed"),
+    (["-c", f"{GLOBALLY} client.optimizer='best'"], "client.optimizer"),
+]
+
+
+def test_an_error_is_one_line_that_names_the_key(tmp_path):
+    def check(arguments, says):
+        result = invoke(*arguments)
+        assert result.exit_code in (1, 2)
+        (line,) = result.output.splitlines()
+        assert says in line and len(line) < 600
+        assert not list(tmp_path.iterdir())
+
+    assert failures(ERRORS, check) == []
 
 
 def test_a_client_that_cannot_be_timed_says_why(monkeypatch):

@@ -7,8 +7,8 @@ from planned import CLIENTS, DP_SGD, GLOBAL, TINY, planned, run
 
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.plan import words
-from cloister.plan.within import CLIENT_NOISE, Within, for_all, of_server
+from cloister.plan.within import CLIENT_NOISE, Within, for_all, within_server
+from cloister.plan.words import _all_within
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.filters import filter_for
@@ -26,7 +26,7 @@ def drawn(q):
 def found(tmp_path, epsilon, rounds=30, q=1.0, **changes):
     settings = TINY | GLOBAL | drawn(q) | {"num-rounds": rounds, "output-dir": str(tmp_path)}
     settings |= {f"privacy.{key.replace('_', '-')}": value for key, value in changes.items()}
-    (answer,) = of_server(settings, prepare(parse(settings)), epsilon)
+    (answer,) = within_server(settings, prepare(parse(settings)), epsilon)
     return answer
 
 
@@ -130,7 +130,7 @@ def test_clients_of_several_sizes_get_the_answer_of_those_who_need_the_most_nois
     large = Within("example", "a client's with 39 examples", CLIENT_NOISE, 2.095, "", 2)
     together = replace(small, whose="every client's")
     assert for_all([server, large, small]) == (server, together) and for_all([small]) == (small,)
-    told = list(words._all_within([server, large, small]))
+    told = list(_all_within([server, large, small]))
     assert len(told) == 4 and told[-1] == f"every client's: {CLIENT_NOISE}=2.135 for all rounds"
     none = replace(large, noise=None, why="no noise does", rounds=0, smallest=None)
     (found,) = for_all([small, none])

@@ -54,13 +54,12 @@ class TestGoldenNumbers:
         (row,) = [row for row in golden() if row["clients"] == 20]
         assert curve_of({**row, "clients": 21})[0] != pytest.approx(row["rdp"][0] / row["rounds"], rel=1e-3)
 
-    @pytest.mark.parametrize(
-        ("clients", "std", "parameters", "l2", "expected"),
-        [(3, 0.5, 10, 4.0, 33.53970680519885), (3, 1.0, 1000, 16.0, 85.49221332972535)],
-    )
-    def test_two_of_them_without_the_file(self, clients, std, parameters, l2, expected):
-        row = {"clients": clients, "local-std": std, "parameters": parameters, "l2": l2, "orders": [2]}
-        assert curve_of(row)[0] == pytest.approx(expected, rel=1e-12)
+    def test_two_of_them_without_the_file(self):
+        def check(clients, std, parameters, l2, expected):
+            row = {"clients": clients, "local-std": std, "parameters": parameters, "l2": l2, "orders": [2]}
+            assert curve_of(row)[0] == pytest.approx(expected, rel=1e-12)
+
+        assert failures([(3, 0.5, 10, 4.0, 33.53970680519885), (3, 1.0, 1000, 16.0, 85.49221332972535)], check) == []
 
 
 REACH = 40
@@ -102,15 +101,18 @@ class TestTheLawOfASum:
             (bound,) = distributed.distributed_curve((order,), moved, 4 * 0.8**2, tau, 1)
             assert 0.9 * bound < exact <= bound
 
-    @pytest.mark.parametrize("scale", [0.5, 3.0, 300.0])
-    def test_many_members_count_for_at_least_what_they_are(self, scale):
+    def test_many_members_count_for_at_least_what_they_are(self):
         """τ is a sum of as many terms as there are members; late ones are counted together, and for no less."""
-        many = distributed.ONE_BY_ONE + 500
-        terms = [-2 * (math.pi * scale) ** 2 * k / (k + 1) for k in range(1, many)]
-        top = max(terms)
-        exact = math.log(10) + top + math.log(math.fsum(math.exp(term - top) for term in terms))
-        assert exact <= distributed.log_tau(many, scale) + 1e-9 <= exact + 1e-3 * abs(exact)
-        assert distributed.log_tau(many, scale) < distributed.log_tau(many + 1, scale) + 1e-9
+
+        def check(scale):
+            many = distributed.ONE_BY_ONE + 500
+            terms = [-2 * (math.pi * scale) ** 2 * k / (k + 1) for k in range(1, many)]
+            top = max(terms)
+            exact = math.log(10) + top + math.log(math.fsum(math.exp(term - top) for term in terms))
+            assert exact <= distributed.log_tau(many, scale) + 1e-9 <= exact + 1e-3 * abs(exact)
+            assert distributed.log_tau(many, scale) < distributed.log_tau(many + 1, scale) + 1e-9
+
+        assert failures([0.5, 3.0, 300.0], check) == []
 
     def test_each_of_the_three_bounds_is_the_least_somewhere(self):
         def bounds(sensitivity, tau, parameters):
@@ -137,9 +139,8 @@ def shared(multiplier, honest, **other):
 
 
 class TestPrices:
-    @pytest.mark.parametrize("accountant", ["rdp", "pld", "gdp", "published"])
-    def test_as_the_central_gaussian_to_a_thousandth(self, accountant):
-        def check(relation, shares):
+    def test_as_the_central_gaussian_to_a_thousandth(self):
+        def check(accountant, relation, shares):
             multiplier, honest, rounds = shares
             event = shared(multiplier, honest, components=7, smallest=2**10)
             found, central = (
@@ -148,19 +149,22 @@ class TestPrices:
             )
             assert central * (1 - 1e-9) <= found <= 1.001 * central
 
-        assert failures(product(RELATIONS, [(0.5, 2, 1), (1.0, 12, 100), (4.0, 67, 10)]), check) == []
+        of_shares = ((0.5, 2, 1), (1.0, 12, 100), (4.0, 67, 10))
+        assert failures(product(("rdp", "pld", "gdp", "published"), RELATIONS, of_shares), check) == []
 
-    @pytest.mark.parametrize("relation", RELATIONS)
-    def test_every_price_by_itself(self, relation):
-        event, units = shared(2.0, 10), {"add-or-remove": 1, "replace-one": 2}[relation]
-        z = event.multiplier(relation, False)
-        assert z == event.multiplier(relation, True) == pytest.approx(2.0, rel=1e-9) and z < 2
-        np.testing.assert_allclose(event.renyi(ORDERS, relation), units**2 * np.array(ORDERS) / 8, rtol=1e-12)
-        assert event.mu_squared(relation) == units**2 / z**2
-        assert event.pure(relation) == event.leakage == math.inf and event.has_losses(relation)
-        step = 1e-3
-        expected = Gaussian(z).losses(relation, step).get_epsilon_for_delta(1e-5)
-        assert event.losses(relation, step).get_epsilon_for_delta(1e-5) == expected
+    def test_every_price_by_itself(self):
+        def check(relation):
+            event, units = shared(2.0, 10), {"add-or-remove": 1, "replace-one": 2}[relation]
+            z = event.multiplier(relation, False)
+            assert z == event.multiplier(relation, True) == pytest.approx(2.0, rel=1e-9) and z < 2
+            np.testing.assert_allclose(event.renyi(ORDERS, relation), units**2 * np.array(ORDERS) / 8, rtol=1e-12)
+            assert event.mu_squared(relation) == units**2 / z**2
+            assert event.pure(relation) == event.leakage == math.inf and event.has_losses(relation)
+            step = 1e-3
+            expected = Gaussian(z).losses(relation, step).get_epsilon_for_delta(1e-5)
+            assert event.losses(relation, step).get_epsilon_for_delta(1e-5) == expected
+
+        assert failures(RELATIONS, check) == []
 
     def test_the_smoothing_of_exact_noise_is_taken_off(self):
         assert distributed.SMOOTHED == SMOOTHING**2
@@ -249,9 +253,11 @@ class TestRefusals:
 
         assert failures(cases, check) == []
 
-    @pytest.mark.parametrize(
-        "fields",
-        [
+    def test_the_ends_of_each_range_are_taken(self):
+        def check(fields):
+            assert 1e-6 <= made(**fields).multiplier("add-or-remove", False) <= 1e6
+
+        cases = [
             {"honest": 10**9},
             {"parameters": 10**9},
             {"components": 10**9},
@@ -261,10 +267,8 @@ class TestRefusals:
             {"scale": 2.0**20, "smallest": 2.0**20},
             {"honest": 1, "sensitivity": 1.0, "scale": 10.0, "smallest": 0.5},
             {"honest": 1, "sensitivity": 1.0, "scale": 1e6},
-        ],
-    )
-    def test_the_ends_of_each_range_are_taken(self, fields):
-        assert 1e-6 <= made(**fields).multiplier("add-or-remove", False) <= 1e6
+        ]
+        assert failures(cases, check) == []
 
     def test_tau_must_vanish_for_all_parameters_together(self):
         """The least scale that is taken lies where 2·10·exp(-π²s²)·p passes 2^-700."""

@@ -7,13 +7,13 @@ import numpy as np
 import oracles
 import pytest
 from scipy import stats
+from support import failures
 
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Pure
-from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
-from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
+from cloister.privacy.claims.claim import EVERYBODY, DpSgdClaim, Figure, OfSize
 from cloister.privacy.claims.end_to_end import (
     CLIENTS_ARE_NEIGHBOURS,
     PUBLISHED_CLIENT_REASONS,
@@ -135,19 +135,19 @@ class TestClient:
         assert sound_client(LocalSteps(600, 100, 1), 4.0, 0, DELTA)[0] == 0
         assert sound_client(LocalSteps(8, 8, 2), 4.0, 0, DELTA) == (0.0, client_multiplier(4.0, 8, 2))
 
-    @pytest.mark.parametrize(
-        ("steps", "batch"),
-        [
+    def test_a_batch_whose_size_is_certain_leaves_all_of_delta_to_the_noise(self):
+        def check(steps, batch):
+            multiplier = client_multiplier(900.0, batch, 2)
+            rounds = Account([Gaussian(multiplier)] * 9)
+            assert sound_client(steps, 900.0, 9, DELTA) == (rounds.epsilon(DELTA, "pld"), multiplier)
+
+        cases = [
             (LocalSteps(60, 100, 2), 60),
             (LocalSteps(100, 100, 2), 100),
             (LocalSteps(60, 100, 2, "shuffle"), 60),
             (LocalSteps(250, 100, 1, "shuffle"), 100),
-        ],
-    )
-    def test_a_batch_whose_size_is_certain_leaves_all_of_delta_to_the_noise(self, steps, batch):
-        multiplier = client_multiplier(900.0, batch, 2)
-        rounds = Account([Gaussian(multiplier)] * 9)
-        assert sound_client(steps, 900.0, 9, DELTA) == (rounds.epsilon(DELTA, "pld"), multiplier)
+        ]
+        assert failures(cases, check) == []
 
     def test_before_any_round_a_poisson_batch_is_bounded_as_in_one_step(self):
         _, multiplier = sound_client(LocalSteps(600, 100, 1), 4.0, 0, DELTA)
@@ -160,11 +160,13 @@ class TestClient:
         less = math.nextafter(MIN_MULTIPLIER, 0)
         assert sound_client(steps, less, 1, DELTA) == (math.inf, less)
 
-    @pytest.mark.parametrize(("wrong", "name"), [((0, 6), "batch"), ((100, 0), "local_steps")])
-    def test_a_batch_and_steps_there_must_be(self, wrong, name):
-        with pytest.raises(ConfigError, match=rf"^{name} must be > 0, got 0$"):
-            client_multiplier(4.0, *wrong)
-        assert client_multiplier(4.0, 1, 1) == 4.0
+    def test_a_batch_and_steps_there_must_be(self):
+        def check(wrong, name):
+            with pytest.raises(ConfigError, match=rf"^{name} must be > 0, got 0$"):
+                client_multiplier(4.0, *wrong)
+            assert client_multiplier(4.0, 1, 1) == 4.0
+
+        assert failures([((0, 6), "batch"), ((100, 0), "local_steps")], check) == []
 
     def test_far_more_is_spent_than_was_published(self):
         # ε = 8 is claimed for 640 rounds; a client that took part in its 64 of them is at hundreds of thousands.
@@ -175,18 +177,18 @@ class TestWhoStandsForAll:
     def sizes(self, *units):
         return [LocalSteps(size, 64, 1) for size in units]
 
-    @pytest.mark.parametrize(
-        ("units", "standing"),
-        [
+    def test_the_smallest_the_middle_the_largest_and_the_costliest(self):
+        def check(units, standing):
+            found = standing_for_all(self.sizes(*units), LocalDpSgd(1.0, 1.0), 3, DELTA)
+            assert found == tuple(self.sizes(*standing))
+
+        cases = [
             ((500, 40, 9, 65, 300, 128, 200, 9), (9, 65, 128, 500)),
             ((200, 128, 65, 9), (9, 65, 128, 200)),
             ((65, 64), (64, 65)),
             ((9,), (9,)),
-        ],
-    )
-    def test_the_smallest_the_middle_the_largest_and_the_costliest(self, units, standing):
-        found = standing_for_all(self.sizes(*units), LocalDpSgd(1.0, 1.0), 3, DELTA)
-        assert found == tuple(self.sizes(*standing))
+        ]
+        assert failures(cases, check) == []
 
     def test_the_costliest_has_one_more_step_than_its_examples_fill(self):
         sizes = self.sizes(9, 40, 65, 128, 200)
@@ -213,71 +215,71 @@ class TestStatement:
         rounds = Account().plus(Gaussian(published.noise_multiplier), 64)
         assert published.epsilon == rounds.epsilon(DELTA, "published") != rounds.epsilon(DELTA)
 
-    @pytest.mark.parametrize(
-        ("steps", "group_cap", "circumstances", "sampling", "batch"),
-        [
+    def test_everything_that_is_said_of_a_size(self):
+        def check(steps, group_cap, circumstances, sampling, batch):
+            mechanism = LocalDpSgd(4.0, 1.0, sampling=steps.sampling, group_cap=group_cap)
+            choices = 3 * 0.25 if circumstances.chooses_privately else 0.0
+            account = Account().plus(steps.event(4.0), 3)
+            if choices:
+                account = account.plus(Pure(0.25), 3)
+            found = {name: account.epsilon(1e-6, name) for name in ("rdp", "pld")}
+            rest = 1e-6 if batch else 1e-6 / 2
+            batch = batch or int(stats.binom.isf(1e-6 / 2 / (3 * steps.count), steps.examples, steps.rate))
+            multiplier = client_multiplier(4.0, batch, steps.count)
+            unit = Figure(
+                mechanism.unit,
+                "add-or-remove",
+                UNITS_ARE_NEIGHBOURS[mechanism.unit],
+                EVERYBODY,
+                epsilon=min(found.values()),
+                delta=1e-6,
+                accountant="pld",
+                by_accountant=found,
+                noise_multiplier=4.0,
+                steps=3 * steps.count,
+                sampling=sampling,
+            )
+            client = Figure(
+                "client",
+                "add-or-remove",
+                CLIENTS_ARE_NEIGHBOURS,
+                EVERYBODY,
+                epsilon=Account([Gaussian(multiplier)] * 3).epsilon(rest, "pld") + choices * steps.examples,
+                delta=1e-6,
+                accountant="pld",
+                noise_multiplier=multiplier,
+                releases=3,
+            )
+            recovered = recovered_multiplier(4.0, 2 * steps.examples / 100)
+            published = Figure(
+                "client",
+                status="heuristic",
+                reasons=PUBLISHED_CLIENT_REASONS,
+                formula="σ/√k",
+                epsilon=Account([Gaussian(recovered)] * 3).epsilon(1e-6, "published"),
+                delta=1e-6,
+                accountant="published",
+                noise_multiplier=recovered,
+                releases=3,
+            )
+            claim = dp_sgd_claim(mechanism, [steps], 3, 1e-6, circumstances)
+            assert claim == DpSgdClaim(
+                "dp-sgd",
+                premises=(BUNDLE, CRYPTOGRAPHY, KERNELS, *CARRIED),
+                unit=mechanism.unit,
+                parameters=mechanism.parameters(),
+                unprotected=(UNPROTECTED,),
+                sizes=(OfSize(steps.examples, 3, (unit, client), (published,)),),
+            )
+
+        cases = [
             (LocalSteps(640, 100, 2), 0, Circumstances(), "poisson, 0.1562", None),
             (LocalSteps(50, 100, 2), 3, Circumstances(), "poisson, 1", 50),
             (LocalSteps(640, 100, 2, "shuffle"), 0, Circumstances(), "shuffle, no amplification claimed", 100),
             (LocalSteps(50, 100, 2), 3, Circumstances(False, 2, True, 0.25), "poisson, 1", 50),
             (LocalSteps(50, 100, 2), 0, Circumstances(False, 1, True, 0.25), "poisson, 1", 50),
-        ],
-    )
-    def test_everything_that_is_said_of_a_size(self, steps, group_cap, circumstances, sampling, batch):
-        mechanism = LocalDpSgd(4.0, 1.0, sampling=steps.sampling, group_cap=group_cap)
-        choices = 3 * 0.25 if circumstances.chooses_privately else 0.0
-        account = Account().plus(steps.event(4.0), 3)
-        if choices:
-            account = account.plus(Pure(0.25), 3)
-        found = {name: account.epsilon(1e-6, name) for name in ("rdp", "pld")}
-        rest = 1e-6 if batch else 1e-6 / 2
-        batch = batch or int(stats.binom.isf(1e-6 / 2 / (3 * steps.count), steps.examples, steps.rate))
-        multiplier = client_multiplier(4.0, batch, steps.count)
-        unit = Figure(
-            mechanism.unit,
-            "add-or-remove",
-            UNITS_ARE_NEIGHBOURS[mechanism.unit],
-            EVERYBODY,
-            epsilon=min(found.values()),
-            delta=1e-6,
-            accountant="pld",
-            by_accountant=found,
-            noise_multiplier=4.0,
-            steps=3 * steps.count,
-            sampling=sampling,
-        )
-        client = Figure(
-            "client",
-            "add-or-remove",
-            CLIENTS_ARE_NEIGHBOURS,
-            EVERYBODY,
-            epsilon=Account([Gaussian(multiplier)] * 3).epsilon(rest, "pld") + choices * steps.examples,
-            delta=1e-6,
-            accountant="pld",
-            noise_multiplier=multiplier,
-            releases=3,
-        )
-        recovered = recovered_multiplier(4.0, 2 * steps.examples / 100)
-        published = Figure(
-            "client",
-            status="heuristic",
-            reasons=PUBLISHED_CLIENT_REASONS,
-            formula="σ/√k",
-            epsilon=Account([Gaussian(recovered)] * 3).epsilon(1e-6, "published"),
-            delta=1e-6,
-            accountant="published",
-            noise_multiplier=recovered,
-            releases=3,
-        )
-        claim = dp_sgd_claim(mechanism, [steps], 3, 1e-6, circumstances)
-        assert claim == DpSgdClaim(
-            "dp-sgd",
-            premises=(BUNDLE, CRYPTOGRAPHY, KERNELS, *CARRIED),
-            unit=mechanism.unit,
-            parameters=mechanism.parameters(),
-            unprotected=(UNPROTECTED,),
-            sizes=(OfSize(steps.examples, 3, (unit, client), (published,)),),
-        )
+        ]
+        assert failures(cases, check) == []
 
     def test_each_size_has_its_own_figures_and_every_reason_is_said(self):
         sizes = [LocalSteps(8, 8, 1), LocalSteps(16, 8, 1)]
@@ -322,11 +324,13 @@ class TestStatement:
         costs = [sound_unit(holders, 4.0, 3).epsilon(DELTA) for holders in pairs[:2]]
         assert found.by_accountant["rdp"] == max(costs) and found.holders == 3
 
-    @pytest.mark.parametrize(("shared", "holders"), [((), 1), (None, None), ([(SMALL, SMALL)], 2)])
-    def test_a_client_that_shares_no_unit_is_counted_by_itself(self, shared, holders):
-        found = self.of_shared(shared)
-        assert found.by_accountant["rdp"] == Account().plus(LARGE.event(4.0), 3).epsilon(DELTA)
-        assert found.holders == holders and found.neighbours == UNITS_ARE_NEIGHBOURS["example"]
+    def test_a_client_that_shares_no_unit_is_counted_by_itself(self):
+        def check(shared, holders):
+            found = self.of_shared(shared)
+            assert found.by_accountant["rdp"] == Account().plus(LARGE.event(4.0), 3).epsilon(DELTA)
+            assert found.holders == holders and found.neighbours == UNITS_ARE_NEIGHBOURS["example"]
+
+        assert failures([((), 1), (None, None), ([(SMALL, SMALL)], 2)], check) == []
 
     def test_the_client_with_the_costliest_shared_unit_stands_for_all(self):
         sizes = [LocalSteps(units, 100, 1) for units in (300, 400, 500, 600, 700)]
@@ -360,10 +364,12 @@ class TestStatement:
         epsilons = [self.of(rounds)["claims"][0]["epsilon"] for rounds in (0, 1, 10)]
         assert epsilons[0] == 0 and epsilons == sorted(epsilons) and epsilons[1] > 0
 
-    @pytest.mark.parametrize("broken", [{"client_noise_multiplier": 0.0}, {"noise_seed": 1}])
-    def test_without_secret_noise_nothing_is_claimed(self, broken):
-        facts = self.of(**broken)
-        assert facts["status"] == "heuristic" and facts["reasons"] and facts["claims"] == []
+    def test_without_secret_noise_nothing_is_claimed(self):
+        def check(broken):
+            facts = self.of(**broken)
+            assert facts["status"] == "heuristic" and facts["reasons"] and facts["claims"] == []
+
+        assert failures([{"client_noise_multiplier": 0.0}, {"noise_seed": 1}], check) == []
 
     def test_is_json(self):
         import json

@@ -44,18 +44,21 @@ class TestEvents:
         assert to_json(Unaccounted("why")) == {"kind": "unaccounted", "reason": "why"}
         assert from_json({"kind": "gaussian", "noise_multiplier": 2.0}) == Gaussian(2.0)
 
-    @pytest.mark.parametrize(
-        ("content", "says"),
-        [
+    def test_what_is_no_event_is_named(self):
+        def check(content, says):
+            with pytest.raises(PrivacyError) as refused:
+                from_json(content)
+            assert str(refused.value).startswith(says), "other packages may have kinds of their own"
+
+        cases = [
             (5, "an event must be a JSON object"),
             ({}, "unknown event kind None; known: gaussian, repeated, pure, unaccounted, laplace"),
-            ({"kind": ["pure"]}, "unknown event kind ['pure']; known: gaussian, repeated, pure, unaccounted, laplace"),
-        ],
-    )
-    def test_what_is_no_event_is_named(self, content, says):
-        with pytest.raises(PrivacyError) as refused:
-            from_json(content)
-        assert str(refused.value).startswith(says), "other packages may have kinds of their own"
+            (
+                {"kind": ["pure"]},
+                "unknown event kind ['pure']; known: gaussian, repeated, pure, unaccounted, laplace",
+            ),
+        ]
+        assert failures(cases, check) == []
 
     def test_what_is_out_of_range_is_named(self):
         cases = [
@@ -124,9 +127,13 @@ class TestEvents:
         assert Sampling() == Sampling("none", 1.0, 0, 0) == UNSAMPLED == Gaussian(1.0).sampling
         assert Sampling("none", probability=5.0, cohort=9).probability == 5, "no claim is made about it"
 
-    @pytest.mark.parametrize(
-        ("event", "words", "replaced"),
-        [
+    def test_in_words_and_what_it_costs_an_example(self):
+        """Noise is rounded down and ε up; an example is protected by half of the noise, whoever was drawn."""
+
+        def check(event, words, replaced):
+            assert str(event) == words and event.replaced() == (replaced or event)
+
+        cases = [
             (Gaussian(1.5), "gaussian, z = 1.5", Gaussian(0.75)),
             (Gaussian(0.7, Sampling("poisson", 0.1)), "gaussian, z = 0.7, poisson 0.1", Gaussian(0.35)),
             (
@@ -147,11 +154,8 @@ class TestEvents:
                 "distributed gaussian, 12 shares, z = 0.866",
                 DistributedGaussian(12, 2.0**21, 2.0**18, 100, 7, 512.0),
             ),
-        ],
-    )
-    def test_in_words_and_what_it_costs_an_example(self, event, words, replaced):
-        """Noise is rounded down and ε up; an example is protected by half of the noise, whoever was drawn."""
-        assert str(event) == words and event.replaced() == (replaced or event)
+        ]
+        assert failures(cases, check) == []
 
     def test_what_has_no_bound_has_no_loss_distribution(self):
         for event in (Unaccounted("x"), Laplace(0.5, 1.0)):

@@ -162,43 +162,41 @@ class TestTextsOfALedger:
             Ledger(path)
         return str(refused.value).removeprefix(f"{path}, ")
 
-    @pytest.mark.parametrize(
-        ("line", "changes", "says"),
-        [
+    def test_of_a_line_that_is_not_understood(self, path):
+        cases = [
             (0, {"v": 0}, "line 1: not a line of a ledger of version 3"),
             (0, {"v": True}, "line 1: not a line of a ledger of version 3"),
-            (0, {"v": 1}, "line 1: not a line of a ledger of version 3" + OLD.format(1)),
-            (2, {"v": 2}, "line 3: not a line of a ledger of version 3" + OLD.format(2)),
+            (0, {"v": 1}, "line 1: not a line of a ledger of version 3" + self.OLD.format(1)),
+            (2, {"v": 2}, "line 3: not a line of a ledger of version 3" + self.OLD.format(2)),
             (2, {"kind": "reset"}, "line 3: unknown kind or fields"),
             (2, {"unit": "patient"}, "line 3: unknown unit 'patient'; known: client, example, group, neighbourhood"),
             (2, {"release": 7}, "line 3: 7 is no id of a new release"),
             (3, {"release": "never"}, "line 4: release 'never' was never opened"),
-        ],
-    )
-    def test_of_a_line_that_is_not_understood(self, path, line, changes, says):
-        assert self.refusal(path, line, changes) == says
+        ]
+        for line, changes, says in cases:
+            path.unlink(missing_ok=True)
+            assert self.refusal(path, line, changes) == says
 
-    @pytest.mark.parametrize(
-        ("changes", "says"),
-        [
+    def test_of_a_budget(self, path):
+        cases = [
             ({"filter": {"kind": "pld"}}, "line 2: unknown kind of filter 'pld'; known: gaussian, renyi"),
             (
                 {"filter": {"kind": "renyi", "order": 3.0}},
                 "line 2: the filter of unit 'client' is another than that of its first budget",
             ),
             ({"relation": "swap"}, "line 2: unknown relation 'swap'"),
-        ],
-    )
-    def test_of_a_budget(self, path, changes, says):
-        ledger = Ledger(path)
-        for epsilon in (1.0, 2.0):
-            ledger.limit("run", "client", 1e-5, epsilon)
-        lines = lines_of(path)
-        lines[1] |= changes
-        rewrite(path, chained(lines))
-        with pytest.raises(LedgerError) as refused:
-            Ledger(path)
-        assert str(refused.value) == f"{path}, {says}"
+        ]
+        for changes, says in cases:
+            path.unlink(missing_ok=True)
+            ledger = Ledger(path)
+            for epsilon in (1.0, 2.0):
+                ledger.limit("run", "client", 1e-5, epsilon)
+            lines = lines_of(path)
+            lines[1] |= changes
+            rewrite(path, chained(lines))
+            with pytest.raises(LedgerError) as refused:
+                Ledger(path)
+            assert str(refused.value) == f"{path}, {says}"
 
     def test_of_damage(self, path):
         write(path)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from claimed import HELD, LINE
 from scipy import stats
+from support import failures
 
 from cloister.privacy.accounting.events import Gaussian
-from cloister.privacy.claims import worth
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.meaning import best_guess_of_a_part, meanings, percent, summary_of_clients
 from cloister.privacy.claims.premises import UNBROKEN, UNCHOSEN
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
 from cloister.privacy.claims.words import SIMULATED, render, render_clients, render_largest, summary
-from cloister.privacy.claims.worth import best_guess
+from cloister.privacy.claims.worth import best_guess, tier
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
 OF_RUN = Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 1.0, 1e-5, "pld", {"pld": 1.0, "rdp": 1.2})
@@ -32,10 +32,13 @@ def stated(*figures, clients=None, **claim):
 
 
 class TestTheBestGuess:
-    @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
-    def test_randomised_response_meets_it(self, epsilon):
+    def test_randomised_response_meets_it(self):
         """The truth with probability e^ε/(1 + e^ε): who believes it is right just as often."""
-        assert best_guess(epsilon, 0.0) == pytest.approx(math.exp(epsilon) / (1 + math.exp(epsilon)))
+
+        def check(epsilon):
+            assert best_guess(epsilon, 0.0) == pytest.approx(math.exp(epsilon) / (1 + math.exp(epsilon)))
+
+        assert failures([0.1, 1.0, 4.0], check) == []
 
     @pytest.mark.parametrize(("epsilon", "delta"), list(itertools.product([0.0, 0.5, 3.0], [0.0, 1e-5, 0.1, 1.0])))
     def test_the_worst_mechanism_meets_it(self, epsilon, delta):
@@ -43,25 +46,29 @@ class TestTheBestGuess:
         tells = delta + (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
         assert best_guess(epsilon, delta) == pytest.approx(tells)
 
-    @pytest.mark.parametrize("multiplier", [0.3, 1.0, 5.0])
-    @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
-    def test_the_best_guess_about_a_gaussian_release_stays_below(self, multiplier, epsilon):
+    def test_the_best_guess_about_a_gaussian_release_stays_below(self):
         """Φ(1/2z), whatever pair of ε and δ(ε) it is described by; two clients' worth of it for a part of one."""
-        delta = stats.norm.cdf(1 / (2 * multiplier) - epsilon * multiplier) - math.exp(epsilon) * stats.norm.cdf(
-            -1 / (2 * multiplier) - epsilon * multiplier
-        )
-        assert stats.norm.cdf(1 / (2 * multiplier)) <= best_guess(epsilon, delta) + 1e-12
-        assert stats.norm.cdf(1 / multiplier) <= best_guess_of_a_part(epsilon, delta) + 1e-12
+
+        def check(multiplier, epsilon):
+            delta = stats.norm.cdf(1 / (2 * multiplier) - epsilon * multiplier) - math.exp(epsilon) * stats.norm.cdf(
+                -1 / (2 * multiplier) - epsilon * multiplier
+            )
+            assert stats.norm.cdf(1 / (2 * multiplier)) <= best_guess(epsilon, delta) + 1e-12
+            assert stats.norm.cdf(1 / multiplier) <= best_guess_of_a_part(epsilon, delta) + 1e-12
+
+        assert failures(itertools.product([0.3, 1.0, 5.0], [0.1, 1.0, 5.0]), check) == []
 
     def test_it_grows_from_a_half_to_one(self):
         grid = [best_guess(epsilon, 1e-5) for epsilon in np.linspace(0, 800, 50)]
         assert grid == sorted(grid) and best_guess(0.0, 0.0) == 0.5 and best_guess(math.inf, 0.0) == 1
         assert best_guess_of_a_part(900.0, 1e-5) == 1
 
-    @pytest.mark.parametrize("probability", [0.5, 0.73106, 0.9899, 0.99301, 0.999666, 1 - 1e-9, 1.0])
-    def test_it_is_never_rounded_down(self, probability):
-        shown = float(percent(probability).removesuffix(" %"))
-        assert probability * 100 - 1e-4 <= shown <= probability * 100 + 0.1
+    def test_it_is_never_rounded_down(self):
+        def check(probability):
+            shown = float(percent(probability).removesuffix(" %"))
+            assert probability * 100 - 1e-4 <= shown <= probability * 100 + 0.1
+
+        assert failures([0.5, 0.73106, 0.9899, 0.99301, 0.999666, 1 - 1e-9, 1.0], check) == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +79,7 @@ class TestTheBestGuess:
     ],
 )
 def test_the_tiers_are_those_of_the_field(epsilon, delta, name):
-    assert worth.tier(epsilon, delta) == name
+    assert tier(epsilon, delta) == name
 
 
 class TestSentences:
@@ -145,32 +152,37 @@ class TestSentences:
         assert next(iter(record(said))) == "simulation" and statement_of(record(said)) == said
         assert "simulation" not in record(stated(OF_RUN))
 
-    @pytest.mark.parametrize(("epsilon", "name"), [(0.9, "strong"), (7.999, "reasonable"), (10.1, "weak")])
-    def test_a_tier_has_one_name_everywhere(self, epsilon, name):
-        said = stated(Figure("client", "add-or-remove", None, OUTSIDERS, RUN, epsilon, 1e-5))
-        (told,) = meanings(said)
-        assert ("a weak claim" in told.who) is (name == "weak") is not told.practical
-        assert f": {name})" in told.how_much
-        assert render(said)[0].endswith(f"sound, {name}") and summary(said.claim).endswith(f"(sound, {name})")
+    def test_a_tier_has_one_name_everywhere(self):
+        def check(epsilon, name):
+            said = stated(Figure("client", "add-or-remove", None, OUTSIDERS, RUN, epsilon, 1e-5))
+            (told,) = meanings(said)
+            assert ("a weak claim" in told.who) is (name == "weak") is not told.practical
+            assert f": {name})" in told.how_much
+            assert render(said)[0].endswith(f"sound, {name}") and summary(said.claim).endswith(f"(sound, {name})")
 
-    @pytest.mark.parametrize(
-        "statement",
-        [
+        assert failures([(0.9, "strong"), (7.999, "reasonable"), (10.1, "weak")], check) == []
+
+    def test_where_nothing_is_guaranteed_there_is_no_number(self):
+        def check(statement):
+            (told,) = meanings(statement)
+            assert not told.guaranteed and told.who.startswith("Nobody is guaranteed anything")
+            assert not [letter for letter in "".join(told.sentences) if letter.isdigit() or letter == "%"]
+            claim = statement.clients or statement.claim
+            assert all(reason in told.against for reason in claim.reasons)
+
+        cases = [
             stated(mechanism="none"),
             stated(mechanism="metric", reasons=("it is steered by private data",)),
-            stated(mechanism="none", clients=LocalClaim("laplace", premises=HELD, reasons=("the radius is private",))),
+            stated(
+                mechanism="none",
+                clients=LocalClaim("laplace", premises=HELD, reasons=("the radius is private",)),
+            ),
             stated(
                 mechanism="none",
                 clients=DpSgdClaim("dp-sgd", premises=HELD, reasons=("so",), unit="example", sizes=(OfSize(8, 3),)),
             ),
-        ],
-    )
-    def test_where_nothing_is_guaranteed_there_is_no_number(self, statement):
-        (told,) = meanings(statement)
-        assert not told.guaranteed and told.who.startswith("Nobody is guaranteed anything")
-        assert not [letter for letter in "".join(told.sentences) if letter.isdigit() or letter == "%"]
-        claim = statement.clients or statement.claim
-        assert all(reason in told.against for reason in claim.reasons)
+        ]
+        assert failures(cases, check) == []
 
     def test_a_run_without_a_mechanism_says_what_the_server_sees(self):
         (told,) = meanings(stated(mechanism="none"))
@@ -188,27 +200,29 @@ class TestSentences:
         whose = "that of a client with 65 examples; other sizes go down to ε = 1 with 640 examples"
         assert f"; this ε is {whose}." in told.how_much
 
-    @pytest.mark.parametrize(
-        ("epsilons", "whose"),
-        [
+    def test_the_largest_of_several_sizes_is_said_before_all_of_them(self):
+        def check(epsilons, whose):
+            sizes = tuple(
+                OfSize(size, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=epsilon, delta=1e-5),))
+                for size, epsilon in epsilons.items()
+            )
+            claim = DpSgdClaim("dp-sgd", premises=HELD, unit="example", sizes=sizes)
+            assert render_largest(claim) == whose and render_largest(DpSgdClaim("dp-sgd", premises=HELD)) == ""
+            _, *lines, premises = render_clients(claim)
+            assert (
+                premises == LINE and lines[: len(epsilons) > 1] == [f"  the largest ε is {whose}"][: len(epsilons) > 1]
+            )
+            assert len(lines) == len(epsilons) + (len(epsilons) > 1)
+
+        cases = [
             (
                 {64: 3.0, 640: 1.0, 65: 2.0},
                 "that of a client with 64 examples, the fewest that figures are given for; other sizes go down to "
                 "ε = 1 with 640 examples",
             ),
             ({64: 3.0}, "that of a client with 64 examples"),
-        ],
-    )
-    def test_the_largest_of_several_sizes_is_said_before_all_of_them(self, epsilons, whose):
-        sizes = tuple(
-            OfSize(size, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=epsilon, delta=1e-5),))
-            for size, epsilon in epsilons.items()
-        )
-        claim = DpSgdClaim("dp-sgd", premises=HELD, unit="example", sizes=sizes)
-        assert render_largest(claim) == whose and render_largest(DpSgdClaim("dp-sgd", premises=HELD)) == ""
-        _, *lines, premises = render_clients(claim)
-        assert premises == LINE and lines[: len(epsilons) > 1] == [f"  the largest ε is {whose}"][: len(epsilons) > 1]
-        assert len(lines) == len(epsilons) + (len(epsilons) > 1)
+        ]
+        assert failures(cases, check) == []
 
     def test_sizes_that_are_known_are_those_of_clients(self):
         sizes = tuple(
@@ -225,22 +239,26 @@ class TestSentences:
         assert "sizes that their nodes state" in first and "fewest" not in largest
         assert "not known here" in render_clients(replace(known, known=False))[0]
 
-    @pytest.mark.parametrize(
-        ("unit", "holders", "whom"),
-        [
+    def test_at_how_many_clients_a_unit_is_counted_is_said(self):
+        def check(unit, holders, whom):
+            figure = Figure(unit, "add-or-remove", "n", "all", epsilon=1.0, delta=1e-5, holders=holders)
+            claim = DpSgdClaim("dp-sgd", premises=HELD, unit=unit, sizes=(OfSize(64, 3, (figure,)),), known=True)
+            (told,) = meanings(stated(mechanism="none", clients=claim))
+            _, line, _premises = render_clients(claim)
+            assert whom in told.who
+            assert (", and at all clients that hold data of it together, up to 3: against" in line) == (holders > 1)
+
+        cases = [
             ("group", 1, "(all examples of one patient, or of one writer); each is at one client: it hides"),
             ("group", 3, "one writer), at all clients that hold data of it together: up to 3: it hides"),
-            ("example", 3, "protects every example, at all clients that hold data of it together: up to 3: it hides"),
+            (
+                "example",
+                3,
+                "protects every example, at all clients that hold data of it together: up to 3: it hides",
+            ),
             ("example", 1, "protects every single example of every client: it hides"),
-        ],
-    )
-    def test_at_how_many_clients_a_unit_is_counted_is_said(self, unit, holders, whom):
-        figure = Figure(unit, "add-or-remove", "n", "all", epsilon=1.0, delta=1e-5, holders=holders)
-        claim = DpSgdClaim("dp-sgd", premises=HELD, unit=unit, sizes=(OfSize(64, 3, (figure,)),), known=True)
-        (told,) = meanings(stated(mechanism="none", clients=claim))
-        _, line, _premises = render_clients(claim)
-        assert whom in told.who
-        assert (", and at all clients that hold data of it together, up to 3: against" in line) == (holders > 1)
+        ]
+        assert failures(cases, check) == []
 
     def test_of_clients_that_all_abstained_nothing_is_told(self):
         sizes = (OfSize(64, 0, (Figure("example", "add-or-remove", "n", "all", epsilon=0.0, delta=1e-5),)),)
@@ -286,12 +304,16 @@ def test_without_a_guarantee_the_console_says_why():
     assert lines[1:3] == ["  not a guarantee: its noise is seeded", "  not a guarantee: it follows private data"]
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
+def test_what_was_written_is_read_again():
+    def check(statement):
+        content = json.loads(json.dumps(record(statement)))
+        assert record(statement_of(content)) == json.loads(json.dumps(record(statement))) == content
+
+    cases = [
         stated(OF_RUN, unprotected=("who replies",), parameters={"privacy.noise-multiplier": 1.0}, seeded=True),
         stated(
-            mechanism="none", clients=LocalClaim("laplace", premises=HELD, adversary="all", leakage_of_a_release=2.0)
+            mechanism="none",
+            clients=LocalClaim("laplace", premises=HELD, adversary="all", leakage_of_a_release=2.0),
         ),
         stated(
             mechanism="none",
@@ -305,14 +327,13 @@ def test_without_a_guarantee_the_console_says_why():
             mechanism="none",
             clients=DpSgdClaim("dp-sgd", premises=HELD, unit="group", sizes=(OfSize(8, 3, (OF_RUN,)),), known=True),
         ),
-    ],
-)
-def test_what_was_written_is_read_again(statement):
-    content = json.loads(json.dumps(record(statement)))
-    assert record(statement_of(content)) == json.loads(json.dumps(record(statement))) == content
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize("content", [{}, {"status": "running", "mechanism": "none", "claims": []}, {"claims": 3}])
-def test_what_is_no_statement_is_refused(content):
-    with pytest.raises(ValueError, match="no statement"):
-        statement_of(content)
+def test_what_is_no_statement_is_refused():
+    def check(content):
+        with pytest.raises(ValueError, match="no statement"):
+            statement_of(content)
+
+    assert failures([{}, {"status": "running", "mechanism": "none", "claims": []}, {"claims": 3}], check) == []

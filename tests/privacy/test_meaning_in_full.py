@@ -7,7 +7,6 @@ import pytest
 from claimed import HELD
 from support import failures
 
-from cloister.privacy.claims import meaning
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.meaning import (
     Meaning,
@@ -343,9 +342,14 @@ def test_the_servers_come_before_the_clients_unless_they_alone_guarantee_nothing
         assert [(each.about.split()[1].split("'")[0], each.guaranteed) for each in told] == found
 
 
-@pytest.mark.parametrize(
-    ("claim", "summary", "epsilon"),
-    [
+def test_the_clients_in_a_few_words():
+    """Of what is said about the unit that the claim protects, the weakest."""
+
+    def check(claim, summary, epsilon):
+        found = weakest(claim)
+        assert summary_of_clients(claim) == summary and (found and found.epsilon) == epsilon
+
+    cases = [
         (local(), "gaussian (sound)", None),
         (local(reasons=("so",)), "gaussian (heuristic)", None),
         (local(LOCAL, reasons=("so",)), "gaussian (heuristic)", None),
@@ -358,7 +362,11 @@ def test_the_servers_come_before_the_clients_unless_they_alone_guarantee_nothing
         ),
         (dp_sgd({}), "dp-sgd (sound)", None),
         (dp_sgd({64: 0.0}, rounds=0), "dp-sgd (nobody trained)", 0.0),
-        (dp_sgd({64: 0.5, 65: 0.0}), "dp-sgd (sound, strong; ε = 0.5 for one example of a client with 64)", 0.5),
+        (
+            dp_sgd({64: 0.5, 65: 0.0}),
+            "dp-sgd (sound, strong; ε = 0.5 for one example of a client with 64)",
+            0.5,
+        ),
         (
             dp_sgd({64: 2.0, 65: 3.0}, unit="group"),
             "dp-sgd (sound, reasonable; ε = 3 for one group of a client with 65)",
@@ -369,17 +377,15 @@ def test_the_servers_come_before_the_clients_unless_they_alone_guarantee_nothing
             "dp-sgd (sound, reasonable; ε = 9 for one example of a client with 64)",
             9.0,
         ),
-    ],
-)
-def test_the_clients_in_a_few_words(claim, summary, epsilon):
-    """Of what is said about the unit that the claim protects, the weakest."""
-    found = weakest(claim)
-    assert summary_of_clients(claim) == summary and (found and found.epsilon) == epsilon
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    ("probability", "shown"),
-    [
+def test_a_share_has_one_more_digit_from_99_percent_on_and_none_at_100():
+    def check(probability, shown):
+        assert percent(probability) == shown
+
+    cases = [
         (0.5, "50.0 %"),
         (0.731, "73.1 %"),
         (0.73101, "73.2 %"),
@@ -389,30 +395,29 @@ def test_the_clients_in_a_few_words(claim, summary, epsilon):
         (0.99989, "99.99 %"),
         (0.99991, "100 %"),
         (1.0, "100 %"),
-    ],
-)
-def test_a_share_has_one_more_digit_from_99_percent_on_and_none_at_100(probability, shown):
-    assert percent(probability) == shown
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "delta", "guess"),
-    [
+def test_about_a_part_of_a_client_two_steps_count():
+    """(2ε, (1 + e^ε)δ), and a δ above 1 is none."""
+
+    def check(epsilon, delta, guess):
+        assert best_guess_of_a_part(epsilon, delta) == pytest.approx(guess, rel=1e-12) and guess <= 1
+
+    cases = [
         (0.0, 0.0, 0.5),
         (math.log(2), 0.1, 0.86),
         (1.0, 0.5, 1.0),
         (0.0, 0.25, 0.75),
         (20.5, 0.0, 1.0),
         (900.0, 1e-5, 1.0),
-    ],
-)
-def test_about_a_part_of_a_client_two_steps_count(epsilon, delta, guess):
-    """(2ε, (1 + e^ε)δ), and a δ above 1 is none."""
-    assert best_guess_of_a_part(epsilon, delta) == pytest.approx(guess, rel=1e-12) and guess <= 1
+    ]
+    assert failures(cases, check) == []
 
 
 def test_a_guess_that_is_as_sure_as_doubt_allows_is_not_called_nearly_certain(monkeypatch):
     for bound, said in ((best_guess(1.0, 1e-5), False), (0.73, True)):
-        monkeypatch.setattr(meaning, "LITTLE_DOUBT", bound)
+        monkeypatch.setattr("cloister.privacy.claims.meaning.NEARLY_CERTAIN", bound)
         (told,) = meanings(stated(OF_RUN))
         assert ("nearly certain" in told.how_much) == said

@@ -1,6 +1,7 @@
 """What a claim rests on, and what an open premise makes of it."""
 
 import pytest
+from support import failures
 
 from cloister.core.errors import PrivacyError
 from cloister.privacy.claims.claim import Claim, Figure, LedgerState, Statement
@@ -18,29 +19,29 @@ def said(premises, **more):
     return Statement(Claim("global-dp", premises=tuple(premises), **more), 1, "fixed", LEDGER)
 
 
-@pytest.mark.parametrize(
-    ("simulated", "gated", "packed", "known"),
-    [
+def test_what_each_transport_contributes():
+    def check(simulated, gated, packed, known):
+        found = of_transport(simulated, gated, packed)
+        assert [premise.name for premise in found] == ["apart", "authentic", "instructed"]
+        assert tuple(premise.known for premise in found) == known
+
+    cases = [
         (True, False, False, ("enforced", "enforced", "enforced")),
         (False, True, True, ("enforced", "enforced", "enforced")),
         (False, True, False, ("assumed", "enforced", "enforced")),
         (False, False, True, ("assumed", "assumed", "assumed")),
         (False, False, False, ("assumed", "assumed", "assumed")),
-    ],
-)
-def test_what_each_transport_contributes(simulated, gated, packed, known):
-    found = of_transport(simulated, gated, packed)
-    assert [premise.name for premise in found] == ["apart", "authentic", "instructed"]
-    assert tuple(premise.known for premise in found) == known
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    ("known", "status"),
-    [("enforced", "sound"), ("attested", "sound"), ("stated", "conditional"), ("assumed", "conditional")],
-)
-def test_one_premise_that_the_run_does_not_show_makes_the_claim_conditional(known, status):
-    claim = Claim("global-dp", premises=(BUNDLE.known_as("enforced"), APART.known_as(known), STANDING))
-    assert claim.status == status and claim.is_guaranteed
+def test_one_premise_that_the_run_does_not_show_makes_the_claim_conditional():
+    def check(known, status):
+        claim = Claim("global-dp", premises=(BUNDLE.known_as("enforced"), APART.known_as(known), STANDING))
+        assert claim.status == status and claim.is_guaranteed
+
+    cases = [("enforced", "sound"), ("attested", "sound"), ("stated", "conditional"), ("assumed", "conditional")]
+    assert failures(cases, check) == []
 
 
 def test_a_premise_does_not_make_a_claim_of_none():

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from claimed import HELD
 from claimed import RECORDED as PREMISES
+from support import failures
 
 from cloister.privacy.accounting.events import Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
@@ -159,20 +160,20 @@ def test_of_a_run_that_ended_everything_is_recorded():
     assert record(STATEMENT) == CONTENT
 
 
-@pytest.mark.parametrize(
-    ("claim", "changes"),
-    [
+def test_a_mechanism_without_figures():
+    def check(claim, changes):
+        nothing = {"claims": [], "unprotected": [], "parameters": {}}
+        recorded = CONTENT | nothing | changes
+        if claim.mechanism == "none":
+            del recorded["premises"]
+        assert record(replace(STATEMENT, claim=claim)) == recorded
+
+    cases = [
         (Claim("none"), {"status": "none", "mechanism": "none"}),
         (HEURISTIC, {"status": "heuristic", "mechanism": "metric", "reasons": ["one", "two"]}),
         (Claim("global-dp", premises=HELD, seeded=True), {"noise": "seeded"}),
-    ],
-)
-def test_a_mechanism_without_figures(claim, changes):
-    nothing = {"claims": [], "unprotected": [], "parameters": {}}
-    recorded = CONTENT | nothing | changes
-    if claim.mechanism == "none":
-        del recorded["premises"]
-    assert record(replace(STATEMENT, claim=claim)) == recorded
+    ]
+    assert failures(cases, check) == []
 
 
 def test_what_was_planned_and_not_released_is_recorded_event_by_event():
@@ -191,11 +192,13 @@ def test_the_clients_own_mechanism(claim, recorded):
     assert read(record(said)) == said
 
 
-@pytest.mark.parametrize("leakage", [2.5, None])
-def test_the_leakage_of_a_release_is_read_again(leakage):
-    said = replace(STATEMENT, clients=replace(LAPLACE, leakage_of_a_release=leakage))
-    assert record(said)["clients"]["leakage-of-a-release"] == leakage
-    assert read(record(said)) == said
+def test_the_leakage_of_a_release_is_read_again():
+    def check(leakage):
+        said = replace(STATEMENT, clients=replace(LAPLACE, leakage_of_a_release=leakage))
+        assert record(said)["clients"]["leakage-of-a-release"] == leakage
+        assert read(record(said)) == said
+
+    assert failures([2.5, None], check) == []
 
 
 @pytest.mark.parametrize("claim", [Claim("none"), HEURISTIC, replace(CLAIM, seeded=True)])
@@ -219,9 +222,14 @@ def test_without_sizes_the_unit_of_clients_is_not_known():
     assert read(record(said)).clients == DpSgdClaim("dp-sgd", premises=HELD, unit="client", known=True)
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind"),
-    [
+def test_what_is_no_record_is_refused_by_the_kind_of_its_fault():
+    def check(changes, kind):
+        with pytest.raises(ValueError) as refused:
+            statement_of(CONTENT | changes)
+        assert str(refused.value) == f"no statement about a run's privacy: {kind}"
+        assert statement_of(CONTENT) == STATEMENT
+
+    cases = [
         ({"rounds": None, "claims": 3}, "TypeError"),
         ({"claims": [{"epsilon": 1.0, "no-field": 1}]}, "TypeError"),
         ({"ledger": ["ledger.jsonl"]}, "AttributeError"),
@@ -229,21 +237,20 @@ def test_without_sizes_the_unit_of_clients_is_not_known():
         ({"planned": [{"event": {"kind": "unknown"}, "count": 1}]}, "PrivacyError"),
         ({"planned": [{"event": {"kind": "gaussian", "noise_multiplier": 1.0}}]}, "KeyError"),
         ({"clients": {"mechanism": "laplace"}}, "KeyError"),
-    ],
-)
-def test_what_is_no_record_is_refused_by_the_kind_of_its_fault(changes, kind):
-    with pytest.raises(ValueError) as refused:
-        statement_of(CONTENT | changes)
-    assert str(refused.value) == f"no statement about a run's privacy: {kind}"
-    assert statement_of(CONTENT) == STATEMENT
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize("schema", [None, 1, 3])
-def test_a_record_of_another_schema_is_refused_with_the_remedy(schema):
-    content = {name: value for name, value in CONTENT.items() if name != "schema"}
-    content |= {} if schema is None else {"schema": schema}
-    with pytest.raises(ValueError, match=f"schema {schema or 1} was found and 2 is read.*config.json beside it names"):
-        statement_of(content)
+def test_a_record_of_another_schema_is_refused_with_the_remedy():
+    def check(schema):
+        content = {name: value for name, value in CONTENT.items() if name != "schema"}
+        content |= {} if schema is None else {"schema": schema}
+        with pytest.raises(
+            ValueError, match=f"schema {schema or 1} was found and 2 is read.*config.json beside it names"
+        ):
+            statement_of(content)
+
+    assert failures([None, 1, 3], check) == []
 
 
 def test_the_premises_of_one_figure_are_recorded_with_it():

@@ -11,7 +11,7 @@ from processes import SUPERLINK, Setting
 
 from cloister.local.simulation import simulate
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.runtimes(minutes=1)
 
 NODES, ROUNDS = 50, 2
 SECONDS = 600

@@ -11,7 +11,7 @@ from processes import CONNECTION, WARM_NODE, Processes, Setting
 
 from cloister.local.simulation import simulate
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.runtimes(minutes=1)
 
 SECONDS = 240
 """For what takes some ten to sixty on two idle cores."""
@@ -34,7 +34,21 @@ def lines(directory: Path) -> list[int]:
     return [json.loads(line)["round"] for line in whole]
 
 
-def test_a_run_whose_server_app_or_executor_is_killed_goes_on_without_a_hand(tmp_path: Path) -> None:
+def resumed_by_flwr_run(processes: Processes, folder: Path) -> None:
+    """Resume a run by hand under an executor that starts no app again."""
+    run = folder / "by-hand"
+    settings = SETTINGS | {"output-dir": str(folder), "run-name": "by-hand", "num-rounds": 5}
+    processes.kill("superexec")
+    processes.start("executor", "flower-superexec", "--insecure", "--runtime-api-address", processes.address)
+    processes.flwr_begin(settings, SECONDS)
+    processes.wait(lambda: 1 in lines(run), SECONDS, "round 1")
+    (server,) = processes.pids("flwr-serverapp")
+    os.kill(server, signal.SIGKILL)
+    processes.flwr_run(settings | {"resume": str(run)}, seconds=SECONDS)
+    assert lines(run) == [0, 1, 2, 3, 4, 5] and (run / "model.npz").exists()
+
+
+def test_a_run_whose_server_app_or_executor_is_killed_goes_on_without_a_hand_or_by_flwr_run(tmp_path: Path) -> None:
     """Once each, and it is the same run to Flower. A simulation, which nothing disturbs, ends with the same model."""
     disturbed, whole = tmp_path / "disturbed", tmp_path / "whole"
     with Processes(tmp_path / "processes", shortened=True) as processes:
@@ -55,24 +69,10 @@ def test_a_run_whose_server_app_or_executor_is_killed_goes_on_without_a_hand(tmp
         processes.wait(lambda: not processes.pids("serverapp.py"), SECONDS, "end of the server app")
         told = processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
         assert [found["status"] for found in told] == ["finished:completed"]
+        resumed_by_flwr_run(processes, tmp_path)
     simulate(SETTINGS | {"output-dir": str(tmp_path), "run-name": "whole"}, clients=2)
     assert lines(disturbed) == lines(whole) == [0, 1, 2, 3, 4]
     assert len(json.loads((disturbed / "config.json").read_text())["resumed-after"]) == 2
     with np.load(disturbed / "model.npz") as one, np.load(whole / "model.npz") as other:
         for name in other:
             np.testing.assert_array_equal(one[name], other[name])
-
-
-def test_a_run_is_resumed_by_flwr_run(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    settings = SETTINGS | {"output-dir": str(tmp_path), "run-name": "run", "num-rounds": 5}
-    with Processes(tmp_path / "processes", shortened=True) as processes:
-        processes.superlink()
-        configs: list[dict[str, Setting]] = [{"partition-id": number, "num-partitions": 2} for number in range(2)]
-        processes.supernodes(configs, *WARM_NODE)
-        processes.flwr_begin(settings, SECONDS)
-        processes.wait(lambda: 1 in lines(run), SECONDS, "round 1")
-        (server,) = processes.pids("flwr-serverapp")
-        os.kill(server, signal.SIGKILL)
-        processes.flwr_run(settings | {"resume": str(run)}, seconds=SECONDS)
-    assert lines(run) == [0, 1, 2, 3, 4, 5] and (run / "model.npz").exists()

@@ -20,7 +20,7 @@ from cloister.client.node import node_of
 from cloister.deploy.kits import provision
 from cloister.privacy.accounting.events import from_json
 
-pytestmark = pytest.mark.runtimes
+pytestmark = pytest.mark.runtimes(minutes=1)
 
 SITES = ("east", "north", "south", "west")
 KILLED = "west"

@@ -88,12 +88,6 @@ class Secured:
         (home / "config.toml").write_text(config or (self.kits / "operator" / "config.toml").read_text())
         return name
 
-    def run(self, home: str, **settings: str) -> str:
-        """`flwr run` with this FLWR_HOME; what it wrote."""
-        arguments = ["run", str(REPOSITORY), "trial", "--stream", "--run-config", flower_line(SETTINGS | settings)]
-        self.processes.run(home, "flwr", *arguments, seconds=PATIENCE)
-        return self.log(home)
-
     def refused(self, name: str, program: str, *arguments: str) -> str:
         """A process that must fail; what it wrote."""
         with pytest.raises(AssertionError, match=f"{name} ended with"):
@@ -111,9 +105,15 @@ class Secured:
         self.processes.kill(name)
 
     def trains(self, name: str) -> None:
-        """The members, all of them and nobody else, train the model."""
+        """The members, all of them and nobody else, train the model. The app's token is in no argument meanwhile."""
+        processes, settings = self.processes, flower_line(SETTINGS | {"run-name": name})
         home = self.home(self.kits / "operator" / "credentials.yaml")
-        self.run(home, **{"run-name": name})
+        processes.run(home, "flwr", "run", str(REPOSITORY), "trial", "--run-config", settings, seconds=PATIENCE)
+        processes.wait(lambda: bool(processes.pids("serverapp.py")), PATIENCE, "server app")
+        (app,) = processes.pids("serverapp.py")
+        arguments = processes.command_lines()
+        assert app in arguments and not [line for line in arguments.values() if "--token" in line]
+        processes.wait(lambda: app not in processes.pids("serverapp.py"), PATIENCE, "end of the server app")
         lines = (self.kits / "server" / "state" / "runs" / name / "rounds.jsonl").read_text().splitlines()
         first, *_, last = (json.loads(line) for line in lines)
         assert (last["round"], last["measured"]["accepted"], last["measured"]["rejected"]) == (2, len(MEMBERS), [])
@@ -122,7 +122,10 @@ class Secured:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A federation that trains after all tests on this page: it refused others because of what they were."""
+    """A federation that trains after all tests of this module.
+
+    So it refused others because of what they were, and a member that lost its power is in again.
+    """
     folder = tmp_path_factory.mktemp("secured")
     with Processes(folder / "processes", shortened=True) as processes:
         federation = Secured(folder, processes)
@@ -133,7 +136,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         federation.trains("after")
 
 
-pytestmark = [pytest.mark.runtimes, pytest.mark.xdist_group("secured")]
+pytestmark = pytest.mark.runtimes(minutes=2)
 
 
 class TestNodes:
@@ -184,9 +187,9 @@ class TestOrders:
         config = f'[superlink.trial]\naddress = "localhost:{secured.port}"\ninsecure = true\n'
         self.refused(secured, secured.home(secured.kits / "operator" / "credentials.yaml", config=config))
 
-    @pytest.mark.parametrize("order", ["start-run", "list-runs", "register-node", "list-nodes", "stop-run"])
-    def test_every_order_asks_who_gives_it(self, secured: Secured, order: str) -> None:
-        assert secured.ask(f"v1/control/{order}", b"") == 401
+    def test_every_order_asks_who_gives_it(self, secured: Secured) -> None:
+        orders = ("start-run", "list-runs", "register-node", "list-nodes", "stop-run")
+        assert {order: secured.ask(f"v1/control/{order}", b"") for order in orders} == dict.fromkeys(orders, 401)
 
     def test_the_servers_work_is_for_its_own_executor(self, secured: Secured) -> None:
         assert secured.ask("v1/runtime/acquire-task", b"") == 401
@@ -211,20 +214,6 @@ def test_a_member_that_lost_its_power_gets_in_again(secured: Secured) -> None:
         if running is None or running.poll() is not None:
             secured.processes.restart("north")
         time.sleep(0.5)
-    secured.trains("after-the-power-cut")
-
-
-def test_the_token_of_a_running_app_is_in_no_argument(secured: Secured) -> None:
-    processes = secured.processes
-    home = secured.home(secured.kits / "operator" / "credentials.yaml")
-    processes.run(
-        home, "flwr", "run", str(REPOSITORY), "trial", "--run-config", flower_line(SETTINGS), seconds=PATIENCE
-    )
-    processes.wait(lambda: bool(processes.pids("serverapp.py")), PATIENCE, "server app")
-    (app,) = processes.pids("serverapp.py")
-    lines = processes.command_lines()
-    assert app in lines and not [line for line in lines.values() if "--token" in line]
-    processes.wait(lambda: app not in processes.pids("serverapp.py"), PATIENCE, "end of the server app")
 
 
 def test_a_site_is_let_in_gets_a_new_key_and_is_sent_away_by_its_name(secured: Secured) -> None:

@@ -2,17 +2,18 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from federations import assert_fails_in_one_line
 from numpy.typing import NDArray
 from processes import Processes, Setting
-from sklearn.datasets import load_digits
+
+pytestmark = pytest.mark.runtimes(minutes=1)
 
 CLIENTS = 3  # the sum of two would not depend on their order
-SITES = 2
 PATIENCE = 400
 """Seconds a runtime may take. In the deployment some messages import TensorFlow."""
 SETTINGS: dict[str, Setting] = {
@@ -36,7 +37,6 @@ def in_process(processes: Processes, settings: dict[str, Setting]) -> None:
 
 
 def simulation(processes: Processes, settings: dict[str, Setting]) -> None:
-    processes.superlink("--simulation")
     processes.flwr_run(settings, "--federation-config", RAY, seconds=PATIENCE)
 
 
@@ -49,21 +49,27 @@ def deployment(processes: Processes, settings: dict[str, Setting]) -> None:
     processes.flwr_run(settings, seconds=PATIENCE)
 
 
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """A SuperLink that simulates its nodes."""
+    with Processes(tmp_path_factory.mktemp("simulation"), shortened=True) as processes:
+        processes.superlink("--simulation")
+        yield processes
+
+
 def final_model(
-    runtime: Callable[[Processes, dict[str, Setting]], None], folder: Path
+    runtime: Callable[[Processes, dict[str, Setting]], None], folder: Path, processes: Processes
 ) -> dict[str, NDArray[np.float32]]:
     """The model after the last round, as the runtime left it in its run directory."""
     name = runtime.__name__
-    with Processes(folder / name, shortened=True) as processes:
-        runtime(processes, SETTINGS | {"output-dir": str(folder / "runs"), "run-name": name})
-        directory = folder / "runs" / name
-        assert directory.joinpath("model.keras").is_file(), "the run did not finish"
-        with np.load(directory / "checkpoints" / "round-00002.npz") as archive:
-            return dict(archive)
+    runtime(processes, SETTINGS | {"output-dir": str(folder / "runs"), "run-name": name})
+    directory = folder / "runs" / name
+    assert directory.joinpath("model.keras").is_file(), "the run did not finish"
+    with np.load(directory / "checkpoints" / "round-00002.npz") as archive:
+        return dict(archive)
 
 
-@pytest.mark.runtimes
-def test_the_final_model_is_the_same_in_every_runtime(tmp_path: Path) -> None:
+def test_the_final_model_is_the_same_in_every_runtime(simulated: Processes, tmp_path: Path) -> None:
     """All are bitwise equal.
 
     Nothing that differs between the runtimes reaches a number: replies are aggregated in the order of their contents,
@@ -72,33 +78,22 @@ def test_the_final_model_is_the_same_in_every_runtime(tmp_path: Path) -> None:
     give the same bits). What would matter is the instruction set (`TF_ENABLE_ONEDNN_OPTS=0` moves weights by 4e-7),
     and that is the same for all processes of one machine.
     """
-    wanted = final_model(in_process, tmp_path)
-    for runtime in (simulation, deployment):
-        found = final_model(runtime, tmp_path)
+    with Processes(tmp_path / "processes", shortened=True) as processes:
+        wanted = final_model(in_process, tmp_path, processes)
+        deployed = final_model(deployment, tmp_path, processes)
+    for runtime, found in (("deployment", deployed), ("simulation", final_model(simulation, tmp_path, simulated))):
         assert found.keys() == wanted.keys()
         for name, array in wanted.items():
-            np.testing.assert_array_equal(found[name], array, err_msg=f"{runtime.__name__}: {name}", strict=True)
+            np.testing.assert_array_equal(found[name], array, err_msg=f"{runtime}: {name}", strict=True)
+    directory = tmp_path / "runs" / "deployment"
+    bundle = json.loads((directory / "config.json").read_text())["bundle-sha256"]
+    assert len(bundle) == 64 and bundle in (directory / "report.html").read_text()
 
 
-@pytest.mark.runtimes
-def test_nodes_train_on_files_of_their_own(tmp_path: Path) -> None:
-    paths = write_sites(tmp_path)
-    settings = SETTINGS | {"num-rounds": 1, "task.model": "softmax", "strategy.min-nodes": SITES}
-    with Processes(tmp_path / "deployment", shortened=True) as processes:
-        processes.superlink()
-        processes.supernodes([{"data-path": str(path)} for path in paths])
-        processes.flwr_run(settings | {"output-dir": str(tmp_path), "run-name": "run"}, seconds=PATIENCE)
-        first, last = (json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
-        bundle = json.loads((tmp_path / "run" / "config.json").read_text())["bundle-sha256"]
-        assert len(bundle) == 64 and bundle in (tmp_path / "run" / "report.html").read_text()
-    assert (last["round"], last["measured"]["accepted"], last["measured"]["rejected"]) == (1, SITES, [])
-    assert last["central"]["accuracy"] > first["central"]["accuracy"] + 0.3
-
-
-def write_sites(folder: Path) -> list[Path]:
-    """A file for each site, with its own part of the digits."""
-    pixels, labels = load_digits(return_X_y=True)
-    paths = [folder / f"site-{number}.npz" for number in range(SITES)]
-    for number, path in enumerate(paths):
-        np.savez(path, x=(pixels[number::SITES] / 16).astype(np.float32), y=labels[number::SITES])
-    return paths
+def test_an_error_of_configuration_is_one_line_and_the_simulation_has_failed(
+    simulated: Processes, tmp_path: Path
+) -> None:
+    settings: dict[str, Setting] = {"strategy.momentum": 0.5, "output-dir": str(tmp_path / "runs")}
+    federation = "num-supernodes=2 init-args-log-to-driver=false"
+    assert_fails_in_one_line(simulated, settings, "--federation-config", federation)
+    assert not (tmp_path / "runs").exists()

@@ -207,20 +207,17 @@ def sampled_curve(
     if sampling.share == 1 or (relation == "replace-one" and sampling.is_poisson):
         return unsampled
     accountant = rdp_privacy_accountant.RdpAccountant(orders, RULES[relation])
-    sampled = _as_dp_event(halved, sampling)
+    gaussian = dp_accounting.GaussianDpEvent(halved)
+    if sampling.is_poisson:
+        sampled = dp_accounting.PoissonSampledDpEvent(sampling.probability, gaussian)
+    else:
+        sampled = dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.cohort, gaussian)
     with _absl_silenced():
         accountant.compose(sampled)
     # The curve has no public accessor; this project pins the version of dp-accounting.
     # A tiny divergence can be underestimated by rounding in its sum of terms, even below 0.
     rounded = ROUNDING / np.minimum(1.0, np.array(orders) - 1)
     return np.minimum(np.maximum(accountant._rdp, 0.0) + rounded, unsampled)
-
-
-def _as_dp_event(multiplier: float, sampling: Sampling) -> dp_accounting.DpEvent:
-    inner = dp_accounting.GaussianDpEvent(multiplier)
-    if sampling.is_poisson:
-        return dp_accounting.PoissonSampledDpEvent(sampling.probability, inner)
-    return dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.cohort, inner)
 
 
 @contextmanager

@@ -108,7 +108,20 @@ def read_anchors(path: Path) -> list[Anchor]:
         raise ConfigError(f"--anchors {path}: {error.strerror}") from None
     except ValueError:
         raise ConfigError(f"--anchors {path}: it is no text") from None
-    return [_read(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    anchors = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+            anchor = Anchor(**{field.name: field.type(found[field.name]) for field in fields(Anchor)})  # type: ignore[operator]
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            anchor = None
+        # Error messages contain the head, so anything other than a hash is refused.
+        if anchor is None or not HEAD.fullmatch(anchor.head):
+            raise ConfigError(f"{path}, line {number}: it is no anchor; `cloister ledger anchor` writes them")
+        anchors.append(anchor)
+    return anchors
 
 
 def verify_anchors(ledger: Ledger, anchors: Iterable[Anchor], key: Path) -> int:
@@ -143,18 +156,6 @@ def verify_anchors(ledger: Ledger, anchors: Iterable[Anchor], key: Path) -> int:
 
 def _content(head: str, day: float) -> bytes:
     return PURPOSE + json.dumps([head, day]).encode()
-
-
-def _read(line: str, where: str) -> Anchor:
-    try:
-        found = json.loads(line)
-        anchor = Anchor(**{field.name: field.type(found[field.name]) for field in fields(Anchor)})  # type: ignore[operator]
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        anchor = None
-    # Error messages contain the head, so anything other than a hash is refused.
-    if anchor is None or not HEAD.fullmatch(anchor.head):
-        raise ConfigError(f"{where}: it is no anchor; `cloister ledger anchor` writes them")
-    return anchor
 
 
 def _private(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -302,19 +302,16 @@ def noise_multiplier_for(
         ConfigError: ε, δ or the rounds are out of range, or no z up to 10⁶ suffices.
     """
     check.positive(epsilon=epsilon, rounds=rounds)
-    chosen = _planned(epsilon, delta, sampling)
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must be above 0 and below 1, got {delta}")
+    # The filter that a run with such a draw enters into a ledger without one.
+    drawn = sampling.is_poisson and sampling.probability < 1
+    chosen = filter_for("renyi" if drawn else "gaussian", epsilon, delta)
     return minimum_multiplier(
         lambda multiplier: rounds * cost(chosen, Gaussian(multiplier, sampling), relation),
         chosen.limit(epsilon, delta),
         f"a budget of ε = {epsilon:g} at δ = {delta:g}",
     )
-
-
-def _planned(epsilon: float, delta: float, sampling: Sampling) -> Filter:
-    """Return the filter that a run with such a draw enters into a ledger without one."""
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta must be above 0 and below 1, got {delta}")
-    return filter_for("renyi" if sampling.is_poisson and sampling.probability < 1 else "gaussian", epsilon, delta)
 
 
 def minimum_multiplier(spent: Callable[[float], float], limit: float, budget: str) -> float:

@@ -9,7 +9,6 @@ import json
 import logging
 from contextlib import suppress
 from logging import WARNING
-from pathlib import Path
 
 from cloister.core.errors import LedgerError
 from cloister.privacy.accounting.ledger import Ledger
@@ -28,11 +27,23 @@ def other_names(ledger: Ledger, place: str) -> tuple[str, ...]:
         LedgerError: the ledger cannot be written.
     """
     name = ledger.path.stem
-    found = [path for path in sorted(ledger.path.parent.glob("*.jsonl")) if path.stem != name and _is_at(path, place)]
+    found = []
+    for path in sorted(ledger.path.parent.glob("*.jsonl")):
+        is_there = path.stem == place
+        with suppress(OSError):  # an unverified ledger
+            is_there = is_there or f'"place": {json.dumps(place)}'.encode() in path.read_bytes()
+        if path.stem != name and is_there:
+            found.append(path)
     others = [path.stem for path in found if path.stem not in ledger.others]
     for path in found:
-        if path.stem in others:
-            _note_in_the_other(path, place, name)
+        if path.stem not in others:
+            continue
+        try:
+            other = Ledger(path)
+            if name not in other.others:
+                other.note_place(place, [name])
+        except LedgerError as error:  # the other ledger is broken
+            logger.log(WARNING, "%s does not note that data at its place is called %s too: %s", path.name, name, error)
     # A ledger without a configured name is named after its place.
     if others or (name != place and place not in ledger.places):
         ledger.note_place(place, others)
@@ -51,22 +62,3 @@ def warning(name: str, others: tuple[str, ...], key: str) -> str:
         f"the data at this place has ledgers under other names too: {', '.join(others)}. The ledger of {name!r} counts "
         f"nothing of them, and neither does its budget; set {key} to the earlier name unless it is other data"
     )
-
-
-def _is_at(path: Path, place: str) -> bool:
-    """Return whether an unverified ledger is about data at a place."""
-    if path.stem == place:
-        return True
-    with suppress(OSError):
-        return f'"place": {json.dumps(place)}'.encode() in path.read_bytes()
-    return False
-
-
-def _note_in_the_other(path: Path, place: str, name: str) -> None:
-    """Record the current name in another ledger, unless that one is broken."""
-    try:
-        other = Ledger(path)
-        if name not in other.others:
-            other.note_place(place, [name])
-    except LedgerError as error:
-        logger.log(WARNING, "%s does not note that data at its place is called %s too: %s", path.name, name, error)

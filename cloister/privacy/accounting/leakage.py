@@ -8,7 +8,6 @@ import numpy as np
 
 from cloister.core.digits import at_most
 
-EVERYBODY = "everybody but the client itself: the server, the other clients, and any party that sees the models"
 BINS = 10
 """Bins of the histogram of composed leakage."""
 BAR = 40

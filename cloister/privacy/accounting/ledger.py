@@ -403,8 +403,15 @@ class Ledger:
             line = json.loads(data)
         except ValueError:
             raise LedgerError(f"{where}: not JSON") from None
-        if not isinstance(line, dict) or line.get("v") != VERSION:
-            raise LedgerError(f"{where}: not a line of a ledger of version {VERSION}{_what_to_do(line)}")
+        version = line.get("v") if isinstance(line, dict) else None
+        if version != VERSION:
+            hint = ""
+            if type(version) is int and 0 < version < VERSION:
+                hint = (
+                    f": it is of version {version}, whose budgets were kept by another rule. Move the file away to "
+                    "begin a new ledger, and lower the budget by what the old one has spent"
+                )
+            raise LedgerError(f"{where}: not a line of a ledger of version {VERSION}{hint}")
         if str(line.get("kind")) not in FIELDS or set(line) != FIELDS[line["kind"]]:
             raise LedgerError(f"{where}: unknown kind or fields")
         if line["hash"] != line_hash(line):
@@ -505,17 +512,6 @@ class DraftLedger(Ledger):
 def today() -> float:
     """Return the beginning of this day (UTC), in seconds since 1970."""
     return float(time.time() // DAY * DAY)
-
-
-def _what_to_do(line: object) -> str:
-    """Return a hint on ledgers of older versions, for a message."""
-    version = line.get("v") if isinstance(line, dict) else None
-    if type(version) is not int or not 0 < version < VERSION:
-        return ""
-    return (
-        f": it is of version {version}, whose budgets were kept by another rule. Move the file away to begin a new "
-        "ledger, and lower the budget by what the old one has spent"
-    )
 
 
 def line_hash(line: dict[str, Any]) -> str:

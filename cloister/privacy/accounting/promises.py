@@ -28,7 +28,18 @@ def from_wire(content: object) -> tuple[Event, ...]:
     """
     if not isinstance(content, Sequence) or isinstance(content, str) or not 0 < len(content) <= MAX_EVENTS:
         raise PrivacyError(f"what the server promises must be a list of 1 to {MAX_EVENTS} events")
-    return tuple(_event(item) for item in content)
+    events = []
+    for item in content:
+        if not isinstance(item, str) or len(item) > MAX_LENGTH:
+            raise PrivacyError(f"an event that the server promises must be a string of at most {MAX_LENGTH} characters")
+        try:
+            event = from_json(json.loads(item))
+        except (ValueError, RecursionError):
+            raise PrivacyError("an event that the server promises is no JSON") from None
+        if not _has_noise(event) or undrawn(event) != event:
+            raise PrivacyError("an event that the server promises must have noise, and count no draw of clients")
+        events.append(event)
+    return tuple(events)
 
 
 def multiplier_of(promise: Iterable[Event]) -> float:
@@ -38,18 +49,6 @@ def multiplier_of(promise: Iterable[Event]) -> float:
     """
     account = Account(promise)
     return 0.0 if account.is_empty else account.mu_squared() ** -0.5
-
-
-def _event(item: object) -> Event:
-    if not isinstance(item, str) or len(item) > MAX_LENGTH:
-        raise PrivacyError(f"an event that the server promises must be a string of at most {MAX_LENGTH} characters")
-    try:
-        event = from_json(json.loads(item))
-    except (ValueError, RecursionError):
-        raise PrivacyError("an event that the server promises is no JSON") from None
-    if not _has_noise(event) or undrawn(event) != event:
-        raise PrivacyError("an event that the server promises must have noise, and count no draw of clients")
-    return event
 
 
 def _has_noise(event: Event) -> bool:

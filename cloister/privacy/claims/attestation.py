@@ -1,4 +1,4 @@
-"""What a node states that its client applied to the update in a reply.
+"""Attestation: the mechanism that a node states its client applied to the update in a reply.
 
 The server cannot see what a client did to its update. A claim about clients covers the replies with an attestation of
 what its run asks for, and no other. The server computes that attestation itself and compares bytes: of what a client
@@ -8,7 +8,8 @@ wrote it reads the size and the word about the bundle alone.
 import json
 from dataclasses import dataclass
 
-from cloister.privacy.accounting.events import Event, to_json
+from cloister.privacy.accounting.events import Event
+from cloister.privacy.accounting.events import to_json as event_to_json
 
 MAX_BYTES = 1 << 16
 """Longest attestation that is read; one of Cloister has 300 bytes."""
@@ -38,7 +39,7 @@ class Attestation:
 
     def to_bytes(self) -> bytes:
         """Return the attestation as a message carries it."""
-        return json.dumps(vars(self) | {"events": [to_json(event) for event in self.events]}).encode()
+        return json.dumps(vars(self) | {"events": [event_to_json(event) for event in self.events]}).encode()
 
 
 def size_and_checked(content: bytes) -> tuple[int, bool] | None:

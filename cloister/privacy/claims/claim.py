@@ -1,4 +1,4 @@
-"""What may be said about a run's privacy, and what not: the values, without their words."""
+"""Values of a claim about the privacy of a run, without their words."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -14,11 +14,13 @@ from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 Status = Literal["none", "sound", "conditional", "heuristic"]
 CLIENT_BUDGET = "privacy.client-max-epsilon"
 """The parameter that holds the budget which a run gives its clients, where it gives one."""
+EVERYBODY = "everybody but the client itself: the server, the other clients, and any party that sees the models"
+"""Adversary of a claim about a client that adds noise by itself."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a claim: how much somebody can learn at most, and about whom. None: it does not apply.
+    """One number of a claim: how much an adversary can learn at most, and about whom. None: it does not apply.
 
     Attributes:
         unit: whose data it is about.
@@ -74,7 +76,7 @@ class Figure:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several clients hold data of one unit."""
+        """Return whether several clients hold data of one unit."""
         return self.holders is not None and self.holders > 1
 
     def counted(self, account: Account, delta: float) -> "Figure":
@@ -103,7 +105,7 @@ class Claim:
         premises: that each figure of the claim rests on: at least one beside standing assumptions. What a run has not
             shown, or not yet, is `assumed`.
         parameters: of the mechanism, by their configuration keys.
-        seeded: whether the noise can be repeated by whoever knows its seed.
+        seeded: whether the noise can be repeated by any party that knows its seed.
         figures: what is claimed in numbers, once it is known; none where nothing is sound.
         by_provisioner: members of a secure aggregation whose signing keys the provisioner made; None: not known yet.
     """
@@ -135,12 +137,12 @@ class Claim:
 
     @property
     def is_guaranteed(self) -> bool:
-        """Whether the claim is a theorem about this run, with or without a condition."""
+        """Return whether the claim is a theorem about this run, with or without a condition."""
         return self.status in ("sound", "conditional")
 
     @property
     def is_against_server(self) -> bool:
-        """Whether the server is among those whom the claim holds against: it learns a sum, and no single update."""
+        """Return whether the claim holds against the server: it learns a sum, and no single update."""
         return COLLUDING in self.parameters
 
     @property
@@ -207,7 +209,7 @@ class DpSgdClaim(Claim):
 
     @property
     def nobody_trained(self) -> bool:
-        """Whether the figures are of no round at all."""
+        """Return whether the figures are of no round at all."""
         return bool(self.sizes) and not any(size.rounds for size in self.sizes)
 
     @property
@@ -272,7 +274,7 @@ class Statement:
         ledger: as the run left it.
         clients: about the mechanism on the clients; None without one.
         planned: events that count beside those in the ledger, each with how often: they were planned, and the run was
-            ended before by somebody who sees its models, or by a rule about them.
+            ended before by a person who sees its models, or by a rule about them.
         simulated: whether one process played the clients: the claim is about the protocol, and not about people.
     """
 
@@ -286,6 +288,6 @@ class Statement:
 
     @property
     def released_nothing(self) -> bool:
-        """Whether the run ended before the server's mechanism had released anything, or could have."""
+        """Return whether the run ended before the server's mechanism had released anything, or could have."""
         releases = self.rounds or self.ledger.releases_of_this_run or self.planned
         return self.claim.is_guaranteed and not releases

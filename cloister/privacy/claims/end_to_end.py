@@ -1,4 +1,4 @@
-"""What the noise of DP-SGD on the clients is worth, for an example and for a client: as published, and as it is.
+"""Claims about DP-SGD on the clients, for an example and for a client: as published, and as it is.
 
 The method of the thesis on end-to-end privacy adds noise while clients train and claims it twice: for each example, and
 again for each client, on whose whole update the noise of its k local steps lies. Its formulas are here to reproduce its
@@ -15,9 +15,8 @@ from scipy import stats
 from cloister.core import check
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Pure
-from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
-from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
+from cloister.privacy.claims.claim import EVERYBODY, DpSgdClaim, Figure, OfSize
 from cloister.privacy.claims.local import UNPROTECTED
 from cloister.privacy.claims.premises import CARRIED
 from cloister.privacy.dpsgd.local_steps import Holders, LocalDpSgd, LocalSteps
@@ -132,21 +131,17 @@ def sound_client(steps: LocalSteps, noise_multiplier: float, rounds: int, delta:
         rounds: how many.
         delta: at which ε is computed.
     """
-    batch, rest = _largest_batch(steps, rounds, delta)
+    if steps.sampling == "shuffle" or steps.rate == 1:
+        batch, rest = min(steps.batch_size, steps.examples), delta
+    else:  # no batch of any round is larger than this one, except with a probability of half of δ
+        tail = delta / 2 / max(1, rounds * steps.count)
+        batch, rest = int(stats.binom.isf(tail, steps.examples, steps.rate)), delta / 2
     multiplier = client_multiplier(noise_multiplier, batch, steps.count)
     if rounds == 0:
         return 0.0, multiplier
     if multiplier < MIN_MULTIPLIER:
         return math.inf, multiplier
     return Account().plus(Gaussian(multiplier), rounds).epsilon(rest, "pld"), multiplier
-
-
-def _largest_batch(steps: LocalSteps, rounds: int, delta: float) -> tuple[int, float]:
-    """A size that all batches of all rounds stay within, and the δ that is left when that has had its share."""
-    if steps.sampling == "shuffle" or steps.rate == 1:
-        return min(steps.batch_size, steps.examples), delta
-    tail = delta / 2 / max(1, rounds * steps.count)
-    return int(stats.binom.isf(tail, steps.examples, steps.rate)), delta / 2
 
 
 def standing_for_all(
@@ -156,7 +151,7 @@ def standing_for_all(
     delta: float,
     shared: Collection[Holders] = (),
 ) -> tuple[LocalSteps, ...]:
-    """Of the private steps of many clients those of the smallest, the middle, the largest, and the costliest size.
+    """Return the private steps of the smallest, the middle, the largest, and the costliest of many clients.
 
     Args:
         sizes: the steps in a round of each client; at least one.
@@ -207,7 +202,7 @@ def dp_sgd_claim(
     circumstances: Circumstances,
     shared: Collection[Holders] | None = None,
 ) -> DpSgdClaim:
-    """What may be said about the data of clients of a run with `privacy.client = "dp-sgd"`.
+    """Return the claim about the data of clients of a run with `privacy.client = "dp-sgd"`.
 
     Args:
         mechanism: of the run.

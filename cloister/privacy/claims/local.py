@@ -1,4 +1,4 @@
-"""What may be said about clients that noise their own updates.
+"""Claims about clients that noise their own updates.
 
 A claim here does not need the server: the node bounds, noises and chooses by itself, and the server may have chosen
 everything that it was sent. It needs the node to run its own code: the premise `bundle`.
@@ -9,9 +9,8 @@ from typing import get_args
 
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian
-from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.accounting.vocabulary import Relation, units_of
-from cloister.privacy.claims.claim import Figure, LocalClaim
+from cloister.privacy.claims.claim import EVERYBODY, Figure, LocalClaim
 from cloister.privacy.claims.premises import CARRIED
 from cloister.privacy.mechanisms.circumstances import Circumstances
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, LocalMechanism, PublishedLaplace
@@ -47,7 +46,7 @@ def laplace_claim(
     """
     multiplier = mechanism.noise_multiplier
     claim = _claim("laplace", mechanism, circumstances, {"privacy.max-leakage": max_leakage})
-    # What is stated per release is a figure about the noise, whatever it is worth.
+    # The figure of one release is about the noise alone, with or without a guarantee.
     claim = replace(claim, leakage_of_a_release=parameters / multiplier if multiplier else None)
     if claim.reasons or not isinstance(mechanism, LocalLaplace):
         return claim
@@ -56,13 +55,15 @@ def laplace_claim(
     added, replaced = (
         _figure(relation, rounds, units_of(relation) * leakage, 0.0, "pure") for relation in get_args(Relation)
     )
-    return replace(claim, figures=(added, replaced, _d_privacy(mechanism.radius, rounds, leakage)))
-
-
-def _d_privacy(radius: float, rounds: int, leakage: float) -> Figure:
-    guarantee = "d-privacy, Euclidean distance of models"
-    figure = Figure("neighbourhood", guarantee=guarantee, adversary=EVERYBODY, radius=radius, leakage=leakage)
-    return replace(figure, scope=_scope(rounds))
+    d_privacy = Figure(
+        "neighbourhood",
+        guarantee="d-privacy, Euclidean distance of models",
+        adversary=EVERYBODY,
+        scope=_scope(rounds),
+        radius=mechanism.radius,
+        leakage=leakage,
+    )
+    return replace(claim, figures=(added, replaced, d_privacy))
 
 
 def gaussian_claim(mechanism: LocalGaussian, rounds: int, delta: float, circumstances: Circumstances) -> LocalClaim:
@@ -86,7 +87,7 @@ def gaussian_claim(mechanism: LocalGaussian, rounds: int, delta: float, circumst
 
 
 def _claim(name: str, mechanism: LocalMechanism, circumstances: Circumstances, limits: dict[str, float]) -> LocalClaim:
-    """What every claim about a local mechanism says, without its figures."""
+    """Return the claim about a local mechanism without its figures."""
     return LocalClaim(
         mechanism=name,
         reasons=(*mechanism.caveats(), *circumstances.caveats()),

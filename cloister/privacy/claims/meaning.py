@@ -1,4 +1,4 @@
-"""What a claim means to somebody who is no expert: three sentences, and a bound on the best guess about one person."""
+"""Meaning of a claim in plain words: three sentences, and a bound on the best guess about one person."""
 
 import math
 from collections.abc import Iterable
@@ -24,9 +24,9 @@ NO_BOUND = (
 )
 NO_GUESS = "There is nothing that anybody could guess from."
 UNHELPED = "Whoever takes two datasets for equally likely guesses right with a probability of 50 %, as before (ε = 0)."
-LITTLE_DOUBT = 0.95
+NEARLY_CERTAIN = 0.95
 """A guess that may be right more often than this is called nearly certain."""
-ALWAYS = 20.0
+LARGEST_OF_A_PART = 20.0
 """An ε of a client above this bounds no guess about a part of what it holds."""
 HELD = {
     "client": "every client, with everything it holds",
@@ -37,6 +37,14 @@ HELD = {
     ),
 }
 GROUPS_AT_ONE_CLIENT = "every group of examples (all examples of one patient, or of one writer); each is at one client"
+
+
+KNOWN_SIZES = "By Rényi DP no client has a size that costs more."
+UNKNOWN_SIZES = (
+    "The server does not know how large its clients are, so that these are examples of sizes: what a client has spent "
+    "stands in its own ledger, and `cloister plan --public-size N` says what one that states N comes to."
+)
+HARDLY = "A client as a whole is hardly protected"
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Meaning:
 
     @property
     def sentences(self) -> tuple[str, str, str]:
-        """The three in their order."""
+        """Return the three in their order."""
         return self.who, self.against, self.how_much
 
 
@@ -79,7 +87,7 @@ def protected(figure: Figure) -> str:
 
 
 def best_guess_of_a_part(epsilon: float, delta: float) -> float:
-    """As `best_guess`, about one person whose data is a part of what a client holds, where a client may be left out.
+    """Return the `best_guess` about one person with a part of a client's data, if a client may be left out.
 
     With and without the person are two datasets that are each a neighbour of the one without the client: two steps
     apart. (ε, δ)-DP for one step is (2ε, (1 + e^ε)δ)-DP for two.
@@ -88,20 +96,20 @@ def best_guess_of_a_part(epsilon: float, delta: float) -> float:
         epsilon: ε ≥ 0 under add-or-remove, of a client.
         delta: δ from 0 to 1.
     """
-    if epsilon > ALWAYS:
+    if epsilon > LARGEST_OF_A_PART:
         return 1.0
     return best_guess(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * delta))
 
 
 def percent(probability: float) -> str:
-    """A bound in percent, never less than it is."""
+    """Format a bound in percent, rounded up."""
     digits = 1 if probability < 0.99 else 2
     rounded = math.ceil(probability * 100 * 10**digits) / 10**digits
     return f"{rounded:.{digits}f} %" if rounded < 100 else "100 %"
 
 
 def meanings(statement: Statement) -> tuple[Meaning, ...]:
-    """What each mechanism of a run is worth, those with a guarantee first; where there is none, what that means."""
+    """Return the meaning of each mechanism of a run, those with a guarantee first."""
     found = [_of_server(statement)] if statement.claim.mechanism != "none" or statement.clients is None else []
     if statement.clients is not None:
         found.append(_of_clients(statement.clients))
@@ -123,11 +131,16 @@ def _of_server(statement: Statement) -> Meaning:
         return _without_guarantee(about, claim)
     if statement.released_nothing:
         return Meaning(about, True, f"{_sentence(NOTHING_RELEASED)}.", NO_GUESS, _of_other_runs(statement))
-    how_much = _how_much(figure) + _condition(figure) + _over_all_runs(statement)
+    how_much = _how_much(figure) + _if_premises_hold(figure) + _over_all_runs(statement)
     if told := uncounted(statement.ledger):
         how_much = f"{how_much.removesuffix('.')}; {told}."
+    against = f"The claim holds against {figure.adversary}"
+    if claim.is_against_server:
+        against += f"; the server sees sums of updates alone{f'; {ONE_UPDATE}' * claim.counts_one_share}."
+    else:
+        against += ", and not against the server, which sees every update before it is noised."
     who, is_open = _on_condition(claim, _who(figure)), claim.status == "conditional"
-    return Meaning(about, True, who, _against(claim, figure), how_much, _tier(figure) != "weak", is_open)
+    return Meaning(about, True, who, against, how_much, _tier(figure) != "weak", is_open)
 
 
 def _on_condition(claim: Claim, sentence: str) -> str:
@@ -136,16 +149,8 @@ def _on_condition(claim: Claim, sentence: str) -> str:
     return f"If {told}, {sentence[0].lower()}{sentence[1:]}" if told else sentence
 
 
-def _against(claim: Claim, figure: Figure) -> str:
-    """The second sentence about the server's mechanism."""
-    holds = f"The claim holds against {figure.adversary}"
-    if claim.is_against_server:
-        return f"{holds}; the server sees sums of updates alone{f'; {ONE_UPDATE}' * claim.counts_one_share}."
-    return holds + ", and not against the server, which sees every update before it is noised."
-
-
 def _of_other_runs(statement: Statement) -> str:
-    """What all runs in the ledger come to, as a sentence by itself; of a run that adds nothing to them."""
+    """Return a sentence about all runs in the ledger, for a run that adds nothing to them."""
     others = next((figure for figure in statement.claim.figures if figure.scope == ALL_RUNS), None)
     if not statement.ledger.lasting or others is None or not others.bound:
         return UNHELPED
@@ -159,12 +164,12 @@ def _sentence(words: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def _condition(figure: Figure) -> str:
+def _if_premises_hold(figure: Figure) -> str:
     return f", if {found.removeprefix('it holds if ')}" if (found := condition(figure.premises)) else ""
 
 
 def _over_all_runs(statement: Statement) -> str:
-    """The end of the last sentence: what all runs in the ledger come to, where that is more than this one."""
+    """Return the end of the last sentence: the total of all runs in the ledger, if it is more than this one's."""
     if not statement.ledger.lasting:
         return "; other runs on this data are not counted, as the ledger is of this run alone."
     this, others = (
@@ -185,9 +190,11 @@ def _of_clients(claim: ClientClaim) -> Meaning:
         return _without_guarantee(about, claim)
     if isinstance(claim, DpSgdClaim) and claim.nobody_trained:
         return Meaning(about, True, f"{_sentence(NOBODY_TRAINED)}.", NO_GUESS, UNHELPED)
-    sizes = _sizes(claim) if isinstance(claim, DpSgdClaim) else ""
+    sizes = ""
+    if isinstance(claim, DpSgdClaim):
+        sizes = f"; this ε is {render_largest(claim)}. {KNOWN_SIZES if claim.known else UNKNOWN_SIZES} {HARDLY}"
     budget = f"; {told}" if (told := beyond_budget(claim)) else ""
-    how_much = _how_much(figure) + _condition(figure) + sizes + budget + "."
+    how_much = _how_much(figure) + _if_premises_hold(figure) + sizes + budget + "."
     against = f"The claim holds against {figure.adversary}."
     missing = f" There is no claim about {claim.not_covered}." if claim.not_covered else ""
     who, is_open = _on_condition(claim, _who(figure)) + missing, claim.status == "conditional"
@@ -195,41 +202,24 @@ def _of_clients(claim: ClientClaim) -> Meaning:
 
 
 def weakest(claim: ClientClaim) -> Figure | None:
-    """The figure about the unit with the largest ε; under local noise the one for exchanging all data is the widest."""
+    """Return the figure about the unit with the largest ε, which under local noise is that for exchanging all data."""
     figures: Iterable[Figure] = claim.by_size.values() if isinstance(claim, DpSgdClaim) else claim.figures
     found = [figure for figure in figures if figure.unit == claim.unit and figure.epsilon is not None]
     return max(found, key=lambda figure: figure.bound, default=None) if claim.is_guaranteed else None
 
 
 def summary_of_clients(claim: ClientClaim) -> str:
-    """The mechanism on the clients, and the largest ε that it has figures for, in a few words."""
+    """Name the clients' mechanism and its largest ε in a few words."""
     figure = weakest(claim)
     if figure is None or figure.epsilon is None:
         return f"{claim.mechanism} ({claim.status})"
     if isinstance(claim, DpSgdClaim) and claim.nobody_trained:
         return f"{claim.mechanism} (nobody trained)"
-    told = f"ε = {at_most(figure.epsilon)} for one {figure.unit}{_of(claim)}"
+    told = f"ε = {at_most(figure.epsilon)} for one {figure.unit}"
+    if isinstance(claim, DpSgdClaim):
+        found = claim.by_size
+        told += f" of a client with {max(found, key=lambda size: found[size].bound)}"
     return f"{claim.mechanism} ({strength(claim, figure.epsilon)}; {told})"
-
-
-def _of(claim: ClientClaim) -> str:
-    """Of how large a client an example is that the largest ε is about; empty where that is all the same."""
-    if not isinstance(claim, DpSgdClaim):
-        return ""
-    found = claim.by_size
-    return f" of a client with {max(found, key=lambda size: found[size].bound)}"
-
-
-def _sizes(claim: DpSgdClaim) -> str:
-    """Of which client the ε is, and what is not said with it."""
-    whole = "A client as a whole is hardly protected"
-    if claim.known:
-        return f"; this ε is {render_largest(claim)}. By Rényi DP no client has a size that costs more. {whole}"
-    beside = (
-        "The server does not know how large its clients are, so that these are examples of sizes: what a client has "
-        "spent stands in its own ledger, and `cloister plan --public-size N` says what one that states N comes to."
-    )
-    return f"; this ε is {render_largest(claim)}. {beside} {whole}"
 
 
 def _without_guarantee(about: str, claim: Claim) -> Meaning:
@@ -255,21 +245,16 @@ def _secret(figure: Figure) -> str:
     return f"whether the data of one {figure.unit} was used at all"
 
 
-def _between(figure: Figure) -> str:
-    if figure.relation == "replace-one":
-        return "the two versions"
-    return "that the data was used and that it was not"
-
-
 def _how_much(figure: Figure) -> str:
-    """The last sentence, without its end."""
+    """Return the last sentence, without its end."""
     guess = _guess(figure)
+    two = "the two versions" if figure.relation == "replace-one" else "that the data was used and that it was not"
     told = (
-        f"Somebody who knows everything else, and takes {_between(figure)} for equally likely, guesses right which of "
+        f"Somebody who knows everything else, and takes {two} for equally likely, guesses right which of "
         f"the two it was with a probability of at most {percent(guess)} instead of 50 % ({_parameters(figure)}: "
         f"{_tier(figure)})"
     )
-    if guess > LITTLE_DOUBT:
+    if guess > NEARLY_CERTAIN:
         told += ", so that the guess may be nearly certain"
     if figure.unit == "client" and figure.relation == "add-or-remove":
         part = best_guess_of_a_part(figure.bound, figure.delta or 0.0)

@@ -39,7 +39,7 @@ class Premise:
 
     @property
     def is_open(self) -> bool:
-        """Whether the run does not show that it holds."""
+        """Return whether the run does not show that it holds."""
         return not self.standing and self.known in ("stated", "assumed")
 
     def known_as(self, known: Known) -> "Premise":

@@ -3,7 +3,7 @@
 Schema 2 states premises of claims and of figures. A file without `schema` had conditions as text; it is refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -34,12 +34,12 @@ SEE_KNOWN = (
 
 
 def running(claim: Claim) -> dict[str, object]:
-    """What `privacy.json` says until the run has ended: nothing that a crash could make false."""
+    """Return the content of `privacy.json` until the run ends, with nothing that a crash could make false."""
     return {"status": "running", "mechanism": claim.mechanism, "claims": [], "see": "the ledger"}
 
 
 def record(statement: Statement) -> dict[str, object]:
-    """The content of `privacy.json`, but for how the run ended."""
+    """Return the content of `privacy.json`, without the end of the run."""
     content = {
         "schema": SCHEMA,
         **_mechanism(statement.claim),
@@ -47,7 +47,7 @@ def record(statement: Statement) -> dict[str, object]:
         "rounds": statement.rounds,
         "sampling": statement.sampling,
         "neighbours": NEIGHBOURS,
-        "claims": _all(_kebab, statement.claim.figures),
+        "claims": _all(statement.claim.figures),
         "unprotected": list(statement.claim.unprotected),
         "ledger": _kebab(statement.ledger),
     }
@@ -61,10 +61,18 @@ def record(statement: Statement) -> dict[str, object]:
 
 
 def record_clients(claim: ClientClaim) -> dict[str, object]:
-    """The part of `privacy.json` about the clients' own mechanism."""
+    """Return the part of `privacy.json` about the clients' own mechanism."""
     content = _mechanism(claim)
     if isinstance(claim, DpSgdClaim):
-        sizes = _all(lambda size: _size(claim.unit, size), claim.sizes)
+        sizes = [
+            {
+                f"{claim.unit}s": size.size,
+                "rounds": size.rounds,
+                "claims": _all(size.figures),
+                "heuristic": _all(size.heuristic),
+            }
+            for size in claim.sizes
+        ]
         known = {"sizes-are-known": claim.known, "see": SEE_KNOWN if claim.known else SEE}
         return {**content, **_noise(claim), **known, "by-examples": sizes, "unprotected": list(claim.unprotected)}
     if claim.mechanism == "laplace":
@@ -73,7 +81,7 @@ def record_clients(claim: ClientClaim) -> dict[str, object]:
         **content,
         "unit": claim.unit,
         "adversary": claim.adversary,
-        "claims": _all(_kebab, claim.figures),
+        "claims": _all(claim.figures),
         "unprotected": list(claim.unprotected),
     }
 
@@ -96,17 +104,12 @@ def _noise(claim: Claim) -> Mapping[str, str]:
     return {"noise": "seeded" if claim.seeded else "from the operating system's entropy"}
 
 
-def _size(unit: str, size: OfSize) -> dict[str, object]:
-    claimed = {"claims": _all(_kebab, size.figures), "heuristic": _all(_kebab, size.heuristic)}
-    return {f"{unit}s": size.size, "rounds": size.rounds, **claimed}
-
-
-def _all(one: Callable[[Any], dict[str, object]], items: tuple[Any, ...]) -> list[dict[str, object]]:
-    return [one(item) for item in items]
+def _all(figures: Iterable[Figure]) -> list[dict[str, object]]:
+    return [_kebab(figure) for figure in figures]
 
 
 def _kebab(value: Figure | LedgerState) -> dict[str, object]:
-    """The fields that apply, by their names in `privacy.json`."""
+    """Return the fields that apply, by their names in `privacy.json`."""
     found = {field.name.replace("_", "-"): getattr(value, field.name) for field in fields(value)}
     if "premises" in found:
         found["premises"] = tuple(premises.to_json(found["premises"])) or None
@@ -114,7 +117,7 @@ def _kebab(value: Figure | LedgerState) -> dict[str, object]:
 
 
 def statement_of(content: Mapping[str, Any]) -> Statement:
-    """The statement that `record` wrote, read again: `record(statement_of(content))` is the content.
+    """Read the statement that `record` wrote: `record(statement_of(content))` is the content.
 
     Args:
         content: of the `privacy.json` of a run that has ended, with or without how it ended.
@@ -194,5 +197,5 @@ def _read(figures: Iterable[Mapping[str, Any]]) -> tuple[Figure, ...]:
 
 
 def _snake(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `_kebab`."""
+    """Invert `_kebab`."""
     return {name.replace("-", "_"): tuple(item) if isinstance(item, list) else item for name, item in content.items()}

@@ -1,4 +1,4 @@
-"""A ledger, for a person to read."""
+"""Tables and lines that show a ledger in a terminal."""
 
 import math
 import time
@@ -14,7 +14,7 @@ from cloister.core.text import counted
 from cloister.privacy.accounting.account import by_accountant
 from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.filters import largest_share
-from cloister.privacy.accounting.ledger import Budget, Ledger
+from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation, Unit
 from cloister.privacy.claims.premises import UNCHOSEN, condition
 
@@ -38,14 +38,19 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
     console.print(_table(ledger))
     amounts = _amounts(ledger, delta, relation)  # type: ignore[arg-type]
     others = [f"data at the same place has a ledger under another name: {name}" for name in ledger.others]
-    lines = [*_reasons(ledger), *map(_render_budget, ledger.budgets), *others, *amounts]
-    for line in lines:
-        # Whole, whatever the width: reasons are for reading, and lines for searching.
+    budgets = []
+    for each in ledger.budgets:
+        limit = f"ε = {at_most(each.epsilon, 6)} at δ = {at_most(each.delta)}" if each.epsilon else "none"
+        budgets.append(
+            f"budget from {_date(each.time)}, run {each.run}, unit {each.unit}: {limit}, kept by {each.filter}"
+        )
+    for line in (*_reasons(ledger), *budgets, *others, *amounts):
+        # Whole at any width: reasons are for reading, and lines for searching.
         console.print(escape(line), soft_wrap=True)
 
 
 def _table(ledger: Ledger) -> Table:
-    """Without frames, and with reasons by their numbers: a release takes a line or two of a terminal of 80 columns."""
+    """Return the releases, each in a line or two of 80 columns: without frames, and reasons by their numbers."""
     table = Table(title=escape(str(ledger.path)), box=None, padding=(0, 1, 0, 0), title_justify="left")
     for name in ("opened", "round", "unit"):
         table.add_column(name, no_wrap=True)
@@ -71,13 +76,13 @@ def _table(ledger: Ledger) -> Table:
 
 
 def _numbered(ledger: Ledger) -> dict[str, int]:
-    """A number for each reason why releases have no guarantee."""
+    """Number the reasons why releases have no guarantee."""
     reasons = (entry.event.reason for entry in ledger.entries if isinstance(entry.event, Unaccounted))
     return {reason: number for number, reason in enumerate(dict.fromkeys(reasons), start=1)}
 
 
 def _reasons(ledger: Ledger) -> list[str]:
-    """Each reason why releases have no guarantee, in full, and how many releases of which unit it is about."""
+    """Return each reason why releases have no guarantee, with the number of releases of each unit."""
     numbers = _numbered(ledger)
     found = Counter(
         (entry.unit, entry.event.reason) for entry in ledger.entries if isinstance(entry.event, Unaccounted)
@@ -88,16 +93,12 @@ def _reasons(ledger: Ledger) -> list[str]:
     ]
 
 
-def _render_budget(budget: Budget) -> str:
-    limit = f"ε = {at_most(budget.epsilon, 6)} at δ = {at_most(budget.delta)}" if budget.epsilon else "none"
-    return f"budget from {_date(budget.time)}, run {budget.run}, unit {budget.unit}: {limit}, kept by {budget.filter}"
-
-
 def _amounts(ledger: Ledger, delta: float, relation: Relation) -> list[str]:
-    """What the releases about each unit come to, and how much that is of its budget."""
+    """Return the total of the releases about each unit, and its share of the budget."""
     lines = []
     # What has no bound comes last: a node with DP-SGD protects examples, and states none for the client as a whole.
-    for unit in sorted({entry.unit for entry in ledger.entries}, key=lambda unit: (_is_open(ledger, unit), unit)):
+    unbounded = {entry.unit for entry in ledger.entries if isinstance(entry.event, Unaccounted)}
+    for unit in sorted({entry.unit for entry in ledger.entries}, key=lambda unit: (unit in unbounded, unit)):
         if unit == "neighbourhood":
             lines.append(f"neighbourhood: leakage {at_most(ledger.leakage())} within it")
             continue
@@ -111,13 +112,8 @@ def _amounts(ledger: Ledger, delta: float, relation: Relation) -> list[str]:
     return lines
 
 
-def _is_open(ledger: Ledger, unit: Unit) -> bool:
-    """Whether some release about a unit has no guarantee."""
-    return any(entry.unit == unit and isinstance(entry.event, Unaccounted) for entry in ledger.entries)
-
-
 def _of_the_budget(ledger: Ledger, unit: Unit, relation: Relation) -> list[str]:
-    """How much of the budget in force is spent; no line where there is none."""
+    """Return the spent share of the budget in force; no line without a budget."""
     last = next((budget for budget in reversed(ledger.budgets) if budget.unit == unit), None)
     if last is None or not last.epsilon:
         return []

@@ -64,7 +64,7 @@ def statement(
         rounds: how many there were.
         sampling: how their cohorts were drawn, in words.
         clients: what may be said about a mechanism on the clients; None without one.
-        planned: everything that the run would have released, where somebody who sees the models, or a rule about them,
+        planned: everything that the run would have released, if a person who sees the models, or a rule about them,
             ended it before; None elsewhere.
         resumed: whether the run broke off and went on: rounds that were released twice are counted twice.
         lasting: whether the ledger is that of other runs on the data too.
@@ -78,23 +78,21 @@ def statement(
         lasting,
         budget.ledger.others or None,
     )
-    unreleased = _not_released(planned, budget) if planned and figures else ()
+    unreleased: tuple[tuple[Event, int], ...] = ()
+    if planned and figures:  # with the ledger, it counts as the run's own claim does
+        unreleased = tuple((Counter(planned) - Counter(budget.opened())).items())
     return Statement(replace(claim, figures=figures), rounds, sampling, ledger, clients, unreleased)
 
 
-def _not_released(planned: Planned, budget: PrivacyBudget[Ledger]) -> tuple[tuple[Event, int], ...]:
-    """What was planned and is not in the ledger: with the ledger it counts as the run's own claim does."""
-    return tuple((Counter(planned) - Counter(budget.opened())).items())
-
-
 def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | None, resumed: bool) -> tuple[Figure, ...]:
-    """One figure for this run, one for everything in the ledger, and one against those who are no clients.
+    """Return a figure for this run, one for everything in the ledger, and one against those who are no clients.
 
     The parameters of a run are fixed before it, so that its own figure is that of the tightest accountant. How many
     rounds there are is one of them: a run that is ended for what it released is counted as if it had not been.
     """
     neighbours = ZEROED if claim.is_against_server else None
-    shared = claim.is_against_server or _holds_shares(budget)
+    about = (entry.event.parts()[0] for entry in budget.ledger.entries if entry.unit == budget.unit)
+    shared = claim.is_against_server or any(isinstance(event, DistributedGaussian) for event in about)
     base = Figure(claim.unit, claim.relation, neighbours, delta=budget.delta, counts=ALL_PLANNED if planned else None)
     of_run = budget.account_of_run if planned is None else partial(composed, planned, budget.relation)
     own = replace(base, scope=RUN)
@@ -122,7 +120,7 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
 
 
 def _adversary(claim: Claim) -> str:
-    """Against whom the figure of a run holds. Under secure aggregation a client knows its own share of the noise."""
+    """Return the adversary of the figure of a run. Under secure aggregation a client knows its share of the noise."""
     if not claim.is_against_server:
         return OUTSIDERS
     colluding, client, partners = int(claim.parameters[COLLUDING]), "client", []
@@ -137,12 +135,6 @@ def _adversary(claim: Claim) -> str:
     together = f" together with {' and '.join(partners)}" if partners else ""
     apart = "" if colluding or claim.counts_one_share else " and is none of its clients"
     return f"the server{together}, and any party that sees the models of the run{apart}"
-
-
-def _holds_shares(budget: PrivacyBudget[Ledger]) -> bool:
-    """Whether some run in the ledger had its noise in shares."""
-    about = (entry.event.parts()[0] for entry in budget.ledger.entries if entry.unit == budget.unit)
-    return any(isinstance(event, DistributedGaussian) for event in about)
 
 
 def _everything(figure: Figure, budget: PrivacyBudget[Ledger], planned: Planned | None) -> Figure:

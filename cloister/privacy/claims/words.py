@@ -1,4 +1,4 @@
-"""Claims put into words: the one place that does, for the console and every report."""
+"""Text of claims, for the console and every report."""
 
 from cloister.core.digits import at_least, at_most
 from cloister.core.keys import REMEDY, provisioner_of
@@ -11,7 +11,6 @@ from cloister.privacy.claims.claim import (
     Figure,
     LedgerState,
     LocalClaim,
-    OfSize,
     Statement,
 )
 from cloister.privacy.claims.premises import condition, listed, named
@@ -37,7 +36,7 @@ def strength(claim: Claim, epsilon: float | None) -> str:
 
 
 def contract(claim: Claim, epsilon: float | None = None) -> str:
-    """What is promised before a run, in one line.
+    """Return in one line the promise before a run.
 
     Args:
         claim: of the mechanism on the server.
@@ -59,7 +58,7 @@ def contract(claim: Claim, epsilon: float | None = None) -> str:
 
 
 def setting(key: str, value: float | str | bool) -> str:
-    """The value of a parameter of a mechanism, of noise no more than there is.
+    """Format a parameter of a mechanism; noise is rounded down.
 
     Args:
         key: of the configuration.
@@ -71,7 +70,7 @@ def setting(key: str, value: float | str | bool) -> str:
 
 
 def render_resumed(epsilon: float | None, budget: float) -> list[str]:
-    """What each ε is that a resumed run shows, in one line each; none where nothing is promised.
+    """Explain in a line each ε that a resumed run shows; none without a promise.
 
     Args:
         epsilon: that the whole run comes to at most.
@@ -90,12 +89,12 @@ def render_resumed(epsilon: float | None, budget: float) -> list[str]:
 
 
 def _of_run(claim: Claim) -> float | None:
-    """ε of the run by itself, as the report judges it."""
+    """Return ε of the run by itself, as the report judges it."""
     return next((figure.bound for figure in claim.figures if figure.scope == RUN), None)
 
 
 def summary(claim: Claim) -> str:
-    """The mechanism on the server, and how much its claim is worth, in a few words."""
+    """Name the server's mechanism and the strength of its claim in a few words."""
     if claim.status == "none":
         return claim.mechanism
     return f"{claim.mechanism} ({strength(claim, _of_run(claim))})"
@@ -137,7 +136,7 @@ def uncounted(ledger: LedgerState) -> str:
 
 
 def _about_server(claim: Claim) -> list[str]:
-    """What the server sees of single updates."""
+    """Return lines about the single updates that the server sees."""
     if not claim.is_against_server:
         return ["  no claim against the server, which sees every update before it is noised"]
     told = ["  the server sees sums of updates alone, and cannot check what a hostile client puts into them"]
@@ -155,7 +154,7 @@ def _reasons(claim: Claim) -> list[str]:
 
 
 def _render_figure(figure: Figure) -> str:
-    """One figure about the server's mechanism as a line of plain text."""
+    """Return a figure about the server's mechanism as a line of plain text."""
     about = f"{figure.scope}: against {figure.adversary}; unit {figure.unit}, {figure.relation}"
     condition, counts = _condition(figure), _counts(figure)
     if figure.budget:
@@ -180,7 +179,7 @@ def _counts(figure: Figure) -> str:
 
 
 def render_largest(claim: DpSgdClaim) -> str:
-    """Whose ε the largest one is, and how small that of clients of other sizes is; empty where there is none.
+    """Name the clients with the largest ε, and the smallest ε of others; empty without figures.
 
     Args:
         claim: of clients of several sizes.
@@ -198,7 +197,7 @@ def render_largest(claim: DpSgdClaim) -> str:
 
 
 def beyond_budget(claim: ClientClaim) -> str:
-    """What the budget of a run's clients has to do with its figures; empty without one."""
+    """Relate the budget of a run's clients to its figures; empty without a budget."""
     limit = claim.parameters.get(CLIENT_BUDGET)
     if not limit:
         return ""
@@ -210,7 +209,7 @@ def beyond_budget(claim: ClientClaim) -> str:
 
 
 def render_clients(claim: ClientClaim) -> list[str]:
-    """What may be said about the clients' own mechanism as lines of plain text."""
+    """Return the claim about the clients' own mechanism as lines of plain text."""
     budget = [f"  {told}"] if (told := beyond_budget(claim)) else []
     if isinstance(claim, DpSgdClaim):
         dearest = max((figure.bound for figure in claim.by_size.values()), default=None)
@@ -218,20 +217,17 @@ def render_clients(claim: ClientClaim) -> list[str]:
         if claim.nobody_trained:
             return [first, f"  {NOBODY_TRAINED}", *_reasons(claim), *budget]
         budget += [*_premises(claim), *_unprotected(claim)]
-        sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
+        sizes = [
+            f"  ε = {_amount(figure)} for one {claim.unit} of a client with {size.size} {claim.unit}s that trained in "
+            f"{counted(size.rounds, 'round')}{at_holders(figure)}: against {figure.adversary}{_condition(figure)}"
+            f"{_counts(figure)}"
+            for size in claim.sizes
+            for figure in size.figures
+            if figure.unit == claim.unit
+        ]
         largest = [f"  the largest ε is {told}"] if (told := render_largest(claim)) and sizes[1:] else []
         return [first, *_reasons(claim), *largest, *sizes, *budget]
     return [f"clients: {claim.mechanism}, {claim.status}{_if(claim)}", *_reasons(claim), *_render_local(claim), *budget]
-
-
-def _render_size(unit: str, size: OfSize) -> list[str]:
-    rounds = counted(size.rounds, "round")
-    return [
-        f"  ε = {_amount(figure)} for one {unit} of a client with {size.size} {unit}s that "
-        f"trained in {rounds}{at_holders(figure)}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
-        for figure in size.figures
-        if figure.unit == unit
-    ]
 
 
 def at_holders(figure: Figure) -> str:

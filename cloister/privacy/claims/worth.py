@@ -1,4 +1,4 @@
-"""What an ε is worth: the best guess that it allows, and its tier.
+"""Worth of an ε: the best guess that it allows, and its tier.
 
 The plan, the console, the reports and the dashboard use these words.
 """
@@ -11,14 +11,14 @@ TIERS = {"strong": 1.0, "reasonable": 10.0, "weak": math.inf}
 Source: Ponomareva et al. (2023), How to DP-fy ML, arXiv:2303.00654, §5.2.
 """
 LARGE_DELTA = 0.01
-"""A guarantee of a larger δ is weak, whatever its ε: with that probability it may not hold."""
+"""A guarantee of a larger δ is weak for any ε: with that probability it may not hold."""
 
 
 def best_guess(epsilon: float, delta: float) -> float:
-    """The largest probability with which a guess between two equally likely, neighbouring datasets can be right.
+    """Return the largest probability that a guess between two equally likely, neighbouring datasets is right.
 
-    Somebody knows everything but which of the two datasets D and D' was used, holds each for as likely as the other,
-    sees all that was released, and guesses. Let A be what he sees when he guesses D'. With a = P(A | D) and
+    The adversary knows everything but which of the two datasets D and D' was used, holds each for as likely as the
+    other, sees all that was released, and guesses. Let A be what he sees when he guesses D'. With a = P(A | D) and
     b = P(not A | D') he is wrong with probability (a + b)/2. (ε, δ)-differential privacy, applied to A and to its
     complement, says 1 - b ≤ e^ε·a + δ and 1 - a ≤ e^ε·b + δ. Their sum is a + b ≥ 2(1 - δ)/(1 + e^ε), so that he is
     right with probability at most
