@@ -30,7 +30,6 @@ from cloister.secure_aggregation.sharing import SECRET, split
 from cloister.secure_aggregation.steps import Steps
 from cloister.secure_aggregation.terms import HASH, Terms
 from cloister.secure_aggregation.written import (
-    NUMBER,
     SEVERAL_NAMES,
     TEXT,
     Names,
@@ -76,14 +75,13 @@ class _Shared(_Kept):
     keys: _Advertised = field(metadata=nested(_Advertised))
     own_mask: bytes = field(metadata=sized(KEY))
     own: Shares = field(metadata=nested(Shares))
-    peers: Names = field(metadata=SEVERAL_NAMES)
     cohort: Cohort = field(metadata=nested(Cohort))
     binding: bytes = field(metadata=sized(HASH))
 
 
 @dataclass(frozen=True, repr=False)
 class _Opened:
-    """State: the member holds the peers' shares and all mask keys. It needs no further data of a peer.
+    """State: the member holds all shares and all mask keys. It needs no further data of another member.
 
     `plus` and `minus` are the keys of masks that are added and subtracted.
     """
@@ -92,7 +90,6 @@ class _Opened:
     sharers: Names
     plus: tuple[bytes, ...]
     minus: tuple[bytes, ...]
-    members: int
     binding: bytes
 
 
@@ -102,7 +99,6 @@ class _Masked(_Kept):
 
     held: Mapping[str, Shares] = field(metadata=nested_by_name(Shares))
     sharers: Names = field(metadata=SEVERAL_NAMES)
-    members: int = field(metadata=NUMBER)
     binding: bytes = field(metadata=sized(HASH))
     noise: bytes = field(metadata=TEXT)
     chain: SeedChain | None = field(metadata=nested(SeedChain, or_none=True))
@@ -187,7 +183,7 @@ class Member:
         return advertisement
 
     def share(self, cohort: Cohort) -> SealedShares:
-        """Split this member's secrets into shares, one for each of its peers.
+        """Split this member's secrets into shares, one for each other member.
 
         Args:
             cohort: the keys of all members, from the server.
@@ -198,29 +194,28 @@ class Member:
         """
         state = self._steps.take(_Advertised)
         self._require_genuine(cohort, state.advertisement)
-        binding, graph = self._terms.binding(cohort), self._terms.graph
-        peers, own_mask = graph.choose(self.name, cohort.names), urandom(KEY)
-        of_key = split(state.mask_seed, {self.name, *peers}, graph.needed)
-        of_mask = split(own_mask, {self.name, *peers}, graph.needed)
+        own_mask, threshold = urandom(KEY), self._terms.graph.threshold
+        of_key = split(state.mask_seed, cohort.names, threshold)
+        of_mask = split(own_mask, cohort.names, threshold)
         own = Shares(of_key[self.name], of_mask[self.name])
-        shared = _Shared(state, own_mask, own, tuple(sorted(peers)), cohort, binding)
+        shared = _Shared(state, own_mask, own, cohort, self._terms.binding(cohort))
         sealed = {
             one.name: seal(*self._seal_key(shared, one, mine=True), of_key[one.name] + of_mask[one.name])
             for one in cohort.advertisements
-            if one.name in peers
+            if one.name != self.name
         }
         self._steps.leave(shared)
         return SealedShares(self.name, sealed)
 
     def open(self, delivery: Delivery) -> None:
-        """Open the peers' shares, and derive the mask keys.
+        """Open the other members' shares, and derive the mask keys.
 
         Faulty keys and shares of other members fail in this step.
 
-        Shares that cannot be opened are dropped. Their sender stays a peer: the masks are the same.
+        Shares that cannot be opened are dropped. The mask in common with their sender stays.
 
         Args:
-            delivery: the remaining members, and the peers' shares, from the server.
+            delivery: the remaining members, and their shares, from the server.
 
         Raises:
             ProtocolError: fewer members than the threshold are left, some are not of the cohort, or the key of one is
@@ -232,8 +227,8 @@ class Member:
         if not senders <= sharers - {self.name}:
             raise ProtocolError("shares have come from somebody who is not among those who have sent some")
         held = {self.name: state.own, **dict(self._opened(state, delivery))}
-        masks = self._masks(state, sharers.intersection(state.peers) | senders)
-        self._steps.leave(_Opened(held, delivery.sharers, *masks, len(state.cohort.names), state.binding))
+        masks = self._masks(state, sharers - {self.name})
+        self._steps.leave(_Opened(held, delivery.sharers, *masks, state.binding))
 
     def mask(self, values: NDArray, noise: bytes = b"", chain: SeedChain | None = None) -> MaskedInput:
         """Mask this member's vector.
@@ -254,7 +249,7 @@ class Member:
             )
         masked = self._masked(state, values)
         told = self._terms.sharers(state.binding, noise, state.sharers)
-        self._steps.leave(_Masked(state.held, state.sharers, state.members, state.binding, noise, chain))
+        self._steps.leave(_Masked(state.held, state.sharers, state.binding, noise, chain))
         return MaskedInput(self.name, masked.tobytes(), self._key.sign(told))
 
     def sign(self, survivors: Survivors) -> SurvivorSignature:
@@ -271,13 +266,13 @@ class Member:
         names = frozenset(survivors.names)
         self._require_enough(names, state.sharers, "survivors")
         self._require_told_the_same(survivors, self._terms.sharers(state.binding, state.noise, state.sharers))
-        signed = self._terms.survivors(state.binding, state.members, state.noise, survivors.names)
+        signed = self._terms.survivors(state.binding, state.noise, survivors.names)
         shown = self._shown(state, names)
         self._steps.leave(_Signed(survivors.names, signed, shown))
         return SurvivorSignature(self.name, self._key.sign(signed))
 
     def unmask(self, signatures: Signatures) -> Unmasking:
-        """Reveal one share of each peer: of its mask if it survived, else of its key.
+        """Reveal one share of each member: of its mask if it survived, else of its key.
 
         The state is deleted.
 

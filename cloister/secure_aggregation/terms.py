@@ -10,7 +10,7 @@ import numpy as np
 
 from cloister.core import check
 from cloister.secure_aggregation.canonical import text
-from cloister.secure_aggregation.graph import Graph
+from cloister.secure_aggregation.graph import Complete
 from cloister.secure_aggregation.messages import Cohort
 from cloister.secure_aggregation.ring import RINGS
 from cloister.secure_aggregation.roster import Roster
@@ -31,7 +31,7 @@ class Terms:
         run: id of the run.
         round: number of the round.
         attempt: `EARLY` or `ORDINARY`. Each runs once at most, and at most one of the two collects vectors.
-        graph: graph of shares, with threshold and collusion.
+        graph: the complete graph, with threshold and collusion.
         length: p, numbers in a vector.
         bits: of the ring, 32 or 64. The caller ensures that every sum fits.
         roster: digest of the roster. Each party sets that of its own roster, by `under`.
@@ -40,7 +40,7 @@ class Terms:
     run: str
     round: int
     attempt: int
-    graph: Graph
+    graph: Complete
     length: int
     bits: int = 32
     roster: bytes = b""
@@ -96,15 +96,14 @@ class Terms:
         """
         return text("sharers", binding, noise, tuple(names))
 
-    def survivors(self, binding: bytes, members: int, noise: bytes, names: Sequence[str]) -> bytes:
+    def survivors(self, binding: bytes, noise: bytes, names: Sequence[str]) -> bytes:
         """Return the text that survivors sign.
 
         It contains terms, keys, guarantee, noise and the list of survivors.
 
         Args:
             binding: of the cohort.
-            members: in the cohort.
             noise: terms of the noise; opaque bytes that must be equal for all.
             names: of the survivors.
         """
-        return text("survivors", self.encoded, binding, self.graph.honest(members), noise, tuple(names))
+        return text("survivors", self.encoded, binding, self.graph.honest, noise, tuple(names))

@@ -80,7 +80,7 @@ def attack_by_keys(victim, spies, terms):
         keys[spy.name] = state.keys.mask_seed
     victim.open(Delivery(cohort.names, {}))
     masked = sent(victim.mask(into_ring(SECRET, 32)))
-    own_mask = combine(shares, cohort.names, terms.graph.needed)
+    own_mask = combine(shares, cohort.names, terms.graph.threshold)
     return stripped(masked, terms, cohort, VICTIM, own_mask, keys)
 
 
@@ -193,9 +193,9 @@ class Standing:
             kept.setdefault(owner, {})[holder] = share
 
     def found(self, kept, owner):
-        if len(kept.get(owner, {})) < self.terms.graph.needed:
+        if len(kept.get(owner, {})) < self.terms.graph.threshold:
             return None
-        return combine(kept[owner], self.cohort.names, self.terms.graph.needed)
+        return combine(kept[owner], self.cohort.names, self.terms.graph.threshold)
 
     def leak(self):
         """The victim's vector, as far as the shares that were shown give it away."""
