@@ -59,7 +59,7 @@ def round_of(members: int, parameters: int, meter: Meter) -> None:
     keys = {name: Ed25519PrivateKey.generate() for name in names}
     roster = Roster({name: public_bytes(key) for name, key in keys.items()})
     graph = Complete(members * 7 // 10, members // 5)
-    terms = Terms("benchmark", 1, 1, graph, parameters)
+    terms = Terms("benchmark", 1, graph, parameters)
     parties = {name: Member(name, keys[name], roster, terms) for name in names}
     server = Coordinator(roster, terms)
     values = into_ring(np.arange(parameters) % 1000 - 500, 32)

@@ -40,7 +40,7 @@ class Measurements:
 
     `clipped_fraction`, `clip_calibration` and `distance` come from un-noised updates: only the server may see them.
     `epsilon` is the ε of the ledger after the round, if a guarantee exists. `abandoned`: too few replies counted, and
-    the model is unchanged. `began_early`: True if the previous round started this one, in strategies that can do so.
+    the model is unchanged.
     """
 
     asked: int
@@ -58,7 +58,6 @@ class Measurements:
     collapsed: tuple[tuple[int, int], ...] = ()
     epsilon: float | None = None
     abandoned: bool = False
-    began_early: bool | None = None
 
 
 class Decorator(Strategy):

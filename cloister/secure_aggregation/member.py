@@ -117,11 +117,9 @@ KEPT: Mapping[str, type[_Kept]] = {kind.__name__: kind for kind in (_Advertised,
 
 
 class Member:
-    """One member in one attempt at one round: advertise, share, open, mask, sign, unmask.
+    """One member in the one attempt at a round: advertise, share, open, mask, sign, unmask.
 
-    Each step runs once, in this order. A step that raises ends the attempt and drops the member's state. Another
-    `Member` may run the first two steps of the next round during this one. Its keys may travel with this member's
-    signature, its shares with the shares that this member reveals.
+    Each step runs once, in this order. A step that raises ends the attempt and drops the member's state.
 
     Args:
         name: of the member, as on the roster.

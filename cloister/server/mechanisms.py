@@ -39,7 +39,7 @@ def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget, copy:
     if isinstance(server, variants.NoServerPrivacy):
         return Screened(strategy, by_examples=config.weights_by_examples)
     if config.secure_aggregation.enabled:
-        return SecureSum(strategy, shared_mean(config), budget=budget, rounds=config.num_rounds)
+        return SecureSum(strategy, shared_mean(config), budget=budget)
     own = None if seed == -1 else seed
     noise, canaries = GaussianNoise(own), Canaries.drawn(server.canaries, own)
     return PrivateStrategy(strategy, mechanism_of(server), budget=budget, noise=noise, canaries=canaries)

@@ -55,10 +55,6 @@ WRONG_MODEL = (
     "'secure-message' must be in the server's message, as bytes, in a run with secure aggregation and in no other"
 )
 WRONG_STEP = "the server's message must carry 'secure-step' as a step of the protocol and 'secure-message' as bytes"
-WRONG_EARLY = (
-    "'secure-early' must come as bytes, with 'sign' or 'unmask', and in a run whose clip and noise follow from no "
-    "earlier round"
-)
 
 
 def step(keys=FIXED, name="share", content=b"told", **fields):
@@ -87,7 +83,7 @@ class TestAStep:
     def test_is_what_the_message_says(self, name):
         expected = ProtocolRequest(parse(FIXED), "1", 4, 3, (), step=name, content=b"told", bound=0.75)
         assert step(name=name) == expected
-        assert (expected.distance, expected.early, expected.is_early, expected.frozen) == (1.0, None, False, "")
+        assert (expected.distance, expected.frozen) == (1.0, "")
 
     @pytest.mark.parametrize("name", ["mask", "", 1, None])
     def test_that_the_protocol_does_not_have_is_refused(self, name):
@@ -103,28 +99,6 @@ class TestAStep:
     def test_carries_no_model(self):
         says = refusal_of(request_of, ProtocolRequest, message_of(secure_step="share"), context_of(FIXED))
         assert says == "the server's message must hold the records 'config' and no other"
-
-    @pytest.mark.parametrize(("name", "next_step"), [("sign", "advertise"), ("unmask", "share")])
-    def test_may_bring_a_step_of_the_next_round(self, name, next_step):
-        own, early = step(name=name, secure_early=b"early").apart()
-        assert own == step(name=name)
-        assert early == replace(own, round=5, step=next_step, content=b"early", is_early=True)
-
-    def test_that_came_alone_has_no_other(self):
-        assert step().apart() == (step(), None)
-
-    @pytest.mark.parametrize(
-        ("keys", "name", "early"),
-        [
-            (FIXED, "advertise", b"early"),
-            (FIXED, "share", b"early"),
-            (FIXED, "sign", "early"),
-            (ADAPTIVE, "sign", b"early"),
-            (METRIC, "unmask", b"early"),
-        ],
-    )
-    def test_brings_no_other_where_none_may_come(self, keys, name, early):
-        assert refusal_of(step, keys, name, secure_early=early) == WRONG_EARLY
 
 
 class TestWhatFollowsFromEarlierRounds:

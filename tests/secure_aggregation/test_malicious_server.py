@@ -115,7 +115,7 @@ def test_keys_are_refused_that_are(attack):
 @pytest.mark.parametrize("attack", KEYS)
 def test_a_twin_leaks_to_keys_that_are(attack):
     names, key_of, made_for, roster, kind = KEYS[attack]
-    terms = kind("run-1", 2, 1, TERMS.graph, TERMS.length, roster=TERMS.roster)
+    terms = kind("run-1", 2, TERMS.graph, TERMS.length, roster=TERMS.roster)
     twin = Member(VICTIM, signing_key(VICTIM), roster(roster_of(NAMES).keys), terms)
     assert np.array_equal(attack_by_keys(twin, spies_named(names, key_of, made_for), terms), SECRET)
 
@@ -124,7 +124,7 @@ def assert_nothing_is_left(member):
     assert member._steps._state is None
 
 
-OTHER = [{"run": "run-2"}, {"attempt": 2}, {"length": 6}, {"bits": 64}]
+OTHER = [{"run": "run-2"}, {"round": 3}, {"length": 6}, {"bits": 64}]
 OTHER += [{"graph": Complete(4, 1)}, {"graph": Complete(3, 0)}]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from secure_rounds import PHASES, Round, names_of, next_round, roster_of, sent, signing_key, sum_of, terms_for, vectors
+from secure_rounds import PHASES, Round, names_of, roster_of, signing_key, sum_of, terms_for, vectors
 
 from cloister.core.errors import ProtocolError, RoundAbandoned
 from cloister.secure_aggregation.chain import SeedChain, seeds
@@ -105,24 +105,6 @@ def test_an_attempt_below_the_threshold_ends_and_is_not_made_again():
         round_.coordinator.survivors()
     with pytest.raises(ProtocolError, match="out of turn"):
         round_.members[names[3]].advertise()
-
-
-def test_the_next_rounds_keys_and_shares_may_ride_on_this_rounds_last_messages():
-    names = names_of(3)
-    first, second = terms_for(3), next_round(terms_for(3))
-    now, then = Round(names, first), Round(names, second)
-    inputs = vectors(names, first)
-    advertised = [sent(then.members[name].advertise()) for name in names]
-    cohort = then.coordinator.cohort(advertised)
-    shares = [sent(then.members[name].share(cohort)) for name in names]
-    assert np.array_equal(sum_of(now.run(inputs)), sum(inputs.values()))
-    deliveries = then.coordinator.deliveries(shares)
-    for name in names:
-        then.coordinator.add(then.masked(name, deliveries[name], inputs[name]))
-    survivors = then.coordinator.survivors()
-    signatures = then.coordinator.signatures([then.members[name].sign(survivors) for name in names])
-    total = then.coordinator.total([then.members[name].unmask(signatures) for name in names])
-    assert np.array_equal(out_of_ring(total.values), sum(inputs.values()))
 
 
 def test_survivors_reveal_the_seeds_of_their_surplus_and_no_other():
