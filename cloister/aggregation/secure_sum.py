@@ -228,15 +228,12 @@ class SecureSum(PrivateStrategy):
         sent = layout.rows(from_record(self.sent))
         cohort = Cohort(layout, sent, (), np.zeros(count), np.ones(count))
         order = tuple(sorted(rejected, key=lambda one: one.node_id))
-        numbers = _released(total, plan) if total and plan else None
+        numbers = None
+        if total and plan:
+            # Subtract the surplus noise that the survivors revealed.
+            lowest = plan.shares.parties.threshold + 1
+            seen = [seeds(link, lowest, count) for link in total.revealed.values()]
+            numbers, update = out_of_ring(total.values), slice(plan.parameters)
+            numbers[update] = without_surplus(numbers[update], plan.shares, count, seen)
         shown = len(total.revealed) if total else 0
         return Summed(cohort, (), (1.0,) * count, order, total=numbers, survivors=count, shown=shown)
-
-
-def _released(total: Total, plan: Plan) -> NDArray[np.int64]:
-    """Return the sum without the surplus noise that the survivors revealed."""
-    survivors, lowest = len(total.survivors), plan.shares.parties.threshold + 1
-    shown = [seeds(link, lowest, survivors) for link in total.revealed.values()]
-    whole, update = out_of_ring(total.values), slice(plan.parameters)
-    whole[update] = without_surplus(whole[update], plan.shares, survivors, shown)
-    return whole

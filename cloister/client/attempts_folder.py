@@ -129,19 +129,15 @@ def _opened(path: str) -> int:
         found = os.fstat(folder)
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
             raise NodeConfigError(f"secure-state {path} must belong to this user, with mode 0700: secrets lie in it")
-        if (kind := _file_system(found.st_dev)) not in IN_MEMORY:
+        device, kind = f"{os.major(found.st_dev)}:{os.minor(found.st_dev)}", "a file system of unknown kind"
+        for line in MOUNTS.read_text().splitlines():
+            mount, _, system = line.partition(" - ")
+            if mount.split()[2] == device:
+                kind = system.split()[0]
+                break
+        if kind not in IN_MEMORY:
             raise NodeConfigError(f"secure-state {path} is on {kind}; it must be in memory: {' or '.join(IN_MEMORY)}")
     except BaseException:
         os.close(folder)
         raise
     return folder
-
-
-def _file_system(device: int) -> str:
-    """Return the kind of the file system with this device number."""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in MOUNTS.read_text().splitlines():
-        mount, _, system = line.partition(" - ")
-        if mount.split()[2] == number:
-            return system.split()[0]
-    return "a file system of unknown kind"

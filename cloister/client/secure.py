@@ -141,20 +141,16 @@ def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
     part = _taken(request, node)
     part.member.open(request.delivery)
     trained = call_next(request, node).arrays or {}
-    vector = _masked(part, request, trained)
-    _kept(part, request, node)
-    return Reply(_packed(vector))
-
-
-def _masked(part: _Part, request: TrainRequest, trained: NamedArrays) -> protocol.MaskedInput:
-    """Return the masked update in grid steps, with this node's noise share."""
+    # The update in grid steps, with this node's noise share.
     (sent,) = request.models
     plan, layout = part.plan.at(request.bound), Layout.of(sent)
     numbers = whole_input(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})
-    return part.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
+    vector = part.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
+    _kept(part, request, node)
+    return Reply(_packed(vector))
 
 
 def _advertised(request: ProtocolRequest, node: Node) -> Reply:

@@ -1,7 +1,7 @@
 """Server side of the protocol: relay messages, add masked inputs, and remove the masks from the sum."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -209,8 +209,14 @@ class Coordinator:
         state = self._steps.take(_Unmasking)
         names, values = state.survivors.names, state.collected.total
         answers = {one.sender: one for one in replies if one.sender in names}
-        secrets = {name: self._recovered(name, state.collected, answers) for name in state.collected.sharers}
-        plus, minus = _Masks(state.collected, secrets).leftover(names)
+        holders, needed, secrets = state.collected.cohort.names, self._terms.graph.threshold, {}
+        for name in state.collected.sharers:
+            shares = {one: answer.shares[name] for one, answer in answers.items() if name in answer.shares}
+            if len(shares) < needed:
+                raise RoundAbandoned(f"{len(shares)} shares of a secret of {name!r} were shown; it takes {needed}")
+            # The seed of its own mask if it survived, else of its key.
+            secrets[name] = combine(shares, holders, needed)
+        plus, minus = _leftover(state.collected, secrets, names)
         add_masks(values, plus, minus)
         revealed = {name: one.revealed for name, one in sorted(answers.items()) if one.revealed}
         return Total(values, names, revealed)
@@ -220,45 +226,28 @@ class Coordinator:
         if found < threshold:
             raise RoundAbandoned(f"{found} members have {what}; the threshold is {threshold}")
 
-    def _recovered(self, name: str, collected: _Collecting, answers: Mapping[str, Unmasking]) -> bytes:
-        """Recover a member's secret from the shares shown: its own mask's seed, or its key's."""
-        holders, needed = collected.cohort.names, self._terms.graph.threshold
-        shares = {one: answer.shares[name] for one, answer in answers.items() if name in answer.shares}
-        if len(shares) < needed:
-            raise RoundAbandoned(f"{len(shares)} shares of a secret of {name!r} were shown; it takes {needed}")
-        return combine(shares, holders, needed)
 
+def _leftover(
+    collected: _Collecting, secrets: Mapping[str, bytes], survivors: tuple[str, ...]
+) -> tuple[list[bytes], list[bytes]]:
+    """Return the keys of masks to add and to subtract, to remove every mask from a sum of masked inputs.
 
-@dataclass(frozen=True)
-class _Masks:
-    """The masks that remain in a sum of masked inputs."""
+    These are the survivors' own masks, and those in common with members that dropped out.
 
-    collected: _Collecting
-    secrets: Mapping[str, bytes]
-
-    def leftover(self, survivors: tuple[str, ...]) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys of masks to add and to subtract, to remove every mask.
-
-        These are the survivors' own masks, and those in common with members that dropped out.
-
-        Raises:
-            RoundAbandoned: the shares of a member that dropped out give another key than its advertised one.
-        """
-        plus: list[bytes] = []
-        minus = [self.secrets[name] for name in survivors]
-        for gone in sorted(self.collected.sharers - set(survivors)):
-            for name, key in self._common(gone, survivors):
-                # The survivor has added it if its own name comes first.
-                (minus if name < gone else plus).append(key)
-        return plus, minus
-
-    def _common(self, gone: str, survivors: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-        """Yield each survivor that shares a mask with a dropped member, and the mask's key."""
-        known = {one.name: one for one in self.collected.cohort.advertisements}
-        private = private_key(self.secrets[gone])
-        if public_key(self.secrets[gone]) != known[gone].mask_key:
+    Raises:
+        RoundAbandoned: the shares of a member that dropped out give another key than its advertised one.
+    """
+    known = {one.name: one for one in collected.cohort.advertisements}
+    plus: list[bytes] = []
+    minus = [secrets[name] for name in survivors]
+    for gone in sorted(collected.sharers - set(survivors)):
+        private = private_key(secrets[gone])
+        if public_key(secrets[gone]) != known[gone].mask_key:
             raise RoundAbandoned(
                 f"the shares that were shown of the key of {gone!r} do not give the key that it has advertised"
             )
         for name in survivors:
-            yield name, pair_key(private, known[name].mask_key, self.collected.binding, name, gone)
+            key = pair_key(private, known[name].mask_key, collected.binding, name, gone)
+            # The survivor has added it if its own name comes first.
+            (minus if name < gone else plus).append(key)
+    return plus, minus

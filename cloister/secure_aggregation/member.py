@@ -191,7 +191,16 @@ class Member:
                 member is not on the roster, has not signed for this attempt, or has another member's key.
         """
         state = self._steps.take(_Advertised)
-        self._require_genuine(cohort, state.advertisement)
+        self._terms.graph.require(len(cohort.names))
+        if state.advertisement not in cohort.advertisements:
+            raise ProtocolError("the cohort lacks this member, or has other keys for it")
+        for one in cohort.advertisements:
+            signed = self._terms.advertisement(one.name, one.mask_key, one.seal_key)
+            if not self._roster.has_signed(one.name, one.signature, signed):
+                raise ProtocolError(f"{one.name!r} is not on the roster, or has not signed its keys for this attempt")
+        keys = {key for one in cohort.advertisements for key in (one.mask_key, one.seal_key)}
+        if len(keys) < 2 * len(cohort.names):
+            raise ProtocolError("two members of the cohort have the same key")
         own_mask, threshold = urandom(KEY), self._terms.graph.threshold
         of_key = split(state.mask_seed, cohort.names, threshold)
         of_mask = split(own_mask, cohort.names, threshold)
@@ -265,7 +274,8 @@ class Member:
         self._require_enough(names, state.sharers, "survivors")
         self._require_told_the_same(survivors, self._terms.sharers(state.binding, state.noise, state.sharers))
         signed = self._terms.survivors(state.binding, state.noise, survivors.names)
-        shown = self._shown(state, names)
+        shares = {name: one.of_mask if name in names else one.of_key for name, one in state.held.items()}
+        shown = Unmasking(self.name, shares, state.chain.reveal(len(names)) if state.chain else b"")
         self._steps.leave(_Signed(survivors.names, signed, shown))
         return SurvivorSignature(self.name, self._key.sign(signed))
 
@@ -293,24 +303,6 @@ class Member:
     def abandon(self) -> None:
         """End the attempt, and delete this member's state of it."""
         self._steps.end()
-
-    def _shown(self, state: _Masked, survivors: frozenset[str]) -> Unmasking:
-        """Return the shares to reveal once enough members have signed the same survivors."""
-        shares = {name: one.of_mask if name in survivors else one.of_key for name, one in state.held.items()}
-        return Unmasking(self.name, shares, state.chain.reveal(len(survivors)) if state.chain else b"")
-
-    def _require_genuine(self, cohort: Cohort, own: Advertisement) -> None:
-        """Refuse a cohort with a key that is not unique, or not signed for this attempt."""
-        self._terms.graph.require(len(cohort.names))
-        if own not in cohort.advertisements:
-            raise ProtocolError("the cohort lacks this member, or has other keys for it")
-        for one in cohort.advertisements:
-            signed = self._terms.advertisement(one.name, one.mask_key, one.seal_key)
-            if not self._roster.has_signed(one.name, one.signature, signed):
-                raise ProtocolError(f"{one.name!r} is not on the roster, or has not signed its keys for this attempt")
-        keys = {key for one in cohort.advertisements for key in (one.mask_key, one.seal_key)}
-        if len(keys) < 2 * len(cohort.names):
-            raise ProtocolError("two members of the cohort have the same key")
 
     def _require_enough(self, names: frozenset[str], known: Iterable[str], what: str) -> None:
         """Refuse a list that is too short, has unknown members, or lacks this member."""
