@@ -66,7 +66,7 @@ class TestTheSum:
 
     @pytest.mark.slow
     @given(data=st.data())
-    @effort(max_examples=80, deadline=None, derandomize=True)
+    @effort(max_examples=30, deadline=None, derandomize=True)
     def test_is_so_for_cohorts_of_all_sizes(self, data, tmp_path_factory):
         clients = data.draw(st.integers(3, 9))
         threshold = data.draw(st.integers(clients // 2 + 1, clients).filter(lambda t: t > 1))
