@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from flwr.serverapp.strategy import Strategy
 
-from cloister.aggregation import LaplaceClustering, PrivateStrategy
 from cloister.aggregation.canaries import Canaries
+from cloister.aggregation.clustering import LaplaceClustering
 from cloister.aggregation.decorator import Decorator, Screened
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.aggregation.secure_sum import SecureSum
 from cloister.config import variants
 from cloister.config.errors import suggestion
