@@ -36,7 +36,7 @@ from cloister.core.wire import (
 )
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.coordinator import Coordinator, Total
-from cloister.secure_aggregation.introduction import read_told
+from cloister.secure_aggregation.introduction import decode_roster
 from cloister.secure_aggregation.roster import Roster
 from cloister.secure_aggregation.terms import Terms
 
@@ -114,7 +114,7 @@ class SecureRound:
         if not introduced:
             raise RoundAbandoned("no node has advertised keys")
         usual = Counter(one.roster for one in introduced.values()).most_common(1)[0][0]
-        self.roster = read_told(usual)
+        self.roster = decode_roster(usual)
         coordinator = Coordinator(self.roster, self.terms, self.noise)
         for node, one in introduced.items():
             if one.roster != usual or not coordinator.is_genuine(one.advertisement):
@@ -188,7 +188,7 @@ def introduction(reply: Message) -> Introduction:
     """
     advertisement, roster = decoded(reply, protocol.Advertisement), _bytes(reply, ROSTER)
     try:
-        read_told(roster)
+        decode_roster(roster)
     except ProtocolError as error:
         raise Unfit("protocol", str(error)) from None
     return Introduction(advertisement, roster)

@@ -32,7 +32,7 @@ from cloister.privacy.mechanisms.distributed.whole import add_noise, whole_input
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.chain import LINK, SeedChain
 from cloister.secure_aggregation.graph import Complete
-from cloister.secure_aggregation.introduction import told
+from cloister.secure_aggregation.introduction import encode_roster
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.ring import into_ring
 from cloister.secure_aggregation.roster import Roster, public_bytes
@@ -160,7 +160,7 @@ def _advertised(request: ProtocolRequest, node: Node) -> Reply:
     part = _Part.of(request, who, Layout.of(workbench_of(request.config).model.arrays()).size)
     advertisement = part.member.advertise()
     _kept(part, request, node)
-    return Reply({**_packed(advertisement), ROSTER: np.frombuffer(told(who.roster), np.uint8)})
+    return Reply({**_packed(advertisement), ROSTER: np.frombuffer(encode_roster(who.roster), np.uint8)})
 
 
 def _packed(message: protocol.Message) -> NamedArrays:
