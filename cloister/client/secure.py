@@ -37,14 +37,14 @@ from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.ring import into_ring
 from cloister.secure_aggregation.roster import Roster, public_bytes
 from cloister.secure_aggregation.terms import HASH, Terms
-from cloister.secure_aggregation.written import NUMBER, TEXT, Written, sized
+from cloister.secure_aggregation.written import NUMBER, TEXT, Serializable, sized
 
 AnyStep = TrainRequest | ProtocolRequest
 """Request within an attempt."""
 
 
 @dataclass(frozen=True, repr=False)
-class Attempt(Written):
+class Attempt(Serializable):
     """Stored state of this node in a round, between two messages.
 
     Args:
@@ -83,13 +83,13 @@ class _Part:
         graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
         terms = Terms(request.run, request.round, graph, plan.length, plan.bits).under(who.roster)
         given = who.name, who.key, who.roster, terms
-        member = Member.taken_up(*given, kept) if kept else Member(*given)
+        member = Member.deserialize(*given, kept) if kept else Member(*given)
         named = hashlib.sha256(terms.encoded + who.name.encode()).digest()
         return cls(member, plan, _digest(request.config), named)
 
-    def put_down(self) -> bytes:
+    def serialize(self) -> bytes:
         """Serialise the state until the next message, and clear the member."""
-        member = self.member.put_down()
+        member = self.member.serialize()
         return Attempt(self.settings, self.terms, self.plan.parameters, member).encode()
 
 
@@ -170,7 +170,7 @@ def _packed(message: protocol.Message) -> NamedArrays:
 
 def _kept(part: _Part, request: Request, node: Node) -> None:
     """Store the state, if no other round has begun since."""
-    store_of(request, node).keep(request.run, request.round, part.put_down())
+    store_of(request, node).keep(request.run, request.round, part.serialize())
 
 
 def _taken(request: AnyStep, node: Node) -> _Part:

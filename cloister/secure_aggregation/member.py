@@ -33,7 +33,7 @@ from cloister.secure_aggregation.written import (
     SEVERAL_NAMES,
     TEXT,
     Names,
-    Written,
+    Serializable,
     nested,
     nested_by_name,
     sized,
@@ -43,7 +43,7 @@ KEPT_LABEL = "member between two messages"
 
 
 @dataclass(frozen=True, repr=False)
-class Shares(Written):
+class Shares(Serializable):
     """A member's shares of one peer's two secrets. It may reveal one of them, never both."""
 
     of_key: bytes = field(metadata=sized(SECRET))
@@ -55,7 +55,7 @@ class _New:
     """State before the first step."""
 
 
-class _Kept(Written):
+class _Kept(Serializable):
     """State of a member between two messages of the server."""
 
 
@@ -132,8 +132,8 @@ class Member:
         self.name, self._key, self._roster, self._terms = name, key, roster, terms.under(roster)
         self._steps = Steps(_New())
 
-    def put_down(self) -> bytes:
-        """Return the attempt's state as bytes for `taken_up`, and delete it here.
+    def serialize(self) -> bytes:
+        """Return the attempt's state as bytes for `deserialize`, and delete it here.
 
         Returns:
             Secrets: a party with a copy can act as this member in the attempt. The long-term key is not included.
@@ -145,17 +145,17 @@ class Member:
         return text(KEPT_LABEL, type(state).__name__, state.encode())
 
     @classmethod
-    def taken_up(cls, name: str, key: Ed25519PrivateKey, roster: Roster, terms: Terms, kept: bytes) -> Self:
-        """Return a member in the state that `put_down` returned.
+    def deserialize(cls, name: str, key: Ed25519PrivateKey, roster: Roster, terms: Terms, kept: bytes) -> Self:
+        """Return a member in the state that `serialize` returned.
 
         The caller ensures that the state is restored once only.
 
         Args:
             name, key, roster, terms: as for the original member.
-            kept: output of `put_down`.
+            kept: output of `serialize`.
 
         Raises:
-            ProtocolError: the bytes are not an output of `put_down`.
+            ProtocolError: the bytes are not an output of `serialize`.
         """
         try:
             kind, content = cast(tuple[str, bytes], read(KEPT_LABEL, kept))

@@ -15,7 +15,7 @@ from cloister.secure_aggregation.written import (
     SEVERAL_NAMES,
     ByName,
     Names,
-    Written,
+    Serializable,
     check_names,
     checked,
     sized,
@@ -47,7 +47,7 @@ def _check_payload(message: object, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Message(Written):
+class Message(Serializable):
     """A message of the protocol."""
 
 
