@@ -291,10 +291,10 @@ def evened(moved: Row) -> Row:
         moved: p numbers in flat arrays.
     """
     power = np.square(np.concatenate(moved)).mean()
-    even = []
+    even: list[NDArray] = []
     for piece in moved:
-        own = np.square(piece).mean()
-        even.append(piece * (power / own) if piece.size >= MEASURABLE and own else piece)
+        own = np.square(piece).mean() if piece.size >= MEASURABLE else 0.0
+        even.append(piece * (power / own) if own else piece)
     return tuple(np.split(decorrelated(np.concatenate(even)), np.cumsum([piece.size for piece in moved])[:-1]))
 
 

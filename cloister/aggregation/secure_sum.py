@@ -228,12 +228,13 @@ class SecureSum(PrivateStrategy):
         sent = layout.rows(from_record(self.sent))
         cohort = Cohort(layout, sent, (), np.zeros(count), np.ones(count))
         order = tuple(sorted(rejected, key=lambda one: one.node_id))
-        numbers = None
+        numbers: NDArray[np.int64] | None = None
         if total and plan:
             # Subtract the surplus noise that the survivors revealed.
             lowest = plan.shares.parties.threshold + 1
             seen = [seeds(link, lowest, count) for link in total.revealed.values()]
-            numbers, update = out_of_ring(total.values), slice(plan.parameters)
-            numbers[update] = without_surplus(numbers[update], plan.shares, count, seen)
+            whole, update = out_of_ring(total.values), slice(plan.parameters)
+            whole[update] = without_surplus(whole[update], plan.shares, count, seen)
+            numbers = whole
         shown = len(total.revealed) if total else 0
         return Summed(cohort, (), (1.0,) * count, order, total=numbers, survivors=count, shown=shown)

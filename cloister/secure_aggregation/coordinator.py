@@ -209,7 +209,8 @@ class Coordinator:
         state = self._steps.take(_Unmasking)
         names, values = state.survivors.names, state.collected.total
         answers = {one.sender: one for one in replies if one.sender in names}
-        holders, needed, secrets = state.collected.cohort.names, self._terms.graph.threshold, {}
+        holders, needed = state.collected.cohort.names, self._terms.graph.threshold
+        secrets: dict[str, bytes] = {}
         for name in state.collected.sharers:
             shares = {one: answer.shares[name] for one, answer in answers.items() if name in answer.shares}
             if len(shares) < needed:
