@@ -300,10 +300,6 @@ class Member:
             )
         return state.shown
 
-    def abandon(self) -> None:
-        """End the attempt, and delete this member's state of it."""
-        self._steps.end()
-
     def _require_enough(self, names: frozenset[str], known: Iterable[str], what: str) -> None:
         """Refuse a list that is too short, has unknown members, or lacks this member."""
         if len(names) < self._terms.graph.threshold:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_rounds import Round, names_of, next_round, roster_of, signing_key, terms_for, vectors
 from secure_twins import Held, both
-from support import failures
+from support import every, failures
 
 from cloister.core.errors import ConfigError, ProtocolError, RoundAbandoned
 from cloister.secure_aggregation import member as member_module
@@ -259,7 +259,7 @@ def secrets(monkeypatch):
     return drawn
 
 
-@pytest.mark.parametrize("ending", ["unmasked", "refused", "abandoned"])
+@pytest.mark.parametrize("ending", ["unmasked", "refused"])
 def test_nothing_of_an_attempt_is_left_in_a_member(secrets, ending):
     names = names_of(3)
     terms = terms_for(3)
@@ -267,9 +267,7 @@ def test_nothing_of_an_attempt_is_left_in_a_member(secrets, ending):
     one = round_.members[names[0]]
     cohort = round_.coordinator.cohort([round_.members[name].advertise() for name in names])
     assert {secrets[0], secrets[1]} <= reachable(vars(one))
-    if ending == "abandoned":
-        one.abandon()
-    elif ending == "refused":
+    if ending == "refused":
         with pytest.raises(ProtocolError):
             one.share(Cohort(cohort.advertisements[:1]))
     else:
@@ -312,7 +310,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
+@every(STEPS)
 def test_a_step_out_of_turn_is_refused(step):
     one = Member("a", signing_key("a"), roster_of(["a"]), terms_for(3))
     if step == "advertise":
