@@ -71,7 +71,7 @@ def remembered(key, name, signature, signed):
 
 @pytest.mark.slow
 def test_the_sum_is_exact_for_many_members():
-    members = 100
+    members = 50
     names, rng = names_of(members), np.random.default_rng(members)
     terms = terms_for(members, (2 * members) // 3 + 1, members // 20)
     inputs = vectors(names, terms)
