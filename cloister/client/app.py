@@ -6,7 +6,7 @@ message → open_and_pack                                            Flower's mo
         → attest → only_what_is_agreed → enforce_policy → mask_update → keep_role → limit_leakage → keep_budget
         → add_local_noise → handler
 A protocol step of secure aggregation, without training, passes these steps instead of the last line:
-        → with_early_step → enforce_policy → limit_leakage → foresee_budget → take_part
+        → enforce_policy → limit_leakage → foresee_budget → take_part
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ from cloister.client.request import (
     TrainRequest,
     request_of,
 )
-from cloister.client.secure import mask_update, take_part, with_early_step
+from cloister.client.secure import mask_update, take_part
 from cloister.core.wire import SECURE
 
 Step = Callable[[Any, Node, Callable[..., Reply]], Reply]
@@ -50,7 +50,7 @@ STEPS: tuple[Step, ...] = (
     add_local_noise,
 )
 """Steps of a request before its handler, and of a reply after it; the first is outermost."""
-PROTOCOL_STEPS: tuple[Step, ...] = (with_early_step, enforce_policy, limit_leakage, foresee_budget)
+PROTOCOL_STEPS: tuple[Step, ...] = (enforce_policy, limit_leakage, foresee_budget)
 """Steps of a protocol message of secure aggregation, which involves no training."""
 
 

@@ -252,7 +252,7 @@ def test_no_sequence_of_messages_learns_more_than_was_charged():
 
 @pytest.mark.slow(minutes=1)
 def test_no_long_sequence_of_messages_learns_more_than_was_charged():
-    run(examples=50, steps=20)
+    run(examples=25, steps=20)
 
 
 def _unclipped(*_):
@@ -265,7 +265,7 @@ BROKEN = {
 }
 
 
-def find(examples=60):
+def find(examples):
     """Until the first failure, which need not be made small."""
     run(examples=examples, steps=12, phases=(Phase.generate,))
 
@@ -276,7 +276,7 @@ def find(examples=60):
 def test_the_machine_finds(name, monkeypatch):
     monkeypatch.setattr(BROKEN[name], _unclipped)
     with pytest.raises(AssertionError):
-        find()
+        find(examples=500)
 
 
 @pytest.mark.slow

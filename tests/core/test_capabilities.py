@@ -6,8 +6,8 @@ import flwr.serverapp.strategy as flower
 import pytest
 from support import failures
 
-from cloister.aggregation import GlobalDP
 from cloister.aggregation.capabilities import capabilities_of
+from cloister.aggregation.constructors import GlobalDP
 from cloister.core.capabilities import MEAN, OPTIMIZER, SELECTION, Capabilities
 from cloister.core.errors import ConfigError
 from cloister.strategies import STRATEGIES
