@@ -7,9 +7,8 @@ import uvicorn
 from browser import audited, chromium
 from reported import line, write_run
 
-from cloister.dashboard import serving, views
 from cloister.dashboard.pages import overview
-from cloister.dashboard.serving import Guard, application
+from cloister.dashboard.serving import Guard, application, listening
 from cloister.dashboard.views import CachedView
 from cloister.server.reports.html.page import write_report
 from cloister.watch import snapshot as snapshots
@@ -41,13 +40,13 @@ def places(tmp_path, monkeypatch):
 @pytest.fixture
 def address(places, monkeypatch):
     """Of a dashboard that looks anew for every page."""
-    monkeypatch.setattr(views, "KEPT", 0.0)
+    monkeypatch.setattr("cloister.dashboard.views.KEPT", 0.0)
     config = uvicorn.Config(Guard(application(places)), log_config=None, lifespan="off", ws="none")
     server = uvicorn.Server(config)
-    with serving.listening("127.0.0.1", 0) as listening:
-        thread = Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    with listening("127.0.0.1", 0) as opened:
+        thread = Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        yield f"http://127.0.0.1:{opened.getsockname()[1]}/"
         server.should_exit = True
         thread.join()
 
