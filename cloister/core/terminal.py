@@ -68,7 +68,14 @@ def plain(found: Table, width: int) -> list[str]:
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-def fits(found: Table, width: int) -> bool:
-    """Return whether a table needs at most `width` characters, with texts wrapped between words."""
+def fits(found: Table, width: int, wrapped: bool = True) -> bool:
+    """Return whether a table needs at most `width` characters.
+
+    Args:
+        found: the table.
+        width: in characters.
+        wrapped: whether texts may wrap between words.
+    """
     console = Console(width=UNBOUNDED, markup=False, emoji=False)
-    return Measurement.get(console, console.options, found).minimum <= width
+    needed = Measurement.get(console, console.options, found)
+    return (needed.minimum if wrapped else needed.maximum) <= width

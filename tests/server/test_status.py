@@ -154,7 +154,7 @@ ROSTERED = {"name": "lyon", "fingerprint": "SHA256:abc", "made-by": "the site"}
 
 def test_the_command(output, monkeypatch):
     monkeypatch.setattr(control, "living_nodes", lambda connection: NODES)
-    monkeypatch.setattr(status, "_ask", lambda *command: {("list", "hospital"): RUNS}[command])
+    monkeypatch.setattr(status, "superlink_runs", lambda connection: RUNS["runs"])
     monkeypatch.setattr(meeting, "warnings_of", lambda connection: [f"the certificate of {connection} ends"])
     monkeypatch.setattr(rosters, "on_roster", lambda: [ROSTERED])
     shown = CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(output)]).stdout

@@ -106,10 +106,13 @@ def fitting(comparison: Comparison) -> tuple[Table, list[str]]:
 
 
 def drawn(table: Table) -> RichTable:
-    """Return the table for a console; numbers wrap only if `WIDTH` is too narrow otherwise."""
+    """Return the table for a console; headings wrap first, then texts, and numbers last."""
     right = [number for number, numeric in enumerate(table.numeric) if numeric]
     # An ε may have words beside it.
     whole = [number for number in right if all(len(row[number]) <= NUMBER for row in table.rows)]
+    found = rich_table(table.columns, table.rows, whole=whole, right=right, box=ROUNDED)
+    if fits(found, WIDTH, wrapped=False):
+        return found
     headings = [name.replace(" ", "\n") if number in whole else name for number, name in enumerate(table.columns)]
     found = rich_table(headings, table.rows, whole=whole, right=right, box=ROUNDED)
     return found if fits(found, WIDTH) else rich_table(headings, table.rows, right=right, box=ROUNDED)
