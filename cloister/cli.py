@@ -43,8 +43,8 @@ class Commands(TyperGroup):
                 try:
                     return super().invoke(context)
                 finally:
-                    # Here a full disk is told in one line; when the process ends it is not. There is no stdout where
-                    # whoever began the process has closed it.
+                    # Here a full disk is told in one line; when the process ends it is not. There is no stdout if
+                    # the parent process has closed it.
                     if sys.stdout is not None:
                         sys.stdout.flush()
         except click.NoSuchOption as error:
@@ -55,14 +55,15 @@ class Commands(TyperGroup):
             typer.secho(said, fg=typer.colors.RED, err=True)
             if isinstance(crash.cause, OSError) and crash.cause.errno in FULL:
                 _discard_output()
-            raise typer.Exit(_code_of(crash.cause)) from None
+            code = BUDGET_SPENT if isinstance(crash.cause, BudgetExhausted) else FAILED
+            raise typer.Exit(MISUSED if isinstance(crash.cause, SettingsError) else code) from None
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
 
 def _meant(error: click.NoSuchOption) -> str:
-    """The key of a run that somebody took for an option; empty where a command takes no keys, or has none like it."""
+    """Return a hint to the key of a run that a user took for an option; empty without a similar key."""
     from cloister.config.run import known_keys
 
     if error.ctx is None or not any("-c" in parameter.opts for parameter in error.ctx.command.params):
@@ -74,15 +75,9 @@ def _meant(error: click.NoSuchOption) -> str:
 
 
 def _discard_output() -> None:
-    """Write no more: what is left would be written when the process ends, and fail again."""
+    """Discard buffered output: Python would write it at the end of the process, and fail again."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _code_of(error: Exception) -> int:
-    if isinstance(error, SettingsError):
-        return MISUSED
-    return BUDGET_SPENT if isinstance(error, BudgetExhausted) else FAILED
 
 
 app = typer.Typer(

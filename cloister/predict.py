@@ -6,7 +6,6 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, DataError
 from cloister.core.files import atomic_path, read_text
-from cloister.tasks.base import Examples, Model, Task, are_targets, expected_targets
+from cloister.tasks.base import Examples, Task, are_targets, expected_targets
 from cloister.tasks.labels import classes_of
 from cloister.tasks.making import model_of, named_task
 from cloister.tasks.pictures.decode import SUFFIXES, grey, is_image
@@ -70,17 +69,14 @@ class Predictions:
         columns += ["probability", *(["class"] if self.class_names else [])] if self.outputs.ndim == 2 else []
         yield ",".join(columns)
         for name, output in zip(self.names, self.outputs, strict=True):
-            yield ",".join((_quoted(name), *self._said(output)))
-
-    def _said(self, output: NDArray) -> Iterator[str]:
-        """Yield the cells of one example."""
-        if not output.ndim:
-            yield f"{output:.9g}"
-            return
-        number = int(output.argmax())
-        yield from (str(number), f"{output[number]:.6g}")
-        if self.class_names:
-            yield _quoted(self.class_names[number])
+            cells = [_quoted(name)]
+            if output.ndim:
+                number = int(output.argmax())
+                cells += [str(number), f"{output[number]:.6g}"]
+                cells += [_quoted(self.class_names[number])] if self.class_names else []
+            else:
+                cells.append(f"{output:.9g}")
+            yield ",".join(cells)
 
     def write(self, path: Path) -> None:
         """Write the CSV atomically.
@@ -119,8 +115,14 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
             f"{model_dir} holds {len(files)} hypotheses, and {data} no labels to choose by; name one with "
             f"--hypothesis (0 to {len(files) - 1}), or score with the model that a client keeps for itself"
         )
-    numbers = range(len(files)) if hypothesis is None else [hypothesis]
-    found = [replace(_predictions(task, model, files[n], scored), hypothesis=n, hypotheses=len(files)) for n in numbers]
+    found = []
+    for number in range(len(files)) if hypothesis is None else [hypothesis]:
+        if files[number].suffix != model.suffix:
+            raise DataError(f"{files[number]} is not of the kind of the task's model, {model.suffix}")
+        model.load(files[number])
+        outputs = model.predict(scored.x)
+        metrics = {} if scored.y is None else task.metrics(scored.y, outputs)
+        found.append(Predictions(scored.names, outputs, metrics, number, len(files), tuple(task.class_names)))
     return min(found, key=_loss)
 
 
@@ -178,15 +180,6 @@ def _models(folder: Path) -> list[Path]:
     return files
 
 
-def _predictions(task: Task, model: Model, file: Path, scored: Scored) -> Predictions:
-    if file.suffix != model.suffix:
-        raise DataError(f"{file} is not of the kind of the task's model, {model.suffix}")
-    model.load(file)
-    outputs = model.predict(scored.x)
-    metrics = {} if scored.y is None else task.metrics(scored.y, outputs)
-    return Predictions(scored.names, outputs, metrics, class_names=tuple(task.class_names))
-
-
 def _loss(found: Predictions) -> float:
     loss = found.metrics.get("loss", 0.0)
     return loss if loss == loss else np.inf
@@ -228,13 +221,29 @@ def _archive(task: Task, data: Path) -> Scored:
 
 
 def _table(task: Task, data: Path) -> Scored:
-    frame = _frame(data)
+    import pandas
+
+    if data.suffix.lower() in SPREADSHEETS:
+        raise DataError(f"{data} is a spreadsheet; save it as a CSV file")
+    # Not chained: the messages of pandas quote cells.
+    refused = DataError(f"{data} must be a CSV file with a header, and numbers below it")
+    try:
+        frame = pandas.read_csv(data)
+    except (ValueError, OSError):
+        raise refused from None
+    if frame.empty:
+        raise DataError(f"{data} has no rows below its header")
     last = str(frame.columns[-1]) if str(frame.columns[-1]).strip().lower() in LABELS else None
     y: NDArray | None = None
     if last is not None and task.classes:
         # Labels are names or whole numbers. A number with a fraction is invalid.
         y = classes_of(frame.pop(last).to_numpy().astype(np.str_), task.classes, task.class_names)
-    numbers = _numbers(frame, data)
+    try:
+        numbers = frame.to_numpy(dtype=np.float64)
+    except (ValueError, TypeError):
+        raise refused from None
+    if np.isnan(numbers).any():
+        raise DataError(f"{data} has empty cells; every cell needs a number")
     x, y = (numbers[:, :-1], numbers[:, -1]) if last is not None and y is None else (numbers, y)
     features = int(np.prod(task.input_shape))
     if x.shape[1] != features:
@@ -245,50 +254,24 @@ def _table(task: Task, data: Path) -> Scored:
     return _checked(task, x.reshape(len(x), *task.input_shape), y, data)
 
 
-def _frame(data: Path) -> Any:
-    import pandas
-
-    if data.suffix.lower() in SPREADSHEETS:
-        raise DataError(f"{data} is a spreadsheet; save it as a CSV file")
-    try:
-        frame = pandas.read_csv(data)
-    except (ValueError, OSError):
-        # Not chained, here and below: the message of pandas quotes cells.
-        raise DataError(f"{data} must be a CSV file with a header, and numbers below it") from None
-    if frame.empty:
-        raise DataError(f"{data} has no rows below its header")
-    return frame
-
-
-def _numbers(frame: Any, data: Path) -> NDArray[np.float64]:
-    try:
-        numbers: NDArray[np.float64] = frame.to_numpy(dtype=np.float64)
-    except (ValueError, TypeError):
-        raise DataError(f"{data} must be a CSV file with a header, and numbers below it") from None
-    if np.isnan(numbers).any():
-        raise DataError(f"{data} has empty cells; every cell needs a number")
-    return numbers
-
-
 def _images(task: Task, folder: Path) -> Scored:
     if task.image_shape is None:
         raise DataError(f"{folder}: examples of this task are no images; give a CSV or an .npz file")
     paths = sorted(path for path in folder.rglob("*") if is_image(path))
     if not paths:
         raise DataError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
-    x = np.stack([_pixels(path, task.image_shape) for path in paths]).reshape(len(paths), *task.input_shape)
+    images = []
+    for path in paths:
+        image = grey(path.read_bytes(), task.image_shape)
+        if image is None:
+            raise DataError(f"{path} is not an image that can be read")
+        images.append(image)
+    x = np.stack(images).reshape(len(paths), *task.input_shape)
     labels = [None if path.parent == folder else task.label_of_folder(path.parent.name) for path in paths]
     y = None if None in labels else np.array(labels)
     if y is None and any(label is not None for label in labels):
         raise DataError(f"{folder}: some images lie in folders named by a label and some do not")
     return replace(_checked(task, x, y, folder), names=tuple(str(path.relative_to(folder)) for path in paths))
-
-
-def _pixels(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
-    image = grey(path.read_bytes(), shape)
-    if image is None:
-        raise DataError(f"{path} is not an image that can be read")
-    return image
 
 
 def _quoted(name: str) -> str:

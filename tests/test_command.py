@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from quick_runs import quick_runs  # noqa: F401
+from support import failures
 from typer.main import get_command
 
 from cloister import cli
@@ -47,13 +48,16 @@ class TestSettings:
         found = settings_of(tmp_path)
         assert (found["task.name"], found["privacy.server"]) == ("breast-cancer", "global-dp")
 
-    @pytest.mark.parametrize("given", ["foo", "nowhere.toml", "num-rounds=1 stray", "num-rounds=1 privacy.server ="])
-    def test_what_cannot_be_read_is_one_error_and_nothing_is_trained(self, tmp_path, monkeypatch, given):
-        monkeypatch.chdir(tmp_path)
-        result = invoke("run", "-c", given)
-        assert result.exit_code == 2 and not list(tmp_path.iterdir())
-        (line,) = result.output.splitlines()
-        assert line.startswith("SettingsError: -c (--run-config): ")
+    def test_what_cannot_be_read_is_one_error_and_nothing_is_trained(self, tmp_path_factory, monkeypatch):
+        def check(given):
+            folder = tmp_path_factory.mktemp("case")
+            monkeypatch.chdir(folder)
+            result = invoke("run", "-c", given)
+            assert result.exit_code == 2 and not list(folder.iterdir())
+            (line,) = result.output.splitlines()
+            assert line.startswith("SettingsError: -c (--run-config): ")
+
+        assert failures(["foo", "nowhere.toml", "num-rounds=1 stray", "num-rounds=1 privacy.server ="], check) == []
 
     def test_files_and_pairs_are_mixed_and_the_later_win(self, tmp_path):
         path = tmp_path / "run.toml"
@@ -148,27 +152,36 @@ class TestExitCodes:
         monkeypatch.setattr("cloister.local.simulation.simulate", simulate)
         return invoke("run").exit_code
 
-    @pytest.mark.parametrize(
-        ("ended", "code"),
-        [("as-asked", 0), ("budget", 3), ("operator", 130), ("too-few-nodes", 1), ("disk", 1), ("failed", 1), ("?", 1)],
-    )
-    def test_each_end_has_its_own(self, monkeypatch, ended, code):
-        assert self.ended(monkeypatch, SimpleNamespace(ended=ended, stopped="why")) == code
+    def test_each_end_has_its_own(self, monkeypatch):
+        def check(ended, code):
+            assert self.ended(monkeypatch, SimpleNamespace(ended=ended, stopped="why")) == code
 
-    @pytest.mark.parametrize(
-        ("error", "code"),
-        [
+        cases = [
+            ("as-asked", 0),
+            ("budget", 3),
+            ("operator", 130),
+            ("too-few-nodes", 1),
+            ("disk", 1),
+            ("failed", 1),
+            ("?", 1),
+        ]
+        assert failures(cases, check) == []
+
+    def test_each_error_has_its_own(self, monkeypatch, tmp_path_factory):
+        def check(error, code):
+            folder = tmp_path_factory.mktemp("case")
+            monkeypatch.setattr("tempfile.tempdir", str(folder))
+            assert self.ended(monkeypatch, error) == code
+
+        cases = [
             (BudgetExhausted("spent"), 3),
             (ConfigError("bad"), 1),
             (FederationError("nobody"), 1),
             (ZeroDivisionError(), 1),
             (OSError(28, "full"), 1),
             (KeyboardInterrupt(), 130),
-        ],
-    )
-    def test_each_error_has_its_own(self, monkeypatch, tmp_path, error, code):
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        assert self.ended(monkeypatch, error) == code
+        ]
+        assert failures(cases, check) == []
 
     def test_a_run_as_asked(self, tmp_path):
         assert invoke("run", "-c", quick(tmp_path)).exit_code == 0
@@ -210,11 +223,13 @@ def test_the_version_is_that_of_the_package():
     assert result.exit_code == 0 and result.output.strip() == f"cloister {version('cloister')}"
 
 
-@pytest.mark.parametrize(("option", "key"), [("--rounds", "num-rounds"), ("--learning-rate", "client.learning-rate")])
-def test_a_setting_that_is_given_as_an_option_is_answered_with_its_key(option, key):
-    done = invoke("run", option, "3")
-    assert done.exit_code == 2 and f"-c {key}=VALUE" in " ".join(done.output.replace("│", " ").split())
-    assert "-c " not in invoke("run", "--colour", "3").output
+def test_a_setting_that_is_given_as_an_option_is_answered_with_its_key():
+    def check(option, key):
+        done = invoke("run", option, "3")
+        assert done.exit_code == 2 and f"-c {key}=VALUE" in " ".join(done.output.replace("│", " ").split())
+        assert "-c " not in invoke("run", "--colour", "3").output
+
+    assert failures([("--rounds", "num-rounds"), ("--learning-rate", "client.learning-rate")], check) == []
 
 
 def test_what_arguments_mean_is_in_the_help():

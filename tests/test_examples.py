@@ -128,8 +128,8 @@ class TestAFrozenBackbone:
         assert outcome.rounds[-1].central["accuracy"] > 0.75
 
 
-@pytest.mark.parametrize("example", ["wrapped", *SITES])
-def test_an_example_is_an_app_that_flower_takes(example, tmp_path):
+def test_an_example_is_an_app_that_flower_takes():
     from flwr.cli.build import build_fab_from_disk
 
-    assert len(build_fab_from_disk(EXAMPLES / example)) < 20_000
+    for example in ("wrapped", *SITES):
+        assert len(build_fab_from_disk(EXAMPLES / example)) < 20_000

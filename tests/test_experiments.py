@@ -112,20 +112,15 @@ def test_the_accounting_is_that_of_the_configuration(script, arguments):
 
 
 @pytest.mark.slow
-def test_a_run_with_seeded_noise_does_not_go_on(script, arguments):
-    arguments.rounds, arguments.config = 1, [*TINY]
-    script.federated("proposed", arguments)
-    with pytest.raises(ConfigError, match=r"(?s)privacy\.noise-seed = 1.*is there: give --name or --output-dir"):
-        script.federated("proposed", arguments)
-
-
-@pytest.mark.slow
-def test_hours_are_said_first_and_after_each_round(script, arguments, monkeypatch, capsys):
+def test_hours_are_said_and_a_run_with_seeded_noise_does_not_go_on(script, arguments, monkeypatch, capsys):
+    """Hours first, and after each round."""
     monkeypatch.setitem(script.SECONDS, "mlp", 3600)
-    arguments.rounds = 2
+    arguments.rounds, arguments.config = 2, [*TINY]
     script.federated("proposed", arguments)
     said = [line for line in capsys.readouterr().out.splitlines() if line.endswith("hours to go")]
     assert said[0] == "about 8.0 hours to go" and len(said) == 3
+    with pytest.raises(ConfigError, match=r"(?s)privacy\.noise-seed = 1.*is there: give --name or --output-dir"):
+        script.federated("proposed", arguments)
 
 
 def test_the_time_of_the_rounds_so_far_is_that_of_the_others(script, monkeypatch):

@@ -1,6 +1,7 @@
 """`cloister predict`: the model that a run or a client has kept, on a table, an archive, or a folder of images."""
 
 import csv
+import itertools
 import json
 import zipfile
 
@@ -9,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from quick_runs import quick_runs  # noqa: F401
+from support import failures
 from typer.testing import CliRunner
 
 from cloister.cli import app
@@ -59,14 +61,16 @@ class TestChoice:
         np.testing.assert_allclose(found.outputs, [5, 6, 4])
         assert found.metrics == {} and found.hypotheses == 1
 
-    @pytest.mark.parametrize("best", [0, 1])
-    @pytest.mark.parametrize("name", ["y", "label", " Y"])
-    def test_of_several_the_one_of_least_loss(self, tmp_path, best, name):
-        rows = [(*x, np.dot(x, OPTIMA[best]) + 0.1) for x in self.X]
-        data = table(tmp_path / "x.csv", rows, f"a,b,{name}")
-        found = predict(linear(tmp_path / "run", *OPTIMA), data)
-        assert found.hypothesis == best and found.hypotheses == 2
-        assert found.metrics["rmse"] == pytest.approx(0.1, rel=1e-4)
+    def test_of_several_the_one_of_least_loss(self, tmp_path_factory):
+        def check(best, name):
+            folder = tmp_path_factory.mktemp("case")
+            rows = [(*x, np.dot(x, OPTIMA[best]) + 0.1) for x in self.X]
+            data = table(folder / "x.csv", rows, f"a,b,{name}")
+            found = predict(linear(folder / "run", *OPTIMA), data)
+            assert found.hypothesis == best and found.hypotheses == 2
+            assert found.metrics["rmse"] == pytest.approx(0.1, rel=1e-4)
+
+        assert failures(itertools.product([0, 1], ["y", "label", " Y"]), check) == []
 
     def test_without_labels_one_must_be_named(self, tmp_path):
         run, data = linear(tmp_path / "run", *OPTIMA), table(tmp_path / "x.csv", self.X)
@@ -108,41 +112,43 @@ class TestData:
         np.testing.assert_allclose(one.outputs, other.outputs, rtol=1e-5)
         assert one.metrics == pytest.approx(other.metrics)
 
-    @pytest.mark.parametrize(
-        ("head", "rows", "says"),
-        [
-            ("a", [(1,)], "must have 2 columns"),
+    def test_a_table_that_does_not_fit(self, tmp_path_factory):
+        def check(head, rows, says):
+            folder = tmp_path_factory.mktemp("case")
+            with pytest.raises(DataError, match=says) as refusal:
+                predict(linear(folder / "run", (5, 6)), table(folder / "x.csv", rows, head))
+            assert "data-path" not in str(refusal.value)
+
+        cases = [
             ("a,b,c", [(1, 2, 3)], "must have 2 columns"),
             ("a,b", [(1, "x")], "numbers below it"),
-            ("a,b", [(1, "")], "empty cells"),
             ("a,b", [(1, "inf")], "NaN or infinite"),
-            ("a,b", [], "no rows"),
-        ],
-    )
-    def test_a_table_that_does_not_fit(self, tmp_path, head, rows, says):
-        with pytest.raises(DataError, match=says) as refusal:
-            predict(linear(tmp_path / "run", (5, 6)), table(tmp_path / "x.csv", rows, head))
-        assert "data-path" not in str(refusal.value)
+        ]
+        assert failures(cases, check) == []
 
-    @pytest.mark.parametrize("label", [0.5, 10, -1])
-    def test_labels_that_are_no_classes(self, tmp_path, label):
-        data = table(tmp_path / "x.csv", [[0.1] * 64 + [label]], ",".join(map(str, range(64))) + ",y")
-        with pytest.raises(DataError, match=r"whole numbers|labels from 0 to 9"):
-            predict(digits(tmp_path / "run"), data)
+    def test_labels_that_are_no_classes(self, tmp_path_factory):
+        def check(label):
+            folder = tmp_path_factory.mktemp("case")
+            data = table(folder / "x.csv", [[0.1] * 64 + [label]], ",".join(map(str, range(64))) + ",y")
+            with pytest.raises(DataError, match=r"whole numbers|labels from 0 to 9"):
+                predict(digits(folder / "run"), data)
 
-    @pytest.mark.parametrize(
-        "arrays",
-        [
+        assert failures([0.5, 10, -1], check) == []
+
+    def test_an_archive_that_does_not_fit(self, tmp_path_factory):
+        def check(arrays):
+            folder = tmp_path_factory.mktemp("case")
+            np.savez(folder / "x.npz", **arrays)
+            with pytest.raises(DataError):
+                predict(digits(folder / "run"), folder / "x.npz")
+
+        cases = [
             {"y": np.zeros(2, int)},
             {"x": np.array(["a"])},
             {"x": np.zeros((2, 64)), "y": np.zeros(2)},
             {"x": np.zeros((0, 64))},
-        ],
-    )
-    def test_an_archive_that_does_not_fit(self, tmp_path, arrays):
-        np.savez(tmp_path / "x.npz", **arrays)
-        with pytest.raises(DataError):
-            predict(digits(tmp_path / "run"), tmp_path / "x.npz")
+        ]
+        assert failures(cases, check) == []
 
     def test_no_such_data(self, tmp_path):
         with pytest.raises(DataError, match="no file or folder"):
@@ -221,13 +227,16 @@ class TestModels:
         with pytest.raises(DataError, match="no run directory"):
             predict(tmp_path, tmp_path / "x.csv")
 
-    @pytest.mark.parametrize("missing", ["all", "one"])
-    def test_a_folder_without_all_its_models(self, tmp_path, missing):
-        run = linear(tmp_path / "run", *OPTIMA)
-        for number in (0, 1) if missing == "all" else (0,):
-            (run / f"hypothesis-{number}.npz").unlink()
-        with pytest.raises(DataError, match="must hold one model"):
-            predict(run, table(tmp_path / "x.csv", [(1, 2)]))
+    def test_a_folder_without_all_its_models(self, tmp_path_factory):
+        def check(missing):
+            folder = tmp_path_factory.mktemp("case")
+            run = linear(folder / "run", *OPTIMA)
+            for number in (0, 1) if missing == "all" else (0,):
+                (run / f"hypothesis-{number}.npz").unlink()
+            with pytest.raises(DataError, match="must hold one model"):
+                predict(run, table(folder / "x.csv", [(1, 2)]))
+
+        assert failures(["all", "one"], check) == []
 
     def test_a_file_that_is_no_model(self, tmp_path):
         run = linear(tmp_path / "run", (5, 6))
@@ -313,11 +322,13 @@ class TestCommand:
         lines = list(Predictions(('a,"b".png', "c"), np.array([1.0, 2.0]), {}).lines())
         assert lines[1:] == ['"a,""b"".png",1', "c,2"]
 
-    @pytest.mark.parametrize("name", ["=HYPERLINK(1).png", "+1.png", "-1.png", "@SUM.png", "\t=1.png", "＝1.png"])
-    def test_no_name_is_a_formula_to_a_spreadsheet(self, name):
-        (_, line) = Predictions((name,), np.array([-1.5]), {}).lines()
-        (cells,) = csv.reader([line])
-        assert cells == [f"'{name}", "-1.5"], "a number stays one"
+    def test_no_name_is_a_formula_to_a_spreadsheet(self):
+        def check(name):
+            (_, line) = Predictions((name,), np.array([-1.5]), {}).lines()
+            (cells,) = csv.reader([line])
+            assert cells == [f"'{name}", "-1.5"], "a number stays one"
+
+        assert failures(["=HYPERLINK(1).png", "+1.png", "-1.png", "@SUM.png", "\t=1.png", "＝1.png"], check) == []
 
     def test_the_model_of_a_run(self, tmp_path):
         from cloister.local.simulation import simulate

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from quick_runs import quick_runs  # noqa: F401
+from support import failures
 from typer.main import get_command
 
 from cloister import cli
@@ -258,6 +259,7 @@ KITS = [
 NEW = [
     wrong("new tasks ward", "'tasks' cannot be made; valid: task, strategy, mechanism"),
     wrong("new task Ward", "the name 'Ward' is not valid", "small letters"),
+    wrong("new task class", "the name 'class' is not valid"),
     wrong("new task ward --from xls", "--from 'xls' is not valid: it must be csv, npz, images"),
     wrong("new task ward", "ward is there already", "--to", ward__notes="mine"),
     wrong("new task ward --to notes/ward", "notes/ward: Not a directory", notes="mine"),
@@ -476,8 +478,17 @@ PLUGINS = [
     ),
 ]
 
-WITHOUT_PLUGINS = [*FLAGS, *SETTINGS, *FILES_OF_SETTINGS, *KITS, *NEW, *DATA, *RUNS, *DISKS]
-TABLE = [*WITHOUT_PLUGINS, *PLUGINS]
+WITHOUT_PLUGINS = {
+    "flags": FLAGS,
+    "settings": SETTINGS,
+    "files of settings": FILES_OF_SETTINGS,
+    "kits": KITS,
+    "new": NEW,
+    "data": DATA,
+    "runs": RUNS,
+    "disks": DISKS,
+}
+TABLE = [*(each for group in WITHOUT_PLUGINS.values() for each in group), *PLUGINS]
 
 
 @pytest.fixture(scope="module")
@@ -489,26 +500,26 @@ def finished(tmp_path_factory):
     return folder / "run"
 
 
+def forget_tasks() -> None:
+    """No task of another mistake, whose files had the same names."""
+    for cache in (client_data.task_of, client_data.benchmark_of, client_data._parts, workbench._made):
+        cache.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_remembered():
-    """No task of another test, whose files had the same names."""
-    caches = (client_data.task_of, client_data.benchmark_of, client_data._parts, workbench._made)
-    for cache in caches:
-        cache.cache_clear()
     yield
-    for cache in caches:
-        cache.cache_clear()
+    forget_tasks()
 
 
 @pytest.fixture
 def plugins_are_looked_for():
-    """Packages are looked through anew, here and after the test."""
-    _forget_plugins()
+    """Packages are looked through anew after the test."""
     yield
-    _forget_plugins()
+    forget_plugins()
 
 
-def _forget_plugins() -> None:
+def forget_plugins() -> None:
     for registry in (TASKS, STRATEGIES, MECHANISMS):
         vars(registry).pop("_table", None)
 
@@ -567,30 +578,40 @@ class full_disk:
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The working directory."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return folder
+def new_folder(tmp_path, monkeypatch):
+    """Makes a new working directory, and forgets the last one."""
+
+    def make():
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}" / "here"
+        folder.mkdir(parents=True)
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr("tempfile.tempdir", str(folder.parent))
+        forget_tasks()
+        return folder
+
+    return make
 
 
-def named(mistake: Wrong) -> str:
-    return f"{mistake.command[:60]} {mistake.says[0][:40]}"
+@pytest.mark.parametrize("group", WITHOUT_PLUGINS)
+def test_a_mistake_is_told_in_a_few_lines_that_name_it(group, finished, new_folder):
+    def check(mistake):
+        folder = new_folder()
+        if re.search(r" run/", mistake.command):
+            shutil.copytree(finished, folder / "run")
+        assert_told(mistake, mistake.files, folder)
+
+    assert failures(WITHOUT_PLUGINS[group], check) == []
 
 
-@pytest.mark.parametrize("mistake", WITHOUT_PLUGINS, ids=named)
-def test_a_mistake_is_told_in_a_few_lines_that_name_it(mistake, finished, folder):
-    if re.search(r" run/", mistake.command):
-        shutil.copytree(finished, folder / "run")
-    assert_told(mistake, mistake.files, folder)
+def test_so_is_one_in_a_package_of_ones_own(new_folder, monkeypatch, plugins_are_looked_for):
+    def check(mistake):
+        folder = new_folder()
+        forget_plugins()
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(folder)
+            assert_told(mistake, installed(mistake.files, f"ward_{PLUGINS.index(mistake)}"), folder)
 
-
-@pytest.mark.parametrize("mistake", PLUGINS, ids=named)
-def test_so_is_one_in_a_package_of_ones_own(mistake, folder, monkeypatch, plugins_are_looked_for):
-    monkeypatch.syspath_prepend(folder)
-    assert_told(mistake, installed(mistake.files, f"ward_{PLUGINS.index(mistake)}"), folder)
+    assert failures(PLUGINS, check) == []
 
 
 def assert_told(mistake: Wrong, files: Mapping[str, Content], folder: Path) -> None:

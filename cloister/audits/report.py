@@ -13,6 +13,7 @@ from cloister.audits.finding import Control, Finding, Measured, Skipped, stronge
 from cloister.core.digits import at_least, at_most, percent_at_least
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path, read_json
+from cloister.core.terminal import table
 from cloister.core.text import clean
 from cloister.privacy.claims.server import RUN
 
@@ -190,14 +191,9 @@ def _figures(mechanism: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _table(finding: Finding) -> Table:
-    table = Table(title=finding.name, title_justify="left", min_width=60)
-    for column in ("attack", "unit", "figure", "95 %"):
-        table.add_column(column)
-    for item in finding.measured:
-        table.add_row(*_cells(", ".join(filter(None, (item.attack, item.assumption))), item))
-    for control in finding.controls:
-        table.add_row(*_cells(_named(control), control.measured))
-    return table
+    rows = [_cells(", ".join(filter(None, (item.attack, item.assumption))), item) for item in finding.measured]
+    rows += [_cells(_named(control), control.measured) for control in finding.controls]
+    return table(("attack", "unit", "figure", "95 %"), rows, finding.name, min_width=60)
 
 
 def _named(control: Control) -> str:

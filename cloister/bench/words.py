@@ -6,6 +6,7 @@ from cloister.bench.clock import Times
 from cloister.bench.machine import Machine
 from cloister.bench.measure import Bench, Round
 from cloister.bench.rows import Row
+from cloister.core.terminal import UNBOUNDED, plain, table
 
 INPUTS = "random numbers of the task's shapes; no data was read, nothing was sent, spent or written"
 COLUMNS = ("", "without privacy", "with it", "times", "turns")
@@ -27,7 +28,7 @@ def render(found: Bench) -> list[str]:
         f"inputs     {INPUTS}",
         "",
         "median (and quartiles) of turns",
-        *(f"  {line}" for line in _aligned([COLUMNS, *map(_cells, found.rows.values())])),
+        *(f"  {line}" for line in plain(table(COLUMNS, map(_cells, found.rows.values()), box=None), UNBOUNDED)),
         *(f"  {row.what}: cannot be done: {row.why}" for row in found.rows.values() if row.why),
         "",
         "bytes of the arrays of a message",
@@ -66,12 +67,6 @@ def _times(times: Times | None) -> str:
 def _short(number: float) -> str:
     """Format three significant digits, without an exponent."""
     return f"{number:.0f}" if number >= 100 else f"{number:#.3g}"
-
-
-def _aligned(lines: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for cells in lines:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def _rounds(found: Bench) -> Iterator[str]:

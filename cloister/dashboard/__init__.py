@@ -1,1 +1,1 @@
-"""A page for people about a federation: read-only, on this machine, or behind an operator's token elsewhere."""
+"""Page about a federation: read-only, on this machine, or behind a proxy elsewhere."""

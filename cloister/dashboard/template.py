@@ -1,27 +1,27 @@
-"""The pages themselves, in Python strings: an app bundle of Flower's carries neither `.html` nor `.js` files."""
+"""Templates of the page in Python strings: an app bundle of Flower contains no `.html` and no `.js` files."""
 
 SCRIPT = """"use strict";
 // Fetch this page again and put its main part in the place of the old one. Without this script, reload the page.
 async function refresh() {
   const main = document.getElementById("main");
-  // Somebody who is at a link or a table by keyboard stays there, and nobody looks at a hidden page.
+  // Keep a focused link or table, and skip hidden pages.
   if (!document.hidden && !main.contains(document.activeElement)) {
     let found = null;
     try {
       const answer = await fetch(location.href, {cache: "no-store", redirect: "error"});
       const text = answer.ok ? await answer.text() : "";
       found = new DOMParser().parseFromString(text, "text/html").getElementById("main");
-    } catch { /* nobody answers */ }
+    } catch { /* no answer */ }
     document.getElementById("lost").hidden = found !== null;
     if (found) main.replaceWith(found);
-    // A page that is not to be watched says so.
+    // The page may forbid its own renewal.
     if (found && found.dataset.live !== "yes") return;
   }
   setTimeout(refresh, 5000);
 }
 setTimeout(refresh, 5000);
 """
-"""Served as `/live.js`: pages carry no script of their own."""
+"""Content of `/live.js`; the page contains no inline script."""
 
 STYLE = """
 .critical, .warning, .lost { color: var(--warn); }
@@ -66,20 +66,9 @@ and <code>cloister watch</code> see.</p></footer>
 </body>
 </html>
 """
-"""What every page has."""
+"""Frame of the page."""
 
-FINDINGS = """
-{% macro wrong(found) %}
-{% if found %}<ul>{% for item in found %}
-<li><span class="{{ item.level }}">{{ item.level }}</span>: {{ item.kind }}: {{ item.text }}</li>
-{% endfor %}</ul>
-{% else %}<p>Nothing is wrong.</p>{% endif %}
-{% endmacro %}
-"""
-
-OVERVIEW = (
-    FINDINGS
-    + """
+OVERVIEW = """
 {% block title %}Federation{{ ' ' + connection if connection }}: dashboard{% endblock %}
 {% block heading %}Federation{{ ' ' + connection if connection }}{% endblock %}
 {% block links %}
@@ -89,7 +78,10 @@ OVERVIEW = (
 {% block content %}
 <section class="page" id="events" aria-labelledby="events-title">
 <h2 id="events-title">Events</h2>
-{{ wrong(found) }}
+{% if found %}<ul>{% for item in found %}
+<li><span class="{{ item.level }}">{{ item.level }}</span>: {{ item.kind }}: {{ item.text }}</li>
+{% endfor %}</ul>
+{% else %}<p>Nothing is wrong.</p>{% endif %}
 {% if rejected %}<h3>Replies of the newest run's last round that did not count</h3>
 <ul class="small">{% for reason in rejected %}<li>{{ reason }}</li>{% endfor %}</ul>{% endif %}
 </section>
@@ -112,13 +104,16 @@ else 'No SuperLink was asked: cloister dashboard CONNECTION names one' }}.</p>
 <thead><tr><th scope="col">Run</th><th scope="col">Task</th><th scope="col">Privacy</th>
 <th scope="col" class="n">Round</th><th scope="col">State</th><th scope="col">Time left</th>
 <th scope="col" class="n">ε</th></tr></thead>
-<tbody>{% for run in runs %}<tr><th scope="row"><a href="/runs/{{ run.name | urlencode }}">{{ run.name }}</a></th>
+<tbody>{% for run in runs %}<tr><th scope="row">{{ run.name }}</th>
 {% if run.facts is none %}<td colspan="6">its files are not what a run writes</td>{% else %}
 <td>{{ run.facts.task }}</td><td>{{ run.facts.privacy }}</td><td class="n">{{ run.facts.round }}</td>
 <td>{{ run.facts.state }}</td><td>{{ run.facts.left }}</td><td class="n">{{ run.facts.epsilon }}
 {%- if run.facts.little %}<br><span class="warning">{{ run.facts.little }}</span>{% endif %}</td>
 {% endif %}</tr>
 {% endfor %}</tbody></table></div>
+{% for name, facts in details.items() %}<details><summary>{{ name }}</summary>
+<dl>{% for title, value in facts %}<dt>{{ title }}</dt><dd>{{ value }}</dd>{% endfor %}</dl></details>
+{% endfor %}
 {% else %}<p>There is no run yet, or none is looked at.</p>{% endif %}
 </section>
 <section class="page" id="budgets" aria-labelledby="budgets-title">
@@ -138,45 +133,3 @@ their releases have no guarantee.</p>
 </section>
 {% endblock %}
 """
-)
-
-RUN = (
-    FINDINGS
-    + """
-{% block title %}Run {{ name }}: dashboard{% endblock %}
-{% block heading %}Run {{ name }}{% endblock %}
-{% block links %}
-<li><a href="/">Federation</a></li>
-{% if report %}<li><a href="/runs/{{ name | urlencode }}/report.html">Privacy report</a></li>{% endif %}
-{% endblock %}
-{% block content %}
-<section class="page" aria-labelledby="state-title">
-<h2 id="state-title">State</h2>
-{% if facts is none %}<p>The files of this run are not what a run writes.</p>
-{% else %}<dl>{% for title, value in told %}<dt>{{ title }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
-{{ wrong(found) }}
-{% endif %}
-</section>
-<section class="page" aria-labelledby="curves-title">
-<h2 id="curves-title">Curves</h2>
-{% if curves %}<div class="figures">{% for picture in curves %}{{ figure(picture) }}
-{% endfor %}</div>{% elif curves_hidden %}<p>While another run goes on whose times are secret, curves are not shown:
-ε of a ledger that both have would tell when its rounds end.</p>
-{% else %}<p>No number was written down by round.</p>{% endif %}
-</section>
-<section class="page" aria-labelledby="rejected-title">
-<h2 id="rejected-title">Replies that did not count</h2>
-{% if secret_cohorts %}<p>Cohorts are drawn in secret, and the guarantee rests on that: how many replied, and which of
-them did not count, is not written down.</p>
-{% elif rejected %}<div class="wide" tabindex="0" role="group" aria-label="Table of replies that did not count"><table>
-<caption>By reason, in all rounds so far</caption>
-<thead><tr><th scope="col">Code</th><th scope="col">Reason</th><th scope="col" class="n">Replies</th>
-<th scope="col">Nodes</th><th scope="col">Rounds</th></tr></thead>
-<tbody>{% for row in rejected %}<tr><th scope="row">{{ row.code }}</th><td>{{ row.detail }}</td>
-<td class="n">{{ row.replies }}</td><td>{{ row.nodes }}</td><td>{{ row.rounds }}</td></tr>
-{% endfor %}</tbody></table></div>
-{% else %}<p>Every reply that is known of counted.</p>{% endif %}
-</section>
-{% endblock %}
-"""
-)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.table import Table
 
+from cloister.core.terminal import table
 from cloister.deploy.certificates import EXPIRY_WARNING_DAYS
 from cloister.deploy.kits import Report
 
@@ -24,8 +25,8 @@ def show(report: Report, console: Console | None = None) -> None:
 
 
 def _expiries(report: Report) -> Table:
-    table = Table("certificate", "ends", "days left")
+    found = table(("certificate", "ends", "days left"), ())
     for name, end in report.expiries.items():
         days = (end - datetime.now(UTC)).days
-        table.add_row(name, f"{end:%Y-%m-%d}", str(days), style="red" if days < EXPIRY_WARNING_DAYS else None)
-    return table
+        found.add_row(name, f"{end:%Y-%m-%d}", str(days), style="red" if days < EXPIRY_WARNING_DAYS else None)
+    return found

@@ -33,7 +33,12 @@ def write_package(kind: str, name: str, source: str, folder: Path) -> Path:
     Raises:
         ConfigError: an argument is not valid, or the folder exists or cannot be written.
     """
-    _check(kind, name, source)
+    if kind not in GROUPS:
+        raise ConfigError(f"{kind!r} cannot be made; valid: {', '.join(GROUPS)}")
+    if not NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise ConfigError(f"the name {name!r} is not valid: small letters, digits and '-', such as chest-scans")
+    if source not in ENDINGS:
+        raise ConfigError(f"--from {source!r} is not valid: it must be {', '.join(ENDINGS)}")
     module = name.replace("-", "_")
     facts = {
         "kind": kind,
@@ -59,15 +64,6 @@ def write_package(kind: str, name: str, source: str, folder: Path) -> Path:
         rmtree(folder, ignore_errors=True)  # an incomplete package is useless
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
     return folder
-
-
-def _check(kind: str, name: str, source: str) -> None:
-    if kind not in GROUPS:
-        raise ConfigError(f"{kind!r} cannot be made; valid: {', '.join(GROUPS)}")
-    if not NAME.fullmatch(name) or keyword.iskeyword(name):
-        raise ConfigError(f"the name {name!r} is not valid: small letters, digits and '-', such as chest-scans")
-    if source not in ENDINGS:
-        raise ConfigError(f"--from {source!r} is not valid: it must be {', '.join(ENDINGS)}")
 
 
 def _render(part: str, facts: Mapping[str, str], folder: Path) -> None:

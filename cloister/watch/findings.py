@@ -54,16 +54,28 @@ def findings(snapshot: Snapshot, now: float) -> list[Finding]:
         snapshot: of the federation.
         now: in seconds since 1970.
     """
-    found = [
-        *(Finding("unreadable", "critical", text, text) for text in snapshot.unreadable),
-        *(_of_run(snapshot.run, now) if snapshot.run else ()),
-        *_of_nodes(snapshot),
-        # Spending changes with every round, so it would reveal progress.
-        *(() if snapshot.hides_progress else _of_budgets(snapshot.spent)),
-        *(Finding("no-ledger", "warning", f"there is no ledger {path}", path) for path in snapshot.missing),
-        # Without digits, so that a clock that is 3 s wrong, then 4 s, is one finding.
-        *(Finding("warning", "warning", text, re.sub(r"\d+", "", text)) for text in snapshot.warnings),
-    ]
+    found = [Finding("unreadable", "critical", text, text) for text in snapshot.unreadable]
+    found += _of_run(snapshot.run, now) if snapshot.run else ()
+    online = sum(node["status"] == "online" for node in snapshot.nodes or ())
+    if snapshot.nodes is not None and snapshot.run and snapshot.run.state == "running" and online < snapshot.run.quorum:
+        text = f"{online} nodes are online, and a round needs {snapshot.run.quorum}"
+        found.append(Finding("quorum-lost", "critical", text, snapshot.run.path))
+    for node in snapshot.nodes or ():
+        if node["status"] == "offline":
+            who = node["name"] or f"node {node['node-id']}"
+            found.append(Finding("site-offline", "warning", f"{who} is offline since {node['since']}", who))
+    # Spending changes with every round, so it would reveal progress.
+    spent: Mapping[tuple[str, str], float] = {} if snapshot.hides_progress else snapshot.spent
+    for (ledger, unit), share in spent.items():
+        about = f"{ledger} {unit}"
+        text = f"{at_most(100 * share, 3)} % of the budget for each {unit} is spent in {ledger}"
+        if share >= SPENT:
+            found.append(Finding("budget-spent", "critical", text, about))
+        elif share >= LOW:
+            found.append(Finding("budget-low", "warning", text, about))
+    found += (Finding("no-ledger", "warning", f"there is no ledger {path}", path) for path in snapshot.missing)
+    # Without digits, so that a clock that is 3 s wrong, then 4 s, is one finding.
+    found += (Finding("warning", "warning", text, re.sub(r"\d+", "", text)) for text in snapshot.warnings)
     return sorted(found, key=lambda finding: finding.level != "critical")
 
 
@@ -81,24 +93,3 @@ def _of_run(run: RunState, now: float) -> Iterator[Finding]:
         yield Finding("stalled", "critical", text, run.path)
     if run.rejected and not run.hides_progress:
         yield Finding("rejected", "warning", f"{where}: {len(run.rejected)} replies did not count", run.path)
-
-
-def _of_nodes(snapshot: Snapshot) -> Iterator[Finding]:
-    if snapshot.nodes is None:
-        return
-    online = sum(node["status"] == "online" for node in snapshot.nodes)
-    if snapshot.run and snapshot.run.state == "running" and online < snapshot.run.quorum:
-        text = f"{online} nodes are online, and a round needs {snapshot.run.quorum}"
-        yield Finding("quorum-lost", "critical", text, snapshot.run.path)
-    for node in snapshot.nodes:
-        if node["status"] == "offline":
-            who = node["name"] or f"node {node['node-id']}"
-            yield Finding("site-offline", "warning", f"{who} is offline since {node['since']}", who)
-
-
-def _of_budgets(spent: Mapping[tuple[str, str], float]) -> Iterator[Finding]:
-    for (ledger, unit), share in spent.items():
-        if share >= LOW:
-            kind, level = ("budget-spent", "critical") if share >= SPENT else ("budget-low", "warning")
-            text = f"{at_most(100 * share, 3)} % of the budget for each {unit} is spent in {ledger}"
-            yield Finding(kind, level, text, f"{ledger} {unit}")  # type: ignore[arg-type]

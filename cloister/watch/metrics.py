@@ -34,11 +34,19 @@ class Latest(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, one family after the other."""
         yield _one("cloister_last_look_seconds", "When the federation was looked at, in seconds since 1970.", self.when)
-        yield _by("cloister_findings", "What is wrong now.", ("kind", "level"), _kinds(self.found))
+        counted = Counter((item.kind, item.level) for item in self.found)
+        kinds = [(key, float(count)) for key, count in counted.items()]
+        yield _by("cloister_findings", "What is wrong now.", ("kind", "level"), kinds)
         if self.snapshot.run:
             yield from _of_run(self.snapshot.run, self.when)
             if not self.snapshot.hides_progress:
-                yield from _of_ledger(self.snapshot.run)
+                # Other runs on the data change these too.
+                if self.snapshot.run.epsilon is not None:
+                    told = "What everything in the server's ledger amounts to."
+                    yield _one("cloister_epsilon", told, self.snapshot.run.epsilon)
+                if self.snapshot.run.budget_left is not None:
+                    left = self.snapshot.run.budget_left
+                    yield _one("cloister_epsilon_left", "What is left of privacy.max-epsilon.", left)
         yield from _of_federation(self.snapshot)
 
 
@@ -57,27 +65,13 @@ def _of_run(run: RunState, now: float) -> Iterator[Metric]:
         yield _one("cloister_round_seconds", "Seconds of the last finished round.", run.seconds)
     if not run.hides_times:
         yield _one("cloister_round_age_seconds", "Seconds since a round was finished.", now - run.written)
-    if not run.hides_progress:
-        yield from _by_round(run)
-
-
-def _by_round(run: RunState) -> Iterator[Metric]:
+    if run.hides_progress:
+        return
     yield _one("cloister_round", "The last finished round.", run.round)
     if run.replies:
         replies = {"accepted": run.replies[0], **run.codes}
         counted = [((clean(code),), float(count)) for code, count in replies.items()]
         yield _by("cloister_replies", "Replies of the last round, by what became of them.", ("kind",), counted)
-
-
-def _of_ledger(run: RunState) -> Iterator[Metric]:
-    """Yield the ε and the remaining budget of the server's ledger.
-
-    Other runs on the data change them too.
-    """
-    if run.epsilon is not None:
-        yield _one("cloister_epsilon", "What everything in the server's ledger amounts to.", run.epsilon)
-    if run.budget_left is not None:
-        yield _one("cloister_epsilon_left", "What is left of privacy.max-epsilon.", run.budget_left)
 
 
 def _of_federation(snapshot: Snapshot) -> Iterator[Metric]:
@@ -95,10 +89,6 @@ def _of_federation(snapshot: Snapshot) -> Iterator[Metric]:
     hidden = snapshot.hides_progress or (snapshot.run is not None and snapshot.run.hides_times)
     if snapshot.database_bytes is not None and not hidden:
         yield _one("cloister_database_bytes", "Size of the SuperLink's state.", snapshot.database_bytes)
-
-
-def _kinds(found: Iterable[Finding]) -> list[tuple[tuple[str, ...], float]]:
-    return [(key, float(count)) for key, count in Counter((item.kind, item.level) for item in found).items()]
 
 
 def _one(name: str, text: str, value: float) -> Metric:

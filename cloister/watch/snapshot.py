@@ -78,31 +78,34 @@ def look(places: Places) -> Snapshot:
     Each unreadable source gives one message in `unreadable`; the others are read.
     """
     unreadable: list[str] = []
-    nodes, warnings = _superlink(places.connection, unreadable)
+    nodes: tuple[Mapping[str, str], ...] | None = None
+    warnings: tuple[str, ...] = ()
+    if places.connection:
+        with _noted(unreadable):
+            found = tuple(living_nodes(places.connection))
+            nodes, warnings = found, tuple(warnings_of(places.connection))
     run, spent, size = None, dict[tuple[str, str], float](), None
     closed: list[tuple[str, str]] = []
     secret = False
     with _noted(unreadable):
         secret = places.runs is not None and any(map(hides_progress, run_directories(places.runs)))
         run = _run(places.runs)
-    for path in places.ledgers or _ledgers_beside(places.runs):
+    # Runs share the ledgers beside them without `privacy.ledger-dir`.
+    for path in places.ledgers or ([] if places.runs is None else sorted((places.runs / "ledgers").glob("*.jsonl"))):
         with _noted(unreadable):
             ledger = Ledger(path)
             spent |= _spent(ledger)
-            closed += _closed(ledger)
-    with _noted(unreadable):
-        size = _bytes(places.database)
-    return Snapshot(
-        run,
-        nodes,
-        warnings,
-        spent,
-        size,
-        tuple(unreadable),
-        _missing(places.ledgers, run),
-        secret,
-        tuple(closed),
-    )
+            units = {entry.unit for entry in ledger.entries if isinstance(entry.event, Unaccounted)}
+            closed += ((ledger.name, unit) for unit in sorted(units))
+    if places.database is not None:
+        with _noted(unreadable):
+            size = places.database.stat().st_size
+            with suppress(FileNotFoundError):  # SQLite removes its log when it closes
+                size += places.database.with_name(f"{places.database.name}-wal").stat().st_size
+    # A run that has charged an ε copies its ledger when it ends.
+    copies = [Path(run.path) / LEDGER] if run and run.state == "ended" and run.epsilon is not None else []
+    missing = tuple(str(path) for path in (*places.ledgers, *copies) if not path.exists())
+    return Snapshot(run, nodes, warnings, spent, size, tuple(unreadable), missing, secret, tuple(closed))
 
 
 @contextmanager
@@ -117,14 +120,6 @@ def _noted(unreadable: list[str]) -> Iterator[None]:
         unreadable.append(str(error))
     except OSError as error:
         unreadable.append(f"{error.filename}: {error.strerror}")
-
-
-def _superlink(connection: str, unreadable: list[str]) -> tuple[tuple[Mapping[str, str], ...] | None, tuple[str, ...]]:
-    if not connection:
-        return None, ()
-    with _noted(unreadable):
-        return tuple(living_nodes(connection)), tuple(warnings_of(connection))
-    return None, ()
 
 
 def _run(runs: Path | None) -> RunState | None:
@@ -144,17 +139,6 @@ def _run(runs: Path | None) -> RunState | None:
     return run_state(newest)
 
 
-def _ledgers_beside(runs: Path | None) -> list[Path]:
-    """Return the ledgers that runs share without `privacy.ledger-dir`."""
-    return [] if runs is None else sorted((runs / "ledgers").glob("*.jsonl"))
-
-
-def _closed(ledger: Ledger) -> list[tuple[str, str]]:
-    """Return the units for which no budget can be kept any more."""
-    units = {entry.unit for entry in ledger.entries if isinstance(entry.event, Unaccounted)}
-    return [(ledger.name, unit) for unit in sorted(units)]
-
-
 def _spent(ledger: Ledger) -> dict[tuple[str, str], float]:
     """Return the spent share of every budget in force; an absent ledger has none."""
     found: dict[tuple[str, str], float] = {}
@@ -165,18 +149,3 @@ def _spent(ledger: Ledger) -> dict[tuple[str, str], float]:
             spent = partial(ledger.spent, budget.unit, relation=relation)
             found[ledger.name, budget.unit] = largest_share(budget.filter, spent, budget.epsilon, budget.delta)
     return found
-
-
-def _missing(ledgers: tuple[Path, ...], run: RunState | None) -> tuple[str, ...]:
-    # A run that has charged an ε copies its ledger when it ends.
-    copies = [Path(run.path) / LEDGER] if run and run.state == "ended" and run.epsilon is not None else []
-    return tuple(str(path) for path in (*ledgers, *copies) if not path.exists())
-
-
-def _bytes(database: Path | None) -> int | None:
-    if database is None:
-        return None
-    size = database.stat().st_size
-    with suppress(FileNotFoundError):  # SQLite removes its log when it closes
-        size += database.with_name(f"{database.name}-wal").stat().st_size
-    return size

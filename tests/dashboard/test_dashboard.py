@@ -1,4 +1,4 @@
-"""The dashboard: what each page shows, to whom, and what no page does."""
+"""The dashboard: content of its page, and access to it."""
 
 import asyncio
 import fcntl
@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 from cloister import cli
 from cloister.core.errors import FederationError
 from cloister.core.files import coarse_mtime
-from cloister.dashboard.app import application
-from cloister.dashboard.guard import HEADERS, SEALED, Guard
+from cloister.dashboard.serving import HEADERS, Guard, application
 from cloister.dashboard.views import KEPT, CachedView
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
@@ -85,12 +84,6 @@ def page(client, address):
     return re.sub(r" ([:.,;])", r"\1", words)
 
 
-def with_report(place):
-    """A run with a page of its own."""
-    (place / "report.html").write_text(f"<!DOCTYPE html><title>{place.name}</title>")
-    return place
-
-
 def spend_some(path):
     """A ledger with a budget, of which a little is spent."""
     budget = PrivacyBudget(Ledger(path), "a", max_epsilon=8.0)
@@ -129,7 +122,7 @@ def test_the_overview(tmp_path, client):
 
 def test_a_run(tmp_path, client):
     write_run(tmp_path / "a", rounds=lines(3, rejected=REJECTED), settings={"privacy.max-epsilon": 2.0})
-    shown = page(client, "/runs/a")
+    shown = page(client, "/")
     assert f"Directory {tmp_path / 'a'}" in shown
     assert "Round 3 of 3" in shown and "State ended: as-asked" in shown and "Replies that counted 3 of 4" in shown
     assert (
@@ -137,10 +130,7 @@ def test_a_run(tmp_path, client):
         and "ε of the ledger 0.9" in shown
         and "Left of the budget 1.1" in shown
     )
-    assert "ε of the ledger by round" in shown and "Accuracy by round" in shown
-    assert "non-finite holds NaN 1 lyon 3" in shown
-    assert client.get("/runs/a").text.count("<svg") == 5
-    assert "Time left" not in shown and "Privacy report" not in shown
+    assert "Replies that did not count lyon, non-finite: holds NaN" in shown and "Time left about" not in shown
 
 
 def test_what_an_ended_run_claims(tmp_path):
@@ -156,9 +146,8 @@ def test_what_an_ended_run_claims(tmp_path):
     shown = page(client, "/")
     assert re.search(r"early digits global-dp 3/3 ended: operator 28\.4 weak", shown)
     assert re.search(r"steps digits dp-sgd on clients 3/3 ended: as-asked 3 \(example\)", shown)
-    assert shown.count("weak") == 1
-    assert "28.4, for one client; it is weak" in page(client, "/runs/early")
-    assert "ε that is claimed 3, for one example" in page(client, "/runs/steps")
+    assert "28.4, for one client; it is weak" in shown and shown.count("weak") == 2
+    assert "ε that is claimed 3, for one example" in shown
     state = status.run_state(tmp_path / "early")
     told = status.told(state, None)
     assert state.claimed == 28.37 and "  ε 28.4 claimed, for one client; weak" in told
@@ -210,14 +199,15 @@ def test_a_newer_run_does_not_show_the_epsilon_that_an_older_one_adds_to_in_secr
     def shown():
         asking = Asking(application(Places(runs=tmp_path)))
         told = CliRunner().invoke(cli.app, ["status", "--runs", str(tmp_path)]).output
-        return page(asking, "/runs/b"), page(asking, "/"), told
+        overview = page(asking, "/")
+        return overview.partition(f"Directory {newer}")[2].partition(" Directory ")[0], overview, told
 
     with held(newer):
         run, overview, told = shown()
         assert "ε of the ledger 0.9" in run and "0.9 so far" in overview and "ε 0.9" in told
         with held(older):
             run, overview, told = shown()
-    assert "ε of the ledger" not in run and "curves are not shown" in run
+    assert "Round" in run and "ε of the ledger" not in run
     assert "0.9 so far" not in overview and "not told yet" in overview
     assert "digits" in told and "ε" not in told
 
@@ -238,20 +228,6 @@ def test_a_superlink_that_does_not_answer(tmp_path, client, monkeypatch):
     assert "critical: unreadable: it does not answer" in shown and "SuperLink hospital gave no answer." in shown
 
 
-def test_the_report_is_sealed(tmp_path, client):
-    with_report(write_run(tmp_path / "a"))
-    assert "Privacy report" in page(client, "/runs/a")
-    answer = client.get("/runs/a/report.html")
-    assert answer.content == (tmp_path / "a" / "report.html").read_bytes()
-    assert answer.headers["content-security-policy"] == SEALED
-
-
-def test_a_report_that_is_a_link_is_none(tmp_path, client):
-    (tmp_path / "secret").write_text("a key")
-    (write_run(tmp_path / "a") / "report.html").symlink_to(tmp_path / "secret")
-    assert client.get("/runs/a/report.html").status_code == 404
-
-
 # What a claim keeps secret.
 
 
@@ -266,10 +242,9 @@ def secret_run(place, **more):
 def test_secret_cohorts_and_times_stay_secret(tmp_path, client):
     place = secret_run(tmp_path / "a")
     with held(place):
-        shown = page(client, "/runs/a") + page(client, "/")
-        raw = client.get("/runs/a").text + client.get("/").text
-    assert "Cohorts are drawn in secret" in shown and "last written on 20" in shown
-    for told in ("Replies that counted", "s ago", "Time left about", "of 4"):
+        shown, raw = page(client, "/"), client.get("/").text
+    assert "last written on 20" in shown
+    for told in ("Replies that", "s ago", "Time left about", "of 4"):
         assert told not in shown
     # The moment at which a page changes is not to be noted by a browser or by what is between.
     assert "live.js" not in raw and 'data-live="no"' in raw and "live=on" not in raw
@@ -314,52 +289,28 @@ def test_a_newer_run_does_not_show_the_budget_that_an_older_one_spends_in_secret
     assert all(f"cloister_{name}" in metrics for name in ("budget_spent", "database_bytes", "epsilon"))
 
 
-def test_what_was_measured_of_raw_updates_is_on_no_page(tmp_path, client):
-    """As in the report: the clipped fraction and the exact distance are of un-noised updates."""
-    write_run(tmp_path / "a")
-    shown = page(client, "/runs/a")
-    assert "0.4321" not in shown and "0.8765" not in shown
-
-
 # Who is let in.
 
 
-@pytest.mark.parametrize(("method", "status"), [("GET", 200), ("HEAD", 200), ("POST", 405), ("DELETE", 405)])
-def test_every_answer_is_closed(tmp_path, client, method, status):
-    with_report(write_run(tmp_path / "a"))
-    for address in ("/", "/runs/a", "/runs/a/report.html", "/live.js", "/nothing", "/runs/b"):
-        answer = client.request(method, address)
-        assert answer.status_code == (404 if status == 200 and address in ("/nothing", "/runs/b") else status)
-        sealed = {"Content-Security-Policy": SEALED} if status == 200 and "report" in address else {}
-        for name, value in (HEADERS | sealed).items():
-            assert answer.headers.get_list(name) == [value]
-
-
-def test_what_the_headers_say():
+def test_every_answer_is_closed(tmp_path, client):
+    write_run(tmp_path / "a")
     policy = HEADERS["Content-Security-Policy"]
     assert "script-src 'self';" in policy and "default-src 'none';" in policy and "frame-ancestors 'none'" in policy
-    assert "sandbox" in SEALED and "script-src" not in SEALED and "allow-" not in SEALED
+    for method, code in (("GET", 200), ("HEAD", 200), ("POST", 405), ("DELETE", 405)):
+        for address in ("/", "/live.js", "/nothing", "/runs/a", "/../a/config.json", "/live.js/"):
+            answer = client.request(method, address)
+            assert answer.status_code == (code if code == 405 or address in ("/", "/live.js") else 404), address
+            for name, value in HEADERS.items():
+                assert answer.headers.get_list(name) == [value]
 
 
-def test_no_page_has_a_script_of_its_own(tmp_path, client):
+def test_the_page_has_no_script_of_its_own(tmp_path, client):
     write_run(tmp_path / "a")
-    for address in ("/", "/runs/a"):
-        text = client.get(address).text
-        assert re.findall(r"<script.*?</script>", text, re.DOTALL) == ['<script src="/live.js" defer></script>']
-        assert not re.search(r"\son\w+=|javascript:", text)
-    assert "<script" not in client.get("/runs/a?live=off").text
+    text = client.get("/").text
+    assert re.findall(r"<script.*?</script>", text, re.DOTALL) == ['<script src="/live.js" defer></script>']
+    assert not re.search(r"\son\w+=|javascript:", text)
+    assert "<script" not in client.get("/?live=off").text
     assert client.get("/live.js").headers["content-type"] == "text/javascript; charset=utf-8"
-
-
-def test_hostile_names_of_runs(tmp_path):
-    for name in ("runs/a", "secret"):
-        with_report(write_run(tmp_path / name))
-    client = Asking(Guard(application(Places(runs=tmp_path / "runs"))), "http://localhost")
-    assert client.get("/runs/a/report.html").status_code == 200
-    up = ("%2e%2e", "%2e%2e%2fsecret", "a%2f..%2f..%2fsecret", "..%2f..%2fetc%2fpasswd", "%5c..%5csecret", "%2e")
-    for name in (*up, "", "A", "%00", "a%00", "a%0a", "%ff%fe", "\u202e", "<script>", "a/../../secret"):
-        for behind in ("", "/", "/report.html"):
-            assert client.get(f"/runs/{name}{behind}").status_code == 404
 
 
 def test_hostile_folders_and_words(tmp_path, monkeypatch):
@@ -370,8 +321,8 @@ def test_hostile_folders_and_words(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, "warnings_of", lambda connection: ["<script>2</script>"])
     monkeypatch.setattr(snapshots, "living_nodes", lambda connection: evil)
     client = Asking(application(Places("<i>", tmp_path)))
-    text = client.get("/").text + client.get("/runs/ok").text
-    assert text.count("<script") == 2 and "\x1b" not in text and "<b>" not in text and "<i>" not in text
+    text = client.get("/").text
+    assert text.count("<script") == 1 and "\x1b" not in text and "<b>" not in text and "<i>" not in text
     assert "<img" not in text and "b c" not in text and "Set-Cookie" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
 
@@ -382,9 +333,8 @@ def test_broken_runs_are_told_and_break_nothing(tmp_path, client):
         (tmp_path / name / "config.json").write_text(content)
         (tmp_path / name / "rounds.jsonl").write_bytes(b'\xff\xfe{"round": []}\n')
     assert page(client, "/").count("its files are not what a run writes") == 3
-    assert "The files of this run are not what a run writes." in page(client, "/runs/a")
     (tmp_path / "a" / "rounds.jsonl").write_text("[" * 100_000 + "\n")
-    assert "No number was written down by round." in page(client, "/runs/a")
+    assert page(client, "/").count("its files are not what a run writes") == 3
 
 
 def test_a_name_from_elsewhere_that_leads_here_is_refused(client):
@@ -394,11 +344,11 @@ def test_a_name_from_elsewhere_that_leads_here_is_refused(client):
         assert client.get("/live.js", {"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "server.example", "localhost.example"])
-def test_other_machines_do_not_reach_it(host):
-    done = CliRunner().invoke(cli.app, ["dashboard", "--listen", f"[{host}]:0" if ":" in host else f"{host}:0"])
-    assert done.exit_code == 1 and "other machines would reach the dashboard" in done.output
-    assert "ssh -L" in done.output
+def test_other_machines_do_not_reach_it():
+    for host in ("0.0.0.0", "::", "192.0.2.1", "server.example", "localhost.example"):
+        done = CliRunner().invoke(cli.app, ["dashboard", "--listen", f"[{host}]:0" if ":" in host else f"{host}:0"])
+        assert done.exit_code == 1 and "other machines would reach the dashboard" in done.output, host
+        assert "ssh -L" in done.output
 
 
 def test_a_port_that_is_taken(tmp_path):
@@ -408,10 +358,10 @@ def test_a_port_that_is_taken(tmp_path):
     assert done.exit_code == 1 and f"--listen 127.0.0.1:{port}: Address already in use" in done.output
 
 
-@pytest.mark.parametrize("listen", ["8000", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:x", f"127.0.0.1:{'9' * 5000}"])
-def test_an_address_that_is_none(listen):
-    done = CliRunner().invoke(cli.app, ["dashboard", "--listen", listen])
-    assert done.exit_code and "must be an address and a port" in done.output
+def test_an_address_that_is_none():
+    for listen in ("8000", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:x", f"127.0.0.1:{'9' * 5000}"):
+        done = CliRunner().invoke(cli.app, ["dashboard", "--listen", listen])
+        assert done.exit_code and "must be an address and a port" in done.output, listen
 
 
 def test_a_look_is_kept_for_some_seconds(tmp_path, monkeypatch):
@@ -452,6 +402,6 @@ def test_it_is_served_on_the_loopback(tmp_path, served):
     write_run(tmp_path / "runs" / "a")
     address = served("--listen", "127.0.0.1:0")
     assert address.startswith("http://127.0.0.1:")
-    with urllib.request.urlopen(address + "runs/a", timeout=60) as answer:
-        assert "<h1>Run a</h1>" in answer.read().decode()
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        assert "<summary>a</summary>" in answer.read().decode()
         assert answer.headers.get_all("cache-control") == ["no-store"] and "server" not in answer.headers

@@ -9,8 +9,8 @@ from cloister.server.reports.html.figures import Picture
 @pytest.fixture
 def undrawn(monkeypatch):
     """Leave the figures of pages empty, for tests of the words: drawing takes most of the time."""
-    for page in ("html", "compare"):
-        monkeypatch.setattr(f"cloister.server.reports.{page}.figures.pictured", _empty)
+    monkeypatch.setattr("cloister.server.reports.html.figures.pictured", _empty)
+    monkeypatch.setattr("cloister.server.reports.compare.figures.pictured", _empty)
 
 
 def _empty(name, title, description, *_):

@@ -1,6 +1,7 @@
 """A run as an entry for the registry of deployments, which the registry's own checker accepts."""
 
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from reported import write_run
+from support import failures
 from typer.testing import CliRunner
 
 from cloister.cli import app
@@ -52,18 +54,23 @@ def written(place, entry=None, statements=None, **run):
     return write_entry(write_run(place / "run", **run), entry or entry_of(), statements or Statements())
 
 
-@pytest.mark.parametrize("kind", ["sound", "dp-sgd"])
-@pytest.mark.parametrize("stated", [Statements(), Statements.model_validate(tomllib.loads(STATED))])
-def test_the_registrys_checker_accepts_it(tmp_path, checker, kind, stated):
-    assert checker.check(written(tmp_path, statements=stated, kind=kind)) == {}
+def test_the_registrys_checker_accepts_it(tmp_path_factory, checker):
+    def check(kind, stated):
+        folder = tmp_path_factory.mktemp("case")
+        assert checker.check(written(folder, statements=stated, kind=kind)) == {}
+
+    cases = itertools.product(["sound", "dp-sgd"], [Statements(), Statements.model_validate(tomllib.loads(STATED))])
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    "text", ["a: b # c\n- d", "'quoted' \"twice\" | > %", "x" * 1900 + " y", "ε ≤ 2\ttab\x01", "true"]
-)
-def test_and_whatever_the_operator_writes(tmp_path, checker, text):
-    entry = entry_of().model_copy(update={"description": text, "sources": text})
-    assert checker.check(written(tmp_path, entry, Statements(trust=text[:LONGEST]))) == {}
+def test_and_whatever_the_operator_writes(tmp_path_factory, checker):
+    def check(text):
+        folder = tmp_path_factory.mktemp("case")
+        entry = entry_of().model_copy(update={"description": text, "sources": text})
+        assert checker.check(written(folder, entry, Statements(trust=text[:LONGEST]))) == {}
+
+    cases = ["a: b # c\n- d", "'quoted' \"twice\" | > %", "x" * 1900 + " y", "ε ≤ 2\ttab\x01", "true"]
+    assert failures(cases, check) == []
 
 
 def test_the_checker_can_refuse(tmp_path, checker):
@@ -83,44 +90,49 @@ def test_it_holds_the_largest_epsilon_of_the_claim(tmp_path):
     assert content["url_slug"] == "tumour-triage-four-hospitals-2026" and content["status"] == "Draft"
 
 
-@pytest.mark.parametrize(
-    ("kind", "told"),
-    [
+def test_it_tells_who_adds_the_noise(tmp_path_factory):
+    def check(kind, told):
+        folder = tmp_path_factory.mktemp("case")
+        content = yaml.safe_load(written(folder, kind=kind).read_text())
+        assert content["deployment"]["deployment_model"]["model_name_details"] == told
+
+    cases = [
         ("sound", "Noise is added on a server that is trusted."),
         (
             "shares",
             "Noise is added on the clients, in shares: the server learns a sum with noise, and no single update.",
         ),
         ("dp-sgd", "Noise is added on the clients."),
-    ],
-)
-def test_it_tells_who_adds_the_noise(tmp_path, kind, told):
-    content = yaml.safe_load(written(tmp_path, kind=kind).read_text())
-    assert content["deployment"]["deployment_model"]["model_name_details"] == told
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize("kind", ["none", "heuristic", "laplace"])
-def test_a_run_without_a_guarantee_has_no_entry(tmp_path, kind):
-    with pytest.raises(ConfigError, match="no sound claim"):
-        written(tmp_path, kind=kind)
-    assert not (tmp_path / "run" / "registry.yaml").exists()
+def test_a_run_without_a_guarantee_has_no_entry(tmp_path_factory):
+    def check(kind):
+        folder = tmp_path_factory.mktemp("case")
+        with pytest.raises(ConfigError, match="no sound claim"):
+            written(folder, kind=kind)
+        assert not (folder / "run" / "registry.yaml").exists()
+
+    assert failures(["none", "heuristic", "laplace"], check) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
+def test_a_bad_file_is_refused_by_the_name_of_its_key(tmp_path_factory):
+    def check(change, named):
+        folder = tmp_path_factory.mktemp("case")
+        path = folder / "entry.toml"
+        path.write_text(ENTRY.replace(*change, 1))
+        with pytest.raises(ConfigError, match=re.escape(named)):
+            read_toml(Entry, path, str(path))
+
+    cases = [
         (("name =", "nmae ="), "unknown key 'nmae'"),
         (("name =", "# name ="), "name is missing"),
         (("2026-11-22", "22.11.2026"), "publication-date"),
         (("Healthcare", "Health"), "sector = 'Health'"),
         (('["Four Hospitals"]', "[]"), "curators"),
-    ],
-)
-def test_a_bad_file_is_refused_by_the_name_of_its_key(tmp_path, change, named):
-    path = tmp_path / "entry.toml"
-    path.write_text(ENTRY.replace(*change, 1))
-    with pytest.raises(ConfigError, match=re.escape(named)):
-        read_toml(Entry, path, str(path))
+    ]
+    assert failures(cases, check) == []
 
 
 def test_the_command_writes_both(tmp_path):

@@ -18,6 +18,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from reported import evaluation, line, write_run
 from rich.console import Console
+from support import failures
 from typer.testing import CliRunner
 
 from cloister.audits.finding import Control, Finding, Measured
@@ -77,60 +78,74 @@ class TestWhatItSays:
         assert code("no `end <b>") == "no <code>end &lt;b&gt;</code>"
 
     @pytest.mark.usefixtures("undrawn")
-    @pytest.mark.parametrize(("epsilon", "practical"), [(9.9, True), (10.1, False), (30.0, False)])
-    def test_a_weak_claim_is_not_shown_as_protection(self, tmp_path, epsilon, practical):
-        place = write_run(tmp_path)
-        privacy = json.loads((place / "privacy.json").read_text())
-        privacy["claims"][0]["epsilon"] = epsilon
-        (place / "privacy.json").write_text(json.dumps(privacy))
-        (claim,) = tree_of(write_report(place).read_text()).findall(".//section[@id='claim']/div[@class]/h3/..")
-        told = " ".join(" ".join(claim.itertext()).split())
-        assert claim.attrib["class"] == ("claim sound" if practical else "claim")
-        assert told.startswith("Guaranteed by" if practical else "Weak: the guarantee by")
-        assert ("it hides whether" in told) is practical and ("hardly hides" in told) is not practical
+    def test_a_weak_claim_is_not_shown_as_protection(self, tmp_path_factory):
+        def check(epsilon, practical):
+            folder = tmp_path_factory.mktemp("case")
+            place = write_run(folder)
+            privacy = json.loads((place / "privacy.json").read_text())
+            privacy["claims"][0]["epsilon"] = epsilon
+            (place / "privacy.json").write_text(json.dumps(privacy))
+            (claim,) = tree_of(write_report(place).read_text()).findall(".//section[@id='claim']/div[@class]/h3/..")
+            told = " ".join(" ".join(claim.itertext()).split())
+            assert claim.attrib["class"] == ("claim sound" if practical else "claim")
+            assert told.startswith("Guaranteed by" if practical else "Weak: the guarantee by")
+            assert ("it hides whether" in told) is practical and ("hardly hides" in told) is not practical
+
+        assert failures([(9.9, True), (10.1, False), (30.0, False)], check) == []
 
     @pytest.mark.usefixtures("undrawn")
-    @pytest.mark.parametrize(
-        ("kind", "told"),
-        [
-            ("mixed", ["the ledger holds releases without a guarantee, so that ε over everything in it is unknown"]),
+    def test_without_a_curve_of_epsilon_the_page_says_why(self, tmp_path_factory):
+        def check(kind, told):
+            folder = tmp_path_factory.mktemp("case")
+            rounds = [line(number) for number in range(4)]
+            for each in rounds[1:]:
+                each["measured"]["epsilon"] = None
+            course = " ".join(texts(tree_of(page_of(folder, kind=kind, rounds=rounds)), ".//section[@id='course']"))
+            assert all(sentence in course for sentence in told)
+            assert ("keep ledgers" in course) is (kind == "dp-sgd") and "claims none" not in course
+
+        cases = [
+            (
+                "mixed",
+                ["the ledger holds releases without a guarantee, so that ε over everything in it is unknown"],
+            ),
             ("none", ["nothing on the server claims one"]),
             ("dp-sgd", ["nothing on the server claims one", "simulated clients keep none"]),
-        ],
-    )
-    def test_without_a_curve_of_epsilon_the_page_says_why(self, tmp_path, kind, told):
-        rounds = [line(number) for number in range(4)]
-        for each in rounds[1:]:
-            each["measured"]["epsilon"] = None
-        course = " ".join(texts(tree_of(page_of(tmp_path, kind=kind, rounds=rounds)), ".//section[@id='course']"))
-        assert all(sentence in course for sentence in told)
-        assert ("keep ledgers" in course) is (kind == "dp-sgd") and "claims none" not in course
+        ]
+        assert failures(cases, check) == []
 
     def test_an_officer_reads_which_epsilon_is_over_what(self, page):
         officer = " ".join(texts(tree_of(page), ".//section[@id='officer']"))
         assert "ε = 1 (this run) and 2 (all runs" in officer
 
     @pytest.mark.usefixtures("undrawn")
-    @pytest.mark.parametrize(("kind", "told"), [("none", False), ("dp-sgd", True)])
-    def test_an_officer_reads_whose_epsilon_no_ledger_bounds(self, tmp_path, kind, told):
+    def test_an_officer_reads_whose_epsilon_no_ledger_bounds(self, tmp_path_factory):
         """The server's ledger has no guarantee for a client, and each site's bounds that of its examples."""
-        place = write_run(tmp_path, kind=kind)
-        privacy = json.loads((place / "privacy.json").read_text())
-        privacy["ledger"]["holds-releases-without-a-guarantee"] = True
-        (place / "privacy.json").write_text(json.dumps(privacy))
-        officer = " ".join(texts(tree_of(write_report(place).read_text()), ".//section[@id='officer']"))
-        assert "about whole clients: no ε bounds all runs for a client." in officer
-        assert ("counted over all runs by that client, in its own ledger" in officer) is told
+
+        def check(kind, told):
+            folder = tmp_path_factory.mktemp("case")
+            place = write_run(folder, kind=kind)
+            privacy = json.loads((place / "privacy.json").read_text())
+            privacy["ledger"]["holds-releases-without-a-guarantee"] = True
+            (place / "privacy.json").write_text(json.dumps(privacy))
+            officer = " ".join(texts(tree_of(write_report(place).read_text()), ".//section[@id='officer']"))
+            assert "about whole clients: no ε bounds all runs for a client." in officer
+            assert ("counted over all runs by that client, in its own ledger" in officer) is told
+
+        assert failures([("none", False), ("dp-sgd", True)], check) == []
 
     def test_the_accuracy_of_always_guessing_the_largest_class_is_told(self, page):
         assert "Always guessing the largest class would be right for 33.33 % of them." in " ".join(page.split())
 
     @pytest.mark.usefixtures("undrawn")
-    @pytest.mark.parametrize("kind", ["none", "heuristic", "laplace"])
-    def test_without_a_guarantee_it_says_so(self, tmp_path, kind):
-        tree = tree_of(page_of(tmp_path, kind=kind))
-        assert texts(tree, ".//section[@id='claim']/div[1]/p")[0].startswith("Nobody is guaranteed anything")
-        assert not tree.findall(".//section[@id='claim']//table")
+    def test_without_a_guarantee_it_says_so(self, tmp_path_factory):
+        def check(kind):
+            folder = tmp_path_factory.mktemp("case")
+            tree = tree_of(page_of(folder, kind=kind))
+            assert texts(tree, ".//section[@id='claim']/div[1]/p")[0].startswith("Nobody is guaranteed anything")
+            assert not tree.findall(".//section[@id='claim']//table")
+
+        assert failures(["none", "heuristic", "laplace"], check) == []
 
     def test_curves_have_their_numbers_in_words(self, page):
         told = dict(zip(texts(tree_of(page), ".//svg/title"), texts(tree_of(page), ".//svg/desc"), strict=True))
@@ -165,12 +180,15 @@ class TestWhatItSays:
         assert {"Very_Mild_", "Demented", "Moderate-"} <= set(labels)
         assert "Very_<wbr>Mild_<wbr>Demented" in text
 
-    @pytest.mark.parametrize(("classes", "lines"), [(6, 4), (12, 2), (20, 1)])
-    def test_a_name_has_as_many_lines_as_there_is_room_for(self, tmp_path, classes, lines):
-        found = evaluation([f"{number} " + "very " * 40 for number in range(classes)])
-        tree = tree_of(page_of(tmp_path, rounds=NO_CURVES, evaluation=found))
-        labels = [label for label in texts(tree, ".//svg//text") if "very" in label]
-        assert len(labels) == 2 * classes * lines and max(map(len, labels)) <= NAME_WIDTH
+    def test_a_name_has_as_many_lines_as_there_is_room_for(self, tmp_path_factory):
+        def check(classes, lines):
+            folder = tmp_path_factory.mktemp("case")
+            found = evaluation([f"{number} " + "very " * 40 for number in range(classes)])
+            tree = tree_of(page_of(folder, rounds=NO_CURVES, evaluation=found))
+            labels = [label for label in texts(tree, ".//svg//text") if "very" in label]
+            assert len(labels) == 2 * classes * lines and max(map(len, labels)) <= NAME_WIDTH
+
+        assert failures([(6, 4), (12, 2), (20, 1)], check) == []
 
     def test_many_classes_and_rounds_stay_a_small_page(self, tmp_path):
         rounds = [line(number) for number in range(3000)]
@@ -230,21 +248,24 @@ class TestWhatItSays:
         assert {key: TERMINAL[key] for key in NAMES} == NAMES
 
     @pytest.mark.usefixtures("undrawn")
-    @pytest.mark.parametrize("findings", [1, 2])
-    def test_it_is_told_how_many_figures_of_an_audit_are_left_out(self, tmp_path, findings):
-        told = Finding("membership", "", tuple(Measured("loss", "tpr", n / 100, alarms=0.01) for n in range(13)))
-        audit = {"findings": [told.facts()] * findings}
-        tree = tree_of(page_of(tmp_path, audit=audit))
-        shown = {kind: texts(tree, f".//p[@class='small {kind}']") for kind in ("on-screen", "in-print")}
-        printed = 5 if findings == 1 else 10
-        assert shown == {
-            "on-screen": ["5 more are in audit.json."] * findings,
-            "in-print": [f"{printed} more are in audit.json."] * findings,
-        }
-        (few,) = {
-            table.attrib["class"] for table in tree.iter("table") if "figures-of" in table.attrib.get("class", "")
-        }
-        assert few == ("figures-of" if findings == 1 else "figures-of few")
+    def test_it_is_told_how_many_figures_of_an_audit_are_left_out(self, tmp_path_factory):
+        def check(findings):
+            folder = tmp_path_factory.mktemp("case")
+            told = Finding("membership", "", tuple(Measured("loss", "tpr", n / 100, alarms=0.01) for n in range(13)))
+            audit = {"findings": [told.facts()] * findings}
+            tree = tree_of(page_of(folder, audit=audit))
+            shown = {kind: texts(tree, f".//p[@class='small {kind}']") for kind in ("on-screen", "in-print")}
+            printed = 5 if findings == 1 else 10
+            assert shown == {
+                "on-screen": ["5 more are in audit.json."] * findings,
+                "in-print": [f"{printed} more are in audit.json."] * findings,
+            }
+            (few,) = {
+                table.attrib["class"] for table in tree.iter("table") if "figures-of" in table.attrib.get("class", "")
+            }
+            assert few == ("figures-of" if findings == 1 else "figures-of few")
+
+        assert failures([1, 2], check) == []
 
     @pytest.mark.usefixtures("undrawn")
     def test_kinds_without_noise_are_counted_as_they_are_listed(self, tmp_path):
@@ -254,12 +275,17 @@ class TestWhatItSays:
         assert f"{len(listed)} kinds of facts left without noise" in officer and len(listed) == 2
         assert "for the operator and the officer" in listed[-1] and "so are the replies" not in officer
 
-    @pytest.mark.parametrize(
-        ("audit", "findings"),
-        [([], 0), ({}, 0), ({"findings": None}, 0), ([{"name": "x", "figures": [{"name": "f", "value": 2}, 3]}, 4], 1)],
-    )
-    def test_any_audit_can_be_read(self, audit, findings):
-        assert len(audit_of(audit).findings) == findings
+    def test_any_audit_can_be_read(self):
+        def check(audit, findings):
+            assert len(audit_of(audit).findings) == findings
+
+        cases = [
+            ([], 0),
+            ({}, 0),
+            ({"findings": None}, 0),
+            ([{"name": "x", "figures": [{"name": "f", "value": 2}, 3]}, 4], 1),
+        ]
+        assert failures(cases, check) == []
 
     @pytest.mark.usefixtures("undrawn")
     def test_a_run_that_was_killed_claims_nothing(self, tmp_path):
@@ -400,15 +426,18 @@ class TestStructure:
         assert "var(--ink)" in styles and "var(--series-1)" in styles
         assert not re.search(r"#[0-9a-f]{6}", styles.replace("#000000", "")), styles
 
-    @pytest.mark.parametrize("scheme", ["light", "dark", "print"])
-    def test_contrast(self, page, scheme):
+    def test_contrast(self, page):
         """At least 4.5 to 1 for text, 3 to 1 for curves (WCAG 2.2, AA)."""
-        start = {"light": ":root", "dark": "prefers-color-scheme: dark", "print": "@media print"}[scheme]
-        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", page[page.index(start) :][:700]))
-        for name in ("ink", "muted", "good", "warn", "link"):
-            for ground in ("paper", "soft"):
-                assert contrast(colours.get(name, "#000000"), colours[ground]) >= 4.5 or name not in colours, name
-        assert all(contrast(colours[name], colours["paper"]) >= 3 for name in ("series-1", "series-2"))
+
+        def check(scheme):
+            start = {"light": ":root", "dark": "prefers-color-scheme: dark", "print": "@media print"}[scheme]
+            colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", page[page.index(start) :][:700]))
+            for name in ("ink", "muted", "good", "warn", "link"):
+                for ground in ("paper", "soft"):
+                    assert contrast(colours.get(name, "#000000"), colours[ground]) >= 4.5 or name not in colours, name
+            assert all(contrast(colours[name], colours["paper"]) >= 3 for name in ("series-1", "series-2"))
+
+        assert failures(["light", "dark", "print"], check) == []
 
 
 def contrast(first, second):
@@ -423,11 +452,14 @@ def contrast(first, second):
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("kind", ["sound", "dp-sgd"])
-def test_the_same_files_give_the_same_page(tmp_path, kind):
-    first, second = (page_of(tmp_path / str(number) / "run", kind=kind) for number in range(2))
-    assert first == second
-    tree_of(first)
+def test_the_same_files_give_the_same_page(tmp_path_factory):
+    def check(kind):
+        folder = tmp_path_factory.mktemp("case")
+        first, second = (page_of(folder / str(number) / "run", kind=kind) for number in range(2))
+        assert first == second
+        tree_of(first)
+
+    assert failures(["sound", "dp-sgd"], check) == []
 
 
 class TestTheOfficersPage:
@@ -453,20 +485,21 @@ class TestTheOfficersPage:
         text = write_report(write_run(tmp_path), stated).read_text()
         assert text.count("The operator states:") == 9 and "To be stated" not in text and "We state trust." in text
 
-    @pytest.mark.parametrize(
-        ("content", "named"),
-        [
+    def test_a_bad_file_is_refused_by_the_name_of_its_key(self, tmp_path_factory):
+        def check(content, named):
+            folder = tmp_path_factory.mktemp("case")
+            path = folder / "stated.toml"
+            path.write_text(content)
+            with pytest.raises(ConfigError, match=re.escape(named)):
+                read_toml(Statements, path, str(path))
+
+        cases = [
             ("trust = 'us'\ntrsut = 'us'", "unknown key 'trsut'"),
             ("trust = 3", "trust = 3"),
             (f"access = '{'x' * (LONGEST + 1)}'", "access"),
             ("trust = ", "is no TOML"),
-        ],
-    )
-    def test_a_bad_file_is_refused_by_the_name_of_its_key(self, tmp_path, content, named):
-        path = tmp_path / "stated.toml"
-        path.write_text(content)
-        with pytest.raises(ConfigError, match=re.escape(named)):
-            read_toml(Statements, path, str(path))
+        ]
+        assert failures(cases, check) == []
 
     @pytest.mark.usefixtures("undrawn")
     def test_the_command(self, tmp_path):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from rich.console import Console
+from support import failures
 from typer.testing import CliRunner
 
 from cloister import cli
@@ -76,14 +77,16 @@ def test_a_run_whose_cohorts_are_secret(tmp_path):
     assert not any("replies" in line for line in status.told(state, None))
 
 
-@pytest.mark.parametrize(
-    ("content", "ended"), [('{"status": "running"}', False), ('{"status": "sound"}', True), ("{", False)]
-)
-def test_the_end_is_what_the_statement_about_privacy_says(output, tmp_path, content, ended):
+def test_the_end_is_what_the_statement_about_privacy_says(output, tmp_path_factory):
     """Whatever the models are called: those of several hypotheses have other names."""
-    (tmp_path / "config.json").write_text((output / "a" / "config.json").read_text())
-    (tmp_path / "privacy.json").write_text(content)
-    assert status.run_state(tmp_path).ended is ended
+
+    def check(content, ended):
+        folder = tmp_path_factory.mktemp("case")
+        (folder / "config.json").write_text((output / "a" / "config.json").read_text())
+        (folder / "privacy.json").write_text(content)
+        assert status.run_state(folder).ended is ended
+
+    assert failures([('{"status": "running"}', False), ('{"status": "sound"}', True), ("{", False)], check) == []
 
 
 def test_a_run_before_its_first_round(output, tmp_path):
@@ -151,7 +154,7 @@ ROSTERED = {"name": "lyon", "fingerprint": "SHA256:abc", "made-by": "the site"}
 
 def test_the_command(output, monkeypatch):
     monkeypatch.setattr(control, "living_nodes", lambda connection: NODES)
-    monkeypatch.setattr(status, "_ask", lambda *command: {("list", "hospital"): RUNS}[command])
+    monkeypatch.setattr(status, "superlink_runs", lambda connection: RUNS["runs"])
     monkeypatch.setattr(meeting, "warnings_of", lambda connection: [f"the certificate of {connection} ends"])
     monkeypatch.setattr(rosters, "on_roster", lambda: [ROSTERED])
     shown = CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(output)]).stdout

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import generate_latest
 from reported import write_run
 from rich.console import Console
+from support import failures
 from typer.testing import CliRunner
 
 from cloister import cli
@@ -49,9 +50,11 @@ OFFLINE = (NODES[0], NODES[1] | {"status": "offline"}, NODES[2])
 MIDNIGHT = NOW - NOW % 86400
 
 
-@pytest.mark.parametrize(
-    ("snapshot", "kinds"),
-    [
+def test_the_rules():
+    def check(snapshot, kinds):
+        assert [item.kind for item in findings(snapshot, NOW)] == kinds
+
+    cases = [
         (Snapshot(), []),
         (Snapshot(QUIET, NODES), []),
         (Snapshot(RUN, NODES), ["rejected"]),
@@ -71,16 +74,14 @@ MIDNIGHT = NOW - NOW % 86400
         (Snapshot(spent={("a", "client"): 0.99}), ["budget-spent"]),
         (Snapshot(missing=("a",)), ["no-ledger"]),
         (Snapshot(warnings=("a certificate ends",), unreadable=("no answer",)), ["unreadable", "warning"]),
-    ],
-)
-def test_the_rules(snapshot, kinds):
-    assert [item.kind for item in findings(snapshot, NOW)] == kinds
+    ]
+    assert failures(cases, check) == []
 
 
 def test_every_rule_is_in_the_table_with_its_level():
-    from cloister.watch import findings as module
-
-    listed = dict(re.findall(r"^\| `([\w-]+)` \| (\w+) \|", module.__doc__, flags=re.MULTILINE))
+    listed = dict(
+        re.findall(r"^\| `([\w-]+)` \| (\w+) \|", sys.modules[findings.__module__].__doc__, flags=re.MULTILINE)
+    )
     worst = Snapshot(
         replace(RUN, state="dead", how="error"),
         OFFLINE,
@@ -362,10 +363,12 @@ def test_the_check_for_monitors(tmp_path, monkeypatch):
     assert code == 2 and said.startswith("critical: run-dead: run /runs/a, round 3 of 10")
 
 
-@pytest.mark.parametrize("listen", ["9464", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:0", "127.0.0.1:65536"])
-def test_an_address_that_is_none(listen):
-    done = CliRunner().invoke(cli.app, ["watch", "--listen", listen])
-    assert done.exit_code and "must be an address and a port" in done.output
+def test_an_address_that_is_none():
+    def check(listen):
+        done = CliRunner().invoke(cli.app, ["watch", "--listen", listen])
+        assert done.exit_code and "must be an address and a port" in done.output
+
+    assert failures(["9464", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:0", "127.0.0.1:65536"], check) == []
 
 
 def test_a_webhook_that_is_no_url():

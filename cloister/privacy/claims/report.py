@@ -10,6 +10,7 @@ from rich.table import Table
 
 from cloister.core import check
 from cloister.core.digits import at_most
+from cloister.core.terminal import table
 from cloister.core.text import counted
 from cloister.privacy.accounting.account import by_accountant
 from cloister.privacy.accounting.events import Unaccounted
@@ -50,29 +51,27 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
 
 
 def _table(ledger: Ledger) -> Table:
-    """Return the releases, each in a line or two of 80 columns: without frames, and reasons by their numbers."""
-    table = Table(title=escape(str(ledger.path)), box=None, padding=(0, 1, 0, 0), title_justify="left")
-    for name in ("opened", "round", "unit"):
-        table.add_column(name, no_wrap=True)
-    # A run of Flower's is a number, in one piece; names of people's own may be long.
-    runs = max((len(entry.run) for entry in ledger.entries), default=0)
-    table.add_column("run", overflow="fold", no_wrap=runs <= RUN_WIDTH)
-    table.add_column("mechanism", overflow="fold")
-    table.add_column("event", overflow="fold")
-    table.add_column("handed on", no_wrap=True)
+    """Return a table without frames, with reasons by their numbers, for terminals of 80 columns."""
     numbers = _numbered(ledger)
-    for entry in ledger.entries:
-        event = entry.event
-        table.add_row(
+    # A run of Flower is a number, and does not wrap; names from users may be long.
+    runs = max((len(entry.run) for entry in ledger.entries), default=0)
+    rows = (
+        (
             _date(entry.time),
             str(entry.round),
             entry.unit,
             escape(entry.run),
             escape(entry.mechanism),
-            f"no guarantee ({numbers[event.reason]})" if isinstance(event, Unaccounted) else escape(str(event)),
+            f"no guarantee ({numbers[entry.event.reason]})"
+            if isinstance(entry.event, Unaccounted)
+            else escape(str(entry.event)),
             "yes" if entry.done else "unknown: counts",
         )
-    return table
+        for entry in ledger.entries
+    )
+    columns = ("opened", "round", "unit", "run", "mechanism", "event", "handed on")
+    whole = (0, 1, 2, 6, *([3] if runs <= RUN_WIDTH else []))
+    return table(columns, rows, escape(str(ledger.path)), whole=whole, box=None)
 
 
 def _numbered(ledger: Ledger) -> dict[str, int]:

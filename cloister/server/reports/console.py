@@ -1,17 +1,16 @@
 """Console output of a run: settings and claim at the start, one line a round, a table at the end."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flwr.serverapp import Grid
 from rich.console import Console
-from rich.table import Table
 
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import changed, shown
 from cloister.config.settings import as_pairs
 from cloister.core.digits import at_least, at_most
-from cloister.core.terminal import can_show
+from cloister.core.terminal import can_show, table
 from cloister.privacy.claims.claim import Claim, Statement
 from cloister.privacy.claims.meaning import summary_of_clients
 from cloister.privacy.claims.words import contract, render, render_resumed, summary
@@ -120,7 +119,10 @@ class Narrator:
         self.last = done
         if self.screen is not None:
             self.screen.observe(done)
-        parts = [f"round {done.number:>3}/{self.rounds}", *(_figures(done.central or done.federated))]
+        parts = [
+            f"round {done.number:>3}/{self.rounds}",
+            *(f"{name} {value:.4f}" for name, value in (done.central or done.federated).items()),
+        ]
         if done.measured is not None:
             if done.measured.noise_std is not None:
                 parts.append(f"noise std {done.measured.noise_std:.2e}")
@@ -158,12 +160,25 @@ class Narrator:
         """
         if ending.why:
             self.console.print(ending.why)
-        table = Table(title="Result", show_header=False, title_justify="left", min_width=60)
-        for name, value in _rows(kept, self.last, plan, statement):
-            table.add_row(name, value)
+        rows = [(name, f"{value:.4f}") for name, value in (kept.central if kept else {}).items()]
+        rows += [(f"{name} (on clients)", f"{value:.4f}") for name, value in (kept.federated if kept else {}).items()]
+        if kept and self.last and kept.number != self.last.number:
+            rows.append(("the model kept is that of round", str(kept.number)))
+        measured = self.last.measured if self.last else None
+        if statement.clients is None:
+            rows.append(("privacy", summary(statement.claim)))
+        else:
+            rows.append(("privacy on the server", summary(statement.claim)))
+            rows.append(("privacy on clients", summary_of_clients(statement.clients)))
+        if measured and measured.noise_std is not None:
+            rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
+        if measured and measured.noise_multiplier is not None:
+            nominal = "" if plan.claim.is_guaranteed else "nominal "
+            rows.append((f"{nominal}noise multiplier, last round", at_least(measured.noise_multiplier)))
+        rows.append(("rounds", str(self.last.number if self.last else 0)))
         if not self.hides_times:
-            table.add_row("seconds", f"{seconds:.1f}")
-        self.console.print(table)
+            rows.append(("seconds", f"{seconds:.1f}"))
+        self.console.print(table(("", ""), rows, "Result", min_width=60))
         for line in (*render(statement), *render_ledger(plan, directory.path)):
             self.console.print(line)
         if len(plan.strategy.canaries):
@@ -189,27 +204,3 @@ def render_canaries(count: int) -> str:
     """
     more = f"the mean is over {count / 2:g} more than the clients, and moves that much less"
     return f"secret coins let about half of them take part; {more}"
-
-
-def _rows(kept: Round | None, last: Round | None, plan: Plan, statement: Statement) -> list[tuple[str, str]]:
-    rows = [(name, f"{value:.4f}") for name, value in (kept.central if kept else {}).items()]
-    rows += [(f"{name} (on clients)", f"{value:.4f}") for name, value in (kept.federated if kept else {}).items()]
-    if kept and last and kept.number != last.number:
-        rows.append(("the model kept is that of round", str(kept.number)))
-    measured = last.measured if last else None
-    if statement.clients is None:
-        rows.append(("privacy", summary(statement.claim)))
-    else:
-        rows.append(("privacy on the server", summary(statement.claim)))
-        rows.append(("privacy on clients", summary_of_clients(statement.clients)))
-    if measured and measured.noise_std is not None:
-        rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
-    if measured and measured.noise_multiplier is not None:
-        nominal = "" if plan.claim.is_guaranteed else "nominal "
-        rows.append((f"{nominal}noise multiplier, last round", at_least(measured.noise_multiplier)))
-    rows.append(("rounds", str(last.number if last else 0)))
-    return rows
-
-
-def _figures(scores: Mapping[str, float]) -> list[str]:
-    return [f"{name} {value:.4f}" for name, value in scores.items()]

@@ -87,16 +87,15 @@ class Board:
             nodes.sort(key=lambda node: self.clients[node] not in AT_WORK)
         names = {node: sites.name_of(node) for node in sorted(nodes[:SHOWN])}
         width = max(map(len, names.values()), default=0)
-        lines = [f"{name:<{width}}  {self._standing(node)}" for node, name in names.items()]
+        lines = []
+        for node, name in names.items():
+            why = f"  round {self.number - 1}: {self.rejected[node]}" if node in self.rejected else ""
+            lines.append(f"{name:<{width}}  {self.clients[node]}{why}")
         others = Counter(self.clients[node] for node in nodes[SHOWN:])
         if others:
             counted = ", ".join(f"{count} {standing}" for standing, count in sorted(others.items()))
             lines.append(f"and {others.total()} more: {counted}")
         return lines
-
-    def _standing(self, node: int) -> str:
-        why = f"  round {self.number - 1}: {self.rejected[node]}" if node in self.rejected else ""
-        return f"{self.clients[node]}{why}"
 
 
 class Screen:
@@ -133,9 +132,7 @@ class Screen:
         board = self.board
         head = Table.grid(padding=(0, 2))
         done = ProgressBar(board.rounds, board.number - 1, width=24)
-        head.add_row(f"round {min(board.number, board.rounds)}/{board.rounds}", done, self._left(board))
-        return Group(head, *(Text(line) for line in board.lines(self._sites)))
-
-    def _left(self, board: Board) -> str:
         left = board.left(self._clock() - self._begun)
-        return "" if left is None else f"about {spoken(left)} left"
+        told = "" if left is None else f"about {spoken(left)} left"
+        head.add_row(f"round {min(board.number, board.rounds)}/{board.rounds}", done, told)
+        return Group(head, *(Text(line) for line in board.lines(self._sites)))

@@ -84,7 +84,12 @@ class RunDirectory:
         config = plan.config
         try:
             root = expanded(config.output_dir).resolve()
-            path = _named(root, config) if config.run_name else _unnamed(root, config)
+            if config.run_name:
+                refuse_name(config)
+                path = root / config.run_name
+                path.mkdir(parents=True)
+            else:
+                path = _unnamed(root, config)
             directory = cls(path, plan.hides_times)
             directory.checkpoints.mkdir()
         except OSError as error:
@@ -278,25 +283,12 @@ def refuse_name(config: RunConfig) -> None:
         raise ConfigError(f"run-name = {name!r} must be at most 200 letters, digits, '.', '_' and '-'")
     path = expanded(config.output_dir).resolve() / name
     if path.exists():
-        raise ConfigError(
-            f"run-name = {name!r} is taken: {path} exists; {_way_on(path)}choose another or leave it empty"
-        )
-
-
-def _way_on(path: Path) -> str:
-    """Return a hint to resume the existing run, if it is resumable."""
-    with suppress(ConfigError, AttributeError):
-        how = read_json(path / PRIVACY).get("ended", {}).get("how")
-        if how in RESUMABLE:
-            return f"resume = {str(path)!r} goes on with that run, which ended by {how!r}; or "
-    return ""
-
-
-def _named(root: Path, config: RunConfig) -> Path:
-    refuse_name(config)
-    path = root / config.run_name
-    path.mkdir(parents=True)
-    return path
+        hint = ""
+        with suppress(ConfigError, AttributeError):
+            how = read_json(path / PRIVACY).get("ended", {}).get("how")
+            if how in RESUMABLE:
+                hint = f"resume = {str(path)!r} goes on with that run, which ended by {how!r}; or "
+        raise ConfigError(f"run-name = {name!r} is taken: {path} exists; {hint}choose another or leave it empty")
 
 
 def _unnamed(root: Path, config: RunConfig) -> Path:

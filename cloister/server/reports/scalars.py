@@ -1,6 +1,5 @@
 """Scalars of a round, for all plots."""
 
-from cloister.aggregation.decorator import Measurements
 from cloister.server.loop import Round
 
 
@@ -13,19 +12,14 @@ def scalars(done: Round, secret_cohorts: bool) -> dict[str, float]:
     """
     found = {f"central/{name}": value for name, value in done.central.items()}
     found |= {f"federated/{name}": value for name, value in done.federated.items()}
-    return found | (_of_privacy(done.measured, secret_cohorts) if done.measured else {})
-
-
-def _of_privacy(measured: Measurements, secret_cohorts: bool) -> dict[str, float]:
-    """Return the publishable measurements.
-
-    The strategy omits those that would be another release.
-    """
-    known = {
-        "privacy/noise-std": measured.noise_std,
-        "privacy/epsilon": measured.epsilon,
-        "privacy/clipping-norm": measured.clipping_norm,
-        "privacy/clipped-fraction": measured.clipped_fraction,
-        "replies/rejected": None if secret_cohorts else len(measured.rejected),
-    }
-    return {name: float(value) for name, value in known.items() if value is not None}
+    if (measured := done.measured) is not None:
+        # The strategy omits measurements that would be another release.
+        known = {
+            "privacy/noise-std": measured.noise_std,
+            "privacy/epsilon": measured.epsilon,
+            "privacy/clipping-norm": measured.clipping_norm,
+            "privacy/clipped-fraction": measured.clipped_fraction,
+            "replies/rejected": None if secret_cohorts else len(measured.rejected),
+        }
+        found |= {name: float(value) for name, value in known.items() if value is not None}
+    return found

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cloister.config.section import Scalar
 from cloister.core.digits import at_least, at_most
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.files import DAY, read_json, read_text
@@ -159,7 +158,44 @@ def run_state(directory: Path) -> RunState:
         ConfigError: the directory contains no run, or a file is damaged.
     """
     try:
-        return _read(directory)
+        config, written = read_json(directory / "config.json")["config"], directory / "rounds.jsonl"
+        last = _last_round(written)
+        begun = (directory / "config.json").stat().st_mtime
+        changed = written.stat().st_mtime if last else begun
+        measured = last.get("measured") or {}
+        said = _last_words(directory)
+        ending, (claim, claimed) = _ending(said), _claimed(said)
+        epsilon, budget = _number(measured.get("epsilon")), float(config["privacy.max-epsilon"])
+        rejected = [{name: str(value) for name, value in item.items()} for item in measured.get("rejected", ())]
+        # Convert all numbers: the directory may contain arbitrary values, and `watch` computes with them.
+        return RunState(
+            path=str(directory.resolve()),
+            task=config["task.name"],
+            strategy=config["strategy.name"],
+            privacy=_mechanisms(config),
+            round=int(last["round"]) if last else 0,
+            rounds=int(config["num-rounds"]),
+            # A new file shows its exact time for a moment; the unchanged config.json shows whether times are hidden.
+            written=changed if begun % DAY else changed // DAY * DAY,
+            replies=(int(measured["accepted"]), int(measured["asked"])) if "accepted" in measured else None,
+            rejected=tuple(
+                f"{item.get('site') or 'node ' + item['node_id']}, {item['code']}: {item['detail']}"
+                for item in rejected
+            ),
+            codes=dict(Counter(item["code"] for item in rejected)),
+            seconds=_number(last.get("seconds", {}).get("total")),
+            timeout=float(config["round-timeout"]),
+            quorum=int(config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"]),
+            epsilon=epsilon,
+            claimed=None if claimed is None else claimed.epsilon,
+            claimed_for="" if claimed is None else claimed.unit,
+            budget_left=max(0.0, budget - epsilon) if budget and epsilon is not None else None,
+            ended=ending is not None,
+            state="ended" if ending is not None else "running" if _is_held(directory) else "dead",
+            how=(ending or {}).get("how", ""),
+            why=(ending or {}).get("why", ""),
+            premises="" if claim is None else f"{claim.status}: {listed(claim.premises)}",
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ConfigError(
             f"{directory} is no run directory: rounds.jsonl or config.json is not what a run writes"
@@ -180,44 +216,6 @@ def hides_progress(directory: Path) -> bool:
         return False  # the directory was removed in the meantime
 
 
-def _read(directory: Path) -> RunState:
-    config, written = read_json(directory / "config.json")["config"], directory / "rounds.jsonl"
-    last = _last_round(written)
-    begun = (directory / "config.json").stat().st_mtime
-    changed = written.stat().st_mtime if last else begun
-    measured = last.get("measured") or {}
-    said = _last_words(directory)
-    ending, (claim, claimed) = _ending(said), _claimed(said)
-    epsilon, budget = _number(measured.get("epsilon")), float(config["privacy.max-epsilon"])
-    rejected = [{name: str(value) for name, value in item.items()} for item in measured.get("rejected", ())]
-    # Convert all numbers: the directory may contain arbitrary values, and `watch` computes with them.
-    return RunState(
-        path=str(directory.resolve()),
-        task=config["task.name"],
-        strategy=config["strategy.name"],
-        privacy=_mechanisms(_on_server(config), config["privacy.client"]),
-        round=int(last["round"]) if last else 0,
-        rounds=int(config["num-rounds"]),
-        # A new file shows its exact time for a moment; the unchanged config.json shows whether times are hidden.
-        written=changed if begun % DAY else changed // DAY * DAY,
-        replies=(int(measured["accepted"]), int(measured["asked"])) if "accepted" in measured else None,
-        rejected=tuple(map(_reason, rejected)),
-        codes=dict(Counter(item["code"] for item in rejected)),
-        seconds=_number(last.get("seconds", {}).get("total")),
-        timeout=float(config["round-timeout"]),
-        quorum=_quorum(config),
-        epsilon=epsilon,
-        claimed=None if claimed is None else claimed.epsilon,
-        claimed_for="" if claimed is None else claimed.unit,
-        budget_left=max(0.0, budget - epsilon) if budget and epsilon is not None else None,
-        ended=ending is not None,
-        state="ended" if ending is not None else "running" if _is_held(directory) else "dead",
-        how=(ending or {}).get("how", ""),
-        why=(ending or {}).get("why", ""),
-        premises="" if claim is None else f"{claim.status}: {listed(claim.premises)}",
-    )
-
-
 def _last_round(written: Path) -> dict[str, Any]:
     """Return the last complete line of `rounds.jsonl`; empty without one."""
     lines = read_text(written).rpartition("\n")[0].splitlines() if written.exists() else []
@@ -227,23 +225,13 @@ def _last_round(written: Path) -> dict[str, Any]:
     return last
 
 
-def _quorum(config: Mapping[str, Scalar]) -> int:
-    return int(config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"])
-
-
-def _on_server(config: Mapping[str, object]) -> str:
-    """Return the server's mechanism in words, with secure aggregation.
-
-    Configurations of older runs lack that key.
-    """
-    server = str(config["privacy.server"])
-    return f"{server} (secure aggregation)" if config.get("secure-aggregation.enabled") else server
-
-
-def _mechanisms(server: str, clients: str) -> str:
+def _mechanisms(config: Mapping[str, Any]) -> str:
+    """Return the mechanisms in words, with secure aggregation; configurations of older runs lack its key."""
+    server, clients = config["privacy.server"], config["privacy.client"]
+    on_server = f"{server} (secure aggregation)" if config.get("secure-aggregation.enabled") else str(server)
     if clients == "none":
-        return server
-    return f"{clients} on clients" if server == "none" else f"{server}, {clients} on clients"
+        return on_server
+    return f"{clients} on clients" if on_server == "none" else f"{on_server}, {clients} on clients"
 
 
 def _last_words(directory: Path) -> dict[str, Any]:
@@ -296,11 +284,6 @@ def _number(value: float | str | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _reason(item: Mapping[str, str]) -> str:
-    who = item.get("site") or f"node {item['node_id']}"
-    return f"{who}, {item['code']}: {item['detail']}"
-
-
 def superlink_runs(connection: str) -> list[Any]:
     """Return the runs of a SuperLink, from `flwr list`.
 
@@ -310,10 +293,7 @@ def superlink_runs(connection: str) -> list[Any]:
     Raises:
         FederationError: the SuperLink gives no answer.
     """
-    return list(_ask("list", connection)["runs"])
-
-
-def _ask(*command: str) -> Any:
+    command = ("list", connection)
     # If this command's environment is not activated, use the `flwr` beside its interpreter.
     flwr = shutil.which("flwr") or str(Path(sys.executable).with_name("flwr"))
     try:
@@ -325,7 +305,7 @@ def _ask(*command: str) -> Any:
         raise FederationError(f"flwr {' '.join(command)} gave no answer: {type(error).__name__}") from None
     if not answer.get("success"):
         raise FederationError(f"flwr {' '.join(command)}: {' '.join(answer.get('error-message', 'it failed').split())}")
-    return answer
+    return list(answer["runs"])
 
 
 Budgets = Mapping[tuple[str, str], float]
@@ -349,29 +329,24 @@ def told(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Bud
         for item in (superlink or {}).get("roster", [])
     ]
     lines += [f"run {item['run-id']}  {item['status']}" for item in (superlink or {}).get("runs", [])]
-    lines += _run_told(run) if run else []
+    if run is not None:
+        mechanisms = f"{run.task}, {run.strategy}, {run.privacy}"
+        lines.append(f"{run.path}  {mechanisms}  round {run.round}/{run.rounds}  {state_told(run)}")
+        if run.why:
+            lines.append(f"  {run.why}")
+        if run.replies:
+            lines.append(f"  replies {run.replies[0]}/{run.replies[1]}")
+        lines += [f"  rejected: {reason}" for reason in run.rejected]
+        left = "" if run.budget_left is None else f", {at_least(run.budget_left, 3)} left of the budget"
+        left += f"; {run.worth}" if run.worth else ""
+        if run.claimed is not None:
+            lines.append(f"  ε {at_most(run.claimed, 3)} claimed, for one {run.claimed_for}{left}")
+            lines.append(f"  {run.premises}")
+        elif run.epsilon is not None:
+            lines.append(f"  ε {at_most(run.epsilon, 3)}{left}")
     for (path, unit), share in (budgets or {}).items():
         lines.append(f"budget for each {unit}: {at_most(100 * share, 3)} % is spent in {path}")
     return [clean(line) for line in lines]
-
-
-def _run_told(run: RunState) -> list[str]:
-    lines = [
-        f"{run.path}  {run.task}, {run.strategy}, {run.privacy}  round {run.round}/{run.rounds}  {state_told(run)}"
-    ]
-    if run.why:
-        lines.append(f"  {run.why}")
-    if run.replies:
-        lines.append(f"  replies {run.replies[0]}/{run.replies[1]}")
-    lines += [f"  rejected: {reason}" for reason in run.rejected]
-    left = "" if run.budget_left is None else f", {at_least(run.budget_left, 3)} left of the budget"
-    left += f"; {run.worth}" if run.worth else ""
-    if run.claimed is not None:
-        lines.append(f"  ε {at_most(run.claimed, 3)} claimed, for one {run.claimed_for}{left}")
-        lines.append(f"  {run.premises}")
-    elif run.epsilon is not None:
-        lines.append(f"  ε {at_most(run.epsilon, 3)}{left}")
-    return lines
 
 
 def state_told(run: RunState) -> str:

@@ -61,14 +61,22 @@ class MlflowTracker:
             self._client = self._mlflow.MlflowClient(self._store)
             self._run, self._is_open = self._begun(plan), True
         except Exception as error:  # raised by any store; its text may contain a password
-            raise ConfigError(f"{_named(plan)} cannot be used as a store of MLflow: {type(error).__name__}") from None
+            default = f"{DATABASE} in output-dir = {plan.config.output_dir!r}"
+            place = PLACE if os.environ.get(PLACE) else default
+            if plan.config.tracking_uri:
+                place = f"tracking-uri = {plan.config.tracking_uri!r}"
+            raise ConfigError(f"{place} cannot be used as a store of MLflow: {type(error).__name__}") from None
         self._settle()
 
     def _begun(self, plan: Plan) -> str:
         """Create an MLflow run with the settings and return its id."""
-        run = self._client.create_run(
-            self._experiment(), start_time=self._now(), run_name=self._directory.name
-        ).info.run_id
+        if (found := self._client.get_experiment_by_name(EXPERIMENT)) is not None:
+            experiment = str(found.experiment_id)
+        else:
+            place = _artifacts(self._store).as_uri() if self._store.startswith(SQLITE) else None
+            experiment = str(self._client.create_experiment(EXPERIMENT, artifact_location=place))
+        made = self._client.create_run(experiment, start_time=self._now(), run_name=self._directory.name)
+        run = made.info.run_id
         settings = {key: value for key, value in plan.config.flat().items() if key not in NOT_SHOWN}
         pairs = (settings | {"seed": plan.seed}).items()
         params = [self._mlflow.entities.Param(key, str(value)[:LONGEST]) for key, value in pairs]
@@ -76,17 +84,11 @@ class MlflowTracker:
             self._client.log_batch(run, params=params[start : start + BATCH])
         return str(run)
 
-    def _experiment(self) -> str:
-        if (found := self._client.get_experiment_by_name(EXPERIMENT)) is not None:
-            return str(found.experiment_id)
-        place = _artifacts(self._store).as_uri() if self._store.startswith(SQLITE) else None
-        return str(self._client.create_experiment(EXPERIMENT, artifact_location=place))
-
     def __call__(self, done: Round, _: object) -> None:
         """Log the scalars of a round."""
         found, now = scalars(done, self._secret_cohorts), self._now()
         metric = self._mlflow.entities.Metric
-        points = [metric(_speakable(name), value, now, done.number) for name, value in found.items()]
+        points = [metric(re.sub(r"[^\w\-. /:]", "_", name), value, now, done.number) for name, value in found.items()]
         self._tried(f"round {done.number}", lambda: self._client.log_batch(self._run, metrics=points))
 
     def finish(self, ending: Ending) -> None:
@@ -130,24 +132,12 @@ def _store(plan: Plan) -> str:
     return config.tracking_uri or os.environ.get(PLACE) or default
 
 
-def _named(plan: Plan) -> str:
-    """Return the setting of the store, without an address with a password."""
-    if plan.config.tracking_uri:
-        return f"tracking-uri = {plan.config.tracking_uri!r}"
-    return PLACE if os.environ.get(PLACE) else f"{DATABASE} in output-dir = {plan.config.output_dir!r}"
-
-
 def _file(store: str) -> Path:
     return Path(store.removeprefix(SQLITE)).resolve()
 
 
 def _artifacts(store: str) -> Path:
     return _file(store).parent / ARTIFACTS
-
-
-def _speakable(name: str) -> str:
-    """Return a name in the characters that MLflow accepts."""
-    return re.sub(r"[^\w\-. /:]", "_", name)
 
 
 def _installed() -> Any:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -121,12 +121,11 @@ class Group:
     @property
     def costs(self) -> tuple[Cost, ...]:
         """Return the costs of the run with the weakest claims."""
-        return max((run.costs for run in self.runs), key=_how_little_is_claimed)
 
+        def weakness(costs: Sequence[Cost]) -> tuple[bool, float]:
+            return any(cost.epsilon is None for cost in costs), sum(cost.epsilon or 0.0 for cost in costs)
 
-def _how_little_is_claimed(costs: Sequence[Cost]) -> tuple[bool, float]:
-    """Return a sort key that is larger for weaker claims."""
-    return any(cost.epsilon is None for cost in costs), sum(cost.epsilon or 0.0 for cost in costs)
+        return max((run.costs for run in self.runs), key=weakness)
 
 
 @dataclass(frozen=True)
@@ -210,8 +209,34 @@ class Comparison:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the notes that explain the table."""
-        told = (*_about_scores(self), *_about_epsilon(self), *_about_ends(self), *self.remarks)
-        return tuple(map(clean, told))
+        runs, kinds = self.runs, self.kinds
+        told = []
+        if self.tasks[1:]:
+            tasks = ", ".join(self.tasks)
+            told.append(f"The runs are about different tasks ({tasks}): their scores do not measure the same thing.")
+        if not self.score:
+            told.append("No run has a score.")
+        elif self.on_clients:
+            told.append(f"The {self.score} is that on the clients' own examples: no run has one on the server's.")
+        if self.over_classes:
+            told.append(OF_KEPT)
+        told += [
+            f"{run.name} has diverged: its last {self.score} is no finite number, and it has no final one."
+            for run in runs
+            if self.score and run.has_diverged(self.score, self.on_clients)
+        ]
+        if any(group.runs[1:] for group in self.groups):
+            told.append("Mean ± sample standard deviation over seeds; ε is the largest of any seed.")
+        if len(kinds) == 1:
+            told.append(f"ε of a run by itself, the largest in its claim: for {kinds[0]}.")
+        elif kinds:
+            several = len({kind.task for kind in kinds}) > 1
+            named = [f"{kind.task}: {kind}" if several else str(kind) for kind in kinds]
+            listed = "; ".join(f"[{number}] {kind}" for number, kind in enumerate(named, start=1))
+            told.append(f"The ε are about different things, cannot be compared, and are on no common axis: {listed}.")
+        if kinds and len(runs) > 1:
+            told.append(told_together(runs, kinds))
+        return tuple(map(clean, (*told, *_about_ends(runs), *self.remarks)))
 
 
 def compared(groups: Sequence[Group], score: str = "") -> Comparison:
@@ -257,49 +282,14 @@ def short_keys(keys: Sequence[str]) -> list[str]:
     return [last if taken.count(last) == 1 else key for key in keys if (last := key.rpartition(".")[2])]
 
 
-def _about_scores(comparison: Comparison) -> Iterable[str]:
-    if comparison.tasks[1:]:
-        told = ", ".join(comparison.tasks)
-        yield f"The runs are about different tasks ({told}): their scores do not measure the same thing."
-    if not comparison.score:
-        yield "No run has a score."
-    elif comparison.on_clients:
-        yield f"The {comparison.score} is that on the clients' own examples: no run has one on the server's."
-    if comparison.over_classes:
-        yield OF_KEPT
-    for run in comparison.runs:
-        if comparison.score and run.has_diverged(comparison.score, comparison.on_clients):
-            yield f"{run.name} has diverged: its last {comparison.score} is no finite number, and it has no final one."
-    if any(group.runs[1:] for group in comparison.groups):
-        yield "Mean ± sample standard deviation over seeds; ε is the largest of any seed."
-
-
-def _about_epsilon(comparison: Comparison) -> Iterable[str]:
-    if not comparison.kinds:
-        return
-    if len(comparison.kinds) == 1:
-        yield f"ε of a run by itself, the largest in its claim: for {comparison.kinds[0]}."
-    else:
-        several = len({kind.task for kind in comparison.kinds}) > 1
-        kinds = [f"{kind.task}: {kind}" if several else str(kind) for kind in comparison.kinds]
-        told = "; ".join(f"[{number}] {kind}" for number, kind in enumerate(kinds, start=1))
-        yield f"The ε are about different things, cannot be compared, and are on no common axis: {told}."
-    if len(comparison.runs) > 1:
-        yield told_together(comparison.runs, comparison.kinds)
-
-
-def _about_ends(comparison: Comparison) -> Iterable[str]:
-    for run in comparison.runs:
+def _about_ends(runs: Iterable[RunSummary]) -> Iterator[str]:
+    for run in runs:
         if run.ended == "running":
             yield f"{run.name} is under way: its figures are those of its rounds so far."
         elif run.ended == "dead":
             yield f"{run.name} broke off: no process on this machine runs it, and it did not end in order."
         elif run.ended != AS_ASKED:
-            why = run.facts.ending.why or "no reason is known"
-            counted = "; its ε counts all that were planned" if _counts_planned(run) else ""
+            why, statement = run.facts.ending.why or "no reason is known", run.facts.statement
+            planned = statement and any(figure.counts == ALL_PLANNED for figure in statement.claim.figures)
+            counted = "; its ε counts all that were planned" if planned else ""
             yield f"{run.name} did not run all its rounds ({run.ended}): {why}{counted}."
-
-
-def _counts_planned(run: RunSummary) -> bool:
-    statement = run.facts.statement
-    return statement is not None and any(figure.counts == ALL_PLANNED for figure in statement.claim.figures)

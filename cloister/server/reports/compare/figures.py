@@ -9,7 +9,7 @@ from typing import Any
 from cloister.core.digits import at_most
 from cloister.core.errors import ConfigError
 from cloister.core.text import clean
-from cloister.server.reports.compare.comparison import LABEL, Comparison, Spread
+from cloister.server.reports.compare.comparison import LABEL, Comparison
 from cloister.server.reports.html.figures import Picture, drawing, pictured, thinned
 from cloister.server.reports.html.svg import FIRST, FOURTH, SECOND, THIRD
 from cloister.server.reports.html.tables import short
@@ -79,13 +79,24 @@ def _wanted(comparison: Comparison) -> list[tuple[str, str, str, Draw]]:
 
 
 def _of_one_task(comparison: Comparison) -> list[tuple[str, str, str, Draw]]:
-    score, found = clean(comparison.score), list[tuple[str, str, str, Draw]]()
-    if any(group.curve(comparison.score, comparison.on_clients) for group in comparison.groups):
+    score, groups = clean(comparison.score), comparison.groups
+    found: list[tuple[str, str, str, Draw]] = []
+
+    def described(told: Sequence[str]) -> str:
+        more = len(told) - DESCRIBED
+        return "; ".join(told[:DESCRIBED]) + (f"; and {more} more, in the table." if more > 0 else ".")
+
+    if any(group.curve(comparison.score, comparison.on_clients) for group in groups):
+        finals = [(group.name, group.final(comparison.score, comparison.on_clients)) for group in groups]
+        told = [f"{_label(comparison, name)}: {final.text() if final else 'none'} at the end" for name, final in finals]
         title = f"{score[:1].upper()}{score[1:]} by round"
-        found.append(("rounds", title, _ends(comparison), partial(_curves, comparison)))
+        found.append(("rounds", title, described(told), partial(_curves, comparison)))
     if points := comparison.points():
-        title, told = f"Final {score} by ε", _said(comparison, points)
-        found.append(("epsilon", title, told, partial(_points, comparison)))
+        told = [
+            f"{_label(comparison, name)}: {final.text()} at ε = {at_most(epsilon)}"
+            for name, (epsilon, final) in points.items()
+        ]
+        found.append(("epsilon", f"Final {score} by ε", described(told), partial(_points, comparison)))
     return found
 
 
@@ -114,11 +125,12 @@ def _curves(comparison: Comparison, axes: Any, colours: Sequence[str]) -> None:
             means,
             linewidth=1.5,
             markersize=3,
-            markevery=_every(numbers),
+            markevery=max(1, len(numbers) // 10),
             label=_label(comparison, group.name),
             **look,
         )
-        low, high = zip(*(_edges(curve[number]) for number in numbers), strict=True) if numbers else ((), ())
+        low = [curve[number].mean - (curve[number].std or 0.0) for number in numbers]
+        high = [curve[number].mean + (curve[number].std or 0.0) for number in numbers]
         if low != high:
             axes.fill_between(numbers, low, high, color=look["color"], alpha=BAND, linewidth=0)
     axes.set(xlabel="round", ylabel=clean(comparison.score))
@@ -149,32 +161,5 @@ def _finish(axes: Any) -> None:
     axes.figure.set_layout_engine("constrained")
 
 
-def _edges(spread: Spread) -> tuple[float, float]:
-    return spread.mean - (spread.std or 0.0), spread.mean + (spread.std or 0.0)
-
-
-def _every(numbers: Sequence[int]) -> int:
-    return max(1, len(numbers) // 10)
-
-
 def _label(comparison: Comparison, name: str) -> str:
     return short(clean(comparison.labels[name]), LABEL)
-
-
-def _ends(comparison: Comparison) -> str:
-    """Return the final scores in words."""
-    told = []
-    for group in comparison.groups[:DESCRIBED]:
-        final = group.final(comparison.score, comparison.on_clients)
-        told.append(f"{_label(comparison, group.name)}: {final.text() if final else 'none'} at the end")
-    more = len(comparison.groups) - DESCRIBED
-    return "; ".join(told) + (f"; and {more} more, in the table." if more > 0 else ".")
-
-
-def _said(comparison: Comparison, points: dict[str, tuple[float, Spread]]) -> str:
-    told = [
-        f"{_label(comparison, name)}: {final.text()} at ε = {at_most(epsilon)}"
-        for name, (epsilon, final) in points.items()
-    ]
-    more = f"; and {len(told) - DESCRIBED} more, in the table." if len(told) > DESCRIBED else "."
-    return "; ".join(told[:DESCRIBED]) + more

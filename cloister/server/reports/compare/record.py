@@ -1,45 +1,39 @@
 """Comparison of runs as JSON."""
 
-from cloister.server.reports.compare.comparison import Comparison, Group, Spread
-from cloister.server.reports.compare.runs import Cost, RunSummary
+from cloister.server.reports.compare.comparison import Comparison, Spread
+from cloister.server.reports.compare.runs import Cost
 
 
 def record(comparison: Comparison) -> dict[str, object]:
     """Return the comparison as a JSON object."""
-    return {
-        "score": comparison.score,
-        "on-clients": comparison.on_clients,
-        "groups": [_group(comparison, group) for group in comparison.groups],
-        "notes": list(comparison.notes),
-    }
-
-
-def _group(comparison: Comparison, group: Group) -> dict[str, object]:
     score, on_clients = comparison.score, comparison.on_clients
-    return {
-        "name": group.name,
-        "settings": dict(group.settings),
-        "final": _spread(group.final(score, on_clients)),
-        "best": _spread(group.best(score, on_clients)),
-        "over-classes": {name: _spread(group.over_classes(name)) for name in comparison.over_classes},
-        "claims": [_cost(cost) for cost in group.costs],
-        "seconds": _spread(group.seconds),
-        "runs": [_run(comparison, run) for run in group.runs],
-    }
+    groups = [
+        {
+            "name": group.name,
+            "settings": dict(group.settings),
+            "final": _spread_facts(group.final(score, on_clients)),
+            "best": _spread_facts(group.best(score, on_clients)),
+            "over-classes": {name: _spread_facts(group.over_classes(name)) for name in comparison.over_classes},
+            "claims": [_cost(cost) for cost in group.costs],
+            "seconds": _spread_facts(group.seconds),
+            "runs": [
+                {
+                    "name": run.name,
+                    "directory": str(run.directory.resolve()),
+                    "seed": run.facts.seed,
+                    "ended": run.ended,
+                    "rounds": run.rounds,
+                    "final": run.final(score, on_clients),
+                }
+                for run in group.runs
+            ],
+        }
+        for group in comparison.groups
+    ]
+    return {"score": score, "on-clients": on_clients, "groups": groups, "notes": list(comparison.notes)}
 
 
-def _run(comparison: Comparison, run: RunSummary) -> dict[str, object]:
-    return {
-        "name": run.name,
-        "directory": str(run.directory.resolve()),
-        "seed": run.facts.seed,
-        "ended": run.ended,
-        "rounds": run.rounds,
-        "final": run.final(comparison.score, comparison.on_clients),
-    }
-
-
-def _spread(spread: Spread | None) -> dict[str, object] | None:
+def _spread_facts(spread: Spread | None) -> dict[str, object] | None:
     return None if spread is None else {"mean": spread.mean, "std": spread.std, "runs": spread.count}
 
 

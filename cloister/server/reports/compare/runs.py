@@ -9,7 +9,7 @@ from pathlib import Path
 from cloister.core.digits import at_most
 from cloister.core.errors import ConfigError
 from cloister.core.files import read_text
-from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
+from cloister.privacy.claims.claim import Claim, DpSgdClaim, LocalClaim
 from cloister.privacy.claims.meaning import weakest
 from cloister.privacy.claims.server import RUN
 from cloister.server.reports.html.facts import Facts, RoundFacts
@@ -163,28 +163,20 @@ def read_runs(directories: Sequence[Path]) -> tuple[RunSummary, ...]:
         ConfigError: with every directory that contains no run or occurs twice.
     """
     runs, wrong = [], []
-    names = _names(directories)
+    names = [directory.resolve().name for directory in directories]
+    if len(set(names)) < len(names):
+        names = [str(directory.resolve()) for directory in directories]
     for directory, name in zip(directories, names, strict=True):
         try:
-            runs.append(_read(directory, name))
+            state, facts = run_state(directory), Facts.read(directory)
+            ended = (state.how or AS_ASKED) if state.state == "ended" else state.state
+            runs.append(RunSummary(name, directory, facts, ended, costs_of(facts), _seconds(directory)))
         except ConfigError as error:
             wrong.append(str(error))
     wrong += [f"{name} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     if wrong:
         raise ConfigError("\n".join(wrong))
     return tuple(runs)
-
-
-def _names(directories: Sequence[Path]) -> list[str]:
-    """Return the names of directories, or their paths if two names are equal."""
-    names = [directory.resolve().name for directory in directories]
-    return names if len(set(names)) == len(names) else [str(directory.resolve()) for directory in directories]
-
-
-def _read(directory: Path, name: str) -> RunSummary:
-    state, facts = run_state(directory), Facts.read(directory)
-    ended = (state.how or AS_ASKED) if state.state == "ended" else state.state
-    return RunSummary(name, directory, facts, ended, costs_of(facts), _seconds(directory))
 
 
 def costs_of(facts: Facts) -> tuple[Cost, ...]:
@@ -197,15 +189,12 @@ def costs_of(facts: Facts) -> tuple[Cost, ...]:
 
 def _cost(claim: Claim, task: str) -> Cost:
     of_clients = isinstance(claim, DpSgdClaim | LocalClaim)
-    figure = weakest(claim) if isinstance(claim, DpSgdClaim | LocalClaim) else _of_run(claim)
+    of_run = (figure for figure in claim.figures if figure.scope == RUN)
+    figure = weakest(claim) if isinstance(claim, DpSgdClaim | LocalClaim) else next(of_run, None)
     if figure is None or figure.epsilon is None or not math.isfinite(figure.epsilon):
         return Cost("heuristic" if claim.is_guaranteed else claim.status)
     side, relation = ("clients" if of_clients else "server"), figure.relation or claim.relation
     return Cost(claim.status, figure.epsilon, Kind(task, side, figure.unit, relation, figure.delta or 0.0))
-
-
-def _of_run(claim: Claim) -> Figure | None:
-    return next((figure for figure in claim.figures if figure.scope == RUN), None)
 
 
 def _seconds(directory: Path) -> float | None:

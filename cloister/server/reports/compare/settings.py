@@ -29,11 +29,11 @@ def in_force(facts: Facts) -> dict[str, Scalar]:
     without = idle(facts.config)
     without |= {key for key in BUDGETS if not facts.config.get(key)}
     settings = {key: value for key, value in facts.config.items() if key not in without}
-    return settings | {key: _rounded(found[key]) for key, value in settings.items() if value == "auto" and key in found}
-
-
-def _rounded(value: Scalar) -> Scalar:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    for key, value in settings.items():
+        if value == "auto" and key in found:
+            claimed = found[key]
+            settings[key] = float(f"{claimed:.4g}") if isinstance(claimed, float) else claimed
+    return settings
 
 
 def differing(configs: Sequence[Settings]) -> list[str]:

@@ -62,24 +62,18 @@ def epsilon_together(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> float
 
 
 def _budget(runs: Sequence[RunSummary]) -> float:
-    """Return the budget that bounds all runs, even adaptive ones; 0: none."""
-    kept = [_kept(run) for run in runs]
-    return max(kept) if all(kept) and _share_a_ledger(runs) else 0.0
+    """Return the budget that bounds all runs, even adaptive ones; 0: none.
 
-
-def _kept(run: RunSummary) -> float:
-    """Return the budget of a run, if fixed before all releases; otherwise 0."""
-    claimed = run.facts.statement.claim.figures if run.facts.statement is not None else ()
-    kept = (figure for figure in claimed if figure.budget and BUDGET_FIXED not in figure.premises)
-    everything = (figure for figure in kept if figure.scope == ALL_RUNS)
-    return next((figure.epsilon or 0.0 for figure in everything), 0.0)
-
-
-def _share_a_ledger(runs: Sequence[RunSummary]) -> bool:
-    """Return whether all runs' ledgers are copies of one, at the end of each.
-
-    Then the longest contains the heads of all others. Separate ledgers have separate budgets, and both may be spent.
+    It was fixed before all releases, and all runs' ledgers are copies of one, at the end of each run. Then the longest
+    contains the heads of all others. Separate ledgers have separate budgets, and both may be spent.
     """
+    kept = []
+    for run in runs:
+        claimed = run.facts.statement.claim.figures if run.facts.statement is not None else ()
+        fixed = (figure for figure in claimed if figure.budget and BUDGET_FIXED not in figure.premises)
+        kept.append(next((figure.epsilon or 0.0 for figure in fixed if figure.scope == ALL_RUNS), 0.0))
+    if not all(kept):
+        return 0.0
     ledgers = [Ledger(run.directory / LEDGER) for run in runs]
     known = max((ledger.heads() for ledger in ledgers), key=len)
-    return all(ledger.head in known for ledger in ledgers)
+    return max(kept) if all(ledger.head in known for ledger in ledgers) else 0.0

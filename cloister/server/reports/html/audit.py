@@ -78,15 +78,17 @@ def audit_of(content: Any) -> Audit | None:
     if content is None:
         return None
     table = content if isinstance(content, Mapping) else {"findings": content}
-    findings = tuple(_finding(item) for item in _tables(table.get("findings")))
+    findings = tuple(
+        Finding(
+            str(item.get("name", "unnamed")),
+            str(item.get("meaning", "")),
+            tuple(map(_figure, sorted(_tables(item.get("measured", item.get("figures"))), key=_rank))),
+        )
+        for item in _tables(table.get("findings"))
+    )
     lines = tuple(str(line) for line in _list(table.get("lines")))
     skipped = tuple(f"{item.get('name')}: {item.get('why')}" for item in _tables(table.get("skipped")))
     return Audit(lines, findings, skipped, bool(table.get("contradicted")))
-
-
-def _finding(item: Mapping[str, Any]) -> Finding:
-    figures = sorted(_tables(item.get("measured", item.get("figures"))), key=_rank)
-    return Finding(str(item.get("name", "unnamed")), str(item.get("meaning", "")), tuple(map(_figure, figures)))
 
 
 def _rank(item: Mapping[str, Any]) -> int:
@@ -96,7 +98,16 @@ def _rank(item: Mapping[str, Any]) -> int:
 
 def _figure(item: Mapping[str, Any]) -> Figure:
     known = ("attack", "name", "quantity", "value", "low", "high", "borne-out")
-    notes = [_note(key, value) for key, value in item.items() if key not in known and _is_plain(value)]
+    notes = []
+    for key, value in item.items():
+        if key in known or not isinstance(value, str | int | float) or value == "":
+            continue
+        if isinstance(value, str):
+            notes.append(value if key == "assumption" else f"{key} {value}")
+        elif isinstance(value, float) and key in NOTES:
+            notes.append(NOTES[key](value))
+        else:
+            notes.append(f"{key} {_number(value)}")
     quantity = str(item.get("quantity", ""))
     form = ".3f" if quantity in NAMES else ".4g"
     low, value, high = (_number(item.get(key, ""), form) for key in ("low", "value", "high"))
@@ -111,25 +122,12 @@ def _figure(item: Mapping[str, Any]) -> Figure:
     )
 
 
-def _note(key: str, value: str | float) -> str:
-    """Return a detail of a number, in words where its key is known."""
-    if isinstance(value, str):
-        return value if key == "assumption" else f"{key} {value}"
-    if isinstance(value, float) and key in NOTES:
-        return NOTES[key](value)
-    return f"{key} {_number(value)}"
-
-
 def _tables(content: Any) -> list[Mapping[str, Any]]:
     return [item for item in _list(content) if isinstance(item, Mapping)]
 
 
 def _list(content: Any) -> list[Any]:
     return list(content) if isinstance(content, list | tuple) else []
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float) and value != ""
 
 
 def _number(value: Any, form: str = ".4g") -> str:

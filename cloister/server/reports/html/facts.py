@@ -84,6 +84,21 @@ class Evaluation:
     metrics: Scores
     classification: Classification | None
 
+    @classmethod
+    def of(cls, content: Mapping[str, Any] | None) -> "Evaluation | None":
+        """Read the content of the file; return None for None."""
+        if content is None:
+            return None
+        classification = None
+        if "confusion" in content:
+            classification = Classification(
+                tuple(tuple(row) for row in content["confusion"]),
+                tuple(ClassScores(**scored) for scored in content["classes"]),
+                content["macro_f1"],
+                content["auc"],
+            )
+        return cls(content["examples"], _finite(content["metrics"]), classification)
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -135,9 +150,10 @@ class Facts:
             statement = None if privacy["status"] == "running" else statement_of(privacy)
             ending = Ending(**privacy.get("ended", {"how": "error", "why": "privacy.json has no ending"}))
         with _named(directory / "rounds.jsonl"):
-            rounds = rounds_in(_text(directory / "rounds.jsonl"))
+            written = directory / "rounds.jsonl"
+            rounds = rounds_in(read_text(written) if written.is_file() else "")
         with _named(directory / EVALUATION):
-            evaluation = _evaluation(_json(directory / EVALUATION))
+            evaluation = Evaluation.of(_json(directory / EVALUATION))
         with _named(directory / "config.json"):
             config = shown(settings["config"])
             return cls(
@@ -153,7 +169,7 @@ class Facts:
                 evaluation=evaluation,
                 audit=audit_of(_json(directory / "audit.json")),
                 models=_hashes(directory),
-                parameters=_parameters(_json(directory / PARAMETERS)),
+                parameters=Parameters(**counted) if (counted := _json(directory / PARAMETERS)) else None,
             )
 
     @property
@@ -176,10 +192,6 @@ def _json(path: Path, otherwise: dict[str, Any] | None = None) -> Any:
     return read_json(path) if path.is_file() else otherwise
 
 
-def _parameters(content: Mapping[str, Any] | None) -> Parameters | None:
-    return Parameters(**content) if content else None
-
-
 def rounds_in(text: str) -> tuple[RoundFacts, ...]:
     """Return the complete lines of a `rounds.jsonl`.
 
@@ -191,24 +203,6 @@ def rounds_in(text: str) -> tuple[RoundFacts, ...]:
 def cohorts_are_secret(rounds: Sequence[RoundFacts]) -> bool:
     """Return whether the rounds have measurements without numbers of replies."""
     return any(done.number and done.measured for done in rounds) and not any(done.replies for done in rounds)
-
-
-def _text(path: Path) -> str:
-    return read_text(path) if path.is_file() else ""
-
-
-def _evaluation(content: Mapping[str, Any] | None) -> Evaluation | None:
-    if content is None:
-        return None
-    classification = None
-    if "confusion" in content:
-        classification = Classification(
-            tuple(tuple(row) for row in content["confusion"]),
-            tuple(ClassScores(**scored) for scored in content["classes"]),
-            content["macro_f1"],
-            content["auc"],
-        )
-    return Evaluation(content["examples"], _finite(content["metrics"]), classification)
 
 
 def _finite(scores: Mapping[str, float]) -> Scores:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from textwrap import wrap
 from typing import Any
 
@@ -35,6 +36,7 @@ SETTINGS = {
     "svg.hashsalt": "cloister",
     "text.parse_math": False,
     "font.size": 9.0,
+    "font.sans-serif": ["DejaVu Sans"],
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": INK,
@@ -86,8 +88,15 @@ def curves(rounds: Sequence[RoundFacts]) -> tuple[Picture, ...]:
         ("noise", "Noise on a weight by round: standard deviation", _measured(rounds, "noise_std", "noise")),
         ("clip", "Clip by round: largest norm of an update", _measured(rounds, "clipping_norm", "clip")),
     )
+    pictures = []
     with drawing():
-        return tuple(_drawn(name, title, found) for name, title, found in wanted if found)
+        for name, title, found in wanted:
+            if found:
+                names = ", ".join(dict.fromkeys(curve.name for curve in found))
+                title = title or f"{names[0].upper()}{names[1:60]} by round"
+                draw = partial(_lines, found=found, from_zero=name in FROM_ZERO)
+                pictures.append(pictured(name, title, " ".join(map(_told, found)), (3.1, 1.8), draw))
+    return tuple(pictures)
 
 
 def confusion(found: Classification) -> Picture:
@@ -98,9 +107,19 @@ def confusion(found: Classification) -> Picture:
     """
     hits = sum(row[number] for number, row in enumerate(found.confusion))
     total = sum(map(sum, found.confusion))
-    told = f"{hits} of {total} examples lie on the diagonal, where the prediction is right. {_worst(found)}"
+    mistaken = (
+        (count, row, column)
+        for row, counts in enumerate(found.confusion)
+        for column, count in enumerate(counts)
+        if row != column
+    )
+    count, row, column = max(mistaken, default=(0, 0, 0))
+    worst = "Nothing was mistaken for anything else."
+    if count:
+        worst = f"Most often class {found.classes[row].name} was taken for {found.classes[column].name}: {count} times."
+    told = f"{hits} of {total} examples lie on the diagonal, where the prediction is right. {worst}"
     with drawing():
-        return pictured("confusion", "Confusion matrix", told, (4.4, 4.0), lambda axes: _cells(axes, found))
+        return pictured("confusion", "Confusion matrix", told, (4.4, 4.0), partial(_matrix, found=found))
 
 
 def taken_for(found: Classification, number: int) -> str:
@@ -147,13 +166,6 @@ def _scores(rounds: Sequence[RoundFacts], wanted: Callable[[str], bool]) -> list
 def _measured(rounds: Sequence[RoundFacts], name: str, label: str) -> list[_Curve]:
     points = {done.number: done.measured[name] for done in rounds if name in done.measured}
     return [_Curve(label, label, points)] if points else []
-
-
-def _drawn(name: str, title: str, found: list[_Curve]) -> Picture:
-    told = " ".join(map(_told, found))
-    names = ", ".join(dict.fromkeys(curve.name for curve in found))
-    title = title or f"{names[0].upper()}{names[1:60]} by round"
-    return pictured(name, title, told, (3.1, 1.8), lambda axes: _lines(axes, found, name in FROM_ZERO))
 
 
 def _told(curve: _Curve) -> str:
@@ -208,14 +220,21 @@ def thinned(numbers: Sequence[int], most: int = POINTS) -> list[int]:
     return [numbers[round(place * (len(numbers) - 1) / (most - 1))] for place in range(most)]
 
 
-def _cells(axes: Any, found: Classification) -> None:
+def _matrix(axes: Any, found: Classification) -> None:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
+    from matplotlib.transforms import Affine2D
 
     axes.figure.set_layout_engine("tight")  # names of classes have any length
     names, size = [scored.name for scored in found.classes], len(found.classes)
-    for shade, cells in _shaded(found).items():
-        squares = [Path.unit_rectangle().transformed(_at(column, row)) for row, column in cells]
+    shaded: dict[int, list[tuple[int, int]]] = {}  # shade, the share of a cell in its row -> non-empty cells
+    for row, counts in enumerate(found.confusion):
+        for column, count in enumerate(counts):
+            if count:
+                shaded.setdefault(-(-SHADES * count // sum(counts)), []).append((row, column))
+    for shade, cells in sorted(shaded.items()):
+        places = [Affine2D().translate(column - 0.5, row - 0.5) for row, column in cells]
+        squares = [Path.unit_rectangle().transformed(place) for place in places]
         patch = Path.make_compound_path(*squares)
         axes.add_patch(PathPatch(patch, facecolor=FIRST, edgecolor="none", alpha=DARKEST * shade / SHADES))
     if size <= COUNTED:
@@ -230,32 +249,6 @@ def _cells(axes: Any, found: Classification) -> None:
     axes.set_xticks(range(0, size, step), labels, rotation=90 if widest * len(labels) > SIDE else 0)
     axes.set_yticks(range(0, size, step), labels)
     axes.tick_params(labelsize=7.5, length=2)
-
-
-def _at(column: int, row: int) -> Any:
-    from matplotlib.transforms import Affine2D
-
-    return Affine2D().translate(column - 0.5, row - 0.5)
-
-
-def _shaded(found: Classification) -> dict[int, list[tuple[int, int]]]:
-    """Return the non-empty cells by shade, which is their share of their row."""
-    shaded: dict[int, list[tuple[int, int]]] = {}
-    for row, counts in enumerate(found.confusion):
-        for column, count in enumerate(counts):
-            if count:
-                shaded.setdefault(-(-SHADES * count // sum(counts)), []).append((row, column))
-    return dict(sorted(shaded.items()))
-
-
-def _worst(found: Classification) -> str:
-    mistaken = [
-        (count, row, column) for row, counts in enumerate(found.confusion) for column, count in enumerate(counts)
-    ]
-    count, row, column = max((cell for cell in mistaken if cell[1] != cell[2]), default=(0, 0, 0))
-    if not count:
-        return "Nothing was mistaken for anything else."
-    return f"Most often class {found.classes[row].name} was taken for {found.classes[column].name}: {count} times."
 
 
 def _wrapped(name: str, lines: int) -> str:

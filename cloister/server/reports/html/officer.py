@@ -138,16 +138,12 @@ def _parameters(facts: Facts) -> Iterator[str]:
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
         if found:
             told = f"{_epsilons(claim, found)} for one {claim.unit}, {variant(found[0])}"
-            yield f"{claim.mechanism}: {told}; {_where(claim)}."
+            beside = ", those for whole clients in privacy.json" if isinstance(claim, DpSgdClaim) else ""
+            yield f"{claim.mechanism}: {told}; all figures are on page 1{beside}."
         else:
             yield f"{claim.mechanism}: no ε is claimed; its status is {claim.status}."
     if not claims_of(facts):
         yield NO_MECHANISM
-
-
-def _where(claim: Claim) -> str:
-    beside = ", those for whole clients in privacy.json" if isinstance(claim, DpSgdClaim) else ""
-    return f"all figures are on page 1{beside}"
 
 
 def _epsilons(claim: Claim, found: list[Figure]) -> str:

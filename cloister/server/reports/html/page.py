@@ -26,7 +26,6 @@ from cloister.server.reports.html.tables import (
 )
 from cloister.server.reports.html.template import PAGE
 from cloister.server.reports.rundir import REPORT
-from cloister.tasks.scores import Classification
 
 REASONS = 6
 """Maximum rows of the table of replies that did not count, for the most frequent reasons."""
@@ -84,52 +83,41 @@ def rendered(facts: Facts, statements: Statements) -> str:
         facts: of the run.
         statements: of the operator.
     """
+    config, statement, claims = facts.config, facts.statement, claims_of(facts)
+    client = config.get("privacy.client", "none")
+    beside = "" if client == "none" else f", {client} on the clients"
+    several = sum(name.startswith("hypothesis-") for name in facts.models)
+    models = f" {several} models side by side, of which each client takes the one that suits it." if several else ""
+    secret = "Who was drawn, and how many, is secret: this page has no numbers of replies and no times."
     context = {
         "name": facts.name,
-        "about": _about(facts),
+        "about": (
+            f"Task {config.get('task.name')}, strategy {config.get('strategy.name')}, privacy: "
+            f"{config.get('privacy.server')} on the server{beside}.{models}"
+        ),
         "questions": questions(facts, statements),
-        **_claim(facts),
+        "simulated": SIMULATED if statement is not None and statement.simulated else "",
+        "meanings": meanings(statement) if statement is not None else (),
+        "figures": figure_rows(claims),
+        "of_whole_clients": any(isinstance(claim, DpSgdClaim) for claim in claims),
+        "unprotected": unprotected(facts),
+        "more": secret if facts.secret_cohorts else "",
         **_course(facts),
         **_results(facts),
     }
     return filled(PAGE, context)
 
 
-def _about(facts: Facts) -> str:
-    config = facts.config
-    client = config.get("privacy.client", "none")
-    beside = "" if client == "none" else f", {client} on the clients"
-    several = sum(name.startswith("hypothesis-") for name in facts.models)
-    models = f" {several} models side by side, of which each client takes the one that suits it." if several else ""
-    return (
-        f"Task {config.get('task.name')}, strategy {config.get('strategy.name')}, privacy: "
-        f"{config.get('privacy.server')} on the server{beside}.{models}"
-    )
-
-
-def _claim(facts: Facts) -> dict[str, object]:
-    statement = facts.statement
-    return {
-        "simulated": SIMULATED if statement is not None and statement.simulated else "",
-        "meanings": meanings(statement) if statement is not None else (),
-        "figures": figure_rows(claims_of(facts)),
-        "of_whole_clients": any(isinstance(claim, DpSgdClaim) for claim in claims_of(facts)),
-        "unprotected": unprotected(facts),
-        "more": _hidden(facts),
-    }
-
-
-def _hidden(facts: Facts) -> str:
-    if facts.secret_cohorts:
-        return "Who was drawn, and how many, is secret: this page has no numbers of replies and no times."
-    return ""
-
-
 def _course(facts: Facts) -> dict[str, object]:
     rows, hashes = rejected_rows(facts.rounds), hashes_of(facts)
     columns = columns_of(facts.rounds)
+    last = facts.rounds[-1].number if facts.rounds else 0
+    how = HOW.get(facts.ending.how, "the run ended as asked")
+    if facts.statement is not None and facts.statement.released_nothing:
+        how = f"nothing was released; {how}"
+    why = f": {short(facts.ending.why, 300)}" if facts.ending.why else ""
     return {
-        "ending": _ending(facts),
+        "ending": f"{last} of {facts.config.get('num-rounds')} rounds were run; {how}{why}.",
         "curves": curves(facts.rounds),
         "notes": list(_about_epsilon(facts)),
         "secret": facts.secret_cohorts,
@@ -159,32 +147,18 @@ def _about_epsilon(facts: Facts) -> Iterator[str]:
         yield UNKNOWN_OVER_ALL if statement.ledger.holds_releases_without_a_guarantee else NONE_WRITTEN
 
 
-def _ending(facts: Facts) -> str:
-    rounds = facts.rounds[-1].number if facts.rounds else 0
-    done = f"{rounds} of {facts.config.get('num-rounds')} rounds were run"
-    how = HOW.get(facts.ending.how, "the run ended as asked")
-    if facts.statement is not None and facts.statement.released_nothing:
-        how = f"nothing was released; {how}"
-    return f"{done}; {how}: {short(facts.ending.why, 300)}." if facts.ending.why else f"{done}; {how}."
-
-
 def _results(facts: Facts) -> dict[str, object]:
     whole = facts.evaluation.classification if facts.evaluation is not None else None
     found = readable(whole) if whole is not None else None
     shown = class_rows(found) if found is not None else []
     more = found is not None and len(found.classes) > len(shown)
+    sizes = [sum(row) for row in found.confusion] if found is not None else []  # the accuracy of a constant guess
     return {
         "evaluation": facts.evaluation,
         "classification": found,
-        "largest": _largest(found) if found is not None else "",
+        "largest": f"{100 * max(sizes) / max(1, sum(sizes)):.4g} %" if sizes else "",
         "classes": shown,
         "classes_left_out": f": the {len(shown)} of lowest recall of {len(found.classes)}" if found and more else "",
         "confusion": confusion(found) if found is not None else None,
         "audit": facts.audit,
     }
-
-
-def _largest(found: Classification) -> str:
-    """Return the share of the largest class, the accuracy of a constant guess."""
-    rows = [sum(row) for row in found.confusion]
-    return f"{100 * max(rows) / max(1, sum(rows)):.4g} %"

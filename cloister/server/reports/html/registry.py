@@ -98,29 +98,63 @@ def entry_of(facts: Facts, entry: Entry, statements: Statements) -> dict[str, ob
     """
     claim, figure = _strongest(facts)
     told = {question.key: _told(question) for question in questions(facts, statements)}
+    every = [
+        f"ε = {at_most(each.epsilon, 6)} at δ = {at_most(each.delta or 0.0)} for one {each.unit}, "
+        f"{about or each.scope}: against {each.adversary}"
+        for about, each in figures_of(claim)
+    ]
+    left = [facts.statement.claim.unprotected if facts.statement else ()]
+    left += [each.unprotected for each in claims_of(facts)]
+    versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+    code = f"Versions: {versions}. SHA-256 of the configuration: {facts.digest}."
     deployment = {
-        "basic": _basic(entry),
+        "basic": {
+            "name": entry.name,
+            "data_curators": entry.curators,
+            "intended_use": entry.intended_use,
+            "data_product_type": "Machine learning model",
+            "data_product_region": entry.region,
+            "description": entry.description,
+            "publication_date": entry.publication_date,
+            **({"data_product_sector": entry.sector} if entry.sector else {}),
+        },
         "dp_variant": {
             "variant_name": "Approximate DP" if figure.delta else "Pure DP",
             "data_domain": told["collection"],
-            "unprotected_quantities": _lines(_unprotected(facts)),
+            "unprotected_quantities": _lines(list(dict.fromkeys(item for items in left for item in items))),
         },
-        "privacy_loss": _loss(claim, figure, told["unit"]),
-        "deployment_model": _model(facts, entry, told),
+        "privacy_loss": {
+            "privacy_unit": protected(figure),
+            "privacy_unit_details": f"{figure.neighbours or NEIGHBOURS} ({figure.relation}). {told['unit']}",
+            "privacy_parameters": {"epsilon": figure.epsilon, "delta": figure.delta or 0.0},
+            "privacy_parameters_details": _lines([*every, *limits_of(claim)]),
+        },
+        "deployment_model": {
+            "model_name": "Federated",
+            "model_name_details": _where_noise_is_added(facts),
+            "actors": told["trust"],
+            "release_type": "Many releases",
+            "release_type_details": "The model of every round counts as released. " + told["composition"],
+            "data_source_type": entry.data_source,
+            "access_type": "Non-interactive",
+            "access_type_details": told["access"],
+        },
         "accounting": {
             "post_processing": "The strategy and its server optimizer act on what the mechanism released.",
             "composition": told["composition"],
         },
         "implementation": {
             "preprocessing_and_hyperparameter_tuning": told["mechanism"],
-            "mechanisms": _lines([told["mechanism"], told["implementation"], _code(facts)]),
+            "mechanisms": _lines([told["mechanism"], told["implementation"], code]),
             "justification": told["parameters"],
         },
-        "administrative": _sources(entry) | {"registry_authors": entry.authors},
+        "administrative": {
+            **({"sources": clean(entry.sources)} if entry.sources else {}),
+            "registry_authors": entry.authors,
+        },
     }
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{entry.name} {entry.curators[0]} {entry.publication_date[:4]}".lower()).strip(
-        "-"
-    )
+    words = f"{entry.name} {entry.curators[0]} {entry.publication_date[:4]}".lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")
     return {"url_slug": slug, "status": "Draft", "tier": 3, "deployment": deployment}
 
 
@@ -139,67 +173,12 @@ def _strongest(facts: Facts) -> tuple[Claim, Figure]:
     )
 
 
-def _basic(entry: Entry) -> dict[str, object]:
-    basic: dict[str, object] = {
-        "name": entry.name,
-        "data_curators": entry.curators,
-        "intended_use": entry.intended_use,
-        "data_product_type": "Machine learning model",
-        "data_product_region": entry.region,
-        "description": entry.description,
-        "publication_date": entry.publication_date,
-    }
-    return basic | ({"data_product_sector": entry.sector} if entry.sector else {})
-
-
-def _loss(claim: Claim, figure: Figure, unit: str) -> dict[str, object]:
-    every = [
-        f"ε = {at_most(each.epsilon, 6)} at δ = {at_most(each.delta or 0.0)} for one {each.unit}, "
-        f"{about or each.scope}: against {each.adversary}"
-        for about, each in figures_of(claim)
-    ]
-    return {
-        "privacy_unit": protected(figure),
-        "privacy_unit_details": f"{figure.neighbours or NEIGHBOURS} ({figure.relation}). {unit}",
-        "privacy_parameters": {"epsilon": figure.epsilon, "delta": figure.delta or 0.0},
-        "privacy_parameters_details": _lines([*every, *limits_of(claim)]),
-    }
-
-
-def _sources(entry: Entry) -> dict[str, object]:
-    return {"sources": clean(entry.sources)} if entry.sources else {}
-
-
-def _model(facts: Facts, entry: Entry, told: dict[str, str]) -> dict[str, object]:
-    return {
-        "model_name": "Federated",
-        "model_name_details": _where_noise_is_added(facts),
-        "actors": told["trust"],
-        "release_type": "Many releases",
-        "release_type_details": "The model of every round counts as released. " + told["composition"],
-        "data_source_type": entry.data_source,
-        "access_type": "Non-interactive",
-        "access_type_details": told["access"],
-    }
-
-
 def _where_noise_is_added(facts: Facts) -> str:
     sound = [claim for claim in claims_of(facts) if claim.is_guaranteed]
     of_server = [claim for claim in sound if not isinstance(claim, DpSgdClaim | LocalClaim)]
     if any(claim.is_against_server for claim in of_server):
         return "Noise is added on the clients, in shares: the server learns a sum with noise, and no single update."
     return "Noise is added on a server that is trusted." if of_server else "Noise is added on the clients."
-
-
-def _unprotected(facts: Facts) -> list[str]:
-    left = [facts.statement.claim.unprotected if facts.statement else ()]
-    left += [claim.unprotected for claim in claims_of(facts)]
-    return list(dict.fromkeys(item for items in left for item in items))
-
-
-def _code(facts: Facts) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-    return f"Versions: {versions}. SHA-256 of the configuration: {facts.digest}."
 
 
 def _told(question: Question) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from cloister.aggregation.screening import Rejection
 from cloister.core.digits import at_least, at_most
-from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
+from cloister.privacy.claims.claim import Claim, DpSgdClaim, LocalClaim
 from cloister.privacy.claims.meaning import percent
 from cloister.privacy.claims.premises import condition
 from cloister.privacy.claims.words import at_holders, limits_of
@@ -58,31 +58,27 @@ def figure_rows(claims: Iterable[Claim]) -> list[FigureRow]:
 
     For DP-SGD, only figures about its own unit have one.
     """
-    return [
-        _figure_row(claim, about, figure)
-        for claim in claims
-        for about, figure in figures_of(claim)
-        if not isinstance(claim, DpSgdClaim) or figure.unit == claim.unit
-    ]
-
-
-def _figure_row(claim: Claim, about: str, figure: Figure) -> FigureRow:
-    epsilon, delta = figure.bound, figure.delta or 0.0
-    against = figure.adversary or ""
-    counted_over = f"{about or figure.scope or ''}{at_holders(figure)}"
-    told = (counted_over, figure.relation, condition(figure.premises), figure.counts, *limits_of(claim))
-    scope = [part for part in told if part]
-    kept = f"a budget, kept by {figure.filter}" if figure.budget else ""
-    by = f"by {figure.accountant}" if figure.accountant else kept
-    return FigureRow(
-        claim.mechanism,
-        figure.unit,
-        f"{'≤ ' if figure.budget else ''}{at_most(epsilon)}",
-        at_most(delta),
-        percent(best_guess(epsilon, delta)),
-        against.partition(":")[0] if isinstance(claim, DpSgdClaim | LocalClaim) else against,
-        "; ".join([*scope, by] if by else scope),
-    )
+    rows = []
+    for claim, about, figure in ((each, *found) for each in claims for found in figures_of(each)):
+        if isinstance(claim, DpSgdClaim) and figure.unit != claim.unit:
+            continue
+        epsilon, delta, against = figure.bound, figure.delta or 0.0, figure.adversary or ""
+        counted_over = f"{about or figure.scope or ''}{at_holders(figure)}"
+        kept = f"a budget, kept by {figure.filter}" if figure.budget else ""
+        by = f"by {figure.accountant}" if figure.accountant else kept
+        told = (counted_over, figure.relation, condition(figure.premises), figure.counts, *limits_of(claim), by)
+        rows.append(
+            FigureRow(
+                claim.mechanism,
+                figure.unit,
+                f"{'≤ ' if figure.budget else ''}{at_most(epsilon)}",
+                at_most(delta),
+                percent(best_guess(epsilon, delta)),
+                against.partition(":")[0] if isinstance(claim, DpSgdClaim | LocalClaim) else against,
+                "; ".join(part for part in told if part),
+            )
+        )
+    return rows
 
 
 def rejected_rows(rounds: Iterable[RoundFacts]) -> list[RejectedRow]:
@@ -91,25 +87,16 @@ def rejected_rows(rounds: Iterable[RoundFacts]) -> list[RejectedRow]:
     for done in rounds:
         for item in (*done.rejected, *done.unscored):
             found.setdefault((item.code, item.detail), []).append((done.number, item))
-    rows = [
-        RejectedRow(
-            code, short(detail), len(seen), _whose([item for _, item in seen]), _spans([number for number, _ in seen])
-        )
-        for (code, detail), seen in found.items()
-    ]
+    rows = []
+    for (code, detail), seen in found.items():
+        numbers, items = zip(*seen, strict=True)
+        low, high = min(numbers), max(numbers)
+        # The names of few named sites; otherwise the number of nodes.
+        names = sorted({item.site for item in items})
+        named = all(names) and len(names) <= NAMES
+        whose = ", ".join(names) if named else str(len({item.node_id for item in items}))
+        rows.append(RejectedRow(code, short(detail), len(seen), whose, str(low) if low == high else f"{low} to {high}"))
     return sorted(rows, key=lambda row: (-row.replies, row.code, row.detail))
-
-
-def _whose(rejected: Sequence[Rejection]) -> str:
-    """Return the names of few named sites; otherwise the number of nodes."""
-    names = sorted({item.site for item in rejected})
-    return ", ".join(names) if all(names) and len(names) <= NAMES else str(len({item.node_id for item in rejected}))
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """Return the span of rounds in words."""
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def columns_of(rounds: Iterable[RoundFacts]) -> list[str]:

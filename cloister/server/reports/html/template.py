@@ -44,7 +44,8 @@ th[scope=row] { font-weight: 600; }
 code, .code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: .84em; overflow-wrap: anywhere; }
 figure { margin: 0; }
 figcaption { font-size: .88rem; color: var(--muted); margin-bottom: .2rem; }
-svg { display: block; width: 100%; height: auto; font-family: inherit; stroke-linejoin: round; }
+svg { display: block; width: 100%; height: auto; stroke-linejoin: round; }
+svg text { font-family: inherit !important; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1.2rem 1.8rem; }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem 2rem; align-items:
 start; }
