@@ -6,8 +6,10 @@ and in turn: equal calls give equal results. Trials can refute a premise, but ca
 
 import itertools
 import math
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -192,11 +194,18 @@ def _trial(build: Callable[[], Network], size: int, cap: int) -> Trial | TrialIn
     return Trial(engine) if isinstance(engine, InRows) else TrialInTurn(engine)
 
 
-def computes_on() -> str:
-    """Return TensorFlow's device: `CPU:0`, or a GPU with its name if TensorFlow has it."""
+def platform_name() -> str:
+    """Return the processor, TensorFlow's version, and its device: `CPU:0`, or a GPU with its name if there is one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = named[0] if named else platform.processor() or platform.machine()
     device = tf.linalg.matmul(tf.eye(2), tf.eye(2)).device.rpartition("device:")[2]
     gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
-    return " ".join([device, *(gpu["device_name"] for gpu in gpus if "device_name" in gpu)])
+    device = " ".join([device, *(gpu["device_name"] for gpu in gpus if "device_name" in gpu)])
+    return f"{platform.machine()}, {processor}, TensorFlow {tf.__version__} on {device}"
 
 
 def told(trials: Mapping[str, Trial | TrialInTurn]) -> Iterator[str]:
