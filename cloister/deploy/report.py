@@ -18,14 +18,10 @@ def show(report: Report, console: Console | None = None) -> None:
     if not report.written:
         console.print("  nothing to write")
     if report.expiries:
-        console.print(_expiries(report))
+        table = Table("certificate", "ends", "days left")
+        for name, end in report.expiries.items():
+            days = (end - datetime.now(UTC)).days
+            table.add_row(name, f"{end:%Y-%m-%d}", str(days), style="red" if days < EXPIRY_WARNING_DAYS else None)
+        console.print(table)
     for note in report.notes:
         console.print(f"• {note}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _expiries(report: Report) -> Table:
-    table = Table("certificate", "ends", "days left")
-    for name, end in report.expiries.items():
-        days = (end - datetime.now(UTC)).days
-        table.add_row(name, f"{end:%Y-%m-%d}", str(days), style="red" if days < EXPIRY_WARNING_DAYS else None)
-    return table
