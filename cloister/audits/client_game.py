@@ -7,13 +7,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.audits.scores import Scores
 from cloister.audits.shadow_sets import blurred, most_unlike, shadow_set
 from cloister.audits.subject import FinishedRun
 from cloister.local.shadow import Shadow, dealt, outsiders, without_noise
 from cloister.tasks.base import Examples, Task
 
 Arrays = Mapping[str, NDArray]
-Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

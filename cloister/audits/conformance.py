@@ -63,10 +63,10 @@ def check_mechanism(mechanism: Mechanism, *, capabilities: Capabilities = MEAN, 
     scalars = all(isinstance(value, str | int | float | bool) for value in described.values())
     _require(bool(described) and scalars, mechanism, "its parameters must be named, and plain values")
     for models in ([], [SENT], [SENT] * ASKED):
-        shown = _flat(mechanism, _released(mechanism, models))
+        shown = _only_release(mechanism, _released(mechanism, models))
         _require(shown.shape == (LAYOUT.size,), mechanism, f"{len(models)} replies must make one release")
         _require(bool(np.isfinite(shown).all()), mechanism, f"the release of {len(models)} replies is not finite")
-    several = np.array([_flat(mechanism, _released(mechanism, [SENT] * ASKED)) for _ in range(3)])
+    several = np.array([_only_release(mechanism, _released(mechanism, [SENT] * ASKED)) for _ in range(3)])
     _require(bool((several.std(axis=0) > 0).all()), mechanism, "a parameter is released without noise")
     for _, models in _attacks(mechanism):
         following = _released(mechanism, models).following or mechanism
@@ -140,7 +140,7 @@ def _check_attacks(mechanism: Mechanism, runs: int) -> None:
                 following.clipping_norm,
                 *(value for value in following.parameters().values() if not isinstance(value, str)),
             )
-            found.append((float(_flat(mechanism, released) @ axis), *(float(value or 0.0) for value in told)))
+            found.append((float(_only_release(mechanism, released) @ axis), *(float(value or 0.0) for value in told)))
         return np.array(found).T
 
     for axis, models in _attacks(mechanism):
@@ -167,7 +167,7 @@ def _released(mechanism: Mechanism, models: Sequence[Model], heavy: bool = False
     return mechanism.release(given)
 
 
-def _flat(mechanism: Mechanism, released: Released) -> NDArray:
+def _only_release(mechanism: Mechanism, released: Released) -> NDArray:
     shown = released.models
     _require(len(shown) == 1, mechanism, f"the wrapped strategy is shown {len(shown)} models instead of one release")
     return np.concatenate(shown[0])

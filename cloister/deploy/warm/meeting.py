@@ -59,7 +59,7 @@ class Meeting:
         return f"{abs(self.ahead):.0f} s {'ahead of' if self.ahead > 0 else 'behind'}"
 
 
-def meet(superlink: str, root_certificates: str | None, insecure: bool) -> Meeting | None:
+def probe_superlink(superlink: str, root_certificates: str | None, insecure: bool) -> Meeting | None:
     """Compare the clock with the SuperLink's, and read the end of its certificate.
 
     Args:
@@ -94,5 +94,5 @@ def meet(superlink: str, root_certificates: str | None, insecure: bool) -> Meeti
 def warnings_of(connection: str) -> list[str]:
     """Return the problems with the SuperLink of a connection in `config.toml`."""
     link = read_superlink_connection(connection)
-    found = meet(link.address or "", link.root_certificates, link.insecure)
+    found = probe_superlink(link.address or "", link.root_certificates, link.insecure)
     return [*filter(None, [found.refusal]), *found.warnings] if found else []

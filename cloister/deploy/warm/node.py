@@ -17,7 +17,7 @@ from cloister.core.errors import ConfigError, FederationError, PolicyError
 from cloister.core.files import expanded
 from cloister.deploy.warm.executor import Executor, Link, is_tested, warm_up
 from cloister.deploy.warm.installed import sources
-from cloister.deploy.warm.meeting import Meeting, meet
+from cloister.deploy.warm.meeting import Meeting, probe_superlink
 from cloister.deploy.warm.supernode import GAVE_UP, SIGNALLED
 from cloister.flower import TESTED_WITH, log
 from cloister.flower.supernode import parse_config_args, parser_of_supernode
@@ -83,7 +83,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
         _clear_secrets(node)
     status = supernode.wait()
     if status in (SIGNALLED, GAVE_UP) and not asked:
-        if (found := _met(ours)) and found.refusal:
+        if (found := _probed(ours)) and found.refusal:
             raise FederationError(f"the SuperLink refused this node: {found.refusal}")
         raise FederationError(
             "the SuperNode gave up, and its log says why; after a refusal (401) this node's key is not registered "
@@ -143,16 +143,16 @@ def _look_at_superlink(ours: argparse.Namespace) -> None:
     Raises:
         FederationError: its clock and that of this machine are too far apart.
     """
-    found = _met(ours)
+    found = _probed(ours)
     for line in found.warnings if found else ():
         log(WARNING, "%s", line)
     if found and found.refusal:
         raise FederationError(found.refusal)
 
 
-def _met(ours: argparse.Namespace) -> Meeting | None:
+def _probed(ours: argparse.Namespace) -> Meeting | None:
     certificates = ours.root_certificates and str(expanded(ours.root_certificates))
-    return meet(ours.superlink, certificates, ours.insecure)
+    return probe_superlink(ours.superlink, certificates, ours.insecure)
 
 
 def _read(options: Sequence[str]) -> argparse.Namespace:
