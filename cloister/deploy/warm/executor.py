@@ -204,7 +204,8 @@ class Executor:
         except httpx.HTTPStatusError as error:
             if not error.response.is_server_error:
                 raise
-            answer = None
+            self.reachable = True
+            return None
         except httpx.TransportError as error:
             cause: BaseException | None = error
             while cause is not None:
@@ -217,7 +218,7 @@ class Executor:
             self.reachable = False
             return None
         self.reachable = True
-        return answer if answer is not None and answer.HasField("task") and answer.token else None
+        return answer if answer.HasField("task") and answer.token else None
 
     def _refuse(self, token: str) -> None:
         """Answer a task of another kind with an error.
