@@ -80,15 +80,22 @@ def everybody(kind=FedAvg, **options):
 
 
 def global_dp(inner=everybody, z=Z, clip=CLIP, **options):
-    """A maker of strategies: from a source of noise and one of draws."""
-    return lambda noise, rng: GlobalDP(
-        inner(), noise_multiplier=z, clipping_norm=clip() if callable(clip) else clip, noise=noise, **options
-    )
+    """A maker of strategies: from a source of noise and one of draws.
+
+    FedAvg and a fixed clip keep nothing between rounds: one strategy serves all. Finding a plugin takes milliseconds.
+    """
+
+    def make(noise, rng):
+        bound = clip() if callable(clip) else clip
+        return GlobalDP(inner(), noise_multiplier=z, clipping_norm=bound, noise=noise, **options)
+
+    return make if callable(clip) or inner is not everybody else cache(make)
 
 
 def drawn(fraction, z):
     """Global DP over a Poisson cohort."""
 
+    @cache
     def make(noise, rng):
         inner = FedAvg(train=Sampling(fraction, min_nodes=1, timeout=0, kind="poisson", rng=rng))
         return GlobalDP(inner, noise_multiplier=z, clipping_norm=CLIP, noise=noise)
@@ -168,7 +175,7 @@ class TestSoundModes:
     @pytest.mark.slow
     def test_a_rule_with_noise_of_its_own(self):
         """The canary decides between two halves that are as far apart as can be."""
-        make = global_dp(lambda: everybody(FedTrimmedAvg), placement="rule")
+        make = cache(global_dp(lambda: everybody(FedTrimmedAvg), placement="rule"))
         assert make(GaussianNoise(), None).is_accounted
         assert keeps(make, least=0.3, models=[MODELS[0], MODELS[0], MODELS[0], SENT, SENT], counts=[1.0] * 5)
 
