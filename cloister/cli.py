@@ -2,7 +2,6 @@
 
 import json as jsonlib
 import os
-import platform
 import sys
 import time
 from contextlib import suppress
@@ -171,27 +170,6 @@ def plan(
         raise ConfigError(nothing)
 
 
-@app.command()
-def bench(
-    settings: Settings = None,
-    clients: Clients = 4,
-    examples: Annotated[int, typer.Option(min=1, help="How many examples a client has.")] = 1000,
-    seconds: Annotated[float, typer.Option(help="How long to measure, beside loading and compiling.")] = 60.0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Measure what privacy costs on this machine for a task: steps, aggregation, noise, bytes, a round.
-
-    Inputs are random numbers: no data is read, and nothing is sent, spent or written.
-    """
-    from cloister.bench.measure import Options
-    from cloister.bench.measure import bench as measure
-    from cloister.bench.record import record
-    from cloister.bench.words import render
-
-    found = measure(read_settings(settings or []), Options(clients, examples, seconds))
-    typer.echo(jsonlib.dumps(record(found), indent=2) if json else "\n".join(render(found)))
-
-
 @app.command("warm-node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def warm_node(
     context: typer.Context,
@@ -283,13 +261,8 @@ def check_kernels(
     """
     until = time.monotonic() + seconds
     from cloister.audits import keras_kernels as kernels
-    from cloister.bench.machine import Machine
 
-    machine = Machine.now()
-    typer.echo(
-        f"{platform.machine()}, {machine.processor}, TensorFlow {machine.versions['tensorflow']} "
-        f"on {kernels.computes_on()}"
-    )
+    typer.echo(kernels.platform_name())
     trials = kernels.tried(until)
     for line in kernels.told(trials):
         typer.echo(line)

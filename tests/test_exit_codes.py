@@ -18,7 +18,6 @@ FLOWERS = {"warm-node", "superlink", "superexec"}
 FAILING = [
     "run -c num-rounds=-1",
     "plan -c num-rounds=-1",
-    "bench -c num-rounds=-1",
     "audit -c num-rounds=-1",
     "audit nosuch",
     "status nosuch",

@@ -60,8 +60,8 @@ class CanaryBounds:
         )
         return (
             f"Claimed: {claimed}, for a client, over all rounds.",
-            f"Distribution-free: ε is at least {at_least(self.distribution_free)} {sure}, whatever the scores look "
-            f"like; {self.right} of {self.guesses} guesses about {self.canaries} canaries were right.",
+            f"Distribution-free: ε is at least {at_least(self.distribution_free)} {sure}, for any distribution of "
+            f"the scores; {self.right} of {self.guesses} guesses about {self.canaries} canaries were right.",
             f"Under the Gaussian shape: ε is at least {at_least(self.gaussian)} {sure} (μ at least "
             f"{at_least(self.shift)}), if the scores of canaries are normal with one spread, as under Gaussian noise "
             "without a draw.",

@@ -40,11 +40,23 @@ class CanaryAudit:
         """
         bounds, told = canary_bounds(run.path), one_run_of(run.path)
         measured = _measured(told, bounds.delta)
+        spread = float(told.scores.std()) or 1.0
+        loud = replace(told, scores=told.scores + LOUD * spread * told.coins)
+        # A permutation keeps the number of present canaries, and makes coins independent of scores.
+        blind = replace(told, coins=np.random.default_rng(effort.seed).permutation(told.coins))
+        controls = [
+            Control("those present stand out", "succeeds", each, each.value >= LARGE)
+            for each in _measured(loud, bounds.delta)
+        ]
+        controls += [
+            Control("coins exchanged at random", "fails", each, each.value < LARGE)
+            for each in _measured(blind, bounds.delta)
+        ]
         return Finding(
             self.name,
             " ".join(bounds.words()),
             measured,
-            (*_controls(told, bounds.delta, effort.seed),),
+            tuple(controls),
             details={"canaries": bounds.canaries, "guesses": bounds.guesses, "right": bounds.right},
         )
 
@@ -55,18 +67,6 @@ def _measured(told: OneRun, delta: float) -> tuple[Measured, Measured]:
         Measured(FREE, "epsilon", free, "client", delta=delta, confidence=CONFIDENCE),
         Measured(SHAPED, "epsilon", shaped, "client", delta=delta, confidence=CONFIDENCE, assumption=SHAPE),
     )
-
-
-def _controls(told: OneRun, delta: float, seed: int) -> list[Control]:
-    """Return controls with the same scores: present canaries shifted, and coins permuted."""
-    spread = float(told.scores.std()) or 1.0
-    loud = replace(told, scores=told.scores + LOUD * spread * told.coins)
-    # A permutation keeps the number of present canaries, and makes coins independent of scores.
-    blind = replace(told, coins=np.random.default_rng(seed).permutation(told.coins))
-    return [
-        *(Control("those present stand out", "succeeds", each, each.value >= LARGE) for each in _measured(loud, delta)),
-        *(Control("coins exchanged at random", "fails", each, each.value < LARGE) for each in _measured(blind, delta)),
-    ]
 
 
 AUDIT = CanaryAudit()

@@ -7,13 +7,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.audits.scores import Scores
 from cloister.audits.shadow_sets import blurred, most_unlike, shadow_set
 from cloister.audits.subject import FinishedRun
 from cloister.local.shadow import Shadow, dealt, outsiders, without_noise
 from cloister.tasks.base import Examples, Task
 
 Arrays = Mapping[str, NDArray]
-Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,11 @@ class Game:
             arrays: of a global model.
             inside: True if the target takes part.
         """
-        tests = [test for number, test in enumerate(self.tests) if inside or self._is_public(number)]
+        public = inside or len(self.tests) < len(self.parts)  # these are the server's
+        tests = [test for number, test in enumerate(self.tests) if public or number != self.target]
         aggregated = np.concatenate([self.losses(arrays, test) for test in tests if len(test)]).mean()
         own = self.losses(arrays, shadow_set(self.parts[self.target], self.seed)).mean()
         return float(100 * (own - aggregated) / own)
-
-    def _is_public(self, number: int) -> bool:
-        return number != self.target or len(self.tests) < len(self.parts)
 
     def confidence(self, arrays: Arrays) -> float:
         """Compute -loss of a global model on the blurred shadow set.

@@ -19,7 +19,7 @@ import numpy as np
 
 from cloister.audits.client_game import Arrays, Game
 from cloister.audits.epsilon import Trials
-from cloister.audits.finding import Control, Finding, Measured
+from cloister.audits.finding import Finding, Measured
 from cloister.audits.likelihood import cross_fitted
 from cloister.audits.scores import Evidence, Scores
 from cloister.audits.subject import FinishedRun
@@ -80,12 +80,6 @@ def _released(game: Game, inside: bool, seed: int, effort: Effort, rounds: int) 
     return models
 
 
-def _rounds(run: FinishedRun, effort: Effort) -> int:
-    """Return the number of rounds of the audit, including its controls."""
-    each = REPEATS * effort.shadows + max(2, effort.shadows // PAIRS) * run.config.num_rounds
-    return (4 if run.config.is_private else 2) * each
-
-
 def evidence(present: Played, absent: Played, seed: int) -> Iterator[Evidence]:
     """Yield the evidence of the three attacks.
 
@@ -111,7 +105,7 @@ class ClientInference:
         Args:
             run: audited run.
         """
-        return run.without_examples or ("a run of one client has nobody to tell apart" if run.clients < 2 else "")
+        return run.without_examples or ("a run of one client has no other to tell it from" if run.clients < 2 else "")
 
     def conduct(self, run: FinishedRun, effort: Effort) -> Finding:
         """Attack the client whose data differ most from the others'.
@@ -121,44 +115,40 @@ class ClientInference:
             effort: number of repetitions of the federation.
         """
         game = Game.of(run, effort.seed)
-        effort.progress.expect(_rounds(run, effort), OF_SHADOWS, run.seconds_a_round)
+        rounds = REPEATS * effort.shadows + max(2, effort.shadows // PAIRS) * run.config.num_rounds
+        # Of each kind, and for a private run as many for the controls.
+        rounds *= 4 if run.config.is_private else 2
+        effort.progress.expect(rounds, OF_SHADOWS, run.seconds_a_round)
         present, absent = (play(game, inside, effort) for inside in (True, False))
         attacks = list(evidence(present, absent, effort.seed))
         bound = Trials(present.projections, absent.projections).epsilon(run.delta, CONFIDENCE)
         epsilon = Measured(RATIO, "epsilon", bound, "client", delta=run.delta, confidence=CONFIDENCE)
         published = Measured("score of " + SINGLE, "score", float(present.published.mean()), "client")
         measured = (*(each.auc() for each in attacks), epsilon, published)
-        controls = (*_that_succeed(run, game, effort, attacks), *_that_fail(absent, effort))
-        found = Finding(self.name, "", measured, controls)
-        return replace(found, meaning=_meaning(game.target, found.borne_out("auc")))
-
-
-def _that_succeed(run: FinishedRun, game: Game, effort: Effort, attacks: list[Evidence]) -> list[Control]:
-    """Return controls without any mechanism; for a run without privacy, of the run itself."""
-    if run.config.is_private:
-        open_game = replace(game, shadow=Shadow(without_privacy(run.config)))
-        attacks = list(evidence(play(open_game, True, effort), play(open_game, False, effort), effort.seed))
-    return [each.has_to_succeed("without privacy") for each in attacks]
-
-
-def _that_fail(absent: Played, effort: Effort) -> list[Control]:
-    """Return controls on two halves of the runs without the target."""
-    halves = absent.half(0), absent.half(1)
-    return [each.has_to_fail("the target in neither") for each in evidence(*halves, effort.seed)]
-
-
-def _meaning(target: int, aucs: list[Measured]) -> str:
-    telling = [item for item in aucs if item.beats_chance]
-    if not telling:
-        return (
-            f"Nobody who sees the released models could tell by these attacks whether client {target} takes part; a "
-            "stronger attack might."
+        unprotected = attacks
+        if run.config.is_private:
+            open_game = replace(game, shadow=Shadow(without_privacy(run.config)))
+            unprotected = list(evidence(play(open_game, True, effort), play(open_game, False, effort), effort.seed))
+        in_neither = evidence(absent.half(0), absent.half(1), effort.seed)
+        controls = (
+            *(each.has_to_succeed("without privacy") for each in unprotected),
+            *(each.has_to_fail("the target in neither") for each in in_neither),
         )
-    best = max(telling, key=lambda item: item.value)
-    return (
-        f"Whoever knows the other clients' examples and sees the released models tells whether client {target} takes "
-        f"part in {100 * best.value:.0f} of 100 pairs of a run with it and one without (by {best.attack})."
-    )
+        found = Finding(self.name, "", measured, controls)
+        telling = [item for item in found.borne_out("auc") if item.beats_chance]
+        if not telling:
+            meaning = (
+                "An attacker who sees the released models could not tell by these attacks whether client "
+                f"{game.target} takes part; a stronger attack might."
+            )
+        else:
+            best = max(telling, key=lambda item: item.value)
+            meaning = (
+                "An attacker who knows the other clients' examples and sees the released models tells whether client "
+                f"{game.target} takes part in {100 * best.value:.0f} of 100 pairs of a run with it and one without "
+                f"(by {best.attack})."
+            )
+        return replace(found, meaning=meaning)
 
 
 AUDIT = ClientInference()

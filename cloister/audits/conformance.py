@@ -54,10 +54,25 @@ def check_mechanism(mechanism: Mechanism, *, capabilities: Capabilities = MEAN, 
         PrivacyError: names the failed check. A correct mechanism fails with probability at most 1 in 4,000.
     """
     mechanism = mechanism.suited_to(capabilities, "the strategy")
-    for examine in (_is_a_value, _is_priced, _is_described, _always_releases, _noises_everything, _keeps_its_price):
-        examine(mechanism)
-    for axis, models in _attacks(mechanism):
-        _tells_no_more_than_claimed(mechanism, axis, models, runs)
+    made = vars(type(mechanism)).get("__dataclass_params__")  # of its own class: a subclass may add mutable state
+    _require(made is not None and made.frozen, mechanism, "its class must be a frozen dataclass")
+    _require(not mechanism.caveats(), mechanism, f"it claims nothing: {'; '.join(mechanism.caveats())}")
+    _require(not mechanism.skips_empty_rounds, mechanism, "it claims something, and skips rounds without replies")
+    _check_price(mechanism)
+    described = mechanism.parameters()
+    scalars = all(isinstance(value, str | int | float | bool) for value in described.values())
+    _require(bool(described) and scalars, mechanism, "its parameters must be named, and plain values")
+    for models in ([], [SENT], [SENT] * ASKED):
+        shown = _only_release(mechanism, _released(mechanism, models))
+        _require(shown.shape == (LAYOUT.size,), mechanism, f"{len(models)} replies must make one release")
+        _require(bool(np.isfinite(shown).all()), mechanism, f"the release of {len(models)} replies is not finite")
+    several = np.array([_only_release(mechanism, _released(mechanism, [SENT] * ASKED)) for _ in range(3)])
+    _require(bool((several.std(axis=0) > 0).all()), mechanism, "a parameter is released without noise")
+    for _, models in _attacks(mechanism):
+        following = _released(mechanism, models).following or mechanism
+        same = following.events(LAYOUT, UNSAMPLED) == mechanism.events(LAYOUT, UNSAMPLED)
+        _require(same and not following.caveats(), mechanism, "the next round has another price than this one")
+    _check_attacks(mechanism, runs)
 
 
 def _require(holds: bool, mechanism: Mechanism, what: str) -> None:
@@ -65,14 +80,7 @@ def _require(holds: bool, mechanism: Mechanism, what: str) -> None:
         raise PrivacyError(f"mechanism {mechanism.name!r}: {what}")
 
 
-def _is_a_value(mechanism: Mechanism) -> None:
-    made = vars(type(mechanism)).get("__dataclass_params__")  # of its own class: a subclass may add mutable state
-    _require(made is not None and made.frozen, mechanism, "its class must be a frozen dataclass")
-    _require(not mechanism.caveats(), mechanism, f"it claims nothing: {'; '.join(mechanism.caveats())}")
-    _require(not mechanism.skips_empty_rounds, mechanism, "it claims something, and skips rounds without replies")
-
-
-def _is_priced(mechanism: Mechanism) -> None:
+def _check_price(mechanism: Mechanism) -> None:
     """Check the price of the mechanism's events.
 
     An event unknown to an accountant, a filter, the ledger or the wire raises by itself.
@@ -90,31 +98,6 @@ def _is_priced(mechanism: Mechanism) -> None:
     drawn = mechanism.events(LAYOUT, DRAWN if mechanism.amplified else UNSAMPLED)
     counted = sum(undrawn(event) != event for event in drawn)
     _require(counted < 2, mechanism, "it counts one draw for several releases, and they share it")
-
-
-def _is_described(mechanism: Mechanism) -> None:
-    described = mechanism.parameters()
-    scalars = all(isinstance(value, str | int | float | bool) for value in described.values())
-    _require(bool(described) and scalars, mechanism, "its parameters must be named, and plain values")
-
-
-def _always_releases(mechanism: Mechanism) -> None:
-    for models in ([], [SENT], [SENT] * ASKED):
-        shown = _flat(mechanism, _released(mechanism, models))
-        _require(shown.shape == (LAYOUT.size,), mechanism, f"{len(models)} replies must make one release")
-        _require(bool(np.isfinite(shown).all()), mechanism, f"the release of {len(models)} replies is not finite")
-
-
-def _noises_everything(mechanism: Mechanism) -> None:
-    several = np.array([_flat(mechanism, _released(mechanism, [SENT] * ASKED)) for _ in range(3)])
-    _require(bool((several.std(axis=0) > 0).all()), mechanism, "a parameter is released without noise")
-
-
-def _keeps_its_price(mechanism: Mechanism) -> None:
-    for _, models in _attacks(mechanism):
-        following = _released(mechanism, models).following or mechanism
-        same = following.events(LAYOUT, UNSAMPLED) == mechanism.events(LAYOUT, UNSAMPLED)
-        _require(same and not following.caveats(), mechanism, "the next round has another price than this one")
 
 
 def _attacks(mechanism: Mechanism) -> Iterator[tuple[NDArray, list[Model]]]:
@@ -136,59 +119,55 @@ def _model(flat: NDArray) -> Model:
     return {"kernel": flat[:2], "bias": flat[2:]}
 
 
-def _tells_no_more_than_claimed(mechanism: Mechanism, axis: NDArray, models: list[Model], runs: int) -> None:
-    """Check all outputs of a round against the claim.
+def _check_attacks(mechanism: Mechanism, runs: int) -> None:
+    """Check all outputs of attacked rounds against the claim.
 
     The first is the released model along the canary.
     """
     claimed = Account(mechanism.events(LAYOUT, UNSAMPLED)).epsilon(AUDIT_DELTA, "pld")
 
-    def seen(cohort: list[Model], heavy: bool) -> NDArray:
-        return np.array([_evidence(mechanism, _released(mechanism, cohort, heavy), axis) for _ in range(runs)]).T
+    def seen(axis: NDArray, cohort: list[Model], heavy: bool) -> NDArray:
+        found = []
+        for _ in range(runs):
+            released = _released(mechanism, cohort, heavy)
+            following = released.following or mechanism
+            told = (
+                released.noise_std,
+                released.sensitivity,
+                released.noise_multiplier,
+                released.clipping_norm,
+                released.released_distance,
+                following.clipping_norm,
+                *(value for value in following.parameters().values() if not isinstance(value, str)),
+            )
+            found.append((float(_only_release(mechanism, released) @ axis), *(float(value or 0.0) for value in told)))
+        return np.array(found).T
 
-    for present, absent in zip(seen(models, True), seen(models[1:], False), strict=True):
-        shown = Trials(present, absent).epsilon(AUDIT_DELTA, 1 - FALSE_ALARM)
-        told = f"ε = {claimed:.4g} at δ = {AUDIT_DELTA} is claimed for a round, and an attack shows {shown:.4g}"
-        _require(shown <= claimed, mechanism, told)
-
-
-def _evidence(mechanism: Mechanism, released: Released, axis: NDArray) -> tuple[float, ...]:
-    following = released.following or mechanism
-    told = (
-        released.noise_std,
-        released.sensitivity,
-        released.noise_multiplier,
-        released.clipping_norm,
-        released.released_distance,
-        following.clipping_norm,
-        *(value for value in following.parameters().values() if not isinstance(value, str)),
-    )
-    return (float(_flat(mechanism, released) @ axis), *(float(value or 0.0) for value in told))
+    for axis, models in _attacks(mechanism):
+        for present, absent in zip(seen(axis, models, True), seen(axis, models[1:], False), strict=True):
+            shown = Trials(present, absent).epsilon(AUDIT_DELTA, 1 - FALSE_ALARM)
+            told = f"ε = {claimed:.4g} at δ = {AUDIT_DELTA} is claimed for a round, and an attack shows {shown:.4g}"
+            _require(shown <= claimed, mechanism, told)
 
 
 def _released(mechanism: Mechanism, models: Sequence[Model], heavy: bool = False) -> Released:
-    """Run a round with these replies, with noise from the operating system's entropy."""
+    """Run a round with these replies, with noise from the operating system's entropy.
+
+    As in a run, a mechanism that sums replies as they come receives only the sum.
+    """
     rows: tuple[Row, ...] = tuple(LAYOUT.rows(model) for model in models)
     cohort = Cohort.of(LAYOUT, LAYOUT.rows(SENT), rows)
     examples = tuple(HEAVY if heavy and not number else 1.0 for number in range(len(rows)))
     given = Contributions(cohort, examples, ASKED, float(ASKED), GaussianNoise(), server_round=1)
-    return mechanism.release(_as_in_a_run(mechanism, given))
+    intake = mechanism.intake(LAYOUT, cohort.sent, ASKED)
+    if intake is not None:
+        for few in np.array_split(np.arange(len(cohort)), 2):
+            intake.take(cohort.take(few), tuple(examples[one] for one in few))
+        given = replace(given, cohort=replace(cohort, rows=()), taken=intake)
+    return mechanism.release(given)
 
 
-def _as_in_a_run(mechanism: Mechanism, given: Contributions) -> Contributions:
-    """Return the contributions as in a run.
-
-    If the mechanism sums replies as they come, they contain only the sum.
-    """
-    intake = mechanism.intake(LAYOUT, given.cohort.sent, ASKED)
-    if intake is None:
-        return given
-    for few in np.array_split(np.arange(len(given.cohort)), 2):
-        intake.take(given.cohort.take(few), tuple(given.examples[one] for one in few))
-    return replace(given, cohort=replace(given.cohort, rows=()), taken=intake)
-
-
-def _flat(mechanism: Mechanism, released: Released) -> NDArray:
+def _only_release(mechanism: Mechanism, released: Released) -> NDArray:
     shown = released.models
     _require(len(shown) == 1, mechanism, f"the wrapped strategy is shown {len(shown)} models instead of one release")
     return np.concatenate(shown[0])

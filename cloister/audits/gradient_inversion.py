@@ -62,16 +62,18 @@ class GradientInversion:
         import_keras()  # silences its messages before the next import loads it
         from cloister.audits.keras_inversion import Victim
 
-        shape = run.task.image_shape or (0, 0)
+        shape, train = run.task.image_shape or (0, 0), run.task.load().train
+        if train.x[0].size != shape[0] * shape[1]:
+            raise DataError(f"examples of task {run.config.task.name!r} are no grey images of {shape}")
         victim = Victim(shape, run.task.classes, effort.seed)
         rate = recipe_of(run.task, run.config.client, run.config.privacy).learning_rate
-        steps = [
-            Step(victim.arrays, victim.gradient(image, label), image, label, rate)
-            for image, label in _images(run, shape)
-        ]
+        steps = []
+        for number in np.sort(np.unique(train.y, return_index=True)[1])[:IMAGES]:
+            image, label = train.x[number].reshape(shape).astype(np.float64), int(train.y[number])
+            steps.append(Step(victim.arrays, victim.gradient(image, label), image, label, rate))
         own = channels_of(run.config, run.clients, victim.model)
-        controls = {UNPROTECTED: open_channel, DROWNED: published_laplace(DROWNING)}
-        results = attacked(victim, steps, controls | own, effort)
+        answers = {UNPROTECTED: open_channel, DROWNED: published_laplace(DROWNING)}
+        results = attacked(victim, steps, answers | own, effort)
         pictures = image_table(run.path / PICTURE, rows_of(steps, results))
         measured = [_measured(attack, channel, results) for attack in results for channel in own]
         return Finding(self.name, _meaning(measured), tuple(measured), tuple(_controls(results)), pictures)
@@ -98,16 +100,6 @@ def attacked(victim: "Victim", steps: Sequence[Step], channels: Mapping[str, Cha
                 found[attack][name].append((ssim(step.image, image), image))
                 effort.progress.step()
     return found
-
-
-def _images(run: FinishedRun, shape: tuple[int, int]) -> Iterator[tuple[NDArray, int]]:
-    """Yield the first images of the benchmark, each of another class."""
-    train = run.task.load().train
-    first = np.sort(np.unique(train.y, return_index=True)[1])[:IMAGES]
-    if train.x[0].size != shape[0] * shape[1]:
-        raise DataError(f"examples of task {run.config.task.name!r} are no grey images of {shape}")
-    for number in first:
-        yield train.x[number].reshape(shape).astype(np.float64), int(train.y[number])
 
 
 def _measured(attack: str, channel: str, results: Results) -> Measured:

@@ -6,8 +6,10 @@ and in turn: equal calls give equal results. Trials can refute a premise, but ca
 
 import itertools
 import math
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -62,7 +64,11 @@ class Trial:
         _amplify(model, rng)
         place = int(rng.integers(self.engine.places))
         own = np.repeat(np.arange(self.engine.places) == place, mask.shape[1])
-        examples, extremes = _usual(x, rng), _extreme(x, rng)
+        real = x.dtype.is_floating
+        examples = rng.standard_normal(x.shape) if real else rng.integers(TABLE, size=x.shape)
+        # One or two extreme numbers, in random order.
+        numbers = rng.choice(EXTREMES if real else (0, TABLE - 1), rng.integers(1, 3))
+        extremes = rng.choice(numbers, x.shape)
         labels, others = rng.integers(model.outputs[0].shape[-1], size=(2, *y.shape))
         extremes[own], others[own] = examples[own], labels[own]
         rest = (np.ones(mask.shape, bool), rng.integers(1 << 31, size=seeds.shape), 1.0)
@@ -117,16 +123,6 @@ def _amplify(model: Network, rng: np.random.Generator) -> None:
         variable.assign(np.clip(scale * rng.standard_normal(variable.shape), -3e38, 3e38))
 
 
-def _usual(spec: tf.TensorSpec, rng: np.random.Generator) -> NDArray:
-    return rng.standard_normal(spec.shape) if spec.dtype.is_floating else rng.integers(TABLE, size=spec.shape)
-
-
-def _extreme(spec: tf.TensorSpec, rng: np.random.Generator) -> NDArray:
-    """Return one or two extreme numbers, in random order."""
-    numbers = rng.choice(EXTREMES if spec.dtype.is_floating else (0, TABLE - 1), rng.integers(1, 3))
-    return rng.choice(numbers, spec.shape)
-
-
 def _stack(shape: tuple[int, ...], *inner: Layer) -> Network:
     return keras.Sequential([keras.Input(shape), *inner, layers.Flatten(), layers.Dense(5, activation="softmax")])
 
@@ -178,7 +174,11 @@ def tried(until: float) -> dict[str, Trial | TrialInTurn]:
         until: deadline, a time of `time.monotonic`.
     """
     use_single_precision()
-    trials = {name: _trial(*given) for name, given in MODELS.items()}
+    trials: dict[str, Trial | TrialInTurn] = {}
+    for name, (build, size, cap) in MODELS.items():
+        model = build()
+        engine = ClippedSums(model, keras.losses.sparse_categorical_crossentropy, made_up(model), size, cap).engine
+        trials[name] = Trial(engine) if isinstance(engine, InRows) else TrialInTurn(engine)
     for trial in itertools.cycle(trials.values()):
         if trial.cases and time.monotonic() >= until:
             break
@@ -186,17 +186,18 @@ def tried(until: float) -> dict[str, Trial | TrialInTurn]:
     return trials
 
 
-def _trial(build: Callable[[], Network], size: int, cap: int) -> Trial | TrialInTurn:
-    model = build()
-    engine = ClippedSums(model, keras.losses.sparse_categorical_crossentropy, made_up(model), size, cap).engine
-    return Trial(engine) if isinstance(engine, InRows) else TrialInTurn(engine)
-
-
-def computes_on() -> str:
-    """Return TensorFlow's device: `CPU:0`, or a GPU with its name if TensorFlow has it."""
+def platform_name() -> str:
+    """Return the processor, TensorFlow's version, and its device: `CPU:0`, or a GPU with its name if there is one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = named[0] if named else platform.processor() or platform.machine()
     device = tf.linalg.matmul(tf.eye(2), tf.eye(2)).device.rpartition("device:")[2]
     gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
-    return " ".join([device, *(gpu["device_name"] for gpu in gpus if "device_name" in gpu)])
+    device = " ".join([device, *(gpu["device_name"] for gpu in gpus if "device_name" in gpu)])
+    return f"{platform.machine()}, {processor}, TensorFlow {tf.__version__} on {device}"
 
 
 def told(trials: Mapping[str, Trial | TrialInTurn]) -> Iterator[str]:

@@ -1,10 +1,10 @@
 """Likelihood ratios under Gaussians fitted to shadow runs."""
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-Scores = NDArray[np.float64]
+from cloister.audits.scores import Scores
+
 SMALLEST = 1e-12
 """Smallest standard deviation, in units of the values' own size: exactly repeated runs would have 0."""
 

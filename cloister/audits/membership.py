@@ -9,7 +9,6 @@ Zarifzadeh et al. (2024), arXiv:2312.03262, §3 for RMIA with online reference m
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,15 +62,11 @@ class Seen:
         P of an example is the mean over models with it and models without it, each kind with weight one half. The
         threshold is γ = 1: a model that generalizes has no ratios of 2.
         """
-        ratio = _probability(self.target) / self._expected
-        found: Scores = stats.rankdata(ratio, "max") / len(ratio)
-        return found
-
-    @cached_property
-    def _expected(self) -> Scores:
-        said = _probability(self.shadows)
+        said, outside = _probability(self.shadows), ~self.inside
         with_it = (said * self.inside).sum(axis=0) / self.inside.sum(axis=0)
-        found: Scores = (with_it + (said * ~self.inside).sum(axis=0) / (~self.inside).sum(axis=0)) / 2
+        without = (said * outside).sum(axis=0) / outside.sum(axis=0)
+        ratio = _probability(self.target) / ((with_it + without) / 2)
+        found: Scores = stats.rankdata(ratio, "max") / len(ratio)
         return found
 
     def _log_density(self, chosen: Inside) -> Scores:

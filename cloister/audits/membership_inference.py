@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cloister.audits.finding import Control, Finding, Measured
+from cloister.audits.finding import Finding
 from cloister.audits.membership import Seen, grouped
 from cloister.audits.membership_pool import Pool, by_heart
 from cloister.audits.pictures import roc_picture
@@ -28,7 +28,7 @@ ENOUGH = 4
 
 
 def evidence(pool: Pool, seen: Seen, seed: int) -> Iterator[Evidence]:
-    """Yield the evidence of each attack.
+    """Yield the evidence of each attack on an example, and of one on a tenth of a client if there are enough sets.
 
     Args:
         pool: of examples; the attacks must find its members.
@@ -40,12 +40,7 @@ def evidence(pool: Pool, seen: Seen, seed: int) -> Iterator[Evidence]:
         found[ROBUST] = seen.rmia()
     for name, scores in found.items():
         yield Evidence(name, "example", scores[pool.member], scores[~pool.member], seed)
-    yield from _by_client(pool, seen, seed)
-
-
-def _by_client(pool: Pool, seen: Seen, seed: int) -> Iterator[Evidence]:
-    """Yield one attack on sets of a tenth of a client's examples, if there are enough sets."""
-    scores, inside = seen.lira_online(), pool.member
+    scores, inside = found[ONLINE], pool.member
     size = max(1, round(SHARE * inside.sum() / len(np.unique(pool.owners))))
     present, absent = (grouped(scores[kind], pool.owners[kind], size) for kind in (inside, ~inside))
     if min(len(present), len(absent)) >= ENOUGH:
@@ -82,43 +77,31 @@ class MembershipInference:
         seen = pool.seen(target, shadow, start, effort.shadows, effort.seed, effort.progress)
         attacks = list(evidence(pool, seen, effort.seed))
         measured = [figure for each in attacks for figure in each.figures()]
-        controls = (*_that_succeed(run, pool, effort), *_that_fail(pool, seen, effort))
+        few, overfitted = Pool.small(pool, effort.seed), by_heart(run)
+        learnt = few.trained(overfitted, few.member, effort.seed, None)
+        of_few = few.seen(learnt, overfitted, None, effort.shadows, effort.seed + 1, effort.progress)
+        # A shadow model's members and others are drawn at random. If its scores for the run's members differ from those
+        # for the others, members and others differ by more than their membership.
+        blind = evidence(pool, seen.against(0), effort.seed)
+        controls = (
+            *(each.has_to_succeed("a model that learnt by heart") for each in evidence(few, of_few, effort.seed)),
+            *(each.has_to_fail("members exchanged at random") for each in blind),
+        )
         curves = {each.attack: each.curve() for each in attacks if each.unit == "example"}
         pictures = roc_picture(run.path / PICTURE, curves)
         details = {"members": len(attacks[0].present), "others": len(attacks[0].absent), "roc": curves}
         found = Finding(self.name, "", tuple(measured), controls, pictures, details)
-        return replace(found, meaning=_meaning(found.borne_out("auc")))
-
-
-def _that_succeed(run: FinishedRun, pool: Pool, effort: Effort) -> list[Control]:
-    """Return controls of the attacks on a model overfitted to a few examples."""
-    few, shadow = Pool.small(pool, effort.seed), by_heart(run)
-    target = few.trained(shadow, few.member, effort.seed, None)
-    seen = few.seen(target, shadow, None, effort.shadows, effort.seed + 1, effort.progress)
-    return [each.has_to_succeed("a model that learnt by heart") for each in evidence(few, seen, effort.seed)]
-
-
-def _that_fail(pool: Pool, seen: Seen, effort: Effort) -> list[Control]:
-    """Return controls of the attacks on a model with randomly exchanged members and others.
-
-    It is one of the shadow models. If its scores for the run's members differ from those for the others, members and
-    others differ by more than their membership.
-    """
-    blind = evidence(pool, seen.against(0), effort.seed)
-    return [each.has_to_fail("members exchanged at random") for each in blind]
-
-
-def _meaning(aucs: list[Measured]) -> str:
-    best = max(aucs, key=lambda item: item.value, default=None)
-    if best is None or not best.beats_chance:
-        return (
-            "These attacks could not tell the examples that the model was trained on from others; stronger ones might."
-        )
-    whose = "an example was" if best.unit == "example" else "a client's examples were"
-    return (
-        f"Whoever has the model and trains others like it tells whether {whose} trained on in "
-        f"{100 * best.value:.0f} of 100 pairs of one that was and one that was not (by {best.attack})."
-    )
+        best = max(found.borne_out("auc"), key=lambda item: item.value, default=None)
+        if best is None or not best.beats_chance:
+            meaning = "These attacks could not tell the examples that the model was trained on from others; "
+            meaning += "stronger ones might."
+        else:
+            whose = "an example was" if best.unit == "example" else "a client's examples were"
+            meaning = (
+                f"An attacker who has the model and trains others like it tells whether {whose} trained on in "
+                f"{100 * best.value:.0f} of 100 pairs of one that was and one that was not (by {best.attack})."
+            )
+        return replace(found, meaning=meaning)
 
 
 AUDIT = MembershipInference()

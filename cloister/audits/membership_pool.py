@@ -57,7 +57,8 @@ class Pool:
         if (asked if asked != "auto" else run.task.partition) == "iid" or not sum(map(len, kept)):
             parts.append(outsiders(run.config))
             owners.append(rng.integers(run.clients, size=len(parts[-1])))
-        everything, order = _joined(parts), rng.permutation(sum(map(len, parts)))
+        everything = Examples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+        order = rng.permutation(len(everything))
         member = np.arange(len(everything)) < sum(map(len, trained))
         if member.all():
             raise DataError(f"task {run.config.task.name!r} keeps no examples from training to tell members from")
@@ -139,7 +140,3 @@ def by_heart(run: FinishedRun) -> Shadow:
         run: with the task and model.
     """
     return one_client(run.config, epochs=EPOCHS)
-
-
-def _joined(parts: Sequence[Examples]) -> Examples:
-    return Examples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))

@@ -1,15 +1,14 @@
 """Output of an audit: `audit.json`, the lines for people, and the two lines for a report of the run."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from cloister.audits.finding import Control, Finding, Measured, Skipped, strongest
+from cloister.audits.finding import Finding, Measured, Skipped, strongest
 from cloister.core.digits import at_least, at_most, percent_at_least
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path, read_json
@@ -56,7 +55,9 @@ class Audited:
 
         Each contradicts the claim, with its confidence.
         """
-        sound = [item for item in _claims(self.privacy) if item.get("relation") == ADD_OR_REMOVE]
+        mechanisms = (self.privacy, self.privacy.get("clients") or {})
+        priced = [_figures(each) for each in mechanisms if each.get("status") in ("sound", "conditional")]
+        sound = [item for figures in priced for item in figures if item.get("relation") == ADD_OR_REMOVE]
         found = []
         for bound in (item for finding in self.findings for item in finding.borne_out("epsilon")):
             of_unit = [item["epsilon"] for item in sound if item["unit"] == bound.unit and item["delta"] == bound.delta]
@@ -81,14 +82,22 @@ class Audited:
     def show(self, console: Console) -> None:
         """Print a table and a sentence for each audit, and the two lines of the report."""
         for finding in self.findings:
-            console.print(_table(finding))
+            rows = [_cells(", ".join(filter(None, (item.attack, item.assumption))), item) for item in finding.measured]
+            for control in finding.controls:
+                about = f"{control.measured.attack}: {control.name}"
+                if control.met:
+                    name = f"  control: {about}"
+                else:
+                    name = f"  control NOT met, it {control.expected} if it works: {about}"
+                rows.append(_cells(name, control.measured))
+            console.print(table(("attack", "unit", "figure", "95 %"), rows, finding.name, min_width=60))
             console.print(finding.in_sum)
-            for line in _warnings(finding):
-                console.print(f"  {line}")
+            for attack in dict.fromkeys(control.measured.attack for control in finding.controls if not control.met):
+                console.print(f"  {attack}: shows nothing here, since it does not do on its controls what it has to")
             for picture in finding.pictures:
                 console.print(f"picture  {self.path / picture}")
-        for item in self.skipped:
-            console.print(f"not run: {item.name}: {item.why}")
+        for each in self.skipped:
+            console.print(f"not run: {each.name}: {each.why}")
         for bound in self.contradicted:
             console.print(f"the claim is contradicted, {_sure(bound)}: {in_words(bound)}")
         for line in self.lines:
@@ -169,13 +178,6 @@ def _sure(item: Measured) -> str:
     return f"{percent_at_least(item.confidence or 0)} sure"
 
 
-def _claims(privacy: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the sound or conditional figures of the server's and the clients' mechanism."""
-    for mechanism in (privacy, privacy.get("clients") or {}):
-        if mechanism.get("status") in ("sound", "conditional"):
-            yield from _figures(mechanism)
-
-
 def _figures(mechanism: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the figures with an ε about the run itself.
 
@@ -190,25 +192,8 @@ def _figures(mechanism: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [item for item in of_run if item.get("relation") == ADD_OR_REMOVE] or of_run
 
 
-def _table(finding: Finding) -> Table:
-    rows = [_cells(", ".join(filter(None, (item.attack, item.assumption))), item) for item in finding.measured]
-    rows += [_cells(_named(control), control.measured) for control in finding.controls]
-    return table(("attack", "unit", "figure", "95 %"), rows, finding.name, min_width=60)
-
-
-def _named(control: Control) -> str:
-    about = f"{control.measured.attack}: {control.name}"
-    return f"  control: {about}" if control.met else f"  control NOT met, it {control.expected} if it works: {about}"
-
-
 def _cells(name: str, item: Measured) -> tuple[str, str, str, str]:
     at = "" if item.alarms is None else f" at {100 * item.alarms:g} % false alarms"
     interval = "" if item.low is None or item.high is None else f"{item.low:.3f} to {item.high:.3f}"
     value = at_least(item.value, 3) if item.quantity == "epsilon" else f"{item.value:.3f}"
     return name, item.unit, f"{NAMES[item.quantity]} {value}{at}", interval
-
-
-def _warnings(finding: Finding) -> Iterator[str]:
-    """Yield a sentence for each attack that missed one of its controls."""
-    for attack in dict.fromkeys(control.measured.attack for control in finding.controls if not control.met):
-        yield f"{attack}: shows nothing here, since it does not do on its controls what it has to"

@@ -119,7 +119,13 @@ class Rehearsal:
         The client `absent` does not reply.
         """
         asked = list(strategy.configure_train(1, self._sent, ConfigRecord(), self._roster))
-        replies = [self._reply(message) for message in asked if message.metadata.dst_node_id - 1 != absent]
+        replies = []
+        for message in asked:
+            client = message.metadata.dst_node_id - 1
+            if client != absent:
+                # Records are shared, content is not: Flower's wrappers overwrite replies with clipped models.
+                content = RecordDict({ARRAYS: self._models[client], METRICS: self._metrics[client]})
+                replies.append(Message(content, reply_to=message))
         return strategy.aggregate_train(1, replies)[0]
 
     def flat(self, released: ArrayRecord | None) -> np.ndarray:
@@ -127,12 +133,6 @@ class Rehearsal:
         if released is None:
             raise FederationError("the strategy released nothing")
         return np.concatenate(self._layout.rows(from_record(released)), dtype=np.float64)
-
-    def _reply(self, message: Message) -> Message:
-        # Records are shared, content is not: Flower's wrappers overwrite replies with clipped models.
-        client = message.metadata.dst_node_id - 1
-        content = RecordDict({ARRAYS: self._models[client], METRICS: self._metrics[client]})
-        return Message(content, reply_to=message)
 
 
 class _Roster:

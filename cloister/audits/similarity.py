@@ -22,7 +22,9 @@ def ssim(one: NDArray, other: NDArray) -> float:
         one: shape (height, width), each at least 7, values from 0 to 1.
         other: of the same shape.
     """
-    x, y = (_windows(image) for image in (one, other))
+    x, y = (  # every window as a row
+        sliding_window_view(image.astype(np.float64), (WINDOW, WINDOW)).reshape(-1, WINDOW**2) for image in (one, other)
+    )
     mean_x, mean_y = x.mean(axis=1), y.mean(axis=1)
     unbiased = WINDOW**2 / (WINDOW**2 - 1)
     variance_x, variance_y = x.var(axis=1) * unbiased, y.var(axis=1) * unbiased
@@ -30,8 +32,3 @@ def ssim(one: NDArray, other: NDArray) -> float:
     light = (2 * mean_x * mean_y + K1**2) / (mean_x**2 + mean_y**2 + K1**2)
     structure = (2 * covariance + K2**2) / (variance_x + variance_y + K2**2)
     return float((light * structure).mean())
-
-
-def _windows(image: NDArray) -> NDArray[np.float64]:
-    """Return every window of an image as a row."""
-    return sliding_window_view(image.astype(np.float64), (WINDOW, WINDOW)).reshape(-1, WINDOW**2)

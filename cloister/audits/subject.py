@@ -17,7 +17,6 @@ from cloister.core.files import read_json, read_npz, read_text
 from cloister.tasks.base import Model, Task
 from cloister.tasks.making import model_of, named_task
 
-Arrays = Mapping[str, NDArray]
 MAX_CLIENTS = 10**6
 """Most clients of a simulation: the directory may be from an untrusted source, with any number."""
 
@@ -58,7 +57,11 @@ class FinishedRun:
             raise ConfigError(f"{path / 'config.json'}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ConfigError(f"{path} is no run directory: its config.json is not that of a run") from None
-        return cls(path, config, seed, privacy, _clients(path))
+        file = path / "simulation.json"
+        clients = read_json(file).get("clients") if file.is_file() else 0
+        if type(clients) is not int or not 0 <= clients <= MAX_CLIENTS:
+            raise ConfigError(f"{file} is not what a run writes: clients must be a whole number up to {MAX_CLIENTS}")
+        return cls(path, config, seed, privacy, clients)
 
     @cached_property
     def task(self) -> Task:
@@ -120,26 +123,16 @@ class FinishedRun:
         """Return True if the run saved a final model for all clients."""
         return any(self.path.glob("model.*"))
 
-    def released(self) -> dict[int, Arrays]:
+    def released(self) -> dict[int, dict[str, NDArray]]:
         """Load the saved checkpoints: the model after each round, by its number.
 
         Number 0 is the initial model.
         """
         found = {int(path.stem.removeprefix("round-")): path for path in self.path.glob("checkpoints/round-*.npz")}
-        return {number: _arrays(found[number]) for number in sorted(found)}
-
-
-def _clients(path: Path) -> int:
-    """Read the number of simulated clients; 0 if they were nodes."""
-    file = path / "simulation.json"
-    clients = read_json(file).get("clients") if file.is_file() else 0
-    if type(clients) is not int or not 0 <= clients <= MAX_CLIENTS:
-        raise ConfigError(f"{file} is not what a run writes: clients must be a whole number up to {MAX_CLIENTS}")
-    return clients
-
-
-def _arrays(path: Path) -> Arrays:
-    try:
-        return read_npz(path)
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
-        raise DataError(f"{path} holds no model: an .npz file of its weights was expected") from None
+        models = {}
+        for number, path in sorted(found.items()):
+            try:
+                models[number] = read_npz(path)
+            except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
+                raise DataError(f"{path} holds no model: an .npz file of its weights was expected") from None
+        return models

@@ -1,9 +1,8 @@
 """Protection of kits from Flower's app bundles, which every site receives."""
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pathspec import PathSpec
 
@@ -26,40 +25,23 @@ def refuse_in_bundle(folder: Path, names: Sequence[str]) -> None:
         ConfigError: an app at or above the folder would bundle a file.
     """
     for home in (folder, *folder.parents):
-        rules = _rules_of(home)
-        if rules is None:
+        try:
+            rules = tomllib.loads((home / "pyproject.toml").read_text()).get("tool", {}).get("flwr", {}).get("app")
+        except (OSError, ValueError):
             continue
-        inside = [(folder / name).relative_to(home).as_posix() for name in names]
-        if taken := sorted(_bundled(home, rules, inside)):
+        if not isinstance(rules, dict):
+            continue
+        try:
+            ignored = [line.strip() for line in (home / ".gitignore").read_text("utf-8").splitlines()]
+        except (OSError, ValueError):
+            ignored = []  # as Flower has it
+        kept = set(get_filtered_fab_paths({(folder / name).relative_to(home).as_posix(): b"" for name in names}, {}))
+        for patterns in (ignored, rules.get("fab-exclude", [])):
+            kept = set(PathSpec.from_lines("gitwildmatch", patterns).match_files(kept, negate=True))
+        if "fab-include" in rules:
+            kept = set(PathSpec.from_lines("gitwildmatch", rules["fab-include"]).match_files(kept))
+        if kept:
             raise ConfigError(
-                f"--output {folder} lies in the Flower app {home}, whose bundle would carry {taken[0]} to every site: "
+                f"--output {folder} lies in the Flower app {home}, whose bundle would carry {min(kept)} to every site: "
                 "choose a folder outside it"
             )
-
-
-def _rules_of(home: Path) -> dict[str, Any] | None:
-    """Return the Flower app table of a folder's `pyproject.toml`; None without one."""
-    try:
-        content = tomllib.loads((home / "pyproject.toml").read_text())
-    except (OSError, ValueError):
-        return None
-    rules = content.get("tool", {}).get("flwr", {}).get("app")
-    return rules if isinstance(rules, dict) else None
-
-
-def _bundled(home: Path, rules: dict[str, Any], names: Iterable[str]) -> set[str]:
-    """The names that Flower's rules leave in a bundle of the app."""
-    kept = set(get_filtered_fab_paths(dict.fromkeys(names, b""), {}))
-    for patterns in (_ignored(home), rules.get("fab-exclude", [])):
-        kept = set(PathSpec.from_lines("gitwildmatch", patterns).match_files(kept, negate=True))
-    if "fab-include" in rules:
-        kept = set(PathSpec.from_lines("gitwildmatch", rules["fab-include"]).match_files(kept))
-    return kept
-
-
-def _ignored(home: Path) -> list[str]:
-    """Return the patterns of an app's `.gitignore`; none where it cannot be read, as Flower has it."""
-    try:
-        return [line.strip() for line in (home / ".gitignore").read_text("utf-8").splitlines()]
-    except (OSError, ValueError):
-        return []

@@ -139,7 +139,11 @@ def check_signed(certificate: bytes, authority: bytes, key: bytes, addresses: li
     wanted = {address.lower() for address in (*addresses, *LOOPBACK)}
     if missing := sorted(wanted - {address.lower() for address in addresses_of(certificate)}):
         raise ConfigError(f"the server's certificate is not made out for {', '.join(missing)}")
-    if not _is_for_servers(chain[0]):
+    try:
+        usage = set(chain[0].extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except x509.ExtensionNotFound:
+        usage = {ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
+    if not {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE} & usage:
         raise ConfigError("the server's certificate is not for servers: its extended key usage lacks serverAuth")
     _check_path(chain, roots)
 
@@ -148,39 +152,21 @@ def _check_path(chain: list[x509.Certificate], roots: list[x509.Certificate]) ->
     """Refuse a chain that leads to no root, or has an authority that is not valid now."""
     path = list(chain)
     for issued, issuers in zip(chain, [*([link] for link in chain[1:]), roots], strict=True):
-        issuer = next((link for link in issuers if _is_authority(link) and _issued_by(issued, link)), None)
-        if issuer is None:
+        for issuer in issuers:
+            try:
+                if issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+                    issued.verify_directly_issued_by(issuer)
+                    path.append(issuer)
+                    break
+            except (x509.ExtensionNotFound, ValueError, TypeError, InvalidSignature):
+                continue
+        else:
             raise ConfigError("the certificate was not issued by ca-certificate, directly or through intermediates")
-        path.append(issuer)
     now = datetime.now(UTC)
     for link in path:
         if not link.not_valid_before_utc <= now <= link.not_valid_after_utc:
             which = "the server's certificate" if link is chain[0] else f"{link.subject.rfc4514_string()} above it"
             raise ConfigError(f"{which} has expired" if link.not_valid_after_utc < now else f"{which} is not valid yet")
-
-
-def _is_authority(certificate: x509.Certificate) -> bool:
-    try:
-        return bool(certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca)
-    except x509.ExtensionNotFound:
-        return False
-
-
-def _is_for_servers(certificate: x509.Certificate) -> bool:
-    """Return whether the extended key usage permits servers."""
-    try:
-        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except x509.ExtensionNotFound:
-        return True
-    return bool({ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE} & set(usage))
-
-
-def _issued_by(issued: x509.Certificate, issuer: x509.Certificate) -> bool:
-    try:
-        issued.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
 
 
 def addresses_of(certificate: bytes) -> set[str]:
@@ -228,14 +214,13 @@ def _named(name: str) -> x509.Name:
 
 
 def _alternative_names(addresses: list[str]) -> x509.SubjectAlternativeName:
-    return x509.SubjectAlternativeName([_general(address) for address in dict.fromkeys([*addresses, *LOOPBACK])])
-
-
-def _general(address: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(address))
-    except ValueError:
-        return x509.DNSName(address)
+    names: list[x509.GeneralName] = []
+    for address in dict.fromkeys([*addresses, *LOOPBACK]):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(address)))
+        except ValueError:
+            names.append(x509.DNSName(address))
+    return x509.SubjectAlternativeName(names)
 
 
 def _builder(

@@ -120,7 +120,5 @@ def remove(connection: Connection, name: SiteName) -> None:
             own = key_file(name)
             own.unlink(missing_ok=True)
             if (left := roster_in(own.parents[1])) and name in left.roster.keys:
-                typer.echo(
-                    f"{name}: on the roster still; have whoever signs it run cloister provision without this site"
-                )
+                typer.echo(f"{name}: on the roster still; have its signer run cloister provision without this site")
     typer.echo("take it out of federation.toml, so that no kit is made for it again")

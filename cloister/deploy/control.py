@@ -73,7 +73,13 @@ class Control:
         """Return all nodes that were ever registered, in the order of their names."""
         with flwr_cli_exc_handler():
             found = self._client.ListNodes(control_pb2.ListNodesRequest()).nodes_info
-        return sorted(map(_node, found), key=lambda node: (node.name, node.id))
+        nodes = []
+        for info in found:
+            key = cast(ec.EllipticCurvePublicKey, load_pem_public_key(info.public_key))  # Flower takes no others
+            times = {"online": info.last_activated_at, "offline": info.last_deactivated_at, GONE: info.unregistered_at}
+            since = times.get(info.status, "")
+            nodes.append(Node(info.node_id, info.name, fingerprint(key), info.status, since))
+        return sorted(nodes, key=lambda node: (node.name, node.id))
 
     def register(self, name: str, key: bytes) -> None:
         """Register a node's key.
@@ -105,8 +111,17 @@ def control(connection: str) -> Iterator[Control]:
     Raises:
         FederationError: there is no such connection, or the SuperLink refuses, or does not answer.
     """
+    path = flower_home() / "config.toml"
+    try:
+        settings = tomllib.loads(path.read_text()).get("superlink", {}) if path.is_file() else {}
+    except ValueError as error:
+        raise FederationError(f"{path} is no valid TOML: {error}") from None
+    known = sorted(name for name, value in settings.items() if isinstance(value, dict))
+    if connection not in known:  # Flower itself does not say which there are
+        raise FederationError(
+            f"SuperLink connection {connection!r}: not found in {path}; known: {', '.join(known) or 'none'}"
+        )
     client = None
-    _required(connection)
     try:
         # Flower prints which connection it uses: the output of these commands may be read by programs.
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
@@ -117,24 +132,6 @@ def control(connection: str) -> Iterator[Control]:
     finally:
         if client is not None:
             client.close()
-
-
-def _required(connection: str) -> None:
-    """Require that a connection is one of Flower's `config.toml`; Flower itself does not say which there are.
-
-    Raises:
-        FederationError: there is no connection of this name.
-    """
-    path = flower_home() / "config.toml"
-    try:
-        settings = tomllib.loads(path.read_text()).get("superlink", {}) if path.is_file() else {}
-    except ValueError as error:
-        raise FederationError(f"{path} is no valid TOML: {error}") from None
-    known = sorted(name for name, value in settings.items() if isinstance(value, dict))
-    if connection not in known:
-        raise FederationError(
-            f"SuperLink connection {connection!r}: not found in {path}; known: {', '.join(known) or 'none'}"
-        )
 
 
 def living_nodes(connection: str) -> list[dict[str, str]]:
@@ -148,9 +145,3 @@ def living_nodes(connection: str) -> list[dict[str, str]]:
     """
     with control(connection) as opened:
         return [node.facts for node in opened.nodes() if node.status != GONE]
-
-
-def _node(info: Any) -> Node:
-    key = cast(ec.EllipticCurvePublicKey, load_pem_public_key(info.public_key))  # Flower takes no others
-    times = {"online": info.last_activated_at, "offline": info.last_deactivated_at, GONE: info.unregistered_at}
-    return Node(info.node_id, info.name, fingerprint(key), info.status, times.get(info.status, ""))

@@ -171,11 +171,7 @@ def read_federation(path: Path) -> Federation:
     Raises:
         ConfigError: the file is absent, or has invalid keys, which the message names with their values.
     """
-    return _with_paths(read_toml(Federation, path, str(path)), path.resolve().parent)
-
-
-def _with_paths(federation: Federation, base: Path) -> Federation:
-    """Return the federation with absolute paths of the files to be read."""
+    federation, base = read_toml(Federation, path, str(path)), path.resolve().parent
 
     def absolute(value: str) -> str:
         return str(base / expanded(value)) if value else ""

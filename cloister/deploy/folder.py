@@ -83,8 +83,13 @@ class Kits:
         """
         path = self.path(name)
         try:
-            self._make_folders(path)
-            self._break_seal(name)
+            inside = [parent for parent in path.parents if self.folder in parent.parents]
+            for folder in (self.folder, *reversed(inside)):
+                folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
+                folder.chmod(FOLDER)  # also an existing folder
+            for parent in Path(name).parents:  # a kit that is about to change has no checksums
+                if Path(name).name != CHECKSUMS and str(parent) != ".":
+                    (self.folder / parent / CHECKSUMS).unlink(missing_ok=True)
             with (
                 atomic_path(path) as partial,
                 open(partial, "xb", opener=lambda file, flags: os.open(file, flags, mode)) as file,
@@ -134,7 +139,14 @@ class Kits:
         except OSError as error:
             raise ConfigError(f"{self.folder}: {error.strerror}; the kits are not complete") from None
         try:
-            _lock(handle, self.folder, waiting)
+            try:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    waiting()
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError as error:
+                raise ConfigError(f"{self.folder} cannot be locked: {error.strerror}") from None
             yield
         finally:
             os.close(handle)
@@ -155,18 +167,6 @@ class Kits:
         ]
         self.write(f"{member}/{CHECKSUMS}", "".join(lines), PUBLIC)
 
-    def _make_folders(self, path: Path) -> None:
-        inside = [parent for parent in path.parents if self.folder in parent.parents]
-        for folder in (self.folder, *reversed(inside)):
-            folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
-            folder.chmod(FOLDER)  # also an existing folder
-
-    def _break_seal(self, name: str) -> None:
-        """Remove the checksums of a kit that is about to change."""
-        for parent in Path(name).parents:
-            if Path(name).name != CHECKSUMS and str(parent) != ".":
-                (self.folder / parent / CHECKSUMS).unlink(missing_ok=True)
-
     def add(self, name: str, content: bytes | str, mode: int) -> None:
         """Write a file that does not exist yet.
 
@@ -183,14 +183,3 @@ class Kits:
         self.add(name, content, mode)
         if self.read(name) != content.encode():
             self.notes.append(f"{name} differs from what federation.toml describes; remove it to have it written anew")
-
-
-def _lock(handle: int, folder: Path, waiting: Callable[[], None]) -> None:
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be locked: {error.strerror}") from None

@@ -75,13 +75,14 @@ def provision(
             an app bundle; or a file cannot be written.
     """
     federation = read_federation(description)
-    _refuse_shared_keys(federation)
-    _refuse_absent_certificates(federation)
+    _check_files_of(federation)
     kits = Kits(folder.resolve())
     refuse_in_bundle(kits.folder, BUNDLED_KINDS)
     members = ["server", "operator", *(f"sites/{site.name}" for site in federation.sites)]
-    with kits.locked(lambda: kits.notes.append("somebody else was changing the kits, and had to end first")):
-        _refuse_broken_files(kits)
+    with kits.locked(lambda: kits.notes.append("another process was changing the kits, and had to end first")):
+        for name in ("authority/ca.key", "authority/ca.crt", "server/server.key", "server/server.crt"):
+            if kits.has(name):
+                certificates.refuse_broken(kits.read(name), kits.path(name))
         kits.issued = _issued(kits, members)
         _forget(kits, [*members, "roster"], remake)
         kits.add(".gitignore", "*\n", PUBLIC)
@@ -94,11 +95,32 @@ def provision(
             proxy.list_nodes(kits, "operator/", "server/" if kits.has(HEART["server"]) else "")
         rosters.write_roster(kits, federation.sites)
         _remember(kits, members)
+        is_new = "authority/ca.crt" in kits.written
         for member in members:
-            _spread_authority(kits, member)
+            certificate = f"{member}/ca.crt"
+            if kits.has("authority/ca.crt") and kits.path(member).is_dir() and (is_new or not kits.has(certificate)):
+                kits.write(certificate, kits.read("authority/ca.crt"), PUBLIC)
             kits.sum_up(member)
-        _note_strangers(kits, federation)
-    return Report(kits.folder, tuple(kits.written), tuple(kits.notes), _expiries(kits))
+        known = {site.name for site in federation.sites}
+        for path in sorted(kits.path("operator/nodes").glob("*.pub")):
+            if path.stem not in known:
+                kits.notes.append(
+                    f"site {path.stem} is not in federation.toml: unregister its node, then remove its kit and its key"
+                )
+    names = [name for name in ("authority/ca.crt", "server/server.crt") if kits.has(name)]
+    expiries = {name: certificates.expiry_of(kits.read(name)) for name in names}
+    return Report(kits.folder, tuple(kits.written), tuple(kits.notes), expiries)
+
+
+def _check_files_of(federation: Federation) -> None:
+    """Refuse shared keys of sites and absent files of an external authority, before any file is written."""
+    for key, read in (("public_key", certificates.checked_node_key), ("public_signing_key", rosters.checked_key)):
+        own = [path for site in federation.sites if (path := getattr(site, key))]
+        if len({read(Path(path)).split()[1] for path in own}) < len(own):
+            raise ConfigError(f"two sites have the same {kebab(key)}; a site is known by its key")
+    for key in ("certificate", "ca_certificate"):
+        if path := getattr(federation.authority, key):
+            _file(path, kebab(key))
 
 
 def _issued(kits: Kits, members: Sequence[str]) -> dict[str, str]:
@@ -142,27 +164,6 @@ def _remember(kits: Kits, members: Sequence[str]) -> None:
     kits.write_issued(issued)
 
 
-def _refuse_shared_keys(federation: Federation) -> None:
-    for key, read in (("public_key", certificates.checked_node_key), ("public_signing_key", rosters.checked_key)):
-        own = [path for site in federation.sites if (path := getattr(site, key))]
-        if len({read(Path(path)).split()[1] for path in own}) < len(own):
-            raise ConfigError(f"two sites have the same {kebab(key)}; a site is known by its key")
-
-
-def _refuse_absent_certificates(federation: Federation) -> None:
-    """Refuse missing files of an external authority before any file is written."""
-    for key in ("certificate", "ca_certificate"):
-        if path := getattr(federation.authority, key):
-            _file(path, kebab(key))
-
-
-def _refuse_broken_files(kits: Kits) -> None:
-    """Refuse broken keys and certificates before any file is written."""
-    for name in ("authority/ca.key", "authority/ca.crt", "server/server.key", "server/server.crt"):
-        if kits.has(name):
-            certificates.refuse_broken(kits.read(name), kits.path(name))
-
-
 def _write_authority(kits: Kits, federation: Federation, renew: bool) -> None:
     if federation.authority.kind == "external":
         if renew:
@@ -192,27 +193,23 @@ def _write_server(kits: Kits, federation: Federation, renew: bool) -> None:
             )
         return
     kits.add("server/server.key", certificates.new_tls_key(), SECRET)
-    if federation.authority.kind == "own":
-        _sign_server(kits, federation, renew)
-    else:
+    if federation.authority.kind == "external":
         _take_signed(kits, federation, renew)
+    else:
+        if renew or not kits.has("server/server.crt"):
+            if not kits.has("authority/ca.key"):
+                raise ConfigError(f"authority/ca.key is not in {kits.folder}: a server's certificate cannot be signed")
+            key, server = kits.read("server/server.key"), federation.server
+            authority = kits.read("authority/ca.crt"), kits.read("authority/ca.key")
+            certificate = certificates.server_certificate(key, server.addresses, server.days, *authority)
+            kits.write("server/server.crt", certificate, PUBLIC)
+        named = certificates.addresses_of(kits.read("server/server.crt"))
+        if missing := sorted(set(federation.server.addresses) - named):
+            kits.notes.append(f"server/server.crt is not made out for {', '.join(missing)}; use --renew")
     kits.add("server/superexec.secret", secrets.token_hex(32), SECRET)
     kits.add_text("server/start.sh", scripts.server_script(federation), SCRIPT)
     if federation.server.is_proxied:
         kits.add_text(f"server/{proxy.CONFIGURATION}", proxy.configuration(federation), PUBLIC)
-
-
-def _sign_server(kits: Kits, federation: Federation, renew: bool) -> None:
-    if renew or not kits.has("server/server.crt"):
-        if not kits.has("authority/ca.key"):
-            raise ConfigError(f"authority/ca.key is not in {kits.folder}: a server's certificate cannot be signed")
-        key, server = kits.read("server/server.key"), federation.server
-        authority = kits.read("authority/ca.crt"), kits.read("authority/ca.key")
-        certificate = certificates.server_certificate(key, server.addresses, server.days, *authority)
-        kits.write("server/server.crt", certificate, PUBLIC)
-    missing = set(federation.server.addresses) - certificates.addresses_of(kits.read("server/server.crt"))
-    if missing:
-        kits.notes.append(f"server/server.crt is not made out for {', '.join(sorted(missing))}; use --renew")
 
 
 def _take_signed(kits: Kits, federation: Federation, renew: bool) -> None:
@@ -288,27 +285,6 @@ def _node_key(kits: Kits, site: Site) -> bytes:
     private_key, public_key = certificates.new_node_key()
     kits.write(private, private_key, SECRET)
     return public_key
-
-
-def _spread_authority(kits: Kits, member: str) -> None:
-    """Copy the authority's certificate into a kit that has none, or an old one."""
-    name, is_new = f"{member}/ca.crt", "authority/ca.crt" in kits.written
-    if kits.has("authority/ca.crt") and kits.path(member).is_dir() and (is_new or not kits.has(name)):
-        kits.write(name, kits.read("authority/ca.crt"), PUBLIC)
-
-
-def _note_strangers(kits: Kits, federation: Federation) -> None:
-    known = {site.name for site in federation.sites}
-    strangers = sorted(path.stem for path in kits.path("operator/nodes").glob("*.pub") if path.stem not in known)
-    for name in strangers:
-        kits.notes.append(
-            f"site {name} is not in federation.toml: unregister its node, then remove its kit and its key"
-        )
-
-
-def _expiries(kits: Kits) -> dict[str, datetime]:
-    names = ("authority/ca.crt", "server/server.crt")
-    return {name: certificates.expiry_of(kits.read(name)) for name in names if kits.has(name)}
 
 
 def _file(path: str, key: str) -> bytes:

@@ -9,7 +9,6 @@ is read. The SuperLink authenticates every request once more.
 import re
 from base64 import b64encode
 from importlib import resources
-from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
@@ -27,19 +26,16 @@ RELOAD = "copy it over nodes.conf in the server's kit, whose start.sh reloads th
 def configuration(federation: Federation) -> str:
     """Return nginx's configuration for a federation."""
     server = federation.server
+    # IPv6 too if the server has such an address.
+    places = ["", "[::]:"] if any(":" in address for address in server.addresses) else [""]
     values = {
         "NAME": federation.name,
         "SUPERLINK": server.superlink,
         "VERIFIED": server.verified_name,
-        "LISTEN": "\n".join(f"        listen {place}{server.port} ssl;" for place in _places(server.addresses)),
+        "LISTEN": "\n".join(f"        listen {place}{server.port} ssl;" for place in places),
     }
     text = resources.files("cloister.deploy").joinpath(CONFIGURATION).read_text()
     return re.sub("@([A-Z]+)@", lambda place: values[place[1]], text)
-
-
-def _places(addresses: list[str]) -> list[str]:
-    """Return what nginx listens on: IPv6 too if the server has such an address."""
-    return ["", "[::]:"] if any(":" in address for address in addresses) else [""]
 
 
 def list_nodes(kits: Kits, operator: str, server: str = "") -> None:
@@ -49,9 +45,19 @@ def list_nodes(kits: Kits, operator: str, server: str = "") -> None:
         kits: the folder.
         operator: the operator's kit in it, with "/" at the end; empty if it is the folder itself.
         server: the server's kit likewise; empty if it is not here.
+
+    Raises:
+        ConfigError: a file holds no public key in OpenSSH format.
     """
     keys = sorted(kits.path(f"{operator}nodes").glob("*.pub"))
-    content = "".join(f'"{_shown(path)}" 1; # {path.stem}\n' for path in keys)
+    content = ""
+    for path in keys:
+        try:
+            key = load_ssh_public_key(path.read_bytes())
+        except (ValueError, UnsupportedAlgorithm):
+            raise ConfigError(f"{path} is no public key in OpenSSH format; put the node's public key there") from None
+        shown = b64encode(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)).decode()
+        content += f'"{shown}" 1; # {path.stem}\n'
     places = [f"{operator}{NODES}", *([f"{server}{NODES}"] if server else [])]
     had = kits.has(places[0])
     stale = [name for name in places if not kits.has(name) or kits.read(name) != content.encode()]
@@ -59,19 +65,3 @@ def list_nodes(kits: Kits, operator: str, server: str = "") -> None:
         kits.write(name, content, PUBLIC)
     if had and places[0] in stale:
         kits.notes.append(f"{places[0]} has changed: {RELOAD}")
-
-
-def _shown(file: Path) -> str:
-    """Return the public key of a node as the node shows it in a header.
-
-    Args:
-        file: with the key in OpenSSH format.
-
-    Raises:
-        ConfigError: it holds none.
-    """
-    try:
-        key = load_ssh_public_key(file.read_bytes())
-    except (ValueError, UnsupportedAlgorithm):
-        raise ConfigError(f"{file} is no public key in OpenSSH format; put the node's public key there") from None
-    return b64encode(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)).decode()

@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 
 from rich.console import Console
-from rich.table import Table
 
 from cloister.core.terminal import table
 from cloister.deploy.certificates import EXPIRY_WARNING_DAYS
@@ -19,14 +18,10 @@ def show(report: Report, console: Console | None = None) -> None:
     if not report.written:
         console.print("  nothing to write")
     if report.expiries:
-        console.print(_expiries(report))
+        expiries = table(("certificate", "ends", "days left"), ())
+        for name, end in report.expiries.items():
+            days = (end - datetime.now(UTC)).days
+            expiries.add_row(name, f"{end:%Y-%m-%d}", str(days), style="red" if days < EXPIRY_WARNING_DAYS else None)
+        console.print(expiries)
     for note in report.notes:
         console.print(f"• {note}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _expiries(report: Report) -> Table:
-    found = table(("certificate", "ends", "days left"), ())
-    for name, end in report.expiries.items():
-        days = (end - datetime.now(UTC)).days
-        found.add_row(name, f"{end:%Y-%m-%d}", str(days), style="red" if days < EXPIRY_WARNING_DAYS else None)
-    return found

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 APP = Path(__file__).parents[1] / "flower" / "serverapp.py"
 """The program of each task; `start.sh` finds its processes by this name."""
@@ -52,20 +51,16 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
         status: int = -signal.SIGKILL
-        while -status in KILLED and not self.asked and self._may_start(resumes):
+        while -status in KILLED and not self.asked:
+            with (self.folder / STARTS).open("ab") as starts:
+                if starts.tell() > resumes:
+                    break
+                starts.write(b"x")
             status = self._run_once(held)
         # Renamed first, so that a partly removed folder is not taken for a task.
         ended = self.folder.rename(self.folder.with_name(f"ended-{self.folder.name}"))
         shutil.rmtree(ended, ignore_errors=True)
         return status
-
-    def _may_start(self, resumes: int) -> bool:
-        """Return whether another start is permitted, and count it."""
-        with (self.folder / STARTS).open("ab") as starts:
-            if starts.tell() > resumes:
-                return False
-            starts.write(b"x")
-            return True
 
     def _run_once(self, held: Sequence[int]) -> int:
         environment = os.environ | {"CLOISTER_TASK": str(self.folder), "CLOISTER_RUN_FILE": str(self.folder / RUN)}
@@ -86,7 +81,7 @@ class Supervisor:
             self._process.wait()
         return self._process.returncode
 
-    def _pass_on(self, *_: Any) -> None:
+    def _pass_on(self, *_: object) -> None:
         """Ask the program to end, by SIGINT.
 
         A service manager may have signalled the program too, and a second SIGTERM would kill it.

@@ -94,20 +94,18 @@ def test_a_terminal_gets_a_bar_and_no_lines(said, clock):
     assert "guesses: 4 rounds, about 0:04" in said.getvalue() and "guesses: 2 of 4" not in said.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("lines", "seconds"),
-    [
+def test_what_a_round_of_the_run_took(tmp_path):
+    cases = [
         ([{"round": 0, "seconds": {"total": 9.0}}, *({"round": n, "seconds": {"total": n}} for n in (1, 2))], 1.5),
         ([{"round": n, "seconds": {"total": t, "evaluate": 1.0}} for n, t in ((1, 60.0), (2, 3.0), (3, 3.5))], 2.5),
         ([{"round": 1}], None),
         ([], None),
         (["?"], None),
         ([{"round": 1, "seconds": {"total": "x"}}], None),
-    ],
-)
-def test_what_a_round_of_the_run_took(tmp_path, lines, seconds):
-    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert FinishedRun(tmp_path, None, 0, {}, 0).seconds_a_round == seconds
+    ]
+    for lines, seconds in cases:
+        (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert FinishedRun(tmp_path, None, 0, {}, 0).seconds_a_round == seconds
     assert FinishedRun(tmp_path / "gone", None, 0, {}, 0).seconds_a_round is None
 
 

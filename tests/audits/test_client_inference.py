@@ -107,24 +107,19 @@ class TestGame:
             game.direction.sum()
         )
 
-    @pytest.mark.parametrize(
-        "settings",
-        [
+    def test_without_noise_the_mechanism_stays(self):
+        for settings in (
             {"privacy.server": "none"},
             {"privacy.server": "metric"},
             {"privacy.noise-multiplier": "auto", "privacy.max-epsilon": 3.0, "privacy.server": "global-dp"},
             {"privacy.server": "none", "privacy.client": "dp-sgd", "privacy.client-max-epsilon": 3.0},
             {"privacy.server": "none", "privacy.client": "laplace", "privacy.max-leakage": 3.0},
-        ],
-    )
-    def test_without_noise_the_mechanism_stays(self, settings):
-        silent = without_noise(parse(settings)).privacy
-        assert (silent.server.name, silent.client.name) == (
-            settings["privacy.server"],
-            settings.get("privacy.client", "none"),
-        )
-        assert silent.client.noise_multiplier == 0 and silent.server.max_epsilon == silent.client.max_epsilon == 0
-        assert silent.server.is_silent
+        ):
+            silent = without_noise(parse(settings)).privacy
+            names = settings["privacy.server"], settings.get("privacy.client", "none")
+            assert (silent.server.name, silent.client.name) == names
+            assert silent.client.noise_multiplier == 0 and silent.server.max_epsilon == silent.client.max_epsilon == 0
+            assert silent.server.is_silent
 
 
 class TestAudit:

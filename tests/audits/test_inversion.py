@@ -6,6 +6,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+from support import failures
 
 from cloister.audits import channels, gradient_inversion
 from cloister.audits.channels import RELEASED, SENT, Step, channels_of, open_channel, published_laplace, released_by
@@ -77,10 +78,10 @@ class TestChannels:
     def test_an_open_one_shows_the_gradient(self, step):
         assert apart(open_channel(step), step.gradient) < 1e-4 * length(step.gradient)
 
-    @pytest.mark.parametrize("multiplier", [1e-3, 1.0, 30.0])
-    def test_laplace_noise_is_as_long_as_it_says(self, step, multiplier):
-        noise = apart(published_laplace(multiplier)(step), step.gradient)
-        assert noise == pytest.approx(multiplier * length(step.gradient), rel=0.15)
+    def test_laplace_noise_is_as_long_as_it_says(self, step):
+        for multiplier in (1e-3, 1.0, 30.0):
+            noise = apart(published_laplace(multiplier)(step), step.gradient)
+            assert noise == pytest.approx(multiplier * length(step.gradient), rel=0.15)
 
     def test_per_layer_each_array_has_its_own(self, step):
         seen = published_laplace(1.0, per_layer=True)(step)
@@ -95,19 +96,20 @@ class TestChannels:
         cosine = sum((seen[name] * array).sum() for name, array in step.gradient.items())
         assert cosine == pytest.approx(length(seen) * length(step.gradient), rel=1e-2)
 
-    @pytest.mark.parametrize(
-        "settings,expected",
-        [
+    def test_who_sees_what(self):
+        def check(settings, expected):
+            assert set(channels_of(parse(settings), 4, None)) == expected
+
+        auto = {"privacy.server": "global-dp", "privacy.noise-multiplier": "auto", "privacy.max-epsilon": 1.0}
+        cases = [
             ({"privacy.server": "none"}, {SENT}),
             ({"privacy.server": "none", "privacy.client": "gaussian"}, {SENT}),
             ({"privacy.server": "global-dp"}, {SENT, RELEASED}),
             ({"privacy.server": "metric"}, {SENT, RELEASED}),
             ({"privacy.server": "global-dp", "privacy.placement": "model"}, {SENT}),
-            ({"privacy.server": "global-dp", "privacy.noise-multiplier": "auto", "privacy.max-epsilon": 1.0}, {SENT}),
-        ],
-    )
-    def test_who_sees_what(self, settings, expected):
-        assert set(channels_of(parse(settings), 4, None)) == expected
+            (auto, {SENT}),
+        ]
+        assert failures(cases, check) == []
 
     def test_what_a_client_sends_carries_its_own_noise(self, step):
         private = {"privacy.server": "none", "privacy.client": "gaussian", "privacy.client-clipping-norm": 0.01}
@@ -126,14 +128,15 @@ class TestVerdicts:
         swapped = {LEAKAGE: {UNPROTECTED: [(0.1, None)], DROWNED: [(0.95, None)]}}
         assert [control.met for control in _controls(swapped)] == [False, False]
 
-    @pytest.mark.parametrize("value,said", [(0.95, "can be read from"), (0.7, "in part"), (0.1, "read no image")])
-    def test_the_meaning_follows_the_best_attack(self, value, said):
+    def test_the_meaning_follows_the_best_attack(self):
         low = Measured(LEAKAGE, "similarity", 0.0, assumption="on x")
-        assert said in _meaning([low, replace(low, value=value)])
+        for value, said in ((0.95, "can be read from"), (0.7, "in part"), (0.1, "read no image")):
+            assert said in _meaning([low, replace(low, value=value)])
 
 
 @pytest.mark.slow
-def test_digits_are_recovered_without_privacy_and_lost_in_noise(monkeypatch):
+def test_a_digit_is_recovered_from_little_noise_and_lost_under_dp_sgd(monkeypatch):
+    """`test_the_audit_of_a_run` attacks what is sent without privacy and under much noise: they are its controls."""
     from cloister.audits.keras_inversion import Victim
 
     victim = Victim((8, 8), 10, 0)
@@ -141,23 +144,18 @@ def test_digits_are_recovered_without_privacy_and_lost_in_noise(monkeypatch):
     image, label = train.x[0].reshape(8, 8).astype(np.float64), int(train.y[0])
     step = Step(victim.arrays, victim.gradient(image, label), image, label, 0.3)
     private = parse({"privacy.server": "none", "privacy.client": "dp-sgd", "client.batch-size": 1})
-    little, layers = published_laplace(1e-3), published_laplace(1e-3, per_layer=True)
     channels = {
-        UNPROTECTED: open_channel,
-        "little": little,
-        "little, per layer": layers,
-        DROWNED: published_laplace(30.0),
+        "little, per layer": published_laplace(1e-3, per_layer=True),
         SENT: channels_of(private, 4, victim.model)[SENT],
     }
     told = []
     monkeypatch.setattr(Progress, "expect", lambda self, *said: told.append(said))
     results = attacked(victim, [step], channels, Effort())
     ((searches, _, each),) = told
-    assert searches == 10 and each > 0, "an estimate before the first search"
+    assert searches == 4 and each > 0, "an estimate before the first search"
     for attack in (LEAKAGE, INVERTING):
         found = {channel: results[attack][channel][0][0] for channel in channels}
-        assert min(found[UNPROTECTED], found["little"], found["little, per layer"]) > 0.9
-        assert max(found[DROWNED], found[SENT]) < 0.5
+        assert found["little, per layer"] > 0.9 and found[SENT] < 0.5
     # The gradient of another image leads to that one: what is recovered comes from what was seen.
     other = train.x[1].reshape(8, 8).astype(np.float64)
     recovered = victim.inverting(victim.gradient(other, int(train.y[1])), 0).image

@@ -11,6 +11,7 @@ from cloister.tasks.digits import Digits
 from cloister.tasks.linear import Linear
 
 EXAMPLES, SHADOWS, EFFECT = 600, 16, 2.0
+ATTACKS = ("loss_threshold", "lira_online", "lira_offline", "rmia")
 
 
 @pytest.fixture
@@ -39,11 +40,11 @@ def test_each_attack_finds_members(world):
     assert told(seen.rmia(), member) > told(seen.loss_threshold(), member) + 0.05
 
 
-@pytest.mark.parametrize("attack", [Seen.loss_threshold, Seen.lira_online, Seen.lira_offline, Seen.rmia])
-def test_exchanged_at_random_there_are_none_to_find(world, attack):
+def test_exchanged_at_random_there_are_none_to_find(world):
     seen, member = world
     other = np.random.default_rng(5).permutation(member)
-    assert told(attack(seen), other) == pytest.approx(0.5, abs=0.07)
+    found = {attack: told(getattr(seen, attack)(), other) for attack in ATTACKS}
+    assert found == pytest.approx(dict.fromkeys(ATTACKS, 0.5), abs=0.07)
 
 
 def test_shadow_models_with_shuffled_labels_teach_lira_nothing(world):
@@ -76,12 +77,12 @@ def test_a_shadow_model_as_target_is_not_its_own_reference(world):
     assert told(other.lira_online(), seen.inside[3]) > 0.85
 
 
-@pytest.mark.parametrize("members", [0, 5, 50, 95, 100])
-def test_every_example_is_inside_and_outside_of_two_models(members):
-    inside = drawn(members, 100, 8, 0)
-    assert inside.shape == (8, 100)
-    assert inside.sum(axis=0).min() == inside.sum(axis=0).max() == np.clip(round(8 * members / 100), 2, 6)
-    assert (inside != inside[:, :1]).any()
+def test_every_example_is_inside_and_outside_of_two_models():
+    for members in (0, 5, 50, 95, 100):
+        inside = drawn(members, 100, 8, 0)
+        assert inside.shape == (8, 100)
+        assert inside.sum(axis=0).min() == inside.sum(axis=0).max() == np.clip(round(8 * members / 100), 2, 6)
+        assert (inside != inside[:, :1]).any()
 
 
 def test_sets_are_of_one_owner():

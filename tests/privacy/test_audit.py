@@ -39,8 +39,6 @@ DELTA = 0.1
 """A claim has to hold at every δ. At this one thousands of runs see most of ε: at 1e-5 they would see a fifth."""
 Z = 0.4
 CLIP = 0.04
-ROBUST = ["fedmedian", "fedtrimmedavg", "krum"]
-FINALIZED = [name for name in STRATEGIES.names() if name not in ROBUST]
 
 
 def model(*values):
@@ -82,15 +80,22 @@ def everybody(kind=FedAvg, **options):
 
 
 def global_dp(inner=everybody, z=Z, clip=CLIP, **options):
-    """A maker of strategies: from a source of noise and one of draws."""
-    return lambda noise, rng: GlobalDP(
-        inner(), noise_multiplier=z, clipping_norm=clip() if callable(clip) else clip, noise=noise, **options
-    )
+    """A maker of strategies: from a source of noise and one of draws.
+
+    FedAvg and a fixed clip keep nothing between rounds: one strategy serves all. Finding a plugin takes milliseconds.
+    """
+
+    def make(noise, rng):
+        bound = clip() if callable(clip) else clip
+        return GlobalDP(inner(), noise_multiplier=z, clipping_norm=bound, noise=noise, **options)
+
+    return make if callable(clip) or inner is not everybody else cache(make)
 
 
 def drawn(fraction, z):
     """Global DP over a Poisson cohort."""
 
+    @cache
     def make(noise, rng):
         inner = FedAvg(train=Sampling(fraction, min_nodes=1, timeout=0, kind="poisson", rng=rng))
         return GlobalDP(inner, noise_multiplier=z, clipping_norm=CLIP, noise=noise)
@@ -106,11 +111,11 @@ def keeps(make, least, delta=DELTA, **how):
 
 
 class TestTheBound:
-    @pytest.mark.parametrize(("count", "runs"), [(0, 10), (1, 10), (7, 20), (20, 20), (3, 1000)])
-    def test_rates_against_an_independent_clopper_pearson(self, count, runs):
-        interval = stats.binomtest(count, runs).proportion_ci(0.98, method="exact")
-        assert minimum_rate(np.array(count), runs, 0.01) == pytest.approx(interval.low, abs=1e-12)
-        assert maximum_rate(np.array(count), runs, 0.01) == pytest.approx(interval.high, abs=1e-12)
+    def test_rates_against_an_independent_clopper_pearson(self):
+        for count, runs in ((0, 10), (1, 10), (7, 20), (20, 20), (3, 1000)):
+            interval = stats.binomtest(count, runs).proportion_ci(0.98, method="exact")
+            assert minimum_rate(np.array(count), runs, 0.01) == pytest.approx(interval.low, abs=1e-12)
+            assert maximum_rate(np.array(count), runs, 0.01) == pytest.approx(interval.high, abs=1e-12)
 
     def test_it_is_wrong_as_rarely_as_it_says(self):
         """Randomised response with ε = 1: of 300 bounds at 90 % confidence at most 57 may be too high (1e-6)."""
@@ -125,14 +130,13 @@ class TestTheBound:
         trials = Trials(rng.standard_normal(2000), rng.standard_normal(2000))
         assert trials.epsilon(0, CONFIDENCE) < 0.2 and trials.shift(CONFIDENCE) < 0.2
 
-    @pytest.mark.parametrize("sign", [1, -1])
-    def test_both_directions_count(self, sign):
+    def test_both_directions_count(self):
         """An event that happens with the canary alone, now and then, and one that happens without it alone."""
         rng = np.random.default_rng(2)
         rare, never = (rng.random(2000) < 0.2) * 1.0, np.zeros(2000)
-        present, absent = (rare, never) if sign > 0 else (never, -rare)
-        assert Trials(present, absent).epsilon(0, CONFIDENCE) > 2
-        assert Trials(absent, present).epsilon(0, CONFIDENCE) == 0
+        for present, absent in ((rare, never), (never, -rare)):
+            assert Trials(present, absent).epsilon(0, CONFIDENCE) > 2
+            assert Trials(absent, present).epsilon(0, CONFIDENCE) == 0
 
     def test_delta_is_taken_off(self):
         """What happens with probability δ is no matter of ε."""
@@ -143,10 +147,10 @@ class TestTheBound:
         most = Trials(np.ones(RUNS), np.zeros(RUNS)).epsilon(0, CONFIDENCE)
         assert most == pytest.approx(math.log(RUNS / (2 * math.log(2 / FALSE_ALARM))), abs=0.05)
 
-    @pytest.mark.parametrize(("delta", "confidence"), [(-0.1, 0.9), (1.0, 0.9), (0.1, 0.0), (0.1, 1.0)])
-    def test_parameters_out_of_range(self, delta, confidence):
-        with pytest.raises(ConfigError, match="must be"):
-            Trials(np.ones(4), np.zeros(4)).epsilon(delta, confidence)
+    def test_parameters_out_of_range(self):
+        for delta, confidence in ((-0.1, 0.9), (1.0, 0.9), (0.1, 0.0), (0.1, 1.0)):
+            with pytest.raises(ConfigError, match="must be"):
+                Trials(np.ones(4), np.zeros(4)).epsilon(delta, confidence)
 
     def test_too_few_runs(self):
         with pytest.raises(ConfigError, match="runs must be > 0"):
@@ -158,7 +162,7 @@ class TestTheBound:
 
 
 class TestSoundModes:
-    @pytest.mark.parametrize("name", mostly_slow(FINALIZED, ["fedavg"]))
+    @pytest.mark.parametrize("name", mostly_slow(["fedavg", "fedavgm", "fedadam"], ["fedavg"]))
     def test_global_dp_whatever_the_optimizer(self, name):
         kind = STRATEGIES.load(name)
         assert keeps(global_dp(lambda: everybody(kind)), least=0.1, runs=600)
@@ -169,10 +173,9 @@ class TestSoundModes:
         assert keeps(global_dp(), least=0.2, models=[MODELS[0], broken, broken])
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("kind", [FedMedian, FedTrimmedAvg])
-    def test_a_rule_with_noise_of_its_own(self, kind):
+    def test_a_rule_with_noise_of_its_own(self):
         """The canary decides between two halves that are as far apart as can be."""
-        make = global_dp(lambda: everybody(kind), placement="rule")
+        make = cache(global_dp(lambda: everybody(FedTrimmedAvg), placement="rule"))
         assert make(GaussianNoise(), None).is_accounted
         assert keeps(make, least=0.3, models=[MODELS[0], MODELS[0], MODELS[0], SENT, SENT], counts=[1.0] * 5)
 

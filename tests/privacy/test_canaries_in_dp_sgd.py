@@ -8,9 +8,9 @@ import math
 import keras
 import numpy as np
 import pytest
+from dp_sgd_canaries import linear_loss, linear_network, on_linear_network, steps_with_canaries
 
 from cloister.aggregation.canaries import Canaries
-from cloister.audits.dp_sgd import linear_loss, linear_network, on_linear_network, steps_with_canaries
 from cloister.audits.one_run import OneRun
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.dpsgd.exact_noise import grid_of, noisy_sum

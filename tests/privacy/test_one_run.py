@@ -37,18 +37,16 @@ class TestGuesses:
 
         assert failures([(*count, *promise) for count in counts for promise in promises], check) == []
 
-    @pytest.mark.parametrize(
-        ("m", "r", "v", "delta", "bound"),
-        [
-            (1000, 94, 91, 1e-5, 2.426778),
-            (1000, 100, 100, 1e-5, 3.465376),
-            (1000, 600, 450, 1e-4, 0.935475),
-            (200, 42, 41, 0.0, 2.110944),
-        ],
-    )
-    def test_it_agrees_with_another_package(self, m, r, v, delta, bound):
+    def test_it_agrees_with_another_package(self):
         """Figures of jax_privacy 2.0 on the same counts."""
-        assert guessing_bound(m, r, v, delta) == pytest.approx(bound, abs=1e-4)
+        figures = {
+            (1000, 94, 91, 1e-5): 2.426778,
+            (1000, 100, 100, 1e-5): 3.465376,
+            (1000, 600, 450, 1e-4): 0.935475,
+            (200, 42, 41, 0.0): 2.110944,
+        }
+        found = {given: guessing_bound(*given) for given in figures}
+        assert found == pytest.approx(figures, abs=1e-4)
 
     def test_all_right_shows_what_so_many_guesses_can(self):
         """q^r = 0.05."""
@@ -126,29 +124,21 @@ class TestGaussianShape:
         assert OneRun(coins, -1.0 * coins, 10).gaussian(1e-5) == 0
         assert 1e3 < OneRun(coins, coins + 1e-4 * np.arange(20), 10).gaussian(1e-5) < math.inf
 
-    @pytest.mark.parametrize("coins", [np.ones(20, bool), np.zeros(20, bool), np.arange(20) == 0])
-    def test_coins_that_fell_the_same_way_show_nothing(self, coins):
-        assert OneRun(coins, np.arange(20.0), 10).shift() == 0
+    def test_coins_that_fell_the_same_way_show_nothing(self):
+        for coins in (np.ones(20, bool), np.zeros(20, bool), np.arange(20) == 0):
+            assert OneRun(coins, np.arange(20.0), 10).shift() == 0
 
 
-@pytest.mark.parametrize(
-    ("coins", "scores", "guesses"),
-    [
-        (np.ones(4, bool), np.ones(4), 3),
-        (np.ones(4, bool), np.ones(4), 6),
-        (np.ones(4, bool), np.ones(4), -2),
-        (np.ones(4, bool), np.ones(3), 2),
-        (np.ones(4, bool), np.array([1, 2, 3, np.nan]), 2),
-    ],
-)
-def test_what_is_no_run_is_refused(coins, scores, guesses):
-    with pytest.raises(ConfigError, match=r"guesses must be|must have a coin"):
-        OneRun(coins, scores, guesses)
+def test_what_is_no_run_is_refused():
+    nan = np.array([1, 2, 3, np.nan])
+    for scores, guesses in ((np.ones(4), 3), (np.ones(4), 6), (np.ones(4), -2), (np.ones(3), 2), (nan, 2)):
+        with pytest.raises(ConfigError, match=r"guesses must be|must have a coin"):
+            OneRun(np.ones(4, bool), scores, guesses)
 
 
-@pytest.mark.parametrize(("delta", "confidence"), [(-0.1, 0.9), (1.0, 0.9), (0.1, 0.0), (0.1, 1.0)])
-def test_parameters_out_of_range(delta, confidence):
+def test_parameters_out_of_range():
     run = normal_run(np.random.default_rng(0), 1.0)
     for bound in (run.distribution_free, run.gaussian):
-        with pytest.raises(ConfigError, match="must be"):
-            bound(delta, confidence)
+        for delta, confidence in ((-0.1, 0.9), (1.0, 0.9), (0.1, 0.0), (0.1, 1.0)):
+            with pytest.raises(ConfigError, match="must be"):
+                bound(delta, confidence)

@@ -348,7 +348,7 @@ class TestOperators:
         refused = operator("rotate", "trial", "south", "--signing-key", str(tmp_path / "new.pub"))
         assert refused.exit_code == 1 and "run this where they are" in refused.output
         gone = operator("remove", "trial", "north")
-        assert gone.exit_code == 0 and "north: on the roster still; have whoever signs it" in gone.output
+        assert gone.exit_code == 0 and "north: on the roster still; have its signer run" in gone.output
 
     def test_the_status_has_who_is_on_the_roster(self, operator):
         kit = operator.folder / "operator"
@@ -433,7 +433,7 @@ class TestTwoOperators:
             assert waiting.wait(60)
             assert list((tmp_path / "kits").iterdir()) == []
         other.join()
-        assert "somebody else was changing the kits, and had to end first" in reports[0].notes
+        assert "another process was changing the kits, and had to end first" in reports[0].notes
 
     def test_a_lock_ends_with_its_block(self, tmp_path):
         kits = Kits(tmp_path)

@@ -109,10 +109,10 @@ def test_a_site_that_is_sent_away_stays_away(opened, key):
         sites.remove(opened, "berlin")
 
 
-@pytest.mark.parametrize("name", ["", "../berlin", "Berlin", "a b", "berlin\n"])
-def test_what_is_no_name_is_let_in_nowhere(opened, key, name):
-    with pytest.raises(ConfigError, match="is not valid: a name has"):
-        sites.approve(opened, name, key("a"))
+def test_what_is_no_name_is_let_in_nowhere(opened, key):
+    for name in ("", "../berlin", "Berlin", "a b", "berlin\n"):
+        with pytest.raises(ConfigError, match="is not valid: a name has"):
+            sites.approve(opened, name, key("a"))
     assert opened.nodes() == []
 
 

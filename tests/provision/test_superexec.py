@@ -75,10 +75,10 @@ def test_the_app_is_told_by_its_input_and_not_by_an_argument_or_the_environment(
     ]
 
 
-@pytest.mark.parametrize("kind", sorted(set(TaskType) - {TaskType.SERVER_APP}))
-def test_nothing_else_is_started(kind, monkeypatch):
+def test_nothing_else_is_started(monkeypatch):
     monkeypatch.setattr(superexec.subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
-    assert superexec.QuietExecutor().launch(task(kind)).status == LaunchResultStatus.FAILED
+    for kind in set(TaskType) - {TaskType.SERVER_APP}:
+        assert superexec.QuietExecutor().launch(task(kind)).status == LaunchResultStatus.FAILED
 
 
 def test_flowers_app_is_run_with_the_token_of_the_input(monkeypatch):
@@ -155,10 +155,10 @@ def test_with_a_flower_that_starts_apps_otherwise_nothing_runs(monkeypatch):
         superexec.run(["--insecure"])
 
 
-@pytest.mark.parametrize("option", ["--executor=kubernetes", "--executor-config"])
-def test_another_executor_is_refused(option):
-    result = CliRunner().invoke(app, ["superexec", option, "x"])
-    assert result.exit_code == 1 and "leave it out" in result.output
+def test_another_executor_is_refused():
+    for option in ("--executor=kubernetes", "--executor-config"):
+        result = CliRunner().invoke(app, ["superexec", option, "x"])
+        assert result.exit_code == 1 and "leave it out" in result.output
 
 
 DIES = """\
@@ -189,9 +189,7 @@ class TestAKilledApp:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["app.py", "seen"], "its task is over"
         return int(done.stdout.split()[-1]), (tmp_path / "seen").read_text().split()
 
-    @pytest.mark.parametrize(
-        ("deaths", "resumes", "status", "starts"), [(0, 2, 7, 1), (2, 2, 7, 3), (9, 2, -9, 3), (1, 0, -9, 1)]
-    )
+    @pytest.mark.parametrize(("deaths", "resumes", "status", "starts"), [(2, 2, 7, 3), (9, 1, -9, 2)])
     def test_is_started_again_at_most_so_many_times(self, tmp_path, monkeypatch, deaths, resumes, status, starts):
         assert self.resumable(tmp_path, monkeypatch, deaths, resumes) == (status, [TOKEN] * starts)
 
@@ -230,7 +228,6 @@ class TestAKilledApp:
         assert answer.task_id == 7 and run_from_proto(answer.run).override_config == {"resume": "/srv/runs/r"}
         assert pulled == ["first"], "Flower hands it out once"
 
-    @pytest.mark.slow
     def test_the_app_says_which_run_it_has_made(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CLOISTER_RUN_FILE", str(tmp_path / "run"))
         settings = {"task.name": "linear", "task.test-fraction": 0.0, "num-rounds": 1, "run-name": "r"}

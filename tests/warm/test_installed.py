@@ -36,20 +36,16 @@ def test_what_is_no_code_does_not_matter(imported):
     assert installed.is_installed(bundle_of(imported | {"README.md": b"other", "pyproject.toml": b""}), imported)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        lambda files: files | {FILE: files[FILE] + b"#"},
-        lambda files: files | {FILE: files[FILE].replace(b"train", b"trajn", 1)},
-        lambda files: files | {"cloister/more.py": b""},
-        lambda files: files | {"numpy.py": b""},
-        lambda files: {name: content for name, content in files.items() if name != FILE},
-        lambda files: {},
-    ],
-    ids=["longer", "same length", "one more", "beside the package", "one less", "none"],
-)
-def test_one_that_differs_is_not(imported, changed):
-    assert not installed.is_installed(bundle_of(changed(imported)), imported)
+def test_one_that_differs_is_not(imported):
+    changed = {
+        "longer": imported | {FILE: imported[FILE] + b"#"},
+        "same length": imported | {FILE: imported[FILE].replace(b"train", b"trajn", 1)},
+        "one more": imported | {"cloister/more.py": b""},
+        "beside the package": imported | {"numpy.py": b""},
+        "one less": {name: content for name, content in imported.items() if name != FILE},
+        "none": {},
+    }
+    assert not [name for name, files in changed.items() if installed.is_installed(bundle_of(files), imported)]
 
 
 def test_nor_one_of_a_package_that_was_upgraded_on_disk_since_it_was_imported(imported, monkeypatch):

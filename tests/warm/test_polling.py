@@ -53,10 +53,10 @@ def test_after_a_message_it_asks_twice_a_second_again():
     assert len(after) >= 6 and world.noticed[0] <= 5
 
 
-@pytest.mark.parametrize("pause", [1, 4, 20, 45])
-def test_a_message_is_noticed_within_a_tenth_of_the_time_it_was_waited_for(pause):
-    world = World([pause * (number + 1) for number in range(30)]).until(31 * pause)
-    assert len(world.noticed) == 30 and max(world.noticed) <= max(0.5, 0.1 * 1.2 * pause) + 1e-9
+def test_a_message_is_noticed_within_a_tenth_of_the_time_it_was_waited_for():
+    for pause in (1, 4, 20, 45):
+        world = World([pause * (number + 1) for number in range(30)]).until(31 * pause)
+        assert len(world.noticed) == 30 and max(world.noticed) <= max(0.5, 0.1 * 1.2 * pause) + 1e-9
 
 
 def test_never_later_than_the_slowest_pause_and_never_more_often_than_the_fastest():
@@ -105,7 +105,7 @@ def test_flowers_supernode_pauses_like_this(monkeypatch):
     assert {"_pull_and_store_message", "time"} <= set(source.co_names), "the loop no longer uses these names"
 
 
-@pytest.mark.parametrize("polls", [(0.0, 5.0), (-1.0, 5.0), (6.0, 5.0), (float("nan"), 5.0)])
-def test_pauses_that_are_none_are_refused(polls):
-    with pytest.raises(ConfigError, match="--fastest-poll"):
-        node.run_node(["--insecure"], polls=polls)
+def test_pauses_that_are_none_are_refused():
+    for polls in ((0.0, 5.0), (-1.0, 5.0), (6.0, 5.0), (float("nan"), 5.0)):
+        with pytest.raises(ConfigError, match="--fastest-poll"):
+            node.run_node(["--insecure"], polls=polls)

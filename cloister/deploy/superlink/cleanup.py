@@ -1,4 +1,4 @@
-"""Deletes what nobody will fetch any more: otherwise one node could fill the state database before the run ends.
+"""Deletion of expired messages: otherwise one node could fill the state database before the run ends.
 
 Flower deletes the objects of a message when the node confirms it, and those of a reply when the server's app does. A
 node that confirms nothing, or replies when the app does not ask any more, so leaves a model of each round. Of a message

@@ -34,7 +34,7 @@ SPARE = 2**30
 
 
 def file_of(name: str) -> Path | None:
-    """The file of a state database, if it has one.
+    """Return the file of a state database, if it has one.
 
     Args:
         name: of the database, as Flower is told it.
@@ -87,7 +87,7 @@ def prepare(path: Path) -> None:
 
 
 def wait_for_tasks(path: Path, seconds: float = ABSENCE) -> None:
-    """Give whoever was at a task when the SuperLink ended time to be heard again, as if no time had passed since.
+    """Give each process that worked at a task when the SuperLink ended new time to be heard.
 
     Args:
         path: of a database that no SuperLink has open.

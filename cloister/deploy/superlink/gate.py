@@ -74,7 +74,9 @@ class Gate(InFront):
                 break
         finally:
             if cut:
-                _give_again(state, cut)
+                with state.session() as session:
+                    again = update(MessageIns).where(MessageIns.message_id.in_(cut))
+                    session.execute(again.values(delivered_at=""))
         return answer if answer.messages_list else fleet_pb2.PullMessagesResponse()
 
     def pull_object(self, request: Any, state: Any) -> object:
@@ -180,9 +182,3 @@ def _is_whole(state: Any, names: Iterable[str]) -> bool:
             if session.scalar(missing.where(StoredObject.object_id.in_(few)).limit(1)) is not None:
                 return False
     return True
-
-
-def _give_again(state: SqlLinkState, messages: list[str]) -> None:
-    """Have messages that were not given after all be given later."""
-    with state.session() as session:
-        session.execute(update(MessageIns).where(MessageIns.message_id.in_(messages)).values(delivered_at=""))

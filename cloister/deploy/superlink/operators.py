@@ -31,7 +31,7 @@ class OperatorsOnly(ControlAuthnPlugin):
         self._without = NoOpControlAuthnPlugin()
 
     def validate_tokens_in_metadata(self, metadata: Metadata) -> tuple[bool, Any]:
-        """Whether exactly one token is there and is an operator's."""
+        """Return True if there is exactly one token and it is an operator's, and the account."""
         tokens = [value for key, value in metadata if key == ACCESS_TOKEN_KEY]
         if len(tokens) != 1 or not isinstance(tokens[0], str) or not is_known(tokens[0], self.digests):
             return False, None

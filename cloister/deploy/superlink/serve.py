@@ -59,7 +59,15 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         raise ConfigError(
             f"{open_ports[0]} is set: it opens a port of Flower's that passes by this SuperLink's checks; unset it"
         )
-    _keep_database(config.database, max_database * 10**6)
+    max_bytes = max_database * 10**6
+    database.set_up(max_bytes)
+    if path := database.file_of(config.database):  # one in memory has nothing to give back, and forgets tasks
+        try:
+            database.prepare(path)
+            database.wait_for_tasks(path)
+        except sqlite3.Error as error:
+            log(WARNING, "the state database %s could not be made ready: %s", path.name, error)
+        database.watch(path, max_bytes)
     certificates.watch([Path(path) for path in (config.ssl_certfile, config.ssl_ca_certfile) if path])
     uvicorn.run(
         app=closed_app(replace(config, authn_plugin=OperatorsOnly(digests))),
@@ -72,16 +80,3 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         ssl_certfile=config.ssl_certfile,
         workers=1,
     )
-
-
-def _keep_database(name: str, max_bytes: int) -> None:
-    """Compact the state database, bound it and watch it; one in memory has nothing to give back, and forgets tasks."""
-    database.set_up(max_bytes)
-    if not (path := database.file_of(name)):
-        return
-    try:
-        database.prepare(path)
-        database.wait_for_tasks(path)
-    except sqlite3.Error as error:
-        log(WARNING, "the state database %s could not be made ready: %s", path.name, error)
-    database.watch(path, max_bytes)

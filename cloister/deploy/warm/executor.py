@@ -144,7 +144,7 @@ class Executor:
     reachable: bool = True
 
     def serve(self, going_on: Callable[[], bool]) -> None:
-        """Run tasks as long as `going_on`; then end the children.
+        """Run tasks as long as `going_on`; then terminate the children, and kill those that outlive the grace period.
 
         Raises:
             FederationError: the SuperNode's certificate is not trusted.
@@ -161,7 +161,16 @@ class Executor:
                     else:
                         self._refuse(answer.token)
         finally:
-            self._end_children()
+            for child in self.children:
+                os.kill(child, signal.SIGTERM)
+            deadline = time.monotonic() + LEAVE_SECONDS
+            while self.children and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+                self._reap()
+            for child in list(self.children):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                self._forget(child)
 
     def fork(self, token: str) -> None:
         """Run a task in a child of this process, with a folder of its own."""
@@ -185,18 +194,31 @@ class Executor:
         )
 
     def _asked(self, client: RuntimeHttpClient) -> runtime_pb2.AcquireTaskResponse | None:
-        """A task to run; None if there is none, or if the SuperNode cannot be reached now, which is said once."""
+        """Return a task and its token, or None.
+
+        There may be none, the SuperNode may have troubles of its own, or it cannot be reached now, which is said once.
+        """
+        kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
         try:
-            answer = _next_task(client)
+            answer = client.AcquireTask(runtime_pb2.AcquireTaskRequest(supported_task_types=kinds))
+        except httpx.HTTPStatusError as error:
+            if not error.response.is_server_error:
+                raise
+            self.reachable = True
+            return None
         except httpx.TransportError as error:
-            if _is_about_trust(error):
-                raise FederationError(f"the SuperNode at {self.link.address} is not to be trusted: {error}") from None
+            cause: BaseException | None = error
+            while cause is not None:
+                if isinstance(cause, ssl.SSLCertVerificationError):
+                    told = f"the SuperNode at {self.link.address} is not to be trusted: {error}"
+                    raise FederationError(told) from None
+                cause = cause.__cause__ or cause.__context__
             if self.reachable:
                 log(WARNING, "no SuperNode answers at %s yet: %s", self.link.address, error)
             self.reachable = False
             return None
         self.reachable = True
-        return answer
+        return answer if answer.HasField("task") and answer.token else None
 
     def _refuse(self, token: str) -> None:
         """Answer a task of another kind with an error.
@@ -231,19 +253,6 @@ class Executor:
                 failed += [child.token] if status else []
         return failed
 
-    def _end_children(self) -> None:
-        """Terminate all children, and kill those that outlive the grace period."""
-        for child in self.children:
-            os.kill(child, signal.SIGTERM)
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while self.children and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-            self._reap()
-        for child in list(self.children):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            self._forget(child)
-
     def _forget(self, child: int) -> None:
         shutil.rmtree(self.children.pop(child).folder, ignore_errors=True)
 
@@ -254,27 +263,6 @@ def is_tested() -> bool:
         return True
     tested = " and ".join(TESTED_WITH)
     log(WARNING, "warm clients were tested with flwr %s, this is %s: clients start cold", tested, flwr.__version__)
-    return False
-
-
-def _next_task(client: RuntimeHttpClient) -> runtime_pb2.AcquireTaskResponse | None:
-    """A task and its token; None if there is none, or if the SuperNode has troubles of its own."""
-    kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
-    try:
-        answer = client.AcquireTask(runtime_pb2.AcquireTaskRequest(supported_task_types=kinds))
-    except httpx.HTTPStatusError as error:
-        if error.response.is_server_error:
-            return None
-        raise
-    return answer if answer.HasField("task") and answer.token else None
-
-
-def _is_about_trust(error: BaseException | None) -> bool:
-    """Return whether an error or one of its causes is a refused certificate."""
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return True
-        error = error.__cause__ or error.__context__
     return False
 
 

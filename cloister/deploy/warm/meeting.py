@@ -7,6 +7,7 @@ plain 401, after which a SuperNode ends as if on request.
 import http.client
 import ssl
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
@@ -58,7 +59,7 @@ class Meeting:
         return f"{abs(self.ahead):.0f} s {'ahead of' if self.ahead > 0 else 'behind'}"
 
 
-def meet(superlink: str, root_certificates: str | None, insecure: bool) -> Meeting | None:
+def probe_superlink(superlink: str, root_certificates: str | None, insecure: bool) -> Meeting | None:
     """Compare the clock with the SuperLink's, and read the end of its certificate.
 
     Args:
@@ -71,8 +72,21 @@ def meet(superlink: str, root_certificates: str | None, insecure: bool) -> Meeti
     """
     host, _, port = superlink.rpartition(":")
     try:
-        context = None if insecure else ssl.create_default_context(cafile=root_certificates)
-        return _asked(host.strip("[]"), int(port), context)
+        if insecure:
+            link = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=SECONDS)
+        else:
+            context = ssl.create_default_context(cafile=root_certificates)
+            link = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=SECONDS, context=context)
+        with closing(link):
+            link.connect()
+            certificate = link.sock.getpeercert() if isinstance(link.sock, ssl.SSLSocket) else None
+            days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / DAY if certificate else None
+            before = time.time()
+            link.request("GET", "/health")
+            said = link.getresponse().headers["Date"]
+            # The time in an answer is truncated to whole seconds. It is compared with the middle of the request.
+            told = parsedate_to_datetime(said or "").timestamp() + 0.5
+            return Meeting((before + time.time()) / 2 - told, days)
     except (OSError, OverflowError, http.client.HTTPException, ValueError):
         return None
 
@@ -80,34 +94,5 @@ def meet(superlink: str, root_certificates: str | None, insecure: bool) -> Meeti
 def warnings_of(connection: str) -> list[str]:
     """Return the problems with the SuperLink of a connection in `config.toml`."""
     link = read_superlink_connection(connection)
-    found = meet(link.address or "", link.root_certificates, link.insecure)
+    found = probe_superlink(link.address or "", link.root_certificates, link.insecure)
     return [*filter(None, [found.refusal]), *found.warnings] if found else []
-
-
-def _asked(host: str, port: int, context: ssl.SSLContext | None) -> Meeting:
-    """Compare the time in an answer with the middle of the request.
-
-    The time in an answer is truncated to whole seconds.
-    """
-    if context is None:
-        link = http.client.HTTPConnection(host, port, timeout=SECONDS)
-    else:
-        link = http.client.HTTPSConnection(host, port, timeout=SECONDS, context=context)
-    try:
-        link.connect()
-        days = _days_left(link.sock)
-        before = time.time()
-        link.request("GET", "/health")
-        said = link.getresponse().headers["Date"]
-        middle = (before + time.time()) / 2
-        told = parsedate_to_datetime(said or "").timestamp() + 0.5
-        return Meeting(middle - told, days)
-    finally:
-        link.close()
-
-
-def _days_left(link: object) -> float | None:
-    certificate = link.getpeercert() if isinstance(link, ssl.SSLSocket) else None
-    if not certificate:
-        return None
-    return (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / DAY

@@ -17,7 +17,7 @@ from cloister.core.errors import ConfigError, FederationError, PolicyError
 from cloister.core.files import expanded
 from cloister.deploy.warm.executor import Executor, Link, is_tested, warm_up
 from cloister.deploy.warm.installed import sources
-from cloister.deploy.warm.meeting import Meeting, meet
+from cloister.deploy.warm.meeting import Meeting, probe_superlink
 from cloister.deploy.warm.supernode import GAVE_UP, SIGNALLED
 from cloister.flower import TESTED_WITH, log
 from cloister.flower.supernode import parse_config_args, parser_of_supernode
@@ -64,7 +64,14 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
     supernode = subprocess.Popen(
         [sys.executable, "-P", "-m", "cloister.deploy.warm.supernode", *pauses, *options, "--isolation", "process"]
     )
-    asked = _ended_by_signals(supernode)
+    asked: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        asked.append(number)
+        _end(supernode)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
     try:
         # Before the imports: if files change in the meantime, they do not match a bundle.
         imported = sources()
@@ -76,7 +83,12 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
         _clear_secrets(node)
     status = supernode.wait()
     if status in (SIGNALLED, GAVE_UP) and not asked:
-        raise FederationError(_why_refused(ours))
+        if (found := _probed(ours)) and found.refusal:
+            raise FederationError(f"the SuperLink refused this node: {found.refusal}")
+        raise FederationError(
+            "the SuperNode gave up, and its log says why; after a refusal (401) this node's key is not registered "
+            "there, or was unregistered"
+        )
     return status
 
 
@@ -125,45 +137,22 @@ def _clear_secrets(node: NodeConfig) -> None:
         FolderStore(node.secure_state).clear()
 
 
-def _ended_by_signals(supernode: "subprocess.Popen[bytes]") -> list[int]:
-    """Terminate the SuperNode on a signal, and return the list of received signals."""
-    asked: list[int] = []
-
-    def end(number: int, _: object) -> None:
-        asked.append(number)
-        _end(supernode)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    return asked
-
-
 def _look_at_superlink(ours: argparse.Namespace) -> None:
     """Log warnings about the SuperLink, and raise an error if it would refuse the node.
 
     Raises:
         FederationError: its clock and that of this machine are too far apart.
     """
-    found = _met(ours)
+    found = _probed(ours)
     for line in found.warnings if found else ():
         log(WARNING, "%s", line)
     if found and found.refusal:
         raise FederationError(found.refusal)
 
 
-def _why_refused(ours: argparse.Namespace) -> str:
-    found = _met(ours)
-    if found and found.refusal:
-        return f"the SuperLink refused this node: {found.refusal}"
-    return (
-        "the SuperNode gave up, and its log says why; after a refusal (401) this node's key is not registered there, "
-        "or was unregistered"
-    )
-
-
-def _met(ours: argparse.Namespace) -> Meeting | None:
+def _probed(ours: argparse.Namespace) -> Meeting | None:
     certificates = ours.root_certificates and str(expanded(ours.root_certificates))
-    return meet(ours.superlink, certificates, ours.insecure)
+    return probe_superlink(ours.superlink, certificates, ours.insecure)
 
 
 def _read(options: Sequence[str]) -> argparse.Namespace:

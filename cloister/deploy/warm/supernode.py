@@ -26,7 +26,7 @@ def main() -> None:
     sys.argv[0] = "flower-supernode"
     Polling(fastest, slowest).install()
     handshakes.install(fleet_http_connection)
-    # Without its executor a SuperNode would take messages that nobody works on.
+    # Without its executor a SuperNode would take messages that no client works on.
     Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     command("flower-supernode")()
     # It returns after an error, which it has logged. Its threads would keep a process that does nothing any more.
