@@ -17,7 +17,7 @@ MAKER = "make_simple_http_retry_invoker"
 
 
 def retrying(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Flower's maker of what tries again, which does so after handshakes that were cut, or took too long, too.
+    """Return Flower's factory of retry invokers, which retry after a cut or a slow handshake too.
 
     Args:
         make: Flower's factory.
@@ -26,7 +26,13 @@ def retrying(make: Callable[[], Any]) -> Callable[[], Any]:
     def made() -> Any:
         invoker = make()
         gives_up = invoker.should_giveup
-        invoker.should_giveup = lambda error: not _is_cut(error) and gives_up is not None and gives_up(error)
+
+        def should_giveup(error: Exception) -> bool:
+            is_cut = isinstance(error, httpx.TransportError) and CUT in str(error)
+            is_cut = is_cut or isinstance(error, httpx.TimeoutException)
+            return not is_cut and gives_up is not None and gives_up(error)
+
+        invoker.should_giveup = should_giveup
         return invoker
 
     return made
@@ -39,7 +45,3 @@ def install(module: ModuleType) -> None:
         module: that connects to the SuperLink.
     """
     vars(module)[MAKER] = retrying(vars(module)[MAKER])
-
-
-def _is_cut(error: Exception) -> bool:
-    return isinstance(error, httpx.TimeoutException) or (isinstance(error, httpx.TransportError) and CUT in str(error))

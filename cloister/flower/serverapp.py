@@ -45,22 +45,18 @@ def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], Any]) -> Pull:
     return again
 
 
-def _resume_from(folder: Path) -> None:
-    """Have Flower's app take its input from the folder, once it is there. Only this process sees the change."""
-    # The client with which an app pulls its input.
-    from flwr.proto import runtime_pb2
-    from flwr.supercore.runtime import RuntimeHttpClient
-
-    client: Any = RuntimeHttpClient
-    client.PullTaskInput = resumable(client.PullTaskInput, folder, runtime_pb2.PullTaskInputResponse.FromString)
-
-
 if __name__ == "__main__":
     # The module that connects to the SuperLink.
     from flwr.superlink.grid import http_grid
 
     runpy.run_path(str(Path(__file__).with_name("handshakes.py")))["install"](http_grid)
     if task := os.environ.get("CLOISTER_TASK"):
-        _resume_from(Path(task))
+        # The client with which an app pulls its input. Only this process sees the change.
+        from flwr.proto import runtime_pb2
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        client: Any = RuntimeHttpClient
+        decode = runtime_pb2.PullTaskInputResponse.FromString
+        client.PullTaskInput = resumable(client.PullTaskInput, Path(task), decode)
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", sys.stdin.readline().strip()]
     distribution("flwr").entry_points.select(group="console_scripts")["flwr-serverapp"].load()()

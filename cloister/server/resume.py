@@ -126,8 +126,14 @@ def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Ear
         # Read again: the previous holder of the lock may have resumed the run.
         before, seed, resumed_after, seen = _facts(directory)
         _refuse_changes(before, config)
-        _refuse_other_clients(path, clients)
-        _refuse_seeded(config)
+        if (then := clients_of(path)) != clients:  # their number determines the data's partition
+            way = "none is simulated in one process" if then == 0 else f"cloister run --clients {then}"
+            raise ConfigError(f"clients = {clients} differs from {then}, with which the run began in {path}; use {way}")
+        if config.privacy.noise_seed != -1:
+            raise ConfigError(
+                f"resume: privacy.noise-seed = {config.privacy.noise_seed} would add the noise of the first rounds "
+                "once more, and noise that repeats can be subtracted; only runs with -1 go on"
+            )
         _refuse_forgetful(grid, config)
         progress = Progress.load(directory)
         _refuse_ended(path, config, progress)
@@ -153,24 +159,16 @@ def remember(grid: Grid, earlier: Earlier, split: Split | None, secret: bool) ->
     try:
         memories = directory.read_json(NODES)
         if secret and not memories and earlier.progress is not None:
-            memories = _assumed(list(grid.get_node_ids()), earlier.progress.round + earlier.resumes, split)
+            # Every node that trains may have done so in each earlier round.
+            nodes, rounds = list(grid.get_node_ids()), earlier.progress.round + earlier.resumes
+            outsiders = split(nodes)[1] if split else []
+            assumed = {node: {ASSUMED_ROUNDS: rounds, HELD_OUT: node in outsiders} for node in nodes}
+            memories = {str(node): {"config": {ASSUMED: facts}, "metrics": {}} for node, facts in assumed.items()}
         grid.remember(memories)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _foreign(directory.path / NODES, error) from None
     if secret:
         forget_nodes(directory)
-
-
-def _assumed(nodes: list[int], rounds: int, split: Split | None) -> dict[str, Any]:
-    """Return the state of nodes that may have trained in each earlier round.
-
-    It is equal for all nodes that train.
-    """
-    outsiders = split(nodes)[1] if split else []
-    return {
-        str(node): {"config": {ASSUMED: {ASSUMED_ROUNDS: rounds, HELD_OUT: node in outsiders}}, "metrics": {}}
-        for node in nodes
-    }
 
 
 def forget_nodes(directory: RunDirectory) -> None:
@@ -300,21 +298,6 @@ def _refuse_changes(before: RunConfig, now: RunConfig) -> None:
         )
     if lines:
         raise ConfigError("\n".join(lines))
-
-
-def _refuse_other_clients(path: Path, clients: int) -> None:
-    """Refuse another number of clients, which determines the data's partition."""
-    if (before := clients_of(path)) != clients:
-        place = "none is simulated in one process" if before == 0 else f"cloister run --clients {before}"
-        raise ConfigError(f"clients = {clients} differs from {before}, with which the run began in {path}; use {place}")
-
-
-def _refuse_seeded(config: RunConfig) -> None:
-    if config.privacy.noise_seed != -1:
-        raise ConfigError(
-            f"resume: privacy.noise-seed = {config.privacy.noise_seed} would add the noise of the first rounds once "
-            "more, and noise that repeats can be subtracted; only runs with -1 go on"
-        )
 
 
 def _refuse_forgetful(grid: Grid, config: RunConfig) -> None:

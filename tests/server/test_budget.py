@@ -406,10 +406,10 @@ def test_a_run_that_breaks_off_claims_the_round_that_was_released(tmp_path):
     from cloister.server import loop
 
     class Broken(loop.RoundLoop):
-        def _federated(self, number, arrays):
+        def _evaluate_on_clients(self, number):
             if number == 3:
                 raise KeyboardInterrupt
-            return super()._federated(number, arrays)
+            return super()._evaluate_on_clients(number)
 
     private = {"privacy.server": "metric", "privacy.distance-release": "private", "output-dir": str(tmp_path)}
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -318,8 +318,8 @@ def test_scores_take_it_away_under_laplace_too(tmp_path):
 
 def test_a_round_whose_replies_came_counts_though_nothing_was_made_of_it(tmp_path):
     class Broken(loop.RoundLoop):
-        def _replies(self, number, messages):
-            replies = super()._replies(number, messages)
+        def _send(self, number, messages):
+            replies = super()._send(number, messages)
             if number == 2:
                 raise KeyboardInterrupt
             return replies

@@ -281,7 +281,7 @@ class TestStopping:
         """Not even in rounds in which none of them answers."""
         scores = Scores([0.0])
         monkeypatch.setattr("cloister.server.run.CentralEvaluation", lambda *_: scores)
-        monkeypatch.setattr("cloister.server.loop.RoundLoop._federated", lambda *_: {})
+        monkeypatch.setattr("cloister.server.loop.RoundLoop._evaluate_on_clients", lambda *_: {})
         settings = {"num-rounds": 6, "evaluation.patience": 2, "evaluation.held-out-clients": 0.25}
         assert len(go(tmp_path, CLUSTERS | settings).rounds) == 7
 
