@@ -66,13 +66,16 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
         return
     sizes, kept = sizes_known(plan, grid), filter_for("renyi", limit, privacy.target_delta)
     draws = OverflowFilter()  # refuses a δ that does not cover the steps of one round, at any noise
-    dear = [sum(cost(draws, event) for event in at) for at in _of_clients(plan, sizes, 1.0)]
+    dear = [sum(cost(draws, event) for event in at) for at in _events_of_clients(plan, sizes, 1.0)]
     if min(dear, default=0.0) > draws.limit(limit, privacy.target_delta):
         raise BudgetExhausted(draws.refusal(0.0, min(dear), limit, privacy.target_delta, "a client of this run"))
     available = kept.limit(limit, privacy.target_delta)
 
     def dearest(multiplier: float) -> list[float]:
-        return [sum(cost(kept, event, "add-or-remove") for event in at) for at in _of_clients(plan, sizes, multiplier)]
+        return [
+            sum(cost(kept, event, "add-or-remove") for event in at)
+            for at in _events_of_clients(plan, sizes, multiplier)
+        ]
 
     each = min(dearest(privacy.client.noise_multiplier), default=0.0)
     if each <= available or math.isinf(each):
@@ -89,7 +92,7 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
     )
 
 
-def _of_clients(plan: Plan, sizes: Sequence[LocalSteps], multiplier: float) -> list[list[Event]]:
+def _events_of_clients(plan: Plan, sizes: Sequence[LocalSteps], multiplier: float) -> list[list[Event]]:
     """Return the events of one round for each known client size.
 
     With noise on the update, one entry stands for every client. The list is empty if the events are unknown.

@@ -24,7 +24,7 @@ from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.local import LocalGaussian
 from cloister.server.build import Plan
 
-LOUD, DROWNED = 1.5, 5.0
+SNR_WARN, SNR_FAIL = 1.5, 5.0
 """Ratios of noise to signal at which a model learns little, and nothing.
 
 Logistic regression on digits has 50 % accuracy at 2, and one in six at 8."""
@@ -47,7 +47,7 @@ class _Noise:
     ratio: float
 
 
-def drowned(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] = ()) -> list[str]:
+def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] = ()) -> list[str]:
     """Return one warning for each noise that exceeds the signal, and one of a batch size above every client's.
 
     Args:
@@ -57,11 +57,13 @@ def drowned(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] 
         sizes: the private steps of each client in a round, where they are known.
     """
     cohort, parameters = plan.cohort(nodes), layout.size // max(1, plan.hypotheses)
-    noises = (*_of_server(plan, layout, cohort), *_of_clients(plan, parameters, cohort, sizes))
+    noises = (*_noise_of_server(plan, layout, cohort), *_noise_of_clients(plan, parameters, cohort, sizes))
     warnings = []
     for noise in noises:
-        if noise.ratio > LOUD:
-            does = "drowns what the clients teach the model" if noise.ratio > DROWNED else "lets the model learn little"
+        if noise.ratio > SNR_WARN:
+            does = (
+                "drowns what the clients teach the model" if noise.ratio > SNR_FAIL else "lets the model learn little"
+            )
             warnings.append(
                 f"{noise.whose} {does}: over {plan.config.num_rounds} rounds its expected "
                 f"norm is at least {noise.ratio:.2g} times the most that clipped updates come to ({noise.key} = "
@@ -79,7 +81,7 @@ def drowned(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] 
     return warnings
 
 
-def _of_server(plan: Plan, layout: Layout, cohort: float) -> Iterator[_Noise]:
+def _noise_of_server(plan: Plan, layout: Layout, cohort: float) -> Iterator[_Noise]:
     strategy = plan.strategy
     if not isinstance(strategy, PrivateStrategy) or not isinstance(strategy.mechanism, GaussianMechanism):
         return
@@ -89,7 +91,7 @@ def _of_server(plan: Plan, layout: Layout, cohort: float) -> Iterator[_Noise]:
     yield _Noise("the server's noise", "privacy.noise-multiplier", mechanism.multiplier, ratio)
 
 
-def _of_clients(plan: Plan, parameters: int, cohort: float, sizes: Sequence[LocalSteps]) -> Iterator[_Noise]:
+def _noise_of_clients(plan: Plan, parameters: int, cohort: float, sizes: Sequence[LocalSteps]) -> Iterator[_Noise]:
     client = plan.config.privacy.client
     if not client.is_on or (client.clips_gradients and not sizes):
         return

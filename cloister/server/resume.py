@@ -26,7 +26,7 @@ MAY_CHANGE = frozenset(
         *("keep-checkpoints", "tensorboard", "report", "log-format"),
     }
 )
-"""Keys whose values may change on resume; `Earlier.refuse_more_rounds` checks additional rounds."""
+"""Keys whose values may change on resume; `ResumedRun.refuse_more_rounds` checks additional rounds."""
 NODES = "nodes.json"
 Split = Callable[[list[int]], tuple[list[int], list[int]]]
 LEDGER = "ledger.json"
@@ -34,7 +34,7 @@ LEDGER = "ledger.json"
 
 
 @runtime_checkable
-class Remembering(Protocol):
+class StatefulGrid(Protocol):
     """Grid whose nodes end with this process, so that the run stores their state."""
 
     def memories(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Remembering(Protocol):
 
 
 @dataclass(frozen=True)
-class Earlier:
+class ResumedRun:
     """Interrupted run, as read from its directory.
 
     Attributes:
@@ -109,7 +109,7 @@ def _arrays(layout: Layout) -> dict[str, str]:
 
 
 @contextmanager
-def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Earlier]:
+def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[ResumedRun]:
     """Hold the lock of the run that `resume` names within the block.
 
     Args:
@@ -137,10 +137,10 @@ def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Ear
         _refuse_forgetful(grid, config)
         progress = Progress.load(directory)
         _refuse_ended(path, config, progress)
-        yield Earlier(directory, before, seed, resumed_after, progress, seen)
+        yield ResumedRun(directory, before, seed, resumed_after, progress, seen)
 
 
-def remember(grid: Grid, earlier: Earlier, split: Split | None, secret: bool) -> None:
+def remember(grid: Grid, earlier: ResumedRun, split: Split | None, secret: bool) -> None:
     """Restore the state of this process's nodes from the run directory.
 
     Args:
@@ -153,7 +153,7 @@ def remember(grid: Grid, earlier: Earlier, split: Split | None, secret: bool) ->
     Raises:
         ConfigError: the saved state is damaged.
     """
-    if not isinstance(grid, Remembering):
+    if not isinstance(grid, StatefulGrid):
         return
     directory = earlier.directory
     try:
@@ -303,7 +303,7 @@ def _refuse_changes(before: RunConfig, now: RunConfig) -> None:
 def _refuse_forgetful(grid: Grid, config: RunConfig) -> None:
     """Refuse nodes of Flower's simulation, whose state ended with its process."""
     counts = config.privacy.client.is_on or (config.evaluation.held_out_clients and config.is_private)
-    if counts and is_simulated(grid) and not isinstance(grid, Remembering):
+    if counts and is_simulated(grid) and not isinstance(grid, StatefulGrid):
         raise ConfigError(
             f"resume: with privacy.client = {config.privacy.client.name!r} and evaluation.held-out-clients = "
             f"{config.evaluation.held_out_clients:g} nodes remember what they have released or scored, and those of "

@@ -27,7 +27,7 @@ from cloister.server.attested import Attested
 from cloister.server.budgets import refuse_impossible_budget
 from cloister.server.build import Plan
 from cloister.server.clients import client_claim, personalise, shared_units, sizes_known
-from cloister.server.drowning import drowned
+from cloister.server.drowning import low_snr_warnings
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.lasting import (
@@ -51,8 +51,8 @@ from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory, refuse_name
 from cloister.server.resume import (
     NODES,
-    Earlier,
-    Remembering,
+    ResumedRun,
+    StatefulGrid,
     earlier_run,
     forget_nodes,
     note_ledger,
@@ -139,7 +139,7 @@ class RunContext:
     sizes: tuple[LocalSteps, ...]
     shared: frozenset[Holders] | None
     simulated: bool
-    earlier: Earlier | None = None
+    earlier: ResumedRun | None = None
     tracker: "MlflowTracker | None" = None
     rounds: list[Round] = field(default_factory=list)
     sites: Sites = field(default_factory=Sites)
@@ -218,7 +218,12 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
 
 
 def _set_up(
-    prepared: Prepared, grid: Grid, narrator: Narrator | None, clients: int, earlier: Earlier | None, stack: ExitStack
+    prepared: Prepared,
+    grid: Grid,
+    narrator: Narrator | None,
+    clients: int,
+    earlier: ResumedRun | None,
+    stack: ExitStack,
 ) -> RunContext:
     """Return the objects of a run, with its directory, and the restored state of a resumed one.
 
@@ -296,7 +301,7 @@ def _begin(context: RunContext, grid: Grid, stack: ExitStack, clients: int) -> N
     note_ledger(directory, plan.budget.ledger)
     epsilon = plan.maximum_epsilon(layout)
     narrator.opening(plan, directory, as_shown(plan.claim, grid, plan.resumes > 0, ended=False), epsilon)
-    remarks = drowned(plan, layout, clients or plan.config.strategy.min_nodes, context.sizes)
+    remarks = low_snr_warnings(plan, layout, clients or plan.config.strategy.min_nodes, context.sizes)
     warnings = [f"warning: {remark}" for remark in remarks]
     for line in (*([f"warning: {renamed}"] if renamed else []), *room, *warnings):
         narrator.note(line)
@@ -457,7 +462,7 @@ def as_shown(claim: AnyClaim, grid: Grid, resumed: bool, ended: bool = True) -> 
 
 def _save_memories(context: RunContext, grid: Grid) -> None:
     """Save the state of in-process nodes before the server aggregates."""
-    if isinstance(grid, Remembering) and (memories := grid.memories()):
+    if isinstance(grid, StatefulGrid) and (memories := grid.memories()):
         context.directory.write_json(NODES, memories)
 
 

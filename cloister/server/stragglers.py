@@ -14,7 +14,7 @@ from httpx import HTTPStatusError
 
 from cloister.flower.messages import SUPERLINK_NODE_ID, Run
 from cloister.privacy.claims.premises import CARRIED, Contributor
-from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
+from cloister.server.watching import WatchedGrid, answered, asked_to, noop
 
 POLL_SECONDS = 0.1
 """Flower's own grid looks every three seconds."""
@@ -67,7 +67,7 @@ class PatientGrid(WatchedGrid):
     """
 
     def __init__(self, inner: Grid, late_timeout: float | None = None) -> None:
-        self.watch = nobody
+        self.watch = noop
         self._inner = inner
         self._late_timeout = late_timeout
         self.late: set[int] = set()

@@ -196,9 +196,8 @@ def test_the_last_ledger_head_of_each_node_is_in_the_record_without_the_node():
     assert again.facts() == attested.facts()
 
 
-@pytest.mark.parametrize("head", ["", "A" * 64, "a" * 65, 4])
-def test_what_is_no_head_is_not_recorded(head):
-    assert with_heads((1, head)).facts() == {}
+def test_what_is_no_head_is_not_recorded():
+    assert [head for head in ("", "A" * 64, "a" * 65, 4) if with_heads((1, head)).facts()] == []
 
 
 def test_a_secret_draw_shows_no_head():

@@ -10,7 +10,7 @@ from cloister.core.arrays import Layout
 from cloister.local.simulation import simulate
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.server.build import build
-from cloister.server.drowning import drowned
+from cloister.server.drowning import low_snr_warnings
 from cloister.server.reports.console import Narrator
 
 LAYOUT = Layout.of({"w": np.zeros(400, np.float32)})
@@ -21,7 +21,7 @@ CLIENTS = {"privacy.server": "none", "num-rounds": 4}
 
 def told(settings, nodes=10, sizes=()):
     named = {"task.model": "softmax", "strategy.fraction-train": 1.0} | settings
-    return drowned(build(parse(named)), LAYOUT, nodes, sizes)
+    return low_snr_warnings(build(parse(named)), LAYOUT, nodes, sizes)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def kinds(heard, kind):
 
 
 class TestSpecialCases:
-    @pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedyogi", "fedmedian"])
+    @pytest.mark.parametrize("strategy", ["fedyogi", "fedmedian"])
     def test_one_hypothesis_without_noise_is_the_strategy_itself(self, tmp_path, strategy):
         common = {"strategy.name": strategy, "num-rounds": 3, "strategy.fraction-train": 0.5}
         one = go(tmp_path, common | CLUSTERS | {"privacy.clusters": 1}, 8)
@@ -111,13 +111,13 @@ class TestChoice:
         assert best(model, hypotheses, task, examples) == 1
         np.testing.assert_array_equal(model.arrays()["linear/kernel"], [4, 1])
 
-    @pytest.mark.parametrize("bad", [np.nan, np.inf])
-    def test_one_that_has_diverged_suits_nobody(self, bad):
+    def test_one_that_has_diverged_suits_nobody(self):
         task = TASKS.load("linear")(TaskConfig(name="linear"))
-        hypotheses = [{"linear/kernel": np.array(theta, np.float32)} for theta in ([bad, 0], [9, 9])]
         examples = Examples(np.ones((3, 2), np.float32), np.zeros(3, np.float32))
-        with np.errstate(invalid="ignore"):
-            assert best(task.build(), hypotheses, task, examples) == 1
+        for bad in (np.nan, np.inf):
+            hypotheses = [{"linear/kernel": np.array(theta, np.float32)} for theta in ([bad, 0], [9, 9])]
+            with np.errstate(invalid="ignore"):
+                assert best(task.build(), hypotheses, task, examples) == 1
 
     def test_the_server_scores_each_owner_with_the_hypothesis_that_suits_it(self):
         plan = build(parse(LINEAR | CLUSTERS))
