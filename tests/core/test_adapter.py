@@ -4,12 +4,12 @@ import ast
 import re
 from itertools import pairwise
 
-import pytest
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore import utils
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, HEAD_BODY_DIVIDER
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from structure import modules
+from support import failures
 
 from cloister.flower import flower_home, superlink
 from cloister.server import reply_size
@@ -34,19 +34,19 @@ def undocumented(tree):
     return {name for name in found if name.split(".")[0] == "flwr"} - DOCUMENTED
 
 
-@pytest.mark.parametrize(
-    ("code", "names"),
-    [
+def test_imports_are_seen():
+    def check(code, names):
+        assert undocumented(ast.parse(code)) == names
+
+    cases = [
         ("from flwr.app import Message\nfrom flwr import app\nimport flwr, flwr.clientapp", set()),
         ("def run():\n    from flwr.proto import node_pb2", {"flwr.proto.node_pb2"}),
         ("from flwr import common", {"flwr.common"}),
         ("import flwr.common.constant as c", {"flwr.common.constant"}),
         ("import_module('flwr.superlink.main')", {"flwr.superlink.main"}),
         ("from flwrlike.common import x\nlog('flwr.')", set()),
-    ],
-)
-def test_imports_are_seen(code, names):
-    assert undocumented(ast.parse(code)) == names
+    ]
+    assert failures(cases, check) == []
 
 
 def test_undocumented_modules_of_flower_are_imported_by_the_adapter_alone():
@@ -72,28 +72,34 @@ def test_every_import_of_the_adapter_has_a_reason():
     assert not bare
 
 
-@pytest.mark.parametrize(
-    ("ours", "flowers"),
-    [
+def test_values_that_are_written_down_are_flowers():
+    def check(ours, flowers):
+        assert ours == flowers
+
+    cases = [
         (superlink.FLWR_IN_MEMORY_DB_NAME, FLWR_IN_MEMORY_DB_NAME),
         (superlink.PROTOBUF_MEDIA_TYPE, PROTOBUF_MEDIA_TYPE),
         (reply_size.CHUNK, ArrayChunk.__qualname__),
         (reply_size.DIVIDER, HEAD_BODY_DIVIDER),
-    ],
-)
-def test_values_that_are_written_down_are_flowers(ours, flowers):
-    assert ours == flowers
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize("number", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
-def test_the_database_has_ids_as_flower_stores_them(number):
-    assert superlink.in_database(number) == utils.uint64_to_int64(number)
+def test_the_database_has_ids_as_flower_stores_them():
+    def check(number):
+        assert superlink.in_database(number) == utils.uint64_to_int64(number)
+
+    cases = [0, 1, 2**63 - 1, 2**63, 2**64 - 1]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize("home", [None, "", "/srv/flower"])
-def test_the_folder_of_settings_is_flowers(monkeypatch, home):
-    if home is None:
-        monkeypatch.delenv("FLWR_HOME", raising=False)
-    else:
-        monkeypatch.setenv("FLWR_HOME", home)
-    assert flower_home() == utils.get_flwr_home()
+def test_the_folder_of_settings_is_flowers(monkeypatch):
+    def check(home):
+        if home is None:
+            monkeypatch.delenv("FLWR_HOME", raising=False)
+        else:
+            monkeypatch.setenv("FLWR_HOME", home)
+        assert flower_home() == utils.get_flwr_home()
+
+    cases = [None, "", "/srv/flower"]
+    assert failures(cases, check) == []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from rich.console import Console
-from support import random_models
+from support import failures, random_models
 
 from cloister.client.app import app
 from cloister.client.choice import best
@@ -232,20 +232,20 @@ class TestStopping:
                 return number, stopping
         return None, stopping
 
-    @pytest.mark.parametrize(
-        ("losses", "stops", "best"),
-        [
+    def test_the_best_round_is_kept_and_patience_counts_evaluations(self):
+        def check(losses, stops, best):
+            stopped, stopping = self.observed(losses)
+            assert stopped == stops and stopping.best_round == best
+
+        cases = [
             ([3, 2, 1, 0.5], None, 4),
             ([3, 2, 2.5, 2.2, 1], 4, 2),
             ([3, 2, 2, 2, 1], 4, 2),
             ([3, 4, 2, 4, 5], 5, 3),
             ([3, None, 4, None, 2, None], None, 5),
             ([3, float("nan"), float("nan")], 3, 1),
-        ],
-    )
-    def test_the_best_round_is_kept_and_patience_counts_evaluations(self, losses, stops, best):
-        stopped, stopping = self.observed(losses)
-        assert stopped == stops and stopping.best_round == best
+        ]
+        assert failures(cases, check) == []
 
     def test_what_came_before_its_first_round_does_not_count(self):
         stopped, stopping = self.observed([1, 9, 9, 5, 4, 6, 6], first_round=4)
