@@ -207,7 +207,7 @@ class RoundLoop:
             self.aggregated = number
             self.model = self.model if aggregated is None else aggregated
             clock.lap("aggregate")
-            federated = self._evaluate_on_clients(number) if scored and self.judged_by_clients else {}
+            federated = self._evaluate_on_clients(number) if scored else {}
             central = self._score(self.model) if scored else {}
             clock.lap("evaluate")
         except (BudgetExhausted, TooFewNodes) as error:
@@ -236,7 +236,12 @@ class RoundLoop:
         return self.model if self.stopping.best is None else self.stopping.best
 
     def _evaluate_on_clients(self, number: int) -> Mapping[str, Any]:
-        """Return the clients' scores of the model; empty if the operator stops the run, which keeps the model."""
+        """Return the clients' scores of the model, if they judge it.
+
+        They are empty if the operator stops the run: the model is kept, and the next round does not begin.
+        """
+        if not self.judged_by_clients:
+            return {}
         try:
             with self.stop.waiting():
                 public = ConfigRecord(dict(self.public))

@@ -197,7 +197,7 @@ def test_lines_of_json_are_never_drawn_over(tmp_path):
 
 
 def test_a_run_that_breaks_off_leaves_the_terminal_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr("cloister.server.loop.RoundLoop.run_round", lambda *_: 1 / 0)
+    monkeypatch.setattr("cloister.server.loop.RoundLoop.run_round", lambda *_, **__: 1 / 0)
     terminal = Terminal()
     narrator = Narrator(2, terminal.console())
     with pytest.raises(ZeroDivisionError):
