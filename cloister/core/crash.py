@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from cloister.core.errors import CloisterError
-from cloister.core.files import coarse_mtime
 
 LINES, WIDTH = 5, 600
 """Most lines of a displayed error, and most characters of each: enough for the longest remedies."""
@@ -79,7 +78,7 @@ def write_traces_to(folder: Path, coarse: bool = False) -> None:
 
     Args:
         folder: for tracebacks.
-        coarse: True if their names and times may reveal only the day.
+        coarse: True if their names may reveal only the day.
     """
     folders = _folders.get()
     if folders is not None:
@@ -163,8 +162,5 @@ def _written(trace: str) -> str:
             handle, path = tempfile.mkstemp(".txt", name if parent else f"cloister-{name}", parent)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(trace)
-            if coarse and parent is not None:
-                coarse_mtime(Path(path))
-                coarse_mtime(parent)
             return f"the traceback, without any values, is in {path}"
     return "its traceback could be written nowhere"

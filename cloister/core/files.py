@@ -102,15 +102,6 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def coarse_mtime(path: Path) -> None:
-    """Truncate the modification time of a file to the day (UTC).
-
-    The exact time may be secret.
-    """
-    day = path.stat().st_mtime // DAY * DAY
-    os.utime(path, (day, day))
-
-
 def sync_folder(folder: Path) -> None:
     """Wait until the names of the files in a folder are on disk."""
     handle = os.open(folder, os.O_RDONLY)

@@ -16,7 +16,7 @@ from typing import Any
 
 from cloister.core.errors import ConfigError
 from cloister.deploy.serverapp_supervisor import APP, LOCK, TASK
-from cloister.flower import command, handshakes, log
+from cloister.flower import command, log, serverapp
 from cloister.flower.superexec import ExecutionSpec, LaunchResult, SubprocessExecutor, TaskType, run_superexec
 
 SUPERVISOR = Path(__file__).with_name("serverapp_supervisor.py")
@@ -142,6 +142,6 @@ def run(arguments: list[str], resumes: int = 0, tasks: Path | None = None) -> No
         raise ConfigError("--resume needs --tasks: a folder in which the next executor finds what this one has begun")
     executor = SupervisingExecutor(resumes, tasks.absolute()) if resumes and tasks else QuietExecutor()
     names["get_executor"] = lambda *_, **__: executor
-    handshakes.install(run_superexec)
+    serverapp.install(run_superexec)
     sys.argv = ["flower-superexec", *arguments]
     command("flower-superexec")()

@@ -5,17 +5,57 @@ input, and the app stores the path of its run directory. A later process reads b
 Flower and its nodes it is the same run.
 
 Run as a file, not as a module: no part of this package may be loaded before the app's bundle, which contains its own.
+
+A killed SuperLink interrupts TLS handshakes. OpenSSL's message about it contains SSL, and Flower gives up after any SSL
+error. `install` makes a module of Flower retry; processes of servers and sites that connect to a SuperLink call it.
 """
 
 import os
-import runpy
 import sys
 from collections.abc import Callable
 from importlib.metadata import distribution
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import httpx
+
 Pull = Callable[[Any, Any], Any]
+CUT = "UNEXPECTED_EOF"
+"""Text in OpenSSL's error about a connection that closes during the handshake."""
+MAKER = "make_simple_http_retry_invoker"
+"""Flower's name for the factory of retry invokers, in each module that uses it."""
+
+
+def retrying(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Return Flower's factory of retry invokers, which retry after a cut or a slow handshake too.
+
+    Args:
+        make: Flower's factory.
+    """
+
+    def made() -> Any:
+        invoker = make()
+        gives_up = invoker.should_giveup
+
+        def should_giveup(error: Exception) -> bool:
+            is_cut = isinstance(error, httpx.TransportError) and CUT in str(error)
+            is_cut = is_cut or isinstance(error, httpx.TimeoutException)
+            return not is_cut and gives_up is not None and gives_up(error)
+
+        invoker.should_giveup = should_giveup
+        return invoker
+
+    return made
+
+
+def install(module: ModuleType) -> None:
+    """Make a module of Flower retry after interrupted handshakes, in this process.
+
+    Args:
+        module: that connects to the SuperLink.
+    """
+    vars(module)[MAKER] = retrying(vars(module)[MAKER])
 
 
 def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], Any]) -> Pull:
@@ -45,22 +85,18 @@ def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], Any]) -> Pull:
     return again
 
 
-def _resume_from(folder: Path) -> None:
-    """Have Flower's app take its input from the folder, once it is there. Only this process sees the change."""
-    # The client with which an app pulls its input.
-    from flwr.proto import runtime_pb2
-    from flwr.supercore.runtime import RuntimeHttpClient
-
-    client: Any = RuntimeHttpClient
-    client.PullTaskInput = resumable(client.PullTaskInput, folder, runtime_pb2.PullTaskInputResponse.FromString)
-
-
 if __name__ == "__main__":
     # The module that connects to the SuperLink.
     from flwr.superlink.grid import http_grid
 
-    runpy.run_path(str(Path(__file__).with_name("handshakes.py")))["install"](http_grid)
+    install(http_grid)
     if task := os.environ.get("CLOISTER_TASK"):
-        _resume_from(Path(task))
+        # The client with which an app pulls its input. Only this process sees the change.
+        from flwr.proto import runtime_pb2
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        client: Any = RuntimeHttpClient
+        decode = runtime_pb2.PullTaskInputResponse.FromString
+        client.PullTaskInput = resumable(client.PullTaskInput, Path(task), decode)
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", sys.stdin.readline().strip()]
     distribution("flwr").entry_points.select(group="console_scripts")["flwr-serverapp"].load()()

@@ -30,7 +30,7 @@ refuse_other_version = VersionDependency(component_name="SuperLink", connection_
 
 
 def _for_node(name: str, request: Request) -> bytes:
-    """What a function of the Fleet interface answers a node whose key, signature and clock are right."""
+    """Return what a function of the Fleet interface answers a node whose key, signature and clock are right."""
     authenticate_node(request)
     state = get_linkstate(request)
     others = {"store": state.object_store} if name in WITH_STORE else {}
@@ -39,7 +39,7 @@ def _for_node(name: str, request: Request) -> bytes:
 
 
 def _for_app(name: str, request: Request) -> bytes:
-    """What a function of the Runtime interface answers an app that shows the token of its task."""
+    """Return what a function of the Runtime interface answers an app that shows the token of its task."""
     refuse_other_version(request)
     state = get_linkstate(request)
     task = authenticate_task(request, request.headers.get(TASK_TOKEN_HEADER), state)

@@ -14,7 +14,7 @@ from cloister.core.errors import NodeConfigError
 from cloister.core.wire import LEAKAGE, NOISED_LEAKAGE, number
 from cloister.flower.messages import LOCAL_RUN, ErrorCode, Run, assume_run
 from cloister.local.allocator import keep_memory
-from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
+from cloister.server.watching import WatchedGrid, answered, asked_to, noop
 
 
 class LocalGrid(WatchedGrid):
@@ -34,7 +34,7 @@ class LocalGrid(WatchedGrid):
         run_config: Mapping[str, Scalar],
         nodes: Iterable[Mapping[str, Scalar]],
     ) -> None:
-        self.watch = nobody
+        self.watch = noop
         self._client_app = client_app
         self._contexts = {
             node_id: Context(LOCAL_RUN, node_id, dict(node), RecordDict(), dict(run_config))

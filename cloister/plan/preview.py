@@ -23,7 +23,7 @@ from cloister.plan.within import Within, within_node, within_server
 from cloister.privacy.claims.claim import ClientClaim
 from cloister.privacy.dpsgd.local_steps import Holders
 from cloister.server.clients import client_claim, shared_units
-from cloister.server.drowning import drowned
+from cloister.server.drowning import low_snr_warnings
 from cloister.server.forecast import Forecast, NoiseOnRelease, draft, first_messages, forecast, noise_on_release
 from cloister.server.prepare import Prepared, prepare
 
@@ -178,7 +178,9 @@ def _worked_out(
         refusal,
         tuple(found),
         epsilon,
-        tuple(drowned(plan, prepared.layout, options.clients, [node.steps for node in nodes] if sizes else ())),
+        tuple(
+            low_snr_warnings(plan, prepared.layout, options.clients, [node.steps for node in nodes] if sizes else ())
+        ),
         traffic(prepared, options.clients),
         timed(prepared, messages[0], options.clients) if times and messages else None,
     )

@@ -79,13 +79,10 @@ class Attested:
 
     def state_dict(self) -> State:
         """Return the counts and the heads, for a run that is resumed."""
-        return {name: _encoded(value) for name, value in (("replies", self._replies), ("heads", self._heads))}
+        kept = (("replies", self._replies), ("heads", self._heads))
+        return {name: np.frombuffer(json.dumps(value).encode(), np.uint8) for name, value in kept}
 
     def load_state_dict(self, state: State) -> None:
         """Set the counts to those of `state_dict`; an older state counts as one reply without an attestation."""
         self._replies = Counter(json.loads(state["replies"].tobytes()) if state else {"": 1})
         self._heads = json.loads(state["heads"].tobytes()) if "heads" in state else {}
-
-
-def _encoded(value: dict[str, int] | dict[str, str]) -> np.ndarray:
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)

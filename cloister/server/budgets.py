@@ -36,10 +36,16 @@ def refuse_impossible_budget(prepared: Prepared) -> None:
     if math.isinf(spent):
         budget.require(())  # raises the error for releases without a guarantee
     left = f", and earlier runs have left {at_least(100 * max(0.0, 1 - budget.share()))} %" if spent else ""
+
+    def minimum() -> float:
+        config = parse({**prepared.plan.config.flat(), NOISE: "auto", **SWITCHED_OFF})
+        claim = build(config).strategy.calibrated(prepared.layout, config.num_rounds).claim()
+        return float(claim.parameters[NOISE])
+
     raise BudgetExhausted(
         f"not one round fits privacy.max-epsilon = {budget.max_epsilon:g} at privacy.target-delta = {budget.delta:g}: "
         f"one takes {at_most(100 * each / budget.limit)} % of it{left}; use a larger budget"
-        f"{_more_noise(NOISE, lambda: _minimum_multiplier_of_server(prepared), plan.config.num_rounds)}"
+        f"{_more_noise(NOISE, minimum, plan.config.num_rounds)}"
     )
 
 
@@ -59,11 +65,17 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
     if not limit:
         return
     sizes, kept = sizes_known(plan, grid), filter_for("renyi", limit, privacy.target_delta)
-    _require_room_for_draws(plan, sizes)
+    draws = OverflowFilter()  # refuses a δ that does not cover the steps of one round, at any noise
+    dear = [sum(cost(draws, event) for event in at) for at in _events_of_clients(plan, sizes, 1.0)]
+    if min(dear, default=0.0) > draws.limit(limit, privacy.target_delta):
+        raise BudgetExhausted(draws.refusal(0.0, min(dear), limit, privacy.target_delta, "a client of this run"))
     available = kept.limit(limit, privacy.target_delta)
 
     def dearest(multiplier: float) -> list[float]:
-        return [sum(cost(kept, event, "add-or-remove") for event in at) for at in _of_clients(plan, sizes, multiplier)]
+        return [
+            sum(cost(kept, event, "add-or-remove") for event in at)
+            for at in _events_of_clients(plan, sizes, multiplier)
+        ]
 
     each = min(dearest(privacy.client.noise_multiplier), default=0.0)
     if each <= available or math.isinf(each):
@@ -80,19 +92,7 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
     )
 
 
-def _require_room_for_draws(plan: Plan, sizes: Sequence[LocalSteps]) -> None:
-    """Refuse a δ that does not cover the steps of one round, at any noise.
-
-    Raises:
-        BudgetExhausted: δ covers one round for no client.
-    """
-    draws, limit, delta = OverflowFilter(), plan.config.privacy.client.max_epsilon, plan.config.privacy.target_delta
-    rounds = [sum(cost(draws, event) for event in at) for at in _of_clients(plan, sizes, 1.0)]
-    if min(rounds, default=0.0) > draws.limit(limit, delta):
-        raise BudgetExhausted(draws.refusal(0.0, min(rounds), limit, delta, "a client of this run"))
-
-
-def _of_clients(plan: Plan, sizes: Sequence[LocalSteps], multiplier: float) -> list[list[Event]]:
+def _events_of_clients(plan: Plan, sizes: Sequence[LocalSteps], multiplier: float) -> list[list[Event]]:
     """Return the events of one round for each known client size.
 
     With noise on the update, one entry stands for every client. The list is empty if the events are unknown.
@@ -102,12 +102,6 @@ def _of_clients(plan: Plan, sizes: Sequence[LocalSteps], multiplier: float) -> l
     if privacy.client.clips_gradients:
         return [[steps.event(multiplier), *choice] for steps in sizes]
     return [[Gaussian(multiplier), *choice]] if isinstance(privacy.client.noise_on_update, LocalGaussian) else []
-
-
-def _minimum_multiplier_of_server(prepared: Prepared) -> float:
-    config = parse({**prepared.plan.config.flat(), NOISE: "auto", **SWITCHED_OFF})
-    claim = build(config).strategy.calibrated(prepared.layout, config.num_rounds).claim()
-    return float(claim.parameters[NOISE])
 
 
 def _more_noise(key: str, minimum: Callable[[], float], rounds: int) -> str:

@@ -161,23 +161,22 @@ def build(config: RunConfig) -> Plan:
             f"privacy.max-epsilon = {limit:g} is a budget for a guarantee, and there is none: "
             + "; ".join(strategy.caveats())
         )
-    if config.privacy.client.counts_leakage:
-        _refuse_beside_laplace(config)
+    client, minimum = config.privacy.client, config.strategy.min_replies
+    if client.counts_leakage and config.weights_by_examples:
+        raise ConfigError(
+            f"strategy.weighting = {config.strategy.weighting!r} contradicts privacy.client = 'laplace': clients send "
+            "what they have noised and nothing else, no example count; use 'uniform'"
+        )
+    if client.counts_leakage and client.max_leakage and not client.noise_multiplier:
+        raise ConfigError(
+            f"privacy.max-leakage = {client.max_leakage:g} cannot be kept with "
+            "privacy.client-noise-multiplier = 0: a release without noise leaks without limit"
+        )
     if limit and config.evaluates_on_clients:
         raise ConfigError(
             f"privacy.max-epsilon = {limit:g} cannot cover evaluation.federated = "
             f"{config.evaluation.federated!r}: scores on clients' examples leave without noise"
         )
-    _demand_replies(strategy, config.strategy.min_replies)
-    return Plan(config, seed, task, strategy, budget, recipe, held_out)
-
-
-def _demand_replies(strategy: Decorator, minimum: int) -> None:
-    """Set the minimum of replies, below which a round is abandoned.
-
-    Raises:
-        ConfigError: the strategy has a guarantee, which an abandoned round would break.
-    """
     if minimum and strategy.is_accounted:
         raise ConfigError(
             f"strategy.min-replies = {minimum} contradicts the guarantee of privacy.server = "
@@ -185,20 +184,7 @@ def _demand_replies(strategy: Decorator, minimum: int) -> None:
             "tell whether one more client replied; use 0"
         )
     strategy.min_replies = minimum
-
-
-def _refuse_beside_laplace(config: RunConfig) -> None:
-    """Reject settings that bypass the Laplace noise of the clients."""
-    if config.weights_by_examples:
-        raise ConfigError(
-            f"strategy.weighting = {config.strategy.weighting!r} contradicts privacy.client = 'laplace': clients send "
-            "what they have noised and nothing else, no example count; use 'uniform'"
-        )
-    if config.privacy.client.max_leakage and not config.privacy.client.noise_multiplier:
-        raise ConfigError(
-            f"privacy.max-leakage = {config.privacy.client.max_leakage:g} cannot be kept with "
-            "privacy.client-noise-multiplier = 0: a release without noise leaks without limit"
-        )
+    return Plan(config, seed, task, strategy, budget, recipe, held_out)
 
 
 def _budget(config: RunConfig) -> PrivacyBudget:

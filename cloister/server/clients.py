@@ -144,7 +144,18 @@ def _claim(
     mechanism, circumstances = privacy.client.noise_on_update, privacy.circumstances
     claim: ClientClaim
     if privacy.client.clips_gradients:
-        claim = _dp_sgd_claim(plan, rounds, sizes, shared)
+        from cloister.privacy.claims.end_to_end import dp_sgd_claim, standing_for_all
+
+        batch, dp_sgd = plan.recipe.batch_size, privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group))
+        if sizes:
+            steps = standing_for_all(sizes, dp_sgd, rounds, privacy.target_delta, shared or ())
+        else:
+            # A server does not know how much a client has: these are examples. Just above one batch an epoch has two
+            # steps that hardly sample. With little noise some sizes of two or three batches cost a tenth more than
+            # that; what a client has really spent, its own ledger knows.
+            steps = tuple(_steps(plan, units) for units in (batch, batch + 1, 10 * batch, 100 * batch))
+        claim = dp_sgd_claim(dp_sgd, steps, rounds, privacy.target_delta, privacy.circumstances, shared)
+        claim = replace(claim, known=bool(sizes))
     elif isinstance(mechanism, LocalGaussian):
         claim = gaussian_claim(mechanism, rounds, privacy.target_delta, circumstances)
     elif isinstance(mechanism, LocalLaplace | PublishedLaplace):
@@ -210,7 +221,7 @@ def _asked_for(said: bytes, plan: Plan, layout: Layout) -> Attestation | None:
 
 
 def _beside_the_noise(plan: Plan, are_shared: bool) -> Iterator[str]:
-    """What clients let leave in this run that their own noise does not cover."""
+    """Yield what clients let leave in this run that their own noise does not cover."""
     if are_shared and plan.config.privacy.chooses_privately:
         yield "several clients hold data of one unit, and each chooses among hypotheses: no bound on their sum is shown"
     if are_shared and plan.config.evaluation.held_out_clients:
@@ -222,27 +233,3 @@ def _beside_the_noise(plan: Plan, are_shared: bool) -> Iterator[str]:
             "nodes were connected after roles had been dealt out: one that has no lasting memory of its data may have "
             "come back under a new id, and both trained and sent scores without noise"
         )
-
-
-def _dp_sgd_claim(
-    plan: Plan,
-    rounds: int,
-    known: Sequence[LocalSteps] | None,
-    shared: Collection[Holders] | None,
-) -> ClientClaim:
-    """For clients of several sizes: how many examples, or groups of them, a client has, a server does not know.
-
-    Where it does, figures are given for the sizes that stand for all; where it does not, for examples of sizes. Just
-    above one batch an epoch has two steps that hardly sample. With little noise some sizes of two or three batches cost
-    a tenth more than that; what a client has really spent, its own ledger knows.
-    """
-    from cloister.privacy.claims.end_to_end import dp_sgd_claim, standing_for_all
-
-    privacy, batch = plan.config.privacy, plan.recipe.batch_size
-    mechanism = privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group))
-    if known:
-        sizes = standing_for_all(known, mechanism, rounds, privacy.target_delta, shared or ())
-    else:
-        sizes = tuple(_steps(plan, units) for units in (batch, batch + 1, 10 * batch, 100 * batch))
-    claim = dp_sgd_claim(mechanism, sizes, rounds, privacy.target_delta, privacy.circumstances, shared)
-    return replace(claim, known=bool(known))

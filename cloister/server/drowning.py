@@ -24,7 +24,7 @@ from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.local import LocalGaussian
 from cloister.server.build import Plan
 
-LOUD, DROWNED = 1.5, 5.0
+SNR_WARN, SNR_FAIL = 1.5, 5.0
 """Ratios of noise to signal at which a model learns little, and nothing.
 
 Logistic regression on digits has 50 % accuracy at 2, and one in six at 8."""
@@ -47,8 +47,8 @@ class _Noise:
     ratio: float
 
 
-def drowned(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] = ()) -> list[str]:
-    """Return one warning for each noise that exceeds the signal.
+def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] = ()) -> list[str]:
+    """Return one warning for each noise that exceeds the signal, and one of a batch size above every client's.
 
     Args:
         plan: of the run; its noise is calibrated.
@@ -57,23 +57,31 @@ def drowned(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] 
         sizes: the private steps of each client in a round, where they are known.
     """
     cohort, parameters = plan.cohort(nodes), layout.size // max(1, plan.hypotheses)
-    noises = (*_of_server(plan, layout, cohort), *_of_clients(plan, parameters, cohort, sizes))
-    told = [_told(plan, noise, parameters, cohort) for noise in noises if noise.ratio > LOUD]
-    return [*told, *_batches(plan, sizes)]
+    noises = (*_noise_of_server(plan, layout, cohort), *_noise_of_clients(plan, parameters, cohort, sizes))
+    warnings = []
+    for noise in noises:
+        if noise.ratio > SNR_WARN:
+            does = (
+                "drowns what the clients teach the model" if noise.ratio > SNR_FAIL else "lets the model learn little"
+            )
+            warnings.append(
+                f"{noise.whose} {does}: over {plan.config.num_rounds} rounds its expected "
+                f"norm is at least {noise.ratio:.2g} times the most that clipped updates come to ({noise.key} = "
+                f"{noise.multiplier:.4g}, {cohort:g} clients a round, {parameters} parameters); they would be level at "
+                f"{noise.key} = {noise.multiplier / noise.ratio:.2g}. More clients, a smaller model, frozen layers or "
+                "a larger budget help"
+            )
+    batch, largest = plan.recipe.batch_size, max((size.examples for size in sizes), default=0)
+    if largest and batch > largest:
+        unit = plan.config.privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group)).unit
+        warnings.append(
+            f"client.batch-size = {batch} is more than any client has ({largest} {unit}s at most): DP-SGD divides a "
+            f"sum by it all the same, so that steps are {batch / largest:.3g} times too short; use at most {largest}"
+        )
+    return warnings
 
 
-def _told(plan: Plan, noise: _Noise, parameters: int, cohort: float) -> str:
-    least = noise.multiplier / noise.ratio
-    does = "drowns what the clients teach the model" if noise.ratio > DROWNED else "lets the model learn little"
-    return (
-        f"{noise.whose} {does}: over {plan.config.num_rounds} rounds its expected "
-        f"norm is at least {noise.ratio:.2g} times the most that clipped updates come to ({noise.key} = "
-        f"{noise.multiplier:.4g}, {cohort:g} clients a round, {parameters} parameters); they would be level at "
-        f"{noise.key} = {least:.2g}. More clients, a smaller model, frozen layers or a larger budget help"
-    )
-
-
-def _of_server(plan: Plan, layout: Layout, cohort: float) -> Iterator[_Noise]:
+def _noise_of_server(plan: Plan, layout: Layout, cohort: float) -> Iterator[_Noise]:
     strategy = plan.strategy
     if not isinstance(strategy, PrivateStrategy) or not isinstance(strategy.mechanism, GaussianMechanism):
         return
@@ -83,36 +91,18 @@ def _of_server(plan: Plan, layout: Layout, cohort: float) -> Iterator[_Noise]:
     yield _Noise("the server's noise", "privacy.noise-multiplier", mechanism.multiplier, ratio)
 
 
-def _of_clients(plan: Plan, parameters: int, cohort: float, sizes: Sequence[LocalSteps]) -> Iterator[_Noise]:
+def _noise_of_clients(plan: Plan, parameters: int, cohort: float, sizes: Sequence[LocalSteps]) -> Iterator[_Noise]:
     client = plan.config.privacy.client
     if not client.is_on or (client.clips_gradients and not sizes):
         return
     z, messages = client.noise_multiplier, max(1.0, cohort) * plan.config.num_rounds
     if client.clips_gradients:
-        ratio = z * math.sqrt(parameters / messages) * _of_steps(sizes)
+        # √S/(S·b) for the average client in a round: S steps have at most b units each on average.
+        steps = sum(size.count for size in sizes) / len(sizes)
+        units = sum(size.count * min(size.batch_size, size.examples) for size in sizes) / len(sizes)
+        ratio = z * math.sqrt(parameters / messages) * (math.sqrt(steps) / units)
     elif isinstance(client.noise_on_update, LocalGaussian):
         ratio = z * math.sqrt(parameters / messages)
     else:
         ratio = z / math.sqrt(messages)
     yield _Noise("the clients' noise", "privacy.client-noise-multiplier", z, ratio)
-
-
-def _of_steps(sizes: Sequence[LocalSteps]) -> float:
-    """Return √S/(S·b) for the average client in a round.
-
-    S steps have at most b units each on average.
-    """
-    steps = sum(size.count for size in sizes) / len(sizes)
-    units = sum(size.count * min(size.batch_size, size.examples) for size in sizes) / len(sizes)
-    return math.sqrt(steps) / units
-
-
-def _batches(plan: Plan, sizes: Sequence[LocalSteps]) -> Iterator[str]:
-    """Warn of a batch size above every client's size; DP-SGD divides by it."""
-    batch, largest = plan.recipe.batch_size, max((size.examples for size in sizes), default=0)
-    if largest and batch > largest:
-        unit = plan.config.privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group)).unit
-        yield (
-            f"client.batch-size = {batch} is more than any client has ({largest} {unit}s at most): DP-SGD divides a "
-            f"sum by it all the same, so that steps are {batch / largest:.3g} times too short; use at most {largest}"
-        )

@@ -1,7 +1,6 @@
 """Reasons for which a run ends, for its claim, its console and its exit status."""
 
 import errno
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,10 +49,9 @@ def ending_of(error: BaseException) -> Ending:
 
 def is_disk_full(error: BaseException) -> bool:
     """Return whether the exception, or one of its causes, reports a full disk."""
-    return any(isinstance(each, OSError) and each.errno in FULL for each in _causes(error))
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return True
+        cause = cause.__cause__
+    return False

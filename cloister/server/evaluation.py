@@ -1,6 +1,5 @@
 """Evaluation of the global model on the server's examples."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -60,16 +59,13 @@ class CentralEvaluation:
 
     def _predictions(self, arrays: ArrayRecord) -> NDArray:
         named = from_record(arrays)
-        models = unstacked(named) if self.hypotheses else [named]
-        predicted = [self._predict(model) for model in models]
-        return predicted[0] if len(models) == 1 else self._best(predicted)
-
-    def _predict(self, model: dict[str, NDArray]) -> NDArray:
-        self.model.assign(model)
-        return self.model.predict(self.examples.x)
-
-    def _best(self, predicted: Sequence[NDArray]) -> NDArray:
-        """Return each owner's predictions by its hypothesis of least loss."""
+        predicted = []
+        for model in unstacked(named) if self.hypotheses else [named]:
+            self.model.assign(model)
+            predicted.append(self.model.predict(self.examples.x))
+        if len(predicted) == 1:
+            return predicted[0]
+        # Each owner of examples takes its hypothesis of least loss.
         losses = [np.bincount(self._owners, self.task.losses(self.examples.y, each)) for each in predicted]
         # A diverged hypothesis counts as infinite loss.
         best = np.argmin(np.nan_to_num(losses, nan=np.inf, posinf=np.inf), axis=0)[self._owners]

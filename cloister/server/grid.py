@@ -11,10 +11,10 @@ signed reply of a node on, an unsigned one in its name is refused. An unsigned e
 and nothing else. A node that has signed nothing counts, and the run no longer says that all of its replies were signed:
 for a node without authentication the SuperLink lists a key that its app cannot read.
 
-Flower's own grid asks for many replies at once, waits for the parts of each, and raises whatever a client made go
-wrong: a reply that is half sent, or malformed, costs those of other nodes. Here each message is asked about by itself,
-some at a time. What a node did not send yet is asked for at the next look. What is too large or cannot be read is an
-error of that node, and nothing else. Who replied is known from the message that was asked about.
+Flower's own grid asks for many replies at once, waits for the parts of each, and raises an error that a client caused:
+a reply that is half sent, or malformed, costs those of other nodes. Here each message is asked about by itself, some at
+a time. What a node did not send yet is asked for at the next look. What is too large or cannot be read is an error of
+that node, and nothing else. Who replied is known from the message that was asked about.
 """
 
 import logging
@@ -271,7 +271,7 @@ class PackedGrid(HttpGrid):
         return self._as_reply(name, asked, content)
 
     def _announced(self, asked: _Asked) -> _Reply | None:
-        """Return what is announced of the reply to a message; whatever else Flower hands out is dropped.
+        """Return what is announced of the reply to a message, and drop all else that Flower hands out.
 
         Raises:
             Unreadable: it has too many objects.
@@ -279,7 +279,11 @@ class PackedGrid(HttpGrid):
         answer = self._runtime_client.PullMessages(runtime_pb2.PullAppMessagesRequest(message_ids=[asked.id]))
         for announced, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             if announced.metadata.reply_to_message_id == asked.id:
-                return _Reply(announced.metadata, _names(tree))
+                # A client decides how often it names an object: each counts once.
+                names = list(islice(names_in(tree), MAX_PARTS + 1))
+                if len(names) > MAX_PARTS:
+                    raise Unreadable(f"a reply may have {MAX_PARTS} objects")
+                return _Reply(announced.metadata, list(dict.fromkeys(names)))
         return None
 
     def _is_fetched(self, reply: _Reply) -> bool:
@@ -290,29 +294,23 @@ class PackedGrid(HttpGrid):
         """
         while reply.missing:
             name = reply.missing[-1]
-            asked = message_pb2.PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=name)
-            answer = self._runtime_client.PullObject(asked)
+            request = message_pb2.PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=name)
+            answer = self._runtime_client.PullObject(request)
             if not answer.object_found:
                 raise Unreadable("its node did not send all of it")
             if not answer.object_available:
-                self._hold(reply)
+                # All half-sent replies may have `AT_ONCE` times the bytes of one. What does not fit is fetched anew, as
+                # soon as the object is there that was missing now.
+                with self._lock:
+                    held = sum(asked.reply.size for asked in [*self._asked.values()] if asked.reply)
+                    if held > AT_ONCE * self.maximum.total:
+                        reply.missing, reply.contents, reply.size = [*reply.contents, *reply.missing], {}, 0
                 return False
             reply.size += len(answer.object_content)
             if reply.size > self.maximum.total:
                 raise Unreadable(f"a reply may have {self.maximum.total} bytes")
             reply.contents[reply.missing.pop()] = answer.object_content
         return True
-
-    def _hold(self, reply: _Reply) -> None:
-        """Keep what is there of a half-sent reply, if all such replies together have room.
-
-        They may have `AT_ONCE` times the bytes of one reply. What does not fit is fetched anew, as soon as the object
-        is there that was missing now.
-        """
-        with self._lock:
-            held = sum(asked.reply.size for asked in [*self._asked.values()] if asked.reply)
-            if held > AT_ONCE * self.maximum.total:
-                reply.missing, reply.contents, reply.size = [*reply.contents, *reply.missing], {}, 0
 
     def _read(self, asked: _Asked, reply: _Reply) -> RecordDict | Error:
         """Return what a reply holds. Which node sent it, the message says that was asked about, not the reply.
@@ -341,7 +339,7 @@ class PackedGrid(HttpGrid):
             raise
         except FederationError as error:
             raise Unreadable(f"a reply cannot be put together: {error}") from None
-        except Exception as error:  # whatever a client can write; without its text, which has what it wrote
+        except Exception as error:  # of any bytes that a client writes; without its text, which quotes them
             raise Unreadable(f"a reply cannot be put together: {type(error).__name__}") from None
         self._packs.add(asked.node)
         return content
@@ -426,18 +424,6 @@ class PackedGrid(HttpGrid):
         if isinstance(content, Error):
             return make_message(metadata, error=content)
         return make_message(metadata, content)
-
-
-def _names(tree: message_pb2.ObjectTree) -> list[str]:
-    """Return the names of the objects of a reply, each once: a client decides how often it names one.
-
-    Raises:
-        Unreadable: there are too many.
-    """
-    names = list(islice(names_in(tree), MAX_PARTS + 1))
-    if len(names) > MAX_PARTS:
-        raise Unreadable(f"a reply may have {MAX_PARTS} objects")
-    return list(dict.fromkeys(names))
 
 
 def _error(reason: str) -> Error:

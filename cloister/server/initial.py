@@ -1,6 +1,5 @@
 """Initial model of a run."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 from cloister.core.errors import ConfigError, DataError
 from cloister.core.hypotheses import stacked
 from cloister.server.build import Plan
-from cloister.tasks.base import Examples, Model
+from cloister.tasks.base import Model
 from cloister.tasks.training.augmentation import Augmentation
 from cloister.tasks.training.plan import TrainingPlan
 from cloister.tasks.training.trainers import TRAINERS
@@ -38,7 +37,12 @@ def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, 
     for number in range(max(1, plan.hypotheses) // copies):
         model.initialise(plan.seed + number)
         models.append(model.arrays())
-    models = _apart(models, plan.seed)
+    rng = np.random.default_rng(plan.seed)
+    for arrays in models[1:]:  # models equal to the first are perturbed, so that clients' choices differ
+        if all(np.array_equal(array, models[0][name]) for name, array in arrays.items()):
+            arrays |= {
+                name: array + rng.normal(0, APART, array.shape).astype(array.dtype) for name, array in arrays.items()
+            }
     if pretrain and plan.config.strategy.pretrain_epochs:
         models = _pretrained(plan, model, models)
     return stacked(models * copies) if plan.hypotheses else models[0]
@@ -50,7 +54,12 @@ def _pretrained(plan: Plan, model: Model, models: list[dict[str, NDArray]]) -> l
     Training uses the task's recipe and the options of `client.*` for `strategy.pretrain-epochs` epochs. The learning
     rate is constant, since a schedule refers to rounds.
     """
-    examples, epochs = _own_examples(plan), plan.config.strategy.pretrain_epochs
+    epochs = plan.config.strategy.pretrain_epochs
+    try:
+        examples = with_validation(plan.task, plan.task.load()).validation
+    except DataError as error:
+        raise DataError(f"strategy.pretrain-epochs = {epochs} needs examples on the server: {error}") from None
+    assert examples is not None
     recipe = replace(plan.recipe, local_epochs=epochs)
     trainer, augmentation = TRAINERS.load(model.kind)(model, recipe), Augmentation.of(plan.task, recipe)
     trained = []
@@ -58,34 +67,9 @@ def _pretrained(plan: Plan, model: Model, models: list[dict[str, NDArray]]) -> l
         model.assign(arrays)
         trainer.fit(examples, TrainingPlan.of(recipe, (plan.seed + number, 0, 0), round=0, augmentation=augmentation))
         trained.append(model.arrays())
-        _refuse_diverged(trained[-1], epochs, recipe.learning_rate)
-    return trained
-
-
-def _own_examples(plan: Plan) -> Examples:
-    try:
-        found = with_validation(plan.task, plan.task.load()).validation
-    except DataError as error:
-        asked = plan.config.strategy.pretrain_epochs
-        raise DataError(f"strategy.pretrain-epochs = {asked} needs examples on the server: {error}") from None
-    assert found is not None
-    return found
-
-
-def _refuse_diverged(arrays: Mapping[str, NDArray], epochs: int, rate: float) -> None:
-    if not all(np.isfinite(array).all() for array in arrays.values()):
-        raise ConfigError(
-            f"strategy.pretrain-epochs = {epochs} at client.learning-rate = {rate:g} makes weights infinite or NaN; "
-            "use a smaller rate"
-        )
-
-
-def _apart(models: list[dict[str, NDArray]], seed: int) -> list[dict[str, NDArray]]:
-    """Perturb models equal to the first, so that clients' choices differ."""
-    rng = np.random.default_rng(seed)
-    for model in models[1:]:
-        if all(np.array_equal(array, models[0][name]) for name, array in model.items()):
-            model.update(
-                {name: array + rng.normal(0, APART, array.shape).astype(array.dtype) for name, array in model.items()}
+        if not all(np.isfinite(array).all() for array in trained[-1].values()):
+            raise ConfigError(
+                f"strategy.pretrain-epochs = {epochs} at client.learning-rate = {recipe.learning_rate:g} makes weights "
+                "infinite or NaN; use a smaller rate"
             )
-    return models
+    return trained

@@ -1,7 +1,4 @@
-"""Round loop of the server.
-
-wait for a quorum → choose nodes → send → wait → [screen, record, bound, noise] → strategy → score → write down
-"""
+"""Rounds on the server: `RoundLoop.run` has one after another, `RoundLoop.run_round` has one from sample to stop."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +11,7 @@ from flwr.serverapp import Grid
 from cloister.aggregation.decorator import Decorator, Measurements
 from cloister.aggregation.screening import Rejection
 from cloister.core.errors import BudgetExhausted, FederationError, TooFewNodes
+from cloister.core.files import DAY
 from cloister.server.attested import Attested
 from cloister.server.ending import Ended, Ending
 from cloister.server.quorum import Quorum
@@ -60,11 +58,33 @@ class Round:
             del fields["measured"][name]
         return {"round": fields.pop("number"), **{key: value for key, value in fields.items() if value}}
 
+    @property
+    def is_heard(self) -> bool:
+        """Return whether a reply counted, or none was requested, as of an empty Poisson cohort."""
+        found = self.measured
+        return found is None or found.asked == 0 or (found.accepted > 0 and not found.abandoned)
+
+    @property
+    def is_all_refused(self) -> bool:
+        """Return whether replies came and none counted; lost messages are none."""
+        found = self.measured
+        return found is not None and not found.accepted and any(item.code != "missing" for item in found.rejected)
+
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> "Round":
         """Return a round with the scores of `line`, without its measurements."""
         scores = ("central", "federated", "train", "seconds")
         return cls(line["round"], **{name: line[name] for name in scores if name in line})
+
+
+def published(seconds: float, hides_times: bool) -> float:
+    """Return a time as others may see it: truncated to the day (UTC) if durations would reveal a draw.
+
+    Args:
+        seconds: since 1970.
+        hides_times: as in `Plan.hides_times`.
+    """
+    return seconds // DAY * DAY if hides_times else seconds
 
 
 Score = Callable[[ArrayRecord], Mapping[str, float]]
@@ -141,107 +161,104 @@ class RoundLoop:
         self.model = arrays
         self.asked = self.aggregated = after or 0
         if after is None:
-            self._publish(Round(0, central=self._score(arrays)), arrays)
-        if self._is_over():
-            return self.kept
+            self._publish(Round(0, central=self._score(arrays)))
         silent = 0
         for number in range(self.aggregated + 1, rounds + 1):
-            done = self._begun(number, scored=number % self.every == 0 or number == rounds)
+            if self.stopping.is_over:
+                break
+            done = self.run_round(number, scored=number % self.every == 0 or number == rounds)
             if done is None:
-                break
-            # Observe first: the observers below save the state of `stopping`.
-            self.stopping.observe(number, done.federated if self.judged_by_clients else done.central, self.model)
-            self._publish(done, self.model)
-            if self._is_over():
-                break
-            silent = 0 if self.to_the_end or _heard(done) else silent + 1
-            if silent == SILENT_ROUNDS or (silent and number == 1 and _all_refused(done)):
-                why = _why_nobody(number, done, self.strategy.has_secret_cohorts)
-                self._end("no-replies", f"stopped: {why}")
+                return self.kept
+            silent = 0 if self.to_the_end or done.is_heard or self.stopping.is_over else silent + 1
+            if silent == SILENT_ROUNDS or (silent and number == 1 and done.is_all_refused):
+                why = why_no_replies(number, done, self.strategy.has_secret_cohorts)
+                self.ending = Ending("no-replies", f"stopped: {why}")
                 raise FederationError(why)
+        if self.stopping.is_over:
+            self.ending = Ending("as-asked", self.stopping.why())
         return self.kept
+
+    def run_round(self, number: int, scored: bool) -> Round | None:
+        """Run one round and return it; None if the run ended instead.
+
+        Wait for a quorum, sample, configure, send, collect, screen, release, aggregate, evaluate, write down. Privacy
+        rests on this order: the strategy charges the ledger before it releases, and observers see released models only.
+
+        Args:
+            number: of the round.
+            scored: whether the round is evaluated.
+
+        Raises:
+            TooFewNodes: too few nodes are connected for the first round.
+        """
+        try:
+            with self.stop.waiting():
+                self.quorum.wait(self.grid, number, self.told)
+                clock = _Clock()
+                public = ConfigRecord(dict(self.public))
+                messages = self.strategy.configure_train(number, self.model, public, self.grid)
+                if not self.strategy.has_secret_cohorts:
+                    self.sites.learn(self.grid)
+                self.asked = number
+                received = self.strategy.collect(number, messages, lambda asked: self._trained(number, asked))
+            self.answered()
+            clock.lap("train")
+            aggregated, train = self.strategy.aggregate_train(number, received)  # screens, charges and releases first
+            self.aggregated = number
+            self.model = self.model if aggregated is None else aggregated
+            clock.lap("aggregate")
+            federated = self._evaluate_on_clients(number) if scored else {}
+            central = self._score(self.model) if scored else {}
+            clock.lap("evaluate")
+        except (BudgetExhausted, TooFewNodes) as error:
+            how: Ended = "budget" if isinstance(error, BudgetExhausted) else "too-few-nodes"
+            self.ending = Ending(how, f"stopped before round {number}: {error}")
+            if how == "too-few-nodes" and number == 1:
+                raise
+            return None
+        except StopAsked as request:
+            why = "the server released nothing of it, and what clients had sent had reached the server"
+            self.ending = Ending("operator", f"stopped by {request}: round {number} was abandoned; {why}")
+            return None
+        measured = self.strategy.measured
+        measured = measured and replace(measured, rejected=self.sites.named(measured.rejected))
+        unscored = self.sites.named(self.strategy.unscored if federated else ())
+        scores: Mapping[str, Any] = dict(train or {})
+        done = Round(number, central, federated, scores, measured, unscored, clock.laps())
+        # Observe first: the first observer writes the checkpoint, and a later one the state of `stopping`.
+        self.stopping.observe(number, federated if self.judged_by_clients else central, self.model)
+        self._publish(done)
+        return done
 
     @property
     def kept(self) -> ArrayRecord:
         """Return the best model with early stopping, otherwise the last good one."""
         return self.model if self.stopping.best is None else self.stopping.best
 
-    def _is_over(self) -> bool:
-        """Return whether early stopping ends the run, and record that ending."""
-        if self.stopping.is_over:
-            self._end("as-asked", self.stopping.why())
-        return self.stopping.is_over
+    def _evaluate_on_clients(self, number: int) -> Mapping[str, Any]:
+        """Return the clients' scores of the model, if they judge it.
 
-    def _end(self, how: Ended, why: str) -> None:
-        self.ending = Ending(how, why)
-
-    def _begun(self, number: int, scored: bool) -> Round | None:
-        """Run one round and return it; None if the run ended before it."""
-        try:
-            with self.stop.waiting():
-                self.quorum.wait(self.grid, number, self.told)
-            return self._round(number, scored)
-        except BudgetExhausted as error:
-            self._end("budget", f"stopped before round {number}: {error}")
-        except TooFewNodes as error:
-            self._end("too-few-nodes", f"stopped before round {number}: {error}")
-            if number == 1:
-                raise
-        except StopAsked as request:
-            self._end(
-                "operator",
-                f"stopped by {request}: round {number} was abandoned; the server released nothing of it, and what "
-                "clients had sent had reached the server",
-            )
-        return None
-
-    def _round(self, number: int, scored: bool) -> Round:
-        clock = _Clock()
-        with self.stop.waiting():
-            messages = self.strategy.configure_train(number, self.model, ConfigRecord(dict(self.public)), self.grid)
-            if not self.strategy.has_secret_cohorts:
-                self.sites.learn(self.grid)
-            self.asked = number
-            received = self.strategy.collect(number, messages, lambda asked: self._trained(number, asked))
-        self.answered()
-        clock.lap("train")
-        aggregated, train = self.strategy.aggregate_train(number, received)
-        self.aggregated = number
-        self.model = self.model if aggregated is None else aggregated
-        clock.lap("aggregate")
-        federated = self._federated(number, self.model) if scored else {}
-        central = self._score(self.model) if scored else {}
-        clock.lap("evaluate")
-        unscored = self.sites.named(self.strategy.unscored if federated else ())
-        scores = dict(train or {})
-        return Round(number, central, federated, scores, self._measured(), unscored, clock.laps())  # type: ignore[arg-type]
-
-    def _measured(self) -> Measurements | None:
-        """Return the measurements of the strategy, with the names of sites."""
-        measured = self.strategy.measured
-        return measured and replace(measured, rejected=self.sites.named(measured.rejected))
-
-    def _federated(self, number: int, arrays: ArrayRecord) -> Mapping[str, float]:
+        They are empty if the operator stops the run: the model is kept, and the next round does not begin.
+        """
         if not self.judged_by_clients:
             return {}
-        config = ConfigRecord(dict(self.public))
         try:
             with self.stop.waiting():
-                messages = list(self.strategy.configure_evaluate(number, arrays, config, self.grid))
+                public = ConfigRecord(dict(self.public))
+                messages = list(self.strategy.configure_evaluate(number, self.model, public, self.grid))
                 if not messages:
                     return {}
                 # Consume one reply at a time: an unexpected payload can be twice the size of the model.
-                found = self.strategy.aggregate_evaluate(number, self._replies(number, messages))
+                return dict(self.strategy.aggregate_evaluate(number, self._send(number, messages)) or {})
         except StopAsked:
-            return {}  # The model of this round is kept without scores; the next round does not begin.
-        return dict(found or {})  # type: ignore[arg-type]
+            return {}
 
     def _trained(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
-        """Yield the replies to requests to train, once each is counted by what its node states."""
+        """Send requests to train; yield the replies, each counted by what its node states."""
         messages = list(messages)
-        return self.attested.counted(messages, self._replies(number, messages))
+        return self.attested.counted(messages, self._send(number, messages))
 
-    def _replies(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
+    def _send(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
         """Send messages, and return the replies until the round's timeout.
 
         All messages carry the same time of creation. Separate times, in the order of nodes, would reveal to two clients
@@ -257,9 +274,9 @@ class RoundLoop:
     def _score(self, arrays: ArrayRecord) -> Mapping[str, float]:
         return self.score(arrays) if self.score else {}
 
-    def _publish(self, done: Round, arrays: ArrayRecord) -> None:
+    def _publish(self, done: Round) -> None:
         for observer in self.observers:
-            observer(done, arrays)
+            observer(done, self.model)
 
 
 class _Clock:
@@ -276,24 +293,7 @@ class _Clock:
         return {"total": round(self._last - self._start, 4), **self._laps}
 
 
-def _heard(done: Round) -> bool:
-    """Return whether a reply counted, or none was requested.
-
-    An empty Poisson cohort requests none.
-    """
-    measured = done.measured
-    if measured is None or measured.asked == 0:
-        return True
-    return measured.accepted > 0 and not measured.abandoned
-
-
-def _all_refused(done: Round) -> bool:
-    """Return whether replies came and none counted; lost messages are none."""
-    found = done.measured
-    return found is not None and not found.accepted and any(item.code != "missing" for item in found.rejected)
-
-
-def _why_nobody(number: int, done: Round, secret_cohorts: bool) -> str:
+def why_no_replies(number: int, done: Round, secret_cohorts: bool) -> str:
     """Return why no reply counted, without details about a secret cohort."""
     if secret_cohorts or done.measured is None:
         return f"no reply counted in round {number}; see the logs of the nodes"

@@ -29,33 +29,26 @@ def options_of(
     allowed = {
         option: parameter.default
         for option, parameter in inspect.signature(factory).parameters.items()
-        if parameter.kind in NAMED and option not in ("train", "evaluate") and _is_scalar(parameter.default)
+        if parameter.kind in NAMED
+        and option not in ("train", "evaluate")
+        # A configuration can set these alone.
+        and (parameter.default is inspect.Parameter.empty or isinstance(parameter.default, str | int | float | bool))
     }
-    return dict(_checked(key, value, allowed, section, name, shared) for key, value in given.items())
-
-
-def _checked(
-    key: str, value: Scalar, allowed: Mapping[str, object], section: str, name: str, shared: Collection[str]
-) -> tuple[str, Scalar]:
-    option = key.replace("-", "_")
-    if option in allowed:
-        return option, _typed(f"{section}.{key}", value, allowed[option])
-    valid = [each.replace("_", "-") for each in sorted(allowed)]
-    raise ConfigError(
-        f"{section}.{key} = {value!r} is not an option of {name!r}{suggestion(key, [*valid, *shared])}; "
-        f"its options: {', '.join(f'{section}.{each}' for each in valid) or 'none'}"
-    )
-
-
-def _is_scalar(default: object) -> bool:
-    """Return whether a configuration can set a parameter with this default."""
-    return default is inspect.Parameter.empty or isinstance(default, str | int | float | bool)
-
-
-def _typed(key: str, value: Scalar, default: object) -> Scalar:
-    """Return `value` if it has the type of the default; convert int to float."""
-    if default is inspect.Parameter.empty or type(value) is type(default):
-        return value
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    raise ConfigError(f"{key} = {value!r} is not valid: expected {type(default).__name__}, such as {default!r}")
+    found: dict[str, Scalar] = {}
+    for key, value in given.items():
+        option = key.replace("-", "_")
+        if option not in allowed:
+            valid = [each.replace("_", "-") for each in sorted(allowed)]
+            raise ConfigError(
+                f"{section}.{key} = {value!r} is not an option of {name!r}{suggestion(key, [*valid, *shared])}; "
+                f"its options: {', '.join(f'{section}.{each}' for each in valid) or 'none'}"
+            )
+        default = allowed[option]
+        if default is inspect.Parameter.empty or type(value) is type(default):
+            found[option] = value
+        elif isinstance(default, float) and type(value) is int:
+            found[option] = float(value)
+        else:
+            wanted = f"expected {type(default).__name__}, such as {default!r}"
+            raise ConfigError(f"{section}.{key} = {value!r} is not valid: {wanted}")
+    return found

@@ -8,7 +8,7 @@ from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.server.build import Plan, build
 from cloister.server.initial import initial_model
-from cloister.server.resume import Earlier
+from cloister.server.resume import ResumedRun
 from cloister.tasks.base import Model
 from cloister.tasks.making import explained_model_of
 
@@ -31,7 +31,7 @@ class Prepared:
 
 
 def prepare(
-    config: RunConfig, pretrain: bool = True, earlier: Earlier | None = None, draws_are_seen: bool = False
+    config: RunConfig, pretrain: bool = True, earlier: ResumedRun | None = None, draws_are_seen: bool = False
 ) -> Prepared:
     """Prepare the run of a configuration. Nothing is sent, charged or written.
 

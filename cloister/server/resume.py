@@ -26,7 +26,7 @@ MAY_CHANGE = frozenset(
         *("keep-checkpoints", "tensorboard", "report", "log-format"),
     }
 )
-"""Keys whose values may change on resume; `Earlier.refuse_more_rounds` checks additional rounds."""
+"""Keys whose values may change on resume; `ResumedRun.refuse_more_rounds` checks additional rounds."""
 NODES = "nodes.json"
 Split = Callable[[list[int]], tuple[list[int], list[int]]]
 LEDGER = "ledger.json"
@@ -34,7 +34,7 @@ LEDGER = "ledger.json"
 
 
 @runtime_checkable
-class Remembering(Protocol):
+class StatefulGrid(Protocol):
     """Grid whose nodes end with this process, so that the run stores their state."""
 
     def memories(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Remembering(Protocol):
 
 
 @dataclass(frozen=True)
-class Earlier:
+class ResumedRun:
     """Interrupted run, as read from its directory.
 
     Attributes:
@@ -109,7 +109,7 @@ def _arrays(layout: Layout) -> dict[str, str]:
 
 
 @contextmanager
-def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Earlier]:
+def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[ResumedRun]:
     """Hold the lock of the run that `resume` names within the block.
 
     Args:
@@ -126,15 +126,21 @@ def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Ear
         # Read again: the previous holder of the lock may have resumed the run.
         before, seed, resumed_after, seen = _facts(directory)
         _refuse_changes(before, config)
-        _refuse_other_clients(path, clients)
-        _refuse_seeded(config)
+        if (then := clients_of(path)) != clients:  # their number determines the data's partition
+            way = "none is simulated in one process" if then == 0 else f"cloister run --clients {then}"
+            raise ConfigError(f"clients = {clients} differs from {then}, with which the run began in {path}; use {way}")
+        if config.privacy.noise_seed != -1:
+            raise ConfigError(
+                f"resume: privacy.noise-seed = {config.privacy.noise_seed} would add the noise of the first rounds "
+                "once more, and noise that repeats can be subtracted; only runs with -1 go on"
+            )
         _refuse_forgetful(grid, config)
         progress = Progress.load(directory)
         _refuse_ended(path, config, progress)
-        yield Earlier(directory, before, seed, resumed_after, progress, seen)
+        yield ResumedRun(directory, before, seed, resumed_after, progress, seen)
 
 
-def remember(grid: Grid, earlier: Earlier, split: Split | None, secret: bool) -> None:
+def remember(grid: Grid, earlier: ResumedRun, split: Split | None, secret: bool) -> None:
     """Restore the state of this process's nodes from the run directory.
 
     Args:
@@ -147,30 +153,22 @@ def remember(grid: Grid, earlier: Earlier, split: Split | None, secret: bool) ->
     Raises:
         ConfigError: the saved state is damaged.
     """
-    if not isinstance(grid, Remembering):
+    if not isinstance(grid, StatefulGrid):
         return
     directory = earlier.directory
     try:
         memories = directory.read_json(NODES)
         if secret and not memories and earlier.progress is not None:
-            memories = _assumed(list(grid.get_node_ids()), earlier.progress.round + earlier.resumes, split)
+            # Every node that trains may have done so in each earlier round.
+            nodes, rounds = list(grid.get_node_ids()), earlier.progress.round + earlier.resumes
+            outsiders = split(nodes)[1] if split else []
+            assumed = {node: {ASSUMED_ROUNDS: rounds, HELD_OUT: node in outsiders} for node in nodes}
+            memories = {str(node): {"config": {ASSUMED: facts}, "metrics": {}} for node, facts in assumed.items()}
         grid.remember(memories)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _foreign(directory.path / NODES, error) from None
     if secret:
         forget_nodes(directory)
-
-
-def _assumed(nodes: list[int], rounds: int, split: Split | None) -> dict[str, Any]:
-    """Return the state of nodes that may have trained in each earlier round.
-
-    It is equal for all nodes that train.
-    """
-    outsiders = split(nodes)[1] if split else []
-    return {
-        str(node): {"config": {ASSUMED: {ASSUMED_ROUNDS: rounds, HELD_OUT: node in outsiders}}, "metrics": {}}
-        for node in nodes
-    }
 
 
 def forget_nodes(directory: RunDirectory) -> None:
@@ -302,25 +300,10 @@ def _refuse_changes(before: RunConfig, now: RunConfig) -> None:
         raise ConfigError("\n".join(lines))
 
 
-def _refuse_other_clients(path: Path, clients: int) -> None:
-    """Refuse another number of clients, which determines the data's partition."""
-    if (before := clients_of(path)) != clients:
-        place = "none is simulated in one process" if before == 0 else f"cloister run --clients {before}"
-        raise ConfigError(f"clients = {clients} differs from {before}, with which the run began in {path}; use {place}")
-
-
-def _refuse_seeded(config: RunConfig) -> None:
-    if config.privacy.noise_seed != -1:
-        raise ConfigError(
-            f"resume: privacy.noise-seed = {config.privacy.noise_seed} would add the noise of the first rounds once "
-            "more, and noise that repeats can be subtracted; only runs with -1 go on"
-        )
-
-
 def _refuse_forgetful(grid: Grid, config: RunConfig) -> None:
     """Refuse nodes of Flower's simulation, whose state ended with its process."""
     counts = config.privacy.client.is_on or (config.evaluation.held_out_clients and config.is_private)
-    if counts and is_simulated(grid) and not isinstance(grid, Remembering):
+    if counts and is_simulated(grid) and not isinstance(grid, StatefulGrid):
         raise ConfigError(
             f"resume: with privacy.client = {config.privacy.client.name!r} and evaluation.held-out-clients = "
             f"{config.evaluation.held_out_clients:g} nodes remember what they have released or scored, and those of "

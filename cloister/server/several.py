@@ -1,13 +1,13 @@
 """Budget needs of several runs with shared ledgers, computed before any of them begins."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
-from cloister.privacy.accounting.filters import Filter, cost
+from cloister.privacy.accounting.filters import cost
 from cloister.privacy.accounting.vocabulary import Relation
 from cloister.server.prepare import Prepared
 
@@ -38,22 +38,14 @@ def share_needed(runs: Iterable[tuple[Prepared, int]]) -> float:
         events = tuple(plan.strategy.events(prepared.layout))
         spender = _Spender(plan.budget, events, count * plan.config.num_rounds)
         ledgers.setdefault(plan.budget.ledger.path, []).append(spender)
-    return max(map(_needed, ledgers.values()), default=0.0)
-
-
-def _needed(spenders: Sequence[_Spender]) -> float:
-    """Return the share of one ledger.
-
-    The first run chooses the filter of a new ledger, and the strictest relation of all runs counts. The first run
-    depends on the degree of parallelism, so that the most expensive filter is used.
-    """
-    strict = any(spender.budget.kept_for == "replace-one" for spender in spenders)
-    relation: Relation = "replace-one" if strict else "add-or-remove"
-    return max(_share(spenders, chosen, relation) for chosen in {spender.budget.filter for spender in spenders})
-
-
-def _share(spenders: Sequence[_Spender], chosen: Filter, relation: Relation) -> float:
-    budget = spenders[0].budget
-    room = chosen.limit(budget.max_epsilon, budget.delta) - budget.ledger.spent(budget.unit, chosen, relation)
-    spent = sum(each.rounds * cost(chosen, event, relation) for each in spenders for event in each.events)
-    return spent / room if room > 0 else math.inf
+    needed = [0.0]
+    for spenders in ledgers.values():
+        # The first run chooses the filter of a new ledger, and the strictest relation of all runs counts. The first run
+        # depends on the degree of parallelism, so that the most expensive filter is used.
+        strict, budget = any(each.budget.kept_for == "replace-one" for each in spenders), spenders[0].budget
+        relation: Relation = "replace-one" if strict else "add-or-remove"
+        for chosen in {spender.budget.filter for spender in spenders}:
+            room = chosen.limit(budget.max_epsilon, budget.delta) - budget.ledger.spent(budget.unit, chosen, relation)
+            spent = sum(each.rounds * cost(chosen, event, relation) for each in spenders for event in each.events)
+            needed.append(spent / room if room > 0 else math.inf)
+    return max(needed)

@@ -14,7 +14,7 @@ from httpx import HTTPStatusError
 
 from cloister.flower.messages import SUPERLINK_NODE_ID, Run
 from cloister.privacy.claims.premises import CARRIED, Contributor
-from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
+from cloister.server.watching import WatchedGrid, answered, asked_to, noop
 
 POLL_SECONDS = 0.1
 """Flower's own grid looks every three seconds."""
@@ -67,7 +67,7 @@ class PatientGrid(WatchedGrid):
     """
 
     def __init__(self, inner: Grid, late_timeout: float | None = None) -> None:
-        self.watch = nobody
+        self.watch = noop
         self._inner = inner
         self._late_timeout = late_timeout
         self.late: set[int] = set()
@@ -85,11 +85,13 @@ class PatientGrid(WatchedGrid):
             for reply in self._pulled(list(asked)):
                 node = asked.pop(reply.metadata.reply_to_message_id, 0)
                 # By when it was looked for, and not by how long the replies before it took to pull.
-                if self._is_too_late(node, waited):
+                if self._late_timeout is not None and node in self.late and waited > self._late_timeout:
                     self.watch(node, "rejected")
                     continue
                 self.watch(node, answered(reply))
-                self._note(reply, node)
+                # A node that replies is in time; one that Flower replies for has let a time pass.
+                by_flower = reply.has_error() and reply.metadata.src_node_id == SUPERLINK_NODE_ID
+                (self.late.add if by_flower else self.late.discard)(node)
                 heard = True
                 yield reply
             waited = time.monotonic() - started
@@ -97,7 +99,9 @@ class PatientGrid(WatchedGrid):
                 deadline = self._deadline(heard, waited, timeout)
             if not asked or (deadline is not None and waited >= deadline):
                 break
-            time.sleep(self._pause(len(asked), waited, deadline))
+            # No look is missed just before a time from which replies count no more.
+            ends = [end - waited for end in (deadline, self._late_timeout) if end is not None and end > waited]
+            time.sleep(max(POLL_SECONDS, min([POLL_SECONDS_EACH * len(asked), *ends])))
         self.late.update(asked.values())
 
     def _pushed(self, messages: list[Message]) -> list[str]:
@@ -123,16 +127,8 @@ class PatientGrid(WatchedGrid):
         for start in range(0, len(ids), AT_ONCE):
             yield from self._inner.pull_messages(ids[start : start + AT_ONCE])
 
-    def _pause(self, asked: int, waited: float, deadline: float | None) -> float:
-        """Seconds until the next look: no look is missed just before a time from which replies count no more."""
-        ends = [end - waited for end in (deadline, self._late_timeout) if end is not None and end > waited]
-        return max(POLL_SECONDS, min([POLL_SECONDS_EACH * asked, *ends]))
-
-    def _is_too_late(self, node: int, waited: float) -> bool:
-        return self._late_timeout is not None and node in self.late and waited > self._late_timeout
-
     def _deadline(self, answered: bool, waited: float, timeout: float | None) -> float | None:
-        """When to give up nodes that are all late."""
+        """Return when to give up nodes that are all late."""
         if self._late_timeout is not None:
             grace = self._late_timeout
         elif answered:
@@ -140,13 +136,6 @@ class PatientGrid(WatchedGrid):
         else:
             return timeout
         return grace if timeout is None else min(timeout, grace)
-
-    def _note(self, reply: Message, node: int) -> None:
-        """A node that replies itself is not late, whatever it says; one that Flower replies for has let a time pass."""
-        if reply.has_error() and reply.metadata.src_node_id == SUPERLINK_NODE_ID:
-            self.late.add(node)
-        else:
-            self.late.discard(node)
 
     @property
     def inner(self) -> Grid:

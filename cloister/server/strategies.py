@@ -34,34 +34,24 @@ def named_strategy(config: RunConfig, draws: bool = True, held_out: HeldOut | No
     factory = STRATEGIES.load(config.strategy.name)
     shared = [key.removeprefix("strategy.") for key in known_keys() if key.startswith("strategy.")]
     options = options_of(factory, config.strategy.options, "strategy", config.strategy.name, shared)
-    if _takes_draws(factory):
-        sampling = _draws(config, draws, held_out or held_out_of(config))
+    takes_draws = isinstance(factory, type) and issubclass(factory, Sampled)
+    if takes_draws or {"train", "evaluate"} <= set(inspect.signature(factory).parameters):
+        held_out = held_out or held_out_of(config)
+        fraction = config.strategy.fraction_train if draws else 1e-9
+        train = _sampling(config, "train", fraction, config.strategy.sampling)
+        evaluate = _sampling(config, "evaluate", config.strategy.fraction_evaluate, "fixed")
+        # Evaluation never waits for nodes: the connected ones are enough.
+        evaluate = replace(evaluate, quorum=0, population=0, held_out=held_out, from_held_out=held_out is not None)
+        sampling: dict[str, Any] = {
+            "train": replace(train, held_out=held_out),
+            "evaluate": evaluate if config.evaluates_on_clients else None,
+        }
     else:
         sampling = _own_sampling(factory, config)
     try:
         return factory(**{**sampling, **options})
     except TypeError as error:
         raise ConfigError(f"strategy {config.strategy.name!r} does not take these options: {error}") from error
-
-
-def _takes_draws(factory: Callable[..., Strategy]) -> bool:
-    """Return whether a strategy accepts Cloister's sampling."""
-    if isinstance(factory, type) and issubclass(factory, Sampled):
-        return True
-    return {"train", "evaluate"} <= set(inspect.signature(factory).parameters)
-
-
-def _draws(config: RunConfig, draws: bool, held_out: HeldOut | None) -> dict[str, Any]:
-    """Return the sampling of nodes for training and for evaluation."""
-    fraction = config.strategy.fraction_train if draws else 1e-9
-    train = _sampling(config, "train", fraction, config.strategy.sampling)
-    evaluate = _sampling(config, "evaluate", config.strategy.fraction_evaluate, "fixed")
-    # Evaluation never waits for nodes: the connected ones are enough.
-    evaluate = replace(evaluate, quorum=0, population=0, held_out=held_out, from_held_out=held_out is not None)
-    return {
-        "train": replace(train, held_out=held_out),
-        "evaluate": evaluate if config.evaluates_on_clients else None,
-    }
 
 
 def _own_sampling(factory: Callable[..., Strategy], config: RunConfig) -> dict[str, Any]:

@@ -18,14 +18,14 @@ class WatchedGrid(Grid):
     """Grid that reports messages and replies; its interface to strategies is Flower's.
 
     Attributes:
-        watch: receives every message and every reply. These may reveal a secret draw, so that it is `nobody` unless the
+        watch: receives every message and every reply. These may reveal a secret draw, so that it is `noop` unless the
             run may show them.
     """
 
     watch: Watch
 
 
-def nobody(_: int, __: Standing) -> None:
+def noop(_: int, __: Standing) -> None:
     """Do nothing."""
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,7 @@ from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError
 from cloister.core.files import expanded
 from cloister.local.simulation import refuse_too_few
 from cloister.server.build import build
-from cloister.server.prepare import Prepared, prepare
+from cloister.server.prepare import prepare
 from cloister.server.reports.status import run_state
 from cloister.server.several import share_needed
 from cloister.sweep.description import Sweep
@@ -65,11 +65,10 @@ class Cell:
             return "broken"
         if found.state == "running":
             return "running"
-        return "done" if found.how == "as-asked" or (found.how == "budget" and self._has_its_budget()) else "broken"
-
-    def _has_its_budget(self) -> bool:
+        if found.how != "budget":
+            return "done" if found.how == "as-asked" else "broken"
         content = json.loads((self.directory / "config.json").read_text())["config"]
-        return bool(content.get(BUDGET) == self.config.flat()[BUDGET])
+        return "done" if content.get(BUDGET) == self.config.flat()[BUDGET] else "broken"
 
     def __str__(self) -> str:
         return as_pairs(shown(self.settings) | {"seed": self.config.seed})
@@ -88,15 +87,18 @@ def cells_of(sweep: Sweep) -> tuple[Cell, ...]:
     wrong: dict[str, list[str]] = {}
     for settings in sweep.settings():
         try:
-            cells += _checked(sweep, settings)
+            cells += _cells(sweep, settings)
         except CloisterError as error:
             wrong.setdefault(str(error), []).append(" ".join(f"{key}={value!r}" for key, value in settings.items()))
     if wrong:
         raise ConfigError(
             "\n".join(f"{_named(labels, len(sweep.seeds))}: {message}" for message, labels in wrong.items())
         )
-    if len(cells) > 1:
-        _refuse_auto(cells)
+    if len(cells) > 1 and any(cell.config.flat()["privacy.noise-multiplier"] == "auto" for cell in cells):
+        raise ConfigError(
+            "privacy.noise-multiplier = 'auto' lets the first run take all that privacy.max-epsilon has left, and "
+            f"there are {len(cells)} runs; name multipliers (cloister plan --epsilon says which fit a part of it)"
+        )
     return tuple(cells)
 
 
@@ -107,44 +109,22 @@ def _named(labels: Sequence[str], seeds: int) -> str:
     return f"cell {' and '.join(shown) or 'base'}{more}{runs}"
 
 
-def _checked(sweep: Sweep, settings: Mapping[str, Scalar]) -> list[Cell]:
+def _cells(sweep: Sweep, settings: Mapping[str, Scalar]) -> list[Cell]:
     """Return the cells of all seeds, and validate one of them: seeds change no check."""
-    cells = [_cell(sweep, settings, seed) for seed in sweep.seeds]
-    config = cells[0].config
-    refuse_too_few(config, sweep.description.clients)
-    _refuse_choice(sweep.description.select, config)
-    hides_times = build(config).hides_times
-    return [Cell(cell.settings, cell.config, cell.clients, hides_times) for cell in cells]
-
-
-def _cell(sweep: Sweep, settings: Mapping[str, Scalar], seed: int) -> Cell:
-    flat = {**sweep.base, **settings, "seed": seed}
-    clients = sweep.description.clients
-    facts = {key: value for key, value in parse(flat).flat().items() if key != BUDGET} | {"clients": clients}
-    name = f"{sweep.name}-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"
-    return Cell(settings, parse({**flat, "run-name": name}), clients, False)
-
-
-def _refuse_choice(select: str, config: RunConfig) -> None:
-    """Refuse to select cells if the server computes no scores on its own examples."""
-    if select and config.evaluation.central is False:
+    clients, select, configs = sweep.description.clients, sweep.description.select, []
+    for seed in sweep.seeds:
+        flat = {**sweep.base, **settings, "seed": seed}
+        facts = {key: value for key, value in parse(flat).flat().items() if key != BUDGET} | {"clients": clients}
+        name = f"{sweep.name}-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"
+        configs.append(parse({**flat, "run-name": name}))
+    refuse_too_few(configs[0], clients)
+    if select and configs[0].evaluation.central is False:
         raise ConfigError(
             f"select = {select!r} needs evaluation.central: the choice is made by scores on the server's own examples; "
             "by scores on the clients' it would release something about them that no ledger holds"
         )
-
-
-def _refuse_auto(cells: Sequence[Cell]) -> None:
-    """Refuse noise that is calibrated to the remaining budget.
-
-    The first run would take all of it.
-    """
-    for cell in cells:
-        if cell.config.flat()["privacy.noise-multiplier"] == "auto":
-            raise ConfigError(
-                "privacy.noise-multiplier = 'auto' lets the first run take all that privacy.max-epsilon has left, and "
-                f"there are {len(cells)} runs; name multipliers (cloister plan --epsilon says which fit a part of it)"
-            )
+    hides_times = build(configs[0]).hides_times
+    return [Cell(settings, config, clients, hides_times) for config in configs]
 
 
 def refuse_past_budget(cells: Sequence[Cell]) -> None:
@@ -158,22 +138,13 @@ def refuse_past_budget(cells: Sequence[Cell]) -> None:
     Raises:
         BudgetExhausted: their rounds cost more than the remaining budget.
     """
-    needed = share_needed(_planned(cells))
+    together: dict[str, list[RunConfig]] = {}  # cells that differ only in their seeds cost the same
+    for cell in cells:
+        if cell.config.flat()[BUDGET]:
+            together.setdefault(str(cell.settings), []).append(cell.config)
+    needed = share_needed((prepare(same[0], pretrain=False), len(same)) for same in together.values())
     if needed > 1:
         raise BudgetExhausted(
             f"the {len(cells)} runs of the sweep need {needed:.3g} times what privacy.max-epsilon has left, as each of "
             "them is released; no run was started: use more noise, or fewer rounds, values or seeds"
         )
-
-
-def _planned(cells: Sequence[Cell]) -> Iterator[tuple[Prepared, int]]:
-    """Yield cells with a budget, and the number of their seeds.
-
-    Cells that differ only in their seeds cost the same.
-    """
-    together: dict[str, list[RunConfig]] = {}
-    for cell in cells:
-        if cell.config.flat()[BUDGET]:
-            together.setdefault(str(cell.settings), []).append(cell.config)
-    for same in together.values():
-        yield prepare(same[0], pretrain=False), len(same)

@@ -5,10 +5,8 @@ from pathlib import Path
 
 from cloister.core.errors import ConfigError
 from cloister.server.reports.compare.table import lines
-from cloister.server.times import settle
 from cloister.sweep.cells import Cell, cells_of, refuse_past_budget
 from cloister.sweep.description import Sweep
-from cloister.sweep.process import Ended
 from cloister.sweep.results import results_of, write_results
 from cloister.sweep.runner import BUDGET, INTERRUPTED, Runner, Told, held
 
@@ -44,7 +42,21 @@ def conduct(path: Path, told: Told, only_check: bool = False) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
-    return _conducted(sweep, cells, folder, told)
+    jobs = sweep.description.jobs
+    with held(folder):
+        runner = Runner(folder, 0 if jobs == "auto" else jobs, told)
+        runner.run(_todo(cells))
+        found = results_of(sweep, cells)
+        if found is not None:
+            write_results(sweep, found, folder)
+        for line in lines(found) if found is not None else ["no cell has a result"]:
+            told(line)
+        if found is not None:
+            told(f"results  {folder}")
+    codes = {ended.code for ended in runner.ended}
+    if runner.stopped:
+        return INTERRUPTED
+    return FAILED if codes - {0, BUDGET} else BUDGET if BUDGET in codes else 0
 
 
 def _todo(cells: Iterable[Cell]) -> list[Cell]:
@@ -57,28 +69,3 @@ def _todo(cells: Iterable[Cell]) -> list[Cell]:
     if busy := [name for name, state in states.items() if state == "running"]:
         raise ConfigError(f"{busy[0]} is under way in another process; wait for its end, or stop it")
     return [cell for cell in cells if states[cell.name] != "done"]
-
-
-def _conducted(sweep: Sweep, cells: tuple[Cell, ...], folder: Path, told: Told) -> int:
-    jobs = sweep.description.jobs
-    with held(folder):
-        runner = Runner(folder, 0 if jobs == "auto" else jobs, told)
-        runner.run(_todo(cells))
-        found = results_of(sweep, cells)
-        if found is not None:
-            write_results(sweep, found, folder)
-            for line in lines(found):
-                told(line)
-            told(f"results  {folder}")
-        else:
-            told("no cell has a result")
-    if any(cell.hides_times for cell in cells):
-        settle(folder)
-    return _code(runner.stopped, runner.ended)
-
-
-def _code(stopped: bool, ended: Iterable[Ended]) -> int:
-    codes = {found.code for found in ended}
-    if stopped:
-        return INTERRUPTED
-    return FAILED if codes - {0, BUDGET} else BUDGET if BUDGET in codes else 0

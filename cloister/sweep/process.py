@@ -63,7 +63,9 @@ class Process:
             return None
         self._process.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.monotonic() - self._started
-        return Ended(self.cell, self._process.returncode, seconds, 1024 * usage.ru_maxrss, self._last_line())
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last = lines[-1].strip() if lines else ""
+        return Ended(self.cell, self._process.returncode, seconds, 1024 * usage.ru_maxrss, last)
 
     def stop(self) -> None:
         """Ask the process to stop: it finishes the current aggregation, and saves."""
@@ -72,10 +74,6 @@ class Process:
     def kill(self) -> None:
         """Kill the process if it still runs."""
         self._process.kill()
-
-    def _last_line(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
 
 
 def as_toml(settings: Mapping[str, Scalar]) -> str:

@@ -13,7 +13,7 @@ from cloister.server.reports.compare.comparison import Comparison, Group, compar
 from cloister.server.reports.compare.figures import pictures, write_png
 from cloister.server.reports.compare.page import write_page
 from cloister.server.reports.compare.record import record
-from cloister.server.reports.compare.runs import RunSummary, better, read_runs
+from cloister.server.reports.compare.runs import better, read_runs
 from cloister.server.reports.compare.settings import differing
 from cloister.server.reports.compare.table import markdown
 from cloister.sweep.cells import Cell
@@ -27,36 +27,25 @@ def results_of(sweep: Sweep, cells: Sequence[Cell]) -> Comparison | None:
         sweep: as its file describes it.
         cells: all of its cells.
     """
-    done = [cell for cell in cells if cell.state() == "done"]
-    if not done:
+    finished = [cell for cell in cells if cell.state() == "done"]
+    if not finished:
         return None
-    runs = {run.name: run for run in read_runs([cell.directory for cell in done])}
-    found = _compared(_groups(cells, runs), sweep.description.select)
-    missing = len(cells) - len(done)
-    remarks = [f"Of {len(cells)} runs, {missing} have no result."] if missing else []
-    if sweep.description.select:
-        remarks.append(_chosen(found, sweep.description.select))
-    return replace(found, heading="cell", remarks=tuple(remarks))
-
-
-def _compared(groups: Sequence[Group], select: str) -> Comparison:
-    """Compare groups by the selection score, if any run has it."""
-    scores = {name for group in groups for run in group.runs for done in run.facts.rounds for name in done.central}
-    return compared(groups, select if select in scores else "")
-
-
-def _groups(cells: Sequence[Cell], runs: dict[str, RunSummary]) -> list[Group]:
-    """Group cells with the same values of the grid, and number the groups."""
-    together: dict[str, list[Cell]] = {}
+    runs = {run.name: run for run in read_runs([cell.directory for cell in finished])}
+    together: dict[str, list[Cell]] = {}  # cells with the same values of the grid
     for cell in cells:
         together.setdefault(repr(sorted(cell.settings.items())), []).append(cell)
-    varied = differing([cell.settings for cell in cells])
-    groups = []
+    varied, select, groups = differing([cell.settings for cell in cells]), sweep.description.select, []
     for number, same in enumerate(together.values(), 1):
         settings = shown({key: same[0].settings[key] for key in varied})
         if those := tuple(runs[cell.name] for cell in same if cell.name in runs):
             groups.append(Group(str(number), settings, those))
-    return groups
+    scores = {name for run in runs.values() for done in run.facts.rounds for name in done.central}
+    found = compared(groups, select if select in scores else "")
+    missing = len(cells) - len(finished)
+    remarks = [f"Of {len(cells)} runs, {missing} have no result."] if missing else []
+    if select:
+        remarks.append(_chosen(found, select))
+    return replace(found, heading="cell", remarks=tuple(remarks))
 
 
 def best_of(comparison: Comparison, select: str) -> Group | None:
@@ -69,9 +58,13 @@ def best_of(comparison: Comparison, select: str) -> Group | None:
         comparison: of the cells.
         select: the score; empty: none is selected.
     """
-    tied = _tied(comparison, select)
-    by_epsilon = len(comparison.kinds) == 1
-    return min(tied, key=lambda group: _epsilon(group) if by_epsilon else 0.0, default=None)
+
+    def epsilon(group: Group) -> float:
+        """Return the claimed ε of a group; ∞ if part of its cost is unbounded, and 0 if kinds of ε differ."""
+        costs = (math.inf if cost.epsilon is None else cost.epsilon for cost in group.costs)
+        return sum(costs) if len(comparison.kinds) == 1 else 0.0
+
+    return min(_tied(comparison, select), key=epsilon, default=None)
 
 
 def _tied(comparison: Comparison, select: str) -> list[Group]:
@@ -82,11 +75,6 @@ def _tied(comparison: Comparison, select: str) -> list[Group]:
     scored = [(final.mean, group) for final, group in finals if final and final.count == len(group.runs)]
     best = better(select, [mean for mean, _ in scored]) if scored else None
     return [group for mean, group in scored if mean == best]
-
-
-def _epsilon(group: Group) -> float:
-    """Return the claimed ε of a group; ∞ if part of its cost is unbounded."""
-    return sum(math.inf if cost.epsilon is None else cost.epsilon for cost in group.costs)
 
 
 def _chosen(comparison: Comparison, select: str) -> str:

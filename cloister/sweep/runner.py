@@ -12,7 +12,6 @@ from cloister.core.errors import ConfigError
 from cloister.core.memory import free_memory
 from cloister.core.text import clean
 from cloister.server.stop import Stop
-from cloister.server.times import settle
 from cloister.sweep.cells import Cell
 from cloister.sweep.process import Ended, Process
 
@@ -64,47 +63,33 @@ class Runner:
             with Stop().listening() as stop:
                 while self._waiting or self._running:
                     if stop.asked and not self.stopped:
-                        self._stop()
-                    self._start()
+                        self.stopped = True
+                        self._waiting.clear()
+                        self.told(f"stopped: {len(self._running)} cells are asked to end in order; what is done stays")
+                        for process in self._running:
+                            process.stop()
+                    while self._waiting and len(self._running) < (self.jobs or 1):
+                        self._running.append(Process(self._waiting.popleft(), self.folder))
                     time.sleep(PAUSE)
-                    self._reap()
+                    for process in list(self._running):
+                        if (found := process.ended()) is not None:
+                            self._running.remove(process)
+                            self._note(found)
         finally:
             for process in self._running:
                 process.kill()
 
-    def _stop(self) -> None:
-        self.stopped = True
-        self._waiting.clear()
-        self.told(f"stopped: {len(self._running)} cells are asked to end in order; what is done stays")
-        for process in self._running:
-            process.stop()
-
-    def _start(self) -> None:
-        while self._waiting and len(self._running) < (self.jobs or 1):
-            self._running.append(Process(self._waiting.popleft(), self.folder))
-
-    def _reap(self) -> None:
-        for process in list(self._running):
-            found = process.ended()
-            if found is not None:
-                self._running.remove(process)
-                self._note(found)
-
     def _note(self, found: Ended) -> None:
+        """Record the end of a cell, and tell it with the remaining time, by the mean time of finished cells."""
         self.ended.append(found)
-        if self._hides_times:
-            settle(self.folder)
         if found.code == BUDGET:
             self._waiting.clear()
         if found.code == 0:
             self.jobs = self.jobs or jobs_for(found.peak)
-        self.told(f"{found.cell}: {how_ended(found)}{'' if self._hides_times else self._to_go()}")
-
-    def _to_go(self) -> str:
-        """Return the remaining time, estimated from the mean time of finished cells."""
-        left = len(self._waiting) + len(self._running)
+        left = 0 if self._hides_times else len(self._waiting) + len(self._running)
         each = sum(found.seconds for found in self.ended) / len(self.ended)
-        return f"; {left} to go, about {duration(left * each / max(1, self.jobs))}" if left else ""
+        to_go = f"; {left} to go, about {duration(left * each / max(1, self.jobs))}" if left else ""
+        self.told(f"{found.cell}: {how_ended(found)}{to_go}")
 
 
 def how_ended(found: Ended) -> str:

@@ -4,7 +4,6 @@ import ast
 import re
 from itertools import pairwise
 
-import pytest
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore import utils
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, HEAD_BODY_DIVIDER
@@ -93,10 +92,13 @@ def test_the_database_has_ids_as_flower_stores_them():
     assert failures([0, 1, 2**63 - 1, 2**63, 2**64 - 1], check) == []
 
 
-@pytest.mark.parametrize("home", [None, "", "/srv/flower"])
-def test_the_folder_of_settings_is_flowers(monkeypatch, home):
-    if home is None:
-        monkeypatch.delenv("FLWR_HOME", raising=False)
-    else:
-        monkeypatch.setenv("FLWR_HOME", home)
-    assert flower_home() == utils.get_flwr_home()
+def test_the_folder_of_settings_is_flowers(monkeypatch):
+    def check(home):
+        if home is None:
+            monkeypatch.delenv("FLWR_HOME", raising=False)
+        else:
+            monkeypatch.setenv("FLWR_HOME", home)
+        assert flower_home() == utils.get_flwr_home()
+
+    cases = [None, "", "/srv/flower"]
+    assert failures(cases, check) == []

@@ -6,16 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from cloister.core.files import LARGEST_TEXT, atomic_path, coarse_mtime, read_npz, read_text, write_npz
-
-
-def test_a_coarse_time_is_that_of_the_day_and_of_the_same_day(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    path.write_text("x")
-    os.utime(path, ns=(1_700_000_000_123_456_789, 1_700_000_000_123_456_789))  # 2023-11-14, 22:13:20 UTC
-    coarse_mtime(path)
-    assert path.stat().st_mtime_ns == path.stat().st_atime_ns == 1_699_920_000 * 10**9
-    assert path.read_text() == "x"
+from cloister.core.files import LARGEST_TEXT, atomic_path, read_npz, read_text, write_npz
 
 
 def test_arrays_take_no_more_memory_than_their_file(tmp_path):

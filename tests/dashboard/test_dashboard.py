@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.core.errors import FederationError
-from cloister.core.files import coarse_mtime
 from cloister.dashboard.serving import HEADERS, Guard, application
 from cloister.dashboard.views import KEPT, CachedView
 from cloister.privacy.accounting.budget import PrivacyBudget
@@ -232,10 +231,10 @@ def test_a_superlink_that_does_not_answer(tmp_path, client, monkeypatch):
 
 
 def secret_run(place, **more):
-    """A run under way whose cohorts and times are secret: files know the day alone, and no line has counts."""
+    """A run under way whose cohorts and times are secret: its configuration says so, and no line has counts."""
     write_run(place, rounds=[line(number, secret=True) for number in range(3)], **RUNNING, **more)
-    for path in place.iterdir():
-        coarse_mtime(path)
+    config = place / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hides-times": True}))
     return place
 
 

@@ -17,7 +17,7 @@ from flwr.superlink import cli as superlink_cli
 from flwr.superlink.grid import http_grid
 
 from cloister.deploy import superexec
-from cloister.flower import handshakes
+from cloister.flower import serverapp
 
 WRONG = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"
 LATE = "_ssl.c:989: The handshake operation timed out"
@@ -40,7 +40,7 @@ def cut() -> httpx.TransportError:
 
 
 def test_a_cut_or_slow_handshake_is_no_wrong_certificate(cut):
-    gives_up = handshakes.retrying(make_simple_http_retry_invoker)().should_giveup
+    gives_up = serverapp.retrying(make_simple_http_retry_invoker)().should_giveup
     assert make_simple_http_retry_invoker().should_giveup(cut)
     assert not gives_up(cut)
     assert not gives_up(httpx.ConnectTimeout(LATE))
@@ -70,6 +70,6 @@ def test_an_executor_goes_on_after_a_cut(monkeypatch, cut):
 def asks(monkeypatch, place: ModuleType, part: str, module: ModuleType, error: Exception) -> list[bool]:
     """Put a question in the place of Flower's part: whether a module that connects gives up at an error."""
     asked = []
-    monkeypatch.setattr(module, handshakes.MAKER, getattr(module, handshakes.MAKER))
-    monkeypatch.setattr(place, part, lambda: asked.append(getattr(module, handshakes.MAKER)().should_giveup(error)))
+    monkeypatch.setattr(module, serverapp.MAKER, getattr(module, serverapp.MAKER))
+    monkeypatch.setattr(place, part, lambda: asked.append(getattr(module, serverapp.MAKER)().should_giveup(error)))
     return asked

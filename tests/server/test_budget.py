@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from rich.console import Console
-from support import failures, mostly_slow
+from support import failures
 
 from cloister.client.app import app
 from cloister.client.ledgers import identity_of
@@ -42,7 +42,6 @@ SOUND = {
     "tensorboard": False,
     "num-rounds": 4,
 }
-FINALIZERS = ["fedavg", "fedprox", "fedavgm", "fedopt", "fedadam", "fedyogi", "fedadagrad"]
 
 
 @pytest.fixture(autouse=True)
@@ -106,11 +105,13 @@ def test_the_next_run_on_the_same_data_goes_on_where_the_last_one_stopped(tmp_pa
     ):
         go(tmp_path, privacy__max_epsilon=4.0)
     assert len(first.rounds) > 1 and set(tmp_path.iterdir()) == begun, "no run directory is left behind"
+    with pytest.raises(BudgetExhausted, match=r"max-epsilon = 0\.5 .* earlier runs have left 0 %; use a larger budget"):
+        go(tmp_path, privacy__max_epsilon=0.5)
     third = go(tmp_path, privacy__max_epsilon=4.0, privacy__data_identity="other")
     assert len(third.rounds) == len(first.rounds)
 
 
-@pytest.mark.parametrize("strategy", mostly_slow(FINALIZERS, ["fedavg", "fedavgm", "fedadam"]))
+@pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
 def test_a_calibrated_run_spends_its_budget_and_the_ledger_says_the_same(tmp_path, strategy):
     outcome = go(tmp_path, strategy__name=strategy, privacy__noise_multiplier="auto", privacy__max_epsilon=6.0)
     assert len(outcome.rounds) == 5 and not outcome.stopped
@@ -154,24 +155,18 @@ def test_a_budget_that_was_raised_says_on_what_it_rests(tmp_path):
     )
 
 
-def test_a_budget_below_what_was_spent_before_is_refused(tmp_path):
-    go(tmp_path, num_rounds=2)
-    with pytest.raises(BudgetExhausted, match=r"max-epsilon = 0\.5 .* earlier runs have left 0 %; use a larger budget"):
-        go(tmp_path, privacy__max_epsilon=0.5)
+def test_a_budget_for_what_has_no_guarantee_is_refused(tmp_path):
+    def check(changes, reason):
+        with pytest.raises(ConfigError, match=rf"privacy\.max-epsilon = 5 .*{reason}"):
+            go(tmp_path, privacy__max_epsilon=5.0, **changes)
 
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
+    cases = [
         ({"privacy__server": "metric"}, "distance"),
         ({"privacy__placement": "model"}, "placement"),
         ({"privacy__noise_seed": 3}, "seeded"),
         ({"privacy__noise_multiplier": 0.0}, "no noise"),
-    ],
-)
-def test_a_budget_for_what_has_no_guarantee_is_refused(tmp_path, changes, reason):
-    with pytest.raises(ConfigError, match=rf"privacy\.max-epsilon = 5 .*{reason}"):
-        go(tmp_path, privacy__max_epsilon=5.0, **changes)
+    ]
+    assert failures(cases, check) == []
 
 
 def test_releases_without_a_guarantee_cannot_be_budgeted_afterwards(tmp_path):
@@ -183,7 +178,8 @@ def test_releases_without_a_guarantee_cannot_be_budgeted_afterwards(tmp_path):
 
 
 def test_a_sound_run_after_a_heuristic_one_claims_for_itself_alone(tmp_path):
-    go(tmp_path, privacy__server="metric", num_rounds=1)
+    first = go(tmp_path, privacy__server="metric", num_rounds=1).privacy
+    assert first["status"] == "heuristic" and first["claims"] == [] and first["reasons"]
     facts = go(tmp_path, num_rounds=1).privacy
     assert [claim["scope"] for claim in facts["claims"]] == ["this run"]
     assert facts["ledger"]["holds-releases-without-a-guarantee"]
@@ -192,14 +188,12 @@ def test_a_sound_run_after_a_heuristic_one_claims_for_itself_alone(tmp_path):
 @pytest.mark.slow
 def test_a_run_that_its_releases_ended_early_is_counted_to_its_planned_end(tmp_path):
     """ε of the rounds that there were is no guarantee where what they released decided how many there are."""
-    whole = go(tmp_path, num_rounds=40).privacy["claims"][0]
-    short = go(
-        tmp_path, num_rounds=40, evaluation__patience=1, privacy__noise_multiplier=2.0, privacy__data_identity="b"
-    )
+    whole = Account([Gaussian(2.0)] * 40).epsilon(1e-5, "pld")
+    short = go(tmp_path, num_rounds=40, evaluation__patience=1, privacy__data_identity="b")
     assert short.ended == "as-asked" and short.privacy["rounds"] < 40
     for claim in short.privacy["claims"]:
-        assert claim["epsilon"] == pytest.approx(whole["epsilon"]) and "planned" in claim["counts"]
-    assert "counts" not in whole and ALL_PLANNED in "".join(render(short.statement))
+        assert claim["epsilon"] == pytest.approx(whole) and "planned" in claim["counts"]
+    assert ALL_PLANNED in "".join(render(short.statement))
     again = go(tmp_path, num_rounds=40, evaluation__patience=1, privacy__data_identity="b")
     both = Account([Gaussian(2.0)] * (short.privacy["rounds"] + 40)).epsilon(1e-5, "pld")
     assert again.privacy["claims"][1]["epsilon"] == pytest.approx(both)
@@ -224,6 +218,7 @@ def test_a_sound_run_says_what_it_claims(tmp_path):
     for claim in (run, everything):
         assert claim["unit"] == "client" and claim["relation"] == "add-or-remove" and claim["delta"] == 1e-5
         assert claim["epsilon"] == min(claim["by-accountant"].values()) == claim["by-accountant"]["pld"]
+    assert "counts" not in run
     assert "premises" not in run and [one["name"] for one in everything["premises"]] == ["unchosen"]
     assert [UNCHOSEN.sentence in line for line in render(outcome.statement)[2:4]] == [False, True]
     assert facts["ledger"]["head"] == ledger_of(tmp_path).head and facts["ledger"]["releases-of-this-run"] == 2
@@ -276,11 +271,6 @@ def test_an_adaptive_clip_pays_for_its_bits(tmp_path):
     go(tmp_path, privacy__clipping="adaptive", privacy__bits_noise_multiplier=4.0)
     multipliers = [entry.event.noise_multiplier for entry in ledger_of(tmp_path).entries]
     assert multipliers == pytest.approx([1.7888543819998317] * 4)
-
-
-def test_a_heuristic_run_claims_nothing(tmp_path):
-    facts = go(tmp_path, privacy__server="metric", num_rounds=1).privacy
-    assert facts["status"] == "heuristic" and facts["claims"] == [] and facts["reasons"]
 
 
 def test_a_private_distance_is_accounted_for_at_the_least_noise_it_can_have(tmp_path):
@@ -395,10 +385,10 @@ def lines(path):
     return path.read_text().splitlines()
 
 
-@pytest.mark.parametrize(("population", "says"), [(3, "registers the nodes"), (5, "4 nodes are connected after")])
-def test_a_population_is_all_nodes_and_no_others(tmp_path, population, says):
-    with pytest.raises(FederationError, match=says):
-        go(tmp_path, privacy__population=population, node_timeout=0.2, strategy__min_nodes=1)
+def test_a_population_is_all_nodes_and_no_others(tmp_path):
+    for population, says in ((3, "registers the nodes"), (5, "4 nodes are connected after")):
+        with pytest.raises(FederationError, match=says):
+            go(tmp_path, privacy__population=population, node_timeout=0.2, strategy__min_nodes=1)
 
 
 def test_a_run_that_breaks_off_claims_the_round_that_was_released(tmp_path):
@@ -406,10 +396,10 @@ def test_a_run_that_breaks_off_claims_the_round_that_was_released(tmp_path):
     from cloister.server import loop
 
     class Broken(loop.RoundLoop):
-        def _federated(self, number, arrays):
+        def _evaluate_on_clients(self, number):
             if number == 3:
                 raise KeyboardInterrupt
-            return super()._federated(number, arrays)
+            return super()._evaluate_on_clients(number)
 
     private = {"privacy.server": "metric", "privacy.distance-release": "private", "output-dir": str(tmp_path)}
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -517,11 +507,10 @@ def test_a_node_knows_its_data_however_the_path_is_written(tmp_path, monkeypatch
     assert identity_of(node_of({"data-path": "data.npz", "data-identity": "ward-7"}), "mnist") == "ward-7"
 
 
-@pytest.mark.parametrize("promise", [[], "much"])
-def test_a_node_takes_no_part_where_the_promise_cannot_be_read(tmp_path, promise):
+def test_a_node_takes_no_part_where_the_promise_cannot_be_read(tmp_path):
     def lied_to(message, context):
         if context.node_id == 2:
-            told = ConfigRecord({**message.content.config_records[CONFIG], PROMISE: promise})
+            told = ConfigRecord({**message.content.config_records[CONFIG], PROMISE: "much"})
             message.content = RecordDict({**message.content, CONFIG: told})
         return app(message, context)
 
@@ -532,16 +521,17 @@ def test_a_node_takes_no_part_where_the_promise_cannot_be_read(tmp_path, promise
     assert not (tmp_path / "node-1").exists() and len(node_entries(tmp_path, 0)) == 1
 
 
-@pytest.mark.parametrize("key", ["max-epsilon", "target-delta"])
-def test_a_nodes_budget_must_be_a_number(tmp_path, key, caplog):
-    outcome = federated(tmp_path, nodes(tmp_path, n1={key: "little"}), **{"num-rounds": 1})
+def test_a_nodes_budget_must_be_a_number(tmp_path, caplog):
+    wrong = {"max-epsilon": "little", "target-delta": "little"}
+    outcome = federated(tmp_path, nodes(tmp_path, n1=wrong), **{"num-rounds": 1})
     (rejection,) = outcome.rounds[1].measured.rejected
     assert "NodeConfigError: details are in the log of the node" in rejection.detail
-    assert f"{key} = 'little' is not valid: it must be a valid number" in caplog.text
+    for key in wrong:
+        assert f"{key} = 'little' is not valid: it must be a valid number" in caplog.text
     assert not (tmp_path / "node-1").exists() and "little" not in rejection.detail
 
 
-ODD = ["much", 3.0, ["{" * 999], ["[" * 999], ["null"], [b"{}"]]
+ODD = [[], "much", 3.0, ["{" * 999], ["[" * 999], ["null"], [b"{}"]]
 ODD_EVENTS = (
     {"kind": "gaussian", "noise_multiplier": -1.0},
     {"kind": "gaussian", "noise_multiplier": float("nan")},

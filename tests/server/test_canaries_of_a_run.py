@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from support import failures
 
 from cloister.audits.canaries import canary_bounds
 from cloister.config.run import parse
@@ -85,17 +86,26 @@ def test_a_run_without_them_has_nothing_to_bound(tmp_path):
         canary_bounds(go(tmp_path, canaries=0)[0])
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"coins": [1], "scores": [2, 3], "guesses": 0, "rounds": 1}'])
-def test_a_broken_file_is_no_bound(tmp_path, content):
-    (tmp_path / "canaries.json").write_text(content)
-    (tmp_path / "privacy.json").write_text('{"claims": []}')
-    with pytest.raises(ConfigError):
-        canary_bounds(tmp_path)
+def test_a_broken_file_is_no_bound(tmp_path):
+    def check(content):
+        (tmp_path / "canaries.json").write_text(content)
+        (tmp_path / "privacy.json").write_text('{"claims": []}')
+        with pytest.raises(ConfigError):
+            canary_bounds(tmp_path)
+
+    cases = ["", "{}", '{"coins": [1], "scores": [2, 3], "guesses": 0, "rounds": 1}']
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
+def test_they_are_refused_where_they_do_not_fit():
+    def check(keys, reason):
+        settings = {"task.model": "softmax", "privacy.server": "global-dp", "privacy.noise-multiplier": 0.5}
+        if keys.get("privacy.server") in ("none", "laplace-clustering"):
+            del settings["privacy.noise-multiplier"]
+        with pytest.raises(ConfigError, match=reason):
+            build(parse(settings | {"privacy.canaries": 60} | keys))
+
+    cases = [
         ({"privacy.server": "none"}, r"privacy\.canaries = 60 has no effect with privacy\.server = 'none'"),
         ({"privacy.server": "laplace-clustering"}, r"has no effect with privacy\.server = 'laplace-clustering'"),
         ({"privacy.server": "metric"}, "would decide the distance"),
@@ -107,11 +117,5 @@ def test_a_broken_file_is_no_bound(tmp_path, content):
         ({"privacy.client": "gaussian"}, r"privacy\.canaries = 60 contradicts privacy\.client = 'gaussian'"),
         ({"privacy.client": "dp-sgd"}, r"privacy\.canaries = 60 contradicts privacy\.client = 'dp-sgd'"),
         ({"privacy.canaries": -1}, r"privacy\.canaries = -1 is not valid"),
-    ],
-)
-def test_they_are_refused_where_they_do_not_fit(keys, reason):
-    settings = {"task.model": "softmax", "privacy.server": "global-dp", "privacy.noise-multiplier": 0.5}
-    if keys.get("privacy.server") in ("none", "laplace-clustering"):
-        del settings["privacy.noise-multiplier"]
-    with pytest.raises(ConfigError, match=reason):
-        build(parse(settings | {"privacy.canaries": 60} | keys))
+    ]
+    assert failures(cases, check) == []

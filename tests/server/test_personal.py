@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from rich.console import Console
-from support import random_models
+from support import failures, random_models
 
 from cloister.client.app import app
 from cloister.client.choice import best
@@ -62,7 +62,7 @@ def kinds(heard, kind):
 
 
 class TestSpecialCases:
-    @pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedyogi", "fedmedian"])
+    @pytest.mark.parametrize("strategy", ["fedyogi", "fedmedian"])
     def test_one_hypothesis_without_noise_is_the_strategy_itself(self, tmp_path, strategy):
         common = {"strategy.name": strategy, "num-rounds": 3, "strategy.fraction-train": 0.5}
         one = go(tmp_path, common | CLUSTERS | {"privacy.clusters": 1}, 8)
@@ -111,13 +111,13 @@ class TestChoice:
         assert best(model, hypotheses, task, examples) == 1
         np.testing.assert_array_equal(model.arrays()["linear/kernel"], [4, 1])
 
-    @pytest.mark.parametrize("bad", [np.nan, np.inf])
-    def test_one_that_has_diverged_suits_nobody(self, bad):
+    def test_one_that_has_diverged_suits_nobody(self):
         task = TASKS.load("linear")(TaskConfig(name="linear"))
-        hypotheses = [{"linear/kernel": np.array(theta, np.float32)} for theta in ([bad, 0], [9, 9])]
         examples = Examples(np.ones((3, 2), np.float32), np.zeros(3, np.float32))
-        with np.errstate(invalid="ignore"):
-            assert best(task.build(), hypotheses, task, examples) == 1
+        for bad in (np.nan, np.inf):
+            hypotheses = [{"linear/kernel": np.array(theta, np.float32)} for theta in ([bad, 0], [9, 9])]
+            with np.errstate(invalid="ignore"):
+                assert best(task.build(), hypotheses, task, examples) == 1
 
     def test_the_server_scores_each_owner_with_the_hypothesis_that_suits_it(self):
         plan = build(parse(LINEAR | CLUSTERS))
@@ -232,20 +232,20 @@ class TestStopping:
                 return number, stopping
         return None, stopping
 
-    @pytest.mark.parametrize(
-        ("losses", "stops", "best"),
-        [
+    def test_the_best_round_is_kept_and_patience_counts_evaluations(self):
+        def check(losses, stops, best):
+            stopped, stopping = self.observed(losses)
+            assert stopped == stops and stopping.best_round == best
+
+        cases = [
             ([3, 2, 1, 0.5], None, 4),
             ([3, 2, 2.5, 2.2, 1], 4, 2),
             ([3, 2, 2, 2, 1], 4, 2),
             ([3, 4, 2, 4, 5], 5, 3),
             ([3, None, 4, None, 2, None], None, 5),
             ([3, float("nan"), float("nan")], 3, 1),
-        ],
-    )
-    def test_the_best_round_is_kept_and_patience_counts_evaluations(self, losses, stops, best):
-        stopped, stopping = self.observed(losses)
-        assert stopped == stops and stopping.best_round == best
+        ]
+        assert failures(cases, check) == []
 
     def test_what_came_before_its_first_round_does_not_count(self):
         stopped, stopping = self.observed([1, 9, 9, 5, 4, 6, 6], first_round=4)
@@ -281,7 +281,7 @@ class TestStopping:
         """Not even in rounds in which none of them answers."""
         scores = Scores([0.0])
         monkeypatch.setattr("cloister.server.run.CentralEvaluation", lambda *_: scores)
-        monkeypatch.setattr("cloister.server.loop.RoundLoop._federated", lambda *_: {})
+        monkeypatch.setattr("cloister.server.loop.RoundLoop._evaluate_on_clients", lambda *_: {})
         settings = {"num-rounds": 6, "evaluation.patience": 2, "evaluation.held-out-clients": 0.25}
         assert len(go(tmp_path, CLUSTERS | settings).rounds) == 7
 

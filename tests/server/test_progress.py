@@ -23,7 +23,7 @@ from cloister.server.reports.progress import SHOWN, Board, Screen
 from cloister.server.run import run
 from cloister.server.sites import Sites
 from cloister.server.stragglers import PatientGrid
-from cloister.server.watching import nobody
+from cloister.server.watching import noop
 
 QUICK = {"task.model": "softmax", "num-rounds": 2, "tensorboard": False, "client.local-epochs": 1, "seed": 3}
 GLOBAL = {"privacy.server": "global-dp", "privacy.noise-multiplier": 1.0}
@@ -177,10 +177,10 @@ def test_nothing_is_drawn_where_it_would_tell_of_a_draw(tmp_path, settings, draw
     narrator = Narrator(2, terminal.console())
     narrator.begin(build(parse(QUICK | settings | {"output-dir": str(tmp_path)})))
     with narrator.live(grid, Sites()):
-        assert (grid.watch is not nobody) is drawn
+        assert (grid.watch is not noop) is drawn
         grid.watch(1, "training")
         narrator.note("paused")
-    assert ("node 1  training" in terminal.getvalue()) is drawn and grid.watch is nobody
+    assert ("node 1  training" in terminal.getvalue()) is drawn and grid.watch is noop
 
 
 @pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
@@ -197,7 +197,7 @@ def test_lines_of_json_are_never_drawn_over(tmp_path):
 
 
 def test_a_run_that_breaks_off_leaves_the_terminal_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr("cloister.server.loop.RoundLoop._round", lambda *_: 1 / 0)
+    monkeypatch.setattr("cloister.server.loop.RoundLoop.run_round", lambda *_, **__: 1 / 0)
     terminal = Terminal()
     narrator = Narrator(2, terminal.console())
     with pytest.raises(ZeroDivisionError):

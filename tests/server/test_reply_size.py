@@ -87,5 +87,5 @@ class TestHowLargeAReplyBecomes:
     def test_follows_the_model_of_the_run(self, monkeypatch):
         monkeypatch.setattr(running, "MAXIMUM", maximum := MaximumSize())
         loop = SimpleNamespace(run=lambda *_: None)
-        running._driven(loop, ArrayRecord({"w": Array(np.zeros(8, np.float32))}), 1)
+        running.run_rounds(loop, ArrayRecord({"w": Array(np.zeros(8, np.float32))}), 1)
         assert maximum.arrays == FACTOR * 32 + SLACK + FACTOR * (len(Array(np.zeros(8, np.float32)).data) - 32)

@@ -27,7 +27,6 @@ from resumed import (
     stopped_after,
 )
 from rich.console import Console
-from support import mostly_slow
 
 from cloister.client.app import app
 from cloister.config.run import parse
@@ -37,15 +36,14 @@ from cloister.privacy.claims.words import render
 from cloister.server.progress import Progress
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.rundir import RunDirectory
-from cloister.server.resume import Earlier, remember
+from cloister.server.resume import ResumedRun, remember
 from cloister.server.run import run
 from cloister.strategies import STRATEGIES
 from cloister.strategies.fedopt import FedYogi
 from cloister.strategies.sampling import HeldOut
 
 CASES = {
-    "yogi": {"strategy.name": "fedyogi", "strategy.fraction-train": 0.5},
-    "momentum": {"strategy.name": "fedavgm", "keep-checkpoints": 1},
+    "moments": {"strategy.name": "fedyogi", "strategy.fraction-train": 0.5, "keep-checkpoints": 1},
     "patience": {"client.learning-rate": 0.9, "evaluation.patience": 2, "num-rounds": 6},
     "hypotheses": {"privacy.server": "laplace-clustering", "strategy.name": "fedadam"},
 }
@@ -73,14 +71,13 @@ class TestWithoutNoise:
             assert (resumed.ended, resumed.stopped) == (whole.ended, whole.stopped)
         assert bool(whole.stopped) == ("evaluation.patience" in settings)
 
-    @pytest.mark.parametrize("case", mostly_slow(["yogi", "patience"], ["patience"]))
-    def test_killed_at_some_instants(self, tmp_path, case):
-        self.assert_goes_on(tmp_path, CASES[case], every=13)
+    def test_killed_at_some_instants(self, tmp_path):
+        self.assert_goes_on(tmp_path, CASES["patience"], every=13)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("case", CASES)
-    def test_killed_at_any_instant(self, tmp_path, case):
-        self.assert_goes_on(tmp_path, CASES[case], every=1)
+    @pytest.mark.parametrize(("case", "every"), [("moments", 1), ("patience", 2), ("hypotheses", 2)])
+    def test_killed_at_any_instant(self, tmp_path, case, every):
+        self.assert_goes_on(tmp_path, CASES[case], every)
 
 
 class Remembering(FedYogi):
@@ -130,11 +127,10 @@ class TestPlugins:
         with pytest.raises(ConfigError, match="strategy FedYogi does not say"):
             resume(tmp_path)
 
-    @pytest.mark.parametrize("name", STRATEGIES.names())
-    def test_all_of_ours_have_hooks(self, name):
+    def test_all_of_ours_have_hooks(self):
         from cloister.core.state import declares_state
 
-        assert declares_state(STRATEGIES.load(name)())
+        assert [name for name in STRATEGIES.names() if not declares_state(STRATEGIES.load(name)())] == []
 
 
 class TestWhatGoesOn:
@@ -184,7 +180,7 @@ class TestWhatGoesOn:
 
     @pytest.mark.parametrize(
         ("place", "error"),
-        [("Progress.save", KeyboardInterrupt), ("Progress.save", ValueError), ("_statement", MemoryError)],
+        [("Progress.save", KeyboardInterrupt), ("_statement", MemoryError)],
     )
     def test_whatever_ends_a_run_takes_away_who_was_drawn(self, tmp_path, monkeypatch, place, error):
         seen = []
@@ -230,13 +226,12 @@ class TestWhatGoesOn:
         shown = [line.split(" at δ")[0].strip() for line in render(outcome.statement) if line.startswith("  ε")]
         assert ("ε ≤ 9" in shown) == told[3].startswith("  ε ≤ 9,") == bool(budget)
 
-    @pytest.mark.parametrize("sampling", [pytest.param("fixed", marks=pytest.mark.slow), "poisson"])
     @pytest.mark.slow
-    def test_the_curves(self, tmp_path, sampling):
-        """A round that was made again is one point of each curve, where the times of files are hidden too."""
+    def test_the_curves(self, tmp_path):
+        """A round that was made again is one point of each curve, though both files name the same day alone."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        folder, _, deaths = died(tmp_path, PRIVATE | {"tensorboard": True, "strategy.sampling": sampling})
+        folder, _, deaths = died(tmp_path, PRIVATE | {"tensorboard": True, "strategy.sampling": "poisson"})
         deaths.at(max(i for i in range(deaths.count) if state_round(deaths.store / str(i)) == 1))
         board = folder / "r" / "tensorboard"
         assert self.steps(EventAccumulator(str(board))) == [1, 2], "the curve was ahead of the state"
@@ -261,10 +256,9 @@ def test_a_run_directory_given_to_the_app_itself(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_processes_that_are_killed_at_random(tmp_path, seed):
+def test_processes_that_are_killed_at_random(tmp_path):
     """`kill -9`, again and again, until one comes through: the model is that of a run that nobody disturbed."""
-    rng = random.Random(seed)
+    rng = random.Random(1)
     settings = LINEAR | {"strategy.name": "fedadam", "num-rounds": 60, "evaluation.patience": 50}
     whole = go(tmp_path / "whole", settings)
     folder = tmp_path / "killed"
@@ -320,7 +314,7 @@ class TestMemories:
     def remembered(self, tmp_path, held_out=None):
         """A run that broke off after round 5, and was resumed before; its four nodes, after this one was resumed."""
         directory = RunDirectory(tmp_path)
-        earlier = Earlier(directory, parse(LINEAR), 1, (2,), Progress(5, ArrayRecord(), {}))
+        earlier = ResumedRun(directory, parse(LINEAR), 1, (2,), Progress(5, ArrayRecord(), {}))
         grid = LocalGrid.simulated(app, parse(LINEAR).flat(), CLIENTS)
         remember(grid, earlier, held_out and held_out.split, secret=True)
         return grid.memories()

@@ -30,9 +30,14 @@ class TestRefusals:
         stopped_after(folder, PRIVATE, 1)
         return folder
 
-    @pytest.mark.parametrize(
-        ("key", "value", "before"),
-        [
+    def test_of_what_would_be_another_run(self, stopped):
+        def check(key, value, before):
+            config = parse(settings_of(stopped / "r") | {key: value})
+            with pytest.raises(ConfigError, match=f"^{key} = {value!r} differs from {before}") as caught:
+                run(LocalGrid.simulated(app, config.flat(), CLIENTS), config, clients=CLIENTS)
+            assert "with which the run began" in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+        cases = [
             ("task.name", "digits", "'linear'"),
             ("seed", 2, "1"),
             ("strategy.name", "fedavgm", "'fedavg'"),
@@ -43,24 +48,19 @@ class TestRefusals:
             ("evaluation.every", 2, "1"),
             ("client.learning-rate", 0.5, "'auto'"),
             ("output-dir", "elsewhere", "'"),
-        ],
-    )
-    def test_of_what_would_be_another_run(self, stopped, key, value, before):
-        config = parse(settings_of(stopped / "r") | {key: value})
-        with pytest.raises(ConfigError, match=f"^{key} = {value!r} differs from {before}") as caught:
-            run(LocalGrid.simulated(app, config.flat(), CLIENTS), config, clients=CLIENTS)
-        assert "with which the run began" in str(caught.value) and len(str(caught.value).splitlines()) == 1
+        ]
+        assert failures(cases, check) == []
 
-    @pytest.mark.parametrize(
-        ("settings", "says"),
-        [
+    def test_of_another_length(self, stopped):
+        def check(settings, says):
+            with pytest.raises(ConfigError, match=says):
+                resume(stopped, settings)
+
+        cases = [
             ({"num-rounds": 2}, "num-rounds = 2 is fewer than the 3"),
             ({"num-rounds": 4}, "num-rounds = 4 contradicts the claim of the run that is resumed, which had 3"),
-        ],
-    )
-    def test_of_another_length(self, stopped, settings, says):
-        with pytest.raises(ConfigError, match=says):
-            resume(stopped, settings)
+        ]
+        assert failures(cases, check) == []
 
     def test_of_another_number_of_clients(self, stopped):
         with pytest.raises(ConfigError, match="clients = 5 differs from 4"):

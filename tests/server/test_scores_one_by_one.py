@@ -58,7 +58,14 @@ def test_one_is_gone_before_the_next_is_made():
     assume_run()
     grid = Grid()
     loop = RoundLoop(
-        grid=grid, strategy=Strategy(), score=None, observers=[], public={}, timeout=60.0, judged_by_clients=True
+        grid=grid,
+        strategy=Strategy(),
+        model=MODEL,
+        score=None,
+        observers=[],
+        public={},
+        timeout=60.0,
+        judged_by_clients=True,
     )
-    assert loop._federated(1, MODEL) == {"loss": (NODES + 1) / 2}
+    assert loop._evaluate_on_clients(1) == {"loss": (NODES + 1) / 2}
     assert len(grid.made) == NODES and grid.most <= 2

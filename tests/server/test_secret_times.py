@@ -1,15 +1,12 @@
-"""Nothing that a run leaves behind tells how long a round took, where a draw is accounted for."""
+"""Nothing that a run tells others says how long a round took, where a draw is accounted for."""
 
 import io
 import json
-import os
 import random
 import re
 import time
-import zipfile
 from itertools import count
 
-import numpy as np
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -20,8 +17,8 @@ from cloister.core.files import DAY
 from cloister.local.grid import LocalGrid
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
+from cloister.server.reports.status import run_state
 from cloister.server.run import run
-from cloister.server.times import settle, settle_archive
 
 ROUNDS = 8
 POISSON = {
@@ -85,19 +82,15 @@ def test_a_secret_cohort_leaves_no_times(tmp_path, monkeypatch, kind):
     assert len(set(sizes)) > 1
     assert not MOMENT.search(said.replace(str(tmp_path), ""))
     for path in outcome.directory.path.rglob("*"):
-        # What was there before the first draw is no secret.
-        assert path.name == "config.json" or os.stat(path).st_mtime % DAY == 0, path.name
         if path.suffix in (".json", ".jsonl", ".html") and path.name not in ("config.json", "ledger.jsonl"):
             assert not MOMENT.search(path.read_text()), path.name
-        if path.suffix == ".npz":
-            assert {entry.date_time[3:] for entry in zipfile.ZipFile(path).infolist()} == {(0, 0, 0)}
     page = (outcome.directory.path / "report.html").read_text()
     assert "drawn in secret" in page and "replies</th>" not in page
     (events,) = (outcome.directory.path / "tensorboard").iterdir()
     assert int(events.name.split(".")[3]) % DAY == 0
     assert {event.wall_time % DAY for event in EventFileLoader(str(events)).Load()} == {0}
-    assert os.stat(outcome.directory.path).st_mtime % DAY == 0
-    assert os.stat(outcome.plan.budget.ledger.path).st_mtime % DAY == 0
+    state = run_state(outcome.directory.path)
+    assert state.hides_times and state.seconds is None and state.written % DAY == 0
 
 
 def test_all_messages_of_a_round_say_the_same_time(tmp_path):
@@ -154,7 +147,7 @@ def test_where_no_draw_is_accounted_for_operators_are_told_how_long_it_took(tmp_
     lines = [json.loads(line) for line in said.splitlines()]
     assert all("seconds" in line for line in lines if line["event"] == "round" and line["round"])
     assert all(re.fullmatch(r"[\d-]{10}T[\d:]{8}Z", line["time"]) for line in lines)
-    assert os.stat(outcome.directory.path / "rounds.jsonl").st_mtime % DAY
+    assert not run_state(outcome.directory.path).hides_times
 
 
 @pytest.mark.slow
@@ -165,39 +158,3 @@ def test_batches_that_are_drawn_on_clients_leave_no_times_either(tmp_path, monke
     outcome, said, _ = go(tmp_path, monkeypatch, Narrator, dp_sgd)
     assert outcome.plan.hides_times and not MOMENT.search(said.replace(str(tmp_path), ""))
     assert "seconds" not in _rounds(outcome) and '"accepted"' in _rounds(outcome)
-
-
-def test_the_model_of_a_network_forgets_when_it_was_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr("test_secret_times.app", _failing)
-    outcome, _, _ = go(tmp_path, monkeypatch, Narrator, {"task.model": "mlp", "num-rounds": 1, "tensorboard": False})
-    with zipfile.ZipFile(outcome.directory.path / "model.keras") as archive:
-        assert ":" not in json.loads(archive.read("metadata.json"))["date_saved"]
-        assert {entry.date_time[3:] for entry in archive.infolist()} == {(0, 0, 0)}
-    model = outcome.plan.task.build()
-    model.load(outcome.directory.path / "model.keras")
-    for name, array in outcome.arrays.items():
-        np.testing.assert_array_equal(model.arrays()[name], array.numpy())
-
-
-def test_a_saved_keras_model_forgets_when(tmp_path):
-    path = tmp_path / "model.keras"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("metadata.json", json.dumps({"keras_version": "3", "date_saved": "2026-01-01@10:11:12"}))
-        archive.writestr("weights", np.arange(3).tobytes())
-    settle_archive(path)
-    with zipfile.ZipFile(path) as archive:
-        assert archive.read("weights") == np.arange(3).tobytes()
-        assert ":" not in json.loads(archive.read("metadata.json"))["date_saved"]
-        assert json.loads(archive.read("metadata.json"))["keras_version"] == "3"
-        assert {entry.date_time[3:] for entry in archive.infolist()} == {(0, 0, 0)}
-
-
-def test_links_are_settled_and_not_what_they_lead_to(tmp_path):
-    (tmp_path / "mine").write_text("")
-    os.utime(tmp_path / "mine", (12345, 12345))
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "link").symlink_to(tmp_path / "mine")
-    (tmp_path / "r" / "nowhere").symlink_to(tmp_path / "none")
-    settle(tmp_path / "r")
-    assert (tmp_path / "mine").stat().st_mtime == 12345
-    assert (tmp_path / "r" / "link").lstat().st_mtime % DAY == 0

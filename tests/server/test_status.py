@@ -1,7 +1,6 @@
 """What `cloister status` reads from a run directory and from Flower's answers."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -17,6 +16,7 @@ from cloister.deploy.warm import meeting
 from cloister.local.simulation import simulate
 from cloister.server.reports import status
 from cloister.server.reports.console import Narrator
+from cloister.server.reports.rundir import RunDirectory
 
 SETTINGS = {
     "task.model": "softmax",
@@ -56,25 +56,25 @@ def test_a_run_under_way_whose_last_line_is_not_whole(output, tmp_path):
     assert (state.round, state.ended, state.state) == (1, False, "dead")
 
 
-def test_a_run_that_hides_when_it_began_is_newer_than_one_of_the_same_morning(tmp_path):
-    day = 1_767_225_600
-    for name, begun, time in (("a", day + 90, day + 90), ("b", day + 99, day), ("c", day + 80, day)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"begun": begun}))
-        os.utime(tmp_path / name / "config.json", (time, time))
-    assert status.newest_run(tmp_path).name == "b"
-    (tmp_path / "b" / "config.json").write_text("[]")
-    os.utime(tmp_path / "b" / "config.json", (day, day))
-    assert status.newest_run(tmp_path).name == "a"
-
-
 def test_a_run_whose_cohorts_are_secret(tmp_path):
     """How many were drawn and replied is not written down, so it cannot be shown."""
     poisson = {"strategy.sampling": "poisson", "strategy.fraction-train": 0.9}
     simulate(SETTINGS | poisson | {"output-dir": str(tmp_path), "run-name": "a"}, 5, Narrator(2, Console(quiet=True)))
     state = status.run_state(tmp_path / "a")
     assert state.replies is None and state.rejected == () and state.round == 2
+    assert state.hides_times and not state.written % 86_400
     assert not any("replies" in line for line in status.told(state, None))
+
+
+def test_a_run_under_way_that_cannot_be_read_is_taken_for_one_that_hides_its_progress(tmp_path):
+    with RunDirectory(tmp_path).held():
+        for content, hidden in (('{"hides-times": true}', True), ("{}", False), ("[]", True), ("{", True)):
+            (tmp_path / "config.json").write_text(content)
+            assert status.hides_progress(tmp_path) == hidden
+        (tmp_path / "config.json").unlink()
+        assert not status.hides_progress(tmp_path)
+    (tmp_path / "config.json").write_text('{"hides-times": true}')
+    assert not status.hides_progress(tmp_path), "its process is gone"
 
 
 def test_the_end_is_what_the_statement_about_privacy_says(output, tmp_path_factory):

@@ -22,7 +22,7 @@ from cloister.local.grid import LocalGrid
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server import evaluation
 from cloister.server.build import build
-from cloister.server.loop import Round, _why_nobody
+from cloister.server.loop import Round, why_no_replies
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 from cloister.server.stop import Stop, StopAsked
@@ -201,7 +201,7 @@ def test_too_few_replies_in_three_rounds_end_the_run(tmp_path):
 def test_why_a_run_ends_does_not_tell_whom_a_secret_draw_hit(secret):
     rejected = (Rejection(7, "error", "disk full"),)
     done = Round(3, measured=Measurements(asked=2, accepted=1, rejected=rejected))
-    told = _why_nobody(3, done, secret)
+    told = why_no_replies(3, done, secret)
     assert "round 3" in told and ("disk full" in told) is not secret and ("(1)" in told) is not secret
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 from reported import line, write_run
+from support import failures
 from typer.testing import CliRunner
 
 from cloister import cli
@@ -89,9 +90,12 @@ class TestFile:
         assert Sweep(written(BASE + "seed = 9\n")).seeds == (9,)
         assert Sweep(written(BASE)).seeds == (0,)
 
-    @pytest.mark.parametrize(
-        ("text", "told"),
-        [
+    def test_what_is_wrong_is_named(self, written):
+        def check(text, told):
+            message = refused(written(text))
+            assert told in message and len(message.splitlines()) == 1 and "s.toml" in message
+
+        cases = [
             ("jobs = 0", "jobs = 0 is not valid"),
             ("seedz = 3", "unknown key 'seedz'"),
             ("seeds = [1, 1]", "a seed is there twice"),
@@ -108,11 +112,8 @@ class TestFile:
             ("grid.num-rounds = [[1]]", "it must be a list of different values"),
             ("grid = 1 1", "is no TOML"),
             ("base = '~nobody-of-that-name/run.toml'", "there is no file at"),
-        ],
-    )
-    def test_what_is_wrong_is_named(self, written, text, told):
-        message = refused(written(text))
-        assert told in message and len(message.splitlines()) == 1 and "s.toml" in message
+        ]
+        assert failures(cases, check) == []
 
     def test_one_that_is_not_there(self, tmp_path):
         result = CliRunner().invoke(cli.app, ["sweep", str(tmp_path / "absent.toml")])
@@ -410,13 +411,14 @@ class TestRuns:
 
 
 class TestJobs:
-    @pytest.mark.parametrize(
-        ("free", "processors", "jobs"), [(100, 8, 2), (24, 8, 1), (1, 8, 1), (100, 1, 1), (0, 8, 1)]
-    )
-    def test_as_memory_allows(self, monkeypatch, free, processors, jobs):
-        monkeypatch.setattr(runner, "free_memory", lambda: free)
-        monkeypatch.setattr(runner.os, "cpu_count", lambda: processors)
-        assert jobs_for(10) == jobs
+    def test_as_memory_allows(self, monkeypatch):
+        def check(free, processors, jobs):
+            monkeypatch.setattr(runner, "free_memory", lambda: free)
+            monkeypatch.setattr(runner.os, "cpu_count", lambda: processors)
+            assert jobs_for(10) == jobs
+
+        cases = [(100, 8, 2), (24, 8, 1), (1, 8, 1), (100, 1, 1), (0, 8, 1)]
+        assert failures(cases, check) == []
 
     def test_without_a_measure_one_at_a_time(self):
         assert jobs_for(0) == 1
@@ -436,9 +438,12 @@ class TestJobs:
         conducted(written(NOISY))
         assert len(seen) == 8 and seen[:2] == [1, 1] and seen[2] == max(seen) == 2
 
-    @pytest.mark.parametrize(("seconds", "told"), [(12, "12 s"), (600, "10 min"), (7200, "2.0 h")])
-    def test_durations(self, seconds, told):
-        assert duration(seconds) == told
+    def test_durations(self):
+        def check(seconds, told):
+            assert duration(seconds) == told
+
+        cases = [(12, "12 s"), (600, "10 min"), (7200, "2.0 h")]
+        assert failures(cases, check) == []
 
     def test_the_time_left_is_told(self, written, fake):
         _, told = conducted(written(NOISY.replace("seeds = 2", "seeds = 2\njobs = 1")))

@@ -7,7 +7,7 @@ import time
 from threading import Thread
 
 from cloister.deploy.warm.polling import Polling
-from cloister.flower import command, handshakes
+from cloister.flower import command, serverapp
 from cloister.flower.supernode import fleet_http_connection
 
 LOOK_SECONDS = 0.2
@@ -25,7 +25,7 @@ def main() -> None:
     fastest, slowest = float(sys.argv.pop(1)), float(sys.argv.pop(1))
     sys.argv[0] = "flower-supernode"
     Polling(fastest, slowest).install()
-    handshakes.install(fleet_http_connection)
+    serverapp.install(fleet_http_connection)
     # Without its executor a SuperNode would take messages that no client works on.
     Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     command("flower-supernode")()

@@ -21,7 +21,7 @@ from cloister.server.loop import Round
 from cloister.server.reports.progress import Screen
 from cloister.server.reports.rundir import REPORT, RunDirectory
 from cloister.server.sites import Sites
-from cloister.server.watching import WatchedGrid, nobody
+from cloister.server.watching import WatchedGrid, noop
 
 WIDTH = 110
 
@@ -95,7 +95,7 @@ class Narrator:
             with self.screen.on(self.console):
                 yield
         finally:
-            grid.watch, self.screen = nobody, None
+            grid.watch, self.screen = noop, None
 
     def resuming(self, last: Round, plan: Plan, epsilon: float | None) -> None:
         """Print the round of the resume, and the meaning of each later ε.

@@ -1,6 +1,7 @@
 """Log of a run for a log collector, as one JSON object a line."""
 
 import json
+import time
 
 from cloister.config.run import changed, shown
 from cloister.privacy.claims.claim import Claim, Statement
@@ -8,10 +9,9 @@ from cloister.privacy.claims.premises import to_json
 from cloister.privacy.claims.record import record
 from cloister.server.build import Plan
 from cloister.server.ending import Ending
-from cloister.server.loop import Round
+from cloister.server.loop import Round, published
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.rundir import RunDirectory
-from cloister.server.times import stamp
 
 
 class JsonNarrator(Narrator):
@@ -81,5 +81,7 @@ class JsonNarrator(Narrator):
         )
 
     def _say(self, event: str, **facts: object) -> None:
-        line = {"time": stamp(self.hides_times), "run": self.run, "event": event, **facts}
+        form = "%Y-%m-%d" if self.hides_times else "%Y-%m-%dT%H:%M:%SZ"
+        moment = time.strftime(form, time.gmtime(published(time.time(), self.hides_times)))
+        line = {"time": moment, "run": self.run, "event": event, **facts}
         self.console.print(json.dumps(line, ensure_ascii=False), soft_wrap=True)

@@ -19,7 +19,6 @@ from cloister.core.arrays import from_record
 from cloister.core.errors import CloisterError, ConfigError
 from cloister.core.files import atomic_path, expanded, read_json, read_text, write_npz
 from cloister.server.build import Plan
-from cloister.server.times import settle
 
 RUNNING = "running"
 """Lock file that the process of a run holds until the process ends, in any way."""
@@ -30,11 +29,13 @@ NAME = "run"
 ROUNDS = "rounds.jsonl"
 SIMULATION = "simulation.json"
 BEGUN = "begun"
-"""Key in `config.json`: start of the run in seconds since 1970; the file's time may be truncated to the day."""
+"""Key in `config.json`: start of the run in seconds since 1970."""
 RESUMED = "resumed-after"
+"""Key in `config.json`: the rounds after which the run was resumed."""
+HIDES_TIMES = "hides-times"
+"""Key in `config.json` of a run whose durations would reveal a draw: what is published of it has no times."""
 SEEN = "draws-are-seen"
 """Fact of a run that has sent messages over a SuperLink by which nodes may learn who is drawn."""
-"""Key in `config.json`: the rounds after which the run was resumed."""
 ANNOUNCED = "CLOISTER_RUN_FILE"
 """Environment variable: a file that receives the path of the run directory."""
 EVALUATION = "evaluation.json"
@@ -55,17 +56,15 @@ class RunDirectory:
 
     Args:
         path: absolute.
-        coarse: whether to truncate the times of its files to the day.
 
     Attributes:
         name: of the run in the ledger; the directory's name at its creation.
     """
 
-    def __init__(self, path: Path, coarse: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
         self.checkpoints = path / "checkpoints"
-        self.coarse = coarse
 
     @classmethod
     def create(cls, plan: Plan, bundle: str = "", clients: int = 0) -> "RunDirectory":
@@ -90,7 +89,7 @@ class RunDirectory:
                 path.mkdir(parents=True)
             else:
                 path = _unnamed(root, config)
-            directory = cls(path, plan.hides_times)
+            directory = cls(path)
             directory.checkpoints.mkdir()
         except OSError as error:
             reason = "it is a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
@@ -137,7 +136,6 @@ class RunDirectory:
             finally:
                 self.make_room()
                 running.unlink(missing_ok=True)
-                self.settle()
 
     def reserve(self, room: int) -> None:
         """Reserve disk space for the end of the run, as long as the lock is held.
@@ -163,11 +161,6 @@ class RunDirectory:
         """Release the reserved disk space for the final files."""
         (self.path / RESERVE).unlink(missing_ok=True)
 
-    def settle(self) -> None:
-        """Truncate the times of all files to the day if times are hidden."""
-        if self.coarse and self.path.is_dir():
-            settle(self.path)
-
     def announce(self) -> None:
         """Write the path of the run for a supervisor, which can then resume it."""
         if place := os.environ.get(ANNOUNCED):
@@ -178,7 +171,6 @@ class RunDirectory:
         """Write a JSON file atomically."""
         with atomic_path(self.path / name) as partial:
             partial.write_text(json.dumps(content, indent=2) + "\n")
-        self.settle()
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the content of a JSON file; empty if it is absent."""
@@ -191,7 +183,6 @@ class RunDirectory:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self.settle()
 
     def checkpoint_path(self, server_round: int) -> Path:
         """Return the path of a round's checkpoint."""
@@ -200,14 +191,12 @@ class RunDirectory:
     def checkpoint(self, server_round: int, arrays: ArrayRecord) -> None:
         """Write the checkpoint of a round."""
         write_npz(self.checkpoint_path(server_round), from_record(arrays))
-        self.settle()
 
     def prune(self, keep: int) -> None:
         """Delete older checkpoints than the newest `keep`; 0 keeps all."""
         saved = sorted(self.checkpoints.glob("round-*.npz"))
         for old in saved[:-keep] if keep else []:
             old.unlink()
-        self.settle()
 
     def cut(self, server_round: int) -> list[dict[str, Any]]:
         """Remove the records of all rounds after a round, and partial lines.
@@ -243,7 +232,6 @@ class RunDirectory:
             after: the rounds after which the run was resumed, in order.
             bundle: as in `create`.
         """
-        self.coarse = plan.hides_times
         (self.path / REPORT).unlink(missing_ok=True)
         # The time of a resume would reveal the duration of the previous rounds.
         begun = self.read_json("config.json").get(BEGUN, 0)
@@ -260,6 +248,7 @@ class RunDirectory:
             "versions": {name: found for name in PACKAGES if (found := _version(name))},
             **({"bundle-sha256": bundle} if bundle else {}),
             **({SEEN: True} if plan.strategy.draws_are_seen else {}),
+            **({HIDES_TIMES: True} if plan.hides_times else {}),
         }
 
     def copy_ledger(self, ledger: Path) -> None:
@@ -267,7 +256,6 @@ class RunDirectory:
         if ledger.exists():
             with atomic_path(self.path / LEDGER) as partial:
                 shutil.copyfile(ledger, partial)
-            self.settle()
 
 
 def refuse_name(config: RunConfig) -> None:

@@ -23,7 +23,8 @@ from cloister.privacy.claims.premises import listed
 from cloister.privacy.claims.record import statement_of
 from cloister.privacy.claims.server import RUN
 from cloister.privacy.claims.worth import tier
-from cloister.server.reports.rundir import BEGUN, RUNNING
+from cloister.server.loop import published
+from cloister.server.reports.rundir import HIDES_TIMES, RUNNING
 
 STOPPED_AFTER = 60
 """Timeout in seconds of Flower's command line."""
@@ -83,7 +84,7 @@ class RunState:
 
     @property
     def hides_times(self) -> bool:
-        """Return whether file times are truncated to the day, to hide draws."""
+        """Return whether `written` is truncated to the day, to hide draws."""
         return not self.written % DAY
 
     @property
@@ -133,22 +134,8 @@ def run_directories(output: Path) -> list[Path]:
     found: list[tuple[float, Path]] = []
     for path in output.glob("*/config.json"):
         with suppress(FileNotFoundError):  # a run that fails at its start removes its directory
-            found.append((_begun(path), path.parent))
+            found.append((path.stat().st_mtime, path.parent))
     return [path for _, path in sorted(found, reverse=True)]
-
-
-def _begun(path: Path) -> float:
-    """Return the start time of a run: the file's time, or its recorded one.
-
-    The recorded one applies if the file's time is truncated to the day.
-    """
-    changed = path.stat().st_mtime
-    if changed % DAY:
-        return changed
-    try:
-        return float(json.loads(read_text(path))[BEGUN])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return changed
 
 
 def run_state(directory: Path) -> RunState:
@@ -158,10 +145,10 @@ def run_state(directory: Path) -> RunState:
         ConfigError: the directory contains no run, or a file is damaged.
     """
     try:
-        config, written = read_json(directory / "config.json")["config"], directory / "rounds.jsonl"
+        facts, written = read_json(directory / "config.json"), directory / "rounds.jsonl"
+        config = facts["config"]
         last = _last_round(written)
-        begun = (directory / "config.json").stat().st_mtime
-        changed = written.stat().st_mtime if last else begun
+        changed = (written if last else directory / "config.json").stat().st_mtime
         measured = last.get("measured") or {}
         said = _last_words(directory)
         ending, (claim, claimed) = _ending(said), _claimed(said)
@@ -175,8 +162,7 @@ def run_state(directory: Path) -> RunState:
             privacy=_mechanisms(config),
             round=int(last["round"]) if last else 0,
             rounds=int(config["num-rounds"]),
-            # A new file shows its exact time for a moment; the unchanged config.json shows whether times are hidden.
-            written=changed if begun % DAY else changed // DAY * DAY,
+            written=published(changed, bool(facts.get(HIDES_TIMES))),
             replies=(int(measured["accepted"]), int(measured["asked"])) if "accepted" in measured else None,
             rejected=tuple(
                 f"{item.get('site') or 'node ' + item['node_id']}, {item['code']}: {item['detail']}"
@@ -205,15 +191,17 @@ def run_state(directory: Path) -> RunState:
 def hides_progress(directory: Path) -> bool:
     """Return whether a run is under way whose progress must stay hidden.
 
-    This needs no content of its files.
+    A run under way whose `config.json` cannot be read counts as one.
 
     Args:
         directory: of the run.
     """
     try:
-        return not (directory / "config.json").stat().st_mtime % DAY and _is_held(directory)
-    except OSError:
+        return _is_held(directory) and bool(json.loads(read_text(directory / "config.json")).get(HIDES_TIMES))
+    except FileNotFoundError:
         return False  # the directory was removed in the meantime
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return True
 
 
 def _last_round(written: Path) -> dict[str, Any]:

@@ -8,10 +8,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from cloister.privacy.accounting.ledger import today
-from cloister.server.loop import Round
+from cloister.server.loop import Round, published
 from cloister.server.reports.scalars import scalars
-from cloister.server.times import settle
 
 FORMAT = "brain.Event:2"
 
@@ -21,7 +19,7 @@ class TensorBoardObserver:
 
     Args:
         folder: for the event file.
-        hides_times: whether to truncate times to the day.
+        hides_times: whether to truncate the times of events to the day.
         secret_cohorts: whether to omit the number of rejected replies.
         after: the round after which a run is resumed. TensorBoard then discards later rounds of earlier files. None: a
             new run.
@@ -52,16 +50,10 @@ class TensorBoardObserver:
         """Close the file if the disk allows it; every round is already written."""
         with suppress(OSError):
             self._records.close()
-        self._settle()
 
     def _write(self, event: Event) -> None:
         self._records.write(event.SerializeToString())
         self._records.flush()
-        self._settle()
 
     def _now(self) -> float:
-        return today() if self.hides_times else time.time()
-
-    def _settle(self) -> None:
-        if self.hides_times:
-            settle(self._path.parent)
+        return published(time.time(), self.hides_times)

@@ -11,13 +11,11 @@ from typing import Any
 from cloister.config.run import NOT_SHOWN
 from cloister.core.errors import ConfigError
 from cloister.core.files import expanded
-from cloister.privacy.accounting.ledger import today
 from cloister.server.build import Plan
 from cloister.server.ending import Ending
-from cloister.server.loop import Round
+from cloister.server.loop import Round, published
 from cloister.server.reports.rundir import PRIVACY, REPORT, RunDirectory
 from cloister.server.reports.scalars import scalars
-from cloister.server.times import settle
 
 logger = logging.getLogger("cloister.server")
 EXPERIMENT = "cloister"
@@ -66,7 +64,6 @@ class MlflowTracker:
             if plan.config.tracking_uri:
                 place = f"tracking-uri = {plan.config.tracking_uri!r}"
             raise ConfigError(f"{place} cannot be used as a store of MLflow: {type(error).__name__}") from None
-        self._settle()
 
     def _begun(self, plan: Plan) -> str:
         """Create an MLflow run with the settings and return its id."""
@@ -112,17 +109,9 @@ class MlflowTracker:
             work()
         except Exception as error:
             logger.warning("MLflow does not have %s: %s", what, type(error).__name__)
-        self._settle()
 
     def _now(self) -> int:
-        return int((today() if self._hides_times else time.time()) * 1000)
-
-    def _settle(self) -> None:
-        """Truncate the times of a local store to the day if times are hidden."""
-        if self._hides_times:
-            for path in (_file(self._store), _artifacts(self._store)):
-                if path.exists():
-                    settle(path)
+        return int(published(time.time(), self._hides_times) * 1000)
 
 
 def _store(plan: Plan) -> str:
@@ -132,12 +121,10 @@ def _store(plan: Plan) -> str:
     return config.tracking_uri or os.environ.get(PLACE) or default
 
 
-def _file(store: str) -> Path:
-    return Path(store.removeprefix(SQLITE)).resolve()
 
 
 def _artifacts(store: str) -> Path:
-    return _file(store).parent / ARTIFACTS
+    return Path(store.removeprefix(SQLITE)).resolve().parent / ARTIFACTS
 
 
 def _installed() -> Any:

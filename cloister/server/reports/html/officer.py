@@ -243,7 +243,7 @@ def _implementation(facts: Facts) -> Iterator[str]:
     if not sound:
         yield "Nothing is claimed that rounding could break."
     if facts.secret_cohorts:
-        yield "Cohorts were drawn in secret: neither numbers of replies nor times finer than a day were written down."
+        yield "Cohorts were drawn in secret: no record of the run has numbers of replies, or times of rounds."
     else:
         yield "How long a round takes, and who replies, can be seen on the network."
 
