@@ -12,7 +12,7 @@ from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
 from cloister.core import check
 from cloister.core.arrays import Layout
-from cloister.local.checking import quiet
+from cloister.local.grid import quiet
 from cloister.local.simulation import refuse_other_population, refuse_too_few
 from cloister.server.build import Plan, build
 from cloister.tasks.making import model_of

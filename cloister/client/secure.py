@@ -155,42 +155,49 @@ def _stepped(member: Member, step: str, content: bytes) -> protocol.Message:
     return member.unmask(protocol.Signatures.decode(content))
 
 
-def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Reduce a training reply to the clipped, noised and masked update.
+def open_masks(request: Request, node: Node) -> _Part | None:
+    """Verify the other members' data for the masks of an update; return None without secure aggregation.
 
-    Data from other members is verified before the reply is charged and computed, so that a refusal costs nothing.
+    It is verified before the reply is charged and computed, so that a refusal costs nothing.
 
     Args:
         request: of the server.
         node: that replies.
-        call_next: trains.
 
     Raises:
         ProtocolError: the node takes part in no attempt at this round, or refuses the members that the server names.
     """
     if not request.config.secure_aggregation.enabled or not isinstance(request, TrainRequest):
-        return call_next(request, node)
+        return None
     if request.delivery is None:
         raise ProtocolError("under secure aggregation a model leaves this node masked alone")
     part = _taken(request, node)
     begun = Turn(request.round, part.stage)
     store_of(request, node).begin(request.run, Turn(request.round, Stage.VECTOR), after=begun)
     part.member.open(request.delivery)
-    trained = call_next(request, node).arrays or {}
-    vector = _masked(part, request, trained)
-    _kept(part, request, node, Stage.VECTOR)
-    return Reply(_packed(vector))
+    return part
 
 
-def _masked(part: _Part, request: TrainRequest, trained: NamedArrays) -> protocol.MaskedInput:
-    """Return the masked update in grid steps, with this node's noise share."""
+def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) -> Reply:
+    """Reduce a training reply to the clipped and masked update in grid steps, with this node's share of noise.
+
+    Args:
+        reply: with the trained model.
+        part: as `open_masks` returned it; None: the reply is returned as it is.
+        request: of the server.
+        node: that replies.
+    """
+    if part is None or not isinstance(request, TrainRequest):
+        return reply
     (sent,) = request.models
     plan, layout = part.plan.at(request.bound), Layout.of(sent)
-    numbers = whole_input(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
+    numbers = whole_input(Cohort.of(layout, layout.rows(sent), (layout.rows(reply.arrays or {}),)), plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})
-    return part.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
+    vector = part.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
+    _kept(part, request, node, Stage.VECTOR)
+    return Reply(_packed(vector))
 
 
 def _advertised(request: ProtocolRequest, node: Node) -> Reply:

@@ -41,7 +41,7 @@ from cloister.client.charges import (
 from cloister.client.ledgers import identity_of
 from cloister.client.mods.budget import keep_budget
 from cloister.client.node import node_of
-from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
+from cloister.client.request import EvaluateRequest, KeepRequest, TrainRequest
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
@@ -267,13 +267,10 @@ class TestPlans:
 
 class TestTheLedger:
     def test_everything_is_there_before_the_reply_is_made(self, node):
-        def look(*_):
+        with pytest.raises(MemoryError), keep_budget(request_of_kind(settings=GAUSSIAN), node_at(GAUSSIAN, node)):
             assert [entry.done for entry in entries_of(node, "client")] == [False]
             assert [entry.done for entry in entries_of(node, "example")] == [False]
             raise MemoryError
-
-        with pytest.raises(MemoryError):
-            keep_budget(request_of_kind(settings=GAUSSIAN), node_at(GAUSSIAN, node), look)
         assert not any(entry.done for entry in ledger_of_node(node).entries)
 
     def test_who_reads_it_finds_mechanisms_and_clips(self, node):
@@ -292,14 +289,15 @@ class TestTheLedger:
             assert entry.mechanism == SCORES and isinstance(entry.event, Unaccounted) and entry.done
 
     def test_a_query_is_not(self, node):
-        request = request_of_kind(KeepRequest)
-        assert keep_budget(request, node_at(OPEN, node | {"max-epsilon": 1.0}), lambda *_: Reply()) == Reply()
+        with keep_budget(request_of_kind(KeepRequest), node_at(OPEN, node | {"max-epsilon": 1.0})):
+            pass
         assert not list(Path(node["ledger-dir"]).glob("*.jsonl"))
 
     def test_a_simulated_client_has_none(self, tmp_path, monkeypatch):
         monkeypatch.setenv("HOME", str(tmp_path))
         here = node_at(GAUSSIAN, SIZED)
-        keep_budget(request_of_kind(settings=GAUSSIAN), here, lambda *_: Reply())
+        with keep_budget(request_of_kind(settings=GAUSSIAN), here):
+            pass
         assert not list(tmp_path.iterdir())
         assert set(here.state.config_records) == {"client-releases", "example-releases"}
 

@@ -157,11 +157,6 @@ def test_the_unit_of_a_choice(client, grouped):
     assert choice_of(protected(client), grouped) == PrivateChoice(2.0, 3.0, expected)
 
 
-def test_groups_are_numbered_whatever_they_are_called():
-    assert choice._numbered(None) is None
-    assert choice._numbered(np.array(["z", "a", "z"])).tolist() == [1, 0, 1]
-
-
 @pytest.mark.parametrize(
     ("losses", "mean"), [([], 0.0), ([1.0, 4.0], 2.5), ([1.0, np.nan], np.inf), ([np.inf], np.inf)]
 )

@@ -22,7 +22,7 @@ from asking import (
     request_of_kind,
     write_data,
 )
-from policed import ANY, BUNDLE, CHOICE, DONE, REFUSED, ask, only, refused
+from policed import ANY, BUNDLE, CHOICE, REFUSED, ask, only, refused
 
 from cloister.client.data import task_of
 from cloister.client.mods.enforce import about_secure_sums, enforce_policy
@@ -207,7 +207,7 @@ class TestLimits:
             }
             request = request_of_kind(settings=settings, number=number)
             with suppress(PolicyError):
-                enforce_policy(request, node_at(settings, node), lambda *_: DONE)
+                enforce_policy(request, node_at(settings, node))
                 passed += 1
                 assert 0.5 <= request.config.privacy.dp_sgd.mechanism().clipping_norm_in(number) <= 2.0
         assert passed
@@ -224,7 +224,7 @@ class TestLimits:
             more = {"client.final-rate-share": final, "client.warmup-rounds": warmup, "client.schedule": schedule}
             settings = base | tenth | more | {"num-rounds": 100}
             request = request_of_kind(settings=settings, number=number)
-            assert enforce_policy(request, node_at(settings, node), lambda *_: DONE) is DONE
+            enforce_policy(request, node_at(settings, node))
             plan = requested_plan(request, task_of(request.config.task), 0)
             assert all(0 <= plan.rate(epoch) <= 0.5 for epoch in range(3))
             if number == 9:

@@ -13,12 +13,11 @@ from asking import (
     SOFTMAX,
     answer,
     message_of,
-    node_at,
     request_of_kind,
 )
 from flwr.app import ConfigRecord
 
-from cloister.client.mods.filter import only_what_is_agreed
+from cloister.client.mods.filter import only_what_is_agreed, refuse_scores
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.config.run import parse
 from cloister.core.errors import PrivacyError
@@ -31,7 +30,8 @@ SCORED = {"task.test-fraction": 0.2}
 
 def left(kind, settings, reply):
     request = request_of_kind(kind, settings)
-    return only_what_is_agreed(request, node_at(settings), lambda *_: reply)
+    refuse_scores(request)
+    return only_what_is_agreed(reply, request)
 
 
 @pytest.mark.parametrize("run", PRIVATE)
@@ -116,13 +116,6 @@ def test_a_refusal_of_scores_says_why():
     assert str(refused.value) == (
         "scores may not leave this node in this run: its configuration evaluates on no client"
     )
-
-
-@pytest.mark.parametrize("kind", [TrainRequest, KeepRequest])
-def test_the_next_is_given_the_same(kind):
-    request, here, seen = request_of_kind(kind, OPEN), node_at(OPEN), []
-    only_what_is_agreed(request, here, lambda *given: seen.append(given) or Reply())
-    assert seen == [(request, here)]
 
 
 def test_a_count_that_nobody_made_does_not_leave():

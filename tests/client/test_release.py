@@ -29,7 +29,7 @@ from asking import (
 from cloister.client import ledgers
 from cloister.client.app import app
 from cloister.client.mods import local_noise as subject
-from cloister.client.mods.local_noise import add_local_noise, limit_leakage
+from cloister.client.mods.local_noise import add_local_noise, count_leakage, limit_leakage
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import parse
@@ -53,8 +53,10 @@ def moved(by, like=SOFTMAX):
 
 
 def released(request, node, train):
-    """Through both steps that leakage is limited by, as if nothing lay between them."""
-    return limit_leakage(request, node, lambda *passed: add_local_noise(*passed, train))
+    """Pass the steps that limit leakage, train and add the noise, as if nothing lay between them."""
+    limit_leakage(request, node)
+    count_leakage(request, node)
+    return add_local_noise(train(request, node), request, node)
 
 
 def sent_by(trained, settings=LAPLACE, node=None, models=(SOFTMAX,), chosen=0, number=3):
@@ -255,12 +257,11 @@ class TestLeakage:
         settings = LAPLACE | {"privacy.max-leakage": 1.5 * P / NU}
         request, here = request_of_kind(settings=settings), node_at(settings, node)
 
-        def meanwhile(*passed):
-            add_local_noise(*passed, lambda *_: Reply(moved(1.0)))
-            return add_local_noise(*passed, pytest.fail)
-
+        limit_leakage(request, here)
+        limit_leakage(request, here)
+        count_leakage(request, here)
         with pytest.raises(BudgetExhausted):
-            limit_leakage(request, here, meanwhile)
+            count_leakage(request, here)
         assert len(entries_of(node, "neighbourhood")) == 1
 
     @pytest.mark.parametrize(

@@ -24,9 +24,10 @@ from asking import (
 from flwr.app import ConfigRecord
 
 from cloister.client import ledgers
+from cloister.client.app import reply_to
 from cloister.client.mods.roles import keep_role
 from cloister.client.node import node_of
-from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
+from cloister.client.request import EvaluateRequest, KeepRequest, TrainRequest
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.ledger import Ledger
 
@@ -166,7 +167,7 @@ class TestOwnData:
 
 class TestSimulated:
     def ask(self, here, kind, settings=RUN, run="1"):
-        return keep_role(request_of_kind(kind, settings, run=run), here, lambda *_: Reply())
+        keep_role(request_of_kind(kind, settings, run=run), here)
 
     @pytest.mark.parametrize(
         ("first", "then", "says"),
@@ -197,12 +198,6 @@ class TestSimulated:
         for kind in (TrainRequest, EvaluateRequest, TrainRequest):
             self.ask(here, kind, settings)
 
-    @pytest.mark.parametrize("settings", [OPEN | HELD_OUT, RUN])
-    def test_the_next_is_given_the_same(self, settings):
-        here, request, seen = node_at(settings), request_of_kind(settings=settings), []
-        keep_role(request, here, lambda *given: seen.append(given))
-        assert seen == [(request, here)]
-
     def test_the_texts(self):
         for first, then, says in ((TrainRequest, EvaluateRequest, TRAINED), (EvaluateRequest, TrainRequest, SCORED)):
             here = node_at(RUN)
@@ -228,7 +223,7 @@ class TestSimulated:
         """What fails on its way may have been seen."""
         here = node_at(RUN)
         with pytest.raises(ZeroDivisionError):
-            keep_role(request_of_kind(settings=RUN), here, lambda *_: 1 / 0)
+            reply_to(request_of_kind(settings=RUN), here, lambda *_: 1 / 0)
         assert dict(here.state.config_records["roles"]) == {"trained": True}
 
     @pytest.mark.parametrize(("held_out", "kind"), [(False, EvaluateRequest), (True, TrainRequest)])
