@@ -53,18 +53,18 @@ def sites(monkeypatch):
     clear()
 
 
-@pytest.mark.parametrize(
-    ("groups", "says"),
-    [
+def test_groups_that_a_task_gives_in_another_form_are_refused():
+    def check(groups, says):
+        examples = Examples(np.zeros((8, 2), np.float32), np.zeros(8, np.float32))
+        with pytest.raises(DataError, match=re.escape(says)):
+            Dataset(examples, examples, groups=groups)
+
+    cases = [
         (np.zeros(8, int), "must hold arrays by name, found ndarray; use groups={'patient': array}, and owners=array"),
         ({"patient": np.zeros(7, int)}, "for each of 8 training examples; found int64 of shape (7,)"),
         ({"patient": np.zeros(8)}, "for each of 8 training examples; found float64 of shape (8,)"),
-    ],
-)
-def test_groups_that_a_task_gives_in_another_form_are_refused(groups, says):
-    examples = Examples(np.zeros((8, 2), np.float32), np.zeros(8, np.float32))
-    with pytest.raises(DataError, match=re.escape(says)):
-        Dataset(examples, examples, groups=groups)
+    ]
+    assert failures(cases, check) == []
 
 
 class TestPartitions:
@@ -85,20 +85,23 @@ class TestPartitions:
         part = local_data(WHOLE, node_of({"partition-id": 0, "num-partitions": 4}), seed=5)
         assert len(part.train) > 300 and len(part.test) == 0
 
-    @pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"num-partitions": 2}])
-    def test_a_node_without_data(self, node):
-        with pytest.raises(ConfigError) as refused:
-            local_data(TaskConfig(), node_of(node), seed=5)
-        assert str(refused.value) == (
-            "the node configuration must hold 'data-path', or 'partition-id' and 'num-partitions'"
-        )
+    def test_a_node_without_data(self):
+        def check(node):
+            with pytest.raises(ConfigError) as refused:
+                local_data(TaskConfig(), node_of(node), seed=5)
+            assert str(refused.value) == (
+                "the node configuration must hold 'data-path', or 'partition-id' and 'num-partitions'"
+            )
 
-    @pytest.mark.parametrize(
-        ("index", "reason"), [(4, "must be below num-partitions = 4"), (-1, "is not valid"), (True, "is not valid")]
-    )
-    def test_a_partition_that_is_none(self, index, reason):
-        with pytest.raises(ConfigError, match=f"^node configuration: partition-id = {index} {reason}"):
-            local_data(TaskConfig(), node_of({"partition-id": index, "num-partitions": 4}), seed=5)
+        assert failures([{}, {"partition-id": 1}, {"num-partitions": 2}], check) == []
+
+    def test_a_partition_that_is_none(self):
+        def check(index, reason):
+            with pytest.raises(ConfigError, match=f"^node configuration: partition-id = {index} {reason}"):
+                local_data(TaskConfig(), node_of({"partition-id": index, "num-partitions": 4}), seed=5)
+
+        cases = [(4, "must be below num-partitions = 4"), (-1, "is not valid"), (True, "is not valid")]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize(
         ("task", "there"), [("digits", r"it has none \(Dataset.groups\)"), ("linear", "there are user;")]

@@ -73,29 +73,33 @@ class TestEachKey:
         said = [line.partition(" = ")[0].partition("; ")[0] for line in str(refused.value).splitlines()]
         assert said == [f"node configuration: {what}" for what in ("max-epsilon", "public-size", "unknown key 'x'")]
 
-    @pytest.mark.parametrize(
-        ("key", "meant"),
-        [("max-epsilom", "max-epsilon"), ("max_epsilon", "max-epsilon"), ("datapath", "data-path"), ("x", None)],
-    )
-    def test_that_is_unknown_is_refused_with_the_nearest(self, key, meant):
-        with pytest.raises(NodeConfigError) as refused:
-            node_of({"partition-id": 0, "num-partitions": 1, key: 1})
-        hint = f"; did you mean {meant!r}?" if meant else ""
-        assert str(refused.value) == f"node configuration: unknown key {key!r}; valid keys: {', '.join(KEYS)}{hint}"
+    def test_that_is_unknown_is_refused_with_the_nearest(self):
+        def check(key, meant):
+            with pytest.raises(NodeConfigError) as refused:
+                node_of({"partition-id": 0, "num-partitions": 1, key: 1})
+            hint = f"; did you mean {meant!r}?" if meant else ""
+            assert str(refused.value) == f"node configuration: unknown key {key!r}; valid keys: {', '.join(KEYS)}{hint}"
 
-    @pytest.mark.parametrize("key", [key for key in KEYS if BAD[key] is NO_NUMBERS])
-    def test_of_a_number_takes_a_whole_one(self, key):
-        value = getattr(node_of({key: 3}), key.replace("-", "_"))
-        assert (value, type(value)) == (3.0, float)
+        cases = [("max-epsilom", "max-epsilon"), ("max_epsilon", "max-epsilon"), ("datapath", "data-path"), ("x", None)]
+        assert failures(cases, check) == []
+
+    def test_of_a_number_takes_a_whole_one(self):
+        def check(key):
+            value = getattr(node_of({key: 3}), key.replace("-", "_"))
+            assert (value, type(value)) == (3.0, float)
+
+        assert failures([(key,) for key in [key for key in KEYS if BAD[key] is NO_NUMBERS]], check) == []
 
     def test_of_parts_must_agree(self):
         assert node_of({"partition-id": 3, "num-partitions": 4}).partition_id == 3
         with pytest.raises(NodeConfigError, match=r"^node configuration: partition-id = 4 must be below num-part"):
             node_of({"partition-id": 4, "num-partitions": 4})
 
-    @pytest.mark.parametrize(("key", "value"), KEPT_FOR.items())
-    def test_about_a_ledger_has_one_kept_also_at_its_default(self, key, value):
-        assert keeps_ledger(node_of(OTHERS | {key: value}))
+    def test_about_a_ledger_has_one_kept_also_at_its_default(self):
+        def check(key, value):
+            assert keeps_ledger(node_of(OTHERS | {key: value}))
+
+        assert failures([tuple(case) for case in KEPT_FOR.items()], check) == []
 
     def test_of_a_site_that_signs_has_one_kept(self):
         assert keeps_ledger(node_of(OTHERS | SIGNS))

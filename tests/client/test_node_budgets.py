@@ -28,6 +28,7 @@ from asking import (
     write_data,
 )
 from flwr.app import ConfigRecord, RecordDict
+from support import failures
 
 from cloister.aggregation.screening import REASON_LENGTH
 from cloister.client import ledgers
@@ -397,9 +398,12 @@ class TestMessagesADay:
 class TestTheLimitOfAUnit:
     """δ and ε that satisfy the run and the node."""
 
-    @pytest.mark.parametrize(
-        ("settings", "unit", "own", "expected"),
-        [
+    def test_is_the_stricter_of_both(self):
+        def check(settings, unit, own, expected):
+            charge = Charge(unit, (Gaussian(1.0),))
+            assert subject._limit(charge, parse(settings).privacy, node_of(own)) == expected
+
+        cases = [
             (OPEN, "client", {}, (1e-5, 0.0)),
             (OPEN, "example", {"target-delta": 1e-6}, (1e-6, 0.0)),
             (BALL, "client", {"target-delta": 1e-6}, (1e-6, 0.0)),
@@ -427,11 +431,8 @@ class TestTheLimitOfAUnit:
                 {"max-example-epsilon": 2.0, "target-delta": 1e-4},
                 (1e-4, 1.0),
             ),
-        ],
-    )
-    def test_is_the_stricter_of_both(self, settings, unit, own, expected):
-        charge = Charge(unit, (Gaussian(1.0),))
-        assert subject._limit(charge, parse(settings).privacy, node_of(own)) == expected
+        ]
+        assert failures(cases, check) == []
 
     def test_a_new_budget_of_pure_releases_has_a_rényi_filter(self, node, monkeypatch):
         for events, is_renyi in (((Gaussian(1.0), Pure(1.0)), True), ((Gaussian(1.0),), False), ((), False)):

@@ -192,12 +192,14 @@ BINDING = [
 
 
 class TestWhatIsSaidOfTheFile:
-    @pytest.mark.parametrize(("changes", "says"), SAID)
-    def test_a_rule_that_is_none_or_binds_nobody(self, tmp_path, changes, says):
-        path = policy_file(tmp_path, **{"mechanisms": [], "min_server_noise_multiplier": None} | changes)
-        with pytest.raises(ConfigError) as refused:
-            read_policy(path)
-        assert str(refused.value) == f"policy {path}: {says}"
+    def test_a_rule_that_is_none_or_binds_nobody(self, tmp_path):
+        def check(changes, says):
+            path = policy_file(tmp_path, **{"mechanisms": [], "min_server_noise_multiplier": None} | changes)
+            with pytest.raises(ConfigError) as refused:
+                read_policy(path)
+            assert str(refused.value) == f"policy {path}: {says}"
+
+        assert failures(SAID, check) == []
 
     @pytest.mark.parametrize("changes", BINDING)
     def test_nothing_of_rules_that_bind(self, tmp_path, changes):
@@ -232,44 +234,44 @@ class TestWhatIsSaidOfTheFile:
         monkeypatch.setenv("HOME", str(tmp_path))
         assert policy_of("~/policy.toml").tasks == ["digits"]
 
-    @pytest.mark.parametrize(
-        ("given", "ceilings", "expected"),
-        [
+    def test_the_stricter_budgets_are_in_force(self, tmp_path):
+        def check(given, ceilings, expected):
+            rules = {"mechanisms": [], "min_server_noise_multiplier": None}
+            policy = None if ceilings is None else read_policy(policy_file(tmp_path, **rules, **ceilings))
+            node = node_of(dict(zip(("max-epsilon", "max-example-epsilon", "target-delta"), given, strict=True))).under(
+                policy
+            )
+            assert (node.max_epsilon, node.max_example_epsilon, node.target_delta) == expected
+
+        cases = [
             ((3.0, 4.0, 1e-6), None, (3.0, 4.0, 1e-6)),
             ((3.0, 4.0, 1e-4), {}, (3.0, 4.0, 1e-4)),
             ((0.0, 0.0, 1e-4), {"max_epsilon": 2.0}, (2.0, 0.0, 1e-5)),
             ((0.0, 0.0, 1e-6), {"max_example_epsilon": 2.0}, (0.0, 2.0, 1e-6)),
             ((3.0, 0.5, 1e-4), {"max_epsilon": 2.0, "max_example_epsilon": 1.0}, (2.0, 0.5, 1e-5)),
             ((0.5, 3.0, 1e-4), {"max_epsilon": 2.0, "max_example_epsilon": 1.0}, (0.5, 1.0, 1e-5)),
-        ],
-    )
-    def test_the_stricter_budgets_are_in_force(self, tmp_path, given, ceilings, expected):
-        rules = {"mechanisms": [], "min_server_noise_multiplier": None}
-        policy = None if ceilings is None else read_policy(policy_file(tmp_path, **rules, **ceilings))
-        node = node_of(dict(zip(("max-epsilon", "max-example-epsilon", "target-delta"), given, strict=True))).under(
-            policy
-        )
-        assert (node.max_epsilon, node.max_example_epsilon, node.target_delta) == expected
+        ]
+        assert failures(cases, check) == []
 
 
 class TestWhatBindsNobody:
     """A list of mechanisms that any noise satisfies, with no budget either, insists on nothing."""
 
-    @pytest.mark.parametrize(
-        ("mechanism", "keys"),
-        [
+    def test_each_mechanism_needs_a_minimum_or_a_budget(self):
+        def check(mechanism, keys):
+            with pytest.raises(ValueError, match=f"mechanisms holds '{mechanism}', and no noise is too little for it"):
+                of(mechanisms=[mechanism])
+            for key in keys:
+                assert of(mechanisms=[mechanism], **{key: 1.0})
+
+        cases = [
             ("global-dp", ["min_server_noise_multiplier", "max_epsilon"]),
             ("metric", ["min_server_noise_multiplier", "max_epsilon"]),
             ("dp-sgd", ["min_client_noise_multiplier", "max_epsilon", "max_example_epsilon"]),
             ("gaussian", ["min_client_noise_multiplier", "max_epsilon", "max_example_epsilon"]),
             ("laplace", ["min_laplace_noise_multiplier", "max_epsilon", "max_example_epsilon", "max_leakage"]),
-        ],
-    )
-    def test_each_mechanism_needs_a_minimum_or_a_budget(self, mechanism, keys):
-        with pytest.raises(ValueError, match=f"mechanisms holds '{mechanism}', and no noise is too little for it"):
-            of(mechanisms=[mechanism])
-        for key in keys:
-            assert of(mechanisms=[mechanism], **{key: 1.0})
+        ]
+        assert failures(cases, check) == []
 
     def test_a_budget_of_examples_says_nothing_of_noise_on_the_server(self):
         with pytest.raises(ValueError, match="mechanisms holds 'global-dp'"):
@@ -283,9 +285,12 @@ class TestWhatBindsNobody:
         assert of().mechanisms == []
 
 
-@pytest.mark.parametrize(
-    ("node", "changes", "budget"),
-    [
+def test_the_stricter_budget_wins(tmp_path):
+    def check(node, changes, budget):
+        found = node_at(OPEN, node | {"policy": str(policy_file(tmp_path, **changes))}).config
+        assert (found.max_epsilon, found.max_example_epsilon, found.target_delta) == budget
+
+    cases = [
         ({}, {}, (0.0, 0.0, 1e-5)),
         ({"max-epsilon": 3.0}, {}, (3.0, 0.0, 1e-5)),
         ({}, {"max_epsilon": 2.0}, (2.0, 0.0, 1e-5)),
@@ -293,11 +298,8 @@ class TestWhatBindsNobody:
         ({"max-epsilon": 1.0}, {"max_epsilon": 2.0, "target_delta": 1e-6}, (1.0, 0.0, 1e-6)),
         ({"max-example-epsilon": 1.0}, {"max_example_epsilon": 2.0}, (0.0, 1.0, 1e-5)),
         ({"max-epsilon": 1.0}, {"max_example_epsilon": 2.0}, (1.0, 2.0, 1e-5)),
-    ],
-)
-def test_the_stricter_budget_wins(tmp_path, node, changes, budget):
-    found = node_at(OPEN, node | {"policy": str(policy_file(tmp_path, **changes))}).config
-    assert (found.max_epsilon, found.max_example_epsilon, found.target_delta) == budget
+    ]
+    assert failures(cases, check) == []
 
 
 class TestInWords:
@@ -332,9 +334,11 @@ class TestInWords:
         fields = {name for pair in RANGES.values() for name in pair if name}
         assert fields <= set(Policy.model_fields)
 
-    @pytest.mark.parametrize(
-        ("changes", "line"),
-        [
+    def test_a_line_for_a_limit(self):
+        def check(changes, line):
+            assert line in render(of(**changes))
+
+        cases = [
             ({"max_learning_rate": 0.5}, "client.learning-rate: at most 0.5"),
             ({"min_batch_size": 8, "max_batch_size": 64}, "client.batch-size: at least 8 and at most 64"),
             ({"public_size": 1000}, "this site says that it has 1000 examples"),
@@ -358,10 +362,8 @@ class TestInWords:
             (SUMS, "! a run need not hold against a server that has a client on its side: set min-colluding"),
             (SUMS, "! whoever signs the roster can invent clients, and so see what this site sends: pin peers"),
             ({"peers": {"a": f"SHA256:{'A' * 43}"}}, "in secure aggregations 1 fingerprints of members are pinned"),
-        ],
-    )
-    def test_a_line_for_a_limit(self, changes, line):
-        assert line in render(of(**changes))
+        ]
+        assert failures(cases, check) == []
 
     def test_everything_is_learnt_by_a_server_that_ships_its_own_code(self):
         assert "! a server that ships its own code learns everything: no rule of this policy binds that code" in render(

@@ -25,6 +25,7 @@ from asking import (
     node_at,
     request_of_kind,
 )
+from support import failures
 
 from cloister.client import ledgers
 from cloister.client.app import app
@@ -69,9 +70,11 @@ def distance(one, other):
 
 
 class TestWhichMechanism:
-    @pytest.mark.parametrize(
-        ("settings", "expected"),
-        [
+    def test_by_the_configuration(self):
+        def check(settings, expected):
+            assert parse(settings).privacy.client.noise_on_update == expected
+
+        cases = [
             (OPEN, None),
             (DP_SGD, None),
             (GAUSSIAN | {"privacy.client-clipping-norm": 3.0}, LocalGaussian(3.0, 2.0)),
@@ -79,10 +82,8 @@ class TestWhichMechanism:
             (LAPLACE | {"privacy.per-layer": True}, PublishedLaplace(NU, True)),
             (LAPLACE | {"privacy.radius": 2.0}, LocalLaplace(2.0, NU)),
             (LAPLACE | {"privacy.radius": 2.0, "privacy.per-layer": True}, LocalLaplace(2.0, NU, True)),
-        ],
-    )
-    def test_by_the_configuration(self, settings, expected):
-        assert parse(settings).privacy.client.noise_on_update == expected
+        ]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize("name", ["gaussian", "laplace"])
     def test_a_bounded_update_has_no_caveats_but_those_of_the_run(self, name):
@@ -100,13 +101,15 @@ class TestWhichMechanism:
 
 
 class TestTheReply:
-    @pytest.mark.parametrize("name", NOISED)
-    def test_it_is_noised_arrays_and_nothing_else(self, name):
-        reply = sent_by(moved(1.0), NOISED[name])
-        assert reply.metrics == {} and reply.chosen == 0 and list(reply.arrays) == list(SOFTMAX)
-        for key, array in SOFTMAX.items():
-            assert (reply.arrays[key].shape, reply.arrays[key].dtype) == (array.shape, array.dtype)
-        assert distance(reply.arrays, moved(1.0)) > 0 and distance(reply.arrays, SOFTMAX) > 0
+    def test_it_is_noised_arrays_and_nothing_else(self):
+        def check(name):
+            reply = sent_by(moved(1.0), NOISED[name])
+            assert reply.metrics == {} and reply.chosen == 0 and list(reply.arrays) == list(SOFTMAX)
+            for key, array in SOFTMAX.items():
+                assert (reply.arrays[key].shape, reply.arrays[key].dtype) == (array.shape, array.dtype)
+            assert distance(reply.arrays, moved(1.0)) > 0 and distance(reply.arrays, SOFTMAX) > 0
+
+        assert failures([(name,) for name in NOISED], check) == []
 
     @pytest.mark.parametrize("name", ["gaussian", "laplace"])
     def test_an_update_of_any_length_is_bounded(self, name):
@@ -143,23 +146,29 @@ class TestTheReply:
         assert sent({"partition-id": 3}, 1, 1) == sent({"partition-id": 3}, 9, 1)
         assert sent(node, 1, 1) == sent(node, 1, 1)
 
-    @pytest.mark.parametrize("name", NOISED)
-    def test_memory_order_does_not_take_the_noise_away(self, name):
-        trained = moved(1.0)
-        trained["softmax/kernel"] = np.asfortranarray(trained["softmax/kernel"])
-        sent = sent_by(trained, NOISED[name]).arrays
-        assert (sent["softmax/kernel"] != trained["softmax/kernel"]).mean() > 0.99
+    def test_memory_order_does_not_take_the_noise_away(self):
+        def check(name):
+            trained = moved(1.0)
+            trained["softmax/kernel"] = np.asfortranarray(trained["softmax/kernel"])
+            sent = sent_by(trained, NOISED[name]).arrays
+            assert (sent["softmax/kernel"] != trained["softmax/kernel"]).mean() > 0.99
 
-    @pytest.mark.parametrize("name", NOISED)
-    def test_the_models_at_hand_are_left_alone(self, name):
-        trained = moved(1.0)
-        sent_by(trained, NOISED[name])
-        np.testing.assert_array_equal(trained["softmax/kernel"], moved(1.0)["softmax/kernel"])
+        assert failures([(name,) for name in NOISED], check) == []
 
-    @pytest.mark.parametrize("settings", [OPEN, GLOBAL, DP_SGD])
-    def test_other_runs_are_left_alone(self, settings):
-        trained = moved(1.0)
-        assert sent_by(trained, settings) == Reply(trained, TOLD)
+    def test_the_models_at_hand_are_left_alone(self):
+        def check(name):
+            trained = moved(1.0)
+            sent_by(trained, NOISED[name])
+            np.testing.assert_array_equal(trained["softmax/kernel"], moved(1.0)["softmax/kernel"])
+
+        assert failures([(name,) for name in NOISED], check) == []
+
+    def test_other_runs_are_left_alone(self):
+        def check(settings):
+            trained = moved(1.0)
+            assert sent_by(trained, settings) == Reply(trained, TOLD)
+
+        assert failures([(settings,) for settings in [OPEN, GLOBAL, DP_SGD]], check) == []
 
     @pytest.mark.parametrize("kind", [EvaluateRequest, KeepRequest])
     def test_other_messages_are_left_alone(self, kind):
@@ -377,13 +386,15 @@ class TestExactly:
         reply = released(request, node_at(GAUSSIAN), lambda *_: Reply())
         assert list(reply.arrays) == list(SOFTMAX)
 
-    @pytest.mark.parametrize("settings", [OPEN, GAUSSIAN, LAPLACE])
-    def test_the_next_is_given_the_same(self, settings):
-        seen, request, here = [], request_of_kind(settings=settings), node_at(settings)
-        released(request, here, lambda *given: seen.append(given) or Reply(moved(1.0)))
-        kept = request_of_kind(KeepRequest, settings)
-        released(kept, here, lambda *given: seen.append(given) or Reply())
-        assert seen == [(request, here), (kept, here)]
+    def test_the_next_is_given_the_same(self):
+        def check(settings):
+            seen, request, here = [], request_of_kind(settings=settings), node_at(settings)
+            released(request, here, lambda *given: seen.append(given) or Reply(moved(1.0)))
+            kept = request_of_kind(KeepRequest, settings)
+            released(kept, here, lambda *given: seen.append(given) or Reply())
+            assert seen == [(request, here), (kept, here)]
+
+        assert failures([(settings,) for settings in [OPEN, GAUSSIAN, LAPLACE]], check) == []
 
     def test_a_query_is_none_of_a_limits_business(self):
         node = {"max-leakage": 1.0}

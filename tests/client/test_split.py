@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from asking import DP_SGD, answer, arrays_of, own_node, write_data
 from scipy import stats
+from support import failures
 
 from cloister.client import split as subject
 from cloister.client.data import local_data
@@ -42,10 +43,12 @@ class TestEachRowByItself:
         train, test = split(examples(100), 0.3, KEY)
         assert sorted([*train, *test]) == list(range(100)) and len(train) and len(test)
 
-    @pytest.mark.parametrize("left_out", range(0, 60, 7))
-    def test_one_row_less_moves_no_other(self, left_out):
-        data, rest = examples(60), np.delete(np.arange(60), left_out)
-        np.testing.assert_array_equal(scored(data)[rest], scored(data.take(rest)))
+    def test_one_row_less_moves_no_other(self):
+        def check(left_out):
+            data, rest = examples(60), np.delete(np.arange(60), left_out)
+            np.testing.assert_array_equal(scored(data)[rest], scored(data.take(rest)))
+
+        assert failures([(left_out,) for left_out in range(0, 60, 7)], check) == []
 
     def test_one_row_more_moves_no_other(self):
         data = examples(60)
