@@ -217,20 +217,13 @@ def request_of(kind: type[AnyRequest], message: Message, context: Context) -> An
     if unknown := sorted(set(fields) - set(known)):
         raise FederationError(f"unknown field {unknown[0]!r} in the server's message; known: {', '.join(known)}")
     models = () if kind is ProtocolRequest else _models(message, fields, config)
-    special: dict[str, object] = {}
+    run, number, seed = str(message.metadata.run_id), _whole(fields, ROUND), _whole(fields, SEED)
+    frozen, special = _digest(fields, FROZEN), dict[str, object]()
     if kind is ProtocolRequest:
         special = _of_step(fields, config)
     elif kind is TrainRequest:
         special = _of_training(fields, config, models)
-    return kind(
-        config,
-        str(message.metadata.run_id),
-        _whole(fields, ROUND),
-        _whole(fields, SEED),
-        models,
-        frozen=_digest(fields, FROZEN),
-        **special,
-    )
+    return kind(config, run, number, seed, models, frozen=frozen, **special)
 
 
 def _of_step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
@@ -266,7 +259,8 @@ def _of_training(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArr
         ProtocolError: the data for the masks is invalid.
     """
     mu, head = _number(fields, PROXIMAL_MU, MAXIMUM_PENALTY, default=0.0), _digest(fields, LEDGER_HEAD)
-    said, delivery = fields.get(SECURE_MESSAGE), None
+    said = fields.get(SECURE_MESSAGE)
+    delivery: Delivery | None = None
     if not (isinstance(said, bytes) if config.secure_aggregation.enabled else said is None):
         raise FederationError(
             f"{SECURE_MESSAGE!r} must be in the server's message, as bytes, in a run with secure aggregation and in no "

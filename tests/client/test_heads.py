@@ -43,7 +43,7 @@ def kept_beside(ledger):
 def day(monkeypatch):
     """The day (UTC), which a test may have end."""
     now = ["2026-01-01"]
-    monkeypatch.setattr(heads, "_day", lambda: now[0])
+    monkeypatch.setattr(heads, "today", lambda: datetime.fromisoformat(now[0]).replace(tzinfo=UTC).timestamp())
     return now
 
 

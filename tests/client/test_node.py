@@ -99,7 +99,7 @@ class TestEachKey:
         def check(key, value):
             assert keeps_ledger(node_of(OTHERS | {key: value}))
 
-        assert failures([tuple(case) for case in KEPT_FOR.items()], check) == []
+        assert failures(KEPT_FOR.items(), check) == []
 
     def test_of_a_site_that_signs_has_one_kept(self):
         assert keeps_ledger(node_of(OTHERS | SIGNS))

@@ -41,8 +41,9 @@ def enforce_policy(request: Request, node: Node) -> None:
     if not complaints and isinstance(request, ProtocolRequest) and request.step == ADVERTISE:
         # Before other members rely on this node.
         complaints = list(_about_training(policy, foreseen(request), node))
-    if not complaints and isinstance(request, TrainRequest) and 0 < policy.min_rows > _rows(request, node):
-        complaints = ["this node has fewer examples than it demands of itself"]
+    if not complaints and isinstance(request, TrainRequest) and policy.min_rows:
+        few = _rows(request, node) < policy.min_rows
+        complaints = ["this node has fewer examples than it demands of itself"] if few else []
     if complaints:
         raise PolicyError("refused by the policy of this node: " + "; ".join(complaints))
 
