@@ -77,17 +77,18 @@ class TestEachCombination:
     def test_dp_sgd_after_a_private_choice(self, node):
         assert charged(DP_SGD | CHOICE, node)["example"] == [self.STEPS, Pure(0.5)]
 
-    @pytest.mark.parametrize(
-        "useless",
-        [
+    def test_dp_sgd_that_protects_nobody(self, tmp_path_factory):
+        def check(useless):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            (event,) = charged(DP_SGD | useless, node)["example"]
+            assert isinstance(event, Unaccounted)
+
+        cases = [
             {"privacy.noise-seed": 3},
             {"privacy.client-noise-multiplier": 0.0},
             {"privacy.server": "laplace-clustering", "privacy.choice": "exact"},
-        ],
-    )
-    def test_dp_sgd_that_protects_nobody(self, node, useless):
-        (event,) = charged(DP_SGD | useless, node)["example"]
-        assert isinstance(event, Unaccounted)
+        ]
+        assert failures(cases, check) == []
 
     def test_gaussian(self, node):
         """What the client holds is zeroed by leaving it out, and exchanged by leaving out one example of it."""
@@ -107,22 +108,23 @@ class TestEachCombination:
         one = settings | {"privacy.server": "laplace-clustering", "privacy.clusters": 1}
         assert charged(one, node) == charged(settings, node)
 
-    @pytest.mark.parametrize(
-        ("settings", "reasons"),
-        [
+    def test_local_noise_that_protects_nobody_and_all_reasons(self, tmp_path_factory):
+        def check(settings, reasons):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            found = charged(settings, node)
+            assert set(found) == {"client", "example"}
+            for (event,) in found.values():
+                assert isinstance(event, Unaccounted) and all(reason in event.reason for reason in reasons)
+
+        cases = [
             (LAPLACE, ["radius is 0"]),
             (GAUSSIAN | {"privacy.noise-seed": 3}, ["seeded"]),
             (GAUSSIAN | {"privacy.client-noise-multiplier": 0.0}, ["is 0: there is no noise"]),
             (BALL | {"privacy.noise-seed": 3}, ["seeded"]),
             (LAPLACE | {"privacy.noise-seed": 3}, ["radius is 0", "seeded"]),
             (GAUSSIAN | {"privacy.server": "laplace-clustering", "privacy.choice": "exact"}, ["choice is 'exact'"]),
-        ],
-    )
-    def test_local_noise_that_protects_nobody_and_all_reasons(self, node, settings, reasons):
-        found = charged(settings, node)
-        assert set(found) == {"client", "example"}
-        for (event,) in found.values():
-            assert isinstance(event, Unaccounted) and all(reason in event.reason for reason in reasons)
+        ]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize("settings", [OPEN, GLOBAL])
     def test_no_noise_here(self, node, settings):
@@ -131,11 +133,15 @@ class TestEachCombination:
         assert found["client"] == list(promise)
         assert isinstance(found["example"][0], Unaccounted)
 
-    @pytest.mark.parametrize("settings", [OPEN, DP_SGD, DP_SGD | {"task.group": "patient"}, GAUSSIAN])
-    def test_scores_have_no_noise(self, node, settings):
-        found = charged(settings, node, EvaluateRequest)
-        assert set(found) == {"client", "group" if "task.group" in settings else "example"}
-        assert all(events == [Unaccounted("scores left without noise")] for events in found.values())
+    def test_scores_have_no_noise(self, tmp_path_factory):
+        def check(settings):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            found = charged(settings, node, EvaluateRequest)
+            assert set(found) == {"client", "group" if "task.group" in settings else "example"}
+            assert all(events == [Unaccounted("scores left without noise")] for events in found.values())
+
+        cases = [(settings,) for settings in [OPEN, DP_SGD, DP_SGD | {"task.group": "patient"}, GAUSSIAN]]
+        assert failures(cases, check) == []
 
 
 class TestEachCharge:
@@ -190,20 +196,24 @@ class TestEachCharge:
             Charge("example", (unprotected,)),
         ]
 
-    @pytest.mark.parametrize(
-        ("settings", "name", "clip", "client", "example"),
-        [
-            (GAUSSIAN | {"privacy.client-clipping-norm": 3.0}, "gaussian", 3.0, Gaussian(2.0), Gaussian(1.0)),
-            (BALL, "laplace", 2.0, Pure(P / NU), Pure(2 * P / NU)),
-        ],
-    )
-    @pytest.mark.parametrize("chooses", [False, True])
-    def test_noise_on_what_is_sent(self, node, settings, name, clip, client, example, chooses):
-        more, twice = ((Pure(0.5),), (Pure(1.0),)) if chooses else ((), ())
-        assert self.found(settings | CHOICE if chooses else settings, node) == [
-            Charge("client", (client, *more), name, clip),
-            Charge("example", (example, *twice), name, clip),
+    def test_noise_on_what_is_sent(self, tmp_path_factory):
+        def check(settings, name, clip, client, example, chooses):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            more, twice = ((Pure(0.5),), (Pure(1.0),)) if chooses else ((), ())
+            assert self.found(settings | CHOICE if chooses else settings, node) == [
+                Charge("client", (client, *more), name, clip),
+                Charge("example", (example, *twice), name, clip),
+            ]
+
+        cases = [
+            (settings, name, clip, client, example, chooses)
+            for settings, name, clip, client, example in [
+                (GAUSSIAN | {"privacy.client-clipping-norm": 3.0}, "gaussian", 3.0, Gaussian(2.0), Gaussian(1.0)),
+                (BALL, "laplace", 2.0, Pure(P / NU), Pure(2 * P / NU)),
+            ]
+            for chooses in [False, True]
         ]
+        assert failures(cases, check) == []
 
     def test_noise_that_protects_nobody(self, node):
         settings = GAUSSIAN | {"privacy.client-noise-multiplier": 0.0, "privacy.noise-seed": 1}

@@ -146,17 +146,24 @@ class TestOwnFile:
         data = read(write_data(tmp_path, 30, patient=groups), TaskConfig(test_fraction=0.0, group="patient"))
         np.testing.assert_array_equal(data.train.groups, groups)
 
-    @pytest.mark.parametrize(
-        "groups", [None, np.arange(30) / 3, np.zeros((30, 1), int), np.zeros(29, int), np.zeros(30, bool)]
-    )
-    def test_with_groups_that_are_none(self, tmp_path, groups):
-        path = write_data(tmp_path, 30, **({} if groups is None else {"patient": groups}))
-        with pytest.raises(DataError, match="patient"):
-            read(path, TaskConfig(test_fraction=0.0, group="patient"))
+    def test_with_groups_that_are_none(self, tmp_path_factory):
+        def check(groups):
+            tmp_path = tmp_path_factory.mktemp("case")
+            path = write_data(tmp_path, 30, **({} if groups is None else {"patient": groups}))
+            with pytest.raises(DataError, match="patient"):
+                read(path, TaskConfig(test_fraction=0.0, group="patient"))
 
-    @pytest.mark.parametrize(
-        ("arrays", "says"),
-        [
+        cases = [None, np.arange(30) / 3, np.zeros((30, 1), int), np.zeros(29, int), np.zeros(30, bool)]
+        assert failures(cases, check) == []
+
+    def test_a_file_that_is_not_what_the_task_reads(self, tmp_path_factory):
+        def check(arrays, says):
+            tmp_path = tmp_path_factory.mktemp("case")
+            np.savez(tmp_path / "own.npz", **arrays)
+            with pytest.raises(DataError, match=says):
+                read(tmp_path / "own.npz", TaskConfig())
+
+        cases = [
             ({"x": np.zeros((3, 63)), "y": np.zeros(3, int)}, r"shape \(64,\), found \(63,\)"),
             ({"x": np.zeros((3, 64)), "y": np.full(3, 10)}, "labels from 0 to 9"),
             ({"x": np.zeros((3, 64)), "y": np.full(3, -1)}, "labels from 0 to 9"),
@@ -164,19 +171,18 @@ class TestOwnFile:
             ({"x": np.zeros((3, 64)), "y": np.zeros(3)}, "integer labels"),
             ({"x": np.zeros((3, 64)), "y": np.zeros(4, int)}, "3 inputs but 4 targets"),
             ({"x": np.zeros((3, 64))}, "arrays x"),
-        ],
-    )
-    def test_a_file_that_is_not_what_the_task_reads(self, tmp_path, arrays, says):
-        np.savez(tmp_path / "own.npz", **arrays)
-        with pytest.raises(DataError, match=says):
-            read(tmp_path / "own.npz", TaskConfig())
+        ]
+        assert failures(cases, check) == []
 
-    @pytest.mark.parametrize("tolerant", [False, True])
-    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short"])
-    def test_a_file_that_is_no_archive(self, tmp_path, content, tolerant):
-        (tmp_path / "own.npz").write_bytes(content)
-        with pytest.raises(DataError, match=r"must be an \.npz file"):
-            read(tmp_path / "own.npz", tolerant=tolerant)
+    def test_a_file_that_is_no_archive(self, tmp_path_factory):
+        def check(tolerant, content):
+            tmp_path = tmp_path_factory.mktemp("case")
+            (tmp_path / "own.npz").write_bytes(content)
+            with pytest.raises(DataError, match=r"must be an \.npz file"):
+                read(tmp_path / "own.npz", tolerant=tolerant)
+
+        cases = [(tolerant, content) for tolerant in [False, True] for content in [b"", b"PK\x03\x04 cut short"]]
+        assert failures(cases, check) == []
 
     def test_a_missing_file(self, tmp_path):
         with pytest.raises(DataError, match="no file at"):

@@ -109,19 +109,20 @@ class TestEachKey:
         node = node_at(OPEN, {"policy": str(policy_file(tmp_path, max_epsilon=2.0, public_size=70))}).config
         assert keeps_ledger(node) and (node.max_epsilon, node.public_size) == (2.0, 70)
 
-    @pytest.mark.parametrize(
-        ("stated", "own", "expected"),
-        [
+    def test_a_delta_that_the_policy_states_holds_for_the_budget_of_the_node_too(self, tmp_path_factory):
+        def check(stated, own, expected):
+            tmp_path = tmp_path_factory.mktemp("case")
+            said = {"policy": str(policy_file(tmp_path, **stated)), "max-example-epsilon": 8.0, "target-delta": own}
+            assert node_at(OPEN, said).config.target_delta == expected
+
+        cases = [
             ({}, 1e-3, 1e-3),
             ({"target_delta": 1e-12}, 1e-3, 1e-12),
             ({"target_delta": 1e-12}, 1e-13, 1e-13),
             ({"max_epsilon": 2.0}, 1e-3, 1e-5),
             ({"max_epsilon": 2.0, "target_delta": 1e-4}, 1e-5, 1e-5),
-        ],
-    )
-    def test_a_delta_that_the_policy_states_holds_for_the_budget_of_the_node_too(self, tmp_path, stated, own, expected):
-        said = {"policy": str(policy_file(tmp_path, **stated)), "max-example-epsilon": 8.0, "target-delta": own}
-        assert node_at(OPEN, said).config.target_delta == expected
+        ]
+        assert failures(cases, check) == []
 
 
 class TestTheReply:

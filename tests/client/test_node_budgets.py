@@ -79,25 +79,26 @@ class TestBudgets:
                 return number
         return most
 
-    @pytest.mark.parametrize(
-        ("key", "settings", "unit", "fields"),
-        [
+    def test_none_is_passed_and_the_last_release_that_fits_is_made(self, tmp_path_factory):
+        def check(key, settings, unit, fields):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            node |= {key: 6.0}
+            made = self.until_refused(settings, node, **fields)
+            assert 0 < made < 50
+            account = ledger_of_node(node).account(unit)
+            assert account.epsilon(1e-5) <= 6.0
+            event = entries_of(node, unit)[0].event
+            assert account.plus(event, 2).epsilon(1e-5, "pld") > 6.0, "two more would not have fitted"
+            # Nothing else was counted in another place for what was not made.
+            assert {len(entries_of(node, each)) for each in ("client", "example")} == {made}
+
+        cases = [
             ("max-epsilon", GAUSSIAN, "client", {}),
             ("max-example-epsilon", GAUSSIAN, "example", {}),
             ("max-example-epsilon", DP_SGD, "example", {}),
             ("max-epsilon", GLOBAL, "client", {"privacy_events": gaussians(2.0)}),
-        ],
-    )
-    def test_none_is_passed_and_the_last_release_that_fits_is_made(self, node, key, settings, unit, fields):
-        node |= {key: 6.0}
-        made = self.until_refused(settings, node, **fields)
-        assert 0 < made < 50
-        account = ledger_of_node(node).account(unit)
-        assert account.epsilon(1e-5) <= 6.0
-        event = entries_of(node, unit)[0].event
-        assert account.plus(event, 2).epsilon(1e-5, "pld") > 6.0, "two more would not have fitted"
-        # Nothing else was counted in another place for what was not made.
-        assert {len(entries_of(node, each)) for each in ("client", "example")} == {made}
+        ]
+        assert failures(cases, check) == []
 
     def test_noise_on_everything_spends_the_budget_of_a_group(self, tmp_path):
         """Where steps protect groups, releases by other noise are not counted for examples instead."""
@@ -194,13 +195,16 @@ class TestBudgets:
         answer(GLOBAL, node, message_of(privacy_events=[said]))
         assert str(ledger_of_node(node).filter_of("client")) == str(filter_for("gaussian", 8.0, 1e-5))
 
-    @pytest.mark.parametrize("epsilon", [1e101, 1e308, 10**400])
-    def test_a_promise_that_cannot_be_added_up_never_reaches_the_ledger(self, tmp_path, epsilon):
-        node = own_node(tmp_path)
-        said = json.dumps({"kind": "pure", "epsilon": epsilon})
-        assert "must be at most 1e+100" in answer(GLOBAL, node, message_of(privacy_events=[said])).error.reason
-        assert not answer(GLOBAL, node, message_of(privacy_events=gaussians(2.0))).has_error()
-        assert ledger_of_node(node).account("client").epsilon(1e-5) > 0
+    def test_a_promise_that_cannot_be_added_up_never_reaches_the_ledger(self, tmp_path_factory):
+        def check(epsilon):
+            tmp_path = tmp_path_factory.mktemp("case")
+            node = own_node(tmp_path)
+            said = json.dumps({"kind": "pure", "epsilon": epsilon})
+            assert "must be at most 1e+100" in answer(GLOBAL, node, message_of(privacy_events=[said])).error.reason
+            assert not answer(GLOBAL, node, message_of(privacy_events=gaussians(2.0))).has_error()
+            assert ledger_of_node(node).account("client").epsilon(1e-5) > 0
+
+        assert failures([1e101, 1e308, 10**400], check) == []
 
     def test_a_pure_release_that_fits_is_made(self, node):
         """ε = 0.65 for the client, twice that for an example; filters leave some of a budget for δ."""
@@ -215,10 +219,17 @@ class TestBudgets:
         other = own_node(tmp_path / "other") | {"max-epsilon": 6.0}
         assert by_policy == self.until_refused(GAUSSIAN, other) > 0
 
-    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
-    @pytest.mark.parametrize("settings", [OPEN, LAPLACE, GAUSSIAN | {"privacy.noise-seed": 1}])
-    def test_nothing_without_a_guarantee_fits(self, node, key, settings):
-        assert self.until_refused(settings, node | {key: 1e9}) == 0
+    def test_nothing_without_a_guarantee_fits(self, tmp_path_factory):
+        def check(key, settings):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            assert self.until_refused(settings, node | {key: 1e9}) == 0
+
+        cases = [
+            (key, settings)
+            for key in ["max-epsilon", "max-example-epsilon"]
+            for settings in [OPEN, LAPLACE, GAUSSIAN | {"privacy.noise-seed": 1}]
+        ]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
     def test_nor_do_scores(self, node, key):

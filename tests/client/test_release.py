@@ -206,11 +206,14 @@ class TestLeakage:
         assert (entry.round, entry.mechanism) == (3, "laplace")
         assert entry.event.radius == counted and entry.event.leakage == pytest.approx(P / NU)
 
-    @pytest.mark.parametrize("distance", [0.0, 1e-9, 1e9])
-    def test_what_is_counted_does_not_depend_on_the_update(self, node, distance):
-        sent_by(moved(distance), LAPLACE, node)
-        (entry,) = entries_of(node, "neighbourhood")
-        assert entry.event == Laplace(P / NU, 1.0)
+    def test_what_is_counted_does_not_depend_on_the_update(self, tmp_path_factory):
+        def check(distance):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            sent_by(moved(distance), LAPLACE, node)
+            (entry,) = entries_of(node, "neighbourhood")
+            assert entry.event == Laplace(P / NU, 1.0)
+
+        assert failures([0.0, 1e-9, 1e9], check) == []
 
     def test_it_is_on_disk_before_anything_is_trained(self, node):
         def train(*_):
@@ -228,27 +231,29 @@ class TestLeakage:
             ledgers._ledger.cache_clear()
         assert ledger_of_node(node).leakage() == pytest.approx(3 * P / NU)
 
-    @pytest.mark.parametrize(
-        ("run", "own", "releases"), [(2.5, 0.0, 2), (0.0, 2.5, 2), (9.5, 1.5, 1), (1.5, 9.5, 1), (3.0, 0.0, 3)]
-    )
-    def test_the_smaller_limit_wins_to_the_last_release(self, node, run, own, releases):
+    def test_the_smaller_limit_wins_to_the_last_release(self, tmp_path_factory):
         """In releases; a limit of three of them allows three, whatever adding up rounds."""
-        settings, trained = LAPLACE | {"privacy.max-leakage": run * P / NU}, []
-        node |= {"max-leakage": own * P / NU} if own else {}
 
-        def train(*_):
-            trained.append(1)
-            return Reply(moved(1.0))
+        def check(run, own, releases):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            settings, trained = LAPLACE | {"privacy.max-leakage": run * P / NU}, []
+            node |= {"max-leakage": own * P / NU} if own else {}
 
-        for number in range(5):
-            asked = request_of_kind(settings=settings, number=number), node_at(settings, node), train
-            if number < releases:
-                assert released(*asked).arrays
-            else:
-                with pytest.raises(BudgetExhausted) as refusal:
-                    released(*asked)
-                assert not any(digit in str(refusal.value) for digit in "0123456789")
-        assert len(trained) == releases == len(entries_of(node, "neighbourhood"))
+            def train(*_):
+                trained.append(1)
+                return Reply(moved(1.0))
+
+            for number in range(5):
+                asked = request_of_kind(settings=settings, number=number), node_at(settings, node), train
+                if number < releases:
+                    assert released(*asked).arrays
+                else:
+                    with pytest.raises(BudgetExhausted) as refusal:
+                        released(*asked)
+                    assert not any(digit in str(refusal.value) for digit in "0123456789")
+            assert len(trained) == releases == len(entries_of(node, "neighbourhood"))
+
+        assert failures([(2.5, 0.0, 2), (0.0, 2.5, 2), (9.5, 1.5, 1), (1.5, 9.5, 1), (3.0, 0.0, 3)], check) == []
 
     def test_a_private_choice_among_hypotheses_leaks_its_epsilon(self, node):
         sent_by(moved(1.0), CHOOSING, node, models=(SOFTMAX, SOFTMAX))
@@ -273,20 +278,21 @@ class TestLeakage:
             count_leakage(request, here)
         assert len(entries_of(node, "neighbourhood")) == 1
 
-    @pytest.mark.parametrize(
-        ("settings", "message"),
-        [
+    def test_what_a_limit_refuses_is_charged_to_no_budget(self, tmp_path_factory):
+        def check(settings, message):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            limits = {"max-leakage": 1e9, "min-radius": 1.0, "max-example-epsilon": 50.0}
+            for limited in (node | limits, node | limits | {"max-example-epsilon": 0.0}):
+                assert answer(settings, limited, message_of(**message)).has_error()
+            assert not list(Path(node["ledger-dir"]).glob("*.jsonl"))
+
+        cases = [
             (GAUSSIAN, {}),
             (DP_SGD, {}),
             (LAPLACE | {"privacy.radius": 0.5}, {}),
             (OPEN | {"task.test-fraction": 0.2, "evaluation.federated": "on"}, {"kind": "evaluate"}),
-        ],
-    )
-    def test_what_a_limit_refuses_is_charged_to_no_budget(self, node, settings, message):
-        limits = {"max-leakage": 1e9, "min-radius": 1.0, "max-example-epsilon": 50.0}
-        for limited in (node | limits, node | limits | {"max-example-epsilon": 0.0}):
-            assert answer(settings, limited, message_of(**message)).has_error()
-        assert not list(Path(node["ledger-dir"]).glob("*.jsonl"))
+        ]
+        assert failures(cases, check) == []
 
     def test_a_limit_of_the_run_holds_in_a_simulation_too(self):
         settings = LAPLACE | {"privacy.max-leakage": 1.5 * P / NU}
@@ -314,50 +320,58 @@ class TestLeakage:
         with pytest.raises(BudgetExhausted):
             sent_by(moved(1.0), LAPLACE | useless, node | {"max-leakage": 1e9})
 
-    @pytest.mark.parametrize(
-        ("kind", "settings"),
-        [
+    def test_a_node_with_a_limit_takes_part_in_nothing_without_this_noise(self, tmp_path_factory):
+        def check(kind, settings):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            request = (
+                request_of_kind(EvaluateRequest, settings) if kind == "evaluate" else request_of_kind(settings=settings)
+            )
+            with pytest.raises(BudgetExhausted, match="max-leakage"):
+                released(request, node_at(settings, node | {"max-leakage": 100.0}), pytest.fail)
+
+        cases = [
             ("train", OPEN),
             ("train", GLOBAL),
             ("train", DP_SGD),
             ("train", GAUSSIAN),
             ("evaluate", LAPLACE | {"evaluation.held-out-clients": 0.5}),
-        ],
-    )
-    def test_a_node_with_a_limit_takes_part_in_nothing_without_this_noise(self, node, kind, settings):
-        request = (
-            request_of_kind(EvaluateRequest, settings) if kind == "evaluate" else request_of_kind(settings=settings)
-        )
-        with pytest.raises(BudgetExhausted, match="max-leakage"):
-            released(request, node_at(settings, node | {"max-leakage": 100.0}), pytest.fail)
+        ]
+        assert failures(cases, check) == []
 
-    @pytest.mark.parametrize("limit", [-1.0, "much", True, math.inf, math.nan])
-    def test_a_limit_that_is_none(self, node, limit):
-        with pytest.raises(ConfigError, match="max-leakage"):
-            sent_by(moved(1.0), node=node | {"max-leakage": limit})
+    def test_a_limit_that_is_none(self, tmp_path_factory):
+        def check(limit):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            with pytest.raises(ConfigError, match="max-leakage"):
+                sent_by(moved(1.0), node=node | {"max-leakage": limit})
+
+        assert failures([-1.0, "much", True, math.inf, math.nan], check) == []
 
     def test_a_limit_makes_a_node_keep_a_ledger(self, tmp_path, monkeypatch):
         monkeypatch.setenv("HOME", str(tmp_path))
         sent_by(moved(1.0), node={"max-leakage": 1000.0})
         assert len(list(tmp_path.glob(".cloister/ledgers/*.jsonl"))) == 1
 
-    @pytest.mark.parametrize(
-        ("radius", "minimum", "allowed"), [(1e-6, 0, False), (9.0, 0, False), (1.0, 2.0, False), (2.0, 2.0, True)]
-    )
-    def test_a_radius_is_of_the_nodes_choosing_where_it_has_a_limit(self, node, radius, minimum, allowed):
-        settings = LAPLACE | {"privacy.radius": radius}
-        node |= {"max-leakage": 1e9} | ({"min-radius": minimum} if minimum else {})
-        if allowed:
-            assert sent_by(moved(1.0), settings, node).arrays
-        else:
-            with pytest.raises(PrivacyError, match="min-radius"):
-                sent_by(moved(1.0), settings, node)
-            assert not list(Path(node["ledger-dir"]).glob("*"))
+    def test_a_radius_is_of_the_nodes_choosing_where_it_has_a_limit(self, tmp_path_factory):
+        def check(radius, minimum, allowed):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            settings = LAPLACE | {"privacy.radius": radius}
+            node |= {"max-leakage": 1e9} | ({"min-radius": minimum} if minimum else {})
+            if allowed:
+                assert sent_by(moved(1.0), settings, node).arrays
+            else:
+                with pytest.raises(PrivacyError, match="min-radius"):
+                    sent_by(moved(1.0), settings, node)
+                assert not list(Path(node["ledger-dir"]).glob("*"))
 
-    @pytest.mark.parametrize("minimum", [-1.0, "1", True])
-    def test_a_minimum_that_is_none(self, node, minimum):
-        with pytest.raises(ConfigError, match="min-radius"):
-            sent_by(moved(1.0), node=node | {"min-radius": minimum})
+        assert failures([(1e-6, 0, False), (9.0, 0, False), (1.0, 2.0, False), (2.0, 2.0, True)], check) == []
+
+    def test_a_minimum_that_is_none(self, tmp_path_factory):
+        def check(minimum):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            with pytest.raises(ConfigError, match="min-radius"):
+                sent_by(moved(1.0), node=node | {"min-radius": minimum})
+
+        assert failures([-1.0, "1", True], check) == []
 
     def test_without_a_limit_any_radius_will_do(self):
         assert sent_by(moved(1.0), LAPLACE | {"privacy.radius": 1e-6}).arrays
@@ -409,9 +423,16 @@ class TestExactly:
             "this node has a limit (max-leakage), and this would leave without the noise that it counts"
         )
 
-    @pytest.mark.parametrize(
-        ("settings", "event"),
-        [
+    def test_what_is_counted_and_where_it_belongs(self, tmp_path_factory):
+        def check(settings, event):
+            tmp_path = tmp_path_factory.mktemp("case")
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path)}
+            request = request_of_kind(settings=LAPLACE | settings, number=4, run="nine")
+            released(request, node_at(LAPLACE, node), lambda *_: Reply(moved(1.0)))
+            (entry,) = ledger_of_node(node).entries
+            assert (entry.event, entry.run, entry.round, entry.unit) == (event, "nine", 4, "neighbourhood")
+
+        cases = [
             (
                 {"privacy.noise-seed": 3},
                 Unaccounted("the noise is seeded: whoever knows privacy.noise-seed can remove it"),
@@ -422,14 +443,8 @@ class TestExactly:
             ),
             ({}, Laplace(P / NU, 1.0)),
             ({"privacy.radius": 0.25}, Laplace(P / NU / 0.25, 0.25)),
-        ],
-    )
-    def test_what_is_counted_and_where_it_belongs(self, tmp_path, settings, event):
-        node = {"data-identity": "ward", "ledger-dir": str(tmp_path)}
-        request = request_of_kind(settings=LAPLACE | settings, number=4, run="nine")
-        released(request, node_at(LAPLACE, node), lambda *_: Reply(moved(1.0)))
-        (entry,) = ledger_of_node(node).entries
-        assert (entry.event, entry.run, entry.round, entry.unit) == (event, "nine", 4, "neighbourhood")
+        ]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize("minimum", [-1.0, "1", True])
     def test_what_a_minimum_is(self, minimum):

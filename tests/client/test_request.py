@@ -208,17 +208,21 @@ class TestHowManyModels:
         cases = [(names,) for names in [("0/a", "2/a"), ("0/a", "1/b"), ("0/a", "1/a", "1/b"), ("a", "b")]]
         assert failures(cases, check) == []
 
-    @pytest.mark.parametrize("claimed", [1, True, 2])
-    def test_nothing_is_charged_and_nothing_of_the_choice_leaves(self, tmp_path, claimed):
+    def test_nothing_is_charged_and_nothing_of_the_choice_leaves(self, tmp_path_factory):
         """Whether a patient has class 0 was read from which of two stacked models came back trained."""
-        refusals = set()
-        for number, label in enumerate((0, 1)):
-            data = write_data(tmp_path, 50, name=f"{number}.npz", y=np.full(50, label))
-            node = own_node(tmp_path / str(number), data)
-            reply = answer(DP_SGD, node, message_of(TWO, hypotheses=claimed))
-            refusals.add(reply.error.reason)
-            assert not (tmp_path / str(number) / "ledgers").exists()
-        assert len(refusals) == 1
+
+        def check(claimed):
+            tmp_path = tmp_path_factory.mktemp("case")
+            refusals = set()
+            for number, label in enumerate((0, 1)):
+                data = write_data(tmp_path, 50, name=f"{number}.npz", y=np.full(50, label))
+                node = own_node(tmp_path / str(number), data)
+                reply = answer(DP_SGD, node, message_of(TWO, hypotheses=claimed))
+                refusals.add(reply.error.reason)
+                assert not (tmp_path / str(number) / "ledgers").exists()
+            assert len(refusals) == 1
+
+        assert failures([1, True, 2], check) == []
 
 
 class TestArrays:
@@ -311,17 +315,19 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("settings", [OPEN, DP_SGD])
-@pytest.mark.parametrize("bad", BAD)
-def test_a_refusal_is_the_same_whatever_the_data(tmp_path, bad, settings):
-    arrays, fields = BAD[bad]
-    reasons = set()
-    files = [write_data(tmp_path, 50), write_data(tmp_path, 7, name="few.npz"), tmp_path / "none.npz"]
-    for number, data in enumerate(files):
-        node = own_node(tmp_path / str(number), data)
-        reasons.add(answer(settings, node, message_of(SOFTMAX | arrays, **fields)).error.reason)
-    (reason,) = reasons
-    assert str(tmp_path) not in reason
+def test_a_refusal_is_the_same_whatever_the_data(tmp_path_factory):
+    def check(settings, bad):
+        tmp_path = tmp_path_factory.mktemp("case")
+        arrays, fields = BAD[bad]
+        reasons = set()
+        files = [write_data(tmp_path, 50), write_data(tmp_path, 7, name="few.npz"), tmp_path / "none.npz"]
+        for number, data in enumerate(files):
+            node = own_node(tmp_path / str(number), data)
+            reasons.add(answer(settings, node, message_of(SOFTMAX | arrays, **fields)).error.reason)
+        (reason,) = reasons
+        assert str(tmp_path) not in reason
+
+    assert failures([(settings, bad) for settings in [OPEN, DP_SGD] for bad in BAD], check) == []
 
 
 def test_a_message_under_a_policy_is_refused_at_the_door_first(tmp_path):

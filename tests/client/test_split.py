@@ -160,12 +160,15 @@ class TestTheKey:
     def test_each_node_has_its_own(self, tmp_path):
         assert secret_key(tmp_path / "one") != secret_key(tmp_path / "other")
 
-    @pytest.mark.parametrize("content", [b"", b"short", bytes(KEY_BYTES + 1)])
-    def test_a_file_that_is_none(self, tmp_path, content):
-        (tmp_path / NAME).write_bytes(content)
-        with pytest.raises(ConfigError, match=rf"must hold 32 bytes, found {len(content)}") as refused:
-            secret_key(tmp_path)
-        assert str(tmp_path) not in str(refused.value)
+    def test_a_file_that_is_none(self, tmp_path_factory):
+        def check(content):
+            tmp_path = tmp_path_factory.mktemp("case")
+            (tmp_path / NAME).write_bytes(content)
+            with pytest.raises(ConfigError, match=rf"must hold 32 bytes, found {len(content)}") as refused:
+                secret_key(tmp_path)
+            assert str(tmp_path) not in str(refused.value)
+
+        assert failures([b"", b"short", bytes(KEY_BYTES + 1)], check) == []
 
 
 class TestExactly:
