@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from cloister.aggregation import GlobalDP
+from cloister.aggregation.constructors import GlobalDP
 from cloister.aggregation.decorator import Decorator, Screened
 from cloister.core.arrays import from_record, to_record
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS

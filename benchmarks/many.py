@@ -13,7 +13,7 @@ from common import MLP, Shapes, count, extra_peak, in_subprocess, machine, model
 from flwr.app import ConfigRecord, Message
 from inprocess import add_one
 
-from cloister.aggregation import GlobalDP
+from cloister.aggregation.constructors import GlobalDP
 from cloister.core.arrays import to_record
 from cloister.local.grid import LocalGrid
 from cloister.strategies.averaging import FedAvg

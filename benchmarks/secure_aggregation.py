@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.secure_aggregation.coordinator import Coordinator
-from cloister.secure_aggregation.graph import graph_for
+from cloister.secure_aggregation.graph import Complete
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.messages import Message
 from cloister.secure_aggregation.ring import into_ring, out_of_ring
@@ -58,8 +58,8 @@ def round_of(members: int, parameters: int, meter: Meter) -> None:
     names = [f"site-{number:04}" for number in range(members)]
     keys = {name: Ed25519PrivateKey.generate() for name in names}
     roster = Roster({name: public_bytes(key) for name, key in keys.items()})
-    graph = graph_for(members, members * 7 // 10, members // 5, answering=members * 9 // 10)
-    terms = Terms("benchmark", 1, 1, graph, parameters)
+    graph = Complete(members * 7 // 10, members // 5)
+    terms = Terms("benchmark", 1, graph, parameters)
     parties = {name: Member(name, keys[name], roster, terms) for name in names}
     server = Coordinator(roster, terms)
     values = into_ring(np.arange(parameters) % 1000 - 500, 32)

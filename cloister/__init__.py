@@ -10,7 +10,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "aggregation": "GlobalDP LaplaceClustering MetricDP PrivateStrategy",
+    "aggregation.clustering": "LaplaceClustering",
+    "aggregation.constructors": "GlobalDP MetricDP",
+    "aggregation.private_strategy": "PrivateStrategy",
     "audits.conformance": "check_mechanism",
     "audits.epsilon": "try_to_tell",
     "audits.sensitivity": "leave_one_out",

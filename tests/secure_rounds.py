@@ -55,7 +55,7 @@ def roster_of_all(members):
 
 def terms_for(members, threshold=None, colluding=0, length=5, graph=None, **other):
     graph = graph or Complete(threshold or members // 2 + 1, colluding)
-    terms = Terms("run-1", other.pop("round", 1), other.pop("attempt", 1), graph, length, **other)
+    terms = Terms("run-1", other.pop("round", 1), graph, length, **other)
     return terms.under(roster_of_all(members))
 
 

@@ -24,7 +24,7 @@ def settings(folder, clients=5, threshold=4, colluding=0, z=1.0, **more):
     return {
         "output-dir": str(folder),
         "task.model": "softmax",
-        "num-rounds": 1,  # no round begins the next one early, unless a test says so
+        "num-rounds": 1,
         "strategy.min-nodes": clients,
         "privacy.server": "global-dp",
         "privacy.noise-multiplier": z,

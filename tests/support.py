@@ -29,6 +29,19 @@ def failures(cases: Iterable[Any], check: Callable[..., None]) -> list[str]:
     return found
 
 
+def every(cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """Make one test of a check for several cases, which names each case that fails."""
+
+    def decorate(check: Callable[..., None]) -> Callable[[], None]:
+        def test() -> None:
+            assert failures(cases, check) == []
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return decorate
+
+
 def mostly_slow(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
     """Parameters of a test: those in `fast` in every run of the tests, the others with `-m slow`."""
     fast = list(fast)

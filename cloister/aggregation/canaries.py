@@ -130,10 +130,21 @@ class Canaries:
         if not len(self):
             return contributions
         cohort, present = contributions.cohort, np.flatnonzero(self.coins)
-        length = sign_in(contributions.server_round) * LENGTH * bound
+        height = sign_in(contributions.server_round) * LENGTH * bound / math.sqrt(cohort.layout.size)
+        # Each piece supports the slicing that consumers of a row use.
+        rows = [
+            tuple(_Piece(self.directions, int(canary), layer, height, sent) for layer, sent in enumerate(cohort.sent))
+            for canary in present
+        ]
+        others = Cohort.of(cohort.layout, cohort.sent, tuple(cast(Row, row) for row in rows))
         return replace(
             contributions,
-            cohort=_together(cohort, [self._row(int(canary), length, cohort) for canary in present]),
+            cohort=replace(
+                cohort,
+                rows=(*cohort.rows, *others.rows),
+                norms=np.concatenate([cohort.norms, others.norms]),
+                factors=np.concatenate([cohort.factors, others.factors]),
+            ),
             examples=(*contributions.examples, *repeat(float(MAX_EXAMPLES), len(present))),
             asked=contributions.asked + len(self),
             expected=contributions.expected + len(self) / 2,
@@ -229,11 +240,6 @@ class Canaries:
             self, directions=directions, coins=state["coins"], scores=state["scores"], rounds=rounds, size=size
         )
 
-    def _row(self, canary: int, length: float, cohort: Cohort) -> Row:
-        height = length / math.sqrt(cohort.layout.size)
-        pieces = (_Piece(self.directions, canary, layer, height, sent) for layer, sent in enumerate(cohort.sent))
-        return cast(Row, tuple(pieces))  # each piece supports the slicing that consumers of a row use
-
 
 NO_CANARIES = Canaries.drawn(0)
 
@@ -285,12 +291,11 @@ def evened(moved: Row) -> Row:
         moved: p numbers in flat arrays.
     """
     power = np.square(np.concatenate(moved)).mean()
-    even = [piece * _gain(power, np.square(piece).mean()) if piece.size >= MEASURABLE else piece for piece in moved]
+    even: list[NDArray] = []
+    for piece in moved:
+        own = np.square(piece).mean() if piece.size >= MEASURABLE else 0.0
+        even.append(piece * (power / own) if own else piece)
     return tuple(np.split(decorrelated(np.concatenate(even)), np.cumsum([piece.size for piece in moved])[:-1]))
-
-
-def _gain(power: float, own: float) -> float:
-    return power / own if own else 1.0
 
 
 def decorrelated(update: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -307,14 +312,3 @@ def decorrelated(update: NDArray[np.float64]) -> NDArray[np.float64]:
     gram = blocks @ blocks.T
     weighed = np.linalg.pinv(gram, hermitian=True) @ blocks * (np.trace(gram) / count)
     return np.concatenate([weighed.ravel(), update[count * width :]])
-
-
-def _together(cohort: Cohort, rows: Sequence[Row]) -> Cohort:
-    """Return the cohort with further, unclipped replies."""
-    others = Cohort.of(cohort.layout, cohort.sent, tuple(rows))
-    return replace(
-        cohort,
-        rows=(*cohort.rows, *others.rows),
-        norms=np.concatenate([cohort.norms, others.norms]),
-        factors=np.concatenate([cohort.factors, others.factors]),
-    )

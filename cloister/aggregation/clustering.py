@@ -11,7 +11,7 @@ The server adds no noise. It receives released models, so that all further compu
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -24,7 +24,7 @@ from cloister.core.errors import FederationError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.state import State, joined, part
 from cloister.core.wire import HYPOTHESES
-from cloister.privacy.mechanisms.kmeans import Clusters, clustered, scattered
+from cloister.privacy.mechanisms.kmeans import clustered, scattered
 
 
 class LaplaceClustering(Decorator):
@@ -116,11 +116,22 @@ class LaplaceClustering(Decorator):
             screening: of the replies that count.
         """
         sent, releases, found = unstacked(from_record(self.sent)), screening.cohort.rows, None
+        layout = Layout.of(sent[0])
         members: list[Sequence[Row]] = [releases] * self.hypotheses
         if server_round >= self._split_round:
-            found = self._clusters(releases, sent)
+            start = [layout.rows(model) for model in sent]
+            if self._split_round and releases and all(all(map(np.array_equal, start[0], row)) for row in start):
+                chosen = scattered(layout, releases, len(start))
+                start[: len(chosen)] = [releases[number] for number in chosen]
+            # k-means from the hypotheses; if they are all equal, from scattered releases.
+            found = clustered(layout, releases, start)
             members = [[releases[i] for i in np.flatnonzero(found.labels == k)] for k in range(self.hypotheses)]
-        models, metrics = self._aggregated(server_round, sent, members)
+        models, metrics = list(sent), None
+        for number, (copy, rows) in enumerate(zip(self.copies, members, strict=True)):
+            replies = [virtual_reply(layout, row) for row in rows]
+            aggregated, seen = copy.aggregate_train(server_round, replies) if replies else (None, None)
+            models[number] = models[number] if aggregated is None else from_record(aggregated)
+            metrics = seen or metrics  # of the last copy with clients
         if found is None:
             # Each copy aggregates, to update its state. All hypotheses take the first model: a strategy may be random.
             models = models[:1] * self.hypotheses
@@ -133,27 +144,6 @@ class LaplaceClustering(Decorator):
         )
         return to_record(stacked(models)), metrics
 
-    def _aggregated(
-        self, server_round: int, sent: Sequence[NamedArrays], members: Sequence[Sequence[Row]]
-    ) -> tuple[list[NamedArrays], MetricRecord | None]:
-        """Aggregate each cluster; return the models, and the metrics of the last copy that has some."""
-        models, metrics, layout = list(sent), None, Layout.of(sent[0])
-        for number, (copy, rows) in enumerate(zip(self.copies, members, strict=True)):
-            replies = [virtual_reply(layout, row) for row in rows]
-            aggregated, seen = copy.aggregate_train(server_round, replies) if replies else (None, None)
-            models[number] = models[number] if aggregated is None else from_record(aggregated)
-            metrics = seen or metrics
-        return models, metrics
-
-    def _clusters(self, releases: Sequence[Row], sent: Sequence[NamedArrays]) -> Clusters:
-        """Run k-means from the hypotheses; if they are all equal, from scattered releases."""
-        layout = Layout.of(sent[0])
-        start = [layout.rows(model) for model in sent]
-        if self._split_round and releases and all(_alike(model, sent[0]) for model in sent):
-            chosen = scattered(layout, releases, len(start))
-            start[: len(chosen)] = [releases[number] for number in chosen]
-        return clustered(layout, releases, start)
-
     def state_dict(self) -> State:
         """Return the state of the wrapped strategy and of every copy."""
         copies = {f"copy-{number}": state_of(copy) for number, copy in enumerate(self.copies)}
@@ -164,7 +154,3 @@ class LaplaceClustering(Decorator):
         super().load_state_dict(state)
         for number, copy in enumerate(self.copies):
             restore(copy, part(state, f"copy-{number}"))
-
-
-def _alike(one: NamedArrays, other: NamedArrays) -> bool:
-    return all(np.array_equal(array, other[name]) for name, array in one.items())

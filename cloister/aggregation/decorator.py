@@ -30,7 +30,7 @@ from cloister.privacy.claims.claim import Claim
 
 NamedArrays = Mapping[str, NDArray]
 Send = Callable[[Messages], Messages]
-NOBODY = 0
+SERVER_NODE = 0
 """Node id of a reply that the server itself makes."""
 
 
@@ -40,7 +40,7 @@ class Measurements:
 
     `clipped_fraction`, `clip_calibration` and `distance` come from un-noised updates: only the server may see them.
     `epsilon` is the ε of the ledger after the round, if a guarantee exists. `abandoned`: too few replies counted, and
-    the model is unchanged. `began_early`: True if the previous round started this one, in strategies that can do so.
+    the model is unchanged.
     """
 
     asked: int
@@ -58,7 +58,6 @@ class Measurements:
     collapsed: tuple[tuple[int, int], ...] = ()
     epsilon: float | None = None
     abandoned: bool = False
-    began_early: bool | None = None
 
 
 class Decorator(Strategy):
@@ -158,7 +157,14 @@ class Decorator(Strategy):
         self._draw = getattr(self.inner, "last_draw", None)
         self._expected = float(self._draw.expected if self._draw else len(messages))
         if begins:
-            self._require_memory()
+            # For a secret cohort size, the expected size plus six standard deviations is used. The refusal then reveals
+            # nothing about the real size.
+            expected = self.expected_reply(from_record(self.sent))
+            layout = Layout.of(expected)
+            secret = self._draw is not None and self._draw.kind == "poisson"
+            maximum = math.ceil(self._expected + 6 * math.sqrt(self._expected)) if secret else len(self._asked)
+            if component := self.needs_all_replies(layout, layout.rows(expected)):
+                require_memory(component, layout, maximum)
         return messages
 
     def needs_all_replies(self, layout: Layout, sent: Row) -> str:
@@ -170,22 +176,6 @@ class Decorator(Strategy):
             layout, sent: as in `screened`.
         """
         return f"strategy {type(self.inner).__name__}"
-
-    def _require_memory(self) -> None:
-        """Refuse a first round whose replies do not fit into memory.
-
-        For a secret cohort size, the expected size plus six standard deviations is used. The refusal then reveals
-        nothing about the real size.
-
-        Raises:
-            ConfigError: the replies do not fit.
-        """
-        expected = self.expected_reply(from_record(self.sent))
-        layout = Layout.of(expected)
-        secret = self._draw is not None and self._draw.kind == "poisson"
-        maximum = math.ceil(self._expected + 6 * math.sqrt(self._expected)) if secret else len(self._asked)
-        if component := self.needs_all_replies(layout, layout.rows(expected)):
-            require_memory(component, layout, maximum)
 
     def receive(self, replies: Messages) -> Screening:
         """Screen the replies of a training round as they come.
@@ -239,7 +229,16 @@ class Decorator(Strategy):
             self.measured = Measurements(len(self._asked), accepted, screening.rejected, abandoned=True)
             return None, None
         arrays, metrics = self.aggregate(server_round, screening)
-        return (None if arrays is None else _in_layout(arrays, Layout.of(from_record(self.sent)))), metrics
+        if arrays is None:
+            return None, metrics
+        layout = Layout.of(from_record(self.sent))
+        if tuple(array.dtype for array in arrays.values()) == layout.dtypes and tuple(arrays) == layout.names:
+            return arrays, metrics
+        # Some Flower optimizers turn float32 into float64: return the names, order and dtypes sent.
+        named = from_record(arrays)
+        if set(named) != set(layout.names):
+            raise FederationError("the wrapped strategy returned other arrays than it was given")
+        return to_record(layout.named(layout.rows(named))), metrics
 
     @property
     def sent(self) -> ArrayRecord:
@@ -329,19 +328,6 @@ def restore(strategy: Strategy, state: State) -> None:
     strategy.load_state_dict(state)
 
 
-def _in_layout(arrays: ArrayRecord, layout: Layout) -> ArrayRecord:
-    """Return the model in the names, order and dtypes sent.
-
-    Some Flower optimizers turn float32 into float64.
-    """
-    if tuple(array.dtype for array in arrays.values()) == layout.dtypes and tuple(arrays) == layout.names:
-        return arrays
-    named = from_record(arrays)
-    if set(named) != set(layout.names):
-        raise FederationError("the wrapped strategy returned other arrays than it was given")
-    return to_record(layout.named(layout.rows(named)))
-
-
 class Screened(Decorator):
     """A wrapper without privacy: every reply that counts goes to the wrapped strategy.
 
@@ -364,7 +350,12 @@ class Screened(Decorator):
         self.measured = Measurements(len(self._asked), len(screening.accepted), screening.rejected)
         if not screening.accepted:
             return None, None
-        losses = [_train_loss(message) for message in screening.accepted]
+        losses: list[float | None] = []
+        for message in screening.accepted:
+            # The loss in a reply's only metric record, if it is a finite number.
+            keys = [record.get(TRAIN_LOSS) for record in message.content.metric_records.values()]
+            is_loss = len(keys) == 1 and isinstance(keys[0], float) and abs(keys[0]) < float("inf")
+            losses.append(keys[0] if is_loss else None)
         shown = losses if all(loss is not None for loss in losses) else [None] * len(losses)
         weights = screening.examples if self.by_examples else [1.0] * len(losses)
         cohort = screening.cohort
@@ -387,10 +378,4 @@ def virtual_reply(layout: Layout, row: Row, examples: float = 1.0, loss: float |
     metrics = MetricRecord({EXAMPLES: examples})
     if loss is not None:
         metrics[TRAIN_LOSS] = loss
-    return Message(RecordDict({ARRAYS: to_record(layout.named(row)), METRICS: metrics}), NOBODY, MessageType.TRAIN)
-
-
-def _train_loss(message: Message) -> float | None:
-    """Return the training loss in a reply's only metric record, if it is a finite number."""
-    keys = [record.get(TRAIN_LOSS) for record in message.content.metric_records.values()]
-    return keys[0] if len(keys) == 1 and isinstance(keys[0], float) and abs(keys[0]) < float("inf") else None
+    return Message(RecordDict({ARRAYS: to_record(layout.named(row)), METRICS: metrics}), SERVER_NODE, MessageType.TRAIN)

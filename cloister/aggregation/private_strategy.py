@@ -95,17 +95,14 @@ class PrivateStrategy(Decorator):
             )
         if len(canaries):
             self.mechanism.refuse_canaries()
-            self._refuse_canaries_beside_draws()
-
-    def _refuse_canaries_beside_draws(self) -> None:
-        """Refuse canaries with sampling that a claim may use for amplification."""
-        draw = self._draw
-        if draw is not None and (draw.kind == "poisson" or draw.population):
-            raise ConfigError(
-                f"privacy.canaries = {len(self.canaries)} contradicts strategy.sampling = 'poisson' and "
-                "privacy.population: canaries take part in every round, and what is claimed counts on clients who do "
-                "not; use 'fixed' and no population"
-            )
+            # A claim may use such sampling for amplification.
+            draw = self._draw
+            if draw is not None and (draw.kind == "poisson" or draw.population):
+                raise ConfigError(
+                    f"privacy.canaries = {len(self.canaries)} contradicts strategy.sampling = 'poisson' and "
+                    "privacy.population: canaries take part in every round, and what is claimed counts on clients who "
+                    "do not; use 'fixed' and no population"
+                )
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Return the wrapped strategy's messages if the budget covers the round.

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
-from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, Row, view
 from cloister.core.cohort import Cohort
@@ -133,23 +132,15 @@ def screen(
     together = isinstance(replies, Sequence) or len(asked) <= TOGETHER
     at_once = max(1, len(asked) if together else NUMBERS_AT_ONCE // max(1, layout.size))
     norms, examples = array("d"), array("d")
-    while found := _taken(fit, at_once, lambda few: _finite(few, rejected, layout, sent), intake):
-        norms.extend(found[0])
-        examples.extend(found[1])
+    while few := list(islice(fit, at_once)):
+        part = _finite(few, rejected, layout, sent)
+        del few  # frees the replies before the next ones are read
+        intake.take(part.cohort, part.examples)
+        norms.extend(part.cohort.norms)
+        examples.extend(part.examples)
+        del part
     cohort = replace(Cohort.of(layout, sent, ()), norms=np.array(norms), factors=np.ones(len(norms)))
     return Screening(cohort, (), tuple(examples), _by_node(rejected), intake)
-
-
-def _taken(
-    fit: Iterator[_Reply], at_once: int, finite: Callable[[list[_Reply]], Screening], intake: Intake
-) -> tuple[NDArray[np.float64], tuple[float, ...]] | None:
-    """Sum the next batch of replies; return norms and example counts, or None at the end."""
-    few = list(islice(fit, at_once))
-    if not few:
-        return None
-    part = finite(few)
-    intake.take(part.cohort, part.examples)
-    return part.cohort.norms, part.examples
 
 
 def _by_node(rejected: list[Rejection]) -> tuple[Rejection, ...]:
@@ -172,7 +163,9 @@ def fitting(
     heard = set()
     for message in replies:
         # A grid may send and number messages only on the first request for a reply.
-        addressee = addressee or _addressees(asked)
+        addressee = addressee or {
+            one.metadata.message_id: one.metadata.dst_node_id for one in asked if one.metadata.message_id
+        }
         node = message.metadata.src_node_id
         try:
             if message.has_error() and node == SUPERLINK_NODE_ID:
@@ -186,7 +179,10 @@ def fitting(
             if node in heard:
                 raise Unfit("duplicate", "this node has already replied in this round")
             heard.add(node)
-            _refuse_error(message)
+            if message.has_error() and message.error.code in UNREACHABLE:
+                raise Unfit("unavailable", "the node is not connected, or its message expired")
+            if message.has_error():
+                raise Unfit("error", f"code {message.error.code}: {printable(str(message.error.reason))}")
             found = read(message)
         except Unfit as unfit:
             rejected.append(Rejection(node, unfit.code, printable(unfit.detail)))
@@ -195,21 +191,6 @@ def fitting(
             del message, found  # frees this reply while the next one is read
     missing = [node for node in expected if node not in heard]
     rejected += [Rejection(node, "missing", "no reply came before the deadline") for node in missing]
-
-
-def _addressees(asked: Sequence[Message]) -> dict[str, int]:
-    """Return the node of each message by message id; empty for messages without ids."""
-    return {
-        message.metadata.message_id: message.metadata.dst_node_id for message in asked if message.metadata.message_id
-    }
-
-
-def _refuse_error(message: Message) -> None:
-    if not message.has_error():
-        return
-    if message.error.code in UNREACHABLE:
-        raise Unfit("unavailable", "the node is not connected, or its message expired")
-    raise Unfit("error", f"code {message.error.code}: {printable(str(message.error.reason))}")
 
 
 def printable(text: str) -> str:

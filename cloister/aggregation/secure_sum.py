@@ -20,14 +20,13 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from cloister.aggregation.decorator import Measurements, Send
-from cloister.aggregation.key_setup import KeySetup
 from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.aggregation.screening import Rejection, Screening
 from cloister.aggregation.secure_round import SecureRound
 from cloister.core.arrays import Layout, Row, from_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.cohort import Cohort
-from cloister.core.errors import BudgetExhausted, ConfigError, FederationError, ProtocolError, RoundAbandoned
+from cloister.core.errors import ConfigError, FederationError, ProtocolError, RoundAbandoned
 from cloister.core.keys import REMEDY, provisioner_of
 from cloister.core.state import State
 from cloister.core.wire import CLIPPING_NORM, DISTANCE
@@ -43,7 +42,7 @@ from cloister.secure_aggregation.chain import seeds
 from cloister.secure_aggregation.coordinator import Total
 from cloister.secure_aggregation.graph import Complete
 from cloister.secure_aggregation.ring import out_of_ring
-from cloister.secure_aggregation.terms import EARLY, ORDINARY, Terms
+from cloister.secure_aggregation.terms import Terms
 
 logger = logging.getLogger("cloister.server")
 BY_PROVISIONER = "by-provisioner"
@@ -59,13 +58,11 @@ class Summed(Screening):
             sum.
         survivors: number of survivors.
         shown: number of survivors that revealed their surplus noise.
-        began_early: True if the previous round made the key setup of this one.
     """
 
     total: NDArray[np.int64] | None = None
     survivors: int = 0
     shown: int = 0
-    began_early: bool = False
 
 
 class SecureSum(PrivateStrategy):
@@ -75,25 +72,14 @@ class SecureSum(PrivateStrategy):
         inner: the wrapped strategy; it must need only the mean.
         mechanism: defines the computation of clients, and the release from the sum.
         budget: as in `PrivateStrategy`.
-        rounds: of the run; each round before the last may begin the next one early.
 
     Guarantee: that of the mechanism, against this server too, if every client runs a bundle that its site has checked.
     """
 
     mechanism: DistributedMean
 
-    def __init__(
-        self,
-        inner: Strategy,
-        mechanism: DistributedMean,
-        *,
-        budget: PrivacyBudget | None = None,
-        rounds: int = 1,
-    ) -> None:
+    def __init__(self, inner: Strategy, mechanism: DistributedMean, *, budget: PrivacyBudget | None = None) -> None:
         super().__init__(inner, mechanism, budget=budget)
-        self._rounds = rounds
-        self._asks_everybody = False
-        self._early: KeySetup | None = None
         self._by_provisioner: frozenset[str] | None = None
 
     def promised(self, layout: Layout) -> tuple[Event, ...]:
@@ -161,7 +147,6 @@ class SecureSum(PrivateStrategy):
                 f"and {COLLUDING} = {parties.colluding} at most {parties.members} may; raise the threshold, or lower "
                 "strategy.fraction-train"
             )
-        self._asks_everybody = {message.metadata.dst_node_id for message in messages} == set(grid.get_node_ids())
         return messages
 
     def needs_all_replies(self, layout: Layout, sent: Row) -> str:
@@ -184,42 +169,21 @@ class SecureSum(PrivateStrategy):
         asked = list(messages)
         layout = Layout.of(from_record(self.sent))
         plan = self.mechanism.plan(layout.size)
-        setup = self._setup(server_round, plan, asked)
-        began_early = bool(setup.deliveries)
-        attempt = SecureRound(setup, asked, send, self._following(server_round, plan, asked, layout))
+        attempt = SecureRound(self._terms(server_round, plan, asked), plan.terms(), asked, send)
         try:
-            total = attempt.total(lambda: self._charged(setup, layout, server_round))
+            total = attempt.total(lambda: self._charged(attempt, layout, server_round))
         except (RoundAbandoned, ProtocolError) as error:
             logger.log(WARNING, "round %d was abandoned: %s", server_round, error)
             return self._summed(layout, attempt.rejected)
-        self._early = attempt.following
-        return replace(self._summed(layout, attempt.rejected, total, plan), began_early=began_early)
+        return self._summed(layout, attempt.rejected, total, plan)
 
-    def _charged(self, setup: KeySetup, layout: Layout, server_round: int) -> AbstractContextManager[None]:
+    def _charged(self, attempt: SecureRound, layout: Layout, server_round: int) -> AbstractContextManager[None]:
         """Record the provisioner's members on the roster; return the context that charges the round."""
-        found = setup.roster.by_provisioner if setup.roster else ()
+        found = attempt.roster.by_provisioner if attempt.roster else ()
         if new := [name for name in found if name not in (self._by_provisioner or ())]:
             logger.log(WARNING, "counted as working with the server: %s; %s", provisioner_of(new), REMEDY)
         self._by_provisioner = (self._by_provisioner or frozenset()).union(found)
         return self.recorded(layout, server_round)
-
-    def _setup(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> KeySetup:
-        """Return the early key setup for exactly these nodes, or a new one."""
-        early, self._early = self._early, None
-        nodes = [message.metadata.dst_node_id for message in asked]
-        if early and early.is_usable_for(nodes) and early.terms == self._terms(server_round, plan, asked, EARLY):
-            return early
-        return KeySetup(self._terms(server_round, plan, asked, ORDINARY), plan.terms())
-
-    def _following(self, server_round: int, plan: Plan, asked: Sequence[Message], layout: Layout) -> KeySetup | None:
-        """Return a key setup for the next round, or None.
-
-        It is None if the next round may differ from this one or exceed the budget.
-        """
-        is_alike = self.mechanism.is_stationary and self._asks_everybody
-        if not is_alike or server_round >= self._rounds or not self._covers(2 * self.events(layout)):
-            return None
-        return KeySetup(self._terms(server_round + 1, plan, asked, EARLY), plan.terms())
 
     def receive(self, replies: Messages) -> Screening:
         """Refuse replies that came without the steps of the protocol.
@@ -246,24 +210,15 @@ class SecureSum(PrivateStrategy):
         layout, sent = found.cohort.layout, found.cohort.sent
         released = self.mechanism.released(found.total, layout, sent, found.survivors, found.shown)
         arrays, metrics = self._aggregated(server_round, layout, released)
-        self.measured = replace(self._measurements(found, released), began_early=found.began_early)
+        self.measured = self._measurements(found, released)
         self._follow(released.following, layout)
         return arrays, metrics
 
-    def _covers(self, events: tuple[Event, ...]) -> bool:
-        """Return True if no budget is set, or it covers these events."""
-        try:
-            if self.budget is not None:
-                self.budget.require(events)
-        except BudgetExhausted:
-            return False
-        return True
-
-    def _terms(self, server_round: int, plan: Plan, asked: Sequence[Message], attempt: int) -> Terms:
+    def _terms(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Terms:
         parties = self.mechanism.parties
         run = str(asked[0].metadata.run_id) if asked else ""
         graph = Complete(parties.threshold, parties.colluding)
-        return Terms(run, server_round, attempt, graph, plan.length, plan.bits)
+        return Terms(run, server_round, graph, plan.length, plan.bits)
 
     def _summed(
         self, layout: Layout, rejected: Sequence[Rejection], total: Total | None = None, plan: Plan | None = None
@@ -273,15 +228,13 @@ class SecureSum(PrivateStrategy):
         sent = layout.rows(from_record(self.sent))
         cohort = Cohort(layout, sent, (), np.zeros(count), np.ones(count))
         order = tuple(sorted(rejected, key=lambda one: one.node_id))
-        numbers = _released(total, plan) if total and plan else None
+        numbers: NDArray[np.int64] | None = None
+        if total and plan:
+            # Subtract the surplus noise that the survivors revealed.
+            lowest = plan.shares.parties.threshold + 1
+            seen = [seeds(link, lowest, count) for link in total.revealed.values()]
+            whole, update = out_of_ring(total.values), slice(plan.parameters)
+            whole[update] = without_surplus(whole[update], plan.shares, count, seen)
+            numbers = whole
         shown = len(total.revealed) if total else 0
         return Summed(cohort, (), (1.0,) * count, order, total=numbers, survivors=count, shown=shown)
-
-
-def _released(total: Total, plan: Plan) -> NDArray[np.int64]:
-    """Return the sum without the surplus noise that the survivors revealed."""
-    survivors, lowest = len(total.survivors), plan.shares.parties.threshold + 1
-    shown = [seeds(link, lowest, survivors) for link in total.revealed.values()]
-    whole, update = out_of_ring(total.values), slice(plan.parameters)
-    whole[update] = without_surplus(whole[update], plan.shares, survivors, shown)
-    return whole

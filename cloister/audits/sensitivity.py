@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from cloister.aggregation import PrivateStrategy
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.errors import FederationError
@@ -65,7 +65,7 @@ def leave_one_out(
 
     Examples:
         >>> from flwr.serverapp.strategy import FedAvg
-        >>> from cloister.aggregation import GlobalDP
+        >>> from cloister.aggregation.constructors import GlobalDP
         >>> sent, models = {"w": np.zeros(2)}, [{"w": np.array([0.3, 0.4])}, {"w": np.array([3.0, 4.0])}]
         >>> def silent():
         ...     return GlobalDP(FedAvg(), noise_multiplier=0.0, clipping_norm=1.0)

@@ -7,7 +7,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from cloister.aggregation import PrivateStrategy
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.bench.clock import Action
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import RunConfig, parse

@@ -31,7 +31,7 @@ from cloister.client.request import (
     TrainRequest,
     request_of,
 )
-from cloister.client.secure import mask_update, open_masks, take_part, with_early_step
+from cloister.client.secure import mask_update, open_masks, take_part
 from cloister.core.wire import SECURE
 
 AnyRequest = TypeVar("AnyRequest", bound=Request)
@@ -75,11 +75,7 @@ def answered_by(kind: type[AnyRequest], work: Work[AnyRequest]) -> Callable[[Mes
     """Return Flower's handler: parse a request, return the reply's content."""
 
     def answer(message: Message, context: Context) -> Message:
-        request, node = request_of(kind, message, context), Node.of(context)
-        if isinstance(request, ProtocolRequest):
-            reply = with_early_step(request, node, lambda request, node: reply_to(request, node, work))
-        else:
-            reply = reply_to(request, node, work)
+        reply = reply_to(request_of(kind, message, context), Node.of(context), work)
         return Message(reply.content(), reply_to=message)
 
     return answer

@@ -1,8 +1,7 @@
 """Storage of a node's attempt at a round of secure aggregation between messages.
 
 `AttemptStore.take` removes an attempt until the next step stores it again. So no step runs twice, for any number, order
-and concurrency of a server's requests. The store contains at most two attempts of a run: one at a round, and an early
-one at the next round.
+and concurrency of a server's requests. The store contains at most one attempt of a run.
 
 | store | for | where |
 |---|---|---|
@@ -17,115 +16,69 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import NamedTuple
 
 from flwr.app import ConfigRecord, RecordDict
 
 from cloister.core.errors import ProtocolError
-from cloister.core.wire import number
-from cloister.secure_aggregation import terms
+from cloister.core.wire import number as whole_number
 
-STATE = "secure-turn"
-"""Record of the last turn of a node in a run, without secrets."""
-SLOTS = (0, 1)
-"""Slots for the attempts of a run: one for even rounds, one for odd rounds."""
-
-
-class Stage(IntEnum):
-    """Stage of a node in a round: one of two attempts, or the release of its update in one of them."""
-
-    EARLY = terms.EARLY
-    ORDINARY = terms.ORDINARY
-    VECTOR = 3
-
-
-class Turn(NamedTuple):
-    """Point that a node has reached in a run. Turns are ordered; a node takes each at most once.
-
-    Args:
-        round: number of the round.
-        stage: of the round.
-    """
-
-    round: int
-    stage: Stage
-
-    @property
-    def number(self) -> int:
-        """Return this turn as a number that increases with every later turn."""
-        return len(Stage) * self.round + self.stage
-
-    @property
-    def slot(self) -> int:
-        """Return the slot of an attempt at this round."""
-        return slot_of(self.round)
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """Return the slots to clear.
-
-        An early attempt keeps the slot of the previous round.
-        """
-        return (self.slot,) if self.stage == Stage.EARLY else SLOTS
+STATE = "secure-round"
+"""Record of the last round that a node has begun in a run, without secrets."""
+NO_ROUND = -1
 
 
 class AttemptStore(ABC):
-    """Store of the attempts of each run, and of its last turn."""
+    """Store of the attempt of each run, and of the last round that was begun."""
 
-    def begin(self, run: str, turn: Turn, after: Turn | None = None) -> None:
-        """Record a turn and discard the attempts that it ends.
+    def begin(self, run: str, number: int) -> None:
+        """Record the start of a round, and discard the attempt at an earlier one.
 
-        They are discarded even if the turn is refused.
-
-        Args:
-            run: id of the run.
-            turn: the start of an attempt, or the release of an update in the attempt that was taken.
-            after: the required last turn; None: any earlier one.
-
-        Raises:
-            ProtocolError: this turn or a later one is already recorded, or the last turn differs from `after`.
-        """
-        with self._alone():
-            for slot in turn.ends:
-                self._put(run, slot, b"")
-            last = self._last(run)
-            if turn.number <= last:
-                raise ProtocolError(f"this node has begun round {turn.round} of this run before, or a later one")
-            if after is not None and after.number != last:
-                raise ProtocolError(f"another attempt has begun since; this one at round {turn.round} is over")
-            self._note(run, turn.number)
-
-    def keep(self, run: str, turn: Turn, attempt: bytes) -> None:
-        """Store an attempt until it is taken.
-
-        Args:
-            run: id of the run.
-            turn: the last one of this attempt.
-            attempt: the state for the next step.
-
-        Raises:
-            ProtocolError: another turn has been recorded since.
-        """
-        with self._alone():
-            if turn.number != self._last(run):
-                raise ProtocolError(f"another round was begun since; the attempt at round {turn.round} is over")
-            self._put(run, turn.slot, attempt)
-
-    def take(self, run: str, number: int) -> bytes:
-        """Remove an attempt from the store and return it; empty if there is none.
+        It is discarded even if the start is refused.
 
         Args:
             run: id of the run.
             number: of the round.
 
         Raises:
+            ProtocolError: this round or a later one has begun already.
+        """
+        with self._alone():
+            self._put(run, b"")
+            if number <= self._last(run):
+                raise ProtocolError(f"this node has begun round {number} of this run before, or a later one")
+            self._note(run, number)
+
+    def keep(self, run: str, number: int, attempt: bytes) -> None:
+        """Store an attempt until it is taken.
+
+        Args:
+            run: id of the run.
+            number: of the round.
+            attempt: the state for the next step.
+
+        Raises:
+            ProtocolError: another round has begun since.
+        """
+        with self._alone():
+            if number != self._last(run):
+                raise ProtocolError(f"another round was begun since; the attempt at round {number} is over")
+            self._put(run, attempt)
+
+    def take(self, run: str, number: int) -> bytes:
+        """Remove an attempt from the store and return it; empty if there is none.
+
+        Args:
+            run: id of the run.
+            number: of the round. The attempt at another round stays.
+
+        Raises:
             ProtocolError: the stored content is damaged, or another process stored it.
         """
-        slot = slot_of(number)
         with self._alone():
-            attempt = self._get(run, slot)
-            self._put(run, slot, b"")
+            if number != self._last(run):
+                return b""
+            attempt = self._get(run)
+            self._put(run, b"")
         return attempt
 
     @abstractmethod
@@ -133,34 +86,28 @@ class AttemptStore(ABC):
         """Hold exclusive access to the store within the block."""
 
     @abstractmethod
-    def _get(self, run: str, slot: int) -> bytes:
-        """Return the attempt in a slot; empty if there is none."""
+    def _get(self, run: str) -> bytes:
+        """Return the attempt of a run; empty if there is none."""
 
     @abstractmethod
-    def _put(self, run: str, slot: int, attempt: bytes) -> None:
-        """Replace the attempt in a slot; empty: clear it."""
+    def _put(self, run: str, attempt: bytes) -> None:
+        """Replace the attempt of a run; empty: clear it."""
 
     @abstractmethod
     def _last(self, run: str) -> int:
-        """Return the number of the last turn; 0: none."""
+        """Return the number of the last round that was begun; `NO_ROUND`: none."""
 
     @abstractmethod
     def _note(self, run: str, number: int) -> None:
-        """Store the number of the last turn."""
-
-
-class _Kept(NamedTuple):
-    """Attempt, with the process that stored it, since a fork has a copy."""
-
-    attempt: bytes = b""
-    process: int = 0
+        """Store the number of the last round that was begun."""
 
 
 @dataclass
 class _Memory:
-    """Attempts of one node in this process, by slot."""
+    """Attempt of one node in this process, with the process that stored it, since a fork has a copy."""
 
-    kept: tuple[_Kept, ...] = (_Kept(),) * len(SLOTS)
+    attempt: bytes = b""
+    process: int = 0
 
 
 _memories: dict[int, _Memory] = {}
@@ -172,7 +119,7 @@ class MemoryStore(AttemptStore):
     """Store in the memory of this process, for the lifetime of the node's state and for one run.
 
     Args:
-        state: of the node; it contains the number of the last turn, and no secret.
+        state: of the node; it contains the number of the last round, and no secret.
     """
 
     def __init__(self, state: RecordDict) -> None:
@@ -186,26 +133,20 @@ class MemoryStore(AttemptStore):
                 weakref.finalize(self._state, _memories.pop, key, None)
             yield
 
-    def _get(self, run: str, slot: int) -> bytes:
-        attempt, process = _memories[id(self._state)].kept[slot]
-        if attempt and process != os.getpid():
+    def _get(self, run: str) -> bytes:
+        memory = _memories[id(self._state)]
+        attempt = memory.attempt
+        if attempt and memory.process != os.getpid():
             raise ProtocolError("the attempt began in another process, which may go on with it; this one does not")
         return attempt
 
-    def _put(self, run: str, slot: int, attempt: bytes) -> None:
+    def _put(self, run: str, attempt: bytes) -> None:
         memory = _memories[id(self._state)]
-        kept = list(memory.kept)
-        kept[slot] = _Kept(attempt, os.getpid())
-        memory.kept = tuple(kept)
+        memory.attempt, memory.process = attempt, os.getpid()
 
     def _last(self, run: str) -> int:
         last = self._state.config_records.get(STATE)
-        return int(number(last, "turn")) if last and last["run"] == run else 0
+        return int(whole_number(last, "round")) if last and last["run"] == run else NO_ROUND
 
     def _note(self, run: str, number: int) -> None:
-        self._state.config_records[STATE] = ConfigRecord({"run": run, "turn": number})
-
-
-def slot_of(number: int) -> int:
-    """Return the slot of an attempt at the round with this number."""
-    return number % len(SLOTS)
+        self._state.config_records[STATE] = ConfigRecord({"run": run, "round": number})

@@ -7,31 +7,26 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import cast
 
-from cloister.client.attempts import AttemptStore
+from cloister.client.attempts import NO_ROUND, AttemptStore
 from cloister.core.errors import NodeConfigError, ProtocolError
 from cloister.core.files import DAY, expanded
-from cloister.secure_aggregation.canonical import read, text
 
 IN_MEMORY = ("tmpfs", "ramfs")
 """Kinds of file systems in memory."""
 MOUNTS = Path("/proc/self/mountinfo")
-LABEL = "kept in this file"
 DIGITS = 20
-"""Digits of the number of a turn in a file."""
+"""Digits of the number of a round in a file."""
 OWN = stat.S_IRUSR | stat.S_IWUSR
-SUFFIX, TURN = ".attempt", ".turn"
+SUFFIX, ROUND = ".attempt", ".round"
 MAXIMUM_ATTEMPTS = 64
-"""Maximum attempts in a folder, at most two for a run; beyond it, the oldest is removed."""
+"""Maximum attempts in a folder, at most one for a run; beyond it, the oldest is removed."""
 MAXIMUM_WAIT = DAY
 """Maximum seconds that an attempt waits for its next step."""
 
 
 class FolderStore(AttemptStore):
     """Store in files that only this user can read, in a folder of its own in memory.
-
-    Each file contains its own device and inode number, so that a copy of it, or of the folder, is refused.
 
     An unfinished attempt is removed after a day, or after many newer ones, and the node has then dropped out of that
     round. Refusing new attempts instead would exclude the node from all rounds after so many killed runs.
@@ -44,7 +39,7 @@ class FolderStore(AttemptStore):
         self._path, self._folder = folder, -1
 
     def clear(self) -> None:
-        """Remove all attempts and turns.
+        """Remove all attempts and the numbers of rounds.
 
         Raises:
             NodeConfigError: the folder is unsuitable for secrets.
@@ -73,45 +68,37 @@ class FolderStore(AttemptStore):
             if rank >= max_attempts or time.time() - since[name] > MAXIMUM_WAIT:
                 os.unlink(name, dir_fd=self._folder)
 
-    def _get(self, run: str, slot: int) -> bytes:
+    def _get(self, run: str) -> bytes:
         try:
-            file = self._open(_name(run, slot), os.O_RDONLY)
+            file = self._open(f"{run}{SUFFIX}", os.O_RDONLY)
         except FileNotFoundError:
             return b""
         with os.fdopen(file, "rb") as opened:
-            here, content = _identity_of(file), opened.read()
-        try:
-            (*written_in, attempt) = read(LABEL, content)
-        except ValueError:
-            written_in, attempt = [], b""
-        if written_in != here:
-            self._put(run, slot, b"")
-            raise ProtocolError("what is kept of the attempt is torn, or a copy; the attempt is over")
-        return cast(bytes, attempt)
+            return opened.read()
 
-    def _put(self, run: str, slot: int, attempt: bytes) -> None:
-        name = _name(run, slot)
+    def _put(self, run: str, attempt: bytes) -> None:
+        name = f"{run}{SUFFIX}"
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._folder)
         if attempt:
             self._end_those_left(MAXIMUM_ATTEMPTS - 1)
             file = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             with os.fdopen(file, "wb") as opened:
-                opened.write(text(LABEL, *_identity_of(file), attempt))
+                opened.write(attempt)
 
     def _last(self, run: str) -> int:
         try:
-            file = self._open(f"{run}{TURN}", os.O_RDONLY)
+            file = self._open(f"{run}{ROUND}", os.O_RDONLY)
         except FileNotFoundError:
-            return 0
+            return NO_ROUND
         with os.fdopen(file, "rb") as opened:
             found = opened.read()
         if len(found) != DIGITS or not found.isdigit():
-            raise ProtocolError("what is kept of the last turn is no number; this node takes no part in the run")
+            raise ProtocolError("what is kept of the last round is no number; this node takes no part in the run")
         return int(found)
 
     def _note(self, run: str, number: int) -> None:
-        file = self._open(f"{run}{TURN}", os.O_WRONLY | os.O_CREAT)
+        file = self._open(f"{run}{ROUND}", os.O_WRONLY | os.O_CREAT)
         try:
             # The number has a fixed length, so that the file contains a valid number at all times.
             os.pwrite(file, b"%0*d" % (DIGITS, number), 0)
@@ -120,10 +107,6 @@ class FolderStore(AttemptStore):
 
     def _open(self, name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN, dir_fd=self._folder)
-
-
-def _name(run: str, slot: int) -> str:
-    return f"{run}.{slot}{SUFFIX}"
 
 
 @contextmanager
@@ -146,25 +129,15 @@ def _opened(path: str) -> int:
         found = os.fstat(folder)
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
             raise NodeConfigError(f"secure-state {path} must belong to this user, with mode 0700: secrets lie in it")
-        if (kind := _file_system(found.st_dev)) not in IN_MEMORY:
+        device, kind = f"{os.major(found.st_dev)}:{os.minor(found.st_dev)}", "a file system of unknown kind"
+        for line in MOUNTS.read_text().splitlines():
+            mount, _, system = line.partition(" - ")
+            if mount.split()[2] == device:
+                kind = system.split()[0]
+                break
+        if kind not in IN_MEMORY:
             raise NodeConfigError(f"secure-state {path} is on {kind}; it must be in memory: {' or '.join(IN_MEMORY)}")
     except BaseException:
         os.close(folder)
         raise
     return folder
-
-
-def _file_system(device: int) -> str:
-    """Return the kind of the file system with this device number."""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in MOUNTS.read_text().splitlines():
-        mount, _, system = line.partition(" - ")
-        if mount.split()[2] == number:
-            return system.split()[0]
-    return "a file system of unknown kind"
-
-
-def _identity_of(file: int) -> list[int]:
-    """Return device, inode and link count, which a copy or link changes."""
-    found = os.fstat(file)
-    return [found.st_dev, found.st_ino, found.st_nlink]

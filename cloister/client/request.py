@@ -11,7 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from logging import WARNING
 from typing import TypeVar
@@ -40,7 +40,6 @@ from cloister.core.wire import (
     PROMISE,
     PROXIMAL_MU,
     ROUND,
-    SECURE_EARLY,
     SECURE_MESSAGE,
     SECURE_STEP,
     SEED,
@@ -64,8 +63,6 @@ DATA_PATH = "data-path"
 """Key of the node configuration for data of its own."""
 MAXIMUM_PENALTY = 1e6
 """Largest μ of FedProx."""
-COMES_WITH = {SIGN: ADVERTISE, UNMASK: SHARE}
-"""Steps of the protocol, each with the step of the next round that may come with it."""
 
 
 @dataclass(frozen=True)
@@ -121,23 +118,12 @@ class ProtocolRequest(Request):
         content: the server's data for it, undecoded.
         bound: the clipping norm C of the later update.
         distance: d that scales its noise; 1 if none does.
-        early: the server's data for a step of the next round that comes with this one; None: there is none.
-        is_early: whether this is such a step.
     """
 
     step: str = field(kw_only=True)
     content: bytes = field(repr=False, kw_only=True)
     bound: float = field(default=0.0, kw_only=True)
     distance: float = field(default=1.0, kw_only=True)
-    early: bytes | None = field(default=None, repr=False, kw_only=True)
-    is_early: bool = field(default=False, kw_only=True)
-
-    def apart(self) -> "tuple[ProtocolRequest, ProtocolRequest | None]":
-        """Return this step and the next round's early step as two requests."""
-        own = replace(self, early=None)
-        if self.early is None:
-            return own, None
-        return own, replace(own, round=self.round + 1, step=COMES_WITH[self.step], content=self.early, is_early=True)
 
 
 @dataclass(frozen=True)
@@ -184,7 +170,7 @@ class Reply:
 
 SPECIFIC: dict[type[Request], tuple[str, ...]] = {
     TrainRequest: (PROXIMAL_MU, PROMISE, LEDGER_HEAD, SECURE_MESSAGE, CLIPPING_NORM, DISTANCE),
-    ProtocolRequest: (SECURE_STEP, SECURE_MESSAGE, SECURE_EARLY, CLIPPING_NORM, DISTANCE),
+    ProtocolRequest: (SECURE_STEP, SECURE_MESSAGE, CLIPPING_NORM, DISTANCE),
     EvaluateRequest: (),
     KeepRequest: (),
 }
@@ -230,22 +216,16 @@ def _of_step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
     """Return the fields of a protocol step, in a run with secure aggregation.
 
     Raises:
-        FederationError: a field is missing or of another type; or this step, or this run, permits no early step.
+        FederationError: a field is missing or of another type, or the run has no secure aggregation.
     """
-    step, content, early = fields.get(SECURE_STEP), fields.get(SECURE_MESSAGE), fields.get(SECURE_EARLY)
+    step, content = fields.get(SECURE_STEP), fields.get(SECURE_MESSAGE)
     if not config.secure_aggregation.enabled:
         raise FederationError("the server's message is of a secure aggregation, and this run has none")
     if step not in (ADVERTISE, SHARE, SIGN, UNMASK) or not isinstance(content, bytes):
         raise FederationError(
             f"the server's message must carry {SECURE_STEP!r} as a step of the protocol and {SECURE_MESSAGE!r} as bytes"
         )
-    may_come = step in COMES_WITH and shared_mean(config).is_stationary
-    if early is not None and not (may_come and isinstance(early, bytes)):
-        raise FederationError(
-            f"{SECURE_EARLY!r} must come as bytes, with {' or '.join(map(repr, COMES_WITH))}, and in a run whose clip "
-            "and noise follow from no earlier round"
-        )
-    return {"step": step, "content": content, "early": early, **_bound_and_distance(fields, config)}
+    return {"step": step, "content": content, **_bound_and_distance(fields, config)}
 
 
 def _of_training(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, ...]) -> dict[str, object]:

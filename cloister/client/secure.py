@@ -6,19 +6,15 @@ written to a disk. A restarted node has no attempt, and has dropped out.
 
 import hashlib
 import json
-import logging
 import os
 from dataclasses import dataclass, field
 from functools import lru_cache
-from logging import WARNING
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cloister.client.attempts import AttemptStore, MemoryStore, Stage, Turn
+from cloister.client.attempts import AttemptStore, MemoryStore
 from cloister.client.attempts_folder import FolderStore
-from cloister.client.mods.enforce import Handler
-from cloister.client.mods.errors import log_text
 from cloister.client.node import Node
 from cloister.client.request import NamedArrays, ProtocolRequest, Reply, Request, TrainRequest
 from cloister.client.signing import Identity, identity
@@ -28,38 +24,35 @@ from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ProtocolError
-from cloister.core.wire import ADVERTISE, ROSTER, SECURE_EARLY, SECURE_MESSAGE, SHARE, SIGN, UNMASK
+from cloister.core.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK
 from cloister.flower.messages import LOCAL_RUN
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.whole import add_noise, whole_input
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.chain import LINK, SeedChain
 from cloister.secure_aggregation.graph import Complete
-from cloister.secure_aggregation.introduction import told
+from cloister.secure_aggregation.introduction import encode_roster
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.ring import into_ring
 from cloister.secure_aggregation.roster import Roster, public_bytes
 from cloister.secure_aggregation.terms import HASH, Terms
-from cloister.secure_aggregation.written import NUMBER, TEXT, Written, sized
+from cloister.secure_aggregation.written import NUMBER, TEXT, Serializable, sized
 
-logger = logging.getLogger("cloister.client")
 AnyStep = TrainRequest | ProtocolRequest
 """Request within an attempt."""
 
 
 @dataclass(frozen=True, repr=False)
-class Attempt(Written):
+class Attempt(Serializable):
     """Stored state of this node in a round, between two messages.
 
     Args:
-        number: of the attempt at the round, `Stage.EARLY` or `Stage.ORDINARY`.
         settings: hash of the run's settings at the start; the server may send others with each message.
         terms: hash of the terms: the round, its possible members, and this node's name.
         parameters: p, numbers of an update.
         member: this node in the protocol, serialised, with its secrets but without the long-term key.
     """
 
-    number: int = field(metadata=NUMBER)
     settings: bytes = field(metadata=sized(HASH))
     terms: bytes = field(metadata=sized(HASH))
     parameters: int = field(metadata=NUMBER)
@@ -73,58 +66,30 @@ class _Part:
     Args:
         member: in the protocol.
         plan: of the noise.
-        stage: of the attempt, `Stage.EARLY` or `Stage.ORDINARY`.
         settings, terms: as in `Attempt`.
     """
 
     member: Member
     plan: Plan
-    stage: Stage
     settings: bytes
     terms: bytes
 
     @classmethod
-    def of(cls, request: AnyStep, who: Identity, stage: Stage, parameters: int, kept: bytes = b"") -> "_Part":
+    def of(cls, request: AnyStep, who: Identity, parameters: int, kept: bytes = b"") -> "_Part":
         """Return the new or restored state, by own files and request's settings."""
         mechanism = shared_mean(request.config).told(request.distance)
         plan = mechanism.plan(parameters)
         graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
-        terms = Terms(request.run, request.round, stage.value, graph, plan.length, plan.bits).under(who.roster)
+        terms = Terms(request.run, request.round, graph, plan.length, plan.bits).under(who.roster)
         given = who.name, who.key, who.roster, terms
-        member = Member.taken_up(*given, kept) if kept else Member(*given)
+        member = Member.deserialize(*given, kept) if kept else Member(*given)
         named = hashlib.sha256(terms.encoded + who.name.encode()).digest()
-        return cls(member, plan, stage, _digest(request.config), named)
+        return cls(member, plan, _digest(request.config), named)
 
-    def put_down(self) -> bytes:
+    def serialize(self) -> bytes:
         """Serialise the state until the next message, and clear the member."""
-        member = self.member.put_down()
-        return Attempt(self.stage.value, self.settings, self.terms, self.plan.parameters, member).encode()
-
-
-def with_early_step(request: ProtocolRequest, node: Node, call_next: Handler) -> Reply:
-    """Make the requested step, and then the next round's early step.
-
-    If the early step is refused or fails, its answer is omitted and this round is unaffected. The server then begins
-    the next round with a message of its own, and receives the reason. The two steps share the deadline of one message:
-    if it passes during the early step, both are lost.
-
-    Args:
-        request: of the server.
-        node: that replies.
-        call_next: makes one step.
-    """
-    own, early = request.apart()
-    reply = call_next(own, node)
-    if early is None:
-        return reply
-    try:
-        found = dict(call_next(early, node).arrays or {})
-    except Exception as error:
-        why = log_text(error) or f": {type(error).__name__}"
-        logger.log(WARNING, "run %s: round %d does not begin early%s", request.run, early.round, why)
-        return reply
-    answer = found.pop(SECURE_MESSAGE)
-    return Reply({**(reply.arrays or {}), SECURE_EARLY: answer, **found})
+        member = self.member.serialize()
+        return Attempt(self.settings, self.terms, self.plan.parameters, member).encode()
 
 
 def take_part(request: ProtocolRequest, node: Node) -> Reply:
@@ -142,7 +107,7 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
     part = _taken(request, node)
     answer = _stepped(part.member, request.step, request.content)
     if request.step != UNMASK:
-        _kept(part, request, node, part.stage if request.step == SHARE else Stage.VECTOR)
+        _kept(part, request, node)
     return Reply(_packed(answer))
 
 
@@ -172,8 +137,6 @@ def open_masks(request: Request, node: Node) -> _Part | None:
     if request.delivery is None:
         raise ProtocolError("under secure aggregation a model leaves this node masked alone")
     part = _taken(request, node)
-    begun = Turn(request.round, part.stage)
-    store_of(request, node).begin(request.run, Turn(request.round, Stage.VECTOR), after=begun)
     part.member.open(request.delivery)
     return part
 
@@ -196,19 +159,18 @@ def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) 
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})
     vector = part.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
-    _kept(part, request, node, Stage.VECTOR)
+    _kept(part, request, node)
     return Reply(_packed(vector))
 
 
 def _advertised(request: ProtocolRequest, node: Node) -> Reply:
     """Begin an attempt, and reply with its keys and this node's roster."""
-    store = store_of(request, node)
-    who, stage = identity_of(request, node), Stage.EARLY if request.is_early else Stage.ORDINARY
-    store.begin(request.run, Turn(request.round, stage))
-    part = _Part.of(request, who, stage, Layout.of(workbench_of(request.config).model.arrays()).size)
+    store, who = store_of(request, node), identity_of(request, node)
+    store.begin(request.run, request.round)
+    part = _Part.of(request, who, Layout.of(workbench_of(request.config).model.arrays()).size)
     advertisement = part.member.advertise()
-    _kept(part, request, node, stage)
-    return Reply({**_packed(advertisement), ROSTER: np.frombuffer(told(who.roster), np.uint8)})
+    _kept(part, request, node)
+    return Reply({**_packed(advertisement), ROSTER: np.frombuffer(encode_roster(who.roster), np.uint8)})
 
 
 def _packed(message: protocol.Message) -> NamedArrays:
@@ -216,9 +178,9 @@ def _packed(message: protocol.Message) -> NamedArrays:
     return {SECURE_MESSAGE: np.frombuffer(message.encode(), np.uint8)}
 
 
-def _kept(part: _Part, request: Request, node: Node, stage: Stage) -> None:
-    """Store the state, if the turn with this stage was the last one."""
-    store_of(request, node).keep(request.run, Turn(request.round, stage), part.put_down())
+def _kept(part: _Part, request: Request, node: Node) -> None:
+    """Store the state, if no other round has begun since."""
+    store_of(request, node).keep(request.run, request.round, part.serialize())
 
 
 def _taken(request: AnyStep, node: Node) -> _Part:
@@ -234,7 +196,7 @@ def _taken(request: AnyStep, node: Node) -> _Part:
     attempt = Attempt.decode(kept)
     if attempt.settings != _digest(request.config):
         raise ProtocolError(f"the settings of the run have changed since the attempt at round {request.round} began")
-    part = _Part.of(request, identity_of(request, node), Stage(attempt.number), attempt.parameters, attempt.member)
+    part = _Part.of(request, identity_of(request, node), attempt.parameters, attempt.member)
     if part.terms != attempt.terms:
         raise ProtocolError(
             f"this node takes part in no attempt at round {request.round} with the roster and the name that it has "

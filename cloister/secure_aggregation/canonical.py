@@ -79,19 +79,16 @@ class _Reader:
         if body > len(self._data) or end > len(self._data) or not depth or self._items > MAX_ITEMS:
             raise ValueError("the bytes end before their items do, lie too deep, or hold too many")
         if kind == b"t":
-            return self._tuple(body, end, depth), end
+            items = []
+            while body < end:
+                item, body = self.item(body, depth - 1)
+                items.append(item)
+            if body != end:
+                raise ValueError("an item ends after the tuple that it is in")
+            return tuple(items), end
         content = self._data[body:end]
         if kind == b"i" and len(content) == 8:
             return int.from_bytes(content), end
         if kind in (b"b", b"s"):
             return content if kind == b"b" else content.decode(), end
         raise ValueError("the bytes hold an item of no known kind")
-
-    def _tuple(self, place: int, end: int, depth: int) -> tuple[Item, ...]:
-        items = []
-        while place < end:
-            item, place = self.item(place, depth - 1)
-            items.append(item)
-        if place != end:
-            raise ValueError("an item ends after the tuple that it is in")
-        return tuple(items)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from cloister.core.errors import ProtocolError
 from cloister.secure_aggregation.canonical import text
 from cloister.secure_aggregation.keys import derived
-from cloister.secure_aggregation.written import NUMBER, Written, sized
+from cloister.secure_aggregation.written import NUMBER, Serializable, sized
 
 LINK = 32
 """Bytes of a link of the chain, and of a seed."""
 
 
 @dataclass(frozen=True)
-class SeedChain(Written):
+class SeedChain(Serializable):
     """The seeds of components `lowest` to `highest` of a member's noise.
 
     Each link is derived from the link above it by a one-way function. So the link of component j gives the seeds of all

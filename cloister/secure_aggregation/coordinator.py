@@ -1,7 +1,7 @@
 """Server side of the protocol: relay messages, add masked inputs, and remove the masks from the sum."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,7 +61,7 @@ class _Collecting:
 
     cohort: Cohort
     binding: bytes
-    peers: Mapping[str, frozenset[str]]
+    sharers: frozenset[str]
     total: NDArray
     arrived: dict[str, bytes] = field(default_factory=dict)
 
@@ -136,13 +136,18 @@ class Coordinator:
             RoundAbandoned: fewer members than the threshold have sent shares.
         """
         state = self._steps.take(_Sharing)
-        sent = {one.sender: one.sealed for one in replies if self._is_complete(one, state.cohort)}
+        members = set(state.cohort.names)
+        sent = {
+            one.sender: one.sealed
+            for one in replies
+            if one.sender in members and set(one.sealed) == members - {one.sender}
+        }
         self._require_enough(sent, "sent shares")
         total = np.zeros(self._terms.length, self._terms.dtype)
-        peers = {name: frozenset(sealed) for name, sealed in sent.items()}
-        self._steps.leave(_Collecting(state.cohort, self._terms.binding(state.cohort), peers, total))
+        self._steps.leave(_Collecting(state.cohort, self._terms.binding(state.cohort), frozenset(sent), total))
+        sharers = tuple(sorted(sent))
         return {
-            name: Delivery(tuple(sorted(sent)), {sender: sent[sender][name] for sender in sent if name in sent[sender]})
+            name: Delivery(sharers, {sender: sealed[name] for sender, sealed in sent.items() if sender != name})
             for name in sent
         }
 
@@ -155,11 +160,11 @@ class Coordinator:
         """
         state = self._steps.take(_Collecting)
         self._steps.leave(state)
-        if masked.sender in state.arrived or masked.sender not in state.peers:
+        if masked.sender in state.arrived or masked.sender not in state.sharers:
             raise ProtocolError(f"a masked input of {masked.sender!r} is not expected, or not any more")
         if len(masked.payload) != state.total.nbytes:
             raise ProtocolError(f"a masked input must have {state.total.nbytes} bytes, found {len(masked.payload)}")
-        told = self._terms.sharers(state.binding, self._noise, sorted(state.peers))
+        told = self._terms.sharers(state.binding, self._noise, sorted(state.sharers))
         if not self._roster.has_signed(masked.sender, masked.signature, told):
             raise ProtocolError(f"{masked.sender!r} has not signed the noise and the sharers of this attempt")
         state.arrived[masked.sender] = masked.signature
@@ -185,7 +190,7 @@ class Coordinator:
         """
         state = self._steps.take(_Signing)
         collected, names = state.collected, state.survivors.names
-        signed = self._terms.survivors(collected.binding, len(collected.cohort.names), self._noise, names)
+        signed = self._terms.survivors(collected.binding, self._noise, names)
         valid = {
             one.sender: one.signature
             for one in replies
@@ -204,62 +209,46 @@ class Coordinator:
         state = self._steps.take(_Unmasking)
         names, values = state.survivors.names, state.collected.total
         answers = {one.sender: one for one in replies if one.sender in names}
-        secrets = {name: self._recovered(name, state.collected, answers) for name in state.collected.peers}
-        plus, minus = _Masks(state.collected, secrets).leftover(names)
+        holders, needed = state.collected.cohort.names, self._terms.graph.threshold
+        secrets: dict[str, bytes] = {}
+        for name in state.collected.sharers:
+            shares = {one: answer.shares[name] for one, answer in answers.items() if name in answer.shares}
+            if len(shares) < needed:
+                raise RoundAbandoned(f"{len(shares)} shares of a secret of {name!r} were shown; it takes {needed}")
+            # The seed of its own mask if it survived, else of its key.
+            secrets[name] = combine(shares, holders, needed)
+        plus, minus = _leftover(state.collected, secrets, names)
         add_masks(values, plus, minus)
         revealed = {name: one.revealed for name, one in sorted(answers.items()) if one.revealed}
         return Total(values, names, revealed)
-
-    def _is_complete(self, one: SealedShares, cohort: Cohort) -> bool:
-        others = set(cohort.names) - {one.sender}
-        expected = self._terms.graph.degree(len(cohort.names))
-        return one.sender in cohort.names and set(one.sealed) <= others and len(one.sealed) == expected
 
     def _require_enough(self, names: Iterable[str], what: str) -> None:
         found, threshold = len(set(names)), self._terms.graph.threshold
         if found < threshold:
             raise RoundAbandoned(f"{found} members have {what}; the threshold is {threshold}")
 
-    def _recovered(self, name: str, collected: _Collecting, answers: Mapping[str, Unmasking]) -> bytes:
-        """Recover a member's secret from its peers' shares: its own mask's seed, or its key's."""
-        holders, needed = {name, *collected.peers[name]}, self._terms.graph.needed
-        shares = {one: answers[one].shares[name] for one in holders & set(answers) if name in answers[one].shares}
-        if len(shares) < needed:
-            raise RoundAbandoned(f"{len(shares)} shares of a secret of {name!r} were shown; it takes {needed}")
-        return combine(shares, holders, needed)
 
+def _leftover(
+    collected: _Collecting, secrets: Mapping[str, bytes], survivors: tuple[str, ...]
+) -> tuple[list[bytes], list[bytes]]:
+    """Return the keys of masks to add and to subtract, to remove every mask from a sum of masked inputs.
 
-@dataclass(frozen=True)
-class _Masks:
-    """The masks that remain in a sum of masked inputs."""
+    These are the survivors' own masks, and those in common with members that dropped out.
 
-    collected: _Collecting
-    secrets: Mapping[str, bytes]
-
-    def leftover(self, survivors: tuple[str, ...]) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys of masks to add and to subtract, to remove every mask.
-
-        These are the survivors' own masks, and those in common with members that dropped out.
-
-        Raises:
-            RoundAbandoned: the shares of a member that dropped out give another key than its advertised one.
-        """
-        plus: list[bytes] = []
-        minus = [self.secrets[name] for name in survivors]
-        for gone in sorted(set(self.collected.peers) - set(survivors)):
-            for name, key in self._common(gone, survivors):
-                # The survivor has added it if its own name comes first.
-                (minus if name < gone else plus).append(key)
-        return plus, minus
-
-    def _common(self, gone: str, survivors: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-        """Yield each survivor that shares a mask with a dropped member, and the mask's key."""
-        known = {one.name: one for one in self.collected.cohort.advertisements}
-        private, peers = private_key(self.secrets[gone]), self.collected.peers
-        if public_key(self.secrets[gone]) != known[gone].mask_key:
+    Raises:
+        RoundAbandoned: the shares of a member that dropped out give another key than its advertised one.
+    """
+    known = {one.name: one for one in collected.cohort.advertisements}
+    plus: list[bytes] = []
+    minus = [secrets[name] for name in survivors]
+    for gone in sorted(collected.sharers - set(survivors)):
+        private = private_key(secrets[gone])
+        if public_key(secrets[gone]) != known[gone].mask_key:
             raise RoundAbandoned(
                 f"the shares that were shown of the key of {gone!r} do not give the key that it has advertised"
             )
         for name in survivors:
-            if name in peers[gone] or gone in peers[name]:
-                yield name, pair_key(private, known[name].mask_key, self.collected.binding, name, gone)
+            key = pair_key(private, known[name].mask_key, collected.binding, name, gone)
+            # The survivor has added it if its own name comes first.
+            (minus if name < gone else plus).append(key)
+    return plus, minus

@@ -30,11 +30,10 @@ from cloister.secure_aggregation.sharing import SECRET, split
 from cloister.secure_aggregation.steps import Steps
 from cloister.secure_aggregation.terms import HASH, Terms
 from cloister.secure_aggregation.written import (
-    NUMBER,
     SEVERAL_NAMES,
     TEXT,
     Names,
-    Written,
+    Serializable,
     nested,
     nested_by_name,
     sized,
@@ -44,7 +43,7 @@ KEPT_LABEL = "member between two messages"
 
 
 @dataclass(frozen=True, repr=False)
-class Shares(Written):
+class Shares(Serializable):
     """A member's shares of one peer's two secrets. It may reveal one of them, never both."""
 
     of_key: bytes = field(metadata=sized(SECRET))
@@ -56,7 +55,7 @@ class _New:
     """State before the first step."""
 
 
-class _Kept(Written):
+class _Kept(Serializable):
     """State of a member between two messages of the server."""
 
 
@@ -76,14 +75,13 @@ class _Shared(_Kept):
     keys: _Advertised = field(metadata=nested(_Advertised))
     own_mask: bytes = field(metadata=sized(KEY))
     own: Shares = field(metadata=nested(Shares))
-    peers: Names = field(metadata=SEVERAL_NAMES)
     cohort: Cohort = field(metadata=nested(Cohort))
     binding: bytes = field(metadata=sized(HASH))
 
 
 @dataclass(frozen=True, repr=False)
 class _Opened:
-    """State: the member holds the peers' shares and all mask keys. It needs no further data of a peer.
+    """State: the member holds all shares and all mask keys. It needs no further data of another member.
 
     `plus` and `minus` are the keys of masks that are added and subtracted.
     """
@@ -92,7 +90,6 @@ class _Opened:
     sharers: Names
     plus: tuple[bytes, ...]
     minus: tuple[bytes, ...]
-    members: int
     binding: bytes
 
 
@@ -102,7 +99,6 @@ class _Masked(_Kept):
 
     held: Mapping[str, Shares] = field(metadata=nested_by_name(Shares))
     sharers: Names = field(metadata=SEVERAL_NAMES)
-    members: int = field(metadata=NUMBER)
     binding: bytes = field(metadata=sized(HASH))
     noise: bytes = field(metadata=TEXT)
     chain: SeedChain | None = field(metadata=nested(SeedChain, or_none=True))
@@ -121,11 +117,9 @@ KEPT: Mapping[str, type[_Kept]] = {kind.__name__: kind for kind in (_Advertised,
 
 
 class Member:
-    """One member in one attempt at one round: advertise, share, open, mask, sign, unmask.
+    """One member in the one attempt at a round: advertise, share, open, mask, sign, unmask.
 
-    Each step runs once, in this order. A step that raises ends the attempt and drops the member's state. Another
-    `Member` may run the first two steps of the next round during this one. Its keys may travel with this member's
-    signature, its shares with the shares that this member reveals.
+    Each step runs once, in this order. A step that raises ends the attempt and drops the member's state.
 
     Args:
         name: of the member, as on the roster.
@@ -138,8 +132,8 @@ class Member:
         self.name, self._key, self._roster, self._terms = name, key, roster, terms.under(roster)
         self._steps = Steps(_New())
 
-    def put_down(self) -> bytes:
-        """Return the attempt's state as bytes for `taken_up`, and delete it here.
+    def serialize(self) -> bytes:
+        """Return the attempt's state as bytes for `deserialize`, and delete it here.
 
         Returns:
             Secrets: a party with a copy can act as this member in the attempt. The long-term key is not included.
@@ -151,17 +145,17 @@ class Member:
         return text(KEPT_LABEL, type(state).__name__, state.encode())
 
     @classmethod
-    def taken_up(cls, name: str, key: Ed25519PrivateKey, roster: Roster, terms: Terms, kept: bytes) -> Self:
-        """Return a member in the state that `put_down` returned.
+    def deserialize(cls, name: str, key: Ed25519PrivateKey, roster: Roster, terms: Terms, kept: bytes) -> Self:
+        """Return a member in the state that `serialize` returned.
 
         The caller ensures that the state is restored once only.
 
         Args:
             name, key, roster, terms: as for the original member.
-            kept: output of `put_down`.
+            kept: output of `serialize`.
 
         Raises:
-            ProtocolError: the bytes are not an output of `put_down`.
+            ProtocolError: the bytes are not an output of `serialize`.
         """
         try:
             kind, content = cast(tuple[str, bytes], read(KEPT_LABEL, kept))
@@ -187,7 +181,7 @@ class Member:
         return advertisement
 
     def share(self, cohort: Cohort) -> SealedShares:
-        """Split this member's secrets into shares, one for each of its peers.
+        """Split this member's secrets into shares, one for each other member.
 
         Args:
             cohort: the keys of all members, from the server.
@@ -197,30 +191,38 @@ class Member:
                 member is not on the roster, has not signed for this attempt, or has another member's key.
         """
         state = self._steps.take(_Advertised)
-        self._require_genuine(cohort, state.advertisement)
-        binding, graph = self._terms.binding(cohort), self._terms.graph
-        peers, own_mask = graph.choose(self.name, cohort.names), urandom(KEY)
-        of_key = split(state.mask_seed, {self.name, *peers}, graph.needed)
-        of_mask = split(own_mask, {self.name, *peers}, graph.needed)
+        self._terms.graph.require(len(cohort.names))
+        if state.advertisement not in cohort.advertisements:
+            raise ProtocolError("the cohort lacks this member, or has other keys for it")
+        for one in cohort.advertisements:
+            signed = self._terms.advertisement(one.name, one.mask_key, one.seal_key)
+            if not self._roster.has_signed(one.name, one.signature, signed):
+                raise ProtocolError(f"{one.name!r} is not on the roster, or has not signed its keys for this attempt")
+        keys = {key for one in cohort.advertisements for key in (one.mask_key, one.seal_key)}
+        if len(keys) < 2 * len(cohort.names):
+            raise ProtocolError("two members of the cohort have the same key")
+        own_mask, threshold = urandom(KEY), self._terms.graph.threshold
+        of_key = split(state.mask_seed, cohort.names, threshold)
+        of_mask = split(own_mask, cohort.names, threshold)
         own = Shares(of_key[self.name], of_mask[self.name])
-        shared = _Shared(state, own_mask, own, tuple(sorted(peers)), cohort, binding)
+        shared = _Shared(state, own_mask, own, cohort, self._terms.binding(cohort))
         sealed = {
             one.name: seal(*self._seal_key(shared, one, mine=True), of_key[one.name] + of_mask[one.name])
             for one in cohort.advertisements
-            if one.name in peers
+            if one.name != self.name
         }
         self._steps.leave(shared)
         return SealedShares(self.name, sealed)
 
     def open(self, delivery: Delivery) -> None:
-        """Open the peers' shares, and derive the mask keys.
+        """Open the other members' shares, and derive the mask keys.
 
         Faulty keys and shares of other members fail in this step.
 
-        Shares that cannot be opened are dropped. Their sender stays a peer: the masks are the same.
+        Shares that cannot be opened are dropped. The mask in common with their sender stays.
 
         Args:
-            delivery: the remaining members, and the peers' shares, from the server.
+            delivery: the remaining members, and their shares, from the server.
 
         Raises:
             ProtocolError: fewer members than the threshold are left, some are not of the cohort, or the key of one is
@@ -232,8 +234,8 @@ class Member:
         if not senders <= sharers - {self.name}:
             raise ProtocolError("shares have come from somebody who is not among those who have sent some")
         held = {self.name: state.own, **dict(self._opened(state, delivery))}
-        masks = self._masks(state, sharers.intersection(state.peers) | senders)
-        self._steps.leave(_Opened(held, delivery.sharers, *masks, len(state.cohort.names), state.binding))
+        masks = self._masks(state, sharers - {self.name})
+        self._steps.leave(_Opened(held, delivery.sharers, *masks, state.binding))
 
     def mask(self, values: NDArray, noise: bytes = b"", chain: SeedChain | None = None) -> MaskedInput:
         """Mask this member's vector.
@@ -254,7 +256,7 @@ class Member:
             )
         masked = self._masked(state, values)
         told = self._terms.sharers(state.binding, noise, state.sharers)
-        self._steps.leave(_Masked(state.held, state.sharers, state.members, state.binding, noise, chain))
+        self._steps.leave(_Masked(state.held, state.sharers, state.binding, noise, chain))
         return MaskedInput(self.name, masked.tobytes(), self._key.sign(told))
 
     def sign(self, survivors: Survivors) -> SurvivorSignature:
@@ -271,13 +273,14 @@ class Member:
         names = frozenset(survivors.names)
         self._require_enough(names, state.sharers, "survivors")
         self._require_told_the_same(survivors, self._terms.sharers(state.binding, state.noise, state.sharers))
-        signed = self._terms.survivors(state.binding, state.members, state.noise, survivors.names)
-        shown = self._shown(state, names)
+        signed = self._terms.survivors(state.binding, state.noise, survivors.names)
+        shares = {name: one.of_mask if name in names else one.of_key for name, one in state.held.items()}
+        shown = Unmasking(self.name, shares, state.chain.reveal(len(names)) if state.chain else b"")
         self._steps.leave(_Signed(survivors.names, signed, shown))
         return SurvivorSignature(self.name, self._key.sign(signed))
 
     def unmask(self, signatures: Signatures) -> Unmasking:
-        """Reveal one share of each peer: of its mask if it survived, else of its key.
+        """Reveal one share of each member: of its mask if it survived, else of its key.
 
         The state is deleted.
 
@@ -296,28 +299,6 @@ class Member:
                 f" {self._terms.graph.threshold}"
             )
         return state.shown
-
-    def abandon(self) -> None:
-        """End the attempt, and delete this member's state of it."""
-        self._steps.end()
-
-    def _shown(self, state: _Masked, survivors: frozenset[str]) -> Unmasking:
-        """Return the shares to reveal once enough members have signed the same survivors."""
-        shares = {name: one.of_mask if name in survivors else one.of_key for name, one in state.held.items()}
-        return Unmasking(self.name, shares, state.chain.reveal(len(survivors)) if state.chain else b"")
-
-    def _require_genuine(self, cohort: Cohort, own: Advertisement) -> None:
-        """Refuse a cohort with a key that is not unique, or not signed for this attempt."""
-        self._terms.graph.require(len(cohort.names))
-        if own not in cohort.advertisements:
-            raise ProtocolError("the cohort lacks this member, or has other keys for it")
-        for one in cohort.advertisements:
-            signed = self._terms.advertisement(one.name, one.mask_key, one.seal_key)
-            if not self._roster.has_signed(one.name, one.signature, signed):
-                raise ProtocolError(f"{one.name!r} is not on the roster, or has not signed its keys for this attempt")
-        keys = {key for one in cohort.advertisements for key in (one.mask_key, one.seal_key)}
-        if len(keys) < 2 * len(cohort.names):
-            raise ProtocolError("two members of the cohort have the same key")
 
     def _require_enough(self, names: frozenset[str], known: Iterable[str], what: str) -> None:
         """Refuse a list that is too short, has unknown members, or lacks this member."""

@@ -15,7 +15,7 @@ from cloister.secure_aggregation.written import (
     SEVERAL_NAMES,
     ByName,
     Names,
-    Written,
+    Serializable,
     check_names,
     checked,
     sized,
@@ -31,9 +31,13 @@ def _check_advertisements(message: object, name: str) -> None:
     found = getattr(message, name)
     if not isinstance(found, tuple):
         raise ProtocolError(f"a cohort must be a tuple of advertisements, found {type(found).__name__}")
-    ones = tuple(one if isinstance(one, Advertisement) else _advertisement(one) for one in found)
+    ones = []
+    for one in found:
+        if not isinstance(one, bytes | Advertisement):
+            raise ProtocolError(f"a cohort must hold advertisements, found {type(one).__name__}")
+        ones.append(Advertisement.decode(one) if isinstance(one, bytes) else one)
     check_names(tuple(one.name for one in ones))
-    object.__setattr__(message, name, ones)
+    object.__setattr__(message, name, tuple(ones))
 
 
 def _check_payload(message: object, name: str) -> None:
@@ -43,7 +47,7 @@ def _check_payload(message: object, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Message(Written):
+class Message(Serializable):
     """A message of the protocol."""
 
 
@@ -143,9 +147,3 @@ class Unmasking(Message):
     sender: str = field(metadata=ONE_NAME)
     shares: ByName = field(metadata=sized_by_name(SECRET))
     revealed: bytes = field(default=b"", metadata=sized(LINK, True))
-
-
-def _advertisement(item: object) -> Advertisement:
-    if not isinstance(item, bytes):
-        raise ProtocolError(f"a cohort must hold advertisements, found {type(item).__name__}")
-    return Advertisement.decode(item)

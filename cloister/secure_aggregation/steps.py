@@ -36,10 +36,6 @@ class Steps:
         """Set the state for the next step."""
         self._state = state
 
-    def end(self) -> None:
-        """Delete the state: no step can follow."""
-        self._state = None
-
     def __reduce__(self) -> NoReturn:
         """Refuse copies and pickles: a copy could run a step again.
 

@@ -1,4 +1,4 @@
-"""Terms of one attempt: one text on which all parties agree before any input is unmasked."""
+"""Terms of the attempt at a round: one text on which all parties agree before any input is unmasked."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,28 +10,25 @@ import numpy as np
 
 from cloister.core import check
 from cloister.secure_aggregation.canonical import text
-from cloister.secure_aggregation.graph import Graph
+from cloister.secure_aggregation.graph import Complete
 from cloister.secure_aggregation.messages import Cohort
 from cloister.secure_aggregation.ring import RINGS
 from cloister.secure_aggregation.roster import Roster
 
 HASH = 32
 """Bytes of a hash, by SHA-256."""
-EARLY, ORDINARY = 1, 2
-"""The two attempts at a round: one begins during the previous round, one begins separately after it."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Parameters of an attempt at a round, fixed before it begins.
+    """Parameters of the one attempt at a round, fixed before it begins.
 
     Each party takes the terms from its own configuration. Members with different terms refuse each other's keys.
 
     Args:
         run: id of the run.
         round: number of the round.
-        attempt: `EARLY` or `ORDINARY`. Each runs once at most, and at most one of the two collects vectors.
-        graph: graph of shares, with threshold and collusion.
+        graph: the complete graph, with threshold and collusion.
         length: p, numbers in a vector.
         bits: of the ring, 32 or 64. The caller ensures that every sum fits.
         roster: digest of the roster. Each party sets that of its own roster, by `under`.
@@ -39,8 +36,7 @@ class Terms:
 
     run: str
     round: int
-    attempt: int
-    graph: Graph
+    graph: Complete
     length: int
     bits: int = 32
     roster: bytes = b""
@@ -65,7 +61,7 @@ class Terms:
     def encoded(self) -> bytes:
         """Encode the terms as bytes."""
         graph = self.graph.items()
-        return text("terms", self.run, self.round, self.attempt, graph, self.length, self.bits, self.roster)
+        return text("terms", self.run, self.round, graph, self.length, self.bits, self.roster)
 
     def advertisement(self, name: str, mask_key: bytes, seal_key: bytes) -> bytes:
         """Return the text that a member signs with its keys for this attempt.
@@ -96,15 +92,14 @@ class Terms:
         """
         return text("sharers", binding, noise, tuple(names))
 
-    def survivors(self, binding: bytes, members: int, noise: bytes, names: Sequence[str]) -> bytes:
+    def survivors(self, binding: bytes, noise: bytes, names: Sequence[str]) -> bytes:
         """Return the text that survivors sign.
 
         It contains terms, keys, guarantee, noise and the list of survivors.
 
         Args:
             binding: of the cohort.
-            members: in the cohort.
             noise: terms of the noise; opaque bytes that must be equal for all.
             names: of the survivors.
         """
-        return text("survivors", self.encoded, binding, self.graph.honest(members), noise, tuple(names))
+        return text("survivors", self.encoded, binding, self.graph.honest, noise, tuple(names))

@@ -21,7 +21,7 @@ About = Mapping[str, Check]
 
 
 @dataclass(frozen=True)
-class Written:
+class Serializable:
     """A frozen value whose fields declare their permitted contents. Construction refuses other contents."""
 
     def __post_init__(self) -> None:
@@ -89,8 +89,8 @@ def sized_by_name(size: int) -> About:
     return checked(check)
 
 
-def nested(kind: type[Written], or_none: bool = False) -> About:
-    """Return metadata for a field with another `Written` value.
+def nested(kind: type[Serializable], or_none: bool = False) -> About:
+    """Return metadata for a field with another `Serializable` value.
 
     Args:
         kind: of the value.
@@ -105,8 +105,8 @@ def nested(kind: type[Written], or_none: bool = False) -> About:
     return checked(check)
 
 
-def nested_by_name(kind: type[Written]) -> About:
-    """Return metadata for a mapping of names to `Written` values.
+def nested_by_name(kind: type[Serializable]) -> About:
+    """Return metadata for a mapping of names to `Serializable` values.
 
     The value stores a copy, ordered by name.
     """
@@ -156,7 +156,7 @@ def _ordered(owner: object, name: str) -> dict[str, object]:
     return ordered
 
 
-def _of_kind(kind: type[Written], name: str, found: object) -> Written:
+def _of_kind(kind: type[Serializable], name: str, found: object) -> Serializable:
     """Return the value, decoded if it is bytes."""
     if isinstance(found, bytes):
         return kind.decode(found)
@@ -176,7 +176,7 @@ def _item(found: object) -> Item:
     """Return a field's value as an item of the encoding."""
     if found is None:
         return b""
-    if isinstance(found, Written):
+    if isinstance(found, Serializable):
         return found.encode()
     if isinstance(found, Mapping):
         return ("", *((key, _item(found[key])) for key in sorted(found)))

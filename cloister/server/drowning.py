@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cloister.aggregation import PrivateStrategy
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.core.arrays import Layout
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism

@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from cloister.aggregation import PrivateStrategy
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.core.arrays import from_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import BudgetExhausted

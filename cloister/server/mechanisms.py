@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from flwr.serverapp.strategy import Strategy
 
-from cloister.aggregation import LaplaceClustering, PrivateStrategy
 from cloister.aggregation.canaries import Canaries
+from cloister.aggregation.clustering import LaplaceClustering
 from cloister.aggregation.decorator import Decorator, Screened
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.aggregation.secure_sum import SecureSum
 from cloister.config import variants
 from cloister.config.errors import suggestion
@@ -39,7 +40,7 @@ def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget, copy:
     if isinstance(server, variants.NoServerPrivacy):
         return Screened(strategy, by_examples=config.weights_by_examples)
     if config.secure_aggregation.enabled:
-        return SecureSum(strategy, shared_mean(config), budget=budget, rounds=config.num_rounds)
+        return SecureSum(strategy, shared_mean(config), budget=budget)
     own = None if seed == -1 else seed
     noise, canaries = GaussianNoise(own), Canaries.drawn(server.canaries, own)
     return PrivateStrategy(strategy, mechanism_of(server), budget=budget, noise=noise, canaries=canaries)

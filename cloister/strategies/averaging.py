@@ -83,40 +83,31 @@ class FedAvg(Sampled):
     capabilities: Capabilities = MEAN
 
     def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
-        """Return the weighted mean. A single reply is passed on unchanged, without a copy."""
+        """Return the weighted mean, Σ w_i·θ_i / Σ w_i. A single reply is passed on unchanged, without a copy.
+
+        The sum is computed block by block, as the first model plus the mean of the differences from it.
+        """
         contents = [message.content for message in replies if not message.has_error()]
         if not contents:
             return None, None
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         if len(contents) == 1:
             return contents[0].array_records[ARRAYS], metrics
-        return _mean(contents), metrics
+        models = [from_record(content.array_records[ARRAYS]) for content in contents]
+        records = [tuple(content.metric_records.values()) for content in contents]
+        weights = np.array([number(record, EXAMPLES) for (record,) in records])
+        weights /= weights.sum()
+        layout = Layout.of(models[0])
+        rows = tuple(layout.rows(model) for model in models)
+        cohort = Cohort(layout, rows[0], rows, np.zeros(len(rows)), weights)
+        mean = tuple(np.empty(piece.size, layout.dtype) for piece in rows[0])
 
+        def average(span: Span, scratch: NDArray) -> None:
+            total = weighted_sum(cohort, span, weights.astype(scratch.dtype), scratch, span.of(mean))
+            total += span.of(rows[0])
 
-def _mean(contents: list[RecordDict]) -> ArrayRecord:
-    """Compute Σ w_i·θ_i / Σ w_i, block by block.
-
-    The sum is the first model plus the mean of the differences from it.
-    """
-    models = [from_record(content.array_records[ARRAYS]) for content in contents]
-    weights = np.array([_weight(content) for content in contents])
-    weights /= weights.sum()
-    layout = Layout.of(models[0])
-    rows = tuple(layout.rows(model) for model in models)
-    cohort = Cohort(layout, rows[0], rows, np.zeros(len(rows)), weights)
-    mean = tuple(np.empty(piece.size, layout.dtype) for piece in rows[0])
-
-    def average(span: Span, scratch: NDArray) -> None:
-        total = weighted_sum(cohort, span, weights.astype(scratch.dtype), scratch, span.of(mean))
-        total += span.of(rows[0])
-
-    for_each_span(spans(layout.sizes), average, lambda: scratch_for(layout), cost=len(rows))
-    return to_record(layout.named(mean))
-
-
-def _weight(content: RecordDict) -> float:
-    (metrics,) = content.metric_records.values()
-    return number(metrics, EXAMPLES)
+        for_each_span(spans(layout.sizes), average, lambda: scratch_for(layout), cost=len(rows))
+        return to_record(layout.named(mean)), metrics
 
 
 class FedProx(FedAvg):

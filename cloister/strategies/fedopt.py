@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
@@ -45,18 +44,8 @@ class Finalized(FedAvg):
     def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
         """Return the global model after the optimizer's step."""
         mean, metrics = super().aggregate_train(server_round, replies)
-        return (None if mean is None else self._stepped(mean)), metrics
-
-    def state_dict(self) -> State:
-        """Return the state of the draws and the optimizer's moments."""
-        return {**super().state_dict(), **joined({"optimizer": self.state or {}})}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restore the state of the draws and the optimizer's moments."""
-        super().load_state_dict(state)
-        self.state = part(state, "optimizer") or None
-
-    def _stepped(self, mean: ArrayRecord) -> ArrayRecord:
+        if mean is None:
+            return None, metrics
         if self._sent is None:
             raise FederationError("aggregate_train was called before configure_train: there is no model to step from")
         sent = from_record(self._sent)
@@ -66,11 +55,17 @@ class Finalized(FedAvg):
         if self.state is None:
             self.state = self.optimizer.init(layout.size, update.dtype)
         self.state, change = self.optimizer.step(self.state, update)
-        return to_record(layout.named(_pieces(layout, model + change)))
+        stepped = np.split(model + change, layout.offsets[1:-1])
+        return to_record(layout.named(tuple(stepped))), metrics
 
+    def state_dict(self) -> State:
+        """Return the state of the draws and the optimizer's moments."""
+        return {**super().state_dict(), **joined({"optimizer": self.state or {}})}
 
-def _pieces(layout: Layout, vector: NDArray) -> tuple[NDArray, ...]:
-    return tuple(vector[a:b] for a, b in zip(layout.offsets, layout.offsets[1:], strict=False))
+    def load_state_dict(self, state: State) -> None:
+        """Restore the state of the draws and the optimizer's moments."""
+        super().load_state_dict(state)
+        self.state = part(state, "optimizer") or None
 
 
 class FedAvgM(Finalized):

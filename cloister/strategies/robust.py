@@ -81,15 +81,12 @@ class Krum(Sampled):
         if not contents:
             return None, None
         distances = squared_distances([from_record(content.array_records[ARRAYS]) for content in contents])
-        chosen = contents[int(np.argmin(_scores(distances, self.num_malicious)))]
+        count = len(distances)
+        others = distances[~np.eye(count, dtype=bool)].reshape(count, count - 1)
+        # Each model's sum of squared distances to its max(1, n - f - 2) nearest others.
+        scores = np.sort(others, axis=1)[:, : max(1, count - self.num_malicious - 2)].sum(axis=1)
+        chosen = contents[int(np.argmin(scores))]
         return chosen.array_records[ARRAYS], self.train_metrics_aggr_fn([chosen], self.weighted_by_key)
-
-
-def _scores(distances: NDArray, num_malicious: int) -> NDArray:
-    """Return each model's sum of squared distances to its max(1, n - f - 2) nearest others."""
-    count = len(distances)
-    others = distances[~np.eye(count, dtype=bool)].reshape(count, count - 1)
-    return np.sort(others, axis=1)[:, : max(1, count - num_malicious - 2)].sum(axis=1)
 
 
 def squared_distances(models: Sequence[dict[str, NDArray]]) -> NDArray:

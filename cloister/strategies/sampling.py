@@ -106,26 +106,35 @@ class Sampling:
             TooFewNodes: too few nodes are connected after `timeout`, or all of them are held out from training.
             FederationError: the nodes are not the registered ones, or no node is held out.
         """
-        nodes = self._eligible(self._wait(grid))
+        wanted = self.min_nodes if self.quorum is None else self.quorum
+        key = "strategy.min-nodes" if self.population <= wanted else "privacy.population"
+        minimum = max(wanted, self.population)
+        nodes = connected_nodes(
+            grid, minimum, self.timeout, key, lambda found: log(INFO, "waiting for nodes: %d of %d", found, minimum)
+        )
+        if self.population:
+            self._registered = self._registered or nodes
+            if nodes != self._registered or len(nodes) != self.population:
+                raise FederationError(
+                    f"privacy.population = {self.population} registers the nodes of the first round, and "
+                    f"{len(nodes)} other ones are connected now; amplification by sampling cannot be claimed"
+                )
+        if self.held_out is not None:
+            training, held_out = self.held_out.split(nodes)
+            if not self.held_out.holds_some:
+                raise FederationError(
+                    f"evaluation.held-out-clients = {self.held_out.fraction} holds none of {len(nodes)} nodes out; "
+                    "raise it, or start more nodes"
+                )
+            if not training and not self.from_held_out:
+                raise TooFewNodes(f"of {len(nodes)} connected nodes none trains: all are held out")
+            nodes = held_out if self.from_held_out else training
         expected = self.expected(len(nodes))
         if self.kind == "poisson":
             drawn = [node for node in nodes if self.rng.random() < self.fraction]
         else:
             drawn = self.rng.sample(nodes, int(expected))
         return Draw(drawn, expected, self.kind, self.fraction, self.population, self._is_secret)
-
-    def _eligible(self, nodes: list[int]) -> list[int]:
-        if self.held_out is None:
-            return nodes
-        training, held_out = self.held_out.split(nodes)
-        if not self.held_out.holds_some:
-            raise FederationError(
-                f"evaluation.held-out-clients = {self.held_out.fraction} holds none of {len(nodes)} nodes out; "
-                "raise it, or start more nodes"
-            )
-        if not training and not self.from_held_out:
-            raise TooFewNodes(f"of {len(nodes)} connected nodes none trains: all are held out")
-        return held_out if self.from_held_out else training
 
     def expected(self, nodes: int) -> float:
         """Return the expected cohort size for this number of nodes, a public number."""
@@ -156,23 +165,6 @@ class Sampling:
     def _size(self, nodes: int) -> int:
         """Return the size of a cohort that `fixed` draws from this number of nodes."""
         return max(int(self.fraction * nodes + 1e-9), self.min_nodes)
-
-    def _wait(self, grid: Grid) -> list[int]:
-        """Wait for enough nodes, refuse unregistered ones, and return a fixed order."""
-        wanted = self.min_nodes if self.quorum is None else self.quorum
-        key = "strategy.min-nodes" if self.population <= wanted else "privacy.population"
-        minimum = max(wanted, self.population)
-        nodes = connected_nodes(
-            grid, minimum, self.timeout, key, lambda found: log(INFO, "waiting for nodes: %d of %d", found, minimum)
-        )
-        if self.population:
-            self._registered = self._registered or nodes
-            if nodes != self._registered or len(nodes) != self.population:
-                raise FederationError(
-                    f"privacy.population = {self.population} registers the nodes of the first round, and "
-                    f"{len(nodes)} other ones are connected now; amplification by sampling cannot be claimed"
-                )
-        return nodes
 
 
 def _rng_state(rng: random.Random) -> State:

@@ -1,7 +1,6 @@
 """Where a node keeps an attempt between messages: a server that asks out of order, other users, copies, twins."""
 
 import os
-import shutil
 import tempfile
 import time
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from secure_runs import MODEL, SecureRun, app_with, phase_of, random_updates, se
 from secure_twins import both, stripped
 
 from cloister.client import attempts_folder, secure
-from cloister.client.attempts import MemoryStore, Stage, Turn
+from cloister.client.attempts import MemoryStore
 from cloister.client.attempts_folder import FolderStore
 from cloister.client.node import node_of
 from cloister.core.arrays import Layout, from_record
@@ -36,10 +35,7 @@ from cloister.secure_aggregation.sharing import combine
 
 IN_MEMORY = Path("/dev/shm")
 RUN, SECRET = "17", b"what is needed for the next step"
-EARLY, ORDINARY, VECTOR = Stage
-TORN = "^what is kept of the attempt is torn, or a copy; the attempt is over$"
-NO_NUMBER = "^what is kept of the last turn is no number; this node takes no part in the run$"
-FIRST, THIRD = Turn(1, ORDINARY), Turn(3, ORDINARY)
+NO_NUMBER = "^what is kept of the last round is no number; this node takes no part in the run$"
 
 
 @pytest.fixture
@@ -57,71 +53,47 @@ def store(request, shelf):
 
 
 class TestAStore:
-    def test_takes_any_turn_as_the_first_one_of_a_run(self, store):
-        store.begin("16", THIRD)
-        store.begin(RUN, Turn(0, EARLY))
+    def test_takes_any_round_as_the_first_one_of_a_run(self, store):
+        store.begin("16", 3)
+        store.begin(RUN, 0)
         with pytest.raises(ProtocolError):
-            store.begin(RUN, Turn(0, EARLY))
+            store.begin(RUN, 0)
 
     def test_gives_what_it_keeps_once(self, store):
-        store.begin(RUN, THIRD)
-        store.keep(RUN, THIRD, SECRET)
-        assert (store.take(RUN, THIRD.round), store.take(RUN, THIRD.round)) == (SECRET, b"")
+        store.begin(RUN, 3)
+        store.keep(RUN, 3, SECRET)
+        assert (store.take(RUN, 3), store.take(RUN, 3)) == (SECRET, b"")
 
-    def test_has_nothing_of_a_run_that_it_does_not_know(self, store):
-        assert [store.take(RUN, number) for number in (3, 4)] == [b"", b""]
+    def test_has_nothing_of_a_run_or_a_round_that_it_does_not_know(self, store):
+        assert store.take(RUN, 3) == b""
+        store.begin(RUN, 3)
+        store.keep(RUN, 3, SECRET)
+        assert [store.take(RUN, number) for number in (2, 4)] == [b"", b""]
+        assert store.take(RUN, 3) == SECRET
 
-    @pytest.mark.parametrize("last", [EARLY, ORDINARY, VECTOR])
-    def test_takes_no_turn_but_later_ones(self, last, store):
-        store.begin(RUN, Turn(3, last))
-        for stage in (stage for stage in Stage if stage <= last):
-            with pytest.raises(ProtocolError, match="has begun round 3 of this run before, or a later one"):
-                store.begin(RUN, Turn(3, stage))
-        with pytest.raises(ProtocolError, match="has begun round 2"):
-            store.begin(RUN, Turn(2, VECTOR))
-        store.begin(RUN, Turn(4, EARLY))
+    def test_begins_no_round_but_later_ones(self, store):
+        store.begin(RUN, 3)
+        for number in (3, 2):
+            with pytest.raises(ProtocolError, match=f"has begun round {number} of this run before, or a later one"):
+                store.begin(RUN, number)
+        store.begin(RUN, 4)
 
-    @pytest.mark.parametrize("since", [EARLY, ORDINARY])
-    def test_lets_no_vector_leave_in_an_attempt_after_which_another_began(self, since, store):
-        """The server asks for the vector of the one, and has the other begin before the node notes it."""
-        store.begin(RUN, Turn(3, since))
-        other = Turn(3, EARLY if since == ORDINARY else ORDINARY)
-        with pytest.raises(ProtocolError, match="another attempt has begun since"):
-            store.begin(RUN, Turn(3, VECTOR), after=other)
-        store.begin(RUN, Turn(3, VECTOR), after=Turn(3, since))
-
-    @pytest.mark.parametrize("stage", [EARLY, ORDINARY])
-    def test_has_no_attempt_any_more_once_the_same_one_is_asked_for_again(self, stage, store):
-        store.begin(RUN, Turn(3, stage))
-        store.keep(RUN, Turn(3, stage), SECRET)
+    @pytest.mark.parametrize("number", [3, 2, 4])
+    def test_has_no_attempt_any_more_once_another_is_asked_for(self, number, store):
+        store.begin(RUN, 3)
+        store.keep(RUN, 3, SECRET)
         with suppress(ProtocolError):
-            store.begin(RUN, Turn(3, stage))
-        assert store.take(RUN, THIRD.round) == b""
+            store.begin(RUN, number)
+        assert [store.take(RUN, one) for one in (2, 3, 4)] == [b"", b"", b""]
 
-    def test_has_a_round_and_an_early_attempt_at_the_next_one(self, store):
-        store.begin(RUN, Turn(3, VECTOR))
-        store.keep(RUN, Turn(3, VECTOR), SECRET)
-        store.begin(RUN, Turn(4, EARLY))
-        store.keep(RUN, Turn(4, EARLY), b"of the next round")
-        assert [store.take(RUN, number) for number in (3, 4)] == [SECRET, b"of the next round"]
-
-    @pytest.mark.parametrize("turn", [Turn(4, ORDINARY), Turn(4, VECTOR), Turn(5, ORDINARY), Turn(5, VECTOR)])
-    def test_has_nothing_any_more_of_attempts_before_an_ordinary_one_or_a_vector(self, turn, store):
-        for one in (Turn(3, VECTOR), Turn(4, EARLY)):
-            store.begin(RUN, one)
-            store.keep(RUN, one, SECRET)
-        store.begin(RUN, turn)
-        assert [store.take(RUN, number) for number in (3, 4)] == [b"", b""]
-
-    @pytest.mark.parametrize(("slow", "later"), [(Turn(3, ORDINARY), Turn(4, ORDINARY)), (Turn(3, EARLY), THIRD)])
-    def test_takes_nothing_back_after_a_later_turn_was_taken(self, slow, later, store):
-        """A slow step ends while the server has the next round, or the same one, begin."""
-        store.begin(RUN, slow)
-        store.begin(RUN, later)
-        store.keep(RUN, later, SECRET)
+    def test_takes_nothing_back_after_a_later_round_has_begun(self, store):
+        """A slow step ends while the server has the next round begin: no vector of the one before leaves."""
+        store.begin(RUN, 3)
+        store.begin(RUN, 4)
+        store.keep(RUN, 4, SECRET)
         with pytest.raises(ProtocolError, match="the attempt at round 3 is over"):
-            store.keep(RUN, slow, b"of the one before")
-        assert store.take(RUN, later.round) == SECRET
+            store.keep(RUN, 3, b"of the one before")
+        assert store.take(RUN, 4) == SECRET
 
 
 class Seen:
@@ -157,14 +129,14 @@ class TestTwoAtTheSameTime:
     PATIENCE: ClassVar = {FolderStore: 0.3, Unlocked: 60.0}
 
     def takers(self, kind, shelf, monkeypatch):
-        FolderStore(str(shelf)).begin(RUN, FIRST)
-        FolderStore(str(shelf)).keep(RUN, FIRST, SECRET)
+        FolderStore(str(shelf)).begin(RUN, 1)
+        FolderStore(str(shelf)).keep(RUN, 1, SECRET)
         monkeypatch.setattr(FolderStore, "_get", Seen(self.PATIENCE[kind])(FolderStore._get))
-        return both(lambda: kind(str(shelf)).take(RUN, FIRST.round) or None)
+        return both(lambda: kind(str(shelf)).take(RUN, 1) or None)
 
     def beginners(self, kind, shelf, monkeypatch):
         monkeypatch.setattr(FolderStore, "_last", Seen(self.PATIENCE[kind])(FolderStore._last))
-        return both(lambda: kind(str(shelf)).begin(RUN, FIRST) or True)
+        return both(lambda: kind(str(shelf)).begin(RUN, 1) or True)
 
     def test_one_gets_the_attempt(self, shelf, monkeypatch):
         assert self.takers(FolderStore, shelf, monkeypatch) == 1
@@ -182,9 +154,9 @@ class TestTwoAtTheSameTime:
 class TestAFolder:
     def kept(self, shelf):
         store = FolderStore(str(shelf))
-        store.begin(RUN, FIRST)
-        store.keep(RUN, FIRST, SECRET)
-        return store, shelf / f"{RUN}.{FIRST.slot}.attempt"
+        store.begin(RUN, 1)
+        store.keep(RUN, 1, SECRET)
+        return store, shelf / f"{RUN}.attempt"
 
     def test_has_files_that_their_owner_alone_can_read(self, shelf):
         self.kept(shelf)
@@ -195,59 +167,27 @@ class TestAFolder:
         store, file = self.kept(shelf)
         before = file.stat().st_mtime - seconds
         os.utime(file, (before, before))
-        assert store.take(RUN, FIRST.round) == found and not file.exists()
+        assert store.take(RUN, 1) == found and not file.exists()
 
     def test_keeps_as_many_attempts_as_it_may_and_of_more_the_newest(self, shelf, monkeypatch):
-        """The number of a turn stays, so that none is taken again."""
+        """The number of a round stays, so that none is begun again."""
         monkeypatch.setattr(attempts_folder, "MAXIMUM_ATTEMPTS", 3)
         store = FolderStore(str(shelf))
         for number in (5, 4, 3, 2, 1):
-            store.begin(str(number), FIRST)
-            store.keep(str(number), FIRST, SECRET)
-            os.utime(shelf / f"{number}.1.attempt", (time.time() - 100 - number,) * 2)
-        assert len(list(shelf.glob("*.attempt"))) == 3 and len(list(shelf.glob("*.turn"))) == 5
-        assert [store.take(str(number), FIRST.round) for number in range(1, 6)] == [SECRET, SECRET, SECRET, b"", b""]
+            store.begin(str(number), 1)
+            store.keep(str(number), 1, SECRET)
+            os.utime(shelf / f"{number}.attempt", (time.time() - 100 - number,) * 2)
+        assert len(list(shelf.glob("*.attempt"))) == 3 and len(list(shelf.glob("*.round"))) == 5
+        assert [store.take(str(number), 1) for number in range(1, 6)] == [SECRET, SECRET, SECRET, b"", b""]
         with pytest.raises(ProtocolError, match="has begun round 1"):
-            store.begin("5", FIRST)
-
-    def test_gives_no_attempt_from_a_copy_of_it(self, shelf):
-        store, _ = self.kept(shelf)
-        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-            copy = shutil.copytree(shelf, Path(folder) / "copy")
-            copy.chmod(0o700)
-            with pytest.raises(ProtocolError, match=TORN):
-                FolderStore(str(copy)).take(RUN, FIRST.round)
-        assert store.take(RUN, FIRST.round) == SECRET
-
-    def test_gives_no_attempt_that_was_put_back_from_a_copy(self, shelf):
-        store, file = self.kept(shelf)
-        copy = file.read_bytes()
-        assert store.take(RUN, FIRST.round) == SECRET
-        # Another file in between: the place of the one that is gone is not its own again.
-        (shelf / "other").write_bytes(b"")
-        file.write_bytes(copy)
-        with pytest.raises(ProtocolError, match=TORN):
-            store.take(RUN, FIRST.round)
-
-    def test_gives_no_attempt_that_has_a_second_name(self, shelf):
-        store, file = self.kept(shelf)
-        os.link(file, shelf / "second")
-        with pytest.raises(ProtocolError, match=TORN):
-            store.take(RUN, FIRST.round)
-
-    def test_gives_nothing_of_a_file_that_is_torn(self, shelf):
-        store, file = self.kept(shelf)
-        file.write_bytes(file.read_bytes()[:-1])
-        with pytest.raises(ProtocolError, match=TORN):
-            store.take(RUN, FIRST.round)
-        assert store.take(RUN, FIRST.round) == b""
+            store.begin("5", 1)
 
     @pytest.mark.parametrize("content", ["", "1", "x" * 20, "-0000000000000000001"])
-    def test_takes_part_in_nothing_more_if_the_number_of_its_turn_is_none(self, content, shelf):
+    def test_takes_part_in_nothing_more_if_the_if_the_number_of_its_round_is_none(self, content, shelf):
         store, _ = self.kept(shelf)
-        (shelf / f"{RUN}.turn").write_text(content)
+        (shelf / f"{RUN}.round").write_text(content)
         with pytest.raises(ProtocolError, match=NO_NUMBER):
-            store.begin(RUN, Turn(2, ORDINARY))
+            store.begin(RUN, 2)
 
     def test_that_was_cleared_holds_nothing(self, shelf):
         store, _ = self.kept(shelf)
@@ -282,7 +222,7 @@ class TestAFolder:
         (shelf / "link").symlink_to(shelf / "inner")
         self.check_refused(shelf / "link", "Not a directory|symbolic links")
 
-    @pytest.mark.parametrize("suffix", ["1.attempt", "turn"])
+    @pytest.mark.parametrize("suffix", ["attempt", "round"])
     def test_neither_reads_nor_writes_behind_a_link(self, suffix, shelf, tmp_path):
         store, _ = self.kept(shelf)
         link, other = shelf / f"{RUN}.{suffix}", tmp_path / "other"
@@ -290,21 +230,21 @@ class TestAFolder:
         link.unlink()
         other.write_bytes(content)
         link.symlink_to(other)
-        asked = (lambda: store.take(RUN, 1)) if suffix == "1.attempt" else (lambda: store.begin(RUN, THIRD))
+        asked = (lambda: store.take(RUN, 1)) if suffix == "attempt" else (lambda: store.begin(RUN, 3))
         with pytest.raises(NodeConfigError, match=f"^secure-state {shelf}: Too many levels of symbolic links$"):
             asked()
         assert other.read_bytes() == content
 
     def test_goes_on_beside_a_link_to_nothing(self, shelf):
         store, _ = self.kept(shelf)
-        (shelf / "16.0.attempt").symlink_to(shelf / "nothing")
-        assert store.take(RUN, FIRST.round) == SECRET
+        (shelf / "16.attempt").symlink_to(shelf / "nothing")
+        assert store.take(RUN, 1) == SECRET
 
     def test_that_no_mount_is_known_of_is_refused(self, shelf, tmp_path, monkeypatch):
         (tmp_path / "mounts").write_text("22 1 0:0 / /x rw - tmpfs tmpfs rw\n")
         monkeypatch.setattr(attempts_folder, "MOUNTS", tmp_path / "mounts")
         with pytest.raises(NodeConfigError) as refused:
-            FolderStore(str(shelf)).begin(RUN, FIRST)
+            FolderStore(str(shelf)).begin(RUN, 1)
         kind = "a file system of unknown kind; it must be in memory: tmpfs or ramfs"
         assert str(refused.value) == f"secure-state {shelf} is on {kind}"
 
@@ -313,7 +253,7 @@ class TestAFolder:
 
     def check_refused(self, folder, says):
         with pytest.raises(NodeConfigError, match=f"^secure-state {folder}.*({says})"):
-            FolderStore(str(folder)).begin(RUN, FIRST)
+            FolderStore(str(folder)).begin(RUN, 1)
 
 
 def run_on(shelf, folder, clients=3, gone=None, app=None):
@@ -362,21 +302,28 @@ class TestARound:
         assert summed.survivors == len(left)
         assert np.array_equal(summed.total, sum(whole(number, run) for number in left))
 
-    def test_leaves_numbers_of_turns_and_nothing_else(self, shelf, tmp_path):
-        run_on(shelf, tmp_path).collect()
-        assert {path.name for path in shelf.glob("*/*")} == {"1.turn"}
+    def test_leaves_numbers_of_rounds_and_nothing_else(self, shelf, tmp_path):
+        run = run_on(shelf, tmp_path)
+        assert [run.collect(number).survivors for number in (1, 2)] == [3, 3]
+        assert {path.name for path in shelf.glob("*/*")} == {"1.round"}
 
-    def test_goes_on_without_a_node_whose_folder_is_new(self, shelf, tmp_path):
+    @pytest.mark.parametrize(("left", "says"), [(None, "no attempt at round 1"), (-1, "the bytes are no Attempt")])
+    def test_goes_on_without_a_node_whose_folder_is_new_or_whose_file_is_torn(self, left, says, shelf, tmp_path):
         inner = app_with(UPDATES)
 
         def restarted(message, context):
             if (context.node_id, phase_of(message)) == (2, "mask"):
+                file = shelf / "1" / "1.attempt"
+                content = file.read_bytes()
                 FolderStore(str(shelf / "1")).clear()
+                if left is not None:
+                    (shelf / "1" / "1.round").write_bytes(b"%020d" % 1)
+                    file.write_bytes(content[:left])
             return inner(message, context)
 
         summed = run_on(shelf, tmp_path, app=restarted).collect()
         assert summed.survivors == 2
-        assert "no attempt at round 1" in summed.rejected[0].detail
+        assert says in summed.rejected[0].detail
 
     def test_is_over_for_a_node_with_another_roster_or_name_than_it_began_with(self, shelf, tmp_path):
         run = run_on(shelf, tmp_path, gone=dict.fromkeys((1, 2, 3), "share"))
@@ -411,7 +358,7 @@ class Copying(FolderStore):
 
     def take(self, run, number):
         with self._alone():
-            return self._get(run, Turn(number, VECTOR).slot)
+            return self._get(run)
 
 
 class Asking:
@@ -480,7 +427,7 @@ class Asking:
         asked = next(one for one in self.run.asked if phase_of(one) == "share")
         cohort = Cohort.decode(asked.content.config_records[CONFIG][SECURE_MESSAGE])
         vectors = [one for one in map(masked_of, self.run.answered) if one and one.sender == victim]
-        terms = self.run.strategy._terms(1, plan_of(self.run), self.run.asked, ORDINARY).under(secure._simulated(3)[1])
+        terms = self.run.strategy._terms(1, plan_of(self.run), self.run.asked).under(secure._simulated(3)[1])
         return stripped(vectors[0], terms, cohort, victim, combine(own, names, 2), {victim: combine(of_key, names, 2)})
 
 

@@ -9,7 +9,6 @@ import pytest
 from asking import SOFTMAX, context_of, message_of
 from flwr.app import ConfigRecord, Message, RecordDict
 from secure_runs import settings
-from support import failures
 
 from cloister.client.foreseen import foreseen
 from cloister.client.request import (
@@ -56,10 +55,6 @@ WRONG_MODEL = (
     "'secure-message' must be in the server's message, as bytes, in a run with secure aggregation and in no other"
 )
 WRONG_STEP = "the server's message must carry 'secure-step' as a step of the protocol and 'secure-message' as bytes"
-WRONG_EARLY = (
-    "'secure-early' must come as bytes, with 'sign' or 'unmask', and in a run whose clip and noise follow from no "
-    "earlier round"
-)
 
 
 def step(keys=FIXED, name="share", content=b"told", **fields):
@@ -85,24 +80,18 @@ def refusal_of(ask, *given, error=FederationError, **fields):
 
 class TestAStep:
     def test_is_what_the_message_says(self):
-        def check(name):
+        for name in STEPS:
             expected = ProtocolRequest(parse(FIXED), "1", 4, 3, (), step=name, content=b"told", bound=0.75)
             assert step(name=name) == expected
-            assert (expected.distance, expected.early, expected.is_early, expected.frozen) == (1.0, None, False, "")
+            assert (expected.distance, expected.frozen) == (1.0, "")
 
-        assert failures([(name,) for name in STEPS], check) == []
-
-    def test_that_the_protocol_does_not_have_is_refused(self):
-        def check(name):
-            assert refusal_of(step, name=name) == WRONG_STEP
-
-        assert failures(["mask", "", 1, None], check) == []
-
-    def test_that_tells_no_bytes_is_refused(self):
-        def check(content):
-            assert refusal_of(step, content=content) == WRONG_STEP
-
-        assert failures(["told", 1.0, None], check) == []
+    def test_that_the_protocol_does_not_have_or_that_tells_no_bytes_is_refused(self):
+        wrong = [
+            *({"name": name} for name in ("mask", "", 1, None)),
+            *({"content": one} for one in ("told", 1.0, None)),
+        ]
+        for fields in wrong:
+            assert refusal_of(step, **fields) == WRONG_STEP, fields
 
     def test_is_refused_in_a_run_whose_server_sees_each_update(self):
         assert refusal_of(step, APART) == "the server's message is of a secure aggregation, and this run has none"
@@ -111,61 +100,33 @@ class TestAStep:
         says = refusal_of(request_of, ProtocolRequest, message_of(secure_step="share"), context_of(FIXED))
         assert says == "the server's message must hold the records 'config' and no other"
 
-    @pytest.mark.parametrize(("name", "next_step"), [("sign", "advertise"), ("unmask", "share")])
-    def test_may_bring_a_step_of_the_next_round(self, name, next_step):
-        own, early = step(name=name, secure_early=b"early").apart()
-        assert own == step(name=name)
-        assert early == replace(own, round=5, step=next_step, content=b"early", is_early=True)
-
-    def test_that_came_alone_has_no_other(self):
-        assert step().apart() == (step(), None)
-
-    def test_brings_no_other_where_none_may_come(self):
-        def check(keys, name, early):
-            assert refusal_of(step, keys, name, secure_early=early) == WRONG_EARLY
-
-        cases = [
-            (FIXED, "advertise", b"early"),
-            (FIXED, "share", b"early"),
-            (FIXED, "sign", "early"),
-            (ADAPTIVE, "sign", b"early"),
-            (METRIC, "unmask", b"early"),
-        ]
-        assert failures(cases, check) == []
-
 
 class TestWhatFollowsFromEarlierRounds:
     def test_is_nothing_where_the_configuration_says_it_all(self):
         assert (training().bound, training().distance) == (0.75, 1.0)
         assert (training(APART, None).bound, training(APART, None).distance) == (0.0, 1.0)
 
-    def test_is_a_clip_that_adapts(self):
-        def check(bound):
-            for request in (step(ADAPTIVE, clipping_norm=bound), training(ADAPTIVE, clipping_norm=bound)):
-                assert (request.bound, request.distance) == (bound, 1.0)
+    @pytest.mark.parametrize("bound", [MIN_BOUND, 0.5, MAX_BOUND])
+    def test_is_a_clip_that_adapts(self, bound):
+        for request in (step(ADAPTIVE, clipping_norm=bound), training(ADAPTIVE, clipping_norm=bound)):
+            assert (request.bound, request.distance) == (bound, 1.0)
 
-        assert failures([(bound,) for bound in [MIN_BOUND, 0.5, MAX_BOUND]], check) == []
+    @pytest.mark.parametrize("distance", [5e-324, 0.25, 1e308])
+    def test_is_a_distance_that_scales_the_noise(self, distance):
+        for request in (step(METRIC, distance=distance), training(METRIC, distance=distance)):
+            assert (request.bound, request.distance) == (0.75, distance)
 
-    def test_is_a_distance_that_scales_the_noise(self):
-        def check(distance):
-            for request in (step(METRIC, distance=distance), training(METRIC, distance=distance)):
-                assert (request.bound, request.distance) == (0.75, distance)
-
-        assert failures([5e-324, 0.25, 1e308], check) == []
+    NO_NUMBERS = (None, 0.0, -1.0, math.inf, math.nan, 1, True, "1", [1.0])
 
     def test_a_clip_out_of_range_is_refused(self):
-        def check(wrong):
+        for wrong in (*self.NO_NUMBERS, math.nextafter(MIN_BOUND, 0), math.nextafter(MAX_BOUND, math.inf)):
             fields = {} if wrong is None else {"clipping_norm": wrong}
-            assert {refusal_of(ask, ADAPTIVE, **fields) for ask in (step, training)} == {WRONG_CLIP}
-
-        assert failures([None, math.nextafter(MIN_BOUND, 0), math.nextafter(MAX_BOUND, math.inf), 1, "1"], check) == []
+            assert {refusal_of(ask, ADAPTIVE, **fields) for ask in (step, training)} == {WRONG_CLIP}, wrong
 
     def test_what_is_no_distance_is_refused(self):
-        def check(wrong):
+        for wrong in self.NO_NUMBERS:
             fields = {} if wrong is None else {"distance": wrong}
-            assert {refusal_of(ask, METRIC, **fields) for ask in (step, training)} == {WRONG_DISTANCE}
-
-        assert failures([None, 0.0, -1.0, math.inf, math.nan, 1, "1"], check) == []
+            assert {refusal_of(ask, METRIC, **fields) for ask in (step, training)} == {WRONG_DISTANCE}, wrong
 
     def test_is_told_in_no_run_that_does_not_need_it(self):
         for keys, content in ((FIXED, DELIVERY), (APART, None)):
@@ -176,11 +137,9 @@ class TestWhatFollowsFromEarlierRounds:
 
 
 class TestTraining:
-    def test_is_asked_for_masked_in_a_run_with_sums_and_in_no_other(self):
-        def check(keys, content):
-            assert refusal_of(training, keys, content) == WRONG_MODEL
-
-        assert failures([(FIXED, None), (FIXED, "text"), (APART, DELIVERY), (APART, "text")], check) == []
+    @pytest.mark.parametrize(("keys", "content"), [(FIXED, None), (FIXED, "text"), (APART, DELIVERY), (APART, "text")])
+    def test_is_asked_for_masked_in_a_run_with_sums_and_in_no_other(self, keys, content):
+        assert refusal_of(training, keys, content) == WRONG_MODEL
 
     def test_has_what_it_masks_its_update_with(self):
         delivery = Delivery(("site-1", "site-2"), {})
@@ -222,17 +181,11 @@ class TestFrozenWeights:
         assert training(APART, None, frozen_sha256=DIGEST).frozen == DIGEST and training(APART, None).frozen == ""
         assert training(APART, None, ledger_head=DIGEST).ledger_head == DIGEST
 
-    def test_are_told_by_nothing_else(self):
-        def check(name, wrong):
+    @pytest.mark.parametrize("name", ["frozen-sha256", "ledger-head"])
+    def test_are_told_by_nothing_else(self, name):
+        for wrong in ("", DIGEST[:-1], DIGEST + "0", DIGEST.upper(), DIGEST + "\n", 1, [DIGEST]):
             says = refusal_of(training, APART, None, **{name.replace("-", "_"): wrong})
-            assert says == f"the server's message must carry {name!r} as a SHA-256 digest, or not at all"
-
-        cases = [
-            (name, wrong)
-            for name in ["frozen-sha256", "ledger-head"]
-            for wrong in ["", DIGEST[:-1], DIGEST + "0", DIGEST.upper(), DIGEST + "\n", 1, [DIGEST]]
-        ]
-        assert failures(cases, check) == []
+            assert says == f"the server's message must carry {name!r} as a SHA-256 digest, or not at all", wrong
 
     @pytest.mark.parametrize(
         ("theirs", "own", "told", "logged"),

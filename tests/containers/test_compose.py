@@ -260,7 +260,7 @@ def test_the_server_sees_sums_alone_and_no_site_keeps_a_secret_of_a_round(secure
     assert (facts["status"], facts["claims"][0]["adversary"]) == ("conditional", adversary)
     for site in SITES:
         kept = stack.inside(site, "find /dev/shm -type f").stdout.split()
-        assert [Path(path).suffix for path in kept] == [".turn"], "of the rounds stays how far they went, and no key"
+        assert [Path(path).suffix for path in kept] == [".round"], "of the rounds stays how far they went, and no key"
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -3,8 +3,8 @@
 import flwr.serverapp.strategy as flower
 import pytest
 
-from cloister.aggregation import GlobalDP
 from cloister.aggregation.capabilities import capabilities_of
+from cloister.aggregation.constructors import GlobalDP
 from cloister.core.capabilities import MEAN, OPTIMIZER, SELECTION, Capabilities
 from cloister.core.errors import ConfigError
 from cloister.strategies import STRATEGIES

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from support import all_nodes, content, failures, flat, grid_of, one_round, random_models, zeros
 
-from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation.constructors import GlobalDP, MetricDP
 from cloister.aggregation.decorator import Screened
 from cloister.aggregation.screening import MAX_EXAMPLES, REASON_LENGTH, Unfit, fitting, is_count, printable
 from cloister.core.arrays import to_record

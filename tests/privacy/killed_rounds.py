@@ -18,7 +18,7 @@ from flwr.app import Context, RecordDict
 from support import all_nodes, content, flat, grid_of, one_round, random_models
 
 import cloister.privacy.accounting.accountants  # noqa: F401  once, before the children are forked
-from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation.constructors import GlobalDP, MetricDP
 from cloister.client.mods.budget import keep_budget
 from cloister.client.node import Node
 from cloister.client.request import TrainRequest

@@ -2,7 +2,7 @@
 
 from support import all_nodes, content, grid_of, one_round, zeros
 
-from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation.constructors import GlobalDP, MetricDP
 from cloister.core.arrays import Layout
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger

@@ -12,7 +12,7 @@ from support import all_nodes, content, failures, flat, grid_of, mostly_slow, on
 from test_clipping import cohort_of
 
 from cloister import DiscreteGaussian
-from cloister.aggregation import GlobalDP
+from cloister.aggregation.constructors import GlobalDP
 from cloister.audits.sensitivity import Rehearsal
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account

@@ -17,7 +17,7 @@ from flwr.serverapp import strategy as flower
 from scipy import stats
 from support import mostly_slow
 
-from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation.constructors import GlobalDP, MetricDP
 from cloister.audits.epsilon import Trials, maximum_rate, minimum_rate, try_to_tell
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError

@@ -13,8 +13,8 @@ import pytest
 from private_strategies import budget_in, played
 from support import all_nodes, random_models, zeros
 
-from cloister.aggregation import PrivateStrategy
 from cloister.aggregation.canaries import LENGTH, MEASURABLE, NO_CANARIES, Canaries, decorrelated, evened, sign_in
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.aggregation.screening import MAX_EXAMPLES
 from cloister.audits.one_run import OneRun
 from cloister.core.arrays import Layout, from_record

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 from support import all_nodes
 
-from cloister.aggregation import PrivateStrategy
 from cloister.aggregation.canaries import Canaries
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.audits.one_run import OneRun
 from cloister.audits.sensitivity import Rehearsal
 from cloister.core.arrays import Layout

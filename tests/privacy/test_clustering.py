@@ -8,7 +8,8 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from support import all_nodes, content, grid_of, one_round, random_models, zeros
 
-from cloister.aggregation import LaplaceClustering, clustering
+from cloister.aggregation import clustering
+from cloister.aggregation.clustering import LaplaceClustering
 from cloister.config.run import parse
 from cloister.core.arrays import from_record, to_record
 from cloister.core.errors import ConfigError, FederationError

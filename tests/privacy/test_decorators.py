@@ -11,7 +11,7 @@ from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 from test_distance import GOLDEN
 
-from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation.constructors import GlobalDP, MetricDP
 from cloister.aggregation.decorator import Measurements, Screened, state_of, virtual_reply
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import NORM_ERROR

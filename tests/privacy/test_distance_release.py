@@ -6,7 +6,7 @@ from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of
 
-from cloister.aggregation import MetricDP
+from cloister.aggregation.constructors import MetricDP
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.budget import PrivacyBudget

@@ -11,7 +11,7 @@ from support import all_nodes, content, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of
 
 from cloister import DiscreteGaussian
-from cloister.aggregation import MetricDP
+from cloister.aggregation.constructors import MetricDP
 from cloister.core.errors import ConfigError, PrivacyError, UnboundedSensitivity
 from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.grid import Grid

@@ -6,7 +6,7 @@ import pytest
 from private_strategies import LAYOUT, budget_in
 from support import all_nodes, content, grid_of, one_round, random_models, zeros
 
-from cloister.aggregation import PrivateStrategy
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.core.arrays import from_record
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Unaccounted

@@ -11,7 +11,7 @@ from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, flat, grid_of, mostly_slow, one_round, random_models, zeros
 from test_clipping import cohort_of
 
-from cloister.aggregation import MetricDP
+from cloister.aggregation.constructors import MetricDP
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, PrivacyError

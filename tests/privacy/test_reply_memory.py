@@ -6,10 +6,12 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedMedian, Krum
 from support import all_nodes, content, grid_of, one_round
 
-from cloister.aggregation import GlobalDP, MetricDP, PrivateStrategy, memory
+from cloister.aggregation import memory
 from cloister.aggregation.canaries import Canaries
 from cloister.aggregation.clustering import LaplaceClustering
+from cloister.aggregation.constructors import GlobalDP, MetricDP
 from cloister.aggregation.decorator import Screened
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.core.arrays import to_record
 from cloister.core.errors import ConfigError
 from cloister.core.hypotheses import stacked

@@ -8,7 +8,7 @@ import pytest
 from flwr.serverapp import strategy as flower
 from support import failures, random_models, zeros
 
-from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation.constructors import GlobalDP, MetricDP
 from cloister.audits.sensitivity import leave_one_out
 from cloister.config.run import parse
 from cloister.server.strategies import named_strategy

@@ -11,8 +11,10 @@ from flwr.common.constant import ErrorCode
 from support import all_nodes, content, failures, flat, grid_of, one_round, random_models
 from test_clipping import cohort_of
 
-from cloister.aggregation import GlobalDP, MetricDP, PrivateStrategy, screening
+from cloister.aggregation import screening
 from cloister.aggregation.canaries import Canaries
+from cloister.aggregation.constructors import GlobalDP, MetricDP
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.core.arrays import to_record
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip

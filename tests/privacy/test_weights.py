@@ -9,7 +9,7 @@ from flwr.app import RecordDict
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of, true_norms
 
-from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation.constructors import GlobalDP, MetricDP
 from cloister.audits.sensitivity import leave_one_out
 from cloister.client.mods.filter import only_what_is_agreed
 from cloister.client.request import Reply, TrainRequest

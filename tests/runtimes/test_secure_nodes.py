@@ -146,7 +146,7 @@ def test_a_run_goes_on_without_a_node_that_is_killed_in_mid_round(federation: Fe
     for name in SITES:
         if name != KILLED:
             left = {path.suffix for path in federation.folder(name).iterdir()}
-            assert left == {".turn"}, "nothing is kept of a round that was finished"
+            assert left == {".round"}, "nothing is kept of a round that was finished"
 
 
 def record_of(federation: Federation) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.shares import Parties, Shares
 from cloister.privacy.mechanisms.distributed.whole import add_share, whole_update, without_surplus
 from cloister.secure_aggregation.chain import SeedChain, seeds
-from cloister.secure_aggregation.graph import Sparse, graph_for
 from cloister.secure_aggregation.ring import into_ring, out_of_ring
 
 PARTIES = Parties(members=6, threshold=4, colluding=1)
@@ -96,24 +95,6 @@ def test_sums_at_both_ends_of_the_room_are_read_right_and_beyond_are_not():
     ends = np.array([2**31 - 1, -(2**31 - 1), 2**31])
     found = out_of_ring(into_ring(ends, 32))
     assert found[:2].tolist() == ends[:2].tolist() and found[2] == -(2**31)
-
-
-def test_on_a_sparse_graph_no_noise_is_enough_that_counts_on_all_survivors():
-    """A sum of h inputs may be exposed whoever survives, so that no share may shrink with the number of survivors."""
-    members, threshold, colluding, variance = 200, 140, 20, 2**40
-    graph = graph_for(members, threshold, colluding, answering=160)
-    honest = graph.honest(members)
-    assert isinstance(graph, Sparse) and honest < threshold - colluding
-    by_survivors = Shares.of(variance, Parties(members, threshold, colluding))
-    assert honest * by_survivors.left(members) < 0.6 * variance
-    fixed = Shares.of(variance, Parties(members, threshold, threshold - honest), removable=False)
-    assert all(variance <= honest * fixed.left(left) < 1.001 * variance for left in (threshold, members))
-
-
-def test_the_honest_inputs_of_a_sparse_graph_are_those_of_the_cohort_that_the_server_chose():
-    graph = graph_for(200, 140, 20, answering=160)
-    graph.require(195)
-    assert graph.honest(195) < graph.honest(200) and graph.honest(195) >= graph.honest(140)
 
 
 def test_a_client_that_sees_the_release_and_knows_its_own_share_has_to_be_counted():

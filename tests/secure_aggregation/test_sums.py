@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from secure_rounds import PHASES, Round, names_of, next_round, roster_of, sent, signing_key, sum_of, terms_for, vectors
+from secure_rounds import PHASES, Round, names_of, roster_of, signing_key, sum_of, terms_for, vectors
 
 from cloister.core.errors import ProtocolError, RoundAbandoned
 from cloister.secure_aggregation.chain import SeedChain, seeds
-from cloister.secure_aggregation.graph import Complete, Sparse, graph_for
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.messages import SealedShares
 from cloister.secure_aggregation.ring import into_ring, out_of_ring
@@ -52,9 +51,9 @@ def test_the_sum_is_exact_for_any_dropouts(schedule):
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schedules(6))
-def test_the_sum_is_exact_for_a_thousand_schedules(schedule):
+def test_the_sum_is_exact_for_many_schedules(schedule):
     check(schedule)
 
 
@@ -71,12 +70,10 @@ def remembered(key, name, signature, signed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("members", [30, 101, 200])
-def test_the_sum_is_exact_for_many_members(members):
-    graph = graph_for(members, threshold=(2 * members) // 3 + 1, colluding=members // 20, answering=members * 9 // 10)
-    assert isinstance(graph, Sparse) == (members > 100)
+def test_the_sum_is_exact_for_many_members():
+    members = 100
     names, rng = names_of(members), np.random.default_rng(members)
-    terms = terms_for(members, graph=graph)
+    terms = terms_for(members, (2 * members) // 3 + 1, members // 20)
     inputs = vectors(names, terms)
     # One in a hundred, at least, in each phase.
     gone = dict(zip(rng.permutation(names).tolist(), list(PHASES) * (1 + members // 100)))
@@ -84,26 +81,6 @@ def test_the_sum_is_exact_for_many_members(members):
     round_.send = lambda message: message
     transcript = round_.run(inputs, gone)
     assert np.array_equal(sum_of(transcript), sum(inputs[name] for name in left(names, gone, "mask")))
-
-
-class Loose(Sparse):
-    """A sparse graph for a cohort that is too small for one."""
-
-    def failure(self, members):
-        return 0.0
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_sum_is_exact_on_a_sparse_graph(seed):
-    names = names_of(8)
-    terms = terms_for(8, graph=Loose(threshold=5, colluding=0, peers=4, shares=2))
-    inputs, phases = vectors(names, terms, seed), np.random.default_rng(seed).permutation(["mask", "unmask"])
-    gone = {names[seed]: phases[0], names[5]: phases[1]}
-    transcript = Round(names, terms).run(inputs, gone)
-    assert np.array_equal(sum_of(transcript), sum(inputs[name] for name in left(names, gone, "mask")))
-    assert {len(one.sealed) for one in transcript.shares.values()} == {4}
-    # Each shows shares of those who chose it, and of itself.
-    assert {len(one.shares) for one in transcript.shown.values()} != {8}
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -128,24 +105,6 @@ def test_an_attempt_below_the_threshold_ends_and_is_not_made_again():
         round_.coordinator.survivors()
     with pytest.raises(ProtocolError, match="out of turn"):
         round_.members[names[3]].advertise()
-
-
-def test_the_next_rounds_keys_and_shares_may_ride_on_this_rounds_last_messages():
-    names = names_of(3)
-    first, second = terms_for(3), next_round(terms_for(3))
-    now, then = Round(names, first), Round(names, second)
-    inputs = vectors(names, first)
-    advertised = [sent(then.members[name].advertise()) for name in names]
-    cohort = then.coordinator.cohort(advertised)
-    shares = [sent(then.members[name].share(cohort)) for name in names]
-    assert np.array_equal(sum_of(now.run(inputs)), sum(inputs.values()))
-    deliveries = then.coordinator.deliveries(shares)
-    for name in names:
-        then.coordinator.add(then.masked(name, deliveries[name], inputs[name]))
-    survivors = then.coordinator.survivors()
-    signatures = then.coordinator.signatures([then.members[name].sign(survivors) for name in names])
-    total = then.coordinator.total([then.members[name].unmask(signatures) for name in names])
-    assert np.array_equal(out_of_ring(total.values), sum(inputs.values()))
 
 
 def test_survivors_reveal_the_seeds_of_their_surplus_and_no_other():
@@ -209,14 +168,12 @@ def round_with_nonsense(members, terms, honest):
 
 
 @pytest.mark.parametrize("phase", ["mask", "sign", None])
-@pytest.mark.parametrize("graph", [Complete(4, 0), Sparse(16, 1, 12, 10)])
-def test_is_exact_though_some_cannot_open_what_a_member_has_sealed(graph, phase):
+def test_is_exact_though_some_cannot_open_what_a_member_has_sealed(phase):
     """As many as need it hold a share: it may have survived, and may have dropped out."""
-    members = 6 if graph.threshold == 4 else 30
-    terms = terms_for(members, graph=graph)
-    inputs, first = vectors(names_of(members), terms), names_of(members)[0]
+    terms = terms_for(6, 4)
+    inputs, first = vectors(names_of(6), terms), names_of(6)[0]
     gone = {first: phase} if phase else {}
-    transcript = round_with_nonsense(members, terms, graph.needed).run(inputs, gone)
+    transcript = round_with_nonsense(6, terms, 4).run(inputs, gone)
     assert np.array_equal(sum_of(transcript), sum(inputs[name] for name in inputs if (name, phase) != (first, "mask")))
 
 

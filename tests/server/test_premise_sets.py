@@ -231,7 +231,7 @@ def test_a_condition_of_a_package_of_its_own_is_in_its_claim():
 
     from flwr.serverapp.strategy import FedAvg
 
-    from cloister.aggregation import PrivateStrategy
+    from cloister.aggregation.private_strategy import PrivateStrategy
 
     claim = PrivateStrategy(FedAvg(), Own()).claim()
     assert hospital in claim.premises and claim.status == "conditional"

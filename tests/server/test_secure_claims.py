@@ -156,8 +156,8 @@ class TestARun:
 
     def test_leaves_no_secret_of_a_round(self, outcome):
         nodes = json.loads((outcome.directory.path / "nodes.json").read_text())
-        assert {tuple(node["config"]) for node in nodes.values()} == {("secure-turn",)}
-        assert {tuple(node["config"]["secure-turn"]) for node in nodes.values()} == {("run", "turn")}
+        assert {tuple(node["config"]) for node in nodes.values()} == {("secure-round",)}
+        assert {tuple(node["config"]["secure-round"]) for node in nodes.values()} == {("run", "round")}
 
 
 def test_without_noise_nothing_is_claimed(tmp_path):

@@ -6,20 +6,14 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
 from secure_runs import MODEL, SecureRun, app_with, phase_of, random_updates, settings
 from statistics_of_noise import is_normal, std_is
 
 from cloister.client.ledgers import ledger_of
 from cloister.client.node import node_of
-from cloister.client.request import ProtocolRequest, TrainRequest, request_of
-from cloister.core.arrays import to_record
-from cloister.core.errors import FederationError
-from cloister.core.wire import CONFIG, DISTANCE, SECURE_MESSAGE, SECURE_STEP
-from cloister.flower.messages import assume_run
+from cloister.core.wire import CONFIG, DISTANCE
 from cloister.privacy.mechanisms.distributed import mean
 from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.secure_aggregation.messages import Delivery
 
 Z_D = "privacy.distance-noise-multiplier"
 METRIC = {
@@ -128,13 +122,6 @@ class TestCharges:
 
 
 class TestWhatAServerTells:
-    @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf, 1, True, "1.0", [1.0], None])
-    def test_what_is_no_distance_is_refused_in_every_message(self, wrong, tmp_path):
-        refused(settings(tmp_path, **METRIC), wrong)
-
-    def test_where_none_scales_the_noise_none_is_told(self, tmp_path):
-        refused(settings(tmp_path), 1.0)
-
     def test_who_was_told_another_one_is_in_no_sum(self, tmp_path):
         inner, updates = None, random_updates(5)
 
@@ -149,17 +136,3 @@ class TestWhatAServerTells:
         assert [(one.node_id, one.detail) for one in summed.rejected] == [
             (1, "'client-00000' has not signed the noise and the sharers of this attempt")
         ]
-
-
-def refused(keys, wrong):
-    """See that a node takes no message that tells a distance so."""
-    assume_run()
-    for kind, more in ((ProtocolRequest, {SECURE_STEP: "advertise"}), (TrainRequest, {})):
-        content = Delivery((), {}).encode() if kind is TrainRequest else b""
-        fields = {"server-round": 1, "seed": 3, SECURE_MESSAGE: content} | more
-        records = {CONFIG: ConfigRecord(fields | ({} if wrong is None else {DISTANCE: wrong}))}
-        if kind is TrainRequest:
-            records["arrays"] = to_record(MODEL)
-        message = Message(RecordDict(records), 1, "train")
-        with pytest.raises(FederationError, match="'distance' must be in the server's message, as a finite number"):
-            request_of(kind, message, Context(1, 1, {}, RecordDict(), keys))

@@ -54,8 +54,8 @@ class Telling(Member):
 
     told: ClassVar = {}
 
-    def put_down(self):
-        kept = super().put_down()
+    def serialize(self):
+        kept = super().serialize()
         kind, content = read(KEPT_LABEL, kept)
         if self.name == COLLUDER and kind == "_Advertised":
             seed = KEPT[kind].decode(content).mask_seed

@@ -77,6 +77,8 @@ def quietly(keys):
 
 
 LEGAL = [each for each in CELLS if is_legal(*each)]
+SLOW = [each for each in LEGAL if each[1] != "metric"]
+"""Each strategy at each placement; `metric` differs in its noise alone, which the mechanism's own tests cover."""
 FAST = [
     ("fedadagrad", "none", "update"),
     ("fedadam", "global-dp", "update"),
@@ -92,7 +94,9 @@ FAST = [
 """Each strategy once, and each privacy at each placement at least once."""
 
 
-@pytest.mark.parametrize(("name", "server", "placement"), mostly_slow(LEGAL, FAST))
+@pytest.mark.parametrize(
+    ("name", "server", "placement"), mostly_slow([*FAST, *(each for each in SLOW if each not in FAST)], FAST)
+)
 def test_a_legal_combination_learns(name, server, placement, tmp_path):
     outcome = quietly(cell(name, server, placement, tmp_path))
     assert [done.number for done in outcome.rounds] == list(range(ROUNDS + 1))
@@ -126,7 +130,7 @@ def test_the_matrix_has_no_holes():
     assert {tuple(privacy) for _, *privacy in FAST} == set(PRIVACY)
 
 
-@pytest.mark.parametrize("name", mostly_slow(STRATEGIES.names(), ["fedavg", "fedavgm", "fedadam", "fedmedian", "krum"]))
+@pytest.mark.parametrize("name", ["fedavg", "fedadam", "krum"])
 def test_the_same_seeds_give_the_same_model(name, tmp_path):
     keys = cell(name, "metric", "model", tmp_path, num_rounds=2)
     assert np.array_equal(flat(quietly(keys).arrays), flat(quietly(keys).arrays))

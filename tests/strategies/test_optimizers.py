@@ -261,12 +261,11 @@ def test_a_step_changes_neither_its_state_nor_its_input(optimizer):
     assert all(array.dtype == np.float32 for array in after.values())
 
 
-@pytest.mark.parametrize("strategy", [FedAvgM, FedAdam, FedYogi, FedAdagrad, FedOpt])
-def test_an_update_is_taken_from_the_model_that_was_sent(strategy):
+def test_an_update_is_taken_from_the_model_that_was_sent():
     assume_run()
     layout = Layout.of(START)
     with pytest.raises(FederationError, match="before configure_train"):
-        everyone(strategy).aggregate_train(1, [virtual_reply(layout, layout.rows(START))])
+        everyone(FedOpt).aggregate_train(1, [virtual_reply(layout, layout.rows(START))])
 
 
 def test_a_rate_out_of_range_is_refused_by_its_key():
@@ -278,9 +277,8 @@ def test_a_rate_out_of_range_is_refused_by_its_key():
     assert failures(product(strategies, [0.0, -1.0, math.nan, math.inf]), check) == []
 
 
-@pytest.mark.parametrize(
-    ("strategy", "option", "value", "key"),
-    [
+def test_an_option_out_of_range_is_refused_by_its_key():
+    cases = [
         (FedAvgM, "momentum", 1.0, "momentum"),
         (FedAvgM, "momentum", -0.1, "momentum"),
         (FedAvgM, "momentum", math.nan, "momentum"),
@@ -293,11 +291,13 @@ def test_a_rate_out_of_range_is_refused_by_its_key():
         (FedAdagrad, "tau", -1.0, "tau"),
         (FedOpt, "beta_2", 2.0, "beta-2"),
         (FedOpt, "momentum", 2.0, "momentum"),
-    ],
-)
-def test_an_option_out_of_range_is_refused_by_its_key(strategy, option, value, key):
-    with pytest.raises(ConfigError, match=rf"strategy\.{key} must be .*, got {value}"):
-        strategy(**{option: value})
+    ]
+
+    def check(strategy, option, value, key):
+        with pytest.raises(ConfigError, match=rf"strategy\.{key} must be .*, got {value}"):
+            strategy(**{option: value})
+
+    assert failures(cases, check) == []
 
 
 def test_an_unknown_server_optimizer_is_refused_with_the_choices():

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy.multikrum import select_multikrum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, norm
-from support import content, failures, grid_of
+from support import content, every, failures, grid_of
 
 from cloister.aggregation.capabilities import capabilities_of
 from cloister.aggregation.decorator import TRAIN_LOSS, virtual_reply
@@ -33,7 +33,8 @@ NAMES = STRATEGIES.names()
 FALSE_ALARM = 1e-6
 """Chance that a right implementation fails one statistical test under another seed."""
 
-every_strategy = pytest.mark.parametrize("name", NAMES)
+
+every_strategy = every(NAMES)
 
 
 def make(name, nodes=5, **options):
@@ -101,7 +102,7 @@ def test_clients_that_send_back_what_they_got_change_nothing(name):
     assert all(np.allclose(after[key], sent[key], rtol=1e-6, atol=0) for key in sent)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedmedian", "fedtrimmedavg", "krum", "fedopt"])
+@every(["fedavg", "fedprox", "fedmedian", "fedtrimmedavg", "krum", "fedopt"])
 def test_clients_that_agree_get_what_they_agree_on(name):
     # True of what has no rate or state: the others take a step towards it.
     agreed = mixed_model(7)
@@ -109,7 +110,7 @@ def test_clients_that_agree_get_what_they_agree_on(name):
     assert all(np.allclose(after[key], agreed[key], rtol=1e-5, atol=1e-6) for key in agreed)
 
 
-@pytest.mark.parametrize("name", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+@every(["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
 def test_a_server_optimizer_moves_towards_what_clients_agree_on(name):
     sent, agreed = mixed_model(), mixed_model(7)
     after = aggregated(make(name), sent, [agreed] * 5)
@@ -257,7 +258,7 @@ def test_the_sampling_of_the_configuration_is_the_strategys(name):
 # Averaging.
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+@every(["fedavg", "fedprox"])
 def test_the_mean_is_weighted_by_examples(name):
     models, examples = [mixed_model(seed) for seed in range(1, 6)], [1.0, 10.0, 100.0, 7.0, 0.5]
     after = aggregated(make(name), mixed_model(), models, examples)
@@ -280,7 +281,7 @@ def test_one_reply_is_passed_on_untouched():
     assert arrays is only.content["arrays"]
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.1, 2])
+@every([0.0, 0.1, 2])
 def test_fedprox_tells_its_clients_mu(mu):
     for message in asked(make("fedprox", proximal_mu=mu), mixed_model()):
         assert message.content["config"]["proximal-mu"] == mu
@@ -291,7 +292,7 @@ def test_only_fedprox_speaks_of_mu():
         assert all("proximal-mu" not in message.content["config"] for message in asked(make(name), mixed_model()))
 
 
-@pytest.mark.parametrize("mu", [-0.1, math.nan, math.inf])
+@every([-0.1, math.nan, math.inf])
 def test_a_mu_out_of_range_is_refused(mu):
     with pytest.raises(ConfigError, match=r"strategy\.proximal-mu must be >= 0"):
         FedProx(proximal_mu=mu)
@@ -310,7 +311,7 @@ def test_only_robust_rules_say_that_they_need_every_reply():
 # Robust rules against brute force.
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3, 4, 7])
+@every([1, 2, 3, 4, 7])
 def test_the_median_is_that_of_every_coordinate(clients):
     models = [mixed_model(seed) for seed in range(clients)]
     after = vector(aggregated(make("fedmedian", clients), mixed_model(99), models))
@@ -318,7 +319,7 @@ def test_the_median_is_that_of_every_coordinate(clients):
     assert np.allclose(after, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(("fraction", "clients"), [(0.0, 4), (0.2, 3), (0.2, 5), (0.2, 11), (0.3, 10), (0.49, 9)])
+@every([(0.0, 4), (0.2, 3), (0.2, 5), (0.2, 11), (0.3, 10), (0.49, 9)])
 def test_the_trimmed_mean_leaves_out_both_ends_of_every_coordinate(fraction, clients):
     models = [mixed_model(seed) for seed in range(clients)]
     after = vector(aggregated(make("fedtrimmedavg", clients, trim_fraction=fraction), mixed_model(99), models))
@@ -373,7 +374,7 @@ def test_flowers_krum_does_not_and_this_comparison_shows_it():
     assert wrong > 0
 
 
-@pytest.mark.parametrize("strategy", [FedMedian, FedTrimmedAvg, Krum])
+@every([FedMedian, FedTrimmedAvg, Krum])
 def test_one_hostile_client_in_five_moves_a_robust_rule_no_further_than_the_others_reach(strategy):
     honest = [mixed_model(seed) for seed in range(1, 5)]
     hostile = {name: np.full_like(array, 1e6) for name, array in mixed_model().items()}
@@ -387,7 +388,7 @@ def test_one_hostile_client_in_five_moves_a_robust_rule_no_further_than_the_othe
     assert np.abs(vector(aggregated(make("fedavg"), mixed_model(), [*honest, hostile]))).max() > 1e5
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 0.5, 0.9, math.nan])
+@every([-0.1, 0.5, 0.9, math.nan])
 def test_a_trim_fraction_out_of_range_is_refused(fraction):
     with pytest.raises(ConfigError, match=rf"strategy\.trim-fraction must be .* below 0.5, got {fraction}"):
         FedTrimmedAvg(trim_fraction=fraction)
@@ -398,7 +399,7 @@ def test_a_negative_number_of_hostile_clients_is_refused():
         Krum(num_malicious=-1)
 
 
-@pytest.mark.parametrize(("hostile", "least"), [(1, 5), (2, 7), (10, 23)])
+@every([(1, 5), (2, 7), (10, 23)])
 def test_krum_needs_enough_nodes_for_its_promise(hostile, least):
     with pytest.raises(ConfigError) as caught:
         Krum(num_malicious=hostile, train=Sampling(min_nodes=least - 1))
@@ -541,8 +542,7 @@ def clock(monkeypatch):
     return clock
 
 
-@pytest.mark.parametrize("timeout", [0.0, 2.0])
-@pytest.mark.parametrize("kind", ["fixed", "poisson"])
+@pytest.mark.parametrize(("timeout", "kind"), [(0.0, "fixed"), (2.0, "poisson")])
 def test_too_few_nodes_are_an_error_when_the_time_is_up(clock, timeout, kind):
     with pytest.raises(FederationError) as caught:
         Sampling(1.0, 3, kind, timeout).draw(roster(1, 2))

@@ -2,13 +2,13 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from cloister.client.data import local_data, task_of
 from cloister.client.foreseen import by_own_roster, foreseen
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side
-from cloister.client.request import EvaluateRequest, ProtocolRequest, Reply, Request, TrainRequest
+from cloister.client.request import EvaluateRequest, ProtocolRequest, Request, TrainRequest
 from cloister.client.training.plan import requested_plan
 from cloister.config.run import RunConfig
 from cloister.config.secure import SecureAggregationConfig
@@ -20,7 +20,6 @@ from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.training.plan import TrainingPlan
 from cloister.tasks.training.recipe import recipe_of
 
-Handler = Callable[[Request, Node], Reply]
 ROUNDING = 1e-9
 """Relative tolerance for noise below the required minimum: squares and their roots round."""
 

@@ -116,11 +116,6 @@ class DistributedMean(GaussianMechanism):
         return Bits.of(self.clip, self.parties) if isinstance(self.clip, AdaptiveClip) else None
 
     @property
-    def is_stationary(self) -> bool:
-        """Return whether both clip and noise are independent of earlier rounds."""
-        return self.bits is None and self.squares is None
-
-    @property
     def squares(self) -> Squares | None:
         """Return the squares that set the next round's distance; None if unused."""
         if not isinstance(self.scale, DistanceScaled):
