@@ -9,7 +9,6 @@ import pytest
 from asking import SOFTMAX, context_of, message_of
 from flwr.app import ConfigRecord, Message, RecordDict
 from secure_runs import settings
-from support import failures
 
 from cloister.client.foreseen import foreseen
 from cloister.client.request import (
@@ -84,25 +83,19 @@ def refusal_of(ask, *given, error=FederationError, **fields):
 
 
 class TestAStep:
-    def test_is_what_the_message_says(self):
-        def check(name):
-            expected = ProtocolRequest(parse(FIXED), "1", 4, 3, (), step=name, content=b"told", bound=0.75)
-            assert step(name=name) == expected
-            assert (expected.distance, expected.early, expected.is_early, expected.frozen) == (1.0, None, False, "")
+    @pytest.mark.parametrize("name", STEPS)
+    def test_is_what_the_message_says(self, name):
+        expected = ProtocolRequest(parse(FIXED), "1", 4, 3, (), step=name, content=b"told", bound=0.75)
+        assert step(name=name) == expected
+        assert (expected.distance, expected.early, expected.is_early, expected.frozen) == (1.0, None, False, "")
 
-        assert failures([(name,) for name in STEPS], check) == []
+    @pytest.mark.parametrize("name", ["mask", "", 1, None])
+    def test_that_the_protocol_does_not_have_is_refused(self, name):
+        assert refusal_of(step, name=name) == WRONG_STEP
 
-    def test_that_the_protocol_does_not_have_is_refused(self):
-        def check(name):
-            assert refusal_of(step, name=name) == WRONG_STEP
-
-        assert failures(["mask", "", 1, None], check) == []
-
-    def test_that_tells_no_bytes_is_refused(self):
-        def check(content):
-            assert refusal_of(step, content=content) == WRONG_STEP
-
-        assert failures(["told", 1.0, None], check) == []
+    @pytest.mark.parametrize("content", ["told", 1.0, None])
+    def test_that_tells_no_bytes_is_refused(self, content):
+        assert refusal_of(step, content=content) == WRONG_STEP
 
     def test_is_refused_in_a_run_whose_server_sees_each_update(self):
         assert refusal_of(step, APART) == "the server's message is of a secure aggregation, and this run has none"
@@ -120,18 +113,18 @@ class TestAStep:
     def test_that_came_alone_has_no_other(self):
         assert step().apart() == (step(), None)
 
-    def test_brings_no_other_where_none_may_come(self):
-        def check(keys, name, early):
-            assert refusal_of(step, keys, name, secure_early=early) == WRONG_EARLY
-
-        cases = [
+    @pytest.mark.parametrize(
+        ("keys", "name", "early"),
+        [
             (FIXED, "advertise", b"early"),
             (FIXED, "share", b"early"),
             (FIXED, "sign", "early"),
             (ADAPTIVE, "sign", b"early"),
             (METRIC, "unmask", b"early"),
-        ]
-        assert failures(cases, check) == []
+        ],
+    )
+    def test_brings_no_other_where_none_may_come(self, keys, name, early):
+        assert refusal_of(step, keys, name, secure_early=early) == WRONG_EARLY
 
 
 class TestWhatFollowsFromEarlierRounds:
@@ -139,33 +132,25 @@ class TestWhatFollowsFromEarlierRounds:
         assert (training().bound, training().distance) == (0.75, 1.0)
         assert (training(APART, None).bound, training(APART, None).distance) == (0.0, 1.0)
 
-    def test_is_a_clip_that_adapts(self):
-        def check(bound):
-            for request in (step(ADAPTIVE, clipping_norm=bound), training(ADAPTIVE, clipping_norm=bound)):
-                assert (request.bound, request.distance) == (bound, 1.0)
+    @pytest.mark.parametrize("bound", [MIN_BOUND, 0.5, MAX_BOUND])
+    def test_is_a_clip_that_adapts(self, bound):
+        for request in (step(ADAPTIVE, clipping_norm=bound), training(ADAPTIVE, clipping_norm=bound)):
+            assert (request.bound, request.distance) == (bound, 1.0)
 
-        assert failures([(bound,) for bound in [MIN_BOUND, 0.5, MAX_BOUND]], check) == []
+    @pytest.mark.parametrize("distance", [5e-324, 0.25, 1e308])
+    def test_is_a_distance_that_scales_the_noise(self, distance):
+        for request in (step(METRIC, distance=distance), training(METRIC, distance=distance)):
+            assert (request.bound, request.distance) == (0.75, distance)
 
-    def test_is_a_distance_that_scales_the_noise(self):
-        def check(distance):
-            for request in (step(METRIC, distance=distance), training(METRIC, distance=distance)):
-                assert (request.bound, request.distance) == (0.75, distance)
+    @pytest.mark.parametrize("wrong", [None, math.nextafter(MIN_BOUND, 0), math.nextafter(MAX_BOUND, math.inf), 1, "1"])
+    def test_a_clip_out_of_range_is_refused(self, wrong):
+        fields = {} if wrong is None else {"clipping_norm": wrong}
+        assert {refusal_of(ask, ADAPTIVE, **fields) for ask in (step, training)} == {WRONG_CLIP}
 
-        assert failures([5e-324, 0.25, 1e308], check) == []
-
-    def test_a_clip_out_of_range_is_refused(self):
-        def check(wrong):
-            fields = {} if wrong is None else {"clipping_norm": wrong}
-            assert {refusal_of(ask, ADAPTIVE, **fields) for ask in (step, training)} == {WRONG_CLIP}
-
-        assert failures([None, math.nextafter(MIN_BOUND, 0), math.nextafter(MAX_BOUND, math.inf), 1, "1"], check) == []
-
-    def test_what_is_no_distance_is_refused(self):
-        def check(wrong):
-            fields = {} if wrong is None else {"distance": wrong}
-            assert {refusal_of(ask, METRIC, **fields) for ask in (step, training)} == {WRONG_DISTANCE}
-
-        assert failures([None, 0.0, -1.0, math.inf, math.nan, 1, "1"], check) == []
+    @pytest.mark.parametrize("wrong", [None, 0.0, -1.0, math.inf, math.nan, 1, "1"])
+    def test_what_is_no_distance_is_refused(self, wrong):
+        fields = {} if wrong is None else {"distance": wrong}
+        assert {refusal_of(ask, METRIC, **fields) for ask in (step, training)} == {WRONG_DISTANCE}
 
     def test_is_told_in_no_run_that_does_not_need_it(self):
         for keys, content in ((FIXED, DELIVERY), (APART, None)):
@@ -176,11 +161,9 @@ class TestWhatFollowsFromEarlierRounds:
 
 
 class TestTraining:
-    def test_is_asked_for_masked_in_a_run_with_sums_and_in_no_other(self):
-        def check(keys, content):
-            assert refusal_of(training, keys, content) == WRONG_MODEL
-
-        assert failures([(FIXED, None), (FIXED, "text"), (APART, DELIVERY), (APART, "text")], check) == []
+    @pytest.mark.parametrize(("keys", "content"), [(FIXED, None), (FIXED, "text"), (APART, DELIVERY), (APART, "text")])
+    def test_is_asked_for_masked_in_a_run_with_sums_and_in_no_other(self, keys, content):
+        assert refusal_of(training, keys, content) == WRONG_MODEL
 
     def test_has_what_it_masks_its_update_with(self):
         delivery = Delivery(("site-1", "site-2"), {})
@@ -222,17 +205,11 @@ class TestFrozenWeights:
         assert training(APART, None, frozen_sha256=DIGEST).frozen == DIGEST and training(APART, None).frozen == ""
         assert training(APART, None, ledger_head=DIGEST).ledger_head == DIGEST
 
-    def test_are_told_by_nothing_else(self):
-        def check(name, wrong):
-            says = refusal_of(training, APART, None, **{name.replace("-", "_"): wrong})
-            assert says == f"the server's message must carry {name!r} as a SHA-256 digest, or not at all"
-
-        cases = [
-            (name, wrong)
-            for name in ["frozen-sha256", "ledger-head"]
-            for wrong in ["", DIGEST[:-1], DIGEST + "0", DIGEST.upper(), DIGEST + "\n", 1, [DIGEST]]
-        ]
-        assert failures(cases, check) == []
+    @pytest.mark.parametrize("name", ["frozen-sha256", "ledger-head"])
+    @pytest.mark.parametrize("wrong", ["", DIGEST[:-1], DIGEST + "0", DIGEST.upper(), DIGEST + "\n", 1, [DIGEST]])
+    def test_are_told_by_nothing_else(self, name, wrong):
+        says = refusal_of(training, APART, None, **{name.replace("-", "_"): wrong})
+        assert says == f"the server's message must carry {name!r} as a SHA-256 digest, or not at all"
 
     @pytest.mark.parametrize(
         ("theirs", "own", "told", "logged"),
