@@ -521,7 +521,7 @@ def test_an_old_roster_is_refused():
 
 def met_with_other_rosters(kind):
     """The victim knows everybody; the others have a roster with one more, who takes no part."""
-    terms, more = kind("run-1", 1, 1, TERMS.graph, TERMS.length), roster_of([*NAMES, "invented"])
+    terms, more = kind("run-1", 1, TERMS.graph, TERMS.length), roster_of([*NAMES, "invented"])
     members = {name: Member(name, signing_key(name), more, terms) for name in WITHOUT}
     members[VICTIM] = Member(VICTIM, signing_key(VICTIM), roster_of(NAMES), terms)
     members[VICTIM].share(Cohort(tuple(members[name].advertise() for name in NAMES)))
