@@ -5,7 +5,7 @@ from flwr.app import ConfigRecord, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from cloister.client.app import PROTOCOL_STEPS, STEPS, answered_by
+from cloister.client.app import answered_by
 from cloister.client.request import ProtocolRequest, Reply, TrainRequest
 from cloister.client.secure import take_part
 from cloister.config.run import parse
@@ -41,7 +41,7 @@ def phase_of(message):
     return message.content.config_records[CONFIG].get(SECURE_STEP, "mask")
 
 
-def app_with(updates, gone=None, steps=STEPS):
+def app_with(updates, gone=None):
     """The app, whose node number i has `updates[i - 1]` to give; `gone` says before which phase a node is lost."""
 
     def train(request, node):
@@ -49,8 +49,8 @@ def app_with(updates, gone=None, steps=STEPS):
         return Reply({name: array + update[name] for name, array in request.models[0].items()})
 
     inner = ClientApp()
-    inner.train()(answered_by(TrainRequest, train, steps))
-    inner.query("secure")(answered_by(ProtocolRequest, take_part, PROTOCOL_STEPS))
+    inner.train()(answered_by(TrainRequest, train))
+    inner.query("secure")(answered_by(ProtocolRequest, take_part))
     last = {node: PHASES.index(phase) for node, phase in (gone or {}).items()}
 
     def app(message, context):

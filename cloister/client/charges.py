@@ -59,9 +59,20 @@ def charges_of(request: Request, node: Node) -> list[Charge]:
         scores = (Unaccounted("scores left without noise"),)
         return [Charge("client", scores, SCORES), Charge(unit, scores, SCORES)]
     if request.config.secure_aggregation.enabled:
-        return _of_shared_noise(request, node, unit)
+        request = by_own_roster(request, node)
+        # Unless a policy sets a minimum of colluding members, the run alone states it. The node's own share of noise
+        # may then be the only one that covers its examples.
+        events: tuple[Event, ...] = (Unaccounted("no policy of this node has min-colluding"),)
+        clip = 0.0
+        if node.policy is not None and node.policy.min_colluding:
+            events, clip = tuple(event.replaced() for event in request.promise), request.bound
+        return [Charge("client", request.promise, SHARED, request.bound), Charge(unit, events, SHARED, clip)]
     if request.config.privacy.client.clips_gradients:
-        return [_of_promise(request, node), _of_steps(request, node, unit)]
+        privacy, steps = request.config.privacy, planned_steps(request, node)
+        own = privacy.dp_sgd.mechanism()
+        events = privacy.circumstances.events(own.caveats(), lambda: [steps.event(own.noise_multiplier)])
+        name = steps_by(request.config.task.group)
+        return [_of_promise(request, node), Charge(unit, events, name, own.clipping_norm_in(request.round))]
     return _of_local_noise(request, node, unit)
 
 
@@ -86,27 +97,6 @@ def _of_promise(request: TrainRequest, node: Node) -> Charge:
     if node.policy is None or not node.policy.mechanisms or node.policy.believed:
         return Charge("client", request.promise, PROMISED)
     return Charge("client", (Unaccounted("the policy of this node counts on no noise of the server's"),), PROMISED)
-
-
-def _of_shared_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Charge]:
-    """Return the charges for a secure sum, with this client's share of noise.
-
-    The run states how many members may collude with the server. Unless the node's policy sets a minimum, the charge for
-    its examples has no bound. The node's own share may then be the only noise that covers them.
-    """
-    request = by_own_roster(request, node)
-    client = Charge("client", request.promise, SHARED, request.bound)
-    if node.policy is None or not node.policy.min_colluding:
-        return [client, Charge(unit, (Unaccounted("no policy of this node has min-colluding"),), SHARED)]
-    return [client, Charge(unit, tuple(event.replaced() for event in request.promise), SHARED, request.bound)]
-
-
-def _of_steps(request: TrainRequest, node: Node, unit: Unit) -> Charge:
-    """Return the charge for DP-SGD, which protects units from any adversary."""
-    privacy, mechanism = request.config.privacy, request.config.privacy.dp_sgd.mechanism()
-    steps = planned_steps(request, node)
-    events = privacy.circumstances.events(mechanism.caveats(), lambda: [steps.event(mechanism.noise_multiplier)])
-    return Charge(unit, events, steps_by(request.config.task.group), mechanism.clipping_norm_in(request.round))
 
 
 def steps_by(group: str) -> str:

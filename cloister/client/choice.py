@@ -33,7 +33,9 @@ def chosen_to_train(
     choice = choice_of(privacy, examples.groups is not None)
     losses_by = _losses if choice.unit == "client" else _losses_alone
     losses = [losses_by(model, hypothesis, task, examples) for hypothesis in models]
-    return choice.choose(losses, _numbered(examples.groups))
+    # Numbers in place of names, which may be of any type.
+    groups = None if examples.groups is None else np.unique(examples.groups, return_inverse=True)[1]
+    return choice.choose(losses, groups)
 
 
 def choice_of(privacy: PrivacyConfig, grouped: bool) -> PrivateChoice:
@@ -45,11 +47,6 @@ def choice_of(privacy: PrivacyConfig, grouped: bool) -> PrivateChoice:
     if privacy.client.clips_gradients:
         unit = "group" if grouped else "example"
     return PrivateChoice(privacy.choice_epsilon, privacy.max_loss, unit)
-
-
-def _numbered(groups: NDArray | None) -> NDArray | None:
-    """Return groups as integers, for names of any type."""
-    return None if groups is None else np.unique(groups, return_inverse=True)[1]
 
 
 def best(model: Model, models: Sequence[NamedArrays], task: Task, examples: Examples) -> int:

@@ -112,7 +112,18 @@ def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> Lo
 
 @lru_cache(maxsize=2)
 def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
-    examples = _read(config, expanded(path), tolerant)
+    task, place = task_of(config), expanded(path)
+    if not tolerant:
+        examples = task.read(place)
+    else:
+        examples = task.rows(place)
+        if examples.x.shape[1:] == task.input_shape:  # else every row has the wrong shape
+            keep = task.usable(examples)
+            if not keep.all():
+                said = "%d of %d rows are left out: a number or a label is out of range"
+                logger.log(WARNING, said, (~keep).sum(), len(keep))
+            examples = examples.take(np.flatnonzero(keep))
+        examples = task.checked(examples, place)
     if not config.group:
         # Rows are the units, even if the task reads groups. DP-SGD would otherwise draw one row of a group.
         return replace(examples, groups=None)
@@ -134,32 +145,15 @@ def _one_spelling(groups: NDArray) -> tuple[NDArray, NDArray[np.bool_]]:
     if groups.dtype.kind != "U":
         return groups, np.ones(len(groups), np.bool_)
     names, places = np.unique(only_text(groups), return_inverse=True)
-    groups = np.array([_spelt(name) for name in names.tolist()], np.str_)[places.ravel()]
+    # A name beyond `LONGEST` counts as empty: it could take an hour to normalise.
+    spelt = [
+        " ".join(unicodedata.normalize("NFC", name).split()) if len(name) <= LONGEST else "" for name in names.tolist()
+    ]
+    groups = np.array(spelt, np.str_)[places.ravel()]
     named = groups != ""
     if not named.all():
         logger.log(WARNING, "%d of %d rows are left out: they do not say whose they are", (~named).sum(), len(named))
     return groups, named
-
-
-def _spelt(name: str) -> str:
-    """Return the unique spelling of a name; empty beyond `LONGEST`.
-
-    A longer name could take an hour to normalise.
-    """
-    return " ".join(unicodedata.normalize("NFC", name).split()) if len(name) <= LONGEST else ""
-
-
-def _read(config: TaskConfig, place: Path, tolerant: bool) -> Examples:
-    task = task_of(config)
-    if not tolerant:
-        return task.read(place)
-    rows = task.rows(place)
-    if rows.x.shape[1:] != task.input_shape:
-        return task.checked(rows, place)  # every row has the wrong shape
-    keep = task.usable(rows)
-    if not keep.all():
-        logger.log(WARNING, "%d of %d rows are left out: a number or a label is out of range", (~keep).sum(), len(keep))
-    return task.checked(rows.take(np.flatnonzero(keep)), place)
 
 
 def _dealt_rows(config: TaskConfig, node: NodeConfig, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -178,19 +172,13 @@ def _dealt_rows(config: TaskConfig, node: NodeConfig, seed: int) -> tuple[NDArra
 def benchmark_of(config: TaskConfig) -> Dataset:
     """Return the benchmark data of a simulation, cached in the process.
 
-    Its training examples are in the groups that `task.group` names, or in none if it is empty.
+    Its training examples are in the groups that `task.group` names, or in none if it is empty. Examples without a group
+    are omitted.
 
     Raises:
         DataError: the data is not on this machine, or has no groups of this name.
     """
-    return _grouped(config, dataset_of(task_of(config)))
-
-
-def _grouped(config: TaskConfig, data: Dataset) -> Dataset:
-    """Return the data with training examples in the run's groups.
-
-    Examples without a group are omitted.
-    """
+    data = dataset_of(task_of(config))
     if not config.group:
         return replace(data, train=replace(data.train, groups=None), groups={})
     if config.group not in data.groups:

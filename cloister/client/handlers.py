@@ -143,20 +143,19 @@ def keep_personal(request: KeepRequest, node: Node) -> Reply:
         _bench(request)
         silent = _is_protected(request) or node.policy or node.config.has_limit
         attempt = _contained if silent else _open
-        attempt(lambda: _save_best(request, node), lambda: None)
+
+        def save() -> None:
+            config, model, place = request.config, workbench_of(request.config).model, expanded(node.config.model_dir)
+            data = local_data(config.task, node.config, request.seed, config.privacy.client.clips_gradients)
+            best(model, request.models, task_of(config.task), data.train)
+            place.mkdir(parents=True, exist_ok=True)
+            model.save(place / f"model{model.suffix}")
+            (place / "config.json").write_text(json.dumps({"config": config.flat()}, indent=2) + "\n")
+
+        attempt(save, lambda: None)
     return Reply()
 
 
 def _is_protected(request: Request) -> bool:
     """Return whether clients have their own mechanism or secure aggregation."""
     return request.config.privacy.client.is_on or request.config.secure_aggregation.enabled
-
-
-def _save_best(request: KeepRequest, node: Node) -> None:
-    config, model, place = request.config, workbench_of(request.config).model, expanded(node.config.model_dir)
-    tolerant = config.privacy.client.clips_gradients
-    data = local_data(config.task, node.config, request.seed, tolerant)
-    best(model, request.models, task_of(config.task), data.train)
-    place.mkdir(parents=True, exist_ok=True)
-    model.save(place / f"model{model.suffix}")
-    (place / "config.json").write_text(json.dumps({"config": config.flat()}, indent=2) + "\n")

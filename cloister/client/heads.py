@@ -11,8 +11,6 @@ import fcntl
 import json
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from logging import WARNING
 from pathlib import Path
 
@@ -44,35 +42,18 @@ def keep_head(ledger: Path, request: TrainRequest) -> None:
     """
     if not request.ledger_head:
         return
-    path = heads_beside(ledger)
+    path, day = heads_beside(ledger), time.strftime("%Y-%m-%d", time.gmtime(today()))
     try:
-        with _locked(ledger):
+        with ledger.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # each process rewrites all heads
             kept: Heads = json.loads(path.read_text()) if path.exists() else {}
-            kept.setdefault(_day(), {})[request.run] = {"head": request.ledger_head, "round": request.round}
-            _forget(kept)
+            kept.setdefault(day, {})[request.run] = {"head": request.ledger_head, "round": request.round}
+            while sum(map(len, kept.values())) > MAXIMUM:
+                fullest = max(kept, key=lambda day: len(kept[day]))
+                kept[fullest].popitem()
+                if not kept[fullest]:
+                    del kept[fullest]
             with atomic_path(path) as partial:
                 partial.write_text(json.dumps(kept, indent=2) + "\n")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         logger.log(WARNING, "the head of the server's ledger was not kept: %s", type(error).__name__)
-
-
-def _day() -> str:
-    """Return the current day (UTC)."""
-    return time.strftime("%Y-%m-%d", time.gmtime(today()))
-
-
-def _forget(kept: Heads) -> None:
-    """Drop heads beyond `MAXIMUM`: the last of the oldest fullest day."""
-    while sum(map(len, kept.values())) > MAXIMUM:
-        fullest = max(kept, key=lambda day: len(kept[day]))
-        kept[fullest].popitem()
-        if not kept[fullest]:
-            del kept[fullest]
-
-
-@contextmanager
-def _locked(ledger: Path) -> Iterator[None]:
-    """Lock the ledger within the block, since each process rewrites all heads."""
-    with ledger.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

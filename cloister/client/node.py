@@ -38,7 +38,7 @@ class NodeConfig(Section):
         model_dir: folder of its personal model; empty: it saves none.
         signing_key: file of the private key that the site signs with in secure aggregations; empty: it has none.
         roster: file of the signed roster of who takes part in them.
-        roster_key: file of the public key of whoever signs rosters; empty: the policy's `peers` alone count.
+        roster_key: file of the public key of the roster's signer; empty: the policy's `peers` alone count.
         node_key: file of the private key by which the SuperNode authenticates; the node signs replies with it. Empty:
             it signs none.
         secure_state: folder in memory, for what is kept of a secure aggregation between messages; empty: none is kept.

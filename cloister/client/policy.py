@@ -7,8 +7,6 @@ the server. Settings that cannot be read or classified are refused too.
 
 import logging
 import re
-from collections.abc import Iterator
-from itertools import chain
 from logging import ERROR
 from pathlib import Path
 from typing import Annotated
@@ -137,8 +135,20 @@ class Policy(Section):
     @model_validator(mode="after")
     def _agree(self) -> "Policy":
         """Reject idle minima, mechanisms without a bound, and empty ranges."""
-        if complaint := next(chain(_idle_minima(self), _unbound_mechanisms(self), _empty_ranges(self)), ""):
-            raise ValueError(complaint)
+        for name, mechanisms in MINIMA.items():
+            here = self.believed if mechanisms == SERVER_SIDE else set(mechanisms) & set(self.mechanisms)
+            if (minimum := getattr(self, name)) and not here:
+                named = (*mechanisms, f"{PLUGIN}NAME") if mechanisms == SERVER_SIDE else mechanisms
+                names = " or ".join(map(repr, named))
+                raise ValueError(f"{kebab(name)} = {minimum:g} has no effect unless mechanisms holds {names}")
+        for mechanism in self.mechanisms:
+            words, rules = BOUNDS.get(mechanism, BOUND_OF_SERVER)
+            if not any(getattr(self, rule) for rule in rules):
+                raise ValueError(f"mechanisms holds {mechanism!r}, and no noise is too little for it: state {words}")
+        for name in ("radius", "client_clipping_norm", "batch_size", "colluding"):
+            minimum, maximum = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if maximum and minimum > maximum:
+                raise ValueError(f"min-{kebab(name)} = {minimum:g} must be at most max-{kebab(name)} = {maximum:g}")
         return self
 
 
@@ -161,29 +171,6 @@ BOUNDS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 """Lower bounds on the noise of a node's mechanism: in words, and as rules of which one must be set."""
-
-
-def _idle_minima(policy: Policy) -> Iterator[str]:
-    for name, mechanisms in MINIMA.items():
-        here = policy.believed if mechanisms == SERVER_SIDE else set(mechanisms) & set(policy.mechanisms)
-        if getattr(policy, name) and not here:
-            named = (*mechanisms, f"{PLUGIN}NAME") if mechanisms == SERVER_SIDE else mechanisms
-            names = " or ".join(map(repr, named))
-            yield f"{kebab(name)} = {getattr(policy, name):g} has no effect unless mechanisms holds {names}"
-
-
-def _unbound_mechanisms(policy: Policy) -> Iterator[str]:
-    for mechanism in policy.mechanisms:
-        words, names = BOUNDS.get(mechanism, BOUND_OF_SERVER)
-        if not any(getattr(policy, name) for name in names):
-            yield f"mechanisms holds {mechanism!r}, and no noise is too little for it: state {words}"
-
-
-def _empty_ranges(policy: Policy) -> Iterator[str]:
-    for name in ("radius", "client_clipping_norm", "batch_size", "colluding"):
-        minimum, maximum = getattr(policy, f"min_{name}"), getattr(policy, f"max_{name}")
-        if maximum and minimum > maximum:
-            yield f"min-{kebab(name)} = {minimum:g} must be at most max-{kebab(name)} = {maximum:g}"
 
 
 def policy_of(path: str) -> Policy | None:

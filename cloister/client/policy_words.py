@@ -6,7 +6,31 @@ from cloister.core.digits import at_least, at_most
 
 def render(policy: Policy) -> list[str]:
     """Return the rules of a policy, a line each; `!` begins a remaining risk."""
-    lines = [f"tasks: {', '.join(policy.tasks)}", *_noise(policy), *_sums(policy), *_budgets(policy), *_limits(policy)]
+    lines = [f"tasks: {', '.join(policy.tasks)}", *_noise(policy)]
+    if policy.peers:
+        lines.append(f"in secure aggregations {len(policy.peers)} fingerprints of members are pinned")
+    if policy.demands_secure_aggregation:
+        lines.append("secure aggregation: the server must see a sum of several clients' updates only")
+        if not policy.min_threshold:
+            lines.append("! a sum may be of as few clients as the run says: set min-threshold")
+        if not policy.min_colluding:
+            lines.append("! a run need not hold against a server that has a client on its side: set min-colluding")
+        if not policy.peers:
+            lines.append("! whoever signs the roster can invent clients, and so see what this site sends: pin peers")
+    lines += _budgets(policy)
+    for key, (minimum, maximum) in RANGES.items():
+        low, high = getattr(policy, minimum, 0), getattr(policy, maximum, 0)
+        bounds = [f"at least {at_least(low, 6)}"] * bool(low) + [f"at most {at_most(high, 6)}"] * bool(high)
+        if bounds:
+            lines.append(f"{key}: {' and '.join(bounds)}")
+    if policy.max_steps and not policy.public_size:
+        lines.append(
+            "! steps are counted from public-size: a node with data of its own has to state it, or trains nothing"
+        )
+    if policy.min_rows:
+        lines.append(f"at least {policy.min_rows} examples to train on")
+    if policy.min_reply_seconds:
+        lines.append(f"no reply sooner than {policy.min_reply_seconds:g} s after the message")
     lines.append("! scores may leave, without noise" if policy.scores_may_leave else "no scores leave")
     fabs = [f"app bundle {digest}" for digest in policy.allowed_fabs]
     return [*lines, *(fabs or ["! any app bundle may run, also one that ignores this policy"]), *_learnable(policy)]
@@ -30,20 +54,6 @@ def _noise(policy: Policy) -> list[str]:
     return ["noise: " + ", or ".join(words), *believed]
 
 
-def _sums(policy: Policy) -> list[str]:
-    lines = [f"in secure aggregations {len(policy.peers)} fingerprints of members are pinned"] if policy.peers else []
-    if not policy.demands_secure_aggregation:
-        return lines
-    lines.append("secure aggregation: the server must see a sum of several clients' updates only")
-    if not policy.min_threshold:
-        lines.append("! a sum may be of as few clients as the run says: set min-threshold")
-    if not policy.min_colluding:
-        lines.append("! a run need not hold against a server that has a client on its side: set min-colluding")
-    if not policy.peers:
-        lines.append("! whoever signs the roster can invent clients, and so see what this site sends: pin peers")
-    return lines
-
-
 def _budgets(policy: Policy) -> list[str]:
     unit, at = (
         ("group" if policy.group else "example"),
@@ -60,24 +70,6 @@ def _budgets(policy: Policy) -> list[str]:
         lines.append(f"laplace: privacy.max-leakage at most {at_most(policy.max_leakage, 6)}")
     if policy.public_size:
         lines.append(f"this site says that it has {policy.public_size} {unit}s")
-    return lines
-
-
-def _limits(policy: Policy) -> list[str]:
-    lines = []
-    for key, (minimum, maximum) in RANGES.items():
-        low, high = getattr(policy, minimum, 0), getattr(policy, maximum, 0)
-        bounds = [f"at least {at_least(low, 6)}"] * bool(low) + [f"at most {at_most(high, 6)}"] * bool(high)
-        if bounds:
-            lines.append(f"{key}: {' and '.join(bounds)}")
-    if policy.max_steps and not policy.public_size:
-        lines.append(
-            "! steps are counted from public-size: a node with data of its own has to state it, or trains nothing"
-        )
-    if policy.min_rows:
-        lines.append(f"at least {policy.min_rows} examples to train on")
-    if policy.min_reply_seconds:
-        lines.append(f"no reply sooner than {policy.min_reply_seconds:g} s after the message")
     return lines
 
 

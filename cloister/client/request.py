@@ -192,38 +192,32 @@ def request_of(kind: type[AnyRequest], message: Message, context: Context) -> An
             models contradicts the run configuration; or an array is not finite.
         PrivacyError: the promise cannot be read.
     """
-    config, fields = run_config(context), _fields(kind, message)
+    config, content = run_config(context), message.content
+    records = (list(content.array_records), list(content.config_records), list(content.metric_records))
+    arrays = [] if kind is ProtocolRequest else [ARRAYS]
+    if records != (arrays, [CONFIG], []):
+        expected = " and ".join(map(repr, (*arrays, CONFIG)))
+        raise FederationError(f"the server's message must hold the records {expected} and no other")
+    fields = content.config_records[CONFIG]
+    known = (ROUND, SEED, HYPOTHESES, FROZEN, *SPECIFIC[kind])
+    if unknown := sorted(set(fields) - set(known)):
+        raise FederationError(f"unknown field {unknown[0]!r} in the server's message; known: {', '.join(known)}")
     models = () if kind is ProtocolRequest else _models(message, fields, config)
-    return kind(
-        config,
-        str(message.metadata.run_id),
-        _whole(fields, ROUND),
-        _whole(fields, SEED),
-        models,
-        frozen=_digest(fields, FROZEN),
-        **_special(kind, fields, config, models),
-    )
-
-
-def _special(
-    kind: type[Request], fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, ...]
-) -> dict[str, object]:
-    """Return the fields that only a request of this kind has."""
+    run, number, seed = str(message.metadata.run_id), _whole(fields, ROUND), _whole(fields, SEED)
+    frozen, special = _digest(fields, FROZEN), dict[str, object]()
     if kind is ProtocolRequest:
-        return _step(fields, config)
-    if kind is not TrainRequest:
-        return {}
-    mu, head = _number(fields, PROXIMAL_MU, MAXIMUM_PENALTY, default=0.0), _digest(fields, LEDGER_HEAD)
-    delivery = _delivery(fields, config)
-    promise = promised(fields) if delivery is None else _shared(fields, config, models)
-    if delivery is None:
-        refuse_shares_of_noise(promise)
-    shared = {"delivery": delivery, **_followed(fields, config)}
-    return {"proximal_mu": float(mu), "promise": promise, "ledger_head": head, **shared}
+        special = _of_step(fields, config)
+    elif kind is TrainRequest:
+        special = _of_training(fields, config, models)
+    return kind(config, run, number, seed, models, frozen=frozen, **special)
 
 
-def _step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
-    """Return the fields of a protocol step, in a run with secure aggregation."""
+def _of_step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
+    """Return the fields of a protocol step, in a run with secure aggregation.
+
+    Raises:
+        FederationError: a field is missing or of another type, or the run has no secure aggregation.
+    """
     step, content = fields.get(SECURE_STEP), fields.get(SECURE_MESSAGE)
     if not config.secure_aggregation.enabled:
         raise FederationError("the server's message is of a secure aggregation, and this run has none")
@@ -231,83 +225,70 @@ def _step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
         raise FederationError(
             f"the server's message must carry {SECURE_STEP!r} as a step of the protocol and {SECURE_MESSAGE!r} as bytes"
         )
-    return {"step": step, "content": content, **_followed(fields, config)}
+    return {"step": step, "content": content, **_bound_and_distance(fields, config)}
 
 
-def _delivery(fields: ConfigRecord, config: RunConfig) -> Delivery | None:
-    """Return the data for an update's masks; None without secure aggregation.
+def _of_training(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, ...]) -> dict[str, object]:
+    """Return the fields that only a training request has.
+
+    Under secure aggregation these are the data for the masks, and the release of the sum as this node computes it.
 
     Raises:
-        FederationError: the message has such data in a run without secure aggregation, or lacks it in one with it.
-        ProtocolError: the data is invalid.
+        FederationError: the message has data for masks in a run without secure aggregation, or lacks it in one with it.
+        PrivacyError: the server states another release of the sum.
+        ProtocolError: the data for the masks is invalid.
     """
+    mu, head = _number(fields, PROXIMAL_MU, MAXIMUM_PENALTY, default=0.0), _digest(fields, LEDGER_HEAD)
     said = fields.get(SECURE_MESSAGE)
+    delivery: Delivery | None = None
     if not (isinstance(said, bytes) if config.secure_aggregation.enabled else said is None):
         raise FederationError(
             f"{SECURE_MESSAGE!r} must be in the server's message, as bytes, in a run with secure aggregation and in no "
             "other"
         )
-    return Delivery.decode(said) if isinstance(said, bytes) else None
+    if isinstance(said, bytes):
+        delivery = Delivery.decode(said)
+        promise = shared_mean(config).events(Layout.of(models[0]))
+        if PROMISE in fields and promised(fields) != promise:
+            raise PrivacyError(
+                f"{PROMISE!r} in the server's message is not what this node's share of the noise amounts to"
+            )
+    else:
+        promise = promised(fields)
+        refuse_shares_of_noise(promise)
+    shared = {"delivery": delivery, **_bound_and_distance(fields, config)}
+    return {"proximal_mu": float(mu), "promise": promise, "ledger_head": head, **shared}
 
 
-def _followed(fields: ConfigRecord, config: RunConfig) -> dict[str, float]:
-    """Return the secure aggregation's values that may follow earlier rounds."""
-    return {"bound": _bound(fields, config), "distance": _distance(fields, config)}
-
-
-def _bound(fields: ConfigRecord, config: RunConfig) -> float:
-    """Return the clipping norm C of a secure aggregation.
+def _bound_and_distance(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
+    """Return the clipping norm C and the distance d of a secure aggregation, which may follow earlier rounds.
 
     A message states C if and only if it adapts. C determines the size of a grid step. In grid steps, bound and noise
     are independent of C. So a server cannot reduce a node's noise relative to its clipped update by another C.
-
-    Raises:
-        FederationError: the message lacks C, has it without need, or C is out of range.
-    """
-    found = fields.get(CLIPPING_NORM)
-    mechanism = shared_mean(config) if config.secure_aggregation.enabled else None
-    if mechanism is not None and mechanism.bits:
-        if isinstance(found, float) and MIN_BOUND <= found <= MAX_BOUND:
-            return found
-    elif found is None:
-        return mechanism.clipping_norm if mechanism else 0.0
-    raise FederationError(
-        f"{CLIPPING_NORM!r} must be in the server's message, as a number from {MIN_BOUND:g} to {MAX_BOUND:g}, in a run "
-        "with secure aggregation and privacy.clipping = 'adaptive', and in no other"
-    )
-
-
-def _distance(fields: ConfigRecord, config: RunConfig) -> float:
-    """Return the distance d of a secure aggregation.
 
     A message states d if and only if it scales the noise. The mechanism keeps d within the configured limits, so that
     no d leads to less noise than is charged.
 
     Raises:
-        FederationError: the message lacks d, has it without need, or d is no distance.
+        FederationError: the message lacks C or d, has it without need, or it is out of range.
     """
-    found = fields.get(DISTANCE)
-    if config.secure_aggregation.enabled and shared_mean(config).squares:
-        if isinstance(found, float) and 0 < found < math.inf:
-            return found
-    elif found is None:
-        return 1.0
-    raise FederationError(
-        f"{DISTANCE!r} must be in the server's message, as a finite number above 0, in a run with secure aggregation "
-        "and privacy.server = 'metric', and in no other"
-    )
-
-
-def _shared(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, ...]) -> tuple[Event, ...]:
-    """Return the release of a secure sum, as this node computes it.
-
-    Raises:
-        PrivacyError: the server states another one.
-    """
-    own = shared_mean(config).events(Layout.of(models[0]))
-    if PROMISE in fields and promised(fields) != own:
-        raise PrivacyError(f"{PROMISE!r} in the server's message is not what this node's share of the noise amounts to")
-    return own
+    bound, distance = fields.get(CLIPPING_NORM), fields.get(DISTANCE)
+    mechanism = shared_mean(config) if config.secure_aggregation.enabled else None
+    if bound is None and not (mechanism and mechanism.bits):
+        bound = mechanism.clipping_norm if mechanism else 0.0
+    elif not (mechanism and mechanism.bits and isinstance(bound, float) and MIN_BOUND <= bound <= MAX_BOUND):
+        raise FederationError(
+            f"{CLIPPING_NORM!r} must be in the server's message, as a number from {MIN_BOUND:g} to {MAX_BOUND:g}, in a "
+            "run with secure aggregation and privacy.clipping = 'adaptive', and in no other"
+        )
+    if distance is None and not (mechanism and mechanism.squares):
+        distance = 1.0
+    elif not (mechanism and mechanism.squares and isinstance(distance, float) and 0 < distance < math.inf):
+        raise FederationError(
+            f"{DISTANCE!r} must be in the server's message, as a finite number above 0, in a run with secure "
+            "aggregation and privacy.server = 'metric', and in no other"
+        )
+    return {"bound": bound, "distance": distance}
 
 
 def run_config(context: Context) -> RunConfig:
@@ -404,21 +385,6 @@ def refuse_misfit(models: Sequence[NamedArrays], own: NamedArrays) -> None:
                     f"array {name!r} must have shape {array.shape} and dtype {array.dtype}, found "
                     f"{model[name].shape} and {model[name].dtype}"
                 )
-
-
-def _fields(kind: type[Request], message: Message) -> ConfigRecord:
-    """Return the record of settings, after refusing unknown content."""
-    content = message.content
-    records = (list(content.array_records), list(content.config_records), list(content.metric_records))
-    arrays = [] if kind is ProtocolRequest else [ARRAYS]
-    if records != (arrays, [CONFIG], []):
-        expected = " and ".join(map(repr, (*arrays, CONFIG)))
-        raise FederationError(f"the server's message must hold the records {expected} and no other")
-    fields = content.config_records[CONFIG]
-    known = (ROUND, SEED, HYPOTHESES, FROZEN, *SPECIFIC[kind])
-    if unknown := sorted(set(fields) - set(known)):
-        raise FederationError(f"unknown field {unknown[0]!r} in the server's message; known: {', '.join(known)}")
-    return fields
 
 
 def _models(message: Message, fields: ConfigRecord, config: RunConfig) -> tuple[NamedArrays, ...]:

@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cloister.client.attempts import AttemptStore, MemoryStore
 from cloister.client.attempts_folder import FolderStore
-from cloister.client.mods.enforce import Handler
 from cloister.client.node import Node
 from cloister.client.request import NamedArrays, ProtocolRequest, Reply, Request, TrainRequest
 from cloister.client.signing import Identity, identity
@@ -121,30 +120,41 @@ def _stepped(member: Member, step: str, content: bytes) -> protocol.Message:
     return member.unmask(protocol.Signatures.decode(content))
 
 
-def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Reduce a training reply to the clipped, noised and masked update.
+def open_masks(request: Request, node: Node) -> _Part | None:
+    """Verify the other members' data for the masks of an update; return None without secure aggregation.
 
-    Data from other members is verified before the reply is charged and computed, so that a refusal costs nothing.
+    It is verified before the reply is charged and computed, so that a refusal costs nothing.
 
     Args:
         request: of the server.
         node: that replies.
-        call_next: trains.
 
     Raises:
         ProtocolError: the node takes part in no attempt at this round, or refuses the members that the server names.
     """
     if not request.config.secure_aggregation.enabled or not isinstance(request, TrainRequest):
-        return call_next(request, node)
+        return None
     if request.delivery is None:
         raise ProtocolError("under secure aggregation a model leaves this node masked alone")
     part = _taken(request, node)
     part.member.open(request.delivery)
-    trained = call_next(request, node).arrays or {}
-    # The update in grid steps, with this node's noise share.
+    return part
+
+
+def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) -> Reply:
+    """Reduce a training reply to the clipped and masked update in grid steps, with this node's share of noise.
+
+    Args:
+        reply: with the trained model.
+        part: as `open_masks` returned it; None: the reply is returned as it is.
+        request: of the server.
+        node: that replies.
+    """
+    if part is None or not isinstance(request, TrainRequest):
+        return reply
     (sent,) = request.models
     plan, layout = part.plan.at(request.bound), Layout.of(sent)
-    numbers = whole_input(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
+    numbers = whole_input(Cohort.of(layout, layout.rows(sent), (layout.rows(reply.arrays or {}),)), plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})

@@ -83,7 +83,15 @@ def identity(node: NodeConfig) -> Identity | None:
         return None
     try:
         key = signing_key(_content("signing-key", node.signing_key), f"signing-key {node.signing_key}")
-        roster = _trusted_roster(node)
+        policy = policy_of(node.policy)
+        pins = policy.peers if policy else {}
+        if not (node.roster_key or pins):
+            raise ConfigError(f"roster {node.roster}: name whoever signs it by roster-key, or pin peers in the policy")
+        signed = opened(_content("roster", node.roster))
+        if node.roster_key:
+            authority = verifying_key(_content("roster-key", node.roster_key), f"roster-key {node.roster_key}")
+            _require(signed, authority, node.ledger_folder)
+        roster = signed.roster.pinned(pins) if pins else signed.roster
     except ProtocolError as error:
         raise NodeConfigError(f"roster {node.roster}: {error}") from None
     except ConfigError as error:
@@ -96,19 +104,6 @@ def identity(node: NodeConfig) -> Identity | None:
             "signing.pub, to the roster's keeper, and put the new roster in its place"
         )
     return Identity(names[0], key, roster)
-
-
-def _trusted_roster(node: NodeConfig) -> Roster:
-    """Return the site's roster, with verified signature, fingerprints or both."""
-    policy = policy_of(node.policy)
-    pins = policy.peers if policy else {}
-    if not (node.roster_key or pins):
-        raise ConfigError(f"roster {node.roster}: name whoever signs it by roster-key, or pin peers in the policy")
-    signed = opened(_content("roster", node.roster))
-    if node.roster_key:
-        authority = verifying_key(_content("roster-key", node.roster_key), f"roster-key {node.roster_key}")
-        _require(signed, authority, node.ledger_folder)
-    return signed.roster.pinned(pins) if pins else signed.roster
 
 
 def _require(signed: SignedRoster, authority: Ed25519PublicKey, folder: Path) -> None:

@@ -33,7 +33,16 @@ def split(examples: Examples, fraction: float, key: bytes) -> tuple[NDArray[np.i
     Returns:
         Indices (train, test), together all n. A row's side does not depend on the other rows.
     """
-    draws = uniform_hashes(_identities(examples), key) if fraction else np.ones(len(examples))
+    if not fraction:
+        return np.arange(len(examples)), np.arange(0)
+    # The identity of a row: its group, or else all its numbers.
+    if examples.groups is not None:
+        # Any text of a file must have bytes: otherwise one name would fail the whole node.
+        identities = [str(group).encode("utf-8", "surrogatepass") for group in examples.groups.tolist()]
+    else:
+        x, y = np.ascontiguousarray(examples.x), np.ascontiguousarray(examples.y)
+        identities = [x[i].tobytes() + y[i].tobytes() for i in range(len(examples))]
+    draws = uniform_hashes(identities, key)
     return np.flatnonzero(draws >= fraction), np.flatnonzero(draws < fraction)
 
 
@@ -46,43 +55,29 @@ def uniform_hashes(identities: Sequence[bytes], key: bytes) -> NDArray[np.float6
     return np.frombuffer(digests, ">u8") / 2.0**64
 
 
-def _identities(examples: Examples) -> list[bytes]:
-    """Return the identity of each row: its group, or else all its numbers."""
-    if examples.groups is not None:
-        # Any text of a file must have bytes: otherwise one name would fail the whole node.
-        return [str(group).encode("utf-8", "surrogatepass") for group in examples.groups.tolist()]
-    x, y = np.ascontiguousarray(examples.x), np.ascontiguousarray(examples.y)
-    return [x[i].tobytes() + y[i].tobytes() for i in range(len(examples))]
-
-
 def secret_key(folder: Path) -> bytes:
     """Return the node's secret key, made at its first use.
 
-    Only the node's user may read it.
+    Only the node's user may read it. The file is complete or absent. The first of several writers wins.
 
     Raises:
         ConfigError: the file has another format.
     """
     path = folder / NAME
     if not path.exists():
-        _make_key(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{NAME}.{secrets.token_hex(8)}")
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            # Use a link instead of renaming, which would replace a key that another node has split its data by.
+            with suppress(FileExistsError):
+                os.link(partial, path)
+        finally:
+            partial.unlink()
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise ConfigError(f"{NAME} in the folder of the node's ledgers must hold {KEY_BYTES} bytes, found {len(key)}")
     return key
-
-
-def _make_key(path: Path) -> None:
-    """Write a new key to a file, complete or absent; the first of several wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{NAME}.{secrets.token_hex(8)}")
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(KEY_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        # Use a link instead of renaming, which would replace a key that another node has split its data by.
-        with suppress(FileExistsError):
-            os.link(partial, path)
-    finally:
-        partial.unlink()

@@ -1,7 +1,8 @@
 """Flower grid whose nodes are function calls."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -114,7 +115,13 @@ class LocalGrid(WatchedGrid):
     def memories(self) -> dict[str, Any]:
         """Return the records of the nodes that have some: their releases and their roles."""
         states = {str(node): context.state for node, context in self._contexts.items()}
-        found = {node: _records(state) for node, state in states.items()}
+        found = {
+            node: {
+                "config": {name: dict(item) for name, item in state.config_records.items()},
+                "metrics": {name: dict(item) for name, item in state.metric_records.items()},
+            }
+            for node, state in states.items()
+        }
         return {node: records for node, records in found.items() if any(records.values())}
 
     def remember(self, memories: Mapping[str, Any]) -> None:
@@ -159,22 +166,21 @@ class LocalGrid(WatchedGrid):
     def _watched(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         self.watch(node, asked_to(message))
-        reply = self._answer(message)
+        try:
+            reply = self._client_app(message, self._contexts[node])
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         self.watch(node, answered(reply))
         return reply
 
-    def _answer(self, message: Message) -> Message:
-        context = self._contexts[message.metadata.dst_node_id]
-        try:
-            return self._client_app(message, context)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
-
-def _records(state: RecordDict) -> dict[str, dict[str, dict[str, Any]]]:
-    config, metrics = state.config_records.items(), state.metric_records.items()
-    return {
-        "config": {name: dict(item) for name, item in config},
-        "metrics": {name: dict(item) for name, item in metrics},
-    }
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Disable this logger during the block."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

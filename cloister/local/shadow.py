@@ -4,10 +4,8 @@ Shadow runs use the same strategies, trainers and mechanisms as a run. They leav
 noise comes from the operating system's entropy, independently of the run's noise seed.
 """
 
-import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +24,7 @@ from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.errors import ConfigError
 from cloister.core.wire import SEED
 from cloister.flower.messages import ErrorCode
-from cloister.local.grid import LocalGrid
+from cloister.local.grid import LocalGrid, quiet
 from cloister.server.build import build
 from cloister.server.loop import Round, RoundLoop
 from cloister.tasks.base import Examples, Model
@@ -95,12 +93,21 @@ class Shadow:
             seen.append({name: array.copy() for name, array in from_record(arrays).items()})
 
         first = self.initial(seed) if start is None else start
-        with tempfile.TemporaryDirectory() as scratch, handing_out(_filled(parts)), _unheard():
+        like = next((part for part in parts if part is not None), None)
+        if like is None:
+            raise ConfigError("a shadow run needs a client with examples")
+        # An absent client never requests its zero examples, and is no failure that the clients' log should contain.
+        filled = [like.take(np.arange(0)) if part is None else part for part in parts]
+        nodes: list[dict[str, Scalar]] = [
+            {} if part is None else {"partition-id": number, "num-partitions": len(parts)}
+            for number, part in enumerate(parts)
+        ]
+        with tempfile.TemporaryDirectory() as scratch, handing_out(filled), quiet("cloister.client"):
             config = self._quiet(scratch, seed)
             plan = build(config)
             strategy = plan.strategy.calibrated(Layout.of(first), config.num_rounds)
             plan.budget.begin("shadow")
-            grid = LocalGrid(_answering(config, parts), config.flat(), _nodes(parts))
+            grid = LocalGrid(_answering(config, parts), config.flat(), nodes)
             public = {SEED: seed, **told_of(self.model)}
             loop = RoundLoop(grid, strategy, None, [note], public, config.round_timeout, to_the_end=True)
             loop.run(to_record(dict(first)), rounds or config.num_rounds)
@@ -178,10 +185,6 @@ def outsiders(config: RunConfig) -> Examples:
     return task_of(config.task).load().test
 
 
-def _nodes(parts: Sequence[Examples | None]) -> list[dict[str, Scalar]]:
-    return [{} if part is None else {"partition-id": i, "num-partitions": len(parts)} for i, part in enumerate(parts)]
-
-
 def _answering(config: RunConfig, parts: Sequence[Examples | None]) -> Callable[[Message, Context], Message]:
     """Return the app of every node, with an error reply for a client without data.
 
@@ -197,28 +200,3 @@ def _answering(config: RunConfig, parts: Sequence[Examples | None]) -> Callable[
         return app(message, context)
 
     return answer
-
-
-def _filled(parts: Sequence[Examples | None]) -> list[Examples]:
-    """Return the parts, with zero examples for an absent client.
-
-    An absent client never requests them.
-    """
-    like = next((part for part in parts if part is not None), None)
-    if like is None:
-        raise ConfigError("a shadow run needs a client with examples")
-    return [like.take(np.arange(0)) if part is None else part for part in parts]
-
-
-@contextmanager
-def _unheard() -> Iterator[None]:
-    """Disable the clients' log during the block.
-
-    An absent client is not a failure here.
-    """
-    logger = logging.getLogger("cloister.client")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before

@@ -16,7 +16,7 @@ from cloister.client.charges import planned_steps, unit_of
 from cloister.client.mods.enforce import enforce_policy
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE, read_policy
-from cloister.client.request import Reply, TrainRequest, request_of
+from cloister.client.request import TrainRequest, request_of
 from cloister.config.run import RunConfig
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError, PolicyError
@@ -61,7 +61,7 @@ class Asked:
         """
         with _bundle_checked(self.node):
             try:
-                enforce_policy(self.request, self.node, lambda request, node: Reply())
+                enforce_policy(self.request, self.node)
             except PolicyError as error:
                 return str(error)
         return ""

@@ -27,6 +27,7 @@ from asking import (
     request_of_kind,
     write_data,
 )
+from support import failures
 
 from cloister.client.charges import (
     FURTHER,
@@ -41,7 +42,7 @@ from cloister.client.charges import (
 from cloister.client.ledgers import identity_of
 from cloister.client.mods.budget import keep_budget
 from cloister.client.node import node_of
-from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
+from cloister.client.request import EvaluateRequest, KeepRequest, TrainRequest
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
@@ -76,17 +77,18 @@ class TestEachCombination:
     def test_dp_sgd_after_a_private_choice(self, node):
         assert charged(DP_SGD | CHOICE, node)["example"] == [self.STEPS, Pure(0.5)]
 
-    @pytest.mark.parametrize(
-        "useless",
-        [
+    def test_dp_sgd_that_protects_nobody(self, tmp_path_factory):
+        def check(useless):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            (event,) = charged(DP_SGD | useless, node)["example"]
+            assert isinstance(event, Unaccounted)
+
+        cases = [
             {"privacy.noise-seed": 3},
             {"privacy.client-noise-multiplier": 0.0},
             {"privacy.server": "laplace-clustering", "privacy.choice": "exact"},
-        ],
-    )
-    def test_dp_sgd_that_protects_nobody(self, node, useless):
-        (event,) = charged(DP_SGD | useless, node)["example"]
-        assert isinstance(event, Unaccounted)
+        ]
+        assert failures(cases, check) == []
 
     def test_gaussian(self, node):
         """What the client holds is zeroed by leaving it out, and exchanged by leaving out one example of it."""
@@ -106,22 +108,23 @@ class TestEachCombination:
         one = settings | {"privacy.server": "laplace-clustering", "privacy.clusters": 1}
         assert charged(one, node) == charged(settings, node)
 
-    @pytest.mark.parametrize(
-        ("settings", "reasons"),
-        [
+    def test_local_noise_that_protects_nobody_and_all_reasons(self, tmp_path_factory):
+        def check(settings, reasons):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            found = charged(settings, node)
+            assert set(found) == {"client", "example"}
+            for (event,) in found.values():
+                assert isinstance(event, Unaccounted) and all(reason in event.reason for reason in reasons)
+
+        cases = [
             (LAPLACE, ["radius is 0"]),
             (GAUSSIAN | {"privacy.noise-seed": 3}, ["seeded"]),
             (GAUSSIAN | {"privacy.client-noise-multiplier": 0.0}, ["is 0: there is no noise"]),
             (BALL | {"privacy.noise-seed": 3}, ["seeded"]),
             (LAPLACE | {"privacy.noise-seed": 3}, ["radius is 0", "seeded"]),
             (GAUSSIAN | {"privacy.server": "laplace-clustering", "privacy.choice": "exact"}, ["choice is 'exact'"]),
-        ],
-    )
-    def test_local_noise_that_protects_nobody_and_all_reasons(self, node, settings, reasons):
-        found = charged(settings, node)
-        assert set(found) == {"client", "example"}
-        for (event,) in found.values():
-            assert isinstance(event, Unaccounted) and all(reason in event.reason for reason in reasons)
+        ]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize("settings", [OPEN, GLOBAL])
     def test_no_noise_here(self, node, settings):
@@ -130,11 +133,15 @@ class TestEachCombination:
         assert found["client"] == list(promise)
         assert isinstance(found["example"][0], Unaccounted)
 
-    @pytest.mark.parametrize("settings", [OPEN, DP_SGD, DP_SGD | {"task.group": "patient"}, GAUSSIAN])
-    def test_scores_have_no_noise(self, node, settings):
-        found = charged(settings, node, EvaluateRequest)
-        assert set(found) == {"client", "group" if "task.group" in settings else "example"}
-        assert all(events == [Unaccounted("scores left without noise")] for events in found.values())
+    def test_scores_have_no_noise(self, tmp_path_factory):
+        def check(settings):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            found = charged(settings, node, EvaluateRequest)
+            assert set(found) == {"client", "group" if "task.group" in settings else "example"}
+            assert all(events == [Unaccounted("scores left without noise")] for events in found.values())
+
+        cases = [(settings,) for settings in [OPEN, DP_SGD, DP_SGD | {"task.group": "patient"}, GAUSSIAN]]
+        assert failures(cases, check) == []
 
 
 class TestEachCharge:
@@ -189,20 +196,24 @@ class TestEachCharge:
             Charge("example", (unprotected,)),
         ]
 
-    @pytest.mark.parametrize(
-        ("settings", "name", "clip", "client", "example"),
-        [
-            (GAUSSIAN | {"privacy.client-clipping-norm": 3.0}, "gaussian", 3.0, Gaussian(2.0), Gaussian(1.0)),
-            (BALL, "laplace", 2.0, Pure(P / NU), Pure(2 * P / NU)),
-        ],
-    )
-    @pytest.mark.parametrize("chooses", [False, True])
-    def test_noise_on_what_is_sent(self, node, settings, name, clip, client, example, chooses):
-        more, twice = ((Pure(0.5),), (Pure(1.0),)) if chooses else ((), ())
-        assert self.found(settings | CHOICE if chooses else settings, node) == [
-            Charge("client", (client, *more), name, clip),
-            Charge("example", (example, *twice), name, clip),
+    def test_noise_on_what_is_sent(self, tmp_path_factory):
+        def check(settings, name, clip, client, example, chooses):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            more, twice = ((Pure(0.5),), (Pure(1.0),)) if chooses else ((), ())
+            assert self.found(settings | CHOICE if chooses else settings, node) == [
+                Charge("client", (client, *more), name, clip),
+                Charge("example", (example, *twice), name, clip),
+            ]
+
+        cases = [
+            (settings, name, clip, client, example, chooses)
+            for settings, name, clip, client, example in [
+                (GAUSSIAN | {"privacy.client-clipping-norm": 3.0}, "gaussian", 3.0, Gaussian(2.0), Gaussian(1.0)),
+                (BALL, "laplace", 2.0, Pure(P / NU), Pure(2 * P / NU)),
+            ]
+            for chooses in [False, True]
         ]
+        assert failures(cases, check) == []
 
     def test_noise_that_protects_nobody(self, node):
         settings = GAUSSIAN | {"privacy.client-noise-multiplier": 0.0, "privacy.noise-seed": 1}
@@ -267,13 +278,10 @@ class TestPlans:
 
 class TestTheLedger:
     def test_everything_is_there_before_the_reply_is_made(self, node):
-        def look(*_):
+        with pytest.raises(MemoryError), keep_budget(request_of_kind(settings=GAUSSIAN), node_at(GAUSSIAN, node)):
             assert [entry.done for entry in entries_of(node, "client")] == [False]
             assert [entry.done for entry in entries_of(node, "example")] == [False]
             raise MemoryError
-
-        with pytest.raises(MemoryError):
-            keep_budget(request_of_kind(settings=GAUSSIAN), node_at(GAUSSIAN, node), look)
         assert not any(entry.done for entry in ledger_of_node(node).entries)
 
     def test_who_reads_it_finds_mechanisms_and_clips(self, node):
@@ -292,14 +300,15 @@ class TestTheLedger:
             assert entry.mechanism == SCORES and isinstance(entry.event, Unaccounted) and entry.done
 
     def test_a_query_is_not(self, node):
-        request = request_of_kind(KeepRequest)
-        assert keep_budget(request, node_at(OPEN, node | {"max-epsilon": 1.0}), lambda *_: Reply()) == Reply()
+        with keep_budget(request_of_kind(KeepRequest), node_at(OPEN, node | {"max-epsilon": 1.0})):
+            pass
         assert not list(Path(node["ledger-dir"]).glob("*.jsonl"))
 
     def test_a_simulated_client_has_none(self, tmp_path, monkeypatch):
         monkeypatch.setenv("HOME", str(tmp_path))
         here = node_at(GAUSSIAN, SIZED)
-        keep_budget(request_of_kind(settings=GAUSSIAN), here, lambda *_: Reply())
+        with keep_budget(request_of_kind(settings=GAUSSIAN), here):
+            pass
         assert not list(tmp_path.iterdir())
         assert set(here.state.config_records) == {"client-releases", "example-releases"}
 
@@ -333,17 +342,18 @@ class TestIdentity:
             == 6
         )
 
-    @pytest.mark.parametrize(
-        ("node", "name"),
-        [
+    def test_is_the_same_in_every_version(self):
+        """Under another name a node would begin an empty ledger, and its budget anew."""
+
+        def check(node, name):
+            assert identity_of(node_of(node), "digits") == name
+
+        cases = [
             ({"data-path": "/data/ward.npz"}, "data-558a26540841"),
             ({"partition-id": 3}, "digits-568145cf44d2"),
             ({}, "digits-413a363079dd"),
-        ],
-    )
-    def test_is_the_same_in_every_version(self, node, name):
-        """Under another name a node would begin an empty ledger, and its budget anew."""
-        assert identity_of(node_of(node), "digits") == name
+        ]
+        assert failures(cases, check) == []
 
     def test_the_paths_of_a_site_do_not_show(self, tmp_path):
         assert "secret-ward" not in identity_of(node_of({"data-path": str(tmp_path / "secret-ward.npz")}), "digits")

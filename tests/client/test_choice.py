@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support import failures
 
 from cloister.client import choice
 from cloister.client.choice import best, choice_of, chosen_to_train
@@ -63,9 +64,13 @@ def heard(monkeypatch):
 
 
 class TestBest:
-    @pytest.mark.parametrize(
-        ("numbers", "chosen"),
-        [
+    def test_the_smallest_mean_loss_wins_and_is_in_the_model(self):
+        def check(numbers, chosen):
+            model = Slope()
+            assert best(model, slopes(*numbers), Distance(), EXAMPLES) == chosen
+            assert model.slope == numbers[chosen]
+
+        cases = [
             ((0.0, 1.0, 9.0), 1),  # losses (1, 1), (0, 1), (8, 17)
             ((0.7, 0.0), 0),  # means 0.35 and 1: of the sums and the largest alone the same
             ((1.0, 0.5), 1),  # sums 1 and 0.5
@@ -73,12 +78,8 @@ class TestBest:
             ((np.nan, 9.0), 1),
             ((np.inf, 9.0), 1),
             ((5.0,), 0),
-        ],
-    )
-    def test_the_smallest_mean_loss_wins_and_is_in_the_model(self, numbers, chosen):
-        model = Slope()
-        assert best(model, slopes(*numbers), Distance(), EXAMPLES) == chosen
-        assert model.slope == numbers[chosen]
+        ]
+        assert failures(cases, check) == []
 
     def test_without_examples_it_is_the_first(self):
         model = Slope()
@@ -150,20 +151,17 @@ class TestToTrain:
         assert asked[0][1] == [[], []]
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("client", ["gaussian", "laplace", "dp-sgd"])
-def test_the_unit_of_a_choice(client, grouped):
-    expected = "client" if client != "dp-sgd" else "group" if grouped else "example"
-    assert choice_of(protected(client), grouped) == PrivateChoice(2.0, 3.0, expected)
+def test_the_unit_of_a_choice():
+    def check(grouped, client):
+        expected = "client" if client != "dp-sgd" else "group" if grouped else "example"
+        assert choice_of(protected(client), grouped) == PrivateChoice(2.0, 3.0, expected)
+
+    cases = [(grouped, client) for grouped in [False, True] for client in ["gaussian", "laplace", "dp-sgd"]]
+    assert failures(cases, check) == []
 
 
-def test_groups_are_numbered_whatever_they_are_called():
-    assert choice._numbered(None) is None
-    assert choice._numbered(np.array(["z", "a", "z"])).tolist() == [1, 0, 1]
+def test_a_mean_that_can_be_compared():
+    def check(losses, mean):
+        assert choice._mean(np.array(losses)) == mean
 
-
-@pytest.mark.parametrize(
-    ("losses", "mean"), [([], 0.0), ([1.0, 4.0], 2.5), ([1.0, np.nan], np.inf), ([np.inf], np.inf)]
-)
-def test_a_mean_that_can_be_compared(losses, mean):
-    assert choice._mean(np.array(losses)) == mean
+    assert failures([([], 0.0), ([1.0, 4.0], 2.5), ([1.0, np.nan], np.inf), ([np.inf], np.inf)], check) == []

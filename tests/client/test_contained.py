@@ -20,6 +20,7 @@ from asking import (
     policy_file,
     write_data,
 )
+from support import failures
 
 from cloister.client import handlers
 from cloister.client.data import _own_data, _own_file
@@ -164,10 +165,13 @@ class TestOneBadRow:
 class TestOpenRuns:
     """Without a mechanism of its own a client says that it failed, by type alone."""
 
-    @pytest.mark.parametrize("kind", [kind for kind in BROKEN if kind != "one row"])
-    def test_an_error_of_the_data(self, tmp_path, kind):
-        reply = answer(OPEN, broken_node(tmp_path, kind))
-        assert reply.error.reason == "DataError: details are in the log of the node"
+    def test_an_error_of_the_data(self, tmp_path_factory):
+        def check(kind):
+            tmp_path = tmp_path_factory.mktemp("case")
+            reply = answer(OPEN, broken_node(tmp_path, kind))
+            assert reply.error.reason == "DataError: details are in the log of the node"
+
+        assert failures([(kind,) for kind in [kind for kind in BROKEN if kind != "one row"]], check) == []
 
     def test_an_exception_in_training(self, monkeypatch):
         def fails(*_):
@@ -206,11 +210,14 @@ class TestPersonalModel:
         reply, place = self.kept(tmp_path, GAUSSIAN)
         assert not list(reply.content) and (place / "model.npz").exists()
 
-    @pytest.mark.parametrize("mechanism", MECHANISMS)
-    @pytest.mark.parametrize("kind", ["missing file", "one nan", "no rows"])
-    def test_a_failure_is_told_to_nobody(self, tmp_path, mechanism, kind):
-        reply, _ = self.kept(tmp_path, MECHANISMS[mechanism], kind)
-        assert not reply.has_error() and not list(reply.content)
+    def test_a_failure_is_told_to_nobody(self, tmp_path_factory):
+        def check(mechanism, kind):
+            tmp_path = tmp_path_factory.mktemp("case")
+            reply, _ = self.kept(tmp_path, MECHANISMS[mechanism], kind)
+            assert not reply.has_error() and not list(reply.content)
+
+        cases = [(mechanism, kind) for mechanism in MECHANISMS for kind in ["missing file", "one nan", "no rows"]]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize("kind", ["missing file", "one nan", "no class"])
     def test_under_a_policy_not_even_in_an_open_run(self, tmp_path, kind):
@@ -220,12 +227,16 @@ class TestPersonalModel:
         reply = answer(OPEN, node, message_of(kind="query"))
         assert not reply.has_error() and not list(reply.content)
 
-    @pytest.mark.parametrize("limit", ["max-epsilon", "max-example-epsilon", "max-leakage"])
-    def test_nor_under_a_limit_of_the_node(self, tmp_path, limit):
+    def test_nor_under_a_limit_of_the_node(self, tmp_path_factory):
         """Nothing is charged for keeping a model: an error would tell of a bad row for nothing, as often as asked."""
-        node = broken_node(tmp_path, "one nan") | {"model-dir": str(tmp_path / "models"), limit: 1.0}
-        reply = answer(OPEN, node, message_of(kind="query"))
-        assert not reply.has_error() and not list(reply.content)
+
+        def check(limit):
+            tmp_path = tmp_path_factory.mktemp("case")
+            node = broken_node(tmp_path, "one nan") | {"model-dir": str(tmp_path / "models"), limit: 1.0}
+            reply = answer(OPEN, node, message_of(kind="query"))
+            assert not reply.has_error() and not list(reply.content)
+
+        assert failures(["max-epsilon", "max-example-epsilon", "max-leakage"], check) == []
 
     def test_in_an_open_run_its_type_is_told(self, tmp_path):
         reply, _ = self.kept(tmp_path, OPEN, "missing file")

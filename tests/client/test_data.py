@@ -53,18 +53,18 @@ def sites(monkeypatch):
     clear()
 
 
-@pytest.mark.parametrize(
-    ("groups", "says"),
-    [
+def test_groups_that_a_task_gives_in_another_form_are_refused():
+    def check(groups, says):
+        examples = Examples(np.zeros((8, 2), np.float32), np.zeros(8, np.float32))
+        with pytest.raises(DataError, match=re.escape(says)):
+            Dataset(examples, examples, groups=groups)
+
+    cases = [
         (np.zeros(8, int), "must hold arrays by name, found ndarray; use groups={'patient': array}, and owners=array"),
         ({"patient": np.zeros(7, int)}, "for each of 8 training examples; found int64 of shape (7,)"),
         ({"patient": np.zeros(8)}, "for each of 8 training examples; found float64 of shape (8,)"),
-    ],
-)
-def test_groups_that_a_task_gives_in_another_form_are_refused(groups, says):
-    examples = Examples(np.zeros((8, 2), np.float32), np.zeros(8, np.float32))
-    with pytest.raises(DataError, match=re.escape(says)):
-        Dataset(examples, examples, groups=groups)
+    ]
+    assert failures(cases, check) == []
 
 
 class TestPartitions:
@@ -85,20 +85,23 @@ class TestPartitions:
         part = local_data(WHOLE, node_of({"partition-id": 0, "num-partitions": 4}), seed=5)
         assert len(part.train) > 300 and len(part.test) == 0
 
-    @pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"num-partitions": 2}])
-    def test_a_node_without_data(self, node):
-        with pytest.raises(ConfigError) as refused:
-            local_data(TaskConfig(), node_of(node), seed=5)
-        assert str(refused.value) == (
-            "the node configuration must hold 'data-path', or 'partition-id' and 'num-partitions'"
-        )
+    def test_a_node_without_data(self):
+        def check(node):
+            with pytest.raises(ConfigError) as refused:
+                local_data(TaskConfig(), node_of(node), seed=5)
+            assert str(refused.value) == (
+                "the node configuration must hold 'data-path', or 'partition-id' and 'num-partitions'"
+            )
 
-    @pytest.mark.parametrize(
-        ("index", "reason"), [(4, "must be below num-partitions = 4"), (-1, "is not valid"), (True, "is not valid")]
-    )
-    def test_a_partition_that_is_none(self, index, reason):
-        with pytest.raises(ConfigError, match=f"^node configuration: partition-id = {index} {reason}"):
-            local_data(TaskConfig(), node_of({"partition-id": index, "num-partitions": 4}), seed=5)
+        assert failures([{}, {"partition-id": 1}, {"num-partitions": 2}], check) == []
+
+    def test_a_partition_that_is_none(self):
+        def check(index, reason):
+            with pytest.raises(ConfigError, match=f"^node configuration: partition-id = {index} {reason}"):
+                local_data(TaskConfig(), node_of({"partition-id": index, "num-partitions": 4}), seed=5)
+
+        cases = [(4, "must be below num-partitions = 4"), (-1, "is not valid"), (True, "is not valid")]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize(
         ("task", "there"), [("digits", r"it has none \(Dataset.groups\)"), ("linear", "there are user;")]
@@ -143,17 +146,24 @@ class TestOwnFile:
         data = read(write_data(tmp_path, 30, patient=groups), TaskConfig(test_fraction=0.0, group="patient"))
         np.testing.assert_array_equal(data.train.groups, groups)
 
-    @pytest.mark.parametrize(
-        "groups", [None, np.arange(30) / 3, np.zeros((30, 1), int), np.zeros(29, int), np.zeros(30, bool)]
-    )
-    def test_with_groups_that_are_none(self, tmp_path, groups):
-        path = write_data(tmp_path, 30, **({} if groups is None else {"patient": groups}))
-        with pytest.raises(DataError, match="patient"):
-            read(path, TaskConfig(test_fraction=0.0, group="patient"))
+    def test_with_groups_that_are_none(self, tmp_path_factory):
+        def check(groups):
+            tmp_path = tmp_path_factory.mktemp("case")
+            path = write_data(tmp_path, 30, **({} if groups is None else {"patient": groups}))
+            with pytest.raises(DataError, match="patient"):
+                read(path, TaskConfig(test_fraction=0.0, group="patient"))
 
-    @pytest.mark.parametrize(
-        ("arrays", "says"),
-        [
+        cases = [None, np.arange(30) / 3, np.zeros((30, 1), int), np.zeros(29, int), np.zeros(30, bool)]
+        assert failures(cases, check) == []
+
+    def test_a_file_that_is_not_what_the_task_reads(self, tmp_path_factory):
+        def check(arrays, says):
+            tmp_path = tmp_path_factory.mktemp("case")
+            np.savez(tmp_path / "own.npz", **arrays)
+            with pytest.raises(DataError, match=says):
+                read(tmp_path / "own.npz", TaskConfig())
+
+        cases = [
             ({"x": np.zeros((3, 63)), "y": np.zeros(3, int)}, r"shape \(64,\), found \(63,\)"),
             ({"x": np.zeros((3, 64)), "y": np.full(3, 10)}, "labels from 0 to 9"),
             ({"x": np.zeros((3, 64)), "y": np.full(3, -1)}, "labels from 0 to 9"),
@@ -161,19 +171,18 @@ class TestOwnFile:
             ({"x": np.zeros((3, 64)), "y": np.zeros(3)}, "integer labels"),
             ({"x": np.zeros((3, 64)), "y": np.zeros(4, int)}, "3 inputs but 4 targets"),
             ({"x": np.zeros((3, 64))}, "arrays x"),
-        ],
-    )
-    def test_a_file_that_is_not_what_the_task_reads(self, tmp_path, arrays, says):
-        np.savez(tmp_path / "own.npz", **arrays)
-        with pytest.raises(DataError, match=says):
-            read(tmp_path / "own.npz", TaskConfig())
+        ]
+        assert failures(cases, check) == []
 
-    @pytest.mark.parametrize("tolerant", [False, True])
-    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short"])
-    def test_a_file_that_is_no_archive(self, tmp_path, content, tolerant):
-        (tmp_path / "own.npz").write_bytes(content)
-        with pytest.raises(DataError, match=r"must be an \.npz file"):
-            read(tmp_path / "own.npz", tolerant=tolerant)
+    def test_a_file_that_is_no_archive(self, tmp_path_factory):
+        def check(tolerant, content):
+            tmp_path = tmp_path_factory.mktemp("case")
+            (tmp_path / "own.npz").write_bytes(content)
+            with pytest.raises(DataError, match=r"must be an \.npz file"):
+                read(tmp_path / "own.npz", tolerant=tolerant)
+
+        cases = [(tolerant, content) for tolerant in [False, True] for content in [b"", b"PK\x03\x04 cut short"]]
+        assert failures(cases, check) == []
 
     def test_a_missing_file(self, tmp_path):
         with pytest.raises(DataError, match="no file at"):

@@ -22,7 +22,8 @@ from asking import (
     request_of_kind,
     write_data,
 )
-from policed import ANY, BUNDLE, CHOICE, DONE, REFUSED, ask, only, refused
+from policed import ANY, BUNDLE, CHOICE, REFUSED, ask, only, refused
+from support import failures
 
 from cloister.client.data import task_of
 from cloister.client.mods.enforce import about_secure_sums, enforce_policy
@@ -57,14 +58,15 @@ class TestMechanisms:
             silent = settings | {"privacy.client-noise-multiplier": 0.0}
             refused("privacy.client-noise-multiplier = 0.0, demanded: a number above 0", tmp_path, silent, **only(name))
 
-    @pytest.mark.parametrize(
-        ("promise", "enough"), [([1.0], True), ([0.99], False), ([1.2, 1.2], False), ([], False), ([1.5, 1.5], True)]
-    )
-    def test_the_minimum_is_of_all_promised_releases_together(self, tmp_path, promise, enough):
-        if enough:
-            ask(tmp_path, GLOBAL, promise=promise, min_server_noise_multiplier=1.0)
-        else:
-            refused("demanded: at least 1", tmp_path, GLOBAL, promise=promise, min_server_noise_multiplier=1.0)
+    def test_the_minimum_is_of_all_promised_releases_together(self, tmp_path):
+        def check(promise, enough):
+            if enough:
+                ask(tmp_path, GLOBAL, promise=promise, min_server_noise_multiplier=1.0)
+            else:
+                refused("demanded: at least 1", tmp_path, GLOBAL, promise=promise, min_server_noise_multiplier=1.0)
+
+        cases = [([1.0], True), ([0.99], False), ([1.2, 1.2], False), ([], False), ([1.5, 1.5], True)]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize(
         ("epsilon", "enough"), [(0.5, True), (5.0, False)], ids=["little is released", "much is released"]
@@ -104,40 +106,43 @@ class TestMechanisms:
         exact = noised | {"privacy.choice": "exact"}
         refused("privacy.choice = 'exact' tells the server which hypothesis suits", tmp_path, exact, **only(name))
 
-    @pytest.mark.parametrize(
-        ("settings", "key"),
-        [
+    def test_the_minimum_of_a_client(self, tmp_path):
+        def check(settings, key):
+            policy = only(settings["privacy.client"], **{key: 2.0})
+            ask(tmp_path, settings | {"privacy.client-noise-multiplier": 2.0}, **policy)
+            less = settings | {"privacy.client-noise-multiplier": 1.99}
+            refused("privacy.client-noise-multiplier = 1.99, demanded: at least 2", tmp_path, less, **policy)
+
+        cases = [
             (DP_SGD, "min_client_noise_multiplier"),
             (GAUSSIAN, "min_client_noise_multiplier"),
             (LAPLACE, "min_laplace_noise_multiplier"),
-        ],
-    )
-    def test_the_minimum_of_a_client(self, tmp_path, settings, key):
-        policy = only(settings["privacy.client"], **{key: 2.0})
-        ask(tmp_path, settings | {"privacy.client-noise-multiplier": 2.0}, **policy)
-        less = settings | {"privacy.client-noise-multiplier": 1.99}
-        refused("privacy.client-noise-multiplier = 1.99, demanded: at least 2", tmp_path, less, **policy)
+        ]
+        assert failures(cases, check) == []
 
-    @pytest.mark.parametrize("per_layer", [False, True])
-    @pytest.mark.parametrize(
-        ("radius", "bounds", "demanded"),
-        [
-            (0.0, {}, ""),
-            (1e-9, {}, "0, as this node has no min-radius"),
-            (9.0, {"max_radius": 10.0}, "0, as this node has no min-radius"),
-            (0.0, {"min_radius": 0.5}, "at least 0.5"),
-            (0.5, {"min_radius": 0.5}, ""),
-            (0.4, {"min_radius": 0.5}, "at least 0.5"),
-            (2.0, {"min_radius": 0.5, "max_radius": 2.0}, ""),
-            (2.1, {"min_radius": 0.5, "max_radius": 2.0}, "at most 2"),
-        ],
-    )
-    def test_a_radius_next_to_none_is_noise_next_to_none(self, tmp_path, radius, bounds, demanded, per_layer):
-        asked = LAPLACE | {"privacy.radius": radius, "privacy.per-layer": per_layer}
-        if demanded:
-            refused(rf"privacy.radius = .*, demanded: {demanded}", tmp_path, asked, **only("laplace", **bounds))
-        else:
-            ask(tmp_path, asked, **only("laplace", **bounds))
+    def test_a_radius_next_to_none_is_noise_next_to_none(self, tmp_path):
+        def check(per_layer, radius, bounds, demanded):
+            asked = LAPLACE | {"privacy.radius": radius, "privacy.per-layer": per_layer}
+            if demanded:
+                refused(rf"privacy.radius = .*, demanded: {demanded}", tmp_path, asked, **only("laplace", **bounds))
+            else:
+                ask(tmp_path, asked, **only("laplace", **bounds))
+
+        cases = [
+            (per_layer, radius, bounds, demanded)
+            for per_layer in [False, True]
+            for radius, bounds, demanded in [
+                (0.0, {}, ""),
+                (1e-9, {}, "0, as this node has no min-radius"),
+                (9.0, {"max_radius": 10.0}, "0, as this node has no min-radius"),
+                (0.0, {"min_radius": 0.5}, "at least 0.5"),
+                (0.5, {"min_radius": 0.5}, ""),
+                (0.4, {"min_radius": 0.5}, "at least 0.5"),
+                (2.0, {"min_radius": 0.5, "max_radius": 2.0}, ""),
+                (2.1, {"min_radius": 0.5, "max_radius": 2.0}, "at most 2"),
+            ]
+        ]
+        assert failures(cases, check) == []
 
 
 BOUNDS = [
@@ -167,19 +172,23 @@ BOUNDS = [
 
 
 class TestLimits:
-    @pytest.mark.parametrize(("settings", "key", "rule", "within", "outside", "called"), BOUNDS)
-    def test_a_number_at_its_limit_and_past_it(self, tmp_path, settings, key, rule, within, outside, called):
-        ask(tmp_path, settings | {key: within}, **(ANY | rule))
-        name, limit = next(iter(rule.items()))
-        side, found = "least" if name.startswith("min") else "most", 108 if called else outside
-        text = refused("demanded: ", tmp_path, settings | {key: outside}, **(ANY | rule))
-        assert text == f"{REFUSED}{called or key} = {found:g}, demanded: at {side} {limit:g}"
+    def test_a_number_at_its_limit_and_past_it(self, tmp_path):
+        def check(settings, key, rule, within, outside, called):
+            ask(tmp_path, settings | {key: within}, **(ANY | rule))
+            name, limit = next(iter(rule.items()))
+            side, found = "least" if name.startswith("min") else "most", 108 if called else outside
+            text = refused("demanded: ", tmp_path, settings | {key: outside}, **(ANY | rule))
+            assert text == f"{REFUSED}{called or key} = {found:g}, demanded: at {side} {limit:g}"
 
-    @pytest.mark.parametrize(("settings", "key", "rule", "within", "outside", "called"), BOUNDS)
-    def test_without_the_rule_either_will_do(self, tmp_path, settings, key, rule, within, outside, called):
-        needed = {"max_choice_epsilon": 1.0} if settings is CHOICE else {}
-        for value in (within, outside):
-            ask(tmp_path, settings | {key: value}, **(ANY | needed))
+        assert failures(BOUNDS, check) == []
+
+    def test_without_the_rule_either_will_do(self, tmp_path):
+        def check(settings, key, rule, within, outside, called):
+            needed = {"max_choice_epsilon": 1.0} if settings is CHOICE else {}
+            for value in (within, outside):
+                ask(tmp_path, settings | {key: value}, **(ANY | needed))
+
+        assert failures(BOUNDS, check) == []
 
     def test_a_choice_costs_at_most_what_the_policy_says(self, tmp_path):
         ask(tmp_path, CHOICE, **(ANY | {"max_choice_epsilon": 0.5}))
@@ -207,46 +216,50 @@ class TestLimits:
             }
             request = request_of_kind(settings=settings, number=number)
             with suppress(PolicyError):
-                enforce_policy(request, node_at(settings, node), lambda *_: DONE)
+                enforce_policy(request, node_at(settings, node))
                 passed += 1
                 assert 0.5 <= request.config.privacy.dp_sgd.mechanism().clipping_norm_in(number) <= 2.0
         assert passed
 
-    @pytest.mark.parametrize("base", [OPEN, GAUSSIAN, DP_SGD])
-    def test_no_epoch_of_any_round_is_at_a_rate_past_the_limit(self, tmp_path, base):
+    def test_no_epoch_of_any_round_is_at_a_rate_past_the_limit(self, tmp_path):
         """A schedule gives shares of the rate, whatever rounds and warm-ups a server makes up."""
-        rules, tenth = ANY | {"max_learning_rate": 0.5}, {"client.learning-rate": 0.5, "client.local-epochs": 3}
-        node = {"policy": str(policy_file(tmp_path, **rules)), "partition-id": 0, "num-partitions": 4}
-        faster = base | tenth | {"num-rounds": 100, "client.learning-rate": 0.6}
-        for schedule, warmup, final, number in product(
-            ("auto", "linear", "cosine"), (0, 99), (0.0, 1.0), (0, 1, 9, 2**31)
-        ):
-            more = {"client.final-rate-share": final, "client.warmup-rounds": warmup, "client.schedule": schedule}
-            settings = base | tenth | more | {"num-rounds": 100}
-            request = request_of_kind(settings=settings, number=number)
-            assert enforce_policy(request, node_at(settings, node), lambda *_: DONE) is DONE
-            plan = requested_plan(request, task_of(request.config.task), 0)
-            assert all(0 <= plan.rate(epoch) <= 0.5 for epoch in range(3))
-            if number == 9:
-                refused("client.learning-rate = 0.6, demanded: at most 0.5", tmp_path, faster | more, **rules)
 
-    @pytest.mark.parametrize(
-        ("more", "found"),
-        [
+        def check(base):
+            rules, tenth = ANY | {"max_learning_rate": 0.5}, {"client.learning-rate": 0.5, "client.local-epochs": 3}
+            node = {"policy": str(policy_file(tmp_path, **rules)), "partition-id": 0, "num-partitions": 4}
+            faster = base | tenth | {"num-rounds": 100, "client.learning-rate": 0.6}
+            for schedule, warmup, final, number in product(
+                ("auto", "linear", "cosine"), (0, 99), (0.0, 1.0), (0, 1, 9, 2**31)
+            ):
+                more = {"client.final-rate-share": final, "client.warmup-rounds": warmup, "client.schedule": schedule}
+                settings = base | tenth | more | {"num-rounds": 100}
+                request = request_of_kind(settings=settings, number=number)
+                enforce_policy(request, node_at(settings, node))
+                plan = requested_plan(request, task_of(request.config.task), 0)
+                assert all(0 <= plan.rate(epoch) <= 0.5 for epoch in range(3))
+                if number == 9:
+                    refused("client.learning-rate = 0.6, demanded: at most 0.5", tmp_path, faster | more, **rules)
+
+        assert failures([(base,) for base in [OPEN, GAUSSIAN, DP_SGD]], check) == []
+
+    def test_what_multiplies_losses_multiplies_the_rate(self, tmp_path):
+        """Unless gradients are clipped after it: then a step is as long as the clip and the rate let it be."""
+
+        def check(more, found):
+            rules, slow = ANY | {"max_learning_rate": 0.5}, {"client.learning-rate": 0.1}
+            for base in (OPEN, GAUSSIAN):
+                text = refused("demanded: at most 0.5", tmp_path, base | slow | more, **rules)
+                what = "client.learning-rate times the largest of client.class-weights and client.loss-scale"
+                assert text == f"{REFUSED}{what} = {found:g}, demanded: at most 0.5"
+            ask(tmp_path, DP_SGD | slow | more, **rules)
+            ask(tmp_path, OPEN | slow | {"client.class-weights": "0.1,1,1,1,1,1,1,1,1,5"}, **rules)
+
+        cases = [
             ({"client.loss-scale": 6.0}, 0.6),
             ({"client.class-weights": "1,1,1,1,1,1,1,1,1,6"}, 0.6),
             ({"client.class-weights": "1,1,1,1,1,1,1,1,1,3", "client.loss-scale": 2.0}, 0.6),
-        ],
-    )
-    def test_what_multiplies_losses_multiplies_the_rate(self, tmp_path, more, found):
-        """Unless gradients are clipped after it: then a step is as long as the clip and the rate let it be."""
-        rules, slow = ANY | {"max_learning_rate": 0.5}, {"client.learning-rate": 0.1}
-        for base in (OPEN, GAUSSIAN):
-            text = refused("demanded: at most 0.5", tmp_path, base | slow | more, **rules)
-            what = "client.learning-rate times the largest of client.class-weights and client.loss-scale"
-            assert text == f"{REFUSED}{what} = {found:g}, demanded: at most 0.5"
-        ask(tmp_path, DP_SGD | slow | more, **rules)
-        ask(tmp_path, OPEN | slow | {"client.class-weights": "0.1,1,1,1,1,1,1,1,1,5"}, **rules)
+        ]
+        assert failures(cases, check) == []
 
     def test_how_many_examples_of_a_group_a_run_may_take(self, tmp_path):
         grouped, rules = DP_SGD | {"task.group": "who"}, ANY | {"group": "who"}
@@ -256,18 +269,20 @@ class TestLimits:
         refused("privacy.group-cap = 21, demanded: at most 20", tmp_path, past, **rules, max_group_cap=20)
         ask(tmp_path, DP_SGD, **ANY, max_group_cap=2)
 
-    @pytest.mark.parametrize("settings", [DP_SGD, GAUSSIAN, OPEN])
-    def test_steps_that_cannot_be_counted_are_too_many(self, tmp_path, settings):
-        node = own_node(tmp_path)
-        rules = ANY | {"max_steps": 4}
-        ask(tmp_path, settings, configured=node, **rules)
-        refused(
-            "max-steps = 4 is counted from public-size, which this node does not state",
-            tmp_path,
-            settings,
-            configured=node | {"public-size": 0},
-            **rules,
-        )
+    def test_steps_that_cannot_be_counted_are_too_many(self, tmp_path):
+        def check(settings):
+            node = own_node(tmp_path)
+            rules = ANY | {"max_steps": 4}
+            ask(tmp_path, settings, configured=node, **rules)
+            refused(
+                "max-steps = 4 is counted from public-size, which this node does not state",
+                tmp_path,
+                settings,
+                configured=node | {"public-size": 0},
+                **rules,
+            )
+
+        assert failures([(settings,) for settings in [DP_SGD, GAUSSIAN, OPEN]], check) == []
 
     def test_steps_on_what_a_simulation_deals_are_counted(self, tmp_path):
         ask(tmp_path, OPEN, **(ANY | {"max_steps": 1000}))

@@ -18,8 +18,9 @@ from asking import (
     policy_file,
     request_of_kind,
 )
-from policed import ANY, BUNDLE, CHOICE, DONE, REFUSED, ask, only, refused
+from policed import ANY, BUNDLE, CHOICE, REFUSED, ask, only, refused
 from secure_runs import settings
+from support import failures
 
 from cloister.client.mods.enforce import enforce_policy
 from cloister.client.policy import CHECKED_BUNDLE
@@ -27,7 +28,6 @@ from cloister.client.request import EvaluateRequest, KeepRequest, ProtocolReques
 from cloister.core.errors import PolicyError
 from cloister.core.hypotheses import stacked
 from cloister.deploy.scripts import policy_template
-from cloister.privacy.accounting.events import Gaussian
 
 TEXTS = [
     # run, message, promise, policy, what is said
@@ -129,14 +129,7 @@ class TestEdges:
         assert refused(REFUSED, tmp_path, settings | recipe, kind, promise, **policy) == REFUSED + says
 
     def test_a_node_without_a_policy_refuses_nothing(self):
-        assert enforce_policy(request_of_kind(settings=OPEN), node_at(OPEN), lambda *_: DONE) is DONE
-
-    def test_the_next_is_given_the_same(self, tmp_path):
-        here = node_at(METRIC, {"policy": str(policy_file(tmp_path)), "partition-id": 0, "num-partitions": 4})
-        request, seen = request_of_kind(settings=METRIC, promise=(Gaussian(1.0),)), []
-        for held in (here, node_at(METRIC)):
-            enforce_policy(request, held, lambda *given: seen.append(given))
-            assert seen.pop() == (request, held)
+        enforce_policy(request_of_kind(settings=OPEN), node_at(OPEN))
 
     @pytest.mark.parametrize("kind", [TrainRequest, EvaluateRequest, KeepRequest])
     def test_rows_are_counted_only_where_they_matter(self, tmp_path, monkeypatch, kind):
@@ -151,14 +144,21 @@ class TestEdges:
         ask(tmp_path, OPEN, configured=node, **rules, min_rows=40)
         refused("fewer examples", tmp_path, OPEN, configured=node, **rules, min_rows=41)
 
-    @pytest.mark.parametrize("limit", ["max_epsilon", "max_example_epsilon", "max_leakage"])
-    @pytest.mark.parametrize("fraction", [0.0, 0.8])
-    def test_rows_are_not_counted_for_a_run_that_a_limit_of_the_node_refuses(self, tmp_path, limit, fraction):
+    def test_rows_are_not_counted_for_a_run_that_a_limit_of_the_node_refuses(self, tmp_path):
         """By the share of test rows at which the answer changed, a server read which rows there are: uncharged."""
-        policy = str(policy_file(tmp_path, **ANY, min_rows=20))
-        node = own_node(tmp_path, policy=policy) | {limit.replace("_", "-"): 1.0}
-        reply = answer(OPEN | {"task.test-fraction": fraction}, node)
-        assert reply.error.reason.startswith("BudgetExhausted: "), "whatever there is"
+
+        def check(limit, fraction):
+            policy = str(policy_file(tmp_path, **ANY, min_rows=20))
+            node = own_node(tmp_path, policy=policy) | {limit.replace("_", "-"): 1.0}
+            reply = answer(OPEN | {"task.test-fraction": fraction}, node)
+            assert reply.error.reason.startswith("BudgetExhausted: "), "whatever there is"
+
+        cases = [
+            (limit, fraction)
+            for limit in ["max_epsilon", "max_example_epsilon", "max_leakage"]
+            for fraction in [0.0, 0.8]
+        ]
+        assert failures(cases, check) == []
 
     def test_the_rows_are_those_of_the_runs_seed(self, tmp_path, monkeypatch):
         asked = []
@@ -168,7 +168,7 @@ class TestEdges:
         request = request_of_kind(settings=OPEN)
         node = {"policy": str(policy_file(tmp_path, **ANY, min_rows=1)), "partition-id": 2, "num-partitions": 4}
         with pytest.raises(pytest.fail.Exception, match="enough"):
-            enforce_policy(request, node_at(OPEN, node), pytest.fail)
+            enforce_policy(request, node_at(OPEN, node))
         assert asked == [(request.config.task, node_at(OPEN, node).config, request.seed)]
 
     def test_dp_sgd_without_a_size_has_enough(self, tmp_path):
@@ -186,17 +186,20 @@ class TestEdges:
     def test_without_decay_a_min_clipping_norm_is_none(self, tmp_path):
         ask(tmp_path, DP_SGD, **(ANY | {"min_client_clipping_norm": 0.1}))
 
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            CHOICE | {"privacy.clusters": 1, "privacy.choice-epsilon": 1.0},
-            CLUSTERED | {"privacy.clusters": 2},
-            CHOICE | {"privacy.choice": "exact", "privacy.choice-epsilon": 1.0},
-            GAUSSIAN,
-        ],
-    )
-    def test_a_choice_that_is_none_or_not_private_has_no_epsilon(self, tmp_path, settings):
-        ask(tmp_path, settings, **(ANY | {"max_choice_epsilon": 0.5, "max_hypotheses": 2}))
+    def test_a_choice_that_is_none_or_not_private_has_no_epsilon(self, tmp_path):
+        def check(settings):
+            ask(tmp_path, settings, **(ANY | {"max_choice_epsilon": 0.5, "max_hypotheses": 2}))
+
+        cases = [
+            (settings,)
+            for settings in [
+                CHOICE | {"privacy.clusters": 1, "privacy.choice-epsilon": 1.0},
+                CLUSTERED | {"privacy.clusters": 2},
+                CHOICE | {"privacy.choice": "exact", "privacy.choice-epsilon": 1.0},
+                GAUSSIAN,
+            ]
+        ]
+        assert failures(cases, check) == []
 
     def test_mechanisms_of_the_server_are_not_those_of_the_client(self, tmp_path):
         """Noise of a client that is too little is told so, and none of the server's is asked for."""
@@ -222,11 +225,13 @@ class TestSums:
         sums = settings("out", clients=3, threshold=threshold) | {"client.batch-size": 9}
         node = {"policy": str(policy_file(folder, **self.RULES)), "partition-id": 0, "num-partitions": 3}
         request = request_of_kind(kind, sums, () if kind is ProtocolRequest else (SOFTMAX,), **more)
-        return enforce_policy(request, node_at(sums, node), lambda *_: DONE)
+        enforce_policy(request, node_at(sums, node))
 
-    @pytest.mark.parametrize("step", ["share", "sign", "unmask"])
-    def test_later_steps_are_not_about_training(self, tmp_path, step):
-        assert self.ask(tmp_path, ProtocolRequest, step=step, content=b"") is DONE
+    def test_later_steps_are_not_about_training(self, tmp_path):
+        def check(step):
+            self.ask(tmp_path, ProtocolRequest, step=step, content=b"")
+
+        assert failures(["share", "sign", "unmask"], check) == []
 
     @pytest.mark.parametrize("kind", [TrainRequest, ProtocolRequest])
     def test_training_is_refused_before_others_count_on_it(self, tmp_path, kind):
@@ -303,13 +308,15 @@ class TestAttacks:
             reasons.add(self.refusal(node, DP_SGD))
         assert len(reasons) == 1
 
-    @pytest.mark.parametrize("spoilt", [False, True])
-    @pytest.mark.parametrize("count", [3, 30, 40])
-    def test_a_refusal_counts_no_rows(self, tmp_path, count, spoilt):
+    def test_a_refusal_counts_no_rows(self, tmp_path):
         """A run without noise is refused for that, and not told on how many rows a split leaves."""
-        policy = policy_file(tmp_path, **only("dp-sgd", min_rows=30, public_size=40))
-        rows = np.full((count, 64), np.nan if spoilt else 0.5)
-        np.savez(tmp_path / "own.npz", x=rows, y=np.zeros(count, np.int64))
-        node = own_node(tmp_path, tmp_path / "own.npz", policy=str(policy))
-        found = self.refusal(node, OPEN | {"task.test-fraction": 0.4})
-        assert found == "PolicyError: refused by the policy of this node: privacy.client = 'none', not 'dp-sgd'"
+
+        def check(spoilt, count):
+            policy = policy_file(tmp_path, **only("dp-sgd", min_rows=30, public_size=40))
+            rows = np.full((count, 64), np.nan if spoilt else 0.5)
+            np.savez(tmp_path / "own.npz", x=rows, y=np.zeros(count, np.int64))
+            node = own_node(tmp_path, tmp_path / "own.npz", policy=str(policy))
+            found = self.refusal(node, OPEN | {"task.test-fraction": 0.4})
+            assert found == "PolicyError: refused by the policy of this node: privacy.client = 'none', not 'dp-sgd'"
+
+        assert failures([(spoilt, count) for spoilt in [False, True] for count in [3, 30, 40]], check) == []

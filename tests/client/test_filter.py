@@ -13,12 +13,12 @@ from asking import (
     SOFTMAX,
     answer,
     message_of,
-    node_at,
     request_of_kind,
 )
 from flwr.app import ConfigRecord
+from support import failures
 
-from cloister.client.mods.filter import only_what_is_agreed
+from cloister.client.mods.filter import only_what_is_agreed, refuse_scores
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.config.run import parse
 from cloister.core.errors import PrivacyError
@@ -31,14 +31,17 @@ SCORED = {"task.test-fraction": 0.2}
 
 def left(kind, settings, reply):
     request = request_of_kind(kind, settings)
-    return only_what_is_agreed(request, node_at(settings), lambda *_: reply)
+    refuse_scores(request)
+    return only_what_is_agreed(reply, request)
 
 
-@pytest.mark.parametrize("run", PRIVATE)
-def test_a_private_training_reply_is_arrays_alone(run):
-    reply = left(TrainRequest, PRIVATE[run], Reply(SOFTMAX, TOLD, chosen=1))
-    assert reply.arrays is SOFTMAX and reply.metrics == {} and reply.chosen == 0
-    assert set(reply.content()) == {"arrays", "metrics"} and not dict(reply.content()["metrics"])
+def test_a_private_training_reply_is_arrays_alone():
+    def check(run):
+        reply = left(TrainRequest, PRIVATE[run], Reply(SOFTMAX, TOLD, chosen=1))
+        assert reply.arrays is SOFTMAX and reply.metrics == {} and reply.chosen == 0
+        assert set(reply.content()) == {"arrays", "metrics"} and not dict(reply.content()["metrics"])
+
+    assert failures([(run,) for run in PRIVATE], check) == []
 
 
 def test_counts_leave_where_they_weigh_and_nothing_else_does():
@@ -50,45 +53,61 @@ def test_an_open_training_reply_keeps_its_metrics():
     assert left(TrainRequest, OPEN, Reply(SOFTMAX, TOLD)).metrics == TOLD
 
 
-@pytest.mark.parametrize("run", PRIVATE)
-@pytest.mark.parametrize("fraction", [0.0, 0.2])
-def test_scores_are_refused_where_the_run_has_none(run, fraction):
-    settings = PRIVATE[run] | {"task.test-fraction": fraction}
-    with pytest.raises(PrivacyError, match="scores may not leave this node in this run"):
-        left(EvaluateRequest, settings, pytest.fail)
+def test_scores_are_refused_where_the_run_has_none():
+    def check(run, fraction):
+        settings = PRIVATE[run] | {"task.test-fraction": fraction}
+        with pytest.raises(PrivacyError, match="scores may not leave this node in this run"):
+            left(EvaluateRequest, settings, pytest.fail)
+
+    assert failures([(run, fraction) for run in PRIVATE for fraction in [0.0, 0.2]], check) == []
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [OPEN, OPEN | SCORED | {"evaluation.federated": "off"}, OPEN | SCORED | {"strategy.fraction-evaluate": 0.0}],
-)
-def test_and_in_an_open_run_that_evaluates_on_no_client(settings):
-    with pytest.raises(PrivacyError, match="evaluates on no client"):
-        left(EvaluateRequest, settings, pytest.fail)
+def test_and_in_an_open_run_that_evaluates_on_no_client():
+    def check(settings):
+        with pytest.raises(PrivacyError, match="evaluates on no client"):
+            left(EvaluateRequest, settings, pytest.fail)
+
+    cases = [
+        (settings,)
+        for settings in [
+            OPEN,
+            OPEN | SCORED | {"evaluation.federated": "off"},
+            OPEN | SCORED | {"strategy.fraction-evaluate": 0.0},
+        ]
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [OPEN | SCORED, METRIC | SCORED | {"evaluation.federated": "on"}, DP_SGD | {"evaluation.held-out-clients": 0.5}],
-)
-def test_scores_leave_where_they_were_asked_for_and_no_model_with_them(settings):
-    reply = left(EvaluateRequest, settings, Reply(SOFTMAX, {"loss": 0.1, "num-examples": 3}))
-    assert reply == Reply(None, {"loss": 0.1, "num-examples": 3})
-    assert set(reply.content()) == {"metrics"}
+def test_scores_leave_where_they_were_asked_for_and_no_model_with_them():
+    def check(settings):
+        reply = left(EvaluateRequest, settings, Reply(SOFTMAX, {"loss": 0.1, "num-examples": 3}))
+        assert reply == Reply(None, {"loss": 0.1, "num-examples": 3})
+        assert set(reply.content()) == {"metrics"}
+
+    cases = [
+        OPEN | SCORED,
+        METRIC | SCORED | {"evaluation.federated": "on"},
+        DP_SGD | {"evaluation.held-out-clients": 0.5},
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize("settings", [OPEN, DP_SGD, CLUSTERED])
-def test_nothing_leaves_in_answer_to_a_query(settings):
-    reply = left(KeepRequest, settings, Reply(SOFTMAX, TOLD))
-    assert reply == Reply() and not list(reply.content())
+def test_nothing_leaves_in_answer_to_a_query():
+    def check(settings):
+        reply = left(KeepRequest, settings, Reply(SOFTMAX, TOLD))
+        assert reply == Reply() and not list(reply.content())
+
+    assert failures([(settings,) for settings in [OPEN, DP_SGD, CLUSTERED]], check) == []
 
 
-@pytest.mark.parametrize("run", PRIVATE)
-def test_the_whole_app_sends_nothing_else(run):
-    reply = answer(PRIVATE[run], None)
-    stated = {"attestation"} if parse(PRIVATE[run]).privacy.client.is_on else set()
-    assert set(reply.content) == {"arrays", "metrics"} | stated and not dict(reply.content["metrics"])
-    assert list(reply.content["arrays"]) == list(SOFTMAX)
+def test_the_whole_app_sends_nothing_else():
+    def check(run):
+        reply = answer(PRIVATE[run], None)
+        stated = {"attestation"} if parse(PRIVATE[run]).privacy.client.is_on else set()
+        assert set(reply.content) == {"arrays", "metrics"} | stated and not dict(reply.content["metrics"])
+        assert list(reply.content["arrays"]) == list(SOFTMAX)
+
+    assert failures([(run,) for run in PRIVATE], check) == []
 
 
 def test_a_choice_does_not_leave():
@@ -98,10 +117,12 @@ def test_a_choice_does_not_leave():
     assert set(reply.content) == {"arrays", "metrics"} and not dict(reply.content["metrics"])
 
 
-@pytest.mark.parametrize("kind", ["train.other", "evaluate.other", "query.other"])
-def test_what_cannot_be_classified_is_answered_by_nobody(kind):
-    with pytest.raises(ValueError, match=r"No .* function registered"):
-        answer(BASE, None, message_of(kind=kind))
+def test_what_cannot_be_classified_is_answered_by_nobody():
+    def check(kind):
+        with pytest.raises(ValueError, match=r"No .* function registered"):
+            answer(BASE, None, message_of(kind=kind))
+
+    assert failures(["train.other", "evaluate.other", "query.other"], check) == []
 
 
 def test_nothing_of_a_message_comes_back():
@@ -116,13 +137,6 @@ def test_a_refusal_of_scores_says_why():
     assert str(refused.value) == (
         "scores may not leave this node in this run: its configuration evaluates on no client"
     )
-
-
-@pytest.mark.parametrize("kind", [TrainRequest, KeepRequest])
-def test_the_next_is_given_the_same(kind):
-    request, here, seen = request_of_kind(kind, OPEN), node_at(OPEN), []
-    only_what_is_agreed(request, here, lambda *given: seen.append(given) or Reply())
-    assert seen == [(request, here)]
 
 
 def test_a_count_that_nobody_made_does_not_leave():

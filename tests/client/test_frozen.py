@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from asking import DP_SGD, GAUSSIAN, OPEN, answer, arrays_of, message_of
+from support import failures
 
 from cloister.client.training.dp_sgd_keras_trainer import PrivateKerasTrainer
 from cloister.config.privacy import PrivacyConfig
@@ -188,10 +189,12 @@ class TestNode:
         reply = answer(OPEN, None, message_of(**{FROZEN: "1" * 64}))
         assert "the server, which has SHA-256 111111111111…;" in reply.error.reason
 
-    @pytest.mark.parametrize("value", ["", "abc", "G" * 64, 5, 2.0])
-    def test_what_is_no_digest_is_refused(self, value):
-        reply = answer(OPEN, None, message_of(**{FROZEN: value}))
-        assert f"must carry '{FROZEN}' as a SHA-256 digest, or not at all" in reply.error.reason
+    def test_what_is_no_digest_is_refused(self):
+        def check(value):
+            reply = answer(OPEN, None, message_of(**{FROZEN: value}))
+            assert f"must carry '{FROZEN}' as a SHA-256 digest, or not at all" in reply.error.reason
+
+        assert failures(["", "abc", "G" * 64, 5, 2.0], check) == []
 
     def test_frozen_arrays_in_a_message_are_refused(self, task):
         """A server cannot put a backbone of its choice under the head."""

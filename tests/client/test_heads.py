@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from asking import GLOBAL, OPEN, SOFTMAX, context_of, gaussians, message_of
 from rich.console import Console
+from support import failures
 
 from cloister.client import heads
 from cloister.client.app import app
@@ -43,7 +44,7 @@ def kept_beside(ledger):
 def day(monkeypatch):
     """The day (UTC), which a test may have end."""
     now = ["2026-01-01"]
-    monkeypatch.setattr(heads, "_day", lambda: now[0])
+    monkeypatch.setattr(heads, "today", lambda: datetime.fromisoformat(now[0]).replace(tzinfo=UTC).timestamp())
     return now
 
 
@@ -125,12 +126,15 @@ def test_a_file_that_cannot_be_read_stays_as_it_is(tmp_path, content, kind, capl
     assert caplog.messages == [f"the head of the server's ledger was not kept: {kind}"]
 
 
-@pytest.mark.parametrize("head", ["", "1" * 63, "G" * 64, "../../x", 3, ["1" * 64], ONE + "\n"])
-def test_a_head_that_is_none_is_refused(tmp_path, head):
-    node = {"partition-id": 0, "num-partitions": 4, "ledger-dir": str(tmp_path)}
-    reply = app(message_of(**{LEDGER_HEAD: head, "privacy-events": gaussians(2.0)}), context_of(GLOBAL, node))
-    assert "must carry 'ledger-head' as a SHA-256 digest, or not at all" in reply.error.reason
-    assert not list(tmp_path.iterdir())
+def test_a_head_that_is_none_is_refused(tmp_path_factory):
+    def check(head):
+        tmp_path = tmp_path_factory.mktemp("case")
+        node = {"partition-id": 0, "num-partitions": 4, "ledger-dir": str(tmp_path)}
+        reply = app(message_of(**{LEDGER_HEAD: head, "privacy-events": gaussians(2.0)}), context_of(GLOBAL, node))
+        assert "must carry 'ledger-head' as a SHA-256 digest, or not at all" in reply.error.reason
+        assert not list(tmp_path.iterdir())
+
+    assert failures(["", "1" * 63, "G" * 64, "../../x", 3, ["1" * 64], ONE + "\n"], check) == []
 
 
 def test_nodes_keep_the_heads_of_a_run(tmp_path):

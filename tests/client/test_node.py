@@ -73,29 +73,33 @@ class TestEachKey:
         said = [line.partition(" = ")[0].partition("; ")[0] for line in str(refused.value).splitlines()]
         assert said == [f"node configuration: {what}" for what in ("max-epsilon", "public-size", "unknown key 'x'")]
 
-    @pytest.mark.parametrize(
-        ("key", "meant"),
-        [("max-epsilom", "max-epsilon"), ("max_epsilon", "max-epsilon"), ("datapath", "data-path"), ("x", None)],
-    )
-    def test_that_is_unknown_is_refused_with_the_nearest(self, key, meant):
-        with pytest.raises(NodeConfigError) as refused:
-            node_of({"partition-id": 0, "num-partitions": 1, key: 1})
-        hint = f"; did you mean {meant!r}?" if meant else ""
-        assert str(refused.value) == f"node configuration: unknown key {key!r}; valid keys: {', '.join(KEYS)}{hint}"
+    def test_that_is_unknown_is_refused_with_the_nearest(self):
+        def check(key, meant):
+            with pytest.raises(NodeConfigError) as refused:
+                node_of({"partition-id": 0, "num-partitions": 1, key: 1})
+            hint = f"; did you mean {meant!r}?" if meant else ""
+            assert str(refused.value) == f"node configuration: unknown key {key!r}; valid keys: {', '.join(KEYS)}{hint}"
 
-    @pytest.mark.parametrize("key", [key for key in KEYS if BAD[key] is NO_NUMBERS])
-    def test_of_a_number_takes_a_whole_one(self, key):
-        value = getattr(node_of({key: 3}), key.replace("-", "_"))
-        assert (value, type(value)) == (3.0, float)
+        cases = [("max-epsilom", "max-epsilon"), ("max_epsilon", "max-epsilon"), ("datapath", "data-path"), ("x", None)]
+        assert failures(cases, check) == []
+
+    def test_of_a_number_takes_a_whole_one(self):
+        def check(key):
+            value = getattr(node_of({key: 3}), key.replace("-", "_"))
+            assert (value, type(value)) == (3.0, float)
+
+        assert failures([(key,) for key in [key for key in KEYS if BAD[key] is NO_NUMBERS]], check) == []
 
     def test_of_parts_must_agree(self):
         assert node_of({"partition-id": 3, "num-partitions": 4}).partition_id == 3
         with pytest.raises(NodeConfigError, match=r"^node configuration: partition-id = 4 must be below num-part"):
             node_of({"partition-id": 4, "num-partitions": 4})
 
-    @pytest.mark.parametrize(("key", "value"), KEPT_FOR.items())
-    def test_about_a_ledger_has_one_kept_also_at_its_default(self, key, value):
-        assert keeps_ledger(node_of(OTHERS | {key: value}))
+    def test_about_a_ledger_has_one_kept_also_at_its_default(self):
+        def check(key, value):
+            assert keeps_ledger(node_of(OTHERS | {key: value}))
+
+        assert failures(KEPT_FOR.items(), check) == []
 
     def test_of_a_site_that_signs_has_one_kept(self):
         assert keeps_ledger(node_of(OTHERS | SIGNS))
@@ -105,19 +109,20 @@ class TestEachKey:
         node = node_at(OPEN, {"policy": str(policy_file(tmp_path, max_epsilon=2.0, public_size=70))}).config
         assert keeps_ledger(node) and (node.max_epsilon, node.public_size) == (2.0, 70)
 
-    @pytest.mark.parametrize(
-        ("stated", "own", "expected"),
-        [
+    def test_a_delta_that_the_policy_states_holds_for_the_budget_of_the_node_too(self, tmp_path_factory):
+        def check(stated, own, expected):
+            tmp_path = tmp_path_factory.mktemp("case")
+            said = {"policy": str(policy_file(tmp_path, **stated)), "max-example-epsilon": 8.0, "target-delta": own}
+            assert node_at(OPEN, said).config.target_delta == expected
+
+        cases = [
             ({}, 1e-3, 1e-3),
             ({"target_delta": 1e-12}, 1e-3, 1e-12),
             ({"target_delta": 1e-12}, 1e-13, 1e-13),
             ({"max_epsilon": 2.0}, 1e-3, 1e-5),
             ({"max_epsilon": 2.0, "target_delta": 1e-4}, 1e-5, 1e-5),
-        ],
-    )
-    def test_a_delta_that_the_policy_states_holds_for_the_budget_of_the_node_too(self, tmp_path, stated, own, expected):
-        said = {"policy": str(policy_file(tmp_path, **stated)), "max-example-epsilon": 8.0, "target-delta": own}
-        assert node_at(OPEN, said).config.target_delta == expected
+        ]
+        assert failures(cases, check) == []
 
 
 class TestTheReply:

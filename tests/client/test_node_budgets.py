@@ -28,6 +28,7 @@ from asking import (
     write_data,
 )
 from flwr.app import ConfigRecord, RecordDict
+from support import failures
 
 from cloister.aggregation.screening import REASON_LENGTH
 from cloister.client import ledgers
@@ -42,7 +43,7 @@ from cloister.client.mods import budget as subject
 from cloister.client.mods.budget import keep_budget
 from cloister.client.mods.local_noise import leakage_budget, leaked
 from cloister.client.node import node_of
-from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
+from cloister.client.request import EvaluateRequest, TrainRequest
 from cloister.client.tally import Tally
 from cloister.config.run import parse
 from cloister.core.errors import BudgetExhausted, PolicyError, PrivacyError
@@ -55,6 +56,12 @@ from cloister.privacy.accounting.vocabulary import Sampling
 
 DAILY = {"mechanisms": [], "min_server_noise_multiplier": None, "max_messages_per_day": 2, "scores_may_leave": True}
 TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
+
+
+def charge(request, node):
+    """Charge a reply that nothing computes."""
+    with keep_budget(request, node):
+        pass
 
 
 @pytest.fixture
@@ -72,25 +79,26 @@ class TestBudgets:
                 return number
         return most
 
-    @pytest.mark.parametrize(
-        ("key", "settings", "unit", "fields"),
-        [
+    def test_none_is_passed_and_the_last_release_that_fits_is_made(self, tmp_path_factory):
+        def check(key, settings, unit, fields):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            node |= {key: 6.0}
+            made = self.until_refused(settings, node, **fields)
+            assert 0 < made < 50
+            account = ledger_of_node(node).account(unit)
+            assert account.epsilon(1e-5) <= 6.0
+            event = entries_of(node, unit)[0].event
+            assert account.plus(event, 2).epsilon(1e-5, "pld") > 6.0, "two more would not have fitted"
+            # Nothing else was counted in another place for what was not made.
+            assert {len(entries_of(node, each)) for each in ("client", "example")} == {made}
+
+        cases = [
             ("max-epsilon", GAUSSIAN, "client", {}),
             ("max-example-epsilon", GAUSSIAN, "example", {}),
             ("max-example-epsilon", DP_SGD, "example", {}),
             ("max-epsilon", GLOBAL, "client", {"privacy_events": gaussians(2.0)}),
-        ],
-    )
-    def test_none_is_passed_and_the_last_release_that_fits_is_made(self, node, key, settings, unit, fields):
-        node |= {key: 6.0}
-        made = self.until_refused(settings, node, **fields)
-        assert 0 < made < 50
-        account = ledger_of_node(node).account(unit)
-        assert account.epsilon(1e-5) <= 6.0
-        event = entries_of(node, unit)[0].event
-        assert account.plus(event, 2).epsilon(1e-5, "pld") > 6.0, "two more would not have fitted"
-        # Nothing else was counted in another place for what was not made.
-        assert {len(entries_of(node, each)) for each in ("client", "example")} == {made}
+        ]
+        assert failures(cases, check) == []
 
     def test_noise_on_everything_spends_the_budget_of_a_group(self, tmp_path):
         """Where steps protect groups, releases by other noise are not counted for examples instead."""
@@ -187,13 +195,16 @@ class TestBudgets:
         answer(GLOBAL, node, message_of(privacy_events=[said]))
         assert str(ledger_of_node(node).filter_of("client")) == str(filter_for("gaussian", 8.0, 1e-5))
 
-    @pytest.mark.parametrize("epsilon", [1e101, 1e308, 10**400])
-    def test_a_promise_that_cannot_be_added_up_never_reaches_the_ledger(self, tmp_path, epsilon):
-        node = own_node(tmp_path)
-        said = json.dumps({"kind": "pure", "epsilon": epsilon})
-        assert "must be at most 1e+100" in answer(GLOBAL, node, message_of(privacy_events=[said])).error.reason
-        assert not answer(GLOBAL, node, message_of(privacy_events=gaussians(2.0))).has_error()
-        assert ledger_of_node(node).account("client").epsilon(1e-5) > 0
+    def test_a_promise_that_cannot_be_added_up_never_reaches_the_ledger(self, tmp_path_factory):
+        def check(epsilon):
+            tmp_path = tmp_path_factory.mktemp("case")
+            node = own_node(tmp_path)
+            said = json.dumps({"kind": "pure", "epsilon": epsilon})
+            assert "must be at most 1e+100" in answer(GLOBAL, node, message_of(privacy_events=[said])).error.reason
+            assert not answer(GLOBAL, node, message_of(privacy_events=gaussians(2.0))).has_error()
+            assert ledger_of_node(node).account("client").epsilon(1e-5) > 0
+
+        assert failures([1e101, 1e308, 10**400], check) == []
 
     def test_a_pure_release_that_fits_is_made(self, node):
         """ε = 0.65 for the client, twice that for an example; filters leave some of a budget for δ."""
@@ -208,10 +219,17 @@ class TestBudgets:
         other = own_node(tmp_path / "other") | {"max-epsilon": 6.0}
         assert by_policy == self.until_refused(GAUSSIAN, other) > 0
 
-    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
-    @pytest.mark.parametrize("settings", [OPEN, LAPLACE, GAUSSIAN | {"privacy.noise-seed": 1}])
-    def test_nothing_without_a_guarantee_fits(self, node, key, settings):
-        assert self.until_refused(settings, node | {key: 1e9}) == 0
+    def test_nothing_without_a_guarantee_fits(self, tmp_path_factory):
+        def check(key, settings):
+            node = own_node(tmp_path_factory.mktemp("node"))
+            assert self.until_refused(settings, node | {key: 1e9}) == 0
+
+        cases = [
+            (key, settings)
+            for key in ["max-epsilon", "max-example-epsilon"]
+            for settings in [OPEN, LAPLACE, GAUSSIAN | {"privacy.noise-seed": 1}]
+        ]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
     def test_nor_do_scores(self, node, key):
@@ -226,7 +244,7 @@ class TestBudgets:
         request, made = request_of_kind(settings=limited), 0
         with pytest.raises(BudgetExhausted):
             for _ in range(50):
-                keep_budget(request, here, lambda *_: Reply())
+                charge(request, here)
                 made += 1
         unit = "client" if settings is GAUSSIAN else "example"
         assert made > 0 and Tally(here.state).account(unit).epsilon(1e-5) <= 5.0
@@ -237,10 +255,10 @@ class TestBudgets:
         here, request = node_at(settings, SIZED), request_of_kind(settings=settings)
         here.state.config_records["assumed"] = ConfigRecord({"rounds": 3, "held-out": False})
         for _ in range(2):
-            keep_budget(request, here, lambda *_: Reply())
+            charge(request, here)
         whole = node_at(settings, SIZED)
         for _ in range(5):
-            keep_budget(request, whole, lambda *_: Reply())
+            charge(request, whole)
         found = [Tally(node.state).account(unit).epsilon(1e-5) for node in (here, whole)]
         assert found[0] == pytest.approx(found[1]) and 0 < found[1] < math.inf
 
@@ -257,7 +275,7 @@ class TestBudgets:
     def test_scores_of_earlier_rounds_are_not_assumed(self):
         here = node_at(GAUSSIAN, SIZED)
         here.state.config_records["assumed"] = ConfigRecord({"rounds": 3, "held-out": False})
-        keep_budget(request_of_kind(EvaluateRequest, GAUSSIAN), here, lambda *_: Reply())
+        charge(request_of_kind(EvaluateRequest, GAUSSIAN), here)
         assert "client" not in here.state.config_records["assumed"]
 
     @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
@@ -273,7 +291,7 @@ class TestBudgets:
         """With Gaussian noise the run's budget is the client's: for an example it would be spent four times as fast."""
         here = node_at(GAUSSIAN, SIZED)
         limited = GAUSSIAN | {"privacy.client-max-epsilon": 2.5}
-        keep_budget(request_of_kind(settings=limited), here, lambda *_: Reply())
+        charge(request_of_kind(settings=limited), here)
         assert Tally(here.state).account("example").epsilon(1e-5) > 2.5
 
     @pytest.mark.parametrize("unit", ["client", "example"])
@@ -382,18 +400,21 @@ class TestMessagesADay:
 
     def test_over_runs_and_restarts(self, limited):
         for run in ("1", "2"):
-            keep_budget(request_of_kind(run=run), node_at(OPEN, limited), lambda *_: Reply())
+            charge(request_of_kind(run=run), node_at(OPEN, limited))
             ledgers._ledger.cache_clear()
         with pytest.raises(PrivacyError, match="max-messages-per-day"):
-            keep_budget(request_of_kind(run="3"), node_at(OPEN, limited), pytest.fail)
+            charge(request_of_kind(run="3"), node_at(OPEN, limited))
 
 
 class TestTheLimitOfAUnit:
     """δ and ε that satisfy the run and the node."""
 
-    @pytest.mark.parametrize(
-        ("settings", "unit", "own", "expected"),
-        [
+    def test_is_the_stricter_of_both(self):
+        def check(settings, unit, own, expected):
+            charge = Charge(unit, (Gaussian(1.0),))
+            assert subject._limit(charge, parse(settings).privacy, node_of(own)) == expected
+
+        cases = [
             (OPEN, "client", {}, (1e-5, 0.0)),
             (OPEN, "example", {"target-delta": 1e-6}, (1e-6, 0.0)),
             (BALL, "client", {"target-delta": 1e-6}, (1e-6, 0.0)),
@@ -421,27 +442,20 @@ class TestTheLimitOfAUnit:
                 {"max-example-epsilon": 2.0, "target-delta": 1e-4},
                 (1e-4, 1.0),
             ),
-        ],
-    )
-    def test_is_the_stricter_of_both(self, settings, unit, own, expected):
-        charge = Charge(unit, (Gaussian(1.0),))
-        assert subject._limit(charge, parse(settings).privacy, node_of(own)) == expected
+        ]
+        assert failures(cases, check) == []
 
-    def test_a_new_budget_of_pure_releases_has_a_rényi_filter(self):
-        for events, expected in (((Gaussian(1.0), Pure(1.0)), "renyi"), ((Gaussian(1.0),), None), ((), None)):
-            assert subject._filter_of(Charge("client", events)) == expected
+    def test_a_new_budget_of_pure_releases_has_a_rényi_filter(self, node, monkeypatch):
+        for events, is_renyi in (((Gaussian(1.0), Pure(1.0)), True), ((Gaussian(1.0),), False), ((), False)):
+            monkeypatch.setattr(subject, "charges_of", lambda *_, events=events: [Charge("client", events)])
+            ((budget, _),) = subject.planned_charges(request_of_kind(), node_at(OPEN, node))
+            assert (budget.kind == "renyi") == is_renyi
 
 
 class TestWhatABudgetWrites:
     def spend(self, settings, node, number=5, kind=TrainRequest, run="seven", **more):
         request = request_of_kind(kind, settings, number=number, run=run, **more)
-        return keep_budget(request, node_at(settings, node), lambda *given: given)
-
-    def test_the_next_is_given_the_same(self, node):
-        request, here = request_of_kind(settings=GAUSSIAN), node_at(GAUSSIAN, node)
-        assert keep_budget(request, here, lambda *given: given) == (request, here)
-        kept = request_of_kind(KeepRequest)
-        assert keep_budget(kept, here, lambda *given: given) == (kept, here)
+        charge(request, node_at(settings, node))
 
     def test_every_line_of_a_message(self, node):
         self.spend(GAUSSIAN | CHOICE | {"privacy.client-clipping-norm": 3.0}, node, models=[SOFTMAX] * 2)
@@ -477,7 +491,7 @@ class TestWhatABudgetWrites:
 
     def test_an_open_run_of_a_simulated_client_is_not_counted(self):
         here = node_at(OPEN, SIZED)
-        keep_budget(request_of_kind(settings=OPEN), here, lambda *_: Reply())
+        charge(request_of_kind(settings=OPEN), here)
         assert not dict(here.state.config_records) and not dict(here.state.metric_records)
 
     def test_what_stops_a_message_is_logged_and_not_told(self, node, caplog):

@@ -1,6 +1,6 @@
 """Without a seed nobody can know what a client draws; with one, a paper's run can be repeated."""
 
-import pytest
+from support import failures
 
 from cloister.client.noise_sources import SECRET_BYTES, NoiseSource
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -28,9 +28,11 @@ def test_without_a_seed_one_stream_serves_all_rounds():
     assert source.noise(plan(1, 1, 0)) is source.noise(plan(2, 1, 0)), "a new stream might begin as another one did"
 
 
-@pytest.mark.parametrize("seed", [0, 1, 12])
-def test_with_a_seed_everything_can_be_repeated(seed):
-    assert drawn(NoiseSource(seed), plan(1, 1, 0)) == drawn(NoiseSource(seed), plan(1, 1, 0))
+def test_with_a_seed_everything_can_be_repeated():
+    def check(seed):
+        assert drawn(NoiseSource(seed), plan(1, 1, 0)) == drawn(NoiseSource(seed), plan(1, 1, 0))
+
+    assert failures([0, 1, 12], check) == []
 
 
 def test_a_seed_gives_the_same_in_every_version():
@@ -40,8 +42,10 @@ def test_a_seed_gives_the_same_in_every_version():
     assert (batches, secret) == (34130680981630818219, b"19329182428694117057")
 
 
-@pytest.mark.parametrize("other", [(7, plan(1, 2, 0)), (7, plan(2, 1, 0)), (8, plan(1, 1, 0))])
-def test_rounds_clients_and_seeds_have_streams_of_their_own(other):
-    one, two = drawn(NoiseSource(7), plan(1, 1, 0)), drawn(NoiseSource(other[0]), other[1])
-    assert all(mine != others for mine, others in zip(one, two, strict=True))
-    assert one[1] >= 2**64, "no seed that a person writes down"
+def test_rounds_clients_and_seeds_have_streams_of_their_own():
+    def check(other):
+        one, two = drawn(NoiseSource(7), plan(1, 1, 0)), drawn(NoiseSource(other[0]), other[1])
+        assert all(mine != others for mine, others in zip(one, two, strict=True))
+        assert one[1] >= 2**64, "no seed that a person writes down"
+
+    assert failures([(other,) for other in [(7, plan(1, 2, 0)), (7, plan(2, 1, 0)), (8, plan(1, 1, 0))]], check) == []

@@ -25,11 +25,12 @@ from asking import (
     node_at,
     request_of_kind,
 )
+from support import failures
 
 from cloister.client import ledgers
 from cloister.client.app import app
 from cloister.client.mods import local_noise as subject
-from cloister.client.mods.local_noise import add_local_noise, limit_leakage
+from cloister.client.mods.local_noise import add_local_noise, count_leakage, limit_leakage
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import parse
@@ -53,8 +54,10 @@ def moved(by, like=SOFTMAX):
 
 
 def released(request, node, train):
-    """Through both steps that leakage is limited by, as if nothing lay between them."""
-    return limit_leakage(request, node, lambda *passed: add_local_noise(*passed, train))
+    """Pass the steps that limit leakage, train and add the noise, as if nothing lay between them."""
+    limit_leakage(request, node)
+    count_leakage(request, node)
+    return add_local_noise(train(request, node), request, node)
 
 
 def sent_by(trained, settings=LAPLACE, node=None, models=(SOFTMAX,), chosen=0, number=3):
@@ -67,9 +70,11 @@ def distance(one, other):
 
 
 class TestWhichMechanism:
-    @pytest.mark.parametrize(
-        ("settings", "expected"),
-        [
+    def test_by_the_configuration(self):
+        def check(settings, expected):
+            assert parse(settings).privacy.client.noise_on_update == expected
+
+        cases = [
             (OPEN, None),
             (DP_SGD, None),
             (GAUSSIAN | {"privacy.client-clipping-norm": 3.0}, LocalGaussian(3.0, 2.0)),
@@ -77,10 +82,8 @@ class TestWhichMechanism:
             (LAPLACE | {"privacy.per-layer": True}, PublishedLaplace(NU, True)),
             (LAPLACE | {"privacy.radius": 2.0}, LocalLaplace(2.0, NU)),
             (LAPLACE | {"privacy.radius": 2.0, "privacy.per-layer": True}, LocalLaplace(2.0, NU, True)),
-        ],
-    )
-    def test_by_the_configuration(self, settings, expected):
-        assert parse(settings).privacy.client.noise_on_update == expected
+        ]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize("name", ["gaussian", "laplace"])
     def test_a_bounded_update_has_no_caveats_but_those_of_the_run(self, name):
@@ -98,13 +101,15 @@ class TestWhichMechanism:
 
 
 class TestTheReply:
-    @pytest.mark.parametrize("name", NOISED)
-    def test_it_is_noised_arrays_and_nothing_else(self, name):
-        reply = sent_by(moved(1.0), NOISED[name])
-        assert reply.metrics == {} and reply.chosen == 0 and list(reply.arrays) == list(SOFTMAX)
-        for key, array in SOFTMAX.items():
-            assert (reply.arrays[key].shape, reply.arrays[key].dtype) == (array.shape, array.dtype)
-        assert distance(reply.arrays, moved(1.0)) > 0 and distance(reply.arrays, SOFTMAX) > 0
+    def test_it_is_noised_arrays_and_nothing_else(self):
+        def check(name):
+            reply = sent_by(moved(1.0), NOISED[name])
+            assert reply.metrics == {} and reply.chosen == 0 and list(reply.arrays) == list(SOFTMAX)
+            for key, array in SOFTMAX.items():
+                assert (reply.arrays[key].shape, reply.arrays[key].dtype) == (array.shape, array.dtype)
+            assert distance(reply.arrays, moved(1.0)) > 0 and distance(reply.arrays, SOFTMAX) > 0
+
+        assert failures([(name,) for name in NOISED], check) == []
 
     @pytest.mark.parametrize("name", ["gaussian", "laplace"])
     def test_an_update_of_any_length_is_bounded(self, name):
@@ -141,23 +146,29 @@ class TestTheReply:
         assert sent({"partition-id": 3}, 1, 1) == sent({"partition-id": 3}, 9, 1)
         assert sent(node, 1, 1) == sent(node, 1, 1)
 
-    @pytest.mark.parametrize("name", NOISED)
-    def test_memory_order_does_not_take_the_noise_away(self, name):
-        trained = moved(1.0)
-        trained["softmax/kernel"] = np.asfortranarray(trained["softmax/kernel"])
-        sent = sent_by(trained, NOISED[name]).arrays
-        assert (sent["softmax/kernel"] != trained["softmax/kernel"]).mean() > 0.99
+    def test_memory_order_does_not_take_the_noise_away(self):
+        def check(name):
+            trained = moved(1.0)
+            trained["softmax/kernel"] = np.asfortranarray(trained["softmax/kernel"])
+            sent = sent_by(trained, NOISED[name]).arrays
+            assert (sent["softmax/kernel"] != trained["softmax/kernel"]).mean() > 0.99
 
-    @pytest.mark.parametrize("name", NOISED)
-    def test_the_models_at_hand_are_left_alone(self, name):
-        trained = moved(1.0)
-        sent_by(trained, NOISED[name])
-        np.testing.assert_array_equal(trained["softmax/kernel"], moved(1.0)["softmax/kernel"])
+        assert failures([(name,) for name in NOISED], check) == []
 
-    @pytest.mark.parametrize("settings", [OPEN, GLOBAL, DP_SGD])
-    def test_other_runs_are_left_alone(self, settings):
-        trained = moved(1.0)
-        assert sent_by(trained, settings) == Reply(trained, TOLD)
+    def test_the_models_at_hand_are_left_alone(self):
+        def check(name):
+            trained = moved(1.0)
+            sent_by(trained, NOISED[name])
+            np.testing.assert_array_equal(trained["softmax/kernel"], moved(1.0)["softmax/kernel"])
+
+        assert failures([(name,) for name in NOISED], check) == []
+
+    def test_other_runs_are_left_alone(self):
+        def check(settings):
+            trained = moved(1.0)
+            assert sent_by(trained, settings) == Reply(trained, TOLD)
+
+        assert failures([(settings,) for settings in [OPEN, GLOBAL, DP_SGD]], check) == []
 
     @pytest.mark.parametrize("kind", [EvaluateRequest, KeepRequest])
     def test_other_messages_are_left_alone(self, kind):
@@ -195,11 +206,14 @@ class TestLeakage:
         assert (entry.round, entry.mechanism) == (3, "laplace")
         assert entry.event.radius == counted and entry.event.leakage == pytest.approx(P / NU)
 
-    @pytest.mark.parametrize("distance", [0.0, 1e-9, 1e9])
-    def test_what_is_counted_does_not_depend_on_the_update(self, node, distance):
-        sent_by(moved(distance), LAPLACE, node)
-        (entry,) = entries_of(node, "neighbourhood")
-        assert entry.event == Laplace(P / NU, 1.0)
+    def test_what_is_counted_does_not_depend_on_the_update(self, tmp_path_factory):
+        def check(distance):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            sent_by(moved(distance), LAPLACE, node)
+            (entry,) = entries_of(node, "neighbourhood")
+            assert entry.event == Laplace(P / NU, 1.0)
+
+        assert failures([0.0, 1e-9, 1e9], check) == []
 
     def test_it_is_on_disk_before_anything_is_trained(self, node):
         def train(*_):
@@ -217,27 +231,29 @@ class TestLeakage:
             ledgers._ledger.cache_clear()
         assert ledger_of_node(node).leakage() == pytest.approx(3 * P / NU)
 
-    @pytest.mark.parametrize(
-        ("run", "own", "releases"), [(2.5, 0.0, 2), (0.0, 2.5, 2), (9.5, 1.5, 1), (1.5, 9.5, 1), (3.0, 0.0, 3)]
-    )
-    def test_the_smaller_limit_wins_to_the_last_release(self, node, run, own, releases):
+    def test_the_smaller_limit_wins_to_the_last_release(self, tmp_path_factory):
         """In releases; a limit of three of them allows three, whatever adding up rounds."""
-        settings, trained = LAPLACE | {"privacy.max-leakage": run * P / NU}, []
-        node |= {"max-leakage": own * P / NU} if own else {}
 
-        def train(*_):
-            trained.append(1)
-            return Reply(moved(1.0))
+        def check(run, own, releases):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            settings, trained = LAPLACE | {"privacy.max-leakage": run * P / NU}, []
+            node |= {"max-leakage": own * P / NU} if own else {}
 
-        for number in range(5):
-            asked = request_of_kind(settings=settings, number=number), node_at(settings, node), train
-            if number < releases:
-                assert released(*asked).arrays
-            else:
-                with pytest.raises(BudgetExhausted) as refusal:
-                    released(*asked)
-                assert not any(digit in str(refusal.value) for digit in "0123456789")
-        assert len(trained) == releases == len(entries_of(node, "neighbourhood"))
+            def train(*_):
+                trained.append(1)
+                return Reply(moved(1.0))
+
+            for number in range(5):
+                asked = request_of_kind(settings=settings, number=number), node_at(settings, node), train
+                if number < releases:
+                    assert released(*asked).arrays
+                else:
+                    with pytest.raises(BudgetExhausted) as refusal:
+                        released(*asked)
+                    assert not any(digit in str(refusal.value) for digit in "0123456789")
+            assert len(trained) == releases == len(entries_of(node, "neighbourhood"))
+
+        assert failures([(2.5, 0.0, 2), (0.0, 2.5, 2), (9.5, 1.5, 1), (1.5, 9.5, 1), (3.0, 0.0, 3)], check) == []
 
     def test_a_private_choice_among_hypotheses_leaks_its_epsilon(self, node):
         sent_by(moved(1.0), CHOOSING, node, models=(SOFTMAX, SOFTMAX))
@@ -255,28 +271,28 @@ class TestLeakage:
         settings = LAPLACE | {"privacy.max-leakage": 1.5 * P / NU}
         request, here = request_of_kind(settings=settings), node_at(settings, node)
 
-        def meanwhile(*passed):
-            add_local_noise(*passed, lambda *_: Reply(moved(1.0)))
-            return add_local_noise(*passed, pytest.fail)
-
+        limit_leakage(request, here)
+        limit_leakage(request, here)
+        count_leakage(request, here)
         with pytest.raises(BudgetExhausted):
-            limit_leakage(request, here, meanwhile)
+            count_leakage(request, here)
         assert len(entries_of(node, "neighbourhood")) == 1
 
-    @pytest.mark.parametrize(
-        ("settings", "message"),
-        [
+    def test_what_a_limit_refuses_is_charged_to_no_budget(self, tmp_path_factory):
+        def check(settings, message):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            limits = {"max-leakage": 1e9, "min-radius": 1.0, "max-example-epsilon": 50.0}
+            for limited in (node | limits, node | limits | {"max-example-epsilon": 0.0}):
+                assert answer(settings, limited, message_of(**message)).has_error()
+            assert not list(Path(node["ledger-dir"]).glob("*.jsonl"))
+
+        cases = [
             (GAUSSIAN, {}),
             (DP_SGD, {}),
             (LAPLACE | {"privacy.radius": 0.5}, {}),
             (OPEN | {"task.test-fraction": 0.2, "evaluation.federated": "on"}, {"kind": "evaluate"}),
-        ],
-    )
-    def test_what_a_limit_refuses_is_charged_to_no_budget(self, node, settings, message):
-        limits = {"max-leakage": 1e9, "min-radius": 1.0, "max-example-epsilon": 50.0}
-        for limited in (node | limits, node | limits | {"max-example-epsilon": 0.0}):
-            assert answer(settings, limited, message_of(**message)).has_error()
-        assert not list(Path(node["ledger-dir"]).glob("*.jsonl"))
+        ]
+        assert failures(cases, check) == []
 
     def test_a_limit_of_the_run_holds_in_a_simulation_too(self):
         settings = LAPLACE | {"privacy.max-leakage": 1.5 * P / NU}
@@ -304,50 +320,58 @@ class TestLeakage:
         with pytest.raises(BudgetExhausted):
             sent_by(moved(1.0), LAPLACE | useless, node | {"max-leakage": 1e9})
 
-    @pytest.mark.parametrize(
-        ("kind", "settings"),
-        [
+    def test_a_node_with_a_limit_takes_part_in_nothing_without_this_noise(self, tmp_path_factory):
+        def check(kind, settings):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            request = (
+                request_of_kind(EvaluateRequest, settings) if kind == "evaluate" else request_of_kind(settings=settings)
+            )
+            with pytest.raises(BudgetExhausted, match="max-leakage"):
+                released(request, node_at(settings, node | {"max-leakage": 100.0}), pytest.fail)
+
+        cases = [
             ("train", OPEN),
             ("train", GLOBAL),
             ("train", DP_SGD),
             ("train", GAUSSIAN),
             ("evaluate", LAPLACE | {"evaluation.held-out-clients": 0.5}),
-        ],
-    )
-    def test_a_node_with_a_limit_takes_part_in_nothing_without_this_noise(self, node, kind, settings):
-        request = (
-            request_of_kind(EvaluateRequest, settings) if kind == "evaluate" else request_of_kind(settings=settings)
-        )
-        with pytest.raises(BudgetExhausted, match="max-leakage"):
-            released(request, node_at(settings, node | {"max-leakage": 100.0}), pytest.fail)
+        ]
+        assert failures(cases, check) == []
 
-    @pytest.mark.parametrize("limit", [-1.0, "much", True, math.inf, math.nan])
-    def test_a_limit_that_is_none(self, node, limit):
-        with pytest.raises(ConfigError, match="max-leakage"):
-            sent_by(moved(1.0), node=node | {"max-leakage": limit})
+    def test_a_limit_that_is_none(self, tmp_path_factory):
+        def check(limit):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            with pytest.raises(ConfigError, match="max-leakage"):
+                sent_by(moved(1.0), node=node | {"max-leakage": limit})
+
+        assert failures([-1.0, "much", True, math.inf, math.nan], check) == []
 
     def test_a_limit_makes_a_node_keep_a_ledger(self, tmp_path, monkeypatch):
         monkeypatch.setenv("HOME", str(tmp_path))
         sent_by(moved(1.0), node={"max-leakage": 1000.0})
         assert len(list(tmp_path.glob(".cloister/ledgers/*.jsonl"))) == 1
 
-    @pytest.mark.parametrize(
-        ("radius", "minimum", "allowed"), [(1e-6, 0, False), (9.0, 0, False), (1.0, 2.0, False), (2.0, 2.0, True)]
-    )
-    def test_a_radius_is_of_the_nodes_choosing_where_it_has_a_limit(self, node, radius, minimum, allowed):
-        settings = LAPLACE | {"privacy.radius": radius}
-        node |= {"max-leakage": 1e9} | ({"min-radius": minimum} if minimum else {})
-        if allowed:
-            assert sent_by(moved(1.0), settings, node).arrays
-        else:
-            with pytest.raises(PrivacyError, match="min-radius"):
-                sent_by(moved(1.0), settings, node)
-            assert not list(Path(node["ledger-dir"]).glob("*"))
+    def test_a_radius_is_of_the_nodes_choosing_where_it_has_a_limit(self, tmp_path_factory):
+        def check(radius, minimum, allowed):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            settings = LAPLACE | {"privacy.radius": radius}
+            node |= {"max-leakage": 1e9} | ({"min-radius": minimum} if minimum else {})
+            if allowed:
+                assert sent_by(moved(1.0), settings, node).arrays
+            else:
+                with pytest.raises(PrivacyError, match="min-radius"):
+                    sent_by(moved(1.0), settings, node)
+                assert not list(Path(node["ledger-dir"]).glob("*"))
 
-    @pytest.mark.parametrize("minimum", [-1.0, "1", True])
-    def test_a_minimum_that_is_none(self, node, minimum):
-        with pytest.raises(ConfigError, match="min-radius"):
-            sent_by(moved(1.0), node=node | {"min-radius": minimum})
+        assert failures([(1e-6, 0, False), (9.0, 0, False), (1.0, 2.0, False), (2.0, 2.0, True)], check) == []
+
+    def test_a_minimum_that_is_none(self, tmp_path_factory):
+        def check(minimum):
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path_factory.mktemp("node"))}
+            with pytest.raises(ConfigError, match="min-radius"):
+                sent_by(moved(1.0), node=node | {"min-radius": minimum})
+
+        assert failures([-1.0, "1", True], check) == []
 
     def test_without_a_limit_any_radius_will_do(self):
         assert sent_by(moved(1.0), LAPLACE | {"privacy.radius": 1e-6}).arrays
@@ -376,13 +400,15 @@ class TestExactly:
         reply = released(request, node_at(GAUSSIAN), lambda *_: Reply())
         assert list(reply.arrays) == list(SOFTMAX)
 
-    @pytest.mark.parametrize("settings", [OPEN, GAUSSIAN, LAPLACE])
-    def test_the_next_is_given_the_same(self, settings):
-        seen, request, here = [], request_of_kind(settings=settings), node_at(settings)
-        released(request, here, lambda *given: seen.append(given) or Reply(moved(1.0)))
-        kept = request_of_kind(KeepRequest, settings)
-        released(kept, here, lambda *given: seen.append(given) or Reply())
-        assert seen == [(request, here), (kept, here)]
+    def test_the_next_is_given_the_same(self):
+        def check(settings):
+            seen, request, here = [], request_of_kind(settings=settings), node_at(settings)
+            released(request, here, lambda *given: seen.append(given) or Reply(moved(1.0)))
+            kept = request_of_kind(KeepRequest, settings)
+            released(kept, here, lambda *given: seen.append(given) or Reply())
+            assert seen == [(request, here), (kept, here)]
+
+        assert failures([(settings,) for settings in [OPEN, GAUSSIAN, LAPLACE]], check) == []
 
     def test_a_query_is_none_of_a_limits_business(self):
         node = {"max-leakage": 1.0}
@@ -397,9 +423,16 @@ class TestExactly:
             "this node has a limit (max-leakage), and this would leave without the noise that it counts"
         )
 
-    @pytest.mark.parametrize(
-        ("settings", "event"),
-        [
+    def test_what_is_counted_and_where_it_belongs(self, tmp_path_factory):
+        def check(settings, event):
+            tmp_path = tmp_path_factory.mktemp("case")
+            node = {"data-identity": "ward", "ledger-dir": str(tmp_path)}
+            request = request_of_kind(settings=LAPLACE | settings, number=4, run="nine")
+            released(request, node_at(LAPLACE, node), lambda *_: Reply(moved(1.0)))
+            (entry,) = ledger_of_node(node).entries
+            assert (entry.event, entry.run, entry.round, entry.unit) == (event, "nine", 4, "neighbourhood")
+
+        cases = [
             (
                 {"privacy.noise-seed": 3},
                 Unaccounted("the noise is seeded: whoever knows privacy.noise-seed can remove it"),
@@ -410,14 +443,8 @@ class TestExactly:
             ),
             ({}, Laplace(P / NU, 1.0)),
             ({"privacy.radius": 0.25}, Laplace(P / NU / 0.25, 0.25)),
-        ],
-    )
-    def test_what_is_counted_and_where_it_belongs(self, tmp_path, settings, event):
-        node = {"data-identity": "ward", "ledger-dir": str(tmp_path)}
-        request = request_of_kind(settings=LAPLACE | settings, number=4, run="nine")
-        released(request, node_at(LAPLACE, node), lambda *_: Reply(moved(1.0)))
-        (entry,) = ledger_of_node(node).entries
-        assert (entry.event, entry.run, entry.round, entry.unit) == (event, "nine", 4, "neighbourhood")
+        ]
+        assert failures(cases, check) == []
 
     @pytest.mark.parametrize("minimum", [-1.0, "1", True])
     def test_what_a_minimum_is(self, minimum):

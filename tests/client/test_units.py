@@ -15,6 +15,7 @@ from asking import (
     request_of_kind,
     write_data,
 )
+from support import failures
 
 from cloister.client import units as subject
 from cloister.client.charges import plan_of, planned_steps
@@ -50,10 +51,12 @@ class TestWhatIsStated:
         assert node_at(node={"public-size": 50, "policy": policy}).config.public_size == 70
         assert node_at(node={"public-size": 50, "policy": silent}).config.public_size == 50
 
-    @pytest.mark.parametrize("stated", [-1, True, 1.0, "40", MAXIMUM_SIZE + 1])
-    def test_what_is_no_size(self, stated):
-        with pytest.raises(ConfigError, match=r"^node configuration: public-size = .* is not valid: it must be "):
-            node_of({"public-size": stated})
+    def test_what_is_no_size(self):
+        def check(stated):
+            with pytest.raises(ConfigError, match=r"^node configuration: public-size = .* is not valid: it must be "):
+                node_of({"public-size": stated})
+
+        assert failures([-1, True, 1.0, "40", MAXIMUM_SIZE + 1], check) == []
 
     def test_a_simulated_client_has_what_it_was_dealt(self):
         assert size_of(node_of({"partition-id": 0, "num-partitions": 4, "public-size": 9})) == 0
@@ -184,12 +187,15 @@ class TestGroups:
         sent = arrays_of(answer(self.SETTINGS, node))
         return np.concatenate([array.ravel() for array in sent.values()]).astype(np.float64)
 
-    @pytest.mark.parametrize("rows", [1, 7, 8, 20])
-    def test_one_more_moves_the_model_by_the_clip_over_the_batch_size(self, tmp_path, rows):
-        others = [number for number in range(9) for _ in range(4)]
-        without = self.model(tmp_path / "without", others)
-        moved = np.linalg.norm(self.model(tmp_path / "with", [*others, *[99] * rows]) - without)
-        assert moved == pytest.approx(0.01 / 10, rel=1e-3), "every gradient here is longer than the clip"
+    def test_one_more_moves_the_model_by_the_clip_over_the_batch_size(self, tmp_path_factory):
+        def check(rows):
+            tmp_path = tmp_path_factory.mktemp("case")
+            others = [number for number in range(9) for _ in range(4)]
+            without = self.model(tmp_path / "without", others)
+            moved = np.linalg.norm(self.model(tmp_path / "with", [*others, *[99] * rows]) - without)
+            assert moved == pytest.approx(0.01 / 10, rel=1e-3), "every gradient here is longer than the clip"
+
+        assert failures([1, 7, 8, 20], check) == []
 
     def test_rows_of_several_patients_move_it_further(self, tmp_path):
         """The control: rows of twenty patients do what those of one cannot."""
@@ -219,13 +225,17 @@ class TestGroups:
         without = self.model(tmp_path / "without", others)
         np.testing.assert_array_equal(self.model(tmp_path / "with", np.r_[others, broken]), without)
 
-    @pytest.mark.parametrize("cap", [1, 3, 7])
-    def test_no_more_of_its_rows_count_than_the_cap(self, tmp_path, cap):
+    def test_no_more_of_its_rows_count_than_the_cap(self, tmp_path_factory):
         """Of ten rows, one of each class, only those that count make their class likelier."""
-        data = write_data(tmp_path, x=np.full((10, 64), 0.5), y=np.arange(10), patient=np.zeros(10, int))
-        settings = self.SETTINGS | {"privacy.group-cap": cap, "privacy.client-clipping-norm": 1000.0}
-        sent = arrays_of(answer(settings, own_node(tmp_path, data) | {"public-size": 10}))
-        assert (sent["softmax/bias"] > 0).sum() == cap
+
+        def check(cap):
+            tmp_path = tmp_path_factory.mktemp("case")
+            data = write_data(tmp_path, x=np.full((10, 64), 0.5), y=np.arange(10), patient=np.zeros(10, int))
+            settings = self.SETTINGS | {"privacy.group-cap": cap, "privacy.client-clipping-norm": 1000.0}
+            sent = arrays_of(answer(settings, own_node(tmp_path, data) | {"public-size": 10}))
+            assert (sent["softmax/bias"] > 0).sum() == cap
+
+        assert failures([1, 3, 7], check) == []
 
     def test_it_is_charged_to_groups_and_their_true_number_shows_nowhere(self, tmp_path):
         events = set()

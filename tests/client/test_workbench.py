@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from asking import DP_SGD, GAUSSIAN, LAPLACE, OPEN, SOFTMAX, answer, arrays_of, message_of
+from support import failures
 
 from cloister.client.workbench import workbench_of
 from cloister.config.run import parse
@@ -25,19 +26,26 @@ def length(settings, sent):
     return float(np.sqrt(sum(np.square(moved[name] - sent[name]).sum() for name in sent)))
 
 
-@pytest.mark.parametrize("between", [name for name in RUNS if name != "dp-sgd"])
-@pytest.mark.parametrize("first", ["dp-sgd", "open"])
-def test_training_goes_on_after_another_run(first, between):
+def test_training_goes_on_after_another_run():
     """The global model came back as it was sent: the trainer had kept a model that nobody read any more."""
-    for name in (first, between, first, between):
-        assert length(*RUNS[name]) > 0, name
+
+    def check(between, first):
+        for name in (first, between, first, between):
+            assert length(*RUNS[name]) > 0, name
+
+    cases = [
+        (between, first) for between in [name for name in RUNS if name != "dp-sgd"] for first in ["dp-sgd", "open"]
+    ]
+    assert failures(cases, check) == []
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_trainer_trains_the_model_of_its_bench(name):
-    settings, _ = RUNS[name]
-    bench = workbench_of(parse(settings))
-    assert bench.trainer.model is bench.model and bench.trainer is bench.trainer
+def test_the_trainer_trains_the_model_of_its_bench():
+    def check(name):
+        settings, _ = RUNS[name]
+        bench = workbench_of(parse(settings))
+        assert bench.trainer.model is bench.model and bench.trainer is bench.trainer
+
+    assert failures([(name,) for name in RUNS], check) == []
 
 
 def test_it_is_kept_for_the_messages_of_a_run():
@@ -45,15 +53,23 @@ def test_it_is_kept_for_the_messages_of_a_run():
     assert workbench_of(parse(OPEN | {"seed": 2, "num-rounds": 4})) is one
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"client.learning-rate": 0.1}, {"client.batch-size": 7}, {"privacy.client-noise-multiplier": 3.0}, CANCER],
-)
-def test_and_made_anew_for_whatever_it_depends_on(change):
-    changed = DP_SGD | change
-    if change is CANCER:
-        changed = {key: value for key, value in changed.items() if key != "task.model"}
-    assert workbench_of(parse(changed)) is not workbench_of(parse(DP_SGD))
+def test_and_made_anew_for_whatever_it_depends_on():
+    def check(change):
+        changed = DP_SGD | change
+        if change is CANCER:
+            changed = {key: value for key, value in changed.items() if key != "task.model"}
+        assert workbench_of(parse(changed)) is not workbench_of(parse(DP_SGD))
+
+    cases = [
+        (change,)
+        for change in [
+            {"client.learning-rate": 0.1},
+            {"client.batch-size": 7},
+            {"privacy.client-noise-multiplier": 3.0},
+            CANCER,
+        ]
+    ]
+    assert failures(cases, check) == []
 
 
 @pytest.mark.parametrize("settings", [OPEN, DP_SGD])

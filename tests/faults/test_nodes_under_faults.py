@@ -43,12 +43,13 @@ class Site:
         with self.disk.watched(faults), suppress(Killed, PrivacyError, OSError):
             for number in range(1, ROUNDS + 1):
                 request = TrainRequest(CONFIG, "run", number, 0, (), promise=(PROMISED,))
-                keep_budget(request, node, self.train)
+                with keep_budget(request, node):
+                    self.train()
                 self.left += 1
         self.disk.reboot()
         self.check()
 
-    def train(self, *_):
+    def train(self):
         self.trained += 1
         assert len(self.entries) >= self.trained, "trained before it was recorded"
         return Reply()

@@ -21,7 +21,7 @@ import cloister.privacy.accounting.accountants  # noqa: F401  once, before the c
 from cloister.aggregation.constructors import GlobalDP, MetricDP
 from cloister.client.mods.budget import keep_budget
 from cloister.client.node import Node
-from cloister.client.request import Reply, TrainRequest
+from cloister.client.request import TrainRequest
 from cloister.config.run import parse
 from cloister.core.arrays import from_record
 from cloister.flower.messages import LOCAL_RUN
@@ -153,14 +153,11 @@ def node_rounds(folder: Path, run: str, point: Callable = lambda *_: None) -> No
     said = {"ledger-dir": str(folder), "data-identity": "ledger", "max-epsilon": MAX_EPSILON}
     config = parse({"privacy.server": "global-dp"})
 
-    def train(*_: object) -> Reply:
-        note(folder / "noised")
-        point("after the noise")
-        return Reply()
-
     for number in range(1, ROUNDS + 1):
         request = TrainRequest(config, run, number, 0, (random_models(1)[0],), promise=(Gaussian(Z),))
-        keep_budget(request, Node.of(Context(LOCAL_RUN, 1, said, RecordDict(), {})), train)
+        with keep_budget(request, Node.of(Context(LOCAL_RUN, 1, said, RecordDict(), {}))):
+            note(folder / "noised")
+            point("after the noise")
         publish(folder, point, f"{run} {number} {os.urandom(8).hex()}".encode())
 
 

@@ -6,14 +6,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import RecordDict
 from support import all_nodes, content, failures, flat, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of, true_norms
 
 from cloister.aggregation.constructors import GlobalDP, MetricDP
 from cloister.audits.sensitivity import leave_one_out
 from cloister.client.mods.filter import only_what_is_agreed
-from cloister.client.node import Node
 from cloister.client.request import Reply, TrainRequest
 from cloister.config.run import parse
 from cloister.core.arrays import to_record
@@ -129,7 +128,7 @@ def left(settings):
     """The metrics that leave a node with a training reply."""
     request = TrainRequest(parse({"task.model": "softmax"} | settings), "1", 1, 0, (zeros(),))
     reply = Reply(zeros(), {"num-examples": 17, "train-loss": 0.5})
-    return only_what_is_agreed(request, Node.of(Context(1, 1, {}, RecordDict(), {})), lambda *_: reply).metrics
+    return only_what_is_agreed(reply, request).metrics
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -8,6 +8,7 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,12 +23,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from cloister.client import secure
-from cloister.client.app import PROTOCOL_STEPS, STEPS, answered_by
+from cloister.client.app import answered_by
 from cloister.client.app import app as real_app
 from cloister.client.handlers import train
 from cloister.client.mods.deadline import no_sooner_than, within_deadline
 from cloister.client.mods.errors import contain_errors
-from cloister.client.mods.filter import only_what_is_agreed
 from cloister.client.request import ProtocolRequest, TrainRequest
 from cloister.client.secure import mask_update, take_part
 from cloister.core.arrays import to_record, view
@@ -95,16 +95,19 @@ def with_length(reply, trained, node):
 def leaking(beside):
     """The app of a client with something beside its vector, and without the step that would keep it back."""
 
-    def step(request, node, call_next):
-        trained = []
-        reply = mask_update(request, node, lambda *given: trained.append(call_next(*given)) or trained[0])
-        return beside(reply, trained[0], node)
+    def step(trained, masks, request, node):
+        return beside(mask_update(trained, masks, request, node), trained, node)
 
-    steps = [step if one is mask_update else one for one in STEPS if one is not only_what_is_agreed]
     twin = ClientApp(mods=[no_sooner_than, contain_errors, within_deadline])
-    twin.train()(answered_by(TrainRequest, train, steps))
-    twin.query("secure")(answered_by(ProtocolRequest, take_part, PROTOCOL_STEPS))
-    return twin
+    twin.train()(answered_by(TrainRequest, train))
+    twin.query("secure")(answered_by(ProtocolRequest, take_part))
+
+    def answer(message, context):
+        steps = {"mask_update": step, "only_what_is_agreed": lambda reply, request: reply}
+        with patch.multiple("cloister.client.app", **steps):
+            return twin(message, context)
+
+    return answer
 
 
 @pytest.fixture(scope="module")

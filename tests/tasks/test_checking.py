@@ -14,7 +14,7 @@ from cloister.client.data import benchmark_of, task_of
 from cloister.client.workbench import _made
 from cloister.config.run import TaskConfig, parse
 from cloister.core.errors import ConfigError, DataError
-from cloister.local.checking import _settings, check_task
+from cloister.local.checking import _configuration, check_task
 from cloister.server.prepare import prepare
 from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.breast_cancer import RANGES, BreastCancer
@@ -153,7 +153,7 @@ class TestSettings:
 
     def test_groups_are_tried_with_their_mechanism(self):
         given = {"task.group": "patient", "privacy.client": "dp-sgd", "num-rounds": 9}
-        config = parse(_settings("breast-cancer", None, given))
+        config = _configuration("breast-cancer", None, given)
         assert config.privacy.client.name == "dp-sgd" and config.num_rounds == 1
 
     def test_groups_need_no_mechanism_to_be_looked_for_and_are_counted(self, tmp_path):

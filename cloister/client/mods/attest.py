@@ -13,36 +13,26 @@ from dataclasses import replace
 
 from cloister.client.charges import PROMISED, charges_of, plan_of
 from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
-from cloister.client.mods.enforce import Handler
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE
 from cloister.client.request import Reply, Request, TrainRequest
 from cloister.privacy.claims.attestation import Attestation
 
 
-def attest(request: Request, node: Node, call_next: Handler) -> Reply:
-    """State with a trained model what the client's own mechanism released; pass on every other reply as it is.
+def attest(reply: Reply, request: Request, node: Node) -> Reply:
+    """State with a trained model what the client's own mechanism released; return every other reply as it is.
 
     The statement follows from the request, the policy and the configuration of the node. It depends on no example.
     """
-    reply = call_next(request, node)
-    if not isinstance(request, TrainRequest) or not request.config.privacy.client.is_on:
+    client, head = request.config.privacy.client, ""
+    if not isinstance(request, TrainRequest) or not client.is_on:
         return reply
-    return replace(reply, attestation=_attestation(request, node), ledger_head=_ledger_head(request, node))
-
-
-def _ledger_head(request: TrainRequest, node: Node) -> str:
-    """Return the hash that names the state of the node's ledger; empty: it keeps none."""
-    if not keeps_ledger(node.config):
-        return ""
-    with folder_unnamed(node.config):
-        return ledger_of(node.config, request.config.task.name).release_head
-
-
-def _attestation(request: TrainRequest, node: Node) -> Attestation:
-    client = request.config.privacy.client
     own = next(charge for charge in charges_of(request, node) if charge.mechanism != PROMISED)
     size = plan_of(request, node).public_size if client.clips_gradients else 0
     allowed = node.policy.allowed_fabs if node.policy else ()
     checked = os.environ.get(CHECKED_BUNDLE) in allowed
-    return Attestation(client.name, own.unit, own.events, size, request.config.task.group, checked)
+    attestation = Attestation(client.name, own.unit, own.events, size, request.config.task.group, checked)
+    if keeps_ledger(node.config):
+        with folder_unnamed(node.config):
+            head = ledger_of(node.config, request.config.task.name).release_head
+    return replace(reply, attestation=attestation, ledger_head=head)

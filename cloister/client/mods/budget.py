@@ -14,11 +14,10 @@ from cloister.client.charges import FURTHER, GROUPED, PROMISED, SCORES, Charge, 
 from cloister.client.foreseen import foreseen
 from cloister.client.heads import keep_head
 from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of, warn_of_other_names
-from cloister.client.mods.enforce import Handler
 from cloister.client.mods.roles import refuse_other_role
 from cloister.client.node import Node, NodeConfig
 from cloister.client.policy import Policy
-from cloister.client.request import EvaluateRequest, KeepRequest, ProtocolRequest, Reply, Request, TrainRequest
+from cloister.client.request import EvaluateRequest, KeepRequest, ProtocolRequest, Request, TrainRequest
 from cloister.client.tally import Tally
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.section import kebab
@@ -37,8 +36,9 @@ ABSTAINS = (
 """Error text that is independent of the budget and of its remainder."""
 
 
-def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Charge a reply before computing it; abstain beyond the node's budget.
+@contextmanager
+def keep_budget(request: Request, node: Node) -> Iterator[None]:
+    """Charge a reply before the block computes it; abstain beyond the node's budget.
 
     A node keeps a ledger if it has data of its own, a policy, or a setting that refers to a ledger. Any other node
     records the cost of its own noise in its state. Scores of a model carry no noise, so that a node with a budget sends
@@ -47,7 +47,6 @@ def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
     Args:
         request: of the server.
         node: that replies.
-        call_next: computes the reply.
 
     Raises:
         BudgetExhausted: the node abstains; the server receives an error reply that states it.
@@ -55,21 +54,35 @@ def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
         PrivacyError: the node has recorded another role in the meantime.
     """
     if isinstance(request, KeepRequest):
-        return call_next(request, node)  # no data leaves
-    if isinstance(request, EvaluateRequest):
-        _refuse_scores(node.config)
+        yield  # no data leaves
+        return
+    for name in ("max_epsilon", "max_example_epsilon") if isinstance(request, EvaluateRequest) else ():
+        if getattr(node.config, name):
+            raise BudgetExhausted(
+                f"this node has a budget ({kebab(name)}), and scores on its examples would leave without noise"
+            )
     with folder_unnamed(node.config), ExitStack() as stack:
         with _abstaining():
-            _record(request, node, stack)
+            # Record all releases or none; leaving the stack ends them.
+            planned = _required(request, node)
+            if keeps_ledger(node.config):
+                warn_of_other_names(node.config, request.config.task.name)
+            for budget, charge in planned:
+                if not _own_budget(charge, node.config):
+                    # Only here: otherwise a server could fill the ledger with the budgets of refused runs.
+                    budget.begin(request.run)
+                for number, event in enumerate(charge.events):
+                    mechanism = FURTHER if number else charge.mechanism
+                    stack.enter_context(budget.release(event, request.round, mechanism, charge.clip))
         if keeps_ledger(node.config) and isinstance(request, TrainRequest):
             ledger = ledger_of(node.config, request.config.task.name)
             keep_head(ledger.path, request)
             # Check again with this message counted, since others may have arrived concurrently.
             _refuse_beyond_today(ledger, node.policy, counted=1)
-        return call_next(request, node)
+        yield
 
 
-def foresee_budget(request: ProtocolRequest, node: Node, call_next: Handler) -> Reply:
+def foresee_budget(request: ProtocolRequest, node: Node) -> None:
     """Abstain early from a secure aggregation beyond the node's budget.
 
     Other members then do not rely on it. No release is charged here: the reply to the training request of this round is
@@ -78,7 +91,6 @@ def foresee_budget(request: ProtocolRequest, node: Node, call_next: Handler) -> 
     Args:
         request: for a step of the protocol.
         node: that replies.
-        call_next: computes the step.
 
     Raises:
         BudgetExhausted: the node abstains, as in `keep_budget`.
@@ -88,7 +100,6 @@ def foresee_budget(request: ProtocolRequest, node: Node, call_next: Handler) -> 
     if request.step == ADVERTISE:
         with folder_unnamed(node.config), _abstaining():
             _required(foreseen(request), node)
-    return call_next(request, node)
 
 
 @contextmanager
@@ -110,29 +121,6 @@ def _required(request: Request, node: Node) -> list[tuple[PrivacyBudget[Store], 
     for budget, charge in planned:
         budget.require(charge.events)
     return planned
-
-
-def _record(request: Request, node: Node, stack: ExitStack) -> None:
-    """Record all releases of a reply, or none; leaving the stack ends them."""
-    planned = _required(request, node)
-    if keeps_ledger(node.config):
-        warn_of_other_names(node.config, request.config.task.name)
-    for budget, charge in planned:
-        if not _own_budget(charge, node.config):
-            # Only here: otherwise a server could fill the ledger with the budgets of refused runs.
-            budget.begin(request.run)
-        for number, event in enumerate(charge.events):
-            mechanism = FURTHER if number else charge.mechanism
-            stack.enter_context(budget.release(event, request.round, mechanism, charge.clip))
-
-
-def _refuse_scores(node: NodeConfig) -> None:
-    """Raise BudgetExhausted if a node with a budget would send scores, without noise."""
-    for name in ("max_epsilon", "max_example_epsilon"):
-        if getattr(node, name):
-            raise BudgetExhausted(
-                f"this node has a budget ({kebab(name)}), and scores on its examples would leave without noise"
-            )
 
 
 def planned_charges(request: Request, node: Node) -> Iterator[tuple[PrivacyBudget[Store], Charge]]:
@@ -159,7 +147,12 @@ def planned_charges(request: Request, node: Node) -> Iterator[tuple[PrivacyBudge
                 yield PrivacyBudget[Store](tally, request.run, charge.unit, delta, epsilon, kind="renyi"), charge
             continue
         rule = partial(_refuse_contradiction, request, ledger, charge.unit if epsilon else None)
-        kind = _filter_of(charge)
+        # Rényi DP for pure releases, for which Gaussian DP is loose. The server's stated noise does not affect the
+        # choice: a filter is permanent, and the server could otherwise choose it.
+        own_pure = charge.mechanism != PROMISED and any(
+            math.isfinite(event.parts()[0].pure("add-or-remove")) for event in charge.events
+        )
+        kind: FilterKind | None = "renyi" if own_pure else None
         budget = PrivacyBudget[Store](ledger, request.run, charge.unit, delta, epsilon, kind=kind, rule=rule)
         if own := _own_budget(charge, node.config):
             # Record only the site's budget: the first one fixes the filter, which no run may choose.
@@ -168,33 +161,23 @@ def planned_charges(request: Request, node: Node) -> Iterator[tuple[PrivacyBudge
 
 
 def _refuse_contradiction(request: Request, ledger: Ledger, budgeted: Unit | None) -> None:
-    """Raise PrivacyError if the ledger contradicts this reply, for any charge."""
+    """Raise PrivacyError if the ledger contradicts this reply, for any charge.
+
+    Under a budget for examples it raises BudgetExhausted for releases about groups, and the reverse. The cost for an
+    example does not bound that for a group of many, and a group's row may be exchanged for another. A budget for groups
+    does not cover groups of another kind: one patient's rows may lie in many of them, each of which moves a sum by as
+    much as the patient.
+    """
     refuse_other_role(request, ledger)
-    if budgeted is not None:
-        _refuse_other_units(ledger, budgeted)
-    if budgeted == "group" and request.config.task.group:
-        _refuse_other_groups(ledger, request.config.task.group)
-
-
-def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:
-    """Raise BudgetExhausted for releases about examples under a group budget.
-
-    The reverse is refused too. The cost for an example does not bound that for a group of many, and a group's row may
-    be exchanged for another.
-    """
-    other: dict[Unit, Unit] = {"example": "group", "group": "example"}
-    if unit in other and ledger.has_released(other[unit]):
+    other: dict[Unit | None, Unit] = {"example": "group", "group": "example"}
+    if budgeted in other and ledger.has_released(other[budgeted]):
         raise BudgetExhausted(
-            f"{ledger.path} holds releases that were counted for each {other[unit]}: no budget for each {unit} covers "
-            "them; if this is other data, give it another data-identity"
+            f"{ledger.path} holds releases that were counted for each {other[budgeted]}: no budget for each {budgeted} "
+            "covers them; if this is other data, give it another data-identity"
         )
-
-
-def _refuse_other_groups(ledger: Ledger, group: str) -> None:
-    """Raise BudgetExhausted for steps on different groups under one budget.
-
-    One patient's rows may lie in many groups of another kind, each of which moves a sum by as much as the patient.
-    """
+    group = request.config.task.group
+    if budgeted != "group" or not group:
+        return
     counted = {entry.mechanism for entry in ledger.entries if entry.mechanism.startswith(GROUPED)}
     if others := sorted(counted - {steps_by(group)}):
         before = others[0].removeprefix(GROUPED)
@@ -207,17 +190,6 @@ def _refuse_other_groups(ledger: Ledger, group: str) -> None:
 def _own_budget(charge: Charge, node: NodeConfig) -> float:
     """Return the node's own budget for a unit; 0: none."""
     return node.max_epsilon if charge.unit == "client" else node.max_example_epsilon
-
-
-def _filter_of(charge: Charge) -> FilterKind | None:
-    """Return the filter for a new budget: Rényi DP for pure releases.
-
-    Gaussian DP is loose for those. The server's stated noise does not affect the choice: a filter is permanent, and the
-    server could otherwise choose it.
-    """
-    if charge.mechanism == PROMISED:
-        return None
-    return "renyi" if any(math.isfinite(event.parts()[0].pure("add-or-remove")) for event in charge.events) else None
 
 
 def _limit(charge: Charge, privacy: PrivacyConfig, node: NodeConfig) -> tuple[float, float]:

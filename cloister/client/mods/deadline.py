@@ -32,7 +32,7 @@ class _TimeIsOver(BaseException):
 
 
 def within_deadline(message: Message, context: Context, call_next: CallNext) -> Message:
-    """Give up when the message's time to live is over, counted from now: clocks of two machines may differ.
+    """Give up when the message's time to live is over.
 
     The time counts from now, since the clocks of two machines may differ. Python code is interrupted. A process that
     hangs elsewhere is ended a little later; its SuperNode notices that within a minute and replies for it. A process
@@ -43,7 +43,8 @@ def within_deadline(message: Message, context: Context, call_next: CallNext) -> 
         PolicyError: the time is shorter than the policy's `min-reply-seconds`. A timeout during training would reveal
             what that delay hides.
     """
-    if not _is_own_process():
+    # Flower or a warm node starts a process for one message only.
+    if Path(sys.argv[0]).name != PROGRAM and CHECKED_BUNDLE not in os.environ:
         return call_next(message, context)
     seconds, minimum = message.metadata.ttl, _minimum_seconds(context)
     if seconds < minimum:
@@ -75,14 +76,6 @@ def _minimum_seconds(context: Context) -> float:
     except (NodeConfigError, PolicyError):
         return 0.0  # the message is refused for this error
     return policy.min_reply_seconds if policy else 0.0
-
-
-def _is_own_process() -> bool:
-    """Return whether this process was started for this message only.
-
-    Flower or a warm node starts such a process.
-    """
-    return Path(sys.argv[0]).name == PROGRAM or CHECKED_BUNDLE in os.environ
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from cloister.client.data import local_data, task_of
 from cloister.client.foreseen import by_own_roster, foreseen
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side
-from cloister.client.request import EvaluateRequest, ProtocolRequest, Reply, Request, TrainRequest
+from cloister.client.request import EvaluateRequest, ProtocolRequest, Request, TrainRequest
 from cloister.client.training.plan import requested_plan
 from cloister.config.run import RunConfig
 from cloister.config.secure import SecureAggregationConfig
@@ -20,12 +20,11 @@ from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.training.plan import TrainingPlan
 from cloister.tasks.training.recipe import recipe_of
 
-Handler = Callable[[Request, Node], Reply]
 ROUNDING = 1e-9
 """Relative tolerance for noise below the required minimum: squares and their roots round."""
 
 
-def enforce_policy(request: Request, node: Node, call_next: Handler) -> Reply:
+def enforce_policy(request: Request, node: Node) -> None:
     """Refuse a request that violates the node's policy or its groups.
 
     Raises:
@@ -35,13 +34,17 @@ def enforce_policy(request: Request, node: Node, call_next: Handler) -> Reply:
     if policy is None:
         for complaint in _about_group(request, node):
             raise PolicyError(f"refused by this node: {complaint}")
-        return call_next(request, node)
-    # Check in stages: only runs without other complaints build a model and count rows. A refusal must not describe the
-    # data.
-    stages = (_complaints, _about_first_step, _too_few)
-    if complaints := next(filter(None, (list(about(policy, request, node)) for about in stages)), []):
+        return
+    # Only runs without other complaints build a model and count rows. A refusal must not describe the data.
+    complaints = list(_complaints(policy, request, node))
+    if not complaints and isinstance(request, ProtocolRequest) and request.step == ADVERTISE:
+        # Before other members rely on this node.
+        complaints = list(_about_training(policy, foreseen(request), node))
+    if not complaints and isinstance(request, TrainRequest) and policy.min_rows:
+        few = _rows(request, node) < policy.min_rows
+        complaints = ["this node has fewer examples than it demands of itself"] if few else []
+    if complaints:
         raise PolicyError("refused by the policy of this node: " + "; ".join(complaints))
-    return call_next(request, node)
 
 
 def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
@@ -65,21 +68,45 @@ def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
         yield "scores of a model on its examples may not leave"
 
 
-def _about_first_step(policy: Policy, request: Request, node: Node) -> Iterator[str]:
-    """Yield complaints about the training of a secure aggregation.
-
-    They come before other members rely on this node.
-    """
-    if isinstance(request, ProtocolRequest) and request.step == ADVERTISE:
-        yield from _about_training(policy, foreseen(request), node)
-
-
 def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterator[str]:
-    config, request = request.config, by_own_roster(request, node)
-    yield from _about_noise(policy, request)
-    yield from _about_leakage(policy, config)
-    yield from _about_plan(policy, request, node)
+    config, privacy, request = request.config, request.config.privacy, by_own_roster(request, node)
+    reasons = [_why_off(name, policy, request) for name in policy.mechanisms]
+    if reasons and all(reasons):
+        # One mechanism is enough; without this prefix each reason would read as a separate demand.
+        none = f"none of {', '.join(policy.mechanisms)} is on as demanded: " if len(reasons) > 1 else ""
+        yield none + "; ".join(reasons)
+    leakage = privacy.client.max_leakage
+    if policy.max_leakage and privacy.client.counts_leakage and not 0 < leakage <= policy.max_leakage:
+        yield f"privacy.max-leakage = {leakage!r}, demanded: above 0 and at most {policy.max_leakage:g}"
+    plan = requested_plan(request, task_of(config.task), 0)
+    # The rate bounds every epoch of a schedule. Factors on losses multiply steps, unless gradients are clipped after
+    # them.
+    yield from _outside("client.learning-rate", plan.learning_rate, 0, policy.max_learning_rate)
+    weight = recipe_of(task_of(config.task), config.client, privacy).maximum_weight
+    if weight > 1 and not privacy.client.clips_gradients:
+        what = "client.learning-rate times the largest of client.class-weights and client.loss-scale"
+        yield from _outside(what, plan.learning_rate * weight, 0, policy.max_learning_rate)
+    yield from _outside("client.batch-size", plan.batch_size, policy.min_batch_size, policy.max_batch_size)
+    yield from _outside("client.local-epochs", plan.epochs, 0, policy.max_local_epochs)
+    yield from _about_steps(policy, request, node, plan)
     yield from _about_group(request, node)
+
+
+def _about_steps(policy: Policy, request: TrainRequest, node: Node, plan: TrainingPlan) -> Iterator[str]:
+    """Yield a complaint about more steps than the policy's, or steps that cannot be counted."""
+    if not policy.max_steps:
+        return
+    if node.config.data_path:
+        size = node.config.public_size
+    else:  # a simulation's partition is public
+        size = max(1, len(local_data(request.config.task, node.config, request.seed, tolerant=True).train))
+    if not size:
+        yield f"max-steps = {policy.max_steps} is counted from public-size, which this node does not state"
+        return
+    privacy = request.config.privacy
+    sampling = privacy.dp_sgd.batch_sampling if privacy.client.clips_gradients else "poisson"
+    steps = LocalSteps(size, plan.batch_size, plan.epochs, sampling).count
+    yield from _outside("steps of training", steps, 0, policy.max_steps)
 
 
 def _about_group(request: Request, node: Node) -> Iterator[str]:
@@ -109,11 +136,6 @@ def about_secure_sums(policy: Policy, asked: SecureAggregationConfig | None) -> 
         return
     yield from _outside("secure-aggregation.threshold", asked.threshold, policy.min_threshold, 0)
     yield from _outside("secure-aggregation.colluding", asked.colluding, policy.min_colluding, policy.max_colluding)
-
-
-def _too_few(policy: Policy, request: Request, node: Node) -> Iterator[str]:
-    if isinstance(request, TrainRequest) and policy.min_rows and _rows(request, node) < policy.min_rows:
-        yield "this node has fewer examples than it demands of itself"
 
 
 def _rows(request: TrainRequest, node: Node) -> float:
@@ -155,58 +177,11 @@ def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
             )
 
 
-def _about_plan(policy: Policy, request: TrainRequest, node: Node) -> Iterator[str]:
-    plan = requested_plan(request, task_of(request.config.task), 0)
-    yield from _about_rate(policy, request, plan)
-    yield from _outside("client.batch-size", plan.batch_size, policy.min_batch_size, policy.max_batch_size)
-    yield from _outside("client.local-epochs", plan.epochs, 0, policy.max_local_epochs)
-    if not policy.max_steps:
-        return
-    if size := _size(request, node):
-        privacy = request.config.privacy
-        sampling = privacy.dp_sgd.batch_sampling if privacy.client.clips_gradients else "poisson"
-        steps = LocalSteps(size, plan.batch_size, plan.epochs, sampling).count
-        yield from _outside("steps of training", steps, 0, policy.max_steps)
-    else:
-        yield f"max-steps = {policy.max_steps} is counted from public-size, which this node does not state"
-
-
-def _about_rate(policy: Policy, request: TrainRequest, plan: TrainingPlan) -> Iterator[str]:
-    """Yield a complaint about a learning rate above the policy's.
-
-    The rate bounds every epoch of a schedule. Factors on losses multiply steps, unless gradients are clipped after
-    them.
-    """
-    yield from _outside("client.learning-rate", plan.learning_rate, 0, policy.max_learning_rate)
-    config = request.config
-    weight = recipe_of(task_of(config.task), config.client, config.privacy).maximum_weight
-    if weight > 1 and not config.privacy.client.clips_gradients:
-        what = "client.learning-rate times the largest of client.class-weights and client.loss-scale"
-        yield from _outside(what, plan.learning_rate * weight, 0, policy.max_learning_rate)
-
-
-def _size(request: TrainRequest, node: Node) -> int:
-    """Return the number of examples for counting steps; 0: not stated."""
-    if node.config.data_path:
-        return node.config.public_size
-    # A simulation's partition is public.
-    return max(1, len(local_data(request.config.task, node.config, request.seed, tolerant=True).train))
-
-
 def _outside(key: str, found: float, minimum: float, maximum: float) -> Iterator[str]:
     if minimum and found < minimum:
         yield f"{key} = {found:g}, demanded: at least {minimum:g}"
     if maximum and found > maximum:
         yield f"{key} = {found:g}, demanded: at most {maximum:g}"
-
-
-def _about_noise(policy: Policy, request: TrainRequest) -> Iterator[str]:
-    """Yield a complaint if mechanisms are listed and none of them is on."""
-    reasons = [_why_off(name, policy, request) for name in policy.mechanisms]
-    if reasons and all(reasons):
-        # One mechanism is enough; without this prefix each reason would read as a separate demand.
-        none = f"none of {', '.join(policy.mechanisms)} is on as demanded: " if len(reasons) > 1 else ""
-        yield none + "; ".join(reasons)
 
 
 def _why_off(name: str, policy: Policy, request: TrainRequest) -> str:
@@ -222,9 +197,14 @@ def _why_off(name: str, policy: Policy, request: TrainRequest) -> str:
         )
     if side == "client" and privacy.chooses_exactly:
         return f"privacy.choice = {privacy.choice!r} tells the server which hypothesis suits, demanded: 'private'"
+    if side == "server":
+        return _server_noise(policy, request)
+    found, floor = privacy.client.noise_multiplier, policy.min_client_noise_multiplier
+    if not found:
+        return f"privacy.client-noise-multiplier = {found!r}, demanded: a number above 0"
     if name == "laplace":
         return _laplace_noise(policy, request.config)
-    return _server_noise(policy, request) if side == "server" else _client_noise(policy, request.config)
+    return next(_outside("privacy.client-noise-multiplier", found, floor, 0), "")
 
 
 def _server_noise(policy: Policy, request: TrainRequest) -> str:
@@ -239,13 +219,6 @@ def _server_noise(policy: Policy, request: TrainRequest) -> str:
     return ""
 
 
-def _client_noise(policy: Policy, config: RunConfig) -> str:
-    found, floor = config.privacy.client.noise_multiplier, policy.min_client_noise_multiplier
-    if not found:
-        return f"privacy.client-noise-multiplier = {found!r}, demanded: a number above 0"
-    return next(_outside("privacy.client-noise-multiplier", found, floor, 0), "")
-
-
 def _laplace_noise(policy: Policy, config: RunConfig) -> str:
     """Return why this Laplace noise is insufficient; empty if it is sufficient.
 
@@ -254,8 +227,6 @@ def _laplace_noise(policy: Policy, config: RunConfig) -> str:
     one specific row moves, and recognise that row. A site with a minimum therefore refuses a radius of 0.
     """
     found, radius = config.privacy.client.noise_multiplier, config.privacy.client.bound
-    if not found:
-        return f"privacy.client-noise-multiplier = {found!r}, demanded: a number above 0"
     if too_little := next(
         _outside("privacy.client-noise-multiplier", found, policy.min_laplace_noise_multiplier, 0), ""
     ):
@@ -265,9 +236,3 @@ def _laplace_noise(policy: Policy, config: RunConfig) -> str:
     if not policy.min_radius:
         return f"privacy.radius = {radius:g}, demanded: 0, as this node has no min-radius"
     return next(_outside("privacy.radius", radius, policy.min_radius, policy.max_radius), "")
-
-
-def _about_leakage(policy: Policy, config: RunConfig) -> Iterator[str]:
-    found = config.privacy.client.max_leakage
-    if policy.max_leakage and config.privacy.client.counts_leakage and not 0 < found <= policy.max_leakage:
-        yield f"privacy.max-leakage = {found!r}, demanded: above 0 and at most {policy.max_leakage:g}"

@@ -28,7 +28,12 @@ def open_and_pack(message: Message, context: Context, call_next: CallNext) -> Me
         return call_next(message, context)
     sign: Sign | None = None
     try:
-        sign = _signer(message, context)
+        if path := str(context.node_config.get("node-key", "")):
+            try:
+                key = node_key(expanded(path).read_bytes(), f"node-key {path}")
+            except OSError as error:
+                raise ConfigError(f"node-key {path}: {error.strerror}") from None
+            sign = Answered(message.metadata.run_id, context.node_id, message.metadata.message_id).signer(key)
         content = opened(message.content, MAX_RECORDS)
         if isinstance(content, Error):
             raise FederationError("the server sent an error in place of a message")
@@ -40,22 +45,6 @@ def open_and_pack(message: Message, context: Context, call_next: CallNext) -> Me
         return _sealed(_failed(f"FederationError: {error}"), message, sign)
     reply = call_next(make_message(message.metadata, content), context)
     return _sealed(reply.error if reply.has_error() else reply.content, message, sign)
-
-
-def _signer(message: Message, context: Context) -> Sign | None:
-    """Return what signs the reply to a message; None where the node's configuration names no key.
-
-    Raises:
-        ConfigError: the file of the key cannot be read, or is no key of a node.
-    """
-    path = str(context.node_config.get("node-key", ""))
-    if not path:
-        return None
-    try:
-        key = node_key(expanded(path).read_bytes(), f"node-key {path}")
-    except OSError as error:
-        raise ConfigError(f"node-key {path}: {error.strerror}") from None
-    return Answered(message.metadata.run_id, context.node_id, message.metadata.message_id).signer(key)
 
 
 def _failed(reason: str) -> Error:

@@ -9,9 +9,8 @@ from flwr.app import ConfigRecord
 
 from cloister.client.charges import SCORES
 from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
-from cloister.client.mods.enforce import Handler
 from cloister.client.node import Node
-from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
+from cloister.client.request import EvaluateRequest, Request, TrainRequest
 from cloister.core.errors import PrivacyError
 from cloister.core.wire import ASSUMED, HELD_OUT
 from cloister.privacy.accounting.events import Unaccounted
@@ -21,7 +20,7 @@ STATE = "roles"
 TRAINED, SCORED = "trained", "scored-in-run"
 
 
-def keep_role(request: Request, node: Node, call_next: Handler) -> Reply:
+def keep_role(request: Request, node: Node) -> None:
     """Refuse a second role in a run that holds clients out.
 
     A node does not evaluate after training under a guarantee, nor train in a run after evaluating in it. The rule
@@ -32,16 +31,19 @@ def keep_role(request: Request, node: Node, call_next: Handler) -> Reply:
         PrivacyError: the node has had the other role.
     """
     if not _has_roles(request):
-        return call_next(request, node)
+        return
     if keeps_ledger(node.config):
         with folder_unnamed(node.config):
             refuse_other_role(request, ledger_of(node.config, request.config.task.name))
-    else:
-        roles, assumed = (node.state.config_records.get(name, ConfigRecord()) for name in (STATE, ASSUMED))
-        trained = bool(roles.get(TRAINED)) or assumed.get(HELD_OUT) is False
-        _refuse(request, trained, roles.get(SCORED) == request.run or assumed.get(HELD_OUT) is True)
-        _remember(request, node)
-    return call_next(request, node)
+        return
+    roles, assumed = (node.state.config_records.get(name, ConfigRecord()) for name in (STATE, ASSUMED))
+    trained = bool(roles.get(TRAINED)) or assumed.get(HELD_OUT) is False
+    _refuse(request, trained, roles.get(SCORED) == request.run or assumed.get(HELD_OUT) is True)
+    roles = node.state.config_records.setdefault(STATE, ConfigRecord())
+    if isinstance(request, TrainRequest):
+        roles[TRAINED] = True
+    elif isinstance(request, EvaluateRequest):
+        roles[SCORED] = request.run
 
 
 def refuse_other_role(request: Request, ledger: Ledger) -> None:
@@ -72,12 +74,3 @@ def _refuse(request: Request, trained: bool, scored: bool) -> None:
         )
     if isinstance(request, TrainRequest) and scored:
         raise PrivacyError("this node has scored models of this run as a held-out client, and does not train in it")
-
-
-def _remember(request: Request, node: Node) -> None:
-    """Store the role in the node's state; a ledger has a line for either role."""
-    roles = node.state.config_records.setdefault(STATE, ConfigRecord())
-    if isinstance(request, TrainRequest):
-        roles[TRAINED] = True
-    elif isinstance(request, EvaluateRequest):
-        roles[SCORED] = request.run

@@ -49,18 +49,12 @@ class PrivateNumpyTrainer(PrivateTrainer):
             noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
             noise=self._noise,
         )
-        self._descend(rate / self._batch_size, total)
+        # The weights may overflow, and depend on noised sums only.
+        with np.errstate(all="ignore"):
+            for weight, piece in zip(self.model.weights.values(), total, strict=True):
+                weight -= (rate / self._batch_size * piece).reshape(weight.shape).astype(weight.dtype)
 
     def _gradient(self, unit: Examples) -> Row:
         """Return the mean gradient of a unit's examples, weighted and flat."""
         _, gradients = weighted_gradients(self.model, unit, self._recipe)
         return tuple(gradients[name].reshape(-1) for name in self.model.weights)
-
-    def _descend(self, rate: float, total: Row) -> None:
-        """Apply a noised sum to the weights, which may overflow.
-
-        The result depends on noised sums only.
-        """
-        with np.errstate(all="ignore"):
-            for weight, piece in zip(self.model.weights.values(), total, strict=True):
-                weight -= (rate * piece).reshape(weight.shape).astype(weight.dtype)
