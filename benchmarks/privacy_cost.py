@@ -18,7 +18,7 @@ from common import machine, table
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from cloister.aggregation import PrivateStrategy
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.client.workbench import Workbench
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import RunConfig, parse
@@ -26,8 +26,7 @@ from cloister.config.settings import read_settings
 from cloister.core.arrays import Layout, to_record
 from cloister.core.errors import CloisterError
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
-from cloister.local.checking import quiet
-from cloister.local.grid import LocalGrid
+from cloister.local.grid import LocalGrid, quiet
 from cloister.local.simulation import refuse_other_population, refuse_too_few
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian, kernel
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, LocalMechanism

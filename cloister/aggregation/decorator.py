@@ -354,8 +354,8 @@ class Screened(Decorator):
         for message in screening.accepted:
             # The loss in a reply's only metric record, if it is a finite number.
             keys = [record.get(TRAIN_LOSS) for record in message.content.metric_records.values()]
-            is_loss = len(keys) == 1 and isinstance(keys[0], float) and abs(keys[0]) < float("inf")
-            losses.append(keys[0] if is_loss else None)
+            loss = keys[0] if len(keys) == 1 else None
+            losses.append(loss if isinstance(loss, float) and abs(loss) < float("inf") else None)
         shown = losses if all(loss is not None for loss in losses) else [None] * len(losses)
         weights = screening.examples if self.by_examples else [1.0] * len(losses)
         cohort = screening.cohort

@@ -148,6 +148,7 @@ def within_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon
     if not client.is_on:
         return
     # A simulated client has spent nothing yet.
+    budget: PrivacyBudget[Tally] | PrivacyBudget[LeakageTally]
     if client.counts_leakage:
         budget = PrivacyBudget(LeakageTally(RecordDict()), "", "neighbourhood", max_epsilon=epsilon)
     else:

@@ -199,12 +199,12 @@ def _why_off(name: str, policy: Policy, request: TrainRequest) -> str:
         return f"privacy.choice = {privacy.choice!r} tells the server which hypothesis suits, demanded: 'private'"
     if side == "server":
         return _server_noise(policy, request)
-    found, floor = privacy.client.noise_multiplier, policy.min_client_noise_multiplier
-    if not found:
-        return f"privacy.client-noise-multiplier = {found!r}, demanded: a number above 0"
+    multiplier, floor = privacy.client.noise_multiplier, policy.min_client_noise_multiplier
+    if not multiplier:
+        return f"privacy.client-noise-multiplier = {multiplier!r}, demanded: a number above 0"
     if name == "laplace":
         return _laplace_noise(policy, request.config)
-    return next(_outside("privacy.client-noise-multiplier", found, floor, 0), "")
+    return next(_outside("privacy.client-noise-multiplier", multiplier, floor, 0), "")
 
 
 def _server_noise(policy: Policy, request: TrainRequest) -> str:

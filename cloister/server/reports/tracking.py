@@ -121,8 +121,6 @@ def _store(plan: Plan) -> str:
     return config.tracking_uri or os.environ.get(PLACE) or default
 
 
-
-
 def _artifacts(store: str) -> Path:
     return Path(store.removeprefix(SQLITE)).resolve().parent / ARTIFACTS
 
