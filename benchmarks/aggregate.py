@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from cloister.aggregation.constructors import GlobalDP
+from cloister.server.private_strategy import GlobalDP
 from cloister.strategies.averaging import FedAvg
 
 CASES = {"4": (MRI, 4), "100": (MLP, 100), "1000": (MLP, 1000)}

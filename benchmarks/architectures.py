@@ -16,8 +16,8 @@ from dpsgd import CLIP, MULTIPLIER, RATE, compiled_step, seconds
 from machine import machine
 from numpy.typing import NDArray
 
-from cloister.core.errors import ConfigError, UnsupportedModel
-from cloister.tasks.backend import import_keras
+from cloister.tasks.keras_model import import_keras
+from cloister.utils.errors import ConfigError, UnsupportedModel
 
 keras = import_keras()
 layers, losses, ops = keras.layers, keras.losses, keras.ops

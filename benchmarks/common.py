@@ -19,8 +19,8 @@ from machine import load
 from machine import machine as machine
 from numpy.typing import DTypeLike, NDArray
 
-from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
-from cloister.local.grid import LocalGrid
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.wire import ARRAYS, EXAMPLES, METRICS
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -23,7 +23,7 @@ from typing import Any
 from common import machine
 from kills import NODES, Trial
 
-from cloister.deploy.kits import provision
+from cloister.deploy.provision.kits import provision
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "containers"))

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from common import machine, table
 
-from cloister.client.signing import make_key
-from cloister.deploy.kits import provision
+from cloister.client.keys import make_key
+from cloister.deploy.provision.kits import provision
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
 from processes import Processes, Setting

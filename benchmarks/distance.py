@@ -11,9 +11,9 @@ from itertools import combinations
 import numpy as np
 from common import MLP, count, extra_peak, in_subprocess, machine, model, table, trained
 
-from cloister.core.arrays import Layout
-from cloister.core.cohort import Cohort
-from cloister.privacy.mechanisms.distance import largest_distance, mean_layer_frobenius
+from cloister.privacy.mechanisms.metric import largest_distance, mean_layer_frobenius
+from cloister.utils.arrays import Layout
+from cloister.utils.cohort import Cohort
 
 PAIRS = 60
 """Pairs of a thousand clients that the loop is run on: all of them would take it seven minutes."""

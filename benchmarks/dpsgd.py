@@ -168,7 +168,7 @@ def keras_model(kind: str) -> Any:
     """The models of the tasks."""
     import keras
 
-    from cloister.tasks.mnist import mnist_cnn, mnist_mlp
+    from cloister.tasks.datasets.characters import mnist_cnn, mnist_mlp
 
     if kind != "mri":
         return {"mlp": mnist_mlp, "cnn": mnist_cnn}[kind]()

@@ -30,7 +30,7 @@ from common import machine, table
 from deployment import shared_memory
 from kills import ended, finished
 
-from cloister.deploy.kits import provision
+from cloister.deploy.provision.kits import provision
 from cloister.privacy.accounting.ledger import Ledger
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))

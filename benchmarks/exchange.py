@@ -32,13 +32,13 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from numpy.typing import NDArray
 from starlette.testclient import TestClient
 
-from cloister.client.mods.packed import open_and_pack
-from cloister.core.arrays import from_record, to_record
-from cloister.core.wire import ARRAYS
+from cloister.client.mods import open_and_pack
 from cloister.deploy.superlink import database
-from cloister.deploy.superlink.app import closed_app
-from cloister.server.grid import PackedGrid
-from cloister.server.reply_size import MAXIMUM
+from cloister.deploy.superlink.serve import closed_app
+from cloister.server.packed_grid import PackedGrid
+from cloister.server.polling_grid import MAXIMUM
+from cloister.utils.arrays import from_record, to_record
+from cloister.utils.wire import ARRAYS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "provision"))

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 from killed_processes import PLAIN, PRIVATE, arguments
 from test_killed_processes import assert_recorded, model
 
-from cloister.server.reports.html.facts import Facts
+from cloister.server.reports.html.data import Facts
 from cloister.server.reports.status import run_state
 
 CALLS = {

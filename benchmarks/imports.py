@@ -19,7 +19,7 @@ print()
 print(json.dumps([seconds, peak, loaded]))
 """
 RUN = """
-from cloister.local.simulation import simulate
+from cloister.simulation.simulate import simulate
 simulate({{"num-rounds": 1, "task.model": "softmax", "tensorboard": True, "output-dir": {folder!r}}})
 """
 CASES = {

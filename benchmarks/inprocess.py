@@ -17,12 +17,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from cloister.aggregation.constructors import GlobalDP
-from cloister.aggregation.decorator import Decorator, Screened
-from cloister.core.arrays import from_record, to_record
-from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
-from cloister.local.grid import LocalGrid
+from cloister.server.private_strategy import GlobalDP
+from cloister.server.strategy_wrapper import NoPrivacyStrategy, StrategyWrapper
+from cloister.simulation.grid import LocalGrid
 from cloister.strategies.averaging import FedAvg
+from cloister.utils.arrays import from_record, to_record
+from cloister.utils.wire import ARRAYS, EXAMPLES, METRICS
 
 TINY: Shapes = {"0": (990,), "1": (10,)}
 CASES: dict[str, tuple[Shapes, int, float]] = {"1k": (TINY, 20, 0.3), "0.8M": (MLP, 20, 1.2), "6.5M": (MRI, 4, 22.0)}
@@ -53,7 +53,7 @@ def a_round(strategy: Strategy, grid: LocalGrid, arrays: ArrayRecord) -> Callabl
     def run(_: Any) -> ArrayRecord:
         messages = strategy.configure_train(1, arrays, ConfigRecord(), grid)
         replies = grid.send_and_receive(messages)
-        aggregated, _ = strategy.aggregate_train(1, replies if isinstance(strategy, Decorator) else list(replies))
+        aggregated, _ = strategy.aggregate_train(1, replies if isinstance(strategy, StrategyWrapper) else list(replies))
         assert aggregated is not None
         return aggregated
 
@@ -63,7 +63,10 @@ def a_round(strategy: Strategy, grid: LocalGrid, arrays: ArrayRecord) -> Callabl
 def contenders(shapes: Shapes, clients: int) -> dict[str, Callable[[Any], ArrayRecord]]:
     """Rounds of ours, with DP and without, and of Flower's."""
     nodes: list[dict[str, int]] = [{}] * clients
-    ours = {"Cloister": GlobalDP(FedAvg(), noise_multiplier=1.0, clipping_norm=1.0), "without DP": Screened(FedAvg())}
+    ours = {
+        "Cloister": GlobalDP(FedAvg(), noise_multiplier=1.0, clipping_norm=1.0),
+        "without DP": NoPrivacyStrategy(FedAvg()),
+    }
     theirs = DifferentialPrivacyServerSideFixedClipping(FlowerFedAvg(fraction_evaluate=0.0), 1.0, 1.0, clients)
     return {
         name: a_round(strategy, LocalGrid(add_one, {}, nodes), to_record(model(shapes)))

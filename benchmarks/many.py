@@ -13,10 +13,10 @@ from common import MLP, Shapes, count, extra_peak, in_subprocess, machine, model
 from flwr.app import ConfigRecord, Message
 from inprocess import add_one
 
-from cloister.aggregation.constructors import GlobalDP
-from cloister.core.arrays import to_record
-from cloister.local.grid import LocalGrid
+from cloister.server.private_strategy import GlobalDP
+from cloister.simulation.grid import LocalGrid
 from cloister.strategies.averaging import FedAvg
+from cloister.utils.arrays import to_record
 
 SMALL: Shapes = {"0": (784, 10), "1": (10,)}
 """7,850 parameters."""

@@ -5,8 +5,8 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.digits import Digits
-from cloister.tasks.softmax import SoftmaxRegression
+from cloister.tasks.datasets.characters import Digits
+from cloister.tasks.numpy_models import SoftmaxRegression
 
 ARRAYS = "CLOISTER_BENCHMARK_ARRAYS"
 """The environment variable with the number of arrays, two at least."""

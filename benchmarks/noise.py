@@ -15,11 +15,11 @@ import numpy as np
 from common import interleaved, machine, table
 from numpy.typing import NDArray
 
-from cloister.core.threads import BLOCK
 from cloister.privacy.mechanisms import noise
 from cloister.privacy.mechanisms.discrete import numpy_kernel, sampler
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.utils.threads import BLOCK
 
 NUMBERS = 6_500_000
 TURNS, IN_A_ROW = 80, 12

@@ -18,14 +18,13 @@ from flwr.app import ArrayRecord
 from cloister.client import data
 from cloister.client.app import app
 from cloister.config.run import RunConfig, parse
-from cloister.core.arrays import Layout, to_record
-from cloister.core.hypotheses import stacked
-from cloister.local.grid import LocalGrid
 from cloister.privacy.mechanisms.kmeans import clustered
 from cloister.server.build import build
-from cloister.server.loop import RoundLoop
+from cloister.server.round import RoundLoop
+from cloister.simulation.grid import LocalGrid
 from cloister.tasks.base import Dataset, Examples
-from cloister.tasks.hospital_charges import HospitalCharges
+from cloister.tasks.datasets.regressions import HospitalCharges
+from cloister.utils.arrays import Layout, stacked, to_record
 
 CLIENTS, ROWS, ROUNDS = 100, 4, 8
 TARGET = 0.5

@@ -18,25 +18,24 @@ from common import machine, table
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from cloister.aggregation.private_strategy import PrivateStrategy
-from cloister.client.workbench import Workbench
+from cloister.client.trainers import ModelAndTrainer
+from cloister.config.io import read_settings
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import RunConfig, parse
-from cloister.config.settings import read_settings
-from cloister.core.arrays import Layout, to_record
-from cloister.core.errors import CloisterError
-from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
-from cloister.local.grid import LocalGrid, quiet
-from cloister.local.simulation import refuse_other_population, refuse_too_few
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian, kernel
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, LocalMechanism
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.server.build import Plan, build
+from cloister.server.private_strategy import PrivateStrategy
+from cloister.simulation.grid import LocalGrid, quiet
+from cloister.simulation.simulate import refuse_other_population, refuse_too_few
 from cloister.tasks.base import Examples, Task
 from cloister.tasks.making import model_of
-from cloister.tasks.training.augmentation import Augmentation
-from cloister.tasks.training.plan import TrainingPlan
-from cloister.tasks.training.recipe import recipe_of
+from cloister.tasks.recipe import Augmentation, recipe_of
+from cloister.training.plan import TrainingPlan
+from cloister.utils.arrays import Layout, to_record
+from cloister.utils.errors import CloisterError
+from cloister.utils.wire import ARRAYS, EXAMPLES, METRICS
 
 SHARES = {"training": 0.4, "aggregation": 0.4, "message": 0.075, "number": 0.05}
 """Shares of the total time; the share of a message is used twice, for two kinds of noise."""
@@ -118,7 +117,7 @@ def steps(config: RunConfig, task: Task, privacy: PrivacyConfig) -> Action:
     """One epoch of a client with `STEPS` batches of random examples, each a unit of its own."""
     client = config.client.model_copy(update={"callbacks": False})  # DP-SGD has none
     recipe = replace(recipe_of(task, client, privacy), local_epochs=1)
-    trainer = Workbench(config.task, client, privacy).trainer
+    trainer = ModelAndTrainer(config.task, client, privacy).trainer
     rng, count = np.random.default_rng(0), STEPS * recipe.batch_size
     x = rng.random((count, *task.input_shape), np.float32)
     y = rng.integers(0, task.classes, count) if task.classes else rng.random(count, np.float32)

@@ -17,12 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.secure_aggregation.coordinator import Coordinator
-from cloister.secure_aggregation.graph import Complete
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.messages import Message
-from cloister.secure_aggregation.ring import into_ring, out_of_ring
+from cloister.secure_aggregation.primitives import into_ring, out_of_ring
 from cloister.secure_aggregation.roster import Roster, public_bytes
-from cloister.secure_aggregation.terms import Terms
+from cloister.secure_aggregation.session import Complete, Terms
 
 SERVER = "server"
 Result = TypeVar("Result")

@@ -17,8 +17,8 @@ from types import FrameType
 
 from common import table
 
-from cloister.config.section import Section
-from cloister.local.simulation import simulate
+from cloister.config.io import Section
+from cloister.simulation.simulate import simulate
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cloister"

@@ -10,16 +10,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "aggregation.clustering": "LaplaceClustering",
-    "aggregation.constructors": "GlobalDP MetricDP",
-    "aggregation.private_strategy": "PrivateStrategy",
-    "audits.conformance": "check_mechanism",
-    "audits.epsilon": "try_to_tell",
-    "audits.sensitivity": "leave_one_out",
+    "audits.testing": "check_mechanism leave_one_out try_to_tell",
     "config.run": "RunConfig parse",
-    "core.capabilities": "Capabilities",
-    "core.errors": "CloisterError",
-    "local.simulation": "simulate",
     "privacy.accounting.account": "Account",
     "privacy.accounting.budget": "PrivacyBudget",
     "privacy.accounting.ledger": "Ledger",
@@ -28,14 +20,19 @@ _HOMES = {
     "privacy.dpsgd.step": "DpSgd",
     "privacy.mechanisms.clipping": "AdaptiveClip clip",
     "privacy.mechanisms.discrete.sampler": "DiscreteGaussian",
-    "privacy.mechanisms.distance": "Distance",
     "privacy.mechanisms.laplace": "LaplaceNoise",
     "privacy.mechanisms.mechanism": "Contributions Mechanism Released",
+    "privacy.mechanisms.metric": "Distance",
     "privacy.mechanisms.noise": "GaussianNoise",
     "privacy.mechanisms.release": "bounded_sum noisy_mean",
+    "server.clustering": "LaplaceClustering",
+    "server.private_strategy": "GlobalDP MetricDP PrivateStrategy",
+    "simulation.simulate": "simulate",
     "tasks.base": "Dataset Examples Recipe Task",
     "tasks.keras_model": "KerasModel",
-    "tasks.numpy_model": "NumpyModel",
+    "tasks.numpy_models": "NumpyModel",
+    "utils.errors": "CloisterError",
+    "utils.registry": "Capabilities",
 }
 """The names, by the module that each is defined in."""
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -13,14 +13,13 @@ import typer
 from typer.core import TyperGroup
 
 import cloister
-from cloister.config.settings import read_settings
-from cloister.core.crash import FULL, Crash, one_line
-from cloister.core.errors import BudgetExhausted, ConfigError, SettingsError
-from cloister.core.text import clean
-from cloister.dashboard.commands import dashboard
+from cloister.config.io import read_settings
 from cloister.deploy.commands import site
+from cloister.monitoring.commands import check_once, dashboard, watch
 from cloister.privacy.commands import ledger
-from cloister.watch.commands import check_once, watch
+from cloister.utils.crash import FULL, Crash, one_line
+from cloister.utils.errors import BudgetExhausted, ConfigError, SettingsError
+from cloister.utils.text import clean
 
 FAILED, MISUSED, BUDGET_SPENT, INTERRUPTED = 1, 2, 3, 130
 """Exit codes; 0: what was asked for was done."""
@@ -128,7 +127,7 @@ def run(
     Exit code 0: the run ended as asked; 1: it failed, or a setting is not valid; 2: the command line, or the text of
     -c, cannot be read; 3: a budget ended it, or refused it; 130: it was stopped by Ctrl-C or SIGTERM.
     """
-    from cloister.local.simulation import simulate
+    from cloister.simulation.simulate import simulate
 
     earlier = {} if resume is None else {"resume": str(resume)}
     outcome = simulate(read_settings(settings or []) | earlier, clients)
@@ -154,10 +153,8 @@ def plan(
 
     Nothing is sent, nothing is spent, and no run directory is made. Exit code 1: not one round fits a budget.
     """
-    from cloister.plan.figure import draw
-    from cloister.plan.preview import Options, preview
-    from cloister.plan.record import record
-    from cloister.plan.words import render, render_nothing
+    from cloister.estimate.preview import Options, preview
+    from cloister.estimate.render import draw, record, render, render_nothing
 
     options = Options(clients, epsilon, policy, tuple(public_size or ()), timing)
     found = preview(read_settings(settings or []), options)
@@ -199,11 +196,11 @@ def status(
     """
     if check:
         raise typer.Exit(check_once(connection, output))
-    from cloister.deploy.control import living_nodes
-    from cloister.deploy.rosters import on_roster
-    from cloister.deploy.warm.meeting import warnings_of
+    from cloister.deploy.provision.rosters import on_roster
+    from cloister.deploy.sites import living_nodes
+    from cloister.deploy.warm.probe import warnings_of
+    from cloister.monitoring.snapshot import Places, look
     from cloister.server.reports.status import as_json, newest_run, run_state, superlink_runs, told
-    from cloister.watch.snapshot import Places, look
 
     run = run_state(newest_run(output)) if output.is_dir() or not connection else None
     seen = look(Places(runs=output if output.is_dir() else None))
@@ -238,7 +235,7 @@ def check_task(
 
     Exit code 0: nothing is wrong; 1: there are faults.
     """
-    from cloister.local import checking
+    from cloister.simulation import checking
 
     kinds = set()
     for line in checking.check_task(name, data, read_settings(settings or [])):
@@ -284,8 +281,8 @@ def new(
 
     Example: cloister new task ward-rows --from csv
     """
-    from cloister.local.names import refuse_taken
     from cloister.scaffold.package import write_package
+    from cloister.simulation.checking import refuse_taken
 
     refuse_taken(kind, name)
     made = write_package(kind, name, data, folder or Path(name))
@@ -298,8 +295,7 @@ def policy(path: Annotated[Path, typer.Argument()]) -> None:
 
     PATH is a policy.toml file.
     """
-    from cloister.client.policy import read_policy
-    from cloister.client.policy_words import render
+    from cloister.client.policy import read_policy, render
 
     typer.echo("\n".join(render(read_policy(path))))
 
@@ -310,7 +306,7 @@ def signing_key(folder: Annotated[Path, typer.Argument()]) -> None:
 
     The private half, signing.key, stays at the site. The public half, signing.pub, is for the roster's keeper.
     """
-    from cloister.client.signing import make_key
+    from cloister.client.keys import make_key
 
     told = make_key(folder)
     typer.echo(f"{folder}/signing.pub: send it to the roster's keeper, and read out its fingerprint {told}")
@@ -364,10 +360,9 @@ def audit(
     """
     from rich.console import Console
 
-    from cloister.audits.conduct import audit as attacked
-    from cloister.audits.progress import Progress
-    from cloister.audits.table import Effort
-    from cloister.local.simulation import simulate
+    from cloister.audits.audit import Effort, Progress
+    from cloister.audits.audit import audit as attacked
+    from cloister.simulation.simulate import simulate
 
     if (run_directory is None) == (settings is None):
         raise ConfigError("give either a run directory or settings with -c; one of them is audited")
@@ -393,10 +388,10 @@ def report(
 
     RUN is a run directory.
     """
-    from cloister.config.errors import read_toml
+    from cloister.config.io import read_toml
+    from cloister.server.reports.html.compliance import Entry, write_entry
+    from cloister.server.reports.html.data import Statements, kept
     from cloister.server.reports.html.page import write_report
-    from cloister.server.reports.html.registry import Entry, write_entry
-    from cloister.server.reports.html.statements import Statements, kept
 
     stated = read_toml(Statements, statements, str(statements)) if statements else None
     entry = read_toml(Entry, registry, str(registry)) if registry else None
@@ -417,12 +412,9 @@ def compare(
 
     Each RUN is a run directory, of a run that has finished or not.
     """
-    from cloister.server.reports.compare.comparison import compared, each_alone
-    from cloister.server.reports.compare.figures import write_png
-    from cloister.server.reports.compare.page import write_page
-    from cloister.server.reports.compare.record import record
+    from cloister.server.reports.compare.comparison import compared, each_alone, lines, record
+    from cloister.server.reports.compare.page import write_page, write_png
     from cloister.server.reports.compare.runs import read_runs
-    from cloister.server.reports.compare.table import lines
 
     found = compared(each_alone(read_runs(directories)), score)
     if png is not None:
@@ -445,7 +437,7 @@ def sweep(
 
     Exit code 0: every cell is done; 1: some failed; 3: a budget ended one; 130: it was stopped by Ctrl-C or SIGTERM.
     """
-    from cloister.sweep.conduct import conduct
+    from cloister.sweep.sweep import conduct
 
     raise typer.Exit(conduct(description, typer.echo, check))
 
@@ -473,9 +465,8 @@ def provision_kits(
 
     DESCRIPTION is a federation.toml: the server, the authority and the sites.
     """
-    from cloister.deploy.kits import provision
-    from cloister.deploy.report import show
-    from cloister.deploy.scripts import policy_for
+    from cloister.deploy.provision.kits import provision, show
+    from cloister.deploy.provision.scripts import policy_for
 
     show(provision(description, output, policy_for, renew, renew_authority, remake or []))
 

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError, DataError
-from cloister.core.files import atomic_path, read_text
 from cloister.tasks.base import Examples, Task, are_targets, expected_targets
 from cloister.tasks.labels import classes_of
 from cloister.tasks.making import model_of, named_task
 from cloister.tasks.pictures.decode import SUFFIXES, grey, is_image
+from cloister.utils.errors import ConfigError, DataError
+from cloister.utils.files import atomic_path, read_text
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")

@@ -26,12 +26,11 @@ from typing import Any, NamedTuple
 from cells import in_turn
 from rich.console import Console
 
-from cloister.audits.conduct import audit
-from cloister.audits.table import Effort
-from cloister.core.digits import at_most
-from cloister.local.simulation import simulate
+from cloister.audits.audit import Effort, audit
 from cloister.server.reports.compare.runs import read_runs
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
+from cloister.utils.text import at_most
 
 RESULTS = Path(__file__).parent / "results" / "comparison"
 ATTACKS = ("client-inference", "membership-inference")
@@ -197,7 +196,7 @@ def result_of(cell: Cell, data: str) -> dict[str, Any]:
     place = {} if cell.task == "digits" else {"task.data-path": f"{data}/{cell.task}"}
     with tempfile.TemporaryDirectory() as folder:
         settings = cell.settings() | place | {"output-dir": folder}
-        outcome = simulate(settings, CLIENTS, Narrator(1, Console(quiet=True)))
+        outcome = simulate(settings, CLIENTS, ConsoleReporter(1, Console(quiet=True)))
         path = outcome.directory.path
         audited = audit(path, Effort(TASKS[cell.task].shadows, cell.seed), ATTACKS)
         cost = read_runs([path])[0].costs[-1]

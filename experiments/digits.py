@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cloister.local.simulation import simulate
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
 
 PRIVACY = ("none", "metric", "global-dp")
 RESULTS = Path(__file__).parent / "results"
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def accuracy(server: str, seed: int, output_dir: str) -> float:
     """Accuracy on the held-out part after the last round."""
-    silent = Narrator(10, Console(quiet=True))
+    silent = ConsoleReporter(10, Console(quiet=True))
     outcome = simulate({"privacy.server": server, "seed": seed, "output-dir": output_dir}, narrator=silent)
     return outcome.rounds[-1].central["accuracy"]
 

@@ -28,11 +28,11 @@ from typing import Any
 from cells import NONE, write_table
 from rich.console import Console
 
-from cloister.core.errors import CloisterError, ConfigError
 from cloister.server.build import Plan
-from cloister.server.loop import Round
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
+from cloister.server.round import Round
 from cloister.server.run import Outcome
+from cloister.utils.errors import CloisterError, ConfigError
 
 FOLDER = Path(__file__).parent
 SYSTEMS = ("proposed", "curator", "naive", "none", "topped-up", "baseline")
@@ -103,7 +103,7 @@ def settings_of(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return found | flatten(overrides)
 
 
-class TimeLeft(Narrator):
+class TimeLeft(ConsoleReporter):
     """Tells a person how long the rounds that are left take. The data is public, so times may be told.
 
     Args:
@@ -151,13 +151,13 @@ def place_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return found | ({"resume": str(directory)} if directory.exists() else {})
 
 
-def begun_or_resumed(arguments: argparse.Namespace, settings: dict[str, Any], narrator: Narrator) -> Outcome:
+def begun_or_resumed(arguments: argparse.Namespace, settings: dict[str, Any], narrator: ConsoleReporter) -> Outcome:
     """The run, begun or gone on with.
 
     Raises:
         ConfigError: another run of this name is there, or one that cannot go on.
     """
-    from cloister.local.simulation import simulate
+    from cloister.simulation.simulate import simulate
 
     place = place_of(arguments)
     try:
@@ -212,7 +212,7 @@ def accounting(config: Any, rounds: int) -> dict[str, Any]:
 
 def published_deltas(config: Any, rounds: int) -> dict[str, float]:
     """By the formulas of the thesis."""
-    from cloister.privacy.claims.end_to_end import Setting, published_client, published_example
+    from cloister.privacy.claims.client import Setting, published_client, published_example
 
     setting = Setting(
         config.privacy.client.noise_multiplier,
@@ -230,10 +230,10 @@ def published_deltas(config: Any, rounds: int) -> dict[str, float]:
 
 def sound_claims(config: Any, rounds: int) -> dict[str, Any]:
     """About an example of a client that took part in an average number of rounds, and of one in every round."""
-    from cloister.privacy.claims.end_to_end import dp_sgd_claim
-    from cloister.privacy.claims.record import record_clients
+    from cloister.privacy.claims.client import dp_sgd_claim
+    from cloister.privacy.claims.to_json import record_clients
     from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
-    from cloister.privacy.mechanisms.circumstances import Circumstances
+    from cloister.privacy.mechanisms.selection import ReleaseContext
 
     mechanism = LocalDpSgd(config.privacy.client.noise_multiplier, config.privacy.dp_sgd.clipping_norm)
     examples, client = config.task.examples_per_client, config.client
@@ -243,7 +243,7 @@ def sound_claims(config: Any, rounds: int) -> dict[str, Any]:
         "client-in-every-round": rounds,
     }
     claims = {
-        name: dp_sgd_claim(mechanism, steps, number, 1e-5, Circumstances()) for name, number in taken_part.items()
+        name: dp_sgd_claim(mechanism, steps, number, 1e-5, ReleaseContext()) for name, number in taken_part.items()
     }
     return {name: record_clients(claim)["by-examples"][0]["claims"] for name, claim in claims.items()}
 
@@ -264,7 +264,7 @@ def central(arguments: argparse.Namespace) -> dict[str, Any]:
     """DP-SGD on all of MNIST in one place, an epoch being 100 Poisson batches of 600 on average."""
     from cloister.config.run import TaskConfig
     from cloister.privacy.dpsgd import step as trainer
-    from cloister.tasks.mnist import Mnist
+    from cloister.tasks.datasets.characters import Mnist
 
     settings = CENTRAL | ({} if arguments.sigma is None else {"noise-multiplier": arguments.sigma})
     task = Mnist(TaskConfig(name="mnist", model=arguments.model, data_path=arguments.data))

@@ -31,11 +31,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from cloister.client.data import task_of
-from cloister.core.arrays import from_record
-from cloister.core.hypotheses import unstacked
-from cloister.local.simulation import simulate
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import Outcome
+from cloister.simulation.simulate import simulate
+from cloister.utils.arrays import from_record, unstacked
 
 HYPOTHESES = (1, 3, 5, 7)
 MULTIPLIERS = (0.0, 0.1, 1.0, 2.0, 3.0, 5.0)
@@ -73,7 +72,7 @@ RESULTS = Path(__file__).parent / "results" / "hospital_charges"
 def trained(hypotheses: int, multiplier: float, seed: int, given: dict[str, Any]) -> dict[str, Any]:
     """One run, in figures."""
     settings = SETTINGS | given | {"privacy.clusters": hypotheses, "privacy.client-noise-multiplier": multiplier}
-    outcome = simulate(settings | {"seed": seed}, CLIENTS, Narrator(1, Console(quiet=True)))
+    outcome = simulate(settings | {"seed": seed}, CLIENTS, ConsoleReporter(1, Console(quiet=True)))
     leakage = json.loads((outcome.directory.path / "leakage.json").read_text())
     return {
         "k": hypotheses,

@@ -17,23 +17,24 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cloister.audits.channels import (
+from cloister.audits.audit import Effort
+from cloister.audits.findings import image_table
+from cloister.audits.gradient_inversion import (
     Channel,
     Step,
+    attacked,
     locally_noised,
     open_channel,
     published_laplace,
     released_by,
+    rows_of,
     with_dp_sgd,
 )
-from cloister.audits.gradient_inversion import attacked, rows_of
-from cloister.audits.pictures import image_table
-from cloister.audits.table import Effort
 from cloister.config.run import parse
+from cloister.privacy.mechanisms.gaussian import global_dp
 from cloister.privacy.mechanisms.local import LocalGaussian
-from cloister.privacy.mechanisms.named import global_dp
 from cloister.tasks import TASKS
-from cloister.tasks.backend import import_keras
+from cloister.tasks.keras_model import import_keras
 
 RESULTS = Path(__file__).parent / "results" / "inversion"
 PLACES = {"digits": "", "mnist": "mnist/mnist.npz", "emnist": "emnist-byclass-test/emnist_byclass_test.npz"}

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from cloister.core.arrays import from_record
-from cloister.local.simulation import simulate
-from cloister.server.reports.console import Narrator
-from cloister.tasks.linear import OPTIMA, USERS
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
+from cloister.tasks.datasets.regressions import OPTIMA, USERS
+from cloister.utils.arrays import from_record
 
 PERSONAL = {"privacy.server": "laplace-clustering", "privacy.clusters": 2}
 PUBLISHED = {"privacy.client": "laplace", "privacy.choice": "exact"}
@@ -60,7 +60,7 @@ def trained(settings: dict[str, Any]) -> tuple[dict[str, Any], NDArray]:
     """One run in figures, and the path of its hypotheses, of shape (rounds + 1, k, 2)."""
     with tempfile.TemporaryDirectory() as scratch:
         everything = SETTINGS | {"output-dir": scratch} | settings | {"keep-checkpoints": 0}
-        outcome = simulate(everything, USERS, Narrator(1, Console(quiet=True)))
+        outcome = simulate(everything, USERS, ConsoleReporter(1, Console(quiet=True)))
         path = [np.stack(list(np.load(file).values())) for file in sorted(outcome.directory.checkpoints.iterdir())]
         told = outcome.directory.path / "leakage.json"
         leakage = json.loads(told.read_text()) if told.exists() else {}

@@ -21,9 +21,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cloister.local.simulation import simulate
 from cloister.privacy.accounting.filters import noise_multiplier_for
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
 
 DELTA = 1e-5
 EPSILONS = {
@@ -65,7 +65,7 @@ def accuracy(settings: dict[str, Any], clients: int) -> float:
     """Of the last model, on the server's test examples."""
     with tempfile.TemporaryDirectory() as scratch:
         settings = settings | {"output-dir": scratch, "keep-checkpoints": 1}
-        outcome = simulate(settings, clients, Narrator(1, Console(quiet=True)))
+        outcome = simulate(settings, clients, ConsoleReporter(1, Console(quiet=True)))
         return float(outcome.rounds[-1].central["accuracy"])
 
 

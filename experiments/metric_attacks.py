@@ -24,13 +24,12 @@ from cells import in_turn
 from metric_cells import LAST, PLACEMENTS, SERVERS, STRATEGIES, seconds_of_an_epoch
 from metric_cells import Cell as Setting
 
-from cloister.audits.client_game import Arrays, Game
+from cloister.audits.client_inference import Arrays, Game, shadow_set
 from cloister.audits.scores import Evidence
-from cloister.audits.shadow_sets import shadow_set
 from cloister.config.run import parse
-from cloister.local.shadow import Shadow, dealt, outsiders
 from cloister.server.build import build
-from cloister.server.initial import initial_model
+from cloister.server.prepare import initial_model
+from cloister.simulation.shadow import Shadow, dealt, outsiders
 from cloister.tasks.base import Examples
 from cloister.tasks.making import named_task
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from cells import NONE, apart, in_turn, write_table
 from rich.console import Console
 
-from cloister.local.simulation import simulate
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
 
 WRITERS = 539
 SETTINGS = {
@@ -58,7 +58,7 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
     """One run, in figures."""
     with tempfile.TemporaryDirectory() as scratch:
         everything = SETTINGS | {"output-dir": scratch} | settings
-        outcome = simulate(everything, WRITERS, Narrator(1, Console(quiet=True)))
+        outcome = simulate(everything, WRITERS, ConsoleReporter(1, Console(quiet=True)))
         leakage = json.loads((outcome.directory.path / "leakage.json").read_text())
     best = min((done for done in outcome.rounds if done.central), key=lambda done: done.central["loss"])
     last = outcome.rounds[-1].measured

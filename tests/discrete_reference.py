@@ -9,8 +9,7 @@ import numpy as np
 from scipy import stats
 from statistics_of_noise import FALSE_ALARM
 
-from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER
-from cloister.privacy.mechanisms.discrete.weights import blocks_in_order
+from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER, blocks_in_order
 
 DIGITS = 110
 """Of the decimal arithmetic: 2^-256 has 78."""

@@ -9,8 +9,8 @@ from claimed import HELD
 from cloister.config.run import parse
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.premises import UNCHOSEN
-from cloister.privacy.claims.record import record
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
+from cloister.privacy.claims.to_json import record
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 LEDGER = LedgerState("ledger.jsonl", "ab" * 32, 3, False)

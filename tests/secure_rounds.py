@@ -7,14 +7,13 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from cloister.client.signing import make_key
-from cloister.deploy import rosters
+from cloister.client.keys import make_key
+from cloister.deploy.provision import rosters
 from cloister.secure_aggregation.coordinator import Coordinator
-from cloister.secure_aggregation.graph import Complete
 from cloister.secure_aggregation.member import Member
-from cloister.secure_aggregation.ring import into_ring, out_of_ring
+from cloister.secure_aggregation.primitives import into_ring, out_of_ring
 from cloister.secure_aggregation.roster import Roster, public_bytes
-from cloister.secure_aggregation.terms import Terms
+from cloister.secure_aggregation.session import Complete, Terms
 
 PHASES = ("advertise", "share", "mask", "sign", "unmask")
 

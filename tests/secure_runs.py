@@ -9,10 +9,10 @@ from cloister.client.app import answered_by
 from cloister.client.request import ProtocolRequest, Reply, TrainRequest
 from cloister.client.secure import take_part
 from cloister.config.run import parse
-from cloister.core.arrays import to_record
-from cloister.core.wire import CONFIG, SECURE_STEP
-from cloister.local.grid import LocalGrid
 from cloister.server.build import build
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.arrays import to_record
+from cloister.utils.wire import CONFIG, SECURE_STEP
 
 MODEL = {"softmax/kernel": np.zeros((64, 10), np.float32), "softmax/bias": np.zeros(10, np.float32)}
 """Of softmax regression on digits."""

@@ -6,12 +6,10 @@ from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 
-from cloister.core.errors import ProtocolError
-from cloister.secure_aggregation.keys import pair_key, private_key
-from cloister.secure_aggregation.masks import add_masks
 from cloister.secure_aggregation.member import Member
-from cloister.secure_aggregation.ring import out_of_ring
-from cloister.secure_aggregation.steps import Steps
+from cloister.secure_aggregation.primitives import add_masks, out_of_ring, pair_key, private_key
+from cloister.secure_aggregation.session import Steps
+from cloister.utils.errors import ProtocolError
 
 
 def stripped(masked, terms, cohort, owner, own_mask, keys):

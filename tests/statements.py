@@ -3,7 +3,7 @@
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from cloister.flower.messages import assume_run
-from cloister.server.attested import Attested
+from cloister.server.client_claims import Attested
 
 
 def heard(*statements, secret=False):

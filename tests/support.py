@@ -8,11 +8,10 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from cloister.aggregation.decorator import Decorator
-from cloister.core.arrays import from_record, to_record
-from cloister.local.grid import LocalGrid
-from cloister.strategies.averaging import FedAvg
-from cloister.strategies.sampling import Sampling
+from cloister.server.strategy_wrapper import StrategyWrapper
+from cloister.simulation.grid import LocalGrid
+from cloister.strategies.averaging import FedAvg, Sampling
+from cloister.utils.arrays import from_record, to_record
 
 Arrays = dict[str, np.ndarray]
 ClientFunction = Callable[[int, Arrays], Any]
@@ -90,7 +89,7 @@ def one_round(
     messages = strategy.configure_train(server_round, to_record(sent), ConfigRecord(), grid)
     replies: Iterable[Message] = grid.send_and_receive(messages)
     # Some of Flower's own strategies go over the replies twice; ours are given them as they come.
-    return strategy.aggregate_train(server_round, replies if isinstance(strategy, Decorator) else list(replies))
+    return strategy.aggregate_train(server_round, replies if isinstance(strategy, StrategyWrapper) else list(replies))
 
 
 def flat(record: ArrayRecord) -> np.ndarray:

@@ -19,9 +19,9 @@ from support import failures
 from typer.main import get_command
 
 from cloister import cli
-from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
-from cloister.tasks.digits import Digits
+from cloister.tasks.datasets.characters import Digits
 from cloister.tasks.faults import SAMPLE
+from cloister.utils.errors import BudgetExhausted, ConfigError, FederationError
 
 CLOISTER = get_command(cli.app)
 COMMAND = [sys.executable, "-c", "from cloister.cli import app; app()"]
@@ -149,7 +149,7 @@ class TestExitCodes:
                 raise outcome
             return outcome
 
-        monkeypatch.setattr("cloister.local.simulation.simulate", simulate)
+        monkeypatch.setattr("cloister.simulation.simulate.simulate", simulate)
         return invoke("run").exit_code
 
     def test_each_end_has_its_own(self, monkeypatch):

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import cloister
 from cloister.cli import app
+from cloister.config.io import read_settings
 from cloister.config.run import known_keys, parse
-from cloister.config.settings import read_settings
 from cloister.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]

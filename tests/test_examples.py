@@ -12,16 +12,16 @@ from flwr.app import Context, RecordDict
 from quick_runs import quick_runs  # noqa: F401
 from rich.console import Console
 
+from cloister.config.io import read_settings
 from cloister.config.run import flatten, parse
-from cloister.config.settings import read_settings
-from cloister.core.arrays import from_record
-from cloister.local.checking import check_task
-from cloister.local.grid import LocalGrid
-from cloister.local.simulation import simulate
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
+from cloister.simulation.checking import check_task
+from cloister.simulation.grid import LocalGrid
+from cloister.simulation.simulate import simulate
 from cloister.tasks import TASKS
-from cloister.tasks.digits import Digits
+from cloister.tasks.datasets.characters import Digits
+from cloister.utils.arrays import from_record
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SITES = ["scikit_learn", "pytorch"]
@@ -122,7 +122,7 @@ class TestAFrozenBackbone:
         folder = EXAMPLES / "frozen_backbone"
         settings, _ = re.findall(r'^cloister run --clients 4 -c "(.*)"$', (folder / "README.md").read_text(), re.M)
         more = {"output-dir": str(tmp_path), "seed": 0, "tensorboard": False, "report": False}
-        outcome = simulate(read_settings([settings]) | more, 4, Narrator(10, Console(quiet=True)))
+        outcome = simulate(read_settings([settings]) | more, 4, ConsoleReporter(10, Console(quiet=True)))
         assert sorted(from_record(outcome.arrays)) == ["network/head/bias", "network/head/kernel"]
         assert outcome.statement.clients.status == "sound"
         assert outcome.rounds[-1].central["accuracy"] > 0.75

@@ -14,7 +14,7 @@ from quick_runs import quick_runs  # noqa: F401
 from rich.console import Console
 
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError
+from cloister.utils.errors import ConfigError
 
 SCRIPTS = Path(__file__).parents[1] / "experiments"
 TINY = ("task={name='digits', model='auto', examples-per-client=60}", "client.batch-size=20")
@@ -130,7 +130,7 @@ def test_the_time_of_the_rounds_so_far_is_that_of_the_others(script, monkeypatch
     monkeypatch.setattr(script.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(told, "note", said.append)
     for name in ("opening", "resuming", "__call__"):
-        monkeypatch.setattr(script.Narrator, name, lambda *_: None)
+        monkeypatch.setattr(script.ConsoleReporter, name, lambda *_: None)
     told.opening(SimpleNamespace(resumes=1))
     told.resuming(SimpleNamespace(number=7))
     for number in (8, 9):

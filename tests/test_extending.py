@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from cloister import Contributions, GaussianNoise
 from cloister.cli import app
-from cloister.core.arrays import Layout
-from cloister.core.cohort import Cohort
 from cloister.privacy.mechanisms import MECHANISMS
+from cloister.utils.arrays import Layout
+from cloister.utils.cohort import Cohort
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 BLOCK = re.compile(r"^```(python|toml|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cloister.core.errors import ConfigError
 from cloister.scaffold.package import GROUPS, write_package
+from cloister.utils.errors import ConfigError
 
 KINDS = [("task", "csv"), ("task", "npz"), ("task", "images"), ("strategy", "csv"), ("mechanism", "csv")]
 IN_TURN = """
@@ -120,7 +120,7 @@ def test_every_kind_has_a_group_of_entry_points():
     import tomllib
 
     from cloister.privacy.mechanisms import MECHANISMS
-    from cloister.server.strategies import STRATEGIES
+    from cloister.server.build import STRATEGIES
     from cloister.tasks import TASKS
 
     assert {f"cloister.{group}" for group in GROUPS.values()} == {

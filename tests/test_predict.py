@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError, DataError, FederationError
 from cloister.predict import Predictions, predict
 from cloister.tasks import TASKS
-from cloister.tasks.linear import OPTIMA
+from cloister.tasks.datasets.regressions import OPTIMA
+from cloister.utils.errors import ConfigError, DataError, FederationError
 
 LINEAR = {"task.name": "linear", "privacy.server": "laplace-clustering"}
 DIGITS = {"task.name": "digits", "task.model": "softmax"}
@@ -156,7 +156,7 @@ class TestData:
 
     def test_a_task_with_a_format_of_its_own_reads_that(self, tmp_path):
         """Raw measurements taken for scaled ones would give wrong numbers without an error."""
-        from cloister.tasks.breast_cancer import RANGES
+        from cloister.tasks.datasets.patients import RANGES
 
         task = TASKS.load("breast-cancer")(parse({"task.name": "breast-cancer"}).task)
         arrays = task.build().arrays()
@@ -331,7 +331,7 @@ class TestCommand:
         assert failures(["=HYPERLINK(1).png", "+1.png", "-1.png", "@SUM.png", "\t=1.png", "＝1.png"], check) == []
 
     def test_the_model_of_a_run(self, tmp_path):
-        from cloister.local.simulation import simulate
+        from cloister.simulation.simulate import simulate
 
         outcome = simulate(DIGITS | {"output-dir": str(tmp_path), "num-rounds": 2, "privacy.server": "none"})
         test = outcome.plan.task.load().test

@@ -30,7 +30,7 @@ def given(command, option):
 
 def pairs(text):
     """`key=value` pairs, as Flower reads them."""
-    from cloister.config.settings import read_settings
+    from cloister.config.io import read_settings
 
     return read_settings([text])
 

@@ -23,7 +23,7 @@ from typer.main import get_command
 
 from cloister import cli
 from cloister.client import data as client_data
-from cloister.client import workbench
+from cloister.client import trainers
 from cloister.privacy.mechanisms import MECHANISMS
 from cloister.strategies import STRATEGIES
 from cloister.tasks import TASKS
@@ -411,7 +411,7 @@ DISKS = [
 PLUGIN = """
 import numpy as np
 from cloister.tasks.base import Dataset, Examples, Recipe, Task
-from cloister.tasks.softmax import SoftmaxRegression
+from cloister.tasks.numpy_models import SoftmaxRegression
 
 
 class Ward(Task):
@@ -502,7 +502,7 @@ def finished(tmp_path_factory):
 
 def forget_tasks() -> None:
     """No task of another mistake, whose files had the same names."""
-    for cache in (client_data.task_of, client_data.benchmark_of, client_data._parts, workbench._made):
+    for cache in (client_data.task_of, client_data.benchmark_of, client_data._parts, trainers._made):
         cache.cache_clear()
 
 

@@ -12,19 +12,238 @@ differential privacy assumes. It computes three scores from a run's releases:
 Source of the first two: Sáinz-Pardo Díaz et al. (2026), Knowledge-Based Systems 343, 115993, §5 and §7.4.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
-from cloister.audits.client_game import Arrays, Game
-from cloister.audits.epsilon import Trials
-from cloister.audits.finding import Finding, Measured
-from cloister.audits.likelihood import cross_fitted
+from cloister.audits.audit import OF_SHADOWS, Effort, FinishedRun
+from cloister.audits.findings import Finding, Measured
 from cloister.audits.scores import Evidence, Scores
-from cloister.audits.subject import FinishedRun
-from cloister.audits.table import OF_SHADOWS, Effort
-from cloister.local.shadow import Shadow, without_privacy
+from cloister.audits.testing import Trials
+from cloister.simulation.shadow import Shadow, dealt, outsiders, without_noise, without_privacy
+from cloister.tasks.base import Examples, Task
+
+SHARE = 0.1
+"""Share of the target's examples that the attacker has, as published."""
+BLUR = 0.2
+"""Standard deviation of the noise on a blurred shadow set, in units of its largest input, as published."""
+
+
+def shadow_set(examples: Examples, seed: int) -> Examples:
+    """Draw a tenth of the examples, at least one.
+
+    Args:
+        examples: of the target.
+        seed: of the draw.
+    """
+    count = max(1, round(SHARE * len(examples)))
+    return examples.take(np.sort(np.random.default_rng(seed).choice(len(examples), count, replace=False)))
+
+
+def blurred(examples: Examples, seed: int) -> Examples:
+    """Add Gaussian noise to the inputs, for an attacker with inexact data of the target.
+
+    Args:
+        examples: of the shadow set.
+        seed: of the noise.
+    """
+    noise = np.random.default_rng(seed).normal(0, BLUR * np.abs(examples.x).max(), examples.x.shape)
+    return replace(examples, x=(examples.x + noise).astype(examples.x.dtype))
+
+
+def most_unlike(parts: Sequence[Examples], classes: int) -> int:
+    """Return the client whose class shares differ most from those of all clients.
+
+    Of equal ones, the largest client is returned.
+
+    Args:
+        parts: the examples of each client.
+        classes: number of classes; 0: targets are numbers, and the largest client is returned.
+    """
+
+    def shares(y: np.ndarray) -> np.ndarray:
+        return np.bincount(y.astype(np.int64), minlength=classes) / max(1, len(y))
+
+    if not classes:
+        return int(np.argmax([len(part) for part in parts]))
+    everybody = shares(np.concatenate([part.y for part in parts]))
+    apart = [(round(float(np.abs(shares(part.y) - everybody).sum()), 6), len(part)) for part in parts]
+    return max(range(len(parts)), key=lambda number: apart[number])
+
+
+SMALLEST = 1e-12
+"""Smallest standard deviation, in units of the values' own size: exactly repeated runs would have 0."""
+
+
+def cross_fitted(present: Scores, absent: Scores) -> tuple[Scores, Scores]:
+    """Compute the log likelihood ratio of each value.
+
+    The Gaussians are fitted to the other half of the values.
+
+    Args:
+        present: values of one kind, shape (m,), m > 1.
+        absent: values of the other kind, shape (n,), n > 1.
+
+    Returns:
+        Ratios of shapes (m,) and (n,): positive where a value supports `present`.
+    """
+    found = np.empty(len(present)), np.empty(len(absent))
+    for half in (0, 1):
+        fitted = present[1 - half :: 2], absent[1 - half :: 2]
+        for values, into in zip((present, absent), found, strict=True):
+            into[half::2] = ratios(values[half::2], *fitted)
+    return found
+
+
+def ratios(values: Scores, present: Scores, absent: Scores) -> Scores:
+    """Compute ln N(value; fit of `present`) - ln N(value; fit of `absent`).
+
+    Args:
+        values: scored values.
+        present, absent: values to which the Gaussians are fitted.
+    """
+    return log_density(values, present) - log_density(values, absent)
+
+
+def log_density(values: Scores, fitted: Scores) -> Scores:
+    """Compute the logarithm of a Gaussian's density.
+
+    Args:
+        values: points of evaluation.
+        fitted: values to which the Gaussian is fitted.
+    """
+    size = float(np.abs(fitted).max()) or 1.0
+    found: Scores = stats.norm.logpdf(values, fitted.mean(), max(float(fitted.std()), SMALLEST * size))
+    return found
+
+
+Arrays = Mapping[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Game:
+    """One target in one federation.
+
+    Attributes:
+        shadow: the federation.
+        task: of the run.
+        parts: training examples of each client.
+        tests: test examples of each client, for the published aggregated loss; if no client has any, only the
+            server's.
+        target: number of the attacked client.
+        start: initial model of the runs.
+        seed: of the attacker's draws.
+    """
+
+    shadow: Shadow
+    task: Task
+    parts: Sequence[Examples]
+    tests: Sequence[Examples]
+    target: int
+    start: Arrays
+    seed: int
+
+    @classmethod
+    def of(cls, run: FinishedRun, seed: int) -> "Game":
+        """Return the game about the client whose data differ most from the others'.
+
+        Args:
+            run: audited run.
+            seed: of the attacker's draws.
+        """
+        data, shadow = dealt(run.config, run.clients, run.seed), Shadow(run.config)
+        parts, kept = [each.train for each in data], [each.test for each in data]
+        tests = kept if sum(map(len, kept)) else [outsiders(run.config)]
+        target = most_unlike(parts, run.task.classes)
+        start = run.released().get(0) or shadow.initial(run.seed)
+        return cls(shadow, run.task, parts, tests, target, start, seed)
+
+    @cached_property
+    def direction(self) -> Scores:
+        """Return the direction of the target's effect on the first release, of length 1.
+
+        It is the difference of two rounds without noise, with the target and without it. If the mean is over a public
+        number of clients, this is the direction of the target's own clipped update.
+        """
+        silent = Shadow(without_noise(self.shadow.config))
+        with_it, without = (silent.run(self.parts_of(inside), self.seed, self.start, 1)[-1] for inside in (True, False))
+        change = flat(with_it) - flat(without)
+        return change / max(float(np.linalg.norm(change)), float(np.finfo(np.float64).tiny))
+
+    def parts_of(self, inside: bool) -> list[Examples | None]:
+        """Return the examples of each client; None for an absent target.
+
+        Args:
+            inside: True if the target takes part.
+        """
+        return [None if number == self.target and not inside else part for number, part in enumerate(self.parts)]
+
+    def released(self, inside: bool, seed: int, rounds: int) -> list[Arrays]:
+        """Run a federation and return the models that it releases after its rounds.
+
+        Args:
+            inside: True if the target takes part.
+            seed: of shuffles.
+            rounds: number of rounds; 0: all.
+        """
+        return self.shadow.run(self.parts_of(inside), seed, self.start, rounds)[1:]
+
+    def published(self, arrays: Arrays, inside: bool) -> float:
+        """Compute 100·(loss_shadow - loss_aggregated)/loss_shadow.
+
+        The aggregated loss is over all participants.
+
+        Args:
+            arrays: of a global model.
+            inside: True if the target takes part.
+        """
+        public = inside or len(self.tests) < len(self.parts)  # these are the server's
+        tests = [test for number, test in enumerate(self.tests) if public or number != self.target]
+        aggregated = np.concatenate([self.losses(arrays, test) for test in tests if len(test)]).mean()
+        own = self.losses(arrays, shadow_set(self.parts[self.target], self.seed)).mean()
+        return float(100 * (own - aggregated) / own)
+
+    def confidence(self, arrays: Arrays) -> float:
+        """Compute -loss of a global model on the blurred shadow set.
+
+        Args:
+            arrays: of the model.
+        """
+        held = blurred(shadow_set(self.parts[self.target], self.seed), self.seed)
+        return -float(self.losses(arrays, held).mean())
+
+    def projection(self, arrays: Arrays) -> float:
+        """Project the change of a released model since the start on the target's direction.
+
+        Args:
+            arrays: of the model.
+        """
+        return float((flat(arrays) - flat(self.start)) @ self.direction)
+
+    def losses(self, arrays: Arrays, examples: Examples) -> Scores:
+        """Compute the loss of each example under a model, shape (n,).
+
+        Args:
+            arrays: of the model.
+            examples: n of them.
+        """
+        model = self.shadow.model
+        model.assign(arrays)
+        return self.task.losses(examples.y, model.predict(examples.x)).astype(np.float64)
+
+
+def flat(arrays: Arrays) -> Scores:
+    """Return all parameters of a model as one vector in double precision.
+
+    Args:
+        arrays: of the model.
+    """
+    return np.concatenate([array.ravel() for array in arrays.values()], dtype=np.float64)
+
 
 SINGLE, SEVERAL, RATIO = "single shot, as published", "multi-round, as published", "likelihood ratio, round 1"
 CONFIDENCE = 0.95

@@ -20,7 +20,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from scipy import optimize
 
-from cloister.core.tensors import Network, Tensor
+from cloister.utils.arrays import Network, Tensor
 
 Arrays = Mapping[str, NDArray]
 FILTERS, KERNEL, SPREAD = 12, 5, 0.5

@@ -16,14 +16,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.core.tensors import Layer, Network, Tensor
-from cloister.core.threads import in_threads
 from cloister.privacy.dpsgd.checks import use_single_precision
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums
-from cloister.privacy.dpsgd.graphs import as_traced
 from cloister.privacy.dpsgd.in_rows import InRows
 from cloister.privacy.dpsgd.in_turn import InTurn
-from cloister.privacy.dpsgd.losses import made_up, seeds_of
+from cloister.privacy.dpsgd.tracing import as_traced, made_up, seeds_of
+from cloister.utils.arrays import Layer, Network, Tensor
+from cloister.utils.threads import in_threads
 
 layers = keras.layers
 EXTREMES = (math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-40, 0.0, 1.0)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.audits.epsilon import maximum_rate, minimum_rate
-from cloister.audits.finding import CHANCE, Control, Measured, Unit
-from cloister.core.errors import ConfigError
+from cloister.audits.findings import CHANCE, Control, Measured, Unit
+from cloister.audits.testing import maximum_rate, minimum_rate
+from cloister.utils.errors import ConfigError
 
 Scores = NDArray[np.float64]
 Statistic = Callable[[Scores, Scores], float]

@@ -1,27 +1,31 @@
-"""ClientApp that Flower loads.
+"""Reply of a node to a message, and the ClientApp that Flower loads.
 
-A message passes Flower's mods first: `open_and_pack` opens a packed message and packs its reply. The other mods read no
-content: `no_sooner_than`, `contain_errors`, `within_deadline`. Then `request_of` and `Node.of` parse the request and
-read the node, or refuse the message, and `reply_to` replies.
+A message passes Flower's mods first: `open_and_pack` opens a packed message and packs its reply. The other mods read
+no content: `no_sooner_than`, `contain_errors`, `within_deadline`. Then `request_of` and `Node.of` parse the request
+and read the node, or refuse the message, and `reply_to` replies.
 """
 
+import json
+import logging
+import os
 from collections.abc import Callable
+from dataclasses import replace
+from logging import ERROR
 from typing import TypeVar
 
+import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from cloister.client.handlers import evaluate, keep_personal, train
-from cloister.client.mods.attest import attest
-from cloister.client.mods.budget import foresee_budget, keep_budget
-from cloister.client.mods.deadline import no_sooner_than, within_deadline
-from cloister.client.mods.enforce import enforce_policy
-from cloister.client.mods.errors import contain_errors
-from cloister.client.mods.filter import only_what_is_agreed, refuse_scores
-from cloister.client.mods.local_noise import add_local_noise, count_leakage, limit_leakage
-from cloister.client.mods.packed import open_and_pack
-from cloister.client.mods.roles import keep_role
+from cloister.client.budget import foresee_budget, keep_budget, keep_role
+from cloister.client.costs import PROMISED, plan_of, privacy_costs_of
+from cloister.client.data import local_data, task_of
+from cloister.client.enforce import enforce_policy
+from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
+from cloister.client.mods import contain_errors, no_sooner_than, open_and_pack, within_deadline
 from cloister.client.node import Node
+from cloister.client.noise import add_local_noise, count_leakage, limit_leakage
+from cloister.client.policy import CHECKED_BUNDLE
 from cloister.client.request import (
     EvaluateRequest,
     KeepRequest,
@@ -29,10 +33,201 @@ from cloister.client.request import (
     Reply,
     Request,
     TrainRequest,
+    refuse_misfit,
+    refuse_other_frozen,
     request_of,
 )
 from cloister.client.secure import mask_update, open_masks, take_part
-from cloister.core.wire import SECURE
+from cloister.client.trainers import ModelAndTrainer, best, chosen_to_train, model_and_trainer_of
+from cloister.privacy.claims.premises import Attestation
+from cloister.tasks.base import Examples
+from cloister.utils.crash import trace_without_values
+from cloister.utils.errors import CloisterError, DataError, PrivacyError
+from cloister.utils.files import expanded
+from cloister.utils.wire import EXAMPLES, SECURE, TRAIN_LOSS
+
+T = TypeVar("T")
+logger = logging.getLogger("cloister.client")
+
+
+def train(request: TrainRequest, node: Node) -> Reply:
+    """Train the model; reply with arrays, example count and training loss.
+
+    If the run uses client-side protection or secure aggregation, failures with the data stay hidden. The reply then
+    equals that of a client without examples, and contains the noise on a model that was not trained. The node logs the
+    reason.
+    """
+    bench = _bench(request)
+    trainer, plan = bench.trainer, plan_of(request, node)
+    attempt = _contained if _is_protected(request) else _open
+    examples = attempt(lambda: _examples(request, node), lambda: _nothing(request))
+    chosen = attempt(lambda: _choice(bench, request, examples), lambda: _choice(bench, request, _nothing(request)))
+    start = request.models[chosen]
+
+    def trained_on(data: Examples) -> float | None:
+        bench.model.assign(start)
+        return trainer.fit(data, plan) if len(data) or request.config.privacy.client.clips_gradients else None
+
+    loss = attempt(lambda: trained_on(examples), lambda: trained_on(_nothing(request)))
+    # The number of examples is not noised: if the client protects them, the reply contains the public size instead.
+    metrics: dict[str, float | int] = {EXAMPLES: plan.public_size or len(examples)}
+    if loss is not None:
+        metrics[TRAIN_LOSS] = loss
+    return Reply(bench.model.arrays(), metrics, chosen)
+
+
+def _bench(request: Request) -> ModelAndTrainer:
+    """Return the workbench of a run after verifying the models of the request.
+
+    Raises:
+        FederationError: arrays or frozen weights differ from the server's.
+    """
+    bench = model_and_trainer_of(request.config)
+    refuse_misfit(request.models, bench.model.arrays())
+    refuse_other_frozen(request, bench.frozen)
+    return bench
+
+
+def _open(work: Callable[[], T], instead: Callable[[], T]) -> T:
+    return work()
+
+
+def _contained(work: Callable[[], T], instead: Callable[[], T]) -> T:
+    """Return the result of `work`; on failure, log it and return `instead()`."""
+    try:
+        return work()
+    except Exception as error:
+        told = f": {error}" if isinstance(error, CloisterError) else ""
+        trace = trace_without_values(error)
+        said = "a step failed on this node; the reply is that of a node without examples, and does not show the failure"
+        logger.log(ERROR, "%s%s\n%s", said, told, trace)
+        return instead()
+
+
+def _examples(request: TrainRequest, node: Node) -> Examples:
+    """Return the training examples of this client.
+
+    Raises:
+        DataError: there are none, or fewer than the node's policy requires.
+    """
+    clips = request.config.privacy.client.clips_gradients
+    examples = local_data(request.config.task, node.config, request.seed, tolerant=clips).train
+    if clips:
+        return examples  # DP-SGD protects any number
+    if len(examples) < max(1, node.policy.min_rows if node.policy else 0):
+        raise DataError("this client has no examples to train on, or fewer than its policy asks for")
+    return examples
+
+
+def _nothing(request: TrainRequest) -> Examples:
+    """Return an empty set of examples in the task's shapes."""
+    task = task_of(request.config.task)
+    labels = np.zeros(0, np.int64 if task.classes else np.float32)
+    groups = np.zeros(0, np.int64) if request.config.task.group else None
+    return Examples(np.zeros((0, *task.input_shape), np.float32), labels, groups)
+
+
+def _choice(bench: ModelAndTrainer, request: TrainRequest, examples: Examples) -> int:
+    task = task_of(request.config.task)
+    return chosen_to_train(request.config.privacy, bench.model, request.models, task, examples)
+
+
+def evaluate(request: EvaluateRequest, node: Node) -> Reply:
+    """Evaluate the model on held-out examples; reply with metrics and count.
+
+    A held-out client without a test split evaluates on all of its examples. Of several hypotheses the client evaluates
+    the one of least loss on its training examples, or on the evaluated ones if it has no others.
+
+    Raises:
+        DataError: there are no examples for evaluation.
+    """
+    config, task = request.config, task_of(request.config.task)
+    data = local_data(config.task, node.config, request.seed)
+    test = data.test if len(data.test) or not config.evaluation.held_out_clients else data.train
+    if not len(test):
+        raise DataError("this client keeps no examples back to score with; raise task.test-fraction")
+    model = _bench(request).model
+    best(model, request.models, task, data.train if len(data.train) else test)
+    return Reply(metrics={EXAMPLES: len(test), **task.metrics(test.y, model.predict(test.x))})
+
+
+def keep_personal(request: KeepRequest, node: Node) -> Reply:
+    """Save the final hypothesis of least loss in the node's `model-dir`.
+
+    The server does not learn which one it is. If the run protects the client, or the node has a policy or a limit, a
+    failure stays hidden from the server too.
+    """
+    if node.config.model_dir:
+        _bench(request)
+        silent = _is_protected(request) or node.policy or node.config.has_limit
+        attempt = _contained if silent else _open
+
+        def save() -> None:
+            config, model, place = (
+                request.config,
+                model_and_trainer_of(request.config).model,
+                expanded(node.config.model_dir),
+            )
+            data = local_data(config.task, node.config, request.seed, config.privacy.client.clips_gradients)
+            best(model, request.models, task_of(config.task), data.train)
+            place.mkdir(parents=True, exist_ok=True)
+            model.save(place / f"model{model.suffix}")
+            (place / "config.json").write_text(json.dumps({"config": config.flat()}, indent=2) + "\n")
+
+        attempt(save, lambda: None)
+    return Reply()
+
+
+def _is_protected(request: Request) -> bool:
+    """Return whether clients have their own mechanism or secure aggregation."""
+    return request.config.privacy.client.is_on or request.config.secure_aggregation.enabled
+
+
+def refuse_scores(request: Request) -> None:
+    """Refuse to send scores if the configuration evaluates on no client.
+
+    Raises:
+        PrivacyError: the request asks for scores in a run that has none.
+    """
+    if isinstance(request, EvaluateRequest) and not request.config.evaluates_on_clients:
+        raise PrivacyError("scores may not leave this node in this run: its configuration evaluates on no client")
+
+
+def only_what_is_agreed(reply: Reply, request: Request) -> Reply:
+    """Return the agreed parts of a reply.
+
+    In a private run training metrics stay on the node, since they carry no noise. The example count leaves only if the
+    strategy weights clients by it. The run's report lists it.
+    """
+    config = request.config
+    if isinstance(request, EvaluateRequest):
+        return Reply(metrics=reply.metrics)
+    if not isinstance(request, TrainRequest):
+        return Reply()
+    if not config.is_private:
+        return Reply(reply.arrays, dict(reply.metrics))
+    counted = config.weights_by_examples and EXAMPLES in reply.metrics
+    return Reply(reply.arrays, {EXAMPLES: reply.metrics[EXAMPLES]} if counted else {})
+
+
+def attest(reply: Reply, request: Request, node: Node) -> Reply:
+    """State with a trained model what the client's own mechanism released; return every other reply as it is.
+
+    The statement follows from the request, the policy and the configuration of the node. It depends on no example.
+    """
+    client, head = request.config.privacy.client, ""
+    if not isinstance(request, TrainRequest) or not client.is_on:
+        return reply
+    own = next(charge for charge in privacy_costs_of(request, node) if charge.mechanism != PROMISED)
+    size = plan_of(request, node).public_size if client.clips_gradients else 0
+    allowed = node.policy.allowed_fabs if node.policy else ()
+    checked = os.environ.get(CHECKED_BUNDLE) in allowed
+    attestation = Attestation(client.name, own.unit, own.events, size, request.config.task.group, checked)
+    if keeps_ledger(node.config):
+        with folder_unnamed(node.config):
+            head = ledger_of(node.config, request.config.task.name).release_head
+    return replace(reply, attestation=attestation, ledger_head=head)
+
 
 AnyRequest = TypeVar("AnyRequest", bound=Request)
 Work = Callable[[AnyRequest, Node], Reply]

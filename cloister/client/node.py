@@ -10,10 +10,9 @@ from flwr.app import Context, RecordDict
 from pydantic import ConfigDict, Field, model_validator
 
 from cloister.client.policy import Policy, policy_of
-from cloister.config.errors import checked
-from cloister.config.section import Count, Inner, NonNegative, Scalar, Section, Whole, Word
-from cloister.core.errors import NodeConfigError
-from cloister.core.files import expanded
+from cloister.config.io import Count, Inner, NonNegative, Scalar, Section, Whole, Word, checked
+from cloister.utils.errors import NodeConfigError
+from cloister.utils.files import expanded
 
 MAXIMUM_SIZE = 10**9
 Place = Annotated[str, Field(min_length=1)]

@@ -20,13 +20,17 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from cloister.config.io import Scalar
 from cloister.config.run import RunConfig, parse
-from cloister.config.section import Scalar
 from cloister.config.secure import shared_mean
-from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.errors import FederationError, PrivacyError
-from cloister.core.hypotheses import unstacked
-from cloister.core.wire import (
+from cloister.privacy.accounting.budget import from_wire
+from cloister.privacy.accounting.events import DistributedGaussian, Event, Unaccounted
+from cloister.privacy.claims.premises import Attestation
+from cloister.privacy.mechanisms.clipping import MAX_BOUND, MIN_BOUND
+from cloister.secure_aggregation.messages import Delivery
+from cloister.utils.arrays import Layout, from_record, to_record, unstacked
+from cloister.utils.errors import FederationError, PrivacyError
+from cloister.utils.wire import (
     ADVERTISE,
     ARRAYS,
     ATTESTATION,
@@ -47,11 +51,6 @@ from cloister.core.wire import (
     SIGN,
     UNMASK,
 )
-from cloister.privacy.accounting.events import DistributedGaussian, Event, Unaccounted
-from cloister.privacy.accounting.promises import from_wire
-from cloister.privacy.claims.attestation import Attestation
-from cloister.privacy.mechanisms.clipping import MAX_BOUND, MIN_BOUND
-from cloister.secure_aggregation.messages import Delivery
 
 logger = logging.getLogger("cloister.client")
 NamedArrays = Mapping[str, NDArray]

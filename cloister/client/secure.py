@@ -1,6 +1,6 @@
 """Participation of a node in a secure aggregation: its identity, its stored state and its messages.
 
-A store contains the state (`cloister.client.attempts`). Flower's state of the node never contains it, since that may be
+A store contains the state (`cloister.client.round_state`). Flower's state of the node never contains it: that may be
 written to a disk. A restarted node has no attempt, and has dropped out.
 """
 
@@ -13,30 +13,25 @@ from functools import lru_cache
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cloister.client.attempts import AttemptStore, MemoryStore
-from cloister.client.attempts_folder import FolderStore
+from cloister.client.keys import Identity, identity
 from cloister.client.node import Node
 from cloister.client.request import NamedArrays, ProtocolRequest, Reply, Request, TrainRequest
-from cloister.client.signing import Identity, identity
-from cloister.client.workbench import workbench_of
+from cloister.client.round_state import AttemptStore, FolderStore, MemoryStore
+from cloister.client.trainers import model_and_trainer_of
 from cloister.config.run import RunConfig
 from cloister.config.secure import shared_mean
-from cloister.core.arrays import Layout
-from cloister.core.cohort import Cohort
-from cloister.core.errors import ProtocolError
-from cloister.core.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK
 from cloister.flower.messages import LOCAL_RUN
-from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.whole import add_noise, whole_input
+from cloister.privacy.mechanisms.distributed.plan import Plan, add_noise, encode_client_input
 from cloister.secure_aggregation import messages as protocol
-from cloister.secure_aggregation.chain import LINK, SeedChain
-from cloister.secure_aggregation.graph import Complete
-from cloister.secure_aggregation.introduction import encode_roster
 from cloister.secure_aggregation.member import Member
-from cloister.secure_aggregation.ring import into_ring
-from cloister.secure_aggregation.roster import Roster, public_bytes
-from cloister.secure_aggregation.terms import HASH, Terms
-from cloister.secure_aggregation.written import NUMBER, TEXT, Serializable, sized
+from cloister.secure_aggregation.primitives import LINK, SeedChain, into_ring
+from cloister.secure_aggregation.roster import Roster, encode_roster, public_bytes
+from cloister.secure_aggregation.serialization import NUMBER, TEXT, Serializable, sized
+from cloister.secure_aggregation.session import HASH, Complete, Terms
+from cloister.utils.arrays import Layout
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import ProtocolError
+from cloister.utils.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK
 
 AnyStep = TrainRequest | ProtocolRequest
 """Request within an attempt."""
@@ -154,7 +149,7 @@ def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) 
         return reply
     (sent,) = request.models
     plan, layout = part.plan.at(request.bound), Layout.of(sent)
-    numbers = whole_input(Cohort.of(layout, layout.rows(sent), (layout.rows(reply.arrays or {}),)), plan)
+    numbers = encode_client_input(Cohort.of(layout, layout.rows(sent), (layout.rows(reply.arrays or {}),)), plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})
@@ -167,7 +162,7 @@ def _advertised(request: ProtocolRequest, node: Node) -> Reply:
     """Begin an attempt, and reply with its keys and this node's roster."""
     store, who = store_of(request, node), identity_of(request, node)
     store.begin(request.run, request.round)
-    part = _Part.of(request, who, Layout.of(workbench_of(request.config).model.arrays()).size)
+    part = _Part.of(request, who, Layout.of(model_and_trainer_of(request.config).model.arrays()).size)
     advertisement = part.member.advertise()
     _kept(part, request, node)
     return Reply({**_packed(advertisement), ROSTER: np.frombuffer(encode_roster(who.roster), np.uint8)})

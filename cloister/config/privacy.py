@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_serializer, model_validator
 
 from cloister.config import variants
-from cloister.config.errors import no_effect, suggestion
-from cloister.config.section import Inner, Positive, Scalar, Section, kebab
-from cloister.core.errors import ConfigError
-from cloister.privacy.mechanisms.circumstances import Circumstances
+from cloister.config.io import Inner, Positive, Scalar, Section, kebab, no_effect, suggestion
+from cloister.privacy.mechanisms.selection import ReleaseContext
+from cloister.utils.errors import ConfigError
 
 
 class PrivacyConfig(Section):
@@ -60,10 +59,10 @@ class PrivacyConfig(Section):
         return self.server.hypotheses > 1 and self.client.is_on and self.choice == "private"
 
     @property
-    def circumstances(self) -> Circumstances:
+    def circumstances(self) -> ReleaseContext:
         """Return the other settings on which the clients' guarantee depends."""
         hypotheses, private = max(1, self.server.hypotheses), self.choice == "private"
-        return Circumstances(self.noise_seed != -1, hypotheses, private, self.choice_epsilon)
+        return ReleaseContext(self.noise_seed != -1, hypotheses, private, self.choice_epsilon)
 
     @property
     def dp_sgd(self) -> variants.DpSgdPrivacy:

@@ -14,14 +14,26 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, field_validator, model_serializer, model_validator
 
 from cloister.config import variants
-from cloister.config.errors import INVALID, checked, nearest
+from cloister.config.io import (
+    INVALID,
+    Auto,
+    Count,
+    Fraction,
+    Positive,
+    Scalar,
+    Section,
+    Share,
+    Whole,
+    Word,
+    checked,
+    kebab,
+    nearest,
+    read_options,
+)
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
-from cloister.config.section import Auto, Count, Fraction, Positive, Scalar, Section, Share, Whole, Word, kebab
 from cloister.config.secure import ENABLED, SecureAggregationConfig
-from cloister.config.settings import read_options
-from cloister.core.errors import ConfigError
-from cloister.privacy.mechanisms.distributed.beside import LARGEST_MULTIPLIER
-from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING, LARGEST_MULTIPLIER, THRESHOLD
+from cloister.utils.errors import ConfigError
 
 
 class TaskConfig(Section):
@@ -471,7 +483,7 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
         (3, 1.0)
         >>> parse({"num-round": 3})
         Traceback (most recent call last):
-        cloister.core.errors.ConfigError: unknown key 'num-round'; did you mean 'num-rounds'...
+        cloister.utils.errors.ConfigError: unknown key 'num-round'; did you mean 'num-rounds'...
     """
     if unknown := _unknown(flat):
         # Rules between keys are skipped: a misspelt key may be the one that they need.

@@ -6,11 +6,11 @@ from typing import Protocol
 from pydantic import model_validator
 
 from cloister.config import variants
+from cloister.config.io import Scalar, Section, Whole
 from cloister.config.privacy import PrivacyConfig
-from cloister.config.section import Scalar, Section, Whole
-from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Parties
+from cloister.utils.errors import ConfigError
 
 ENABLED = "secure-aggregation.enabled"
 SWITCHED_OFF: Mapping[str, Scalar] = {ENABLED: False, THRESHOLD: 0, COLLUDING: 0}

@@ -9,15 +9,24 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from cloister.config.errors import sections_of
-from cloister.config.section import Auto, Count, Inner, NonNegative, Positive, Scalar, Section, Share, Whole
-from cloister.config.settings import read_options
+from cloister.config.io import (
+    Auto,
+    Count,
+    Inner,
+    NonNegative,
+    Positive,
+    Scalar,
+    Section,
+    Share,
+    Whole,
+    read_options,
+    sections_of,
+)
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd
 from cloister.privacy.mechanisms.clipping import MAX_RATE, AdaptiveClip, FixedClip
-from cloister.privacy.mechanisms.gaussian import GaussianMechanism
+from cloister.privacy.mechanisms.gaussian import GaussianMechanism, global_dp
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
-from cloister.privacy.mechanisms.named import global_dp
-from cloister.privacy.mechanisms.noise_scale import CONSTANT, Constant, DistanceScaled
+from cloister.privacy.mechanisms.metric import CONSTANT, Constant, DistanceScaled
 
 
 class FixedClipping(Section):

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cloister.core.errors import ConfigError
-from cloister.deploy.folder import HEART, ISSUED, Kits
+from cloister.deploy.provision.folder import HEART, ISSUED, Kits
+from cloister.utils.errors import ConfigError
 
 site = typer.Typer(
     help="Sites by NAME, at a SuperLink: CONNECTION is one of Flower's config.toml, FLWR_HOME the operator's kit.",
@@ -37,7 +37,7 @@ def _alone() -> Iterator[Kits]:
     Two operators at the same kits would each see a state of before, and undo what the other did. At the end the proxy's
     list of keys is that of the operator's kit, if it has one.
     """
-    from cloister.deploy.proxy import NODES, list_nodes
+    from cloister.deploy.provision.scripts import NODES, list_nodes
     from cloister.flower import flower_home
 
     home = flower_home().resolve()
@@ -56,8 +56,8 @@ def _alone() -> Iterator[Kits]:
 @site.command("list")
 def list_sites(connection: Connection) -> None:
     """Show every site that was ever registered: its state, since when, and the fingerprint of its key."""
-    from cloister.core.text import clean
-    from cloister.deploy.control import control
+    from cloister.deploy.sites import control
+    from cloister.utils.text import clean
 
     with control(connection) as opened:
         for node in opened.nodes():
@@ -67,8 +67,7 @@ def list_sites(connection: Connection) -> None:
 @site.command()
 def approve(connection: Connection, name: SiteName, key: NewKey = None, expected: Expected = "") -> None:
     """Let a new site in. Compare the fingerprint with the site on another way than its key came."""
-    from cloister.deploy.control import control
-    from cloister.deploy.sites import approve, keep_key, key_file
+    from cloister.deploy.sites import approve, control, keep_key, key_file
 
     with _alone(), control(connection) as opened:
         found = approve(opened, name, key or key_file(name), expected)
@@ -86,9 +85,8 @@ def rotate(
     expected_signing: ExpectedSigning = "",
 ) -> None:
     """Let a site in with a new key, and refuse its old one; with --signing-key alone the node's key stays."""
-    from cloister.deploy.control import control
-    from cloister.deploy.rosters import replace
-    from cloister.deploy.sites import keep_key, key_file, rotate
+    from cloister.deploy.provision.rosters import replace
+    from cloister.deploy.sites import control, keep_key, key_file, rotate
 
     with _alone() as kits:
         if signing is not None:
@@ -106,9 +104,8 @@ def remove(connection: Connection, name: SiteName) -> None:
 
     It is taken off the roster too, where the key that signs rosters is.
     """
-    from cloister.deploy.control import control
-    from cloister.deploy.rosters import roster_in, strike
-    from cloister.deploy.sites import key_file, remove
+    from cloister.deploy.provision.rosters import roster_in, strike
+    from cloister.deploy.sites import control, key_file, remove
 
     with _alone() as kits:
         if strike(kits, name):

@@ -14,10 +14,10 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from cloister.core.errors import ConfigError
 from cloister.deploy.serverapp_supervisor import APP, LOCK, TASK
 from cloister.flower import command, log, serverapp
-from cloister.flower.superexec import ExecutionSpec, LaunchResult, SubprocessExecutor, TaskType, run_superexec
+from cloister.flower.executor import ExecutionSpec, LaunchResult, SubprocessExecutor, TaskType, run_superexec
+from cloister.utils.errors import ConfigError
 
 SUPERVISOR = Path(__file__).with_name("serverapp_supervisor.py")
 """Program that is started instead if a killed app is to be restarted."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cloister.core.digits import at_most
-from cloister.core.errors import ConfigError, LedgerError
+from cloister.utils.errors import ConfigError, LedgerError
+from cloister.utils.text import at_most
 
 if TYPE_CHECKING:
     from cloister.privacy.accounting.ledger import Ledger
@@ -89,7 +89,7 @@ def leakage(paths: Annotated[list[Path], typer.Argument()]) -> None:
 
     PATHS are the ledgers of the clients, one each.
     """
-    from cloister.privacy.accounting.leakage import leakage_report, render_leakage
+    from cloister.privacy.claims.report import leakage_report, render_leakage
 
     spent = [_opened(path).leakage() for path in paths]
     for path, leaked in zip(paths, spent, strict=True):

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.errors import ProtocolError, RoundAbandoned
-from cloister.secure_aggregation.keys import can_agree, pair_key, private_key, public_key
-from cloister.secure_aggregation.masks import add_masks
 from cloister.secure_aggregation.messages import (
     Advertisement,
     Cohort,
@@ -21,10 +18,10 @@ from cloister.secure_aggregation.messages import (
     SurvivorSignature,
     Unmasking,
 )
+from cloister.secure_aggregation.primitives import add_masks, can_agree, combine, pair_key, private_key, public_key
 from cloister.secure_aggregation.roster import Roster
-from cloister.secure_aggregation.sharing import combine
-from cloister.secure_aggregation.steps import Steps
-from cloister.secure_aggregation.terms import Terms
+from cloister.secure_aggregation.session import Steps, Terms
+from cloister.utils.errors import ProtocolError, RoundAbandoned
 
 
 @dataclass(frozen=True)

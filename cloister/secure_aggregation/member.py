@@ -9,11 +9,6 @@ from typing import Self, cast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from cloister.core.errors import ProtocolError
-from cloister.secure_aggregation.canonical import read, text
-from cloister.secure_aggregation.chain import SeedChain
-from cloister.secure_aggregation.keys import KEY, agreed, pair_key, private_key, public_key, seal, unseal
-from cloister.secure_aggregation.masks import add_masks
 from cloister.secure_aggregation.messages import (
     Advertisement,
     Cohort,
@@ -25,19 +20,33 @@ from cloister.secure_aggregation.messages import (
     SurvivorSignature,
     Unmasking,
 )
+from cloister.secure_aggregation.primitives import (
+    KEY,
+    SECRET,
+    SeedChain,
+    add_masks,
+    agreed,
+    pair_key,
+    private_key,
+    public_key,
+    seal,
+    split,
+    unseal,
+)
 from cloister.secure_aggregation.roster import Roster
-from cloister.secure_aggregation.sharing import SECRET, split
-from cloister.secure_aggregation.steps import Steps
-from cloister.secure_aggregation.terms import HASH, Terms
-from cloister.secure_aggregation.written import (
+from cloister.secure_aggregation.serialization import (
     SEVERAL_NAMES,
     TEXT,
     Names,
     Serializable,
     nested,
     nested_by_name,
+    read,
     sized,
+    text,
 )
+from cloister.secure_aggregation.session import HASH, Steps, Terms
+from cloister.utils.errors import ProtocolError
 
 KEPT_LABEL = "member between two messages"
 

@@ -5,12 +5,9 @@ Every message is checked on construction, so that the protocol receives only wel
 
 from dataclasses import dataclass, field
 
-from cloister.core.errors import ProtocolError
-from cloister.secure_aggregation.chain import LINK
-from cloister.secure_aggregation.keys import PUBLIC_KEY, SEAL
+from cloister.secure_aggregation.primitives import LINK, PUBLIC_KEY, SEAL, SECRET
 from cloister.secure_aggregation.roster import SIGNATURE
-from cloister.secure_aggregation.sharing import SECRET
-from cloister.secure_aggregation.written import (
+from cloister.secure_aggregation.serialization import (
     ONE_NAME,
     SEVERAL_NAMES,
     ByName,
@@ -21,6 +18,7 @@ from cloister.secure_aggregation.written import (
     sized,
     sized_by_name,
 )
+from cloister.utils.errors import ProtocolError
 
 SEALED_SHARES = SEAL + 2 * SECRET
 """Bytes of a sealed pair of shares: one of a key's seed, and one of a mask's seed."""

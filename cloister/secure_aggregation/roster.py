@@ -9,10 +9,10 @@ from typing import Self, cast
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from cloister.core.errors import ProtocolError
-from cloister.core.keys import fingerprint
-from cloister.secure_aggregation.canonical import read, text
-from cloister.secure_aggregation.keys import PUBLIC_KEY
+from cloister.secure_aggregation.primitives import PUBLIC_KEY
+from cloister.secure_aggregation.serialization import read, text
+from cloister.utils.errors import ProtocolError
+from cloister.utils.keys import fingerprint
 
 SIGNATURE = 64
 """Bytes of a signature."""
@@ -205,3 +205,30 @@ def _fits(key: bytes | Ed25519PublicKey, signature: bytes, signed: bytes) -> boo
     except InvalidSignature:
         return False
     return True
+
+
+SENT_LABEL = "roster told"
+MAX_ENCODED_ROSTER = 4 * 2**20
+"""Largest encoded roster in bytes: enough for 10,000 members."""
+
+
+def encode_roster(roster: Roster) -> bytes:
+    """Encode names, keys and their makers in the canonical form."""
+    return text(SENT_LABEL, roster.entries)
+
+
+def decode_roster(content: bytes) -> Roster:
+    """Decode the roster that `encode_roster` encoded.
+
+    It is unauthenticated: members use their own roster.
+
+    Raises:
+        ProtocolError: the bytes are no roster.
+    """
+    if len(content) > MAX_ENCODED_ROSTER:
+        raise ProtocolError("the bytes are no roster")
+    try:
+        (entries,) = read(SENT_LABEL, content)
+        return Roster.of(cast(tuple[Entry, ...], entries))
+    except (ValueError, TypeError) as error:
+        raise ProtocolError("the bytes are no roster") from error

@@ -1,17 +1,21 @@
-"""Construction of the objects of a run from its configuration."""
+"""Construction of the objects of a run from its configuration: plugin options, strategy, mechanism, budget."""
 
 import hashlib
+import inspect
+import random
 import secrets
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
-from cloister.aggregation.decorator import Decorator
+from flwr.serverapp.strategy import Strategy
+
 from cloister.config import variants
-from cloister.config.run import RunConfig
-from cloister.core.arrays import Layout
-from cloister.core.errors import ConfigError
-from cloister.core.files import expanded
+from cloister.config.io import Scalar, suggestion
+from cloister.config.run import RunConfig, known_keys
+from cloister.config.secure import shared_mean
 from cloister.privacy.accounting.account import best_epsilon, composed
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
@@ -21,13 +25,212 @@ from cloister.privacy.accounting.vocabulary import Relation
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.claims.premises import UNBROKEN, Premise
 from cloister.privacy.claims.server import visible
-from cloister.server.mechanisms import decorate
-from cloister.server.strategies import held_out_of, named_strategy
-from cloister.strategies.averaging import Sampled
-from cloister.strategies.sampling import HeldOut
+from cloister.privacy.mechanisms import MECHANISMS
+from cloister.privacy.mechanisms.mechanism import Mechanism
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.server.canaries import Canaries
+from cloister.server.clustering import LaplaceClustering
+from cloister.server.polling_grid import later_quorum
+from cloister.server.private_strategy import PrivateStrategy
+from cloister.server.secure_sum import SecureSum
+from cloister.server.strategy_wrapper import NoPrivacyStrategy, StrategyWrapper
+from cloister.strategies import STRATEGIES as STRATEGIES
+from cloister.strategies.averaging import HeldOut, Sampled, Sampling
 from cloister.tasks.base import Recipe, Task
 from cloister.tasks.making import named_task
-from cloister.tasks.training.recipe import recipe_of
+from cloister.tasks.recipe import recipe_of
+from cloister.utils.arrays import Layout
+from cloister.utils.errors import ConfigError, PluginError
+from cloister.utils.files import expanded
+
+NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+"""Kinds of parameters that accept a keyword argument."""
+
+
+def options_of(
+    factory: Callable[..., object], given: Mapping[str, Scalar], section: str, name: str, shared: Collection[str] = ()
+) -> dict[str, Scalar]:
+    """Return the options of a plugin by the parameter names of its constructor.
+
+    Args:
+        factory: constructs the plugin.
+        given: the options by their keys.
+        section: of the keys, `strategy` or `privacy.options`, for the message.
+        name: of the plugin.
+        shared: further valid keys of the section, for spelling suggestions.
+
+    Raises:
+        ConfigError: the plugin has no such option, or the value has another type.
+    """
+    allowed = {
+        option: parameter.default
+        for option, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind in NAMED
+        and option not in ("train", "evaluate")
+        # A configuration can set these alone.
+        and (parameter.default is inspect.Parameter.empty or isinstance(parameter.default, str | int | float | bool))
+    }
+    found: dict[str, Scalar] = {}
+    for key, value in given.items():
+        option = key.replace("-", "_")
+        if option not in allowed:
+            valid = [each.replace("_", "-") for each in sorted(allowed)]
+            raise ConfigError(
+                f"{section}.{key} = {value!r} is not an option of {name!r}{suggestion(key, [*valid, *shared])}; "
+                f"its options: {', '.join(f'{section}.{each}' for each in valid) or 'none'}"
+            )
+        default = allowed[option]
+        if default is inspect.Parameter.empty or type(value) is type(default):
+            found[option] = value
+        elif isinstance(default, float) and type(value) is int:
+            found[option] = float(value)
+        else:
+            wanted = f"expected {type(default).__name__}, such as {default!r}"
+            raise ConfigError(f"{section}.{key} = {value!r} is not valid: {wanted}")
+    return found
+
+
+def named_strategy(config: RunConfig, draws: bool = True, held_out: HeldOut | None = None) -> Strategy:
+    """Return the strategy `strategy.name`, with its options and sampling.
+
+    A strategy without arguments for Cloister's sampling, such as Flower's own, samples by itself. It receives the
+    settings that match its arguments.
+
+    Args:
+        config: of the run.
+        draws: whether the strategy samples nodes. One that only aggregates receives the smallest sampling fraction.
+        held_out: assigns the roles; None: created if the configuration holds nodes out.
+
+    Raises:
+        ConfigError: it rejects the options, or samples by itself although Cloister's sampling is configured.
+    """
+    factory = STRATEGIES.load(config.strategy.name)
+    shared = [key.removeprefix("strategy.") for key in known_keys() if key.startswith("strategy.")]
+    options = options_of(factory, config.strategy.options, "strategy", config.strategy.name, shared)
+    takes_draws = isinstance(factory, type) and issubclass(factory, Sampled)
+    if takes_draws or {"train", "evaluate"} <= set(inspect.signature(factory).parameters):
+        held_out = held_out or held_out_of(config)
+        fraction = config.strategy.fraction_train if draws else 1e-9
+        train = _sampling(config, "train", fraction, config.strategy.sampling)
+        evaluate = _sampling(config, "evaluate", config.strategy.fraction_evaluate, "fixed")
+        # Evaluation never waits for nodes: the connected ones are enough.
+        evaluate = replace(evaluate, quorum=0, population=0, held_out=held_out, from_held_out=held_out is not None)
+        sampling: dict[str, Any] = {
+            "train": replace(train, held_out=held_out),
+            "evaluate": evaluate if config.evaluates_on_clients else None,
+        }
+    else:
+        sampling = _own_sampling(factory, config)
+    try:
+        return factory(**{**sampling, **options})
+    except TypeError as error:
+        raise ConfigError(f"strategy {config.strategy.name!r} does not take these options: {error}") from error
+
+
+def _own_sampling(factory: Callable[..., Strategy], config: RunConfig) -> dict[str, Any]:
+    """Return the arguments of a Flower strategy that match Cloister's keys.
+
+    Raises:
+        ConfigError: a key requires Cloister's sampling.
+    """
+    for key, value, default in (
+        ("strategy.sampling", config.strategy.sampling, "fixed"),
+        ("privacy.population", config.privacy.server.population, 0),
+        ("evaluation.held-out-clients", config.evaluation.held_out_clients, 0.0),
+    ):
+        if value != default:
+            raise ConfigError(
+                f"{key} = {value!r} has no effect with strategy.name = {config.strategy.name!r}: "
+                "it draws nodes by itself; remove it, or use a strategy of Cloister"
+            )
+    quorum = later_quorum(config)
+    means = {
+        "fraction_train": config.strategy.fraction_train,
+        "fraction_evaluate": config.strategy.fraction_evaluate if config.evaluates_on_clients else 0.0,
+        **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), quorum),
+    }
+    return {name: value for name, value in means.items() if name in inspect.signature(factory).parameters}
+
+
+def _sampling(config: RunConfig, use: str, fraction: float, kind: Literal["fixed", "poisson"]) -> Sampling:
+    # Amplification relies on a secret draw, so that `poisson` is never seeded.
+    rng = _rng(config, use) if kind == "fixed" else random.SystemRandom()
+    strategy, population = config.strategy, config.privacy.server.population
+    return Sampling(
+        fraction, strategy.min_nodes, kind, config.node_timeout, rng, population, quorum=later_quorum(config)
+    )
+
+
+def held_out_of(config: RunConfig) -> HeldOut | None:
+    """Return the roles of held-out nodes; None without any.
+
+    They follow from the run's seed, and are public.
+    """
+    fraction = config.evaluation.held_out_clients
+    return HeldOut(fraction, _rng(config, "held out")) if fraction else None
+
+
+def _rng(config: RunConfig, use: str) -> random.Random:
+    """Return an independent random stream for each use of the seed."""
+    return random.SystemRandom() if config.seed == -1 else random.Random(f"{config.seed} {use}")
+
+
+def decorate(
+    strategy: Strategy, config: RunConfig, budget: PrivacyBudget, copy: Callable[[], Strategy]
+) -> StrategyWrapper:
+    """Return the strategy inside the mechanism that `privacy.server` names.
+
+    Args:
+        strategy: samples the nodes and aggregates.
+        config: of the run.
+        budget: that releases are charged to.
+        copy: returns another strategy of the same kind, for each hypothesis.
+
+    Raises:
+        ConfigError: the mechanism rejects the options, or is incompatible with the strategy.
+        PluginError: the name of the mechanism is unknown.
+    """
+    server, seed = config.privacy.server, config.privacy.noise_seed
+    if isinstance(server, variants.ClusteringPrivacy):
+        return LaplaceClustering(strategy, copy, server.hypotheses, config.privacy.split_round)
+    if isinstance(server, variants.NoServerPrivacy):
+        return NoPrivacyStrategy(strategy, by_examples=config.weights_by_examples)
+    if config.secure_aggregation.enabled:
+        return SecureSum(strategy, shared_mean(config), budget=budget)
+    own = None if seed == -1 else seed
+    noise, canaries = GaussianNoise(own), Canaries.drawn(server.canaries, own)
+    return PrivateStrategy(strategy, mechanism_of(server), budget=budget, noise=noise, canaries=canaries)
+
+
+def mechanism_of(server: variants.GlobalPrivacy | variants.MetricPrivacy | variants.PluginPrivacy) -> Mechanism:
+    """Return the mechanism that `privacy.server` names, with its options.
+
+    Args:
+        server: the section of the configuration.
+
+    Raises:
+        ConfigError: the mechanism rejects the options, or is a client mechanism.
+        PluginError: the name is unknown.
+    """
+    if not isinstance(server, variants.PluginPrivacy):
+        return server.mechanism()
+    if server.name not in MECHANISMS.names():
+        if server.name in variants.BY_NAME["client"]:
+            raise ConfigError(
+                f"privacy.server = {server.name!r} is a mechanism of the clients: use privacy.client = {server.name!r} "
+                "and privacy.server = 'none'"
+            )
+        known = sorted({*MECHANISMS.names(), *variants.BY_NAME["server"]})
+        raise PluginError(
+            f"unknown mechanism privacy.server = {server.name!r}{suggestion(server.name, known)}; "
+            f"known: {', '.join(known)}"
+        )
+    factory = MECHANISMS.load(server.name)
+    options = options_of(factory, server.options, "privacy.options", server.name)
+    try:
+        return factory(**options)
+    except TypeError as error:
+        raise ConfigError(f"mechanism {server.name!r} does not take these options: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -48,7 +251,7 @@ class Plan:
     config: RunConfig
     seed: int
     task: Task
-    strategy: Decorator
+    strategy: StrategyWrapper
     budget: PrivacyBudget
     recipe: Recipe
     held_out: HeldOut | None = None

@@ -6,12 +6,11 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from cloister.core.arrays import from_record
-from cloister.core.hypotheses import unstacked
 from cloister.tasks.base import Model, Task
 from cloister.tasks.making import dataset_of
 from cloister.tasks.scores import Classification
-from cloister.tasks.validation import with_validation
+from cloister.tasks.splits import with_validation
+from cloister.utils.arrays import from_record, unstacked
 
 
 class CentralEvaluation:

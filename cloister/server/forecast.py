@@ -15,11 +15,6 @@ import numpy as np
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from cloister.aggregation.private_strategy import PrivateStrategy
-from cloister.core.arrays import from_record
-from cloister.core.cohort import Cohort
-from cloister.core.errors import BudgetExhausted
-from cloister.core.wire import SECURE_MESSAGE, SEED
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import DraftLedger, Ledger
 from cloister.privacy.claims.claim import Statement
@@ -30,13 +25,17 @@ from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.mechanism import Contributions
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.secure_aggregation.messages import Delivery
-from cloister.server.build import Plan
-from cloister.server.clients import client_claim
-from cloister.server.lasting import kept_budget, leaves_unguaranteed, needs_lasting_ledger
+from cloister.server.build import Plan, named_strategy
+from cloister.server.client_claims import client_claim
+from cloister.server.ledger_location import kept_budget, leaves_unguaranteed, needs_lasting_ledger
 from cloister.server.prepare import Prepared
+from cloister.server.private_strategy import PrivateStrategy
 from cloister.server.run import render_sampling
-from cloister.server.strategies import named_strategy
-from cloister.tasks.frozen import told_of
+from cloister.tasks.making import frozen_digest_field
+from cloister.utils.arrays import from_record
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import BudgetExhausted
+from cloister.utils.wire import SECURE_MESSAGE, SEED
 
 PLANNED = "(planned)"
 """Run name of planned releases; no real run can have it."""
@@ -141,7 +140,7 @@ def first_messages(prepared: Prepared, grid: Grid) -> list[Message]:
     everybody = plan.config.strategy.model_copy(update={"sampling": "fixed", "fraction_train": 1.0})
     config = plan.config.model_copy(update={"strategy": everybody})
     strategy.inner = named_strategy(config, held_out=plan.held_out)
-    public = ConfigRecord({SEED: plan.seed, **told_of(prepared.model)})
+    public = ConfigRecord({SEED: plan.seed, **frozen_digest_field(prepared.model)})
     if plan.config.secure_aggregation.enabled:
         public[SECURE_MESSAGE] = Delivery((), {}).encode()  # a real one carries shares of peers within a round
     return list(strategy.configure_train(1, prepared.initial, public, grid))

@@ -13,44 +13,15 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from cloister.config.run import RunConfig
-from cloister.core.arrays import Layout, from_record
-from cloister.core.crash import write_traces_to
-from cloister.core.errors import CloisterError, DataError
-from cloister.core.hypotheses import unstacked
-from cloister.core.wire import ROUND, SEED
 from cloister.privacy.claims.claim import Claim, Statement
 from cloister.privacy.claims.premises import known_by, of_runtime, of_transport
-from cloister.privacy.claims.record import record, running
 from cloister.privacy.claims.server import ALL_PLANNED, statement
+from cloister.privacy.claims.to_json import record, running
 from cloister.privacy.dpsgd.local_steps import Holders, LocalSteps
-from cloister.server.attested import Attested
-from cloister.server.budgets import refuse_impossible_budget
 from cloister.server.build import Plan
-from cloister.server.clients import client_claim, personalise, shared_units, sizes_known
-from cloister.server.drowning import low_snr_warnings
-from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
-from cloister.server.evaluation import CentralEvaluation
-from cloister.server.lasting import (
-    confine_ledger,
-    draws_are_seen,
-    is_in_process,
-    is_lasting,
-    is_simulated,
-    refuse_closing,
-    refuse_forgetful_nodes,
-    render_budget,
-    warn_of_other_names,
-)
-from cloister.server.loop import Observer, Round, RoundLoop
-from cloister.server.prepare import Prepared, prepare
-from cloister.server.progress import Progress, stateful_objects
-from cloister.server.quorum import Quorum
-from cloister.server.reply_size import MAXIMUM
-from cloister.server.reports.console import Narrator
-from cloister.server.reports.jsonlog import JsonNarrator
-from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory, refuse_name
-from cloister.server.resume import (
+from cloister.server.checkpoint import (
     NODES,
+    Progress,
     ResumedRun,
     StatefulGrid,
     earlier_run,
@@ -58,17 +29,38 @@ from cloister.server.resume import (
     note_ledger,
     refuse_other_ledger,
     remember,
+    stateful_objects,
 )
-from cloister.server.sites import Sites
-from cloister.server.stop import Stop, StopAsked
-from cloister.server.stopping import EarlyStopping
-from cloister.server.stragglers import Transport, transport_of
+from cloister.server.client_claims import Attested, client_claim, personalise, shared_units, sizes_known
+from cloister.server.evaluation import CentralEvaluation
+from cloister.server.ledger_location import (
+    check_budget_invalidation,
+    draws_are_seen,
+    is_in_process,
+    is_shared_ledger,
+    is_simulated,
+    render_budget,
+    require_node_state,
+    use_run_local_ledger,
+    warn_of_other_names,
+)
+from cloister.server.polling_grid import MAXIMUM, Quorum, Transport, transport_of
+from cloister.server.preflight import low_snr_warnings, refuse_impossible_budget
+from cloister.server.prepare import Prepared, prepare
+from cloister.server.reports.console import ConsoleReporter, JsonReporter
+from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory, refuse_name
+from cloister.server.round import Observer, Round, RoundLoop, Sites
+from cloister.server.stopping import EarlyStopping, Ended, Ending, Stop, StopAsked, ending_of, is_disk_full
 from cloister.tasks.base import Model
 from cloister.tasks.faults import refuse_faulty
-from cloister.tasks.frozen import Parameters, told_of
+from cloister.tasks.making import Parameters, frozen_digest_field
+from cloister.utils.arrays import Layout, from_record, unstacked
+from cloister.utils.crash import write_traces_to
+from cloister.utils.errors import CloisterError, DataError
+from cloister.utils.wire import ROUND, SEED
 
 if TYPE_CHECKING:
-    from cloister.server.reports.tracking import MlflowTracker
+    from cloister.server.reports.loggers import MlflowTracker
 
 logger = logging.getLogger("cloister.server")
 AnyClaim = TypeVar("AnyClaim", bound=Claim)
@@ -132,7 +124,7 @@ class RunContext:
     model: Model
     layout: Layout
     directory: RunDirectory
-    narrator: Narrator
+    narrator: ConsoleReporter
     score: CentralEvaluation | None
     stopping: EarlyStopping
     attested: Attested
@@ -150,7 +142,7 @@ class RunContext:
         return None if self.earlier is None else self.earlier.progress
 
 
-def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients: int = 0) -> Outcome:
+def run(grid: Grid, config: RunConfig, narrator: ConsoleReporter | None = None, clients: int = 0) -> Outcome:
     """Train on the nodes of the grid and write everything to a run directory.
 
     The directory is new, or that of the resumed run. However the run ends, `run` first writes the last good model, the
@@ -166,12 +158,12 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         CloisterError: the run cannot start or continue, or no client takes part in it.
     """
     started = time.perf_counter()
-    refuse_forgetful_nodes(config, grid)
+    require_node_state(config, grid)
     with ExitStack() as stack:
         earlier = stack.enter_context(earlier_run(config, grid, clients)) if config.resume else None
         refuse_name(config)
         prepared = prepare(config, earlier=earlier, draws_are_seen=draws_are_seen(grid))
-        refuse_closing(prepared.plan, grid)
+        check_budget_invalidation(prepared.plan, grid)
         if earlier is None:
             refuse_impossible_budget(prepared)
         context = _set_up(prepared, grid, narrator, clients, earlier, stack)
@@ -183,7 +175,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
                 plan.strategy,
                 context.score,
                 observers,
-                {SEED: plan.seed, **told_of(context.model)},
+                {SEED: plan.seed, **frozen_digest_field(context.model)},
                 config.round_timeout,
                 config.evaluation.every,
                 context.stopping,
@@ -220,7 +212,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
 def _set_up(
     prepared: Prepared,
     grid: Grid,
-    narrator: Narrator | None,
+    narrator: ConsoleReporter | None,
     clients: int,
     earlier: ResumedRun | None,
     stack: ExitStack,
@@ -232,7 +224,7 @@ def _set_up(
     plan, model, layout, config = prepared.plan, prepared.model, prepared.layout, prepared.plan.config
     score = _central(plan, model)
     refuse_faulty(plan.task, model, score.examples if score else None)
-    narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
+    narrator = narrator or (JsonReporter if config.log_format == "json" else ConsoleReporter)(config.num_rounds)
     stopping = EarlyStopping(config.evaluation.patience, config.privacy.split_round)
     if earlier is None:
         directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
@@ -244,7 +236,7 @@ def _set_up(
     # Reserve twice the size of the model: a new archive is written before it replaces the old one.
     directory.reserve(2 * layout.size * np.dtype(layout.dtype).itemsize)
     write_traces_to(directory.path, plan.hides_times)
-    confine_ledger(plan, grid, directory.path)
+    use_run_local_ledger(plan, grid, directory.path)
     refuse_other_ledger(directory, plan.budget.ledger)
     rounds: list[Round] = []
     if earlier is not None:
@@ -258,7 +250,7 @@ def _set_up(
         directory.go_on(plan, after, grid.run.fab_hash)
     tracker = None
     if config.tracking != "none":
-        from cloister.server.reports.tracking import MlflowTracker
+        from cloister.server.reports.loggers import MlflowTracker
 
         tracker = MlflowTracker(plan, directory)
         stack.callback(tracker.close)
@@ -404,7 +396,7 @@ def _send_final_models(context: RunContext, loop: RoundLoop, stop: Stop) -> None
     The run has saved its own model by then. A request to stop ends this step only.
     """
     plan = context.plan
-    public: dict[str, str | int] = {SEED: plan.seed, ROUND: loop.aggregated, **told_of(context.model)}
+    public: dict[str, str | int] = {SEED: plan.seed, ROUND: loop.aggregated, **frozen_digest_field(context.model)}
     try:
         with stop.waiting():
             personalise(loop.grid, loop.kept, public, plan.hypotheses)
@@ -439,7 +431,7 @@ def _statement(context: RunContext, loop: RoundLoop) -> Statement:
         clients,
         plan.planned(layout) if ended_by_choice else None,
         resumed,
-        is_lasting(plan, context.directory.path),
+        is_shared_ledger(plan, context.directory.path),
     )
     return replace(said, simulated=context.simulated)
 
@@ -498,7 +490,7 @@ def _observers(context: RunContext, grid: Grid) -> Iterator[list[Observer]]:
     if not plan.config.tensorboard:
         yield [save, *told]
         return
-    from cloister.server.reports.tensorboard import TensorBoardObserver
+    from cloister.server.reports.loggers import TensorBoardObserver
 
     secret = plan.strategy.has_secret_cohorts
     after = context.earlier.last_round if context.earlier else None

@@ -1,6 +1,6 @@
-"""Aggregation strategies by name. They contain no privacy: `cloister.aggregation` adds a mechanism around them."""
+"""Aggregation strategies by name. They contain no privacy: `cloister.server` adds a mechanism around them."""
 
-from cloister.core.registry import Registry
+from cloister.utils.registry import Registry
 
 STRATEGIES = Registry(
     "strategy",

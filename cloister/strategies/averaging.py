@@ -1,7 +1,11 @@
-"""FedAvg and FedProx, and the base class of all strategies here, with checked sampling of nodes."""
+"""Sampling of the nodes of a round, and averaging strategies: FedAvg and FedProx."""
 
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from logging import INFO
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -9,16 +13,214 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
-from cloister.core import check
-from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.capabilities import MEAN, Aggregated, Capabilities, Messages
-from cloister.core.cohort import Cohort, scratch_for, weighted_sum
-from cloister.core.draw import Draw
-from cloister.core.state import State, joined, part
-from cloister.core.threads import Span, for_each_span, spans
-from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND, number
 from cloister.flower import log
-from cloister.strategies.sampling import Sampling
+from cloister.utils import check
+from cloister.utils.arrays import Layout, State, from_record, joined, part, to_record
+from cloister.utils.cohort import Cohort, scratch_for, weighted_sum
+from cloister.utils.errors import FederationError, TooFewNodes
+from cloister.utils.registry import MEAN, Aggregated, Capabilities, Draw, Messages
+from cloister.utils.text import counted
+from cloister.utils.threads import Span, for_each_span, spans
+from cloister.utils.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND, number
+
+POLL_SECONDS = 0.1
+MERSENNE_TWISTER = 3
+"""Version of the state of `random.Random`."""
+
+
+class HeldOut:
+    """Nodes that never train. They evaluate models that do not depend on their data.
+
+    A node's role is drawn when the server first sees it, and stays.
+
+    Args:
+        fraction: of the nodes, at least 0 and below 1.
+        rng: draws the roles.
+
+    Attributes:
+        newcomers: number of nodes that got a role after the first round's roles were drawn. One of them may be a node
+            that had the other role and returned under a new id.
+    """
+
+    def __init__(self, fraction: float = 0.0, rng: random.Random | None = None) -> None:
+        self.fraction = fraction
+        self._rng = rng or random.SystemRandom()
+        self._known: set[int] = set()
+        self._held: set[int] = set()
+        self.newcomers = 0
+
+    @property
+    def holds_some(self) -> bool:
+        """Return True if any node, connected or not, is held out."""
+        return bool(self._held)
+
+    def split(self, nodes: list[int]) -> tuple[list[int], list[int]]:
+        """Return the nodes that train, and the nodes that are held out."""
+        strangers = sorted(set(nodes) - self._known)
+        self.newcomers += len(strangers) if self._known else 0
+        self._rng.shuffle(strangers)
+        for node in strangers:
+            self._known.add(node)
+            if len(self._held) + 1 <= self.fraction * len(self._known) + 1e-9:
+                self._held.add(node)
+        return [node for node in nodes if node not in self._held], [node for node in nodes if node in self._held]
+
+    def state_dict(self) -> State:
+        """Return the roles and the state of a seeded generator."""
+        numbers = {"known": self._known, "held": self._held}
+        roles = {name: np.array(sorted(nodes), np.uint64) for name, nodes in numbers.items()}
+        return {**roles, "newcomers": np.array(self.newcomers), **_rng_state(self._rng)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore the roles and the state of a seeded generator."""
+        self._known, self._held = set(state["known"].tolist()), set(state["held"].tolist())
+        self.newcomers = int(state["newcomers"])
+        _restore_rng(self._rng, state)
+
+
+@dataclass
+class Sampling:
+    """Sampling of nodes for a round.
+
+    Args:
+        fraction: of the connected nodes, above 0 and at most 1.
+        min_nodes: smallest cohort that `fixed` draws, if enough nodes are connected.
+        kind: `fixed` draws a cohort of one size without replacement; `poisson` draws each node independently with
+            probability `fraction`, so that a cohort may be of any size, or empty.
+        timeout: seconds to wait for nodes.
+        rng: source of the draws; by default the operating system's entropy.
+        population: number of registered nodes; every round must find exactly these nodes. 0: no registration.
+        held_out: nodes that never train, shared by training and evaluation; None: there are none.
+        from_held_out: draw from the held-out nodes only; otherwise from the training nodes only.
+        quorum: number of nodes that must be connected for a draw; 0: none; None: `min_nodes`.
+    """
+
+    fraction: float = 1.0
+    min_nodes: int = 2
+    kind: Literal["fixed", "poisson"] = "fixed"
+    timeout: float = 120.0
+    rng: random.Random = field(default_factory=random.SystemRandom)
+    population: int = 0
+    held_out: HeldOut | None = None
+    from_held_out: bool = False
+    quorum: int | None = None
+    _registered: list[int] = field(default_factory=list, init=False)
+
+    def draw(self, grid: Grid) -> Draw:
+        """Draw the nodes for a round, after enough nodes are connected.
+
+        Raises:
+            TooFewNodes: too few nodes are connected after `timeout`, or all of them are held out from training.
+            FederationError: the nodes are not the registered ones, or no node is held out.
+        """
+        wanted = self.min_nodes if self.quorum is None else self.quorum
+        key = "strategy.min-nodes" if self.population <= wanted else "privacy.population"
+        minimum = max(wanted, self.population)
+        nodes = connected_nodes(
+            grid, minimum, self.timeout, key, lambda found: log(INFO, "waiting for nodes: %d of %d", found, minimum)
+        )
+        if self.population:
+            self._registered = self._registered or nodes
+            if nodes != self._registered or len(nodes) != self.population:
+                raise FederationError(
+                    f"privacy.population = {self.population} registers the nodes of the first round, and "
+                    f"{len(nodes)} other ones are connected now; amplification by sampling cannot be claimed"
+                )
+        if self.held_out is not None:
+            training, held_out = self.held_out.split(nodes)
+            if not self.held_out.holds_some:
+                raise FederationError(
+                    f"evaluation.held-out-clients = {self.held_out.fraction} holds none of {len(nodes)} nodes out; "
+                    "raise it, or start more nodes"
+                )
+            if not training and not self.from_held_out:
+                raise TooFewNodes(f"of {len(nodes)} connected nodes none trains: all are held out")
+            nodes = held_out if self.from_held_out else training
+        expected = self.expected(len(nodes))
+        if self.kind == "poisson":
+            drawn = [node for node in nodes if self.rng.random() < self.fraction]
+        else:
+            drawn = self.rng.sample(nodes, int(expected))
+        return Draw(drawn, expected, self.kind, self.fraction, self.population, self._is_secret)
+
+    def expected(self, nodes: int) -> float:
+        """Return the expected cohort size for this number of nodes, a public number."""
+        return self.fraction * nodes if self.kind == "poisson" else min(self._size(nodes), nodes)
+
+    def plan(self) -> Draw:
+        """Return the planned draw, without nodes."""
+        expected = self._size(self.population) if self.kind == "fixed" else self.fraction * self.population
+        return Draw([], expected, self.kind, self.fraction, self.population, self._is_secret)
+
+    def state_dict(self) -> State:
+        """Return the registered nodes and the state of a seeded generator.
+
+        A secret generator has no state.
+        """
+        registered = {"registered": np.array(self._registered, np.uint64)} if self._registered else {}
+        return {**registered, **_rng_state(self.rng)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore the registered nodes and the state of a seeded generator."""
+        self._registered = state["registered"].tolist() if "registered" in state else []
+        _restore_rng(self.rng, state)
+
+    @property
+    def _is_secret(self) -> bool:
+        return isinstance(self.rng, random.SystemRandom)
+
+    def _size(self, nodes: int) -> int:
+        """Return the size of a cohort that `fixed` draws from this number of nodes."""
+        return max(int(self.fraction * nodes + 1e-9), self.min_nodes)
+
+
+def _rng_state(rng: random.Random) -> State:
+    """Return the state of a seeded generator; empty for the operating system's entropy."""
+    return {} if isinstance(rng, random.SystemRandom) else {"rng": np.array(rng.getstate()[1], np.uint32)}
+
+
+def _restore_rng(rng: random.Random, state: State) -> None:
+    if not isinstance(rng, random.SystemRandom):
+        rng.setstate((MERSENNE_TWISTER, tuple(state["rng"].tolist()), None))
+
+
+def connected_nodes(
+    grid: Grid, minimum: int, timeout: float, key: str = "strategy.min-nodes", told: Callable[[int], None] | None = None
+) -> list[int]:
+    """Wait for enough connected nodes, and return their ids in a fixed order.
+
+    Args:
+        grid: connects to the nodes.
+        minimum: number of nodes to wait for.
+        timeout: seconds to wait.
+        key: configuration key that demands this number.
+        told: is called with the number of nodes, first if there are too few and then on every change.
+
+    Raises:
+        TooFewNodes: fewer nodes are connected after the timeout.
+    """
+    deadline = time.monotonic() + timeout
+    last = -1
+    while len(nodes := sorted(grid.get_node_ids())) < minimum:
+        if time.monotonic() > deadline:
+            raise TooFewNodes(
+                f"{are_connected(len(nodes))} after {timeout:g} s, {key} = {minimum}; "
+                f"start more nodes, lower {key}, or raise node-timeout"
+            )
+        if len(nodes) != last and told is not None:
+            told(len(nodes))
+        last = len(nodes)
+        time.sleep(POLL_SECONDS)
+    return nodes
+
+
+def are_connected(nodes: int) -> str:
+    """Format the number of connected nodes as a clause.
+
+    Args:
+        nodes: number of nodes.
+    """
+    return f"{counted(nodes, 'node')} {'is' if nodes == 1 else 'are'} connected"
 
 
 class Sampled(flower.FedAvg):

@@ -7,12 +7,12 @@ import numpy as np
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
-from cloister.core import check
-from cloister.core.arrays import from_record
-from cloister.core.capabilities import MEDIAN, SELECTION, Aggregated, Capabilities, Messages, trimmed_mean
-from cloister.core.errors import ConfigError
-from cloister.core.wire import ARRAYS
 from cloister.strategies.averaging import Sampled
+from cloister.utils import check
+from cloister.utils.arrays import from_record
+from cloister.utils.errors import ConfigError
+from cloister.utils.registry import MEDIAN, SELECTION, Aggregated, Capabilities, Messages, trimmed_mean
+from cloister.utils.wire import ARRAYS
 
 COLUMNS = 1 << 14
 """Parameters per block in the computation of distances."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.config.run import ClientConfig, TaskConfig, listed
-from cloister.core.errors import ConfigError, DataError
 from cloister.tasks.labels import classes_of, described
+from cloister.utils.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import keras

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.crash import kind, place
-from cloister.core.errors import CloisterError, ConfigError
 from cloister.tasks.base import Examples, Model, Task
-from cloister.tasks.frozen import frozen_digest
 from cloister.tasks.labels import described
-from cloister.tasks.training.recipe import misfits
+from cloister.tasks.making import frozen_digest
+from cloister.tasks.recipe import recipe_faults
+from cloister.utils.crash import kind, place
+from cloister.utils.errors import CloisterError, ConfigError
 
 SAMPLE = 64
 """Number of examples that the model is tried on."""
@@ -93,7 +93,9 @@ def faults_of_attributes(task: Task) -> Iterator[Fault]:
     elif task.image_shape and int(np.prod(task.image_shape)) != int(np.prod(shape)):
         yield Fault("image_shape", repr(task.image_shape), f"it must have as many pixels as input_shape {shape}")
     else:
-        yield from (Fault("recipe", found, "change it in the task's recipe") for found in misfits(task, task.recipe))
+        yield from (
+            Fault("recipe", found, "change it in the task's recipe") for found in recipe_faults(task, task.recipe)
+        )
 
 
 def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[Fault]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.text import only_text
+from cloister.utils.text import only_text
 
 NO_CLASS = -1
 """Number of a label that matches no class. `Task.usable` leaves such a row out, `Task.checked` refuses it."""

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.config.run import TaskConfig
-from cloister.core import check
-from cloister.core.errors import ConfigError
 from cloister.tasks.base import ClassCounts, Dataset
+from cloister.utils import check
+from cloister.utils.errors import ConfigError
 
 Indices = NDArray[np.intp]
 

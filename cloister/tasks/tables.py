@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.errors import DataError
 from cloister.tasks.base import Examples
 from cloister.tasks.labels import classes_of, described
+from cloister.utils.errors import DataError
 
 LONGEST = 200
 """Largest number of characters of a cell."""

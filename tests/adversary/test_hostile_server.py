@@ -261,7 +261,7 @@ def _unclipped(*_):
 
 BROKEN = {
     "updates that are not projected": "cloister.privacy.mechanisms.local.factor_for",
-    "gradients that are not clipped": "cloister.privacy.dpsgd.exact_noise._factor",
+    "gradients that are not clipped": "cloister.privacy.dpsgd.noise._factor",
 }
 
 
@@ -281,13 +281,13 @@ def test_the_machine_finds(name, monkeypatch):
 
 @pytest.mark.slow
 def test_the_machine_finds_errors_that_depend_on_data(monkeypatch):
-    monkeypatch.setattr("cloister.client.handlers._contained", lambda work, _: work())
+    monkeypatch.setattr("cloister.client.app._contained", lambda work, _: work())
     with pytest.raises(AssertionError, match="past the noise"):
         find(examples=500)
 
 
 @pytest.mark.slow
 def test_the_machine_finds_charges_that_follow_the_data(monkeypatch):
-    monkeypatch.setattr("cloister.client.charges.size_of", lambda node: len(np.load(node.data_path)["y"]))
+    monkeypatch.setattr("cloister.client.costs.size_of", lambda node: len(np.load(node.data_path)["y"]))
     with pytest.raises(AssertionError):
         find(examples=500)

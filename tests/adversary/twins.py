@@ -20,16 +20,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from cloister.client import ledgers
 from cloister.client.app import app
-from cloister.client.noise_sources import NoiseSource
-from cloister.core.arrays import from_record, to_record
+from cloister.client.dp_sgd import NoiseSource
 from cloister.flower.messages import assume_run
 from cloister.privacy.accounting import ledger
 from cloister.privacy.accounting.events import to_json
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.dpsgd import exact_noise, local_steps
+from cloister.privacy.dpsgd import local_steps, noise
 from cloister.privacy.mechanisms.discrete import sampler
 from cloister.privacy.mechanisms.noise import Maker
 from cloister.privacy.mechanisms.selection import PrivateChoice
+from cloister.utils.arrays import from_record, to_record
 
 ROWS = 12
 POLICY = """
@@ -115,7 +115,7 @@ class Coupling:
 def coupled(coupling):
     with (
         mock.patch.object(local_steps, "poisson", coupling.poisson),
-        mock.patch.object(exact_noise, "noised_sum", coupling.noised_sum),
+        mock.patch.object(noise, "noised_sum", coupling.noised_sum),
         mock.patch.object(Maker, "add_on_grid", lambda maker, target, std, *_: coupling.add_on_grid(target, std)),
         mock.patch.object(sampler.Maker, "add", lambda *given: coupling.add_whole(*given)),
         mock.patch.object(NoiseSource, "secret", lambda *_: str(coupling.message).encode()),

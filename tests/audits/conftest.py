@@ -8,10 +8,10 @@ import pytest
 from quick_runs import quick_runs  # noqa: F401
 
 from cloister.audits import scores
-from cloister.local.simulation import simulate
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.server import mechanisms
-from cloister.server.reports.console import Narrator
+from cloister.server import build
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
 
 SMALL = {
     "task.model": "softmax",
@@ -23,7 +23,7 @@ SMALL = {
 }
 
 
-class Silent(Narrator):
+class Silent(ConsoleReporter):
     """Tells nobody."""
 
     def __init__(self):
@@ -35,7 +35,7 @@ class Silent(Narrator):
 def seeded_noise(monkeypatch):
     """Each shadow run asks for noise of its own; here these are the streams of 0, 1, 2 and so on."""
     seeds = count()
-    monkeypatch.setattr(mechanisms, "GaussianNoise", lambda seed=None: GaussianNoise(next(seeds)))
+    monkeypatch.setattr(build, "GaussianNoise", lambda seed=None: GaussianNoise(next(seeds)))
 
 
 @pytest.fixture

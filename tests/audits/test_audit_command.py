@@ -15,12 +15,9 @@ from support import failures
 from typer.testing import CliRunner
 
 from cloister import audits, cli
-from cloister.audits.conduct import audit
-from cloister.audits.finding import NOTHING, Control, Finding, Measured, strongest
-from cloister.audits.progress import Progress
-from cloister.audits.report import Audited, claimed, measured
-from cloister.audits.table import AUDITS, Effort
-from cloister.core.errors import ConfigError
+from cloister.audits.audit import AUDITS, Effort, Progress, audit
+from cloister.audits.findings import NOTHING, Audited, Control, Finding, Measured, claimed, measured, strongest
+from cloister.utils.errors import ConfigError
 
 SOUND = {"epsilon": 0.01, "delta": 1e-5, "unit": "client", "relation": "add-or-remove", "scope": "this run"}
 

@@ -7,8 +7,7 @@ import os
 import pytest
 from rich.console import Console
 
-from cloister.audits.progress import LINES, Progress
-from cloister.audits.subject import FinishedRun
+from cloister.audits.audit import LINES, FinishedRun, Progress
 
 
 class Clock:

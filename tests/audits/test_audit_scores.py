@@ -6,9 +6,9 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from cloister.audits import scores
-from cloister.audits.likelihood import cross_fitted, log_density, ratios
+from cloister.audits.client_inference import cross_fitted, log_density, ratios
 from cloister.audits.scores import Evidence, auc, hits_at, interval
-from cloister.core.errors import ConfigError
+from cloister.utils.errors import ConfigError
 
 
 def gaussians(shift, size, seed):

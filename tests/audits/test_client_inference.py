@@ -5,15 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cloister.audits.client_game import Game, flat
-from cloister.audits.client_inference import AUDIT, RATIO, SEVERAL, SINGLE
-from cloister.audits.shadow_sets import blurred, most_unlike, shadow_set
-from cloister.audits.subject import FinishedRun
-from cloister.audits.table import Effort
+from cloister.audits.audit import Effort, FinishedRun
+from cloister.audits.client_inference import AUDIT, RATIO, SEVERAL, SINGLE, Game, blurred, flat, most_unlike, shadow_set
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError
-from cloister.local.shadow import Shadow, dealt, without_noise, without_privacy
+from cloister.simulation.shadow import Shadow, dealt, without_noise, without_privacy
 from cloister.tasks.base import Examples
+from cloister.utils.errors import ConfigError
 
 LITTLE = Effort(shadows=4)
 

@@ -8,27 +8,31 @@ import numpy as np
 import pytest
 from support import failures
 
-from cloister.audits import channels, gradient_inversion
-from cloister.audits.channels import RELEASED, SENT, Step, channels_of, open_channel, published_laplace, released_by
-from cloister.audits.finding import Measured
+from cloister.audits import gradient_inversion
+from cloister.audits.audit import Effort, FinishedRun, Progress
+from cloister.audits.findings import Measured
 from cloister.audits.gradient_inversion import (
     AUDIT,
     DROWNED,
     INVERTING,
     LEAKAGE,
+    RELEASED,
+    SENT,
     UNPROTECTED,
+    Step,
     _controls,
     _meaning,
     attacked,
+    channels_of,
+    open_channel,
+    published_laplace,
+    released_by,
+    ssim,
 )
-from cloister.audits.progress import Progress
-from cloister.audits.similarity import ssim
-from cloister.audits.subject import FinishedRun
-from cloister.audits.table import Effort
 from cloister.config.run import parse
 from cloister.privacy.dpsgd import step as dpsgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.tasks.digits import Digits
+from cloister.tasks.datasets.characters import Digits
 
 SMOOTH = np.outer(np.hanning(12), np.hanning(12))
 
@@ -37,7 +41,7 @@ SMOOTH = np.outer(np.hanning(12), np.hanning(12))
 def the_same_noise_in_every_test_run(monkeypatch):
     """Every channel asks for noise of its own; here these are the streams of 0, 1, 2 and so on."""
     seeds = count()
-    for module in (channels, dpsgd):
+    for module in (gradient_inversion, dpsgd):
         monkeypatch.setattr(module, "GaussianNoise", lambda: GaussianNoise(next(seeds)))
 
 

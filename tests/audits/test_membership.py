@@ -7,8 +7,8 @@ from scipy import stats
 from cloister.audits.membership import Seen, confidences, drawn, grouped
 from cloister.audits.scores import auc
 from cloister.config.run import TaskConfig
-from cloister.tasks.digits import Digits
-from cloister.tasks.linear import Linear
+from cloister.tasks.datasets.characters import Digits
+from cloister.tasks.datasets.regressions import Linear
 
 EXAMPLES, SHADOWS, EFFECT = 600, 16, 2.0
 ATTACKS = ("loss_threshold", "lira_online", "lira_offline", "rmia")

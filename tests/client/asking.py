@@ -11,9 +11,9 @@ from cloister.client.app import app
 from cloister.client.node import Node
 from cloister.client.request import TrainRequest, promised
 from cloister.config.run import parse
-from cloister.core.arrays import from_record, to_record
 from cloister.flower.messages import assume_run
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.utils.arrays import from_record, to_record
 
 SOFTMAX = {"softmax/kernel": np.zeros((64, 10), np.float32), "softmax/bias": np.zeros(10, np.float32)}
 """What a server sends for softmax regression on digits."""

@@ -8,11 +8,11 @@ from asking import (
     request_of_kind,
 )
 
-from cloister.client.mods.enforce import enforce_policy
+from cloister.client.enforce import enforce_policy
 from cloister.client.policy import is_server_side
 from cloister.client.request import TrainRequest
-from cloister.core.errors import PolicyError
 from cloister.privacy.accounting.events import Gaussian, Pure
+from cloister.utils.errors import PolicyError
 
 BUNDLE = "0" * 64
 REFUSED = "refused by the policy of this node: "

@@ -14,15 +14,10 @@ from flwr.app import Message, RecordDict
 from secure_runs import MODEL, SecureRun, app_with, phase_of, random_updates, settings
 from secure_twins import both, stripped
 
-from cloister.client import attempts_folder, secure
-from cloister.client.attempts import MemoryStore
-from cloister.client.attempts_folder import FolderStore
+from cloister.client import round_state, secure
 from cloister.client.node import node_of
-from cloister.core.arrays import Layout, from_record
-from cloister.core.cohort import Cohort as Updates
-from cloister.core.errors import NodeConfigError, ProtocolError
-from cloister.core.wire import CONFIG, SECURE_MESSAGE, SECURE_STEP, SIGN
-from cloister.privacy.mechanisms.distributed.whole import whole_update
+from cloister.client.round_state import FolderStore, MemoryStore
+from cloister.privacy.mechanisms.distributed.plan import quantize_update
 from cloister.secure_aggregation.messages import (
     Cohort,
     MaskedInput,
@@ -31,7 +26,11 @@ from cloister.secure_aggregation.messages import (
     SurvivorSignature,
     Unmasking,
 )
-from cloister.secure_aggregation.sharing import combine
+from cloister.secure_aggregation.primitives import combine
+from cloister.utils.arrays import Layout, from_record
+from cloister.utils.cohort import Cohort as Updates
+from cloister.utils.errors import NodeConfigError, ProtocolError
+from cloister.utils.wire import CONFIG, SECURE_MESSAGE, SECURE_STEP, SIGN
 
 IN_MEMORY = Path("/dev/shm")
 RUN, SECRET = "17", b"what is needed for the next step"
@@ -117,7 +116,7 @@ class Unlocked(FolderStore):
 
     @contextmanager
     def _alone(self):
-        self._folder = attempts_folder._opened(self._path)
+        self._folder = round_state._opened(self._path)
         yield
         os.close(self._folder)
 
@@ -171,7 +170,7 @@ class TestAFolder:
 
     def test_keeps_as_many_attempts_as_it_may_and_of_more_the_newest(self, shelf, monkeypatch):
         """The number of a round stays, so that none is begun again."""
-        monkeypatch.setattr(attempts_folder, "MAXIMUM_ATTEMPTS", 3)
+        monkeypatch.setattr(round_state, "MAXIMUM_ATTEMPTS", 3)
         store = FolderStore(str(shelf))
         for number in (5, 4, 3, 2, 1):
             store.begin(str(number), 1)
@@ -205,7 +204,7 @@ class TestAFolder:
         device = shelf.stat().st_dev
         mounts = tmp_path / "mounts"
         mounts.write_text(f"22 1 {os.major(device)}:{os.minor(device)} / /x rw shared:1 - ext4 /dev/sda rw\n")
-        monkeypatch.setattr(attempts_folder, "MOUNTS", mounts)
+        monkeypatch.setattr(round_state, "MOUNTS", mounts)
         self.check_refused(shelf, "is on ext4; it must be in memory: tmpfs or ramfs")
 
     @pytest.mark.parametrize("mode", [0o750, 0o701, 0o777, 0o500])
@@ -214,7 +213,7 @@ class TestAFolder:
         self.check_refused(shelf, "must belong to this user, with mode 0700")
 
     def test_of_another_user_is_refused(self, shelf, monkeypatch):
-        monkeypatch.setattr(attempts_folder.os, "geteuid", lambda: 12345)
+        monkeypatch.setattr(round_state.os, "geteuid", lambda: 12345)
         self.check_refused(shelf, "must belong to this user, with mode 0700")
 
     def test_behind_a_link_is_refused(self, shelf):
@@ -242,7 +241,7 @@ class TestAFolder:
 
     def test_that_no_mount_is_known_of_is_refused(self, shelf, tmp_path, monkeypatch):
         (tmp_path / "mounts").write_text("22 1 0:0 / /x rw - tmpfs tmpfs rw\n")
-        monkeypatch.setattr(attempts_folder, "MOUNTS", tmp_path / "mounts")
+        monkeypatch.setattr(round_state, "MOUNTS", tmp_path / "mounts")
         with pytest.raises(NodeConfigError) as refused:
             FolderStore(str(shelf)).begin(RUN, 1)
         kind = "a file system of unknown kind; it must be in memory: tmpfs or ramfs"
@@ -286,7 +285,7 @@ LAYOUT = Layout.of(MODEL)
 def whole(number, run):
     """What a client puts into the sum."""
     row = LAYOUT.rows({name: MODEL[name] + UPDATES[number][name] for name in MODEL})
-    return whole_update(Updates.of(LAYOUT, LAYOUT.rows(MODEL), (row,)), plan_of(run))
+    return quantize_update(Updates.of(LAYOUT, LAYOUT.rows(MODEL), (row,)), plan_of(run))
 
 
 def plan_of(run):

@@ -8,7 +8,7 @@ from asking import BALL, DP_SGD, GAUSSIAN, OPEN, SIZED, answer, arrays_of, entri
 from cloister.client.policy import CHECKED_BUNDLE
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.claims.attestation import Attestation, size_and_checked
+from cloister.privacy.claims.premises import Attestation, size_and_checked
 
 DIGEST = "a" * 64
 

@@ -29,23 +29,23 @@ from asking import (
 )
 from support import failures
 
-from cloister.client.charges import (
+from cloister.client.budget import keep_budget
+from cloister.client.costs import (
     FURTHER,
     PROMISED,
     SCORES,
-    Charge,
-    charges_of,
+    PrivacyCost,
     plan_of,
     planned_steps,
+    privacy_costs_of,
     unit_of,
 )
 from cloister.client.ledgers import identity_of
-from cloister.client.mods.budget import keep_budget
 from cloister.client.node import node_of
 from cloister.client.request import EvaluateRequest, KeepRequest, TrainRequest
-from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.utils.errors import PrivacyError
 
 NU = 5.0
 
@@ -55,7 +55,7 @@ def charged(settings, node, kind=None, promise=()):
     more = {"promise": promise} if promise else {}
     models = [SOFTMAX] * 2 if "privacy.clusters" in settings else [SOFTMAX]
     request = request_of_kind(kind, settings) if kind else request_of_kind(settings=settings, models=models, **more)
-    return {charge.unit: list(charge.events) for charge in charges_of(request, node_at(settings, node))}
+    return {charge.unit: list(charge.events) for charge in privacy_costs_of(request, node_at(settings, node))}
 
 
 @pytest.fixture
@@ -154,12 +154,12 @@ class TestEachCharge:
         models = [SOFTMAX] * 2 if "privacy.clusters" in settings else [SOFTMAX]
         more = {"promise": self.PROMISE} if kind is TrainRequest else {}
         request = request_of_kind(kind, settings, models=models, number=number, **more)
-        return charges_of(request, node_at(settings, node))
+        return privacy_costs_of(request, node_at(settings, node))
 
     @pytest.mark.parametrize(("settings", "unit"), [(OPEN, "example"), (DP_SGD | {"task.group": "ward"}, "group")])
     def test_scores(self, node, settings, unit):
         scores = (Unaccounted("scores left without noise"),)
-        expected = [Charge("client", scores, "scores"), Charge(unit, scores, "scores")]
+        expected = [PrivacyCost("client", scores, "scores"), PrivacyCost(unit, scores, "scores")]
         assert self.found(settings, node, EvaluateRequest) == expected
 
     @pytest.mark.parametrize(("number", "clip"), [(1, 2.0), (3, 0.5)])
@@ -167,13 +167,13 @@ class TestEachCharge:
         decaying = {"privacy.client-clipping-norm": 2.0, "privacy.clipping-decay": 0.5}
         settings = DP_SGD | decaying | {"privacy.min-clipping-norm": 1e-3}
         assert self.found(settings, node, number=number) == [
-            Charge("client", self.PROMISE, "as the server promised"),
-            Charge("example", (self.STEPS,), "dp-sgd", clip),
+            PrivacyCost("client", self.PROMISE, "as the server promised"),
+            PrivacyCost("example", (self.STEPS,), "dp-sgd", clip),
         ]
 
     def test_steps_and_a_choice(self, node):
         (_, steps) = self.found(DP_SGD | CHOICE, node)
-        assert steps == Charge("example", (self.STEPS, Pure(0.5)), "dp-sgd", 1.0)
+        assert steps == PrivacyCost("example", (self.STEPS, Pure(0.5)), "dp-sgd", 1.0)
 
     @pytest.mark.parametrize(
         ("rules", "believed"),
@@ -186,14 +186,14 @@ class TestEachCharge:
     @pytest.mark.parametrize("settings", [DP_SGD, OPEN])
     def test_a_promise_as_far_as_the_policy_counts_on_it(self, tmp_path, node, settings, rules, believed):
         nothing = (Unaccounted("the policy of this node counts on no noise of the server's"),)
-        expected = Charge("client", self.PROMISE if believed else nothing, "as the server promised")
+        expected = PrivacyCost("client", self.PROMISE if believed else nothing, "as the server promised")
         assert self.found(settings, node | {"policy": str(policy_file(tmp_path, **rules))})[0] == expected
 
     def test_no_noise(self, node):
         unprotected = Unaccounted("privacy.client is 'none': the server sees models trained without noise")
         assert self.found(OPEN, node) == [
-            Charge("client", self.PROMISE, "as the server promised"),
-            Charge("example", (unprotected,)),
+            PrivacyCost("client", self.PROMISE, "as the server promised"),
+            PrivacyCost("example", (unprotected,)),
         ]
 
     def test_noise_on_what_is_sent(self, tmp_path_factory):
@@ -201,8 +201,8 @@ class TestEachCharge:
             node = own_node(tmp_path_factory.mktemp("node"))
             more, twice = ((Pure(0.5),), (Pure(1.0),)) if chooses else ((), ())
             assert self.found(settings | CHOICE if chooses else settings, node) == [
-                Charge("client", (client, *more), name, clip),
-                Charge("example", (example, *twice), name, clip),
+                PrivacyCost("client", (client, *more), name, clip),
+                PrivacyCost("example", (example, *twice), name, clip),
             ]
 
         cases = [
@@ -222,8 +222,8 @@ class TestEachCharge:
             "the noise is seeded: whoever knows privacy.noise-seed can remove it"
         )
         assert self.found(settings, node) == [
-            Charge("client", (none,), "gaussian"),
-            Charge("example", (none,), "gaussian"),
+            PrivacyCost("client", (none,), "gaussian"),
+            PrivacyCost("example", (none,), "gaussian"),
         ]
 
     def test_what_an_example_pays_for_what_a_client_does(self):
@@ -231,7 +231,7 @@ class TestEachCharge:
             assert event.replaced() == twice
 
     def test_a_charge_without_more_has_no_mechanism_and_no_clip(self):
-        assert (Charge("client", ()).mechanism, Charge("client", ()).clip) == ("", 0.0)
+        assert (PrivacyCost("client", ()).mechanism, PrivacyCost("client", ()).clip) == ("", 0.0)
 
     def test_the_unit_is_what_the_run_or_the_policy_protects(self, tmp_path, node):
         rules = {"mechanisms": [], "min_server_noise_multiplier": None}
@@ -270,7 +270,7 @@ class TestPlans:
             asked.append(given)
             return np.array(units)
 
-        monkeypatch.setattr("cloister.client.charges.units_dealt", units_dealt)
+        monkeypatch.setattr("cloister.client.costs.units_dealt", units_dealt)
         request = request_of_kind(settings=DP_SGD)
         assert plan_of(request, node_at(DP_SGD, SIZED)).public_size == size
         assert asked == [(request.config.task, node_of(SIZED), request.seed)]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support import failures
 
-from cloister.client import choice
-from cloister.client.choice import best, choice_of, chosen_to_train
+from cloister.client import trainers
+from cloister.client.trainers import best, choice_of, chosen_to_train
 from cloister.config.run import parse
 from cloister.privacy.mechanisms.selection import PrivateChoice
 from cloister.tasks.base import Examples
@@ -162,6 +162,6 @@ def test_the_unit_of_a_choice():
 
 def test_a_mean_that_can_be_compared():
     def check(losses, mean):
-        assert choice._mean(np.array(losses)) == mean
+        assert trainers._mean(np.array(losses)) == mean
 
     assert failures([([], 0.0), ([1.0, 4.0], 2.5), ([1.0, np.nan], np.inf), ([np.inf], np.inf)], check) == []

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from cloister.client.choice import chosen_to_train
 from cloister.client.data import task_of
-from cloister.client.workbench import workbench_of
+from cloister.client.trainers import chosen_to_train, model_and_trainer_of
 from cloister.config.run import parse
 from cloister.privacy.mechanisms.selection import PrivateChoice
 from cloister.tasks.base import Examples
-from cloister.tasks.softmax import SoftmaxRegression
+from cloister.tasks.numpy_models import SoftmaxRegression
 
 CHOICE = {
     "privacy.server": "laplace-clustering",
@@ -27,7 +26,7 @@ class Chooser:
 
     def __init__(self, settings, monkeypatch):
         self.config = parse(settings)
-        self.model, self.task = workbench_of(self.config).model, task_of(self.config.task)
+        self.model, self.task = model_and_trainer_of(self.config).model, task_of(self.config.task)
         self.seen = []
         monkeypatch.setattr(PrivateChoice, "choose", lambda _, losses, *__: self.seen.append(losses) or 0)
 

@@ -22,12 +22,12 @@ from asking import (
 )
 from support import failures
 
-from cloister.client import handlers
+from cloister.client import app
 from cloister.client.data import _own_data, _own_file
-from cloister.client.workbench import workbench_of
+from cloister.client.trainers import model_and_trainer_of
 from cloister.config.run import parse
-from cloister.core.hypotheses import stacked
-from cloister.tasks.training.numpy_trainer import NumpyTrainer
+from cloister.training.trainers import NumpyTrainer
+from cloister.utils.arrays import stacked
 
 ROWS = np.random.default_rng(0).random((40, 64))
 LABELS = np.arange(40) % 10
@@ -90,7 +90,7 @@ class TestTraining:
     def test_an_exception_is_answered_with_noise(self, tmp_path, mechanism, monkeypatch, caplog):
         settings, node = MECHANISMS[mechanism], own_node(tmp_path)
         expected = shape_of(answer(settings, node))
-        trainer = type(workbench_of(parse(settings)).trainer)
+        trainer = type(model_and_trainer_of(parse(settings)).trainer)
         fit = trainer.fit
 
         def fails(self, examples, plan):
@@ -187,14 +187,14 @@ class TestChoice:
         two = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
         node = own_node(tmp_path)
         expected = shape_of(answer(settings, node, message_of(two, hypotheses=2)))
-        chosen = handlers.chosen_to_train
+        chosen = app.chosen_to_train
 
         def fails(privacy, model, models, task, examples):
             if len(examples):
                 raise FloatingPointError
             return chosen(privacy, model, models, task, examples)
 
-        monkeypatch.setattr(handlers, "chosen_to_train", fails)
+        monkeypatch.setattr(app, "chosen_to_train", fails)
         reply = answer(settings, node, message_of(two, hypotheses=2))
         assert shape_of(reply) == expected and len(entries_of(node, "client")) == 4
 

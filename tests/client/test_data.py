@@ -15,11 +15,11 @@ from support import failures
 from cloister.client.data import _parts, benchmark_of, handing_out, local_data, units_dealt
 from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
-from cloister.core.errors import ConfigError, DataError
 from cloister.tasks.base import Dataset, Examples
-from cloister.tasks.digits import Digits
-from cloister.tasks.linear import Linear
+from cloister.tasks.datasets.characters import Digits
+from cloister.tasks.datasets.regressions import Linear
 from cloister.tasks.tables import LONGEST
+from cloister.utils.errors import ConfigError, DataError
 
 WHOLE = TaskConfig(test_fraction=0.0)
 
@@ -294,7 +294,7 @@ class TestTables:
         """A header, good lines, and a file's ending."""
         if name == "heart-disease":
             return [], [self.PATIENT.format(number % 2) for number in range(8)], ".data"
-        from cloister.tasks.breast_cancer import RANGES
+        from cloister.tasks.datasets.patients import RANGES
 
         rng = np.random.default_rng(0)
         lines = [",".join([*(f"{rng.uniform(*ends):.3f}" for ends in RANGES.values()), str(i % 2)]) for i in range(8)]

@@ -12,13 +12,12 @@ from asking import DP_SGD, OPEN, answer, context_of, message_of, own_node, polic
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde_utils import metadata_to_proto
 
-from cloister.client.mods import deadline
-from cloister.client.mods.deadline import no_sooner_than, within_deadline
-from cloister.client.mods.errors import contain_errors
+from cloister.client import mods
+from cloister.client.mods import contain_errors, no_sooner_than, within_deadline
 from cloister.client.policy import CHECKED_BUNDLE
-from cloister.core.errors import DataError, FederationError, PolicyError
 from cloister.flower.messages import assume_run
-from cloister.tasks.softmax import SoftmaxRegression
+from cloister.tasks.numpy_models import SoftmaxRegression
+from cloister.utils.errors import DataError, FederationError, PolicyError
 
 RULES = {"mechanisms": [], "min_server_noise_multiplier": None}
 
@@ -116,8 +115,8 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now, self.waits = 1000.0, []
-        monkeypatch.setattr(deadline.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(deadline.time, "sleep", self.sleep)
+        monkeypatch.setattr(mods.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(mods.time, "sleep", self.sleep)
 
     def sleep(self, seconds):
         self.waits.append(seconds)
@@ -206,6 +205,6 @@ class TestNoSooner:
         node = {"policy": str(policy_file(tmp_path, **RULES, min_reply_seconds=1e4))}
         message, context = message_of(ttl=2e4), context_of(node=node)
         timers = []
-        monkeypatch.setattr(deadline.time, "sleep", lambda _: timers.append(signal.getitimer(signal.ITIMER_REAL)))
+        monkeypatch.setattr(mods.time, "sleep", lambda _: timers.append(signal.getitimer(signal.ITIMER_REAL)))
         no_sooner_than(message, context, lambda *call: within_deadline(*call, lambda message, _: message))
         assert timers == [(0.0, 0.0)]

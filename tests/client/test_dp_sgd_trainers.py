@@ -7,19 +7,17 @@ import numpy as np
 import pytest
 from support import failures
 
-from cloister.client.noise_sources import NoiseSource
-from cloister.client.training.dp_sgd_keras_trainer import PrivateKerasTrainer
-from cloister.client.training.dp_sgd_numpy_trainer import PrivateNumpyTrainer
+from cloister.client.dp_sgd import NoiseSource, PrivateNumpyTrainer
+from cloister.client.dp_sgd_keras import PrivateKerasTrainer
 from cloister.config.privacy import PrivacyConfig
-from cloister.core.errors import ConfigError, PrivacyError, UnsupportedModel
-from cloister.privacy.dpsgd.exact_noise import noisy_sum
+from cloister.privacy.dpsgd.noise import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
-from cloister.tasks.softmax import SoftmaxRegression
-from cloister.tasks.training.augmentation import Augmentation
-from cloister.tasks.training.plan import TrainingPlan
-from cloister.tasks.training.schedule import Schedule
+from cloister.tasks.numpy_models import SoftmaxRegression
+from cloister.tasks.recipe import Augmentation
+from cloister.training.plan import Schedule, TrainingPlan
+from cloister.utils.errors import ConfigError, PrivacyError, UnsupportedModel
 
 RNG = np.random.default_rng(0)
 DATA = Examples(RNG.random((40, 6)).astype(np.float32), RNG.integers(0, 3, 40))

@@ -26,13 +26,13 @@ from policed import ANY, BUNDLE, CHOICE, REFUSED, ask, only, refused
 from support import failures
 
 from cloister.client.data import task_of
-from cloister.client.mods.enforce import about_secure_sums, enforce_policy
+from cloister.client.enforce import about_secure_sums, enforce_policy
 from cloister.client.policy import CHECKED_BUNDLE, read_policy
 from cloister.client.request import EvaluateRequest, KeepRequest, TrainRequest
-from cloister.client.training.plan import requested_plan
-from cloister.core.errors import PolicyError
+from cloister.client.trainers import requested_plan
+from cloister.privacy.accounting.budget import multiplier_of
 from cloister.privacy.accounting.events import Gaussian, Pure, Unaccounted
-from cloister.privacy.accounting.promises import multiplier_of
+from cloister.utils.errors import PolicyError
 
 
 class TestMechanisms:

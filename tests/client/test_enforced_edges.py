@@ -22,12 +22,12 @@ from policed import ANY, BUNDLE, CHOICE, REFUSED, ask, only, refused
 from secure_runs import settings
 from support import failures
 
-from cloister.client.mods.enforce import enforce_policy
+from cloister.client.enforce import enforce_policy
 from cloister.client.policy import CHECKED_BUNDLE
 from cloister.client.request import EvaluateRequest, KeepRequest, ProtocolRequest, TrainRequest
-from cloister.core.errors import PolicyError
-from cloister.core.hypotheses import stacked
-from cloister.deploy.scripts import policy_template
+from cloister.deploy.provision.scripts import policy_template
+from cloister.utils.arrays import stacked
+from cloister.utils.errors import PolicyError
 
 TEXTS = [
     # run, message, promise, policy, what is said
@@ -133,7 +133,7 @@ class TestEdges:
 
     @pytest.mark.parametrize("kind", [TrainRequest, EvaluateRequest, KeepRequest])
     def test_rows_are_counted_only_where_they_matter(self, tmp_path, monkeypatch, kind):
-        monkeypatch.setattr("cloister.client.mods.enforce.local_data", lambda *_: pytest.fail("it was read"))
+        monkeypatch.setattr("cloister.client.enforce.local_data", lambda *_: pytest.fail("it was read"))
         rules = ANY | {"scores_may_leave": True}
         ask(tmp_path, OPEN, kind, **rules)
         if kind is not TrainRequest:
@@ -163,7 +163,7 @@ class TestEdges:
     def test_the_rows_are_those_of_the_runs_seed(self, tmp_path, monkeypatch):
         asked = []
         monkeypatch.setattr(
-            "cloister.client.mods.enforce.local_data", lambda *given: asked.append(given) or pytest.fail("enough")
+            "cloister.client.enforce.local_data", lambda *given: asked.append(given) or pytest.fail("enough")
         )
         request = request_of_kind(settings=OPEN)
         node = {"policy": str(policy_file(tmp_path, **ANY, min_rows=1)), "partition-id": 2, "num-partitions": 4}

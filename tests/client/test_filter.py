@@ -18,11 +18,11 @@ from asking import (
 from flwr.app import ConfigRecord
 from support import failures
 
-from cloister.client.mods.filter import only_what_is_agreed, refuse_scores
+from cloister.client.app import only_what_is_agreed, refuse_scores
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.config.run import parse
-from cloister.core.errors import PrivacyError
-from cloister.core.hypotheses import stacked
+from cloister.utils.arrays import stacked
+from cloister.utils.errors import PrivacyError
 
 TOLD = {"num-examples": 17, "train-loss": 0.5}
 PRIVATE = {"global-dp": GLOBAL, "metric": METRIC, "dp-sgd": DP_SGD, "gaussian": GAUSSIAN, "laplace": LAPLACE}

@@ -9,22 +9,22 @@ import pytest
 from asking import DP_SGD, GAUSSIAN, OPEN, answer, arrays_of, message_of
 from support import failures
 
-from cloister.client.training.dp_sgd_keras_trainer import PrivateKerasTrainer
+from cloister.client.dp_sgd_keras import PrivateKerasTrainer
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import TaskConfig
-from cloister.core.wire import FROZEN
-from cloister.local.simulation import simulate
 from cloister.privacy.mechanisms.grid import Grid
-from cloister.server.reports.html.facts import Facts
+from cloister.server.reports.html.data import Facts
 from cloister.server.reports.html.page import write_report
+from cloister.simulation.simulate import simulate
 from cloister.tasks import TASKS
 from cloister.tasks.base import Examples, Recipe
-from cloister.tasks.digits import Digits
+from cloister.tasks.datasets.characters import Digits
 from cloister.tasks.faults import faults_of_naming
-from cloister.tasks.frozen import Parameters, frozen_digest, told_of
 from cloister.tasks.keras_model import KerasModel
-from cloister.tasks.training.keras_trainer import KerasTrainer
-from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.making import Parameters, frozen_digest, frozen_digest_field
+from cloister.training.keras_trainer import KerasTrainer
+from cloister.training.plan import TrainingPlan
+from cloister.utils.wire import FROZEN
 
 RNG = np.random.default_rng(0)
 DATA = Examples(RNG.random((24, 64)).astype(np.float32), RNG.integers(0, 10, 24))
@@ -74,7 +74,7 @@ def sent():
     """Return what a server sends first: the head, and the digest of the backbone."""
     model = backbone()
     model.initialise(1)
-    return model.arrays(), told_of(model)[FROZEN]
+    return model.arrays(), frozen_digest_field(model)[FROZEN]
 
 
 class TestModel:

@@ -11,18 +11,17 @@ from asking import GLOBAL, OPEN, SOFTMAX, context_of, gaussians, message_of
 from rich.console import Console
 from support import failures
 
-from cloister.client import heads
+from cloister.client import ledgers
 from cloister.client.app import app
-from cloister.client.heads import heads_beside, keep_head
-from cloister.client.ledgers import ledger_of
+from cloister.client.ledgers import ledger_of, save_server_head, server_heads_path
 from cloister.client.node import node_of
 from cloister.client.request import TrainRequest
 from cloister.config.run import parse
-from cloister.core.wire import CONFIG, LEDGER_HEAD
-from cloister.local.grid import LocalGrid
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.wire import CONFIG, LEDGER_HEAD
 
 ONE, TWO = "1" * 64, "2" * 64
 
@@ -33,26 +32,26 @@ def request(head, run="7", number=1):
 
 def tell(ledger, *runs, head=ONE):
     for name in runs:
-        keep_head(ledger, request(head, name))
+        save_server_head(ledger, request(head, name))
 
 
 def kept_beside(ledger):
-    return json.loads(heads_beside(ledger).read_text())
+    return json.loads(server_heads_path(ledger).read_text())
 
 
 @pytest.fixture
 def day(monkeypatch):
     """The day (UTC), which a test may have end."""
     now = ["2026-01-01"]
-    monkeypatch.setattr(heads, "today", lambda: datetime.fromisoformat(now[0]).replace(tzinfo=UTC).timestamp())
+    monkeypatch.setattr(ledgers, "today", lambda: datetime.fromisoformat(now[0]).replace(tzinfo=UTC).timestamp())
     return now
 
 
 def test_the_last_head_of_each_run_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(heads, "today", lambda: datetime(2026, 3, 1, tzinfo=UTC).timestamp())
+    monkeypatch.setattr(ledgers, "today", lambda: datetime(2026, 3, 1, tzinfo=UTC).timestamp())
     ledger = tmp_path / "site.jsonl"
     for head, name, number in ((ONE, "7", 1), (TWO, "7", 2), (ONE, "8", 1), ("", "9", 1)):
-        keep_head(ledger, request(head, name, number))
+        save_server_head(ledger, request(head, name, number))
     kept = {"2026-03-01": {"7": {"head": TWO, "round": 2}, "8": {"head": ONE, "round": 1}}}
     assert (tmp_path / "site.heads.json").read_text() == json.dumps(kept, indent=2) + "\n", "a line for each"
 
@@ -70,7 +69,7 @@ def test_a_head_of_an_earlier_day_is_replaced_by_nothing(tmp_path, day):
 
 
 def test_a_server_that_names_many_runs_pushes_out_no_head_that_it_told_before(tmp_path, day, monkeypatch):
-    monkeypatch.setattr(heads, "MAXIMUM", 20)
+    monkeypatch.setattr(ledgers, "MAXIMUM", 20)
     ledger = tmp_path / "site.jsonl"
     for number in range(5):
         day[0] = f"2026-01-0{number + 1}"
@@ -86,7 +85,7 @@ def test_a_server_that_names_many_runs_pushes_out_no_head_that_it_told_before(tm
 
 
 def test_of_days_that_are_alike_the_oldest_goes(tmp_path, day, monkeypatch):
-    monkeypatch.setattr(heads, "MAXIMUM", 3)
+    monkeypatch.setattr(ledgers, "MAXIMUM", 3)
     ledger = tmp_path / "site.jsonl"
     for number in range(1, 6):
         day[0] = f"2026-01-0{number}"
@@ -96,7 +95,7 @@ def test_of_days_that_are_alike_the_oldest_goes(tmp_path, day, monkeypatch):
 
 def test_two_processes_keep_what_both_were_told(tmp_path, monkeypatch):
     """One reads the file, and the other one begins before the first has written."""
-    ledger, others, plain = tmp_path / "site.jsonl", [], heads.atomic_path
+    ledger, others, plain = tmp_path / "site.jsonl", [], ledgers.atomic_path
 
     @contextmanager
     def slow(path):
@@ -107,7 +106,7 @@ def test_two_processes_keep_what_both_were_told(tmp_path, monkeypatch):
         with plain(path) as partial:
             yield partial
 
-    monkeypatch.setattr(heads, "atomic_path", slow)
+    monkeypatch.setattr(ledgers, "atomic_path", slow)
     tell(ledger, "7")
     others[0].join()
     (told,) = kept_beside(ledger).values()
@@ -118,10 +117,10 @@ def test_two_processes_keep_what_both_were_told(tmp_path, monkeypatch):
     ("content", "kind"), [("nonsense", "JSONDecodeError"), ("3", "AttributeError"), ("[]", "AttributeError")]
 )
 def test_a_file_that_cannot_be_read_stays_as_it_is(tmp_path, content, kind, caplog):
-    path = heads_beside(tmp_path / "site.jsonl")
+    path = server_heads_path(tmp_path / "site.jsonl")
     path.write_text(content)
     with caplog.at_level(logging.WARNING, "cloister.client"):
-        keep_head(tmp_path / "site.jsonl", request(ONE))
+        save_server_head(tmp_path / "site.jsonl", request(ONE))
     assert path.read_text() == content
     assert caplog.messages == [f"the head of the server's ledger was not kept: {kind}"]
 
@@ -153,7 +152,7 @@ def test_nodes_keep_the_heads_of_a_run(tmp_path):
     ledgers = tmp_path / "ledgers"
     more = {"num-rounds": 2, "output-dir": str(tmp_path / "runs"), "report": False, "tensorboard": False}
     config = parse(GLOBAL | more | {"privacy.ledger-dir": str(ledgers), "privacy.data-identity": "all"})
-    run(LocalGrid(client, config.flat(), nodes), config, Narrator(2, Console(quiet=True)))
+    run(LocalGrid(client, config.flat(), nodes), config, ConsoleReporter(2, Console(quiet=True)))
     ledger = Ledger(ledgers / "all.jsonl")
     place, *_ = map(json.loads, (ledgers / "all.jsonl").read_text().splitlines())
     assert place["kind"] == "place" and told[0] == told[1] == place["hash"]
@@ -177,5 +176,5 @@ def test_a_run_that_records_nothing_tells_no_head(tmp_path):
     more = {"num-rounds": 1, "output-dir": str(tmp_path), "report": False, "tensorboard": False}
     config = parse(OPEN | more)
     nodes = [{"partition-id": n, "num-partitions": 2} for n in range(2)]
-    run(LocalGrid(client, config.flat(), nodes), config, Narrator(1, Console(quiet=True)))
+    run(LocalGrid(client, config.flat(), nodes), config, ConsoleReporter(1, Console(quiet=True)))
     assert fields and not any(LEDGER_HEAD in found for found in fields)

@@ -6,13 +6,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from cloister.core.errors import ConfigError, FederationError
 from cloister.tasks.base import Examples, Recipe, cross_entropy
 from cloister.tasks.keras_model import KerasModel
-from cloister.tasks.training.augmentation import Augmentation
-from cloister.tasks.training.keras_trainer import KerasTrainer
-from cloister.tasks.training.plan import TrainingPlan
-from cloister.tasks.training.schedule import Schedule
+from cloister.tasks.recipe import Augmentation
+from cloister.training.keras_trainer import KerasTrainer
+from cloister.training.plan import Schedule, TrainingPlan
+from cloister.utils.errors import ConfigError, FederationError
 
 RNG = np.random.default_rng(0)
 SGD = Recipe(1, 8, 0.1)

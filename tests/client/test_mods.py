@@ -6,8 +6,8 @@ import pytest
 from asking import OPEN, context_of, message_of
 from support import failures
 
-from cloister.client.mods.errors import contain_errors
-from cloister.core.errors import (
+from cloister.client.mods import contain_errors
+from cloister.utils.errors import (
     BudgetExhausted,
     CloisterError,
     ConfigError,

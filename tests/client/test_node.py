@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from cloister import cli
 from cloister.client.ledgers import keeps_ledger
 from cloister.client.node import NodeConfig, node_of
-from cloister.config.section import kebab
-from cloister.core.errors import ConfigError, NodeConfigError
-from cloister.deploy.federation import Site
+from cloister.config.io import kebab
+from cloister.deploy.provision.federation import Site
+from cloister.utils.errors import ConfigError, NodeConfigError
 
 NO_PATHS, NO_NUMBERS = ["", 5, True], [-1.0, "1", True, math.nan, math.inf]
 BAD = {
@@ -148,7 +148,7 @@ class TestTheReply:
         node = own_node(tmp_path)
         arrays_of(answer(settings, node))
         before = len(ledger_of_node(node).entries)
-        monkeypatch.setattr("cloister.client.handlers.workbench_of", pytest.fail)
+        monkeypatch.setattr("cloister.client.app.model_and_trainer_of", pytest.fail)
         for key in ("max-epsilom", "max-exampel-epsilon", "max-leakege", "polcy", "max_epsilon"):
             assert answer(settings, node | {key: 1e-9}).error.reason == TOLD
         assert len(ledger_of_node(node).entries) == before

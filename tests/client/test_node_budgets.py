@@ -30,36 +30,35 @@ from asking import (
 from flwr.app import ConfigRecord, RecordDict
 from support import failures
 
-from cloister.aggregation.screening import REASON_LENGTH
+from cloister.client import budget as subject
 from cloister.client import ledgers
-from cloister.client.charges import (
+from cloister.client.budget import keep_budget
+from cloister.client.costs import (
     FURTHER,
     PROMISED,
     SCORES,
-    Charge,
+    PrivacyCost,
 )
-from cloister.client.ledgers import identity_of
-from cloister.client.mods import budget as subject
-from cloister.client.mods.budget import keep_budget
-from cloister.client.mods.local_noise import leakage_budget, leaked
+from cloister.client.ledgers import InMemoryLedger, identity_of
 from cloister.client.node import node_of
+from cloister.client.noise import leakage_budget, leaked
 from cloister.client.request import EvaluateRequest, TrainRequest
-from cloister.client.tally import Tally
 from cloister.config.run import parse
-from cloister.core.errors import BudgetExhausted, PolicyError, PrivacyError
-from cloister.core.hypotheses import stacked
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Pure
 from cloister.privacy.accounting.filters import GaussianFilter, filter_for
 from cloister.privacy.accounting.ledger import DAY, Budget, Ledger, today
 from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.server.screening import REASON_LENGTH
+from cloister.utils.arrays import stacked
+from cloister.utils.errors import BudgetExhausted, PolicyError, PrivacyError
 
 DAILY = {"mechanisms": [], "min_server_noise_multiplier": None, "max_messages_per_day": 2, "scores_may_leave": True}
 TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
 
 
 def charge(request, node):
-    """Charge a reply that nothing computes."""
+    """PrivacyCost a reply that nothing computes."""
     with keep_budget(request, node):
         pass
 
@@ -247,7 +246,7 @@ class TestBudgets:
                 charge(request, here)
                 made += 1
         unit = "client" if settings is GAUSSIAN else "example"
-        assert made > 0 and Tally(here.state).account(unit).epsilon(1e-5) <= 5.0
+        assert made > 0 and InMemoryLedger(here.state).account(unit).epsilon(1e-5) <= 5.0
 
     @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
     def test_a_client_without_a_memory_counts_the_rounds_in_which_it_may_have_been_drawn(self, settings, unit):
@@ -259,7 +258,7 @@ class TestBudgets:
         whole = node_at(settings, SIZED)
         for _ in range(5):
             charge(request, whole)
-        found = [Tally(node.state).account(unit).epsilon(1e-5) for node in (here, whole)]
+        found = [InMemoryLedger(node.state).account(unit).epsilon(1e-5) for node in (here, whole)]
         assert found[0] == pytest.approx(found[1]) and 0 < found[1] < math.inf
 
     def test_of_leakage_too(self):
@@ -292,7 +291,7 @@ class TestBudgets:
         here = node_at(GAUSSIAN, SIZED)
         limited = GAUSSIAN | {"privacy.client-max-epsilon": 2.5}
         charge(request_of_kind(settings=limited), here)
-        assert Tally(here.state).account("example").epsilon(1e-5) > 2.5
+        assert InMemoryLedger(here.state).account("example").epsilon(1e-5) > 2.5
 
     @pytest.mark.parametrize("unit", ["client", "example"])
     def test_draws_that_insiders_know_of_amplify_nothing(self, node, unit):
@@ -313,7 +312,7 @@ class TestBudgets:
         return self.until_refused(weak, node | {key: 5.0}, 1)
 
     def test_nor_in_a_tally(self):
-        tally = PrivacyBudget(Tally(RecordDict()), "", "client", 1e-5, 5.0, kind="renyi")
+        tally = PrivacyBudget(InMemoryLedger(RecordDict()), "", "client", 1e-5, 5.0, kind="renyi")
         with pytest.raises(BudgetExhausted):
             for _ in range(20):
                 with tally.release(Gaussian(1.0, Sampling("without-replacement", cohort=1, population=1000)), 1):
@@ -411,7 +410,7 @@ class TestTheLimitOfAUnit:
 
     def test_is_the_stricter_of_both(self):
         def check(settings, unit, own, expected):
-            charge = Charge(unit, (Gaussian(1.0),))
+            charge = PrivacyCost(unit, (Gaussian(1.0),))
             assert subject._limit(charge, parse(settings).privacy, node_of(own)) == expected
 
         cases = [
@@ -447,7 +446,7 @@ class TestTheLimitOfAUnit:
 
     def test_a_new_budget_of_pure_releases_has_a_rényi_filter(self, node, monkeypatch):
         for events, is_renyi in (((Gaussian(1.0), Pure(1.0)), True), ((Gaussian(1.0),), False), ((), False)):
-            monkeypatch.setattr(subject, "charges_of", lambda *_, events=events: [Charge("client", events)])
+            monkeypatch.setattr(subject, "privacy_costs_of", lambda *_, events=events: [PrivacyCost("client", events)])
             ((budget, _),) = subject.planned_charges(request_of_kind(), node_at(OPEN, node))
             assert (budget.kind == "renyi") == is_renyi
 

@@ -2,9 +2,9 @@
 
 from support import failures
 
-from cloister.client.noise_sources import SECRET_BYTES, NoiseSource
+from cloister.client.dp_sgd import SECRET_BYTES, NoiseSource
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.tasks.training.plan import TrainingPlan
+from cloister.training.plan import TrainingPlan
 
 
 def plan(*seed):

@@ -8,11 +8,10 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from cloister.client.app import app
-from cloister.client.mods.packed import open_and_pack
-from cloister.core.keys import new_signing_key
-from cloister.core.packing import PACKED, SHARED, VALUE, opened, packed, signed_part
-from cloister.core.signatures import Answered
-from cloister.deploy.certificates import new_node_key
+from cloister.client.mods import open_and_pack
+from cloister.deploy.credentials import new_node_key
+from cloister.utils.keys import Answered, new_signing_key
+from cloister.utils.wire import PACKED, SHARED, VALUE, opened, packed, signed_part
 
 SECRET = RecordDict({"metrics": MetricRecord({"num-examples": 4711})})
 

@@ -12,17 +12,16 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.client.app import app
-from cloister.client.mods.enforce import enforce_policy
-from cloister.client.mods.errors import contain_errors
+from cloister.client.enforce import enforce_policy
+from cloister.client.mods import contain_errors
 from cloister.client.node import node_of
-from cloister.client.policy import Policy, policy_of, read_policy
-from cloister.client.policy_words import RANGES, render
+from cloister.client.policy import RANGES, Policy, policy_of, read_policy, render
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError, PolicyError
-from cloister.deploy.scripts import policy_template
-from cloister.local.grid import LocalGrid
-from cloister.server.reports.console import Narrator
+from cloister.deploy.provision.scripts import policy_template
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.errors import ConfigError, PolicyError
 
 BUNDLE = "0" * 64
 NUMBERS = [name for name, field in Policy.model_fields.items() if field.annotation in (int, float)]
@@ -428,7 +427,7 @@ def federated(tmp_path, settings, policies):
             node["policy"] = str(policy_file(tmp_path / str(number), **changes))
         nodes.append(node)
     config = parse(settings | {"output-dir": str(tmp_path / "runs"), "num-rounds": 2, "tensorboard": False})
-    return run(LocalGrid(app, config.flat(), nodes), config, Narrator(2, Console(quiet=True)))
+    return run(LocalGrid(app, config.flat(), nodes), config, ConsoleReporter(2, Console(quiet=True)))
 
 
 def test_one_site_refuses_and_the_others_go_on(tmp_path):

@@ -28,16 +28,16 @@ from asking import (
 from support import failures
 
 from cloister.client import ledgers
+from cloister.client import noise as subject
 from cloister.client.app import app
-from cloister.client.mods import local_noise as subject
-from cloister.client.mods.local_noise import add_local_noise, count_leakage, limit_leakage
+from cloister.client.noise import add_local_noise, count_leakage, limit_leakage
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import parse
-from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Laplace, Unaccounted
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.utils.errors import BudgetExhausted, ConfigError, PrivacyError
 
 NU = 5.0
 NOISED = {"gaussian": GAUSSIAN, "published": LAPLACE, "laplace": LAPLACE | {"privacy.radius": 1.0}}

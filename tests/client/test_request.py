@@ -32,12 +32,11 @@ from cloister.client.request import (
     run_config,
 )
 from cloister.config.run import parse
-from cloister.core.arrays import to_record
-from cloister.core.errors import ConfigError, FederationError, PrivacyError
-from cloister.core.hypotheses import stacked
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.tasks import TASKS
-from cloister.tasks.digits import Digits
+from cloister.tasks.datasets.characters import Digits
+from cloister.utils.arrays import stacked, to_record
+from cloister.utils.errors import ConfigError, FederationError, PrivacyError
 
 TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
 KINDS = {"train": TrainRequest, "evaluate": EvaluateRequest, "query": KeepRequest}

@@ -10,7 +10,7 @@ from asking import SOFTMAX, context_of, message_of
 from flwr.app import ConfigRecord, Message, RecordDict
 from secure_runs import settings
 
-from cloister.client.foreseen import foreseen
+from cloister.client.enforce import planned_train_request
 from cloister.client.request import (
     MAXIMUM_LENGTH,
     EvaluateRequest,
@@ -20,15 +20,15 @@ from cloister.client.request import (
     request_of,
     run_config,
 )
-from cloister.client.workbench import workbench_of
+from cloister.client.trainers import model_and_trainer_of
 from cloister.config.run import parse
 from cloister.config.secure import shared_mean
-from cloister.core.arrays import Layout
-from cloister.core.errors import FederationError, PrivacyError
 from cloister.flower.messages import assume_run
 from cloister.privacy.accounting.events import to_json
 from cloister.privacy.mechanisms.clipping import MAX_BOUND, MIN_BOUND
 from cloister.secure_aggregation.messages import Delivery
+from cloister.utils.arrays import Layout
+from cloister.utils.errors import FederationError, PrivacyError
 
 FIXED = settings("out") | {"privacy.clipping-norm": 0.75}
 ADAPTIVE = FIXED | {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 1.0}
@@ -160,7 +160,7 @@ class TestTraining:
     @pytest.mark.parametrize("keys", [FIXED, METRIC])
     def test_is_foreseen_with_all_that_it_will_be_charged_for(self, keys):
         more = {"distance": 0.25} if keys is METRIC else {}
-        found = foreseen(step(keys, "advertise", **more))
+        found = planned_train_request(step(keys, "advertise", **more))
         (model,) = found.models
         assert replace(found, models=()) == TrainRequest(
             parse(keys),
@@ -172,7 +172,7 @@ class TestTraining:
             bound=0.75,
             distance=more.get("distance", 1.0),
         )
-        own = workbench_of(parse(keys)).model.arrays()
+        own = model_and_trainer_of(parse(keys)).model.arrays()
         assert list(model) == list(own) and all(np.array_equal(model[name], own[name]) for name in own)
 
 

@@ -26,11 +26,11 @@ from support import failures
 
 from cloister.client import ledgers
 from cloister.client.app import reply_to
-from cloister.client.mods.roles import keep_role
+from cloister.client.budget import keep_role
 from cloister.client.node import node_of
 from cloister.client.request import EvaluateRequest, KeepRequest, TrainRequest
-from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.utils.errors import PrivacyError
 
 HELD_OUT = {"evaluation.held-out-clients": 0.5}
 RUN = DP_SGD | HELD_OUT

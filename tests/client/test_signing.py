@@ -15,21 +15,21 @@ from secure_rounds import names_of, openssh, roster_of, signing_key
 from secure_runs import settings
 from support import failures
 
-from cloister.client import signing
-from cloister.client.charges import charges_of
-from cloister.client.mods.enforce import enforce_policy
+from cloister.client import keys
+from cloister.client.costs import privacy_costs_of
+from cloister.client.enforce import enforce_policy
+from cloister.client.keys import identity, make_key
 from cloister.client.node import Node, node_of
 from cloister.client.policy import read_policy
 from cloister.client.secure import identity_of, open_masks
-from cloister.client.signing import identity, make_key
 from cloister.config.run import parse
 from cloister.config.secure import shared_mean
-from cloister.core.arrays import Layout
-from cloister.core.errors import ConfigError, NodeConfigError, PolicyError, ProtocolError
-from cloister.core.keys import REMEDY, fingerprint, new_signing_key, verifying_key
-from cloister.deploy.certificates import new_node_key
+from cloister.deploy.credentials import new_node_key
 from cloister.flower.messages import LOCAL_RUN
 from cloister.secure_aggregation.roster import Roster, sign_roster
+from cloister.utils.arrays import Layout
+from cloister.utils.errors import ConfigError, NodeConfigError, PolicyError, ProtocolError
+from cloister.utils.keys import REMEDY, fingerprint, new_signing_key, verifying_key
 
 NAMES = names_of(3)
 AUTHORITY = signing_key("authority")
@@ -250,7 +250,7 @@ def test_two_first_starts_at_once_make_one_key(tmp_path, monkeypatch):
         time.sleep(0.05)  # the other one looks meanwhile, where nothing holds it up
         return new_signing_key()
 
-    monkeypatch.setattr(signing, "new_signing_key", slow)
+    monkeypatch.setattr(keys, "new_signing_key", slow)
     with ThreadPoolExecutor(2) as pool:
         assert len(set(pool.map(make_key, [tmp_path] * 2))) == 1
 
@@ -279,7 +279,7 @@ def of_sums(node, policy=None):
 @pytest.mark.parametrize("by_provisioner", range(4))
 def test_a_node_charges_the_noise_that_is_there_by_who_made_the_keys_on_its_own_roster(site, by_provisioner):
     request, node = of_sums(site(roster=stated(NAMES[by_provisioner:])))
-    (event,) = charges_of(request, node)[0].events
+    (event,) = privacy_costs_of(request, node)[0].events
     one_share = shared_mean(request.config).plan(Layout.of(SOFTMAX).size).shares.base
     as_configured = request.promise[0].honest, request.promise[0].scale
     assert (event.honest, event.scale) == ((1, one_share) if by_provisioner > 1 else as_configured)

@@ -12,14 +12,13 @@ from asking import DP_SGD, answer, arrays_of, own_node, write_data
 from scipy import stats
 from support import failures
 
-from cloister.client import split as subject
-from cloister.client.data import local_data
+from cloister.client import data as subject
+from cloister.client.data import KEY_BYTES, NAME, local_data, secret_key, split, uniform_hashes
 from cloister.client.node import node_of
-from cloister.client.split import KEY_BYTES, NAME, secret_key, split, uniform_hashes
 from cloister.config.run import TaskConfig
-from cloister.core.errors import ConfigError
 from cloister.tasks.base import Examples
 from cloister.tasks.partition import holdout
+from cloister.utils.errors import ConfigError
 
 FALSE_ALARM = 1e-9
 KEY = bytes(range(KEY_BYTES))

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 
-from cloister.client.tally import LeakageTally, Tally
-from cloister.core.errors import BudgetExhausted
+from cloister.client.ledgers import InMemoryLeakage, InMemoryLedger
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.utils.errors import BudgetExhausted
 
 
 class TestStores:
     """A ledger and the state of a simulated node are the same to a budget."""
 
     STORES = pytest.mark.parametrize(
-        "make", [lambda path: Ledger(path / "ledger.jsonl"), lambda _: Tally(RecordDict())]
+        "make", [lambda path: Ledger(path / "ledger.jsonl"), lambda _: InMemoryLedger(RecordDict())]
     )
     EVENTS = (Gaussian(3.0), Repeated(Gaussian(2.0, Sampling("poisson", 0.1)), 5), Pure(0.1))
 
@@ -62,7 +62,9 @@ class TestStores:
                 pytest.fail("the block was entered")
         assert budget.spent() == 0
 
-    @pytest.mark.parametrize("make", [lambda path: Ledger(path / "ledger.jsonl"), lambda _: LeakageTally(RecordDict())])
+    @pytest.mark.parametrize(
+        "make", [lambda path: Ledger(path / "ledger.jsonl"), lambda _: InMemoryLeakage(RecordDict())]
+    )
     def test_leakage_is_a_budget_too(self, make, tmp_path):
         budget = PrivacyBudget(make(tmp_path), "run", "neighbourhood", max_epsilon=4.0)
         for number in range(10):
@@ -74,7 +76,7 @@ class TestStores:
         assert budget.spent() == pytest.approx(4.0)
 
     def test_what_a_client_without_a_ledger_may_still_release(self):
-        chosen, store = filters.filter_for("renyi", 3.0, 1e-5), Tally(RecordDict())
+        chosen, store = filters.filter_for("renyi", 3.0, 1e-5), InMemoryLedger(RecordDict())
         fits = Gaussian(math.sqrt(chosen.order / 2 * 4 / chosen.limit(3.0, 1e-5)) * (1 + 1e-9))
         store.open(fits, "client", "run", 1, lambda: None)
         budget = PrivacyBudget(store, "run", max_epsilon=3.0, kind="renyi")

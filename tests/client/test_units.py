@@ -17,22 +17,22 @@ from asking import (
 )
 from support import failures
 
-from cloister.client import units as subject
-from cloister.client.charges import plan_of, planned_steps
+from cloister.client import dp_sgd as subject
+from cloister.client.costs import plan_of, planned_steps
 from cloister.client.data import local_data
+from cloister.client.dp_sgd import Units, size_of
 from cloister.client.node import MAXIMUM_SIZE, node_of
-from cloister.client.units import Units, size_of
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError, DataError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
-from cloister.privacy.dpsgd import exact_noise
+from cloister.privacy.dpsgd import noise
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks import TASKS
 from cloister.tasks.base import Examples
-from cloister.tasks.digits import Digits
-from cloister.tasks.training.augmentation import Augmentation
-from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.datasets.characters import Digits
+from cloister.tasks.recipe import Augmentation
+from cloister.training.plan import TrainingPlan
+from cloister.utils.errors import ConfigError, DataError, PrivacyError
 
 STATED = 40
 POLICY = {"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None, "max_example_epsilon": 1e6}
@@ -86,14 +86,14 @@ class Counted:
     """Counts private steps and who is in each."""
 
     def __init__(self, monkeypatch):
-        self.batches, real = [], exact_noise.noisy_sum
+        self.batches, real = [], noise.noisy_sum
 
         def noisy_sum(gradients, *arguments, **options):
             listed = list(gradients)
             self.batches.append(len(listed))
             return real(iter(listed), *arguments, **options)
 
-        monkeypatch.setattr("cloister.client.training.dp_sgd_numpy_trainer.noisy_sum", noisy_sum)
+        monkeypatch.setattr("cloister.client.dp_sgd.noisy_sum", noisy_sum)
 
 
 class TestTheTrueNumberShowsNowhere:

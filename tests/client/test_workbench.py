@@ -5,9 +5,9 @@ import pytest
 from asking import DP_SGD, GAUSSIAN, LAPLACE, OPEN, SOFTMAX, answer, arrays_of, message_of
 from support import failures
 
-from cloister.client.workbench import workbench_of
+from cloister.client.trainers import model_and_trainer_of
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError
+from cloister.utils.errors import ConfigError
 
 CANCER = {"task.name": "breast-cancer", "task.test-fraction": 0.0, "privacy.server": "none"}
 LOGISTIC = {"softmax/kernel": np.zeros((30, 2), np.float32), "softmax/bias": np.zeros(2, np.float32)}
@@ -42,15 +42,15 @@ def test_training_goes_on_after_another_run():
 def test_the_trainer_trains_the_model_of_its_bench():
     def check(name):
         settings, _ = RUNS[name]
-        bench = workbench_of(parse(settings))
+        bench = model_and_trainer_of(parse(settings))
         assert bench.trainer.model is bench.model and bench.trainer is bench.trainer
 
     assert failures([(name,) for name in RUNS], check) == []
 
 
 def test_it_is_kept_for_the_messages_of_a_run():
-    one = workbench_of(parse(OPEN | {"seed": 1, "num-rounds": 3}))
-    assert workbench_of(parse(OPEN | {"seed": 2, "num-rounds": 4})) is one
+    one = model_and_trainer_of(parse(OPEN | {"seed": 1, "num-rounds": 3}))
+    assert model_and_trainer_of(parse(OPEN | {"seed": 2, "num-rounds": 4})) is one
 
 
 def test_and_made_anew_for_whatever_it_depends_on():
@@ -58,7 +58,7 @@ def test_and_made_anew_for_whatever_it_depends_on():
         changed = DP_SGD | change
         if change is CANCER:
             changed = {key: value for key, value in changed.items() if key != "task.model"}
-        assert workbench_of(parse(changed)) is not workbench_of(parse(DP_SGD))
+        assert model_and_trainer_of(parse(changed)) is not model_and_trainer_of(parse(DP_SGD))
 
     cases = [
         (change,)
@@ -75,7 +75,7 @@ def test_and_made_anew_for_whatever_it_depends_on():
 @pytest.mark.parametrize("settings", [OPEN, DP_SGD])
 def test_an_optimizer_that_the_model_does_not_know(settings):
     with pytest.raises(ConfigError, match=r"client.optimizer must be 'sgd'"):
-        workbench_of(parse(settings | {"client.optimizer": "adam"})).trainer  # noqa: B018
+        model_and_trainer_of(parse(settings | {"client.optimizer": "adam"})).trainer  # noqa: B018
     assert "client.optimizer must be 'sgd'" in answer(settings | {"client.optimizer": "adam"}, None).error.reason
 
 

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from cloister.deploy.kits import provision
-from cloister.deploy.scripts import policy_template
+from cloister.deploy.provision.kits import provision
+from cloister.deploy.provision.scripts import policy_template
 
 REPOSITORY = Path(__file__).parents[2]
 RUNTIMES = REPOSITORY / "tests" / "runtimes"

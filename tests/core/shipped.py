@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cloister.config.run import flatten, parse
-from cloister.core.errors import ConfigError
 from cloister.strategies import STRATEGIES
+from cloister.utils.errors import ConfigError
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

@@ -12,7 +12,7 @@ from structure import modules
 from support import failures
 
 from cloister.flower import flower_home, superlink
-from cloister.server import reply_size
+from cloister.server import polling_grid
 
 DOCUMENTED = {"flwr", "flwr.app", "flwr.clientapp", "flwr.clientapp.mod", "flwr.serverapp", "flwr.serverapp.strategy"}
 MOST = 60
@@ -79,8 +79,8 @@ def test_values_that_are_written_down_are_flowers():
     cases = [
         (superlink.FLWR_IN_MEMORY_DB_NAME, FLWR_IN_MEMORY_DB_NAME),
         (superlink.PROTOBUF_MEDIA_TYPE, PROTOBUF_MEDIA_TYPE),
-        (reply_size.CHUNK, ArrayChunk.__qualname__),
-        (reply_size.DIVIDER, HEAD_BODY_DIVIDER),
+        (polling_grid.CHUNK, ArrayChunk.__qualname__),
+        (polling_grid.DIVIDER, HEAD_BODY_DIVIDER),
     ]
     assert failures(cases, check) == []
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import failures
 
-from cloister.core.arrays import NUMPY, Array, Layout, from_record, to_record, view
-from cloister.core.cohort import NORM_ERROR, Cohort, scratch_for, updates, weighted_sum
-from cloister.core.errors import FederationError
-from cloister.core.threads import spans
+from cloister.utils.arrays import NUMPY, Array, Layout, from_record, to_record, view
+from cloister.utils.cohort import NORM_ERROR, Cohort, scratch_for, updates, weighted_sum
+from cloister.utils.errors import FederationError
+from cloister.utils.threads import spans
 
 SAMPLES = {
     "0-d": np.array(3.5, np.float32),

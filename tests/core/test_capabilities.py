@@ -6,12 +6,11 @@ import flwr.serverapp.strategy as flower
 import pytest
 from support import failures
 
-from cloister.aggregation.capabilities import capabilities_of
-from cloister.aggregation.constructors import GlobalDP
-from cloister.core.capabilities import MEAN, OPTIMIZER, SELECTION, Capabilities
-from cloister.core.errors import ConfigError
+from cloister.server.private_strategy import GlobalDP, capabilities_of
 from cloister.strategies import STRATEGIES
 from cloister.strategies.averaging import FedAvg
+from cloister.utils.errors import ConfigError
+from cloister.utils.registry import MEAN, OPTIMIZER, SELECTION, Capabilities
 
 OPTIONS = {"noise_multiplier": 1.0, "clipping_norm": 1.0}
 

@@ -11,12 +11,12 @@ from shipped import options_of, refusal, shipped
 from support import failures
 
 from cloister.client.policy import read_policy
-from cloister.config.errors import NEAREST
+from cloister.config.io import NEAREST
 from cloister.config.run import RunConfig, StrategyConfig, digest_of, flatten, known_keys, parse, shown
-from cloister.core.errors import ConfigError, PluginError
-from cloister.deploy.federation import read_federation
-from cloister.server.strategies import named_strategy
+from cloister.deploy.provision.federation import read_federation
+from cloister.server.build import named_strategy
 from cloister.strategies import STRATEGIES
+from cloister.utils.errors import ConfigError, PluginError
 
 # Defaults.
 

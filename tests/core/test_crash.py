@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloister.core.crash import (
+from cloister.utils.crash import (
     LINES,
     WIDTH,
     Crash,
@@ -21,7 +21,7 @@ from cloister.core.crash import (
     trace_without_values,
     write_traces_to,
 )
-from cloister.core.errors import ConfigError, DataError
+from cloister.utils.errors import ConfigError, DataError
 
 SECRET = "9731.25"
 

@@ -12,15 +12,14 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.client.policy import Policy
-from cloister.client.policy_words import render as render_policy
-from cloister.core.digits import at_least, at_most, rounded_up
+from cloister.client.policy import render as render_policy
 from cloister.privacy.accounting.events import Gaussian, Pure
 from cloister.privacy.claims.claim import OfSize, Statement
-from cloister.privacy.claims.meaning import meanings
-from cloister.privacy.claims.record import record
-from cloister.privacy.claims.words import contract, render, render_resumed
+from cloister.privacy.claims.render import contract, meanings, render, render_resumed
+from cloister.privacy.claims.to_json import record
 from cloister.server.reports import status
 from cloister.server.reports.html.page import write_report
+from cloister.utils.text import at_least, at_most, rounded_up
 
 EPSILON, MULTIPLIER = 1.2341049, 1.5678951
 """To the nearest in three to six digits, the one is less than it is, and the other more."""

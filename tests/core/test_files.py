@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from cloister.core.files import LARGEST_TEXT, atomic_path, read_npz, read_text, write_npz
+from cloister.utils.files import LARGEST_TEXT, atomic_path, read_npz, read_text, write_npz
 
 
 def test_arrays_take_no_more_memory_than_their_file(tmp_path):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support import failures, random_models
 
-from cloister.core.errors import FederationError
-from cloister.core.hypotheses import stacked, unstacked
+from cloister.utils.arrays import stacked, unstacked
+from cloister.utils.errors import FederationError
 
 
 def test_models_come_back_in_their_order():

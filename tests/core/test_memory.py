@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloister.core.memory import free_memory
+from cloister.utils.threads import free_memory
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         10 kB\nMemAvailable:    500 kB\n"
 

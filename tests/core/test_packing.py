@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import failures
 
-from cloister.core import packing
-from cloister.core.arrays import from_record, to_record
-from cloister.core.errors import FederationError
-from cloister.core.packing import (
+from cloister.flower.messages import assume_run
+from cloister.utils import wire
+from cloister.utils.arrays import from_record, to_record
+from cloister.utils.errors import FederationError
+from cloister.utils.keys import SIGNATURE
+from cloister.utils.wire import (
     MAX_HEADER,
     MAX_IN_RECORD,
     PACKED,
@@ -26,8 +28,6 @@ from cloister.core.packing import (
     opened,
     packed,
 )
-from cloister.core.signatures import SIGNATURE
-from cloister.flower.messages import assume_run
 
 LIMIT = 2**18
 REST = len(packed(RecordDict({"a": to_record({"w": np.zeros(2 * MAX_IN_RECORD, np.uint8)})}))[VALUE].data) - 2**21
@@ -55,7 +55,7 @@ def of_length(size):
 
 @pytest.mark.parametrize("size", [10, 2**20])
 def test_what_is_packed_comes_back(size):
-    found = packing.unpacked(packed(everything(size)), LIMIT)
+    found = wire.unpacked(packed(everything(size)), LIMIT)
     assert found["config"] == everything()["config"] and found["metrics"] == everything()["metrics"]
     assert type(found["config"]["is"]) is bool
     arrays, sent = from_record(found["arrays"]), from_record(model(size)["arrays"])
@@ -65,8 +65,8 @@ def test_what_is_packed_comes_back(size):
 
 
 def test_an_error_comes_back():
-    assert packing.unpacked(packed(Error(4, "no room")), 0) == Error(4, "no room")
-    assert packing.unpacked(packed(Error(4)), 0).reason == ""
+    assert wire.unpacked(packed(Error(4, "no room")), 0) == Error(4, "no room")
+    assert wire.unpacked(packed(Error(4)), 0).reason == ""
 
 
 @given(size=st.integers(0, 40), large=st.booleans())
@@ -101,7 +101,7 @@ def test_no_piece_is_shorter_than_the_salt():
         assert (
             len(last.data) >= SALT
             and len(value[VALUE].data) - PIECE in (over, SALT)
-            and packing.unpacked(value, 0).keys() == {"a"}
+            and wire.unpacked(value, 0).keys() == {"a"}
         )
 
     assert not failures(range(-1, SALT + 1), check)
@@ -115,9 +115,9 @@ def sign(value):
 @pytest.mark.parametrize("size", [10, 2**20])
 def test_a_signature_follows_the_value_that_it_signs(size):
     value = packed(model(size), sign)
-    signed, signature = packing.signed_part(value)
+    signed, signature = wire.signed_part(value)
     assert [*value] == [SIGNED] and signature == sign(bytes(signed))
-    assert packing.unpacked(value, 0).keys() == {"arrays"} and packing.signed_part(packed(model(size))) is None
+    assert wire.unpacked(value, 0).keys() == {"arrays"} and wire.signed_part(packed(model(size))) is None
 
 
 @pytest.mark.parametrize("over", [1 - SIGNATURE, 1])
@@ -212,7 +212,7 @@ WRONG = {
 def test_what_nobody_packs_is_refused_in_our_words():
     def check(wrong):
         with pytest.raises(FederationError, match="packed message") as error:
-            packing.unpacked(wrong, LIMIT)
+            wire.unpacked(wrong, LIMIT)
         assert error.value.__cause__ is None
 
     assert failures(WRONG.values(), check) == []
@@ -221,7 +221,7 @@ def test_what_nobody_packs_is_refused_in_our_words():
 def test_only_so_much_of_metrics_and_settings_is_read():
     content = RecordDict({"m": MetricRecord({"x": 1.0}), "c": ConfigRecord({"y": "secret"})})
     size = sum(len(record.deflate()) for record in content.values())
-    packing.unpacked(packed(content), size)
+    wire.unpacked(packed(content), size)
     with pytest.raises(FederationError, match="may have") as error:
-        packing.unpacked(packed(content), size - 1)
+        wire.unpacked(packed(content), size - 1)
     assert "secret" not in str(error.value)

@@ -8,8 +8,8 @@ from threading import Thread
 import pytest
 from support import failures
 
-from cloister.core.errors import FederationError
-from cloister.core.posting import post
+from cloister.utils.errors import FederationError
+from cloister.utils.posting import post
 
 PIECE, PIECES = 1 << 20, 64
 

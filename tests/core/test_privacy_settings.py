@@ -9,8 +9,8 @@ from support import failures
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import known_keys, parse
 from cloister.config.variants import DpSgdPrivacy, GlobalPrivacy
-from cloister.core.errors import ConfigError, PluginError
 from cloister.server.build import build
+from cloister.utils.errors import ConfigError, PluginError
 
 SETTINGS = {
     "noise-multiplier": 1.0,

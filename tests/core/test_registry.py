@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from cloister.client.training.private_trainers import PRIVATE_TRAINERS
-from cloister.core import registry
-from cloister.core.errors import PluginError
-from cloister.core.registry import Registry
-from cloister.privacy.mechanisms.distance import DISTANCES
+from cloister.client.trainers import PRIVATE_TRAINERS
+from cloister.privacy.mechanisms.metric import DISTANCES
 from cloister.strategies import STRATEGIES
 from cloister.tasks import TASKS
-from cloister.tasks.training.trainers import TRAINERS
+from cloister.training.trainers import TRAINERS
+from cloister.utils import registry
+from cloister.utils.errors import PluginError
+from cloister.utils.registry import Registry
 
 GROUP = "cloister.things"
 BUILTIN = {"path": "pathlib:Path", "purepath": "pathlib:PurePath"}

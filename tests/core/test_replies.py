@@ -10,14 +10,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from support import all_nodes, content, failures, flat, grid_of, one_round, random_models, zeros
 
-from cloister.aggregation.constructors import GlobalDP, MetricDP
-from cloister.aggregation.decorator import Screened
-from cloister.aggregation.screening import MAX_EXAMPLES, REASON_LENGTH, Unfit, fitting, is_count, printable
-from cloister.core.arrays import to_record
-from cloister.local.grid import LocalGrid
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.server.stragglers import PatientGrid
-from cloister.strategies.sampling import Sampling
+from cloister.server.polling_grid import PollingGrid
+from cloister.server.private_strategy import GlobalDP, MetricDP
+from cloister.server.screening import MAX_EXAMPLES, REASON_LENGTH, Unfit, fitting, is_count, printable
+from cloister.server.strategy_wrapper import NoPrivacyStrategy
+from cloister.simulation.grid import LocalGrid
+from cloister.strategies.averaging import Sampling
+from cloister.utils.arrays import to_record
 
 GOOD = random_models(3, 0.1, seed=5)
 NPY = FlowerArray(np.zeros(3, np.float32)).data
@@ -97,7 +97,7 @@ BAD = {
     "bytes of another dtype": (relabelled(FlowerArray(np.zeros(3, np.int32)).data), "bytes", MISLABELLED),
 }
 DECORATORS = {
-    "none": lambda: Screened(all_nodes()),
+    "none": lambda: NoPrivacyStrategy(all_nodes()),
     "global-dp": lambda: GlobalDP(all_nodes(), noise_multiplier=0.0, clipping_norm=9.0, noise=GaussianNoise(1)),
     "metric": lambda: MetricDP(all_nodes(), noise_multiplier=0.0, clipping_norm=9.0, noise=GaussianNoise(1)),
 }
@@ -233,13 +233,13 @@ def test_senders_are_known_on_a_grid_that_sends_when_it_is_asked_for_replies(dec
     """As the server's own does: messages have no number before."""
     strategy = DECORATORS[decorator]()
     good = grid_of(lambda node, _: content(GOOD[node - 1]), 3)
-    one_round(strategy, PatientGrid(grid(good._client_app, {}, [{}] * 3)), zeros())
+    one_round(strategy, PollingGrid(grid(good._client_app, {}, [{}] * 3)), zeros())
     assert {(r.node_id, r.code) for r in strategy.measured.rejected} == verdicts
     assert strategy.measured.accepted == 2
 
 
 def test_replies_may_come_in_any_order_and_as_a_generator():
-    strategy = Screened(all_nodes())
+    strategy = NoPrivacyStrategy(all_nodes())
     straight, _ = one_round(strategy, Misdelivering(lambda replies: replies), zeros())
     turned, _ = one_round(strategy, Misdelivering(lambda replies: (reply for reply in reversed(replies))), zeros())
     np.testing.assert_array_equal(flat(straight), flat(turned))
@@ -254,7 +254,7 @@ def test_their_order_follows_from_what_they_say():
         for number, model in enumerate(models, start=1):
             model["kernel"].ravel()[place] = number
         grid = grid_of(lambda node, _: content(models[node - 1], node), 3)
-        strategy = Screened(all_nodes())
+        strategy = NoPrivacyStrategy(all_nodes())
         messages = list(strategy.configure_train(1, to_record(long), ConfigRecord(), grid))
         replies = sorted(grid.send_and_receive(messages), key=lambda reply: reply.metadata.src_node_id)
         orders = [strategy.receive(replies[turn:] + replies[:turn]).examples for turn in range(3)]
@@ -264,7 +264,7 @@ def test_their_order_follows_from_what_they_say():
 
 
 def test_rejections_are_in_the_order_of_nodes():
-    strategy = Screened(all_nodes())
+    strategy = NoPrivacyStrategy(all_nodes())
     bad = BAD["nan"][0]
     turned = Misdelivering(
         lambda replies: sorted(replies, key=lambda reply: -reply.metadata.src_node_id), lambda *_: bad
@@ -278,7 +278,7 @@ def test_a_reply_without_a_count_counts_as_one_example():
     uncounted = RecordDict({"arrays": to_record(GOOD[0]), "metrics": MetricRecord({"train-loss": 1.0})})
     beside = RecordDict({**counted(3), "more": MetricRecord({"train-loss": 1.0})})
     grid = grid_of(lambda node, _: (uncounted, beside)[node - 1], 2)
-    strategy = Screened(all_nodes())
+    strategy = NoPrivacyStrategy(all_nodes())
     messages = strategy.configure_train(1, to_record(zeros()), ConfigRecord(), grid)
     received = strategy.receive(grid.send_and_receive(messages))
     assert sorted(received.examples) == [1, 3] and not received.rejected
@@ -297,14 +297,14 @@ def test_what_can_be_a_count_of_examples():
 
 def test_reasons_never_quote_values():
     secret = 1234567.0
-    strategy = Screened(all_nodes())
+    strategy = NoPrivacyStrategy(all_nodes())
     bad = content({**GOOD[0], "bias": np.array([secret, np.nan, 0], np.float32)}, secret)
     one_round(strategy, grid_of(lambda node, _: bad if node == 1 else content(GOOD[node - 1]), 3), zeros())
     assert "1234567" not in str(strategy.measured)
 
 
 def test_without_any_good_reply_nothing_is_aggregated():
-    arrays, metrics = one_round(Screened(all_nodes()), grid_of(lambda node, _: BAD["nan"][0], 2), zeros())
+    arrays, metrics = one_round(NoPrivacyStrategy(all_nodes()), grid_of(lambda node, _: BAD["nan"][0], 2), zeros())
     assert arrays is None and metrics is None
 
 
@@ -316,7 +316,7 @@ ENDLESS = "metric 'loss' must be one finite number, of at most 1e+100"
 class TestEvaluationReplies:
     @staticmethod
     def aggregate(*metrics):
-        strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
+        strategy = NoPrivacyStrategy(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
         grid = grid_of(lambda node, _: RecordDict({"metrics": MetricRecord(metrics[node - 1])}), len(metrics))
         messages = strategy.configure_evaluate(1, to_record(zeros()), ConfigRecord(), grid)
         means = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
@@ -324,7 +324,7 @@ class TestEvaluationReplies:
 
     def test_a_rejection_says_what_is_wrong(self):
         def check(odd, code, detail):
-            strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
+            strategy = NoPrivacyStrategy(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
             grid = grid_of(lambda *_: RecordDict({"metrics": MetricRecord(odd)}), 1)
             messages = strategy.configure_evaluate(1, to_record(zeros()), ConfigRecord(), grid)
             assert strategy.aggregate_evaluate(1, grid.send_and_receive(messages)) is None
@@ -356,7 +356,7 @@ class TestEvaluationReplies:
         assert dict(found) == {"loss": 1.5}
 
     def test_rejections_are_in_the_order_of_nodes(self):
-        strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=3, timeout=0)))
+        strategy = NoPrivacyStrategy(all_nodes(evaluate=Sampling(min_nodes=3, timeout=0)))
         grid = grid_of(lambda *_: RecordDict({"metrics": MetricRecord({"num-examples": -1})}), 3)
         messages = strategy.configure_evaluate(1, to_record(zeros()), ConfigRecord(), grid)
         replies = sorted(grid.send_and_receive(messages), key=lambda reply: -reply.metadata.src_node_id)
@@ -381,7 +381,7 @@ class TestEvaluationReplies:
         assert self.aggregate({"loss": 1.0}) == (None, [1])
 
     def test_nobody_counts_before_anybody_was_asked(self):
-        strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
+        strategy = NoPrivacyStrategy(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
         assert strategy.aggregate_evaluate(1, []) is None and strategy.unscored == ()
 
     def test_a_metric_that_one_client_invents_is_left_out(self):
@@ -431,7 +431,7 @@ def test_an_error_in_the_name_of_the_superlink_about_nothing_that_was_asked_is_i
         metadata.__dict__.update(_src_node_id=SUPERLINK_NODE_ID, _reply_to_message_id="another")
         return [*replies, Message(error=Error(ErrorCode.NODE_UNAVAILABLE, "node is gone"), metadata=metadata)]
 
-    strategy = Screened(all_nodes())
+    strategy = NoPrivacyStrategy(all_nodes())
     one_round(strategy, Misdelivering(about_nothing), zeros())
     (rejection,) = strategy.measured.rejected
     assert rejection.node_id == SUPERLINK_NODE_ID, "which is the number of a node of this grid, too"
@@ -446,7 +446,7 @@ def test_nobody_replies_in_the_name_of_the_superlink():
         metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
         return [*(reply for reply in replies if reply is not of_three), Message(of_three.content, metadata=metadata)]
 
-    strategy = Screened(all_nodes())
+    strategy = NoPrivacyStrategy(all_nodes())
     one_round(strategy, Misdelivering(renamed), zeros())
     assert strategy.measured.accepted == 2
     assert {rejection.code: rejection.detail for rejection in strategy.measured.rejected} == {
@@ -459,7 +459,7 @@ def test_a_training_loss_that_is_not_finite_is_left_out():
     def check(loss):
         def lost(loss):
             _, metrics = one_round(
-                Screened(all_nodes()), grid_of(lambda *_: content(GOOD[0], **{"train-loss": loss}), 2), zeros()
+                NoPrivacyStrategy(all_nodes()), grid_of(lambda *_: content(GOOD[0], **{"train-loss": loss}), 2), zeros()
             )
             return metrics
 
@@ -472,7 +472,7 @@ def test_what_an_error_says_cannot_steer_a_terminal():
     def answer(node, _):
         raise RuntimeError("\x1b[31mred\x07 and\nmore")
 
-    strategy = Screened(all_nodes())
+    strategy = NoPrivacyStrategy(all_nodes())
     one_round(strategy, grid_of(answer, 1), zeros())
     detail = strategy.measured.rejected[0].detail
     assert detail.isprintable() and "red" in detail
@@ -480,7 +480,7 @@ def test_what_an_error_says_cannot_steer_a_terminal():
 
 def test_means_of_scores_are_finite():
     scores = iter([1e100, -1e100, 1e100])
-    strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=3, timeout=0)))
+    strategy = NoPrivacyStrategy(all_nodes(evaluate=Sampling(min_nodes=3, timeout=0)))
     grid = grid_of(lambda *_: RecordDict({"metrics": MetricRecord({"num-examples": 10**9, "loss": next(scores)})}), 3)
     messages = strategy.configure_evaluate(1, to_record(zeros()), ConfigRecord(), grid)
     means = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))

@@ -8,8 +8,8 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 from support import failures
 
-from cloister.config.settings import as_pairs, read_settings
-from cloister.core.errors import SettingsError
+from cloister.config.io import as_pairs, read_settings
+from cloister.utils.errors import SettingsError
 
 
 def test_pairs_and_their_types():

@@ -8,8 +8,8 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from support import failures
 
-from cloister.core import signatures
-from cloister.core.signatures import HALF, MAX_PUBLIC_KEY, SIGNATURE, Answered
+from cloister.utils import keys
+from cloister.utils.keys import HALF, MAX_PUBLIC_KEY, SIGNATURE, Answered
 
 ANSWERED = Answered(7, 2**63 + 1, "a" * 64)
 KEY = ec.generate_private_key(ec.SECP384R1())
@@ -19,7 +19,7 @@ VALUE = b"salt and header and parts"
 
 def raw(encoded):
     """A signature in DER as a reply carries it."""
-    return b"".join(number.to_bytes(HALF, "big") for number in signatures.decode_dss_signature(encoded))
+    return b"".join(number.to_bytes(HALF, "big") for number in keys.decode_dss_signature(encoded))
 
 
 def test_the_reply_of_the_node_is_signed():
@@ -52,14 +52,14 @@ def test_the_key_of_another_node_is_refused():
 
 @pytest.mark.parametrize("domain", [b"", b"cloister: another use\n"])
 def test_a_signature_of_another_domain_is_refused(domain):
-    fields = ANSWERED._with(VALUE).removeprefix(signatures.DOMAIN)
+    fields = ANSWERED._with(VALUE).removeprefix(keys.DOMAIN)
     assert not ANSWERED.is_signed(VALUE, raw(sign_message(KEY, domain + fields)), PUBLIC)
-    assert ANSWERED.is_signed(VALUE, raw(sign_message(KEY, signatures.DOMAIN + fields)), PUBLIC)
+    assert ANSWERED.is_signed(VALUE, raw(sign_message(KEY, keys.DOMAIN + fields)), PUBLIC)
 
 
 def test_what_flower_signs_with_the_key_begins_with_no_letter_of_the_domain():
     """A signature in a header of a request is one of a time, and no reply has the bytes of a time."""
-    assert now().isoformat()[0].isdigit() and signatures.DOMAIN[:1].isalpha()
+    assert now().isoformat()[0].isdigit() and keys.DOMAIN[:1].isalpha()
 
 
 def test_what_is_no_signature_is_refused():
@@ -81,5 +81,5 @@ def test_a_listed_key_that_is_none_refuses_its_node():
 
 def test_a_long_key_is_not_read(monkeypatch):
     """A node chooses the key that is listed; to read one of another kind can take minutes."""
-    monkeypatch.setattr(signatures, "load_pem_public_key", pytest.fail)
+    monkeypatch.setattr(keys, "load_pem_public_key", pytest.fail)
     assert len(LONG) > MAX_PUBLIC_KEY and not ANSWERED.is_signed(VALUE, bytes(SIGNATURE), LONG)

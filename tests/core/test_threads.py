@@ -5,17 +5,16 @@ import threading
 import numpy as np
 import pytest
 
-from cloister.core import threads
-from cloister.core.arrays import Layout
-from cloister.core.cohort import Cohort
-from cloister.core.threads import Span, for_each_span, spans
-from cloister.privacy.mechanisms import local_update, noise, total, trimmed_mean
+from cloister.privacy.mechanisms import local, noise, release
 from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.laplace import LaplaceNoise
 from cloister.privacy.mechanisms.local import LocalGaussian
 from cloister.privacy.mechanisms.noise import GaussianNoise, noised
-from cloister.privacy.mechanisms.release import noisy_mean
-from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
+from cloister.privacy.mechanisms.release import noisy_mean, noisy_trimmed_mean
+from cloister.utils import threads
+from cloister.utils.arrays import Layout
+from cloister.utils.cohort import Cohort
+from cloister.utils.threads import Span, for_each_span, spans
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_noise_is_the_same_to_the_bit_however_threads_come_to_the_spans(name, mo
     monkeypatch.setattr(threads, "THREADS", 1)
     alone = flat()
     monkeypatch.setattr(threads, "THREADS", 3)
-    for module in (noise, local_update, total, trimmed_mean):
+    for module in (noise, local, release, release):
         monkeypatch.setattr(module, "for_each_span", from_behind)
     np.testing.assert_array_equal(alone, flat())
     assert len(np.unique(alone)) > 1000

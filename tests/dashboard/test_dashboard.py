@@ -19,19 +19,18 @@ from reported import LEDGER, OF_ALL, OF_RUN, SOUND, line, write_run
 from typer.testing import CliRunner
 
 from cloister import cli
-from cloister.core.errors import FederationError
-from cloister.dashboard.serving import HEADERS, Guard, application
-from cloister.dashboard.views import KEPT, CachedView
+from cloister.monitoring import snapshot as snapshots
+from cloister.monitoring.alerts import findings
+from cloister.monitoring.dashboard import HEADERS, KEPT, CachedView, Guard, application
+from cloister.monitoring.metrics import Latest, registry
+from cloister.monitoring.snapshot import Places
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim, Statement
-from cloister.privacy.claims.record import record
+from cloister.privacy.claims.to_json import record
 from cloister.server.reports import status
-from cloister.watch import snapshot as snapshots
-from cloister.watch.findings import findings
-from cloister.watch.metrics import Latest, registry
-from cloister.watch.snapshot import Places
+from cloister.utils.errors import FederationError
 
 NODES = [
     {"node-id": "1", "name": "berlin", "status": "online", "since": "2026-01-01T10:00:00Z"},

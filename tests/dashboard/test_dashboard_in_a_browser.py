@@ -7,12 +7,10 @@ import uvicorn
 from browser import audited, chromium
 from reported import line, write_run
 
-from cloister.dashboard.pages import overview
-from cloister.dashboard.serving import Guard, application, listening
-from cloister.dashboard.views import CachedView
+from cloister.monitoring import snapshot as snapshots
+from cloister.monitoring.dashboard import CachedView, Guard, application, listening, overview
+from cloister.monitoring.snapshot import Places
 from cloister.server.reports.html.page import write_report
-from cloister.watch import snapshot as snapshots
-from cloister.watch.snapshot import Places
 
 pytestmark = pytest.mark.slow
 DARK = "--blink-settings=preferredColorScheme=0"
@@ -40,7 +38,7 @@ def places(tmp_path, monkeypatch):
 @pytest.fixture
 def address(places, monkeypatch):
     """Of a dashboard that looks anew for every page."""
-    monkeypatch.setattr("cloister.dashboard.views.KEPT", 0.0)
+    monkeypatch.setattr("cloister.monitoring.dashboard.KEPT", 0.0)
     config = uvicorn.Config(Guard(application(places)), log_config=None, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     with listening("127.0.0.1", 0) as opened:

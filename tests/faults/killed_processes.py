@@ -15,8 +15,8 @@ from pathlib import Path
 
 import cloister.privacy.accounting.accountants  # noqa: F401  once, before the children are forked
 from cloister.cli import app as command
-from cloister.local.simulation import simulate
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian
+from cloister.simulation.simulate import simulate
 
 LONGEST = 0.5
 """Seconds that a process may live at most: a whole run takes about as long."""

@@ -26,26 +26,25 @@ import pytest
 from virtual_disk import FAULTS, Disk, Killed
 from virtual_grid import HARMFUL, HARMLESS, Clock, VirtualGrid, model_bytes
 
-from cloister.aggregation.decorator import Decorator
 from cloister.config.run import RunConfig, parse
-from cloister.core.errors import CloisterError
 from cloister.privacy.accounting import accountants
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms import gaussian
-from cloister.server import resume, stragglers
+from cloister.server import checkpoint, polling_grid
 from cloister.server import run as running
-from cloister.server.progress import Progress
+from cloister.server.checkpoint import Progress, settings_of
+from cloister.server.polling_grid import PollingGrid
 from cloister.server.reports import rundir
-from cloister.server.reports.console import Narrator
-from cloister.server.reports.html.facts import Facts
+from cloister.server.reports.console import ConsoleReporter
+from cloister.server.reports.html.data import Facts
 from cloister.server.reports.rundir import RunDirectory
 from cloister.server.reports.status import run_state
-from cloister.server.resume import settings_of
 from cloister.server.run import run
-from cloister.server.stragglers import PatientGrid
-from cloister.strategies import sampling
+from cloister.server.strategy_wrapper import StrategyWrapper
+from cloister.strategies import averaging
+from cloister.utils.errors import CloisterError
 
 NODES = 3
 ROUNDS = 2
@@ -135,7 +134,7 @@ def everywhere(kind: str, faults: tuple[str, ...] = FAULTS) -> Iterator[Schedule
         yield from (Schedule(effect, kind, ("quick",), ({effect: fault},)) for fault in faults)
 
 
-class Silent(Narrator):
+class Silent(ConsoleReporter):
     """Says nothing, and costs nothing."""
 
     def opening(self, *_: object, **__: object) -> None:
@@ -194,7 +193,7 @@ class Simulation:
         with self.disk.watched(disk_faults), self._instrumented(clock), suppress(Killed, CloisterError, OSError):
             config = _parsed(self._settings())
             late = config.late_timeout if config.is_private else None
-            run(PatientGrid(grid, late), config, Silent(ROUNDS))
+            run(PollingGrid(grid, late), config, Silent(ROUNDS))
         self.disk.reboot()
         self.lost |= grid.lost
         self.check()
@@ -217,10 +216,10 @@ class Simulation:
     @contextmanager
     def _instrumented(self, clock: Clock) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stragglers, "time", clock)
-            patch.setattr(sampling, "time", clock)
+            patch.setattr(polling_grid, "time", clock)
+            patch.setattr(averaging, "time", clock)
             patch.setattr(Ledger, "open", self._noted(Ledger.open))
-            patch.setattr(Decorator, "aggregate_train", self._counted(Decorator.aggregate_train))
+            patch.setattr(StrategyWrapper, "aggregate_train", self._counted(StrategyWrapper.aggregate_train))
             for name in ("noisy_mean", "noisy_total"):
                 patch.setattr(gaussian, name, self._watched(getattr(gaussian, name)))
             yield
@@ -379,7 +378,7 @@ def cheap() -> Iterator[None]:
         patch.setattr(rundir, "_version", functools.cache(rundir._version))
         patch.setattr(rundir, "SPARE_BYTES", 1)
         patch.setattr(accountants, "gaussian_epsilon", functools.cache(accountants.gaussian_epsilon))
-        patch.setattr(resume, "parse", _parsed)
+        patch.setattr(checkpoint, "parse", _parsed)
         yield
 
 

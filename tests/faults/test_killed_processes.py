@@ -13,7 +13,7 @@ from killed_processes import PLAIN, PRIVATE
 
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.server.reports.html.facts import Facts
+from cloister.server.reports.html.data import Facts
 from cloister.server.reports.status import run_state
 
 KILLS, SEED = int(os.environ.get("CLOISTER_KILLS", "24")), 0

@@ -8,14 +8,14 @@ import shutil
 import pytest
 from rich.console import Console
 
-from cloister.core.errors import LedgerError
-from cloister.deploy.certificates import new_node_key
-from cloister.local.simulation import simulate
+from cloister.deploy.credentials import new_node_key
 from cloister.privacy.accounting.anchors import anchored, verify_anchors
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
+from cloister.utils.errors import LedgerError
 
 PRIVATE = {
     "task.name": "linear",
@@ -43,7 +43,7 @@ class Places:
 
     def run(self, name):
         given = PRIVATE | {"output-dir": str(self.folder), "run-name": name}
-        return simulate(given, 2, Narrator(2, Console(quiet=True)))
+        return simulate(given, 2, ConsoleReporter(2, Console(quiet=True)))
 
     def anchor(self):
         return anchored(Ledger(self.path), self.key)

@@ -12,15 +12,15 @@ from schedules import cheap, memory
 from virtual_disk import KILL, POWER, Disk, Killed
 
 from cloister.client import ledgers
-from cloister.client.mods.budget import keep_budget
+from cloister.client.budget import keep_budget
 from cloister.client.node import Node
 from cloister.client.request import Reply, TrainRequest
 from cloister.config.run import parse
-from cloister.core.errors import PrivacyError
 from cloister.flower.messages import LOCAL_RUN
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.utils.errors import PrivacyError
 
 ROUNDS, MAX_EPSILON = 2, 4.0
 PROMISED, CONFIG = Gaussian(1.7), parse({"privacy.server": "global-dp"})

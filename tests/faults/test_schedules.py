@@ -11,15 +11,15 @@ from schedules import KINDS, Broken, Schedule, Simulation, cheap, everywhere, ha
 from virtual_disk import ERRORS, FAULTS, KILL, POWER, Killed
 from virtual_grid import HARMFUL, HARMLESS, ForEver
 
-from cloister.aggregation import screening
-from cloister.core import files
-from cloister.core.errors import CloisterError
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server import run as running
-from cloister.server.progress import Progress
+from cloister.server import screening
+from cloister.server.checkpoint import Progress
+from cloister.server.polling_grid import PollingGrid
 from cloister.server.reports import rundir
-from cloister.server.stragglers import PatientGrid
+from cloister.utils import files
+from cloister.utils.errors import CloisterError
 
 FEW, MANY, ALL, PART = range(16, 24), range(500), range(10_000), 250
 
@@ -182,8 +182,8 @@ class Twins:
 
     @staticmethod
     def waits_for_ever(patch):
-        wait = PatientGrid.send_and_receive
-        patch.setattr(PatientGrid, "send_and_receive", lambda self, messages, *, timeout=None: wait(self, messages))
+        wait = PollingGrid.send_and_receive
+        patch.setattr(PollingGrid, "send_and_receive", lambda self, messages, *, timeout=None: wait(self, messages))
 
     @staticmethod
     def names_a_round_before_it_is_written(patch):

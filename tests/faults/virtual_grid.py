@@ -11,8 +11,8 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from cloister.core.arrays import from_record, to_record
 from cloister.flower.messages import LOCAL_RUN, assume_run
+from cloister.utils.arrays import from_record, to_record
 
 HARMLESS = ("quick", "slow", "twice")
 """What a node may do to a message without its reply being lost."""

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 
-from cloister.local.simulation import simulate
-from cloister.plan.preview import Options, preview
-from cloister.plan.record import record
+from cloister.estimate.preview import Options, preview
+from cloister.estimate.render import record
 from cloister.privacy.accounting.events import Pure
 from cloister.privacy.claims.premises import CRYPTOGRAPHY
 from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.mechanism import Mechanism, Released
 from cloister.privacy.mechanisms.release import bounded_sum
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
 
 CLIENTS = 4
 TINY = {"task.model": "softmax", "num-rounds": 2, "seed": 1, "tensorboard": False, "client.local-epochs": 1}
@@ -71,7 +71,7 @@ def settle(content, guaranteed, known):
 
 def run(settings, clients=CLIENTS):
     """A finished run."""
-    return simulate(settings, clients, Narrator(0, Console(quiet=True)))
+    return simulate(settings, clients, ConsoleReporter(0, Console(quiet=True)))
 
 
 def claimed(outcome):

@@ -5,12 +5,12 @@ import json
 import pytest
 from planned import DP_SGD, GLOBAL, TINY, Uniformly, claimed, planned, run
 
-from cloister.client.tally import Tally
-from cloister.core.errors import BudgetExhausted
-from cloister.local.grid import LocalGrid
+from cloister.client.ledgers import InMemoryLedger
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.mechanisms import MECHANISMS
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.errors import BudgetExhausted
 
 GLOBAL = GLOBAL | {"privacy.noise-multiplier": 1.7}
 TINY = TINY | {"num-rounds": 3}
@@ -187,12 +187,12 @@ def test_sizes_of_clients_are_those_that_they_account_for(tmp_path, monkeypatch)
 
     settings = TINY | DP_SGD | {"output-dir": str(tmp_path), "client.batch-size": 250, "num-rounds": 1}
     told = planned(settings, clients=2)["by-size"]
-    monkeypatch.setattr("cloister.local.simulation.LocalGrid", Kept)
+    monkeypatch.setattr("cloister.simulation.simulate.LocalGrid", Kept)
     run(settings, clients=2)
     spent = {
         round(1 / account.epsilon(1e-5), 9)
         for context in grids[-1]._contexts.values()
-        if not (account := Tally(context.state).account("example")).is_empty
+        if not (account := InMemoryLedger(context.state).account("example")).is_empty
     }
     figures = [size["claims"][0]["by-accountant"]["rdp"] for size in told["by-examples"]]
     assert {round(1 / epsilon, 9) for epsilon in figures} == spent

@@ -16,17 +16,16 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.client.app import app
+from cloister.config.io import as_pairs
 from cloister.config.run import parse
-from cloister.config.settings import as_pairs
-from cloister.core.errors import ConfigError, FederationError
-from cloister.local.grid import LocalGrid
-from cloister.local.simulation import simulate
-from cloister.plan.nodes import configurations
-from cloister.plan.preview import Options, preview
-from cloister.plan.series import Series, shown_rounds
-from cloister.plan.words import _curves
-from cloister.server.reports.console import Narrator
+from cloister.estimate.preview import Options, preview
+from cloister.estimate.quantities import Series, configurations, shown_rounds
+from cloister.estimate.render import _curves
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
+from cloister.simulation.grid import LocalGrid
+from cloister.simulation.simulate import simulate
+from cloister.utils.errors import ConfigError, FederationError
 
 TINILY = "task.model='softmax' num-rounds=2 seed=1 tensorboard=false client.local-epochs=1"
 GLOBALLY = f"{TINILY} privacy.server='global-dp' privacy.noise-multiplier=2.0"
@@ -241,7 +240,7 @@ class TestPolicy:
         config = parse(settings | {"output-dir": str(tmp_path)})
         simulated = [{"partition-id": number, "num-partitions": 3} for number in range(3)]
         nodes = [*simulated[:2], simulated[2] | {"policy": str(path), "ledger-dir": str(tmp_path / "ledgers")}]
-        rounds = run(LocalGrid(app, config.flat(), nodes), config, Narrator(6, Console(quiet=True))).rounds[1:]
+        rounds = run(LocalGrid(app, config.flat(), nodes), config, ConsoleReporter(6, Console(quiet=True))).rounds[1:]
         assert budget["rounds"] == sum(done.measured.accepted == 3 for done in rounds) == 3
 
     def test_what_it_refuses(self, tmp_path):
@@ -315,6 +314,6 @@ def test_a_client_that_cannot_be_timed_says_why(monkeypatch):
     def broken(self, data, plan):
         raise ValueError("values of arrays")
 
-    monkeypatch.setattr("cloister.tasks.training.numpy_trainer.NumpyTrainer.fit", broken)
+    monkeypatch.setattr("cloister.training.trainers.NumpyTrainer.fit", broken)
     with pytest.raises(FederationError, match="the client that was to be timed failed: ValueError"):
         preview(TINY | {"privacy.server": "none"}, Options())

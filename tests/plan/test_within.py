@@ -6,14 +6,14 @@ import pytest
 from planned import CLIENTS, DP_SGD, GLOBAL, TINY, planned, run
 
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError, PrivacyError
-from cloister.plan.within import CLIENT_NOISE, Within, for_all, within_server
-from cloister.plan.words import _all_within
+from cloister.estimate.budget import CLIENT_NOISE, Within, for_all, within_server
+from cloister.estimate.render import _all_within
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.filters import filter_for
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.server.prepare import prepare
+from cloister.utils.errors import ConfigError, PrivacyError
 
 GAUSSIAN = {"privacy.server": "none", "privacy.client": "gaussian"}
 LAPLACE = {"privacy.server": "none", "privacy.client": "laplace", "privacy.radius": 1.0}

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cloister.core.cohort import updates
-from cloister.privacy.mechanisms.grid import Adder, WholeSums
+from cloister.privacy.mechanisms.grid import Adder, IntegerSums
+from cloister.utils.cohort import updates
 
 
 @pytest.fixture
@@ -29,5 +29,5 @@ def unverified(monkeypatch):
         sums.believed = getattr(sums, "believed", 0.0) + np.trunc(rows * weights[:, None]).sum(axis=0)
 
     monkeypatch.setattr(Adder, "add_up", add_up)
-    monkeypatch.setattr(WholeSums, "clear", lambda sums: setattr(sums, "believed", 0.0))
-    monkeypatch.setattr(WholeSums, "write", lambda sums, out: np.copyto(out, sums.believed))
+    monkeypatch.setattr(IntegerSums, "clear", lambda sums: setattr(sums, "believed", 0.0))
+    monkeypatch.setattr(IntegerSums, "write", lambda sums, out: np.copyto(out, sums.believed))

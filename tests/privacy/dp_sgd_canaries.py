@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.aggregation.canaries import LENGTH, Canaries, sign_in
-from cloister.core.tensors import Network, Tensor
 from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.server.canaries import LENGTH, Canaries, sign_in
+from cloister.utils.arrays import Network, Tensor
 
 if TYPE_CHECKING:
     from cloister.privacy.dpsgd.step import DpSgd

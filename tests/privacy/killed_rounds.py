@@ -18,12 +18,10 @@ from flwr.app import Context, RecordDict
 from support import all_nodes, content, flat, grid_of, one_round, random_models
 
 import cloister.privacy.accounting.accountants  # noqa: F401  once, before the children are forked
-from cloister.aggregation.constructors import GlobalDP, MetricDP
-from cloister.client.mods.budget import keep_budget
+from cloister.client.budget import keep_budget
 from cloister.client.node import Node
 from cloister.client.request import TrainRequest
 from cloister.config.run import parse
-from cloister.core.arrays import from_record
 from cloister.flower.messages import LOCAL_RUN
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
@@ -31,8 +29,10 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms import gaussian
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian
-from cloister.privacy.mechanisms.noise_scale import DistanceScaled
+from cloister.privacy.mechanisms.metric import DistanceScaled
+from cloister.server.private_strategy import GlobalDP, MetricDP
 from cloister.strategies.robust import FedMedian
+from cloister.utils.arrays import from_record
 
 ROUNDS = 2
 CLIENTS = 3

@@ -2,10 +2,10 @@
 
 from support import all_nodes, content, grid_of, one_round, zeros
 
-from cloister.aggregation.constructors import GlobalDP, MetricDP
-from cloister.core.arrays import Layout
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.server.private_strategy import GlobalDP, MetricDP
+from cloister.utils.arrays import Layout
 
 LAYOUT = Layout.of(zeros())
 SEEDED = "the noise is seeded: whoever knows privacy.noise-seed can remove it"

@@ -7,7 +7,6 @@ import pytest
 from support import failures
 from test_accounting import ACCOUNTANTS, SMALL, account, cohorts, poisson
 
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting import account as accounting
 from cloister.privacy.accounting import accountants
 from cloister.privacy.accounting.account import (
@@ -23,6 +22,7 @@ from cloister.privacy.accounting.account import (
 )
 from cloister.privacy.accounting.accountants import pure_curve, pure_parameter, sampled_curve
 from cloister.privacy.accounting.events import Gaussian, Pure, Unaccounted
+from cloister.utils.errors import ConfigError, PrivacyError
 
 
 class TestExactly:

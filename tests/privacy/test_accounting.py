@@ -20,7 +20,6 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from support import failures, mostly_slow
 
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting import account as accounting
 from cloister.privacy.accounting import events
 from cloister.privacy.accounting.account import (
@@ -45,6 +44,7 @@ from cloister.privacy.accounting.events import (
 )
 from cloister.privacy.accounting.filters import GaussianFilter, LeakageFilter, RenyiFilter, cost
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
+from cloister.utils.errors import ConfigError, PrivacyError
 
 ACCOUNTANTS = ["rdp", "pld", "gdp", "published"]
 RELATIONS = ["add-or-remove", "replace-one"]

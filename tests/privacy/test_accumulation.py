@@ -8,12 +8,11 @@ of the lower side is either added exactly or lost.
 import numpy as np
 import pytest
 
-from cloister.core.arrays import Layout
-from cloister.core.cohort import Cohort
 from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.release import noisy_mean
-from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
+from cloister.privacy.mechanisms.release import noisy_mean, noisy_trimmed_mean
+from cloister.utils.arrays import Layout
+from cloister.utils.cohort import Cohort
 
 CLIP = 1.0
 PEAK = 4096

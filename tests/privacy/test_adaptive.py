@@ -12,9 +12,7 @@ from support import all_nodes, content, failures, flat, grid_of, mostly_slow, on
 from test_clipping import cohort_of
 
 from cloister import DiscreteGaussian
-from cloister.aggregation.constructors import GlobalDP
-from cloister.audits.sensitivity import Rehearsal
-from cloister.core.errors import ConfigError
+from cloister.audits.testing import Rehearsal
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
@@ -22,6 +20,8 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.server.private_strategy import GlobalDP
+from cloister.utils.errors import ConfigError
 
 CLIENTS = 200
 NORMS = np.linspace(0.5, 1.5, CLIENTS)

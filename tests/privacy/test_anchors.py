@@ -10,12 +10,12 @@ from forged_ledgers import EVENTS, chained, lines_of, rewrite, write
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.errors import ConfigError, FederationError, LedgerError
-from cloister.core.keys import fingerprint
-from cloister.deploy.certificates import new_node_key, new_tls_key
+from cloister.deploy.credentials import new_node_key, new_tls_key
 from cloister.privacy.accounting import anchors as anchoring
 from cloister.privacy.accounting.anchors import anchored, hand_over, read_anchors, verify_anchors
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.utils.errors import ConfigError, FederationError, LedgerError
+from cloister.utils.keys import fingerprint
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from support import failures
 
 from cloister.privacy.accounting.events import Gaussian, Pure, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
-from cloister.privacy.claims.attestation import MAX_SIZE, Attestation, size_and_checked
+from cloister.privacy.claims.premises import MAX_SIZE, Attestation, size_and_checked
 
 EVENTS = (Repeated(Gaussian(1.1, Sampling("bounded-poisson", 0.3)), 7), Pure(0.1 + 0.2))
 STATED = Attestation("dp-sgd", "group", EVENTS, 40, "patient", True)

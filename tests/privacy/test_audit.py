@@ -17,20 +17,19 @@ from flwr.serverapp import strategy as flower
 from scipy import stats
 from support import mostly_slow
 
-from cloister.aggregation.constructors import GlobalDP, MetricDP
-from cloister.audits.epsilon import Trials, maximum_rate, minimum_rate, try_to_tell
-from cloister.core.arrays import Layout
-from cloister.core.errors import ConfigError
+from cloister.audits.testing import Trials, maximum_rate, minimum_rate, try_to_tell
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.mechanisms import gaussian
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.server.private_strategy import GlobalDP, MetricDP
 from cloister.strategies import STRATEGIES
-from cloister.strategies.averaging import FedAvg
+from cloister.strategies.averaging import FedAvg, Sampling
 from cloister.strategies.fedopt import FedAdam
 from cloister.strategies.robust import FedMedian, FedTrimmedAvg
-from cloister.strategies.sampling import Sampling
+from cloister.utils.arrays import Layout
+from cloister.utils.errors import ConfigError
 
 FALSE_ALARM = 1e-4
 CONFIDENCE = 1 - FALSE_ALARM

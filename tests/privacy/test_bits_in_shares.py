@@ -12,15 +12,19 @@ from statistics_of_noise import is_normal, std_is
 from support import failures
 from test_clipping import cohort_of
 
-from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import DistributedGaussian, Gaussian
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
-from cloister.privacy.mechanisms.distributed.beside import LARGEST_MULTIPLIER, STEPS, Bits
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
-from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.shares import Parties, Shares, variance_of
-from cloister.privacy.mechanisms.distributed.whole import add_noise, add_share, whole_input, whole_update
+from cloister.privacy.mechanisms.distributed.plan import (
+    Plan,
+    add_noise,
+    add_share,
+    encode_client_input,
+    quantize_update,
+)
+from cloister.privacy.mechanisms.distributed.shares import LARGEST_MULTIPLIER, STEPS, Bits, Parties, Shares, variance_of
+from cloister.utils.errors import PrivacyError
 
 PARTIES = Parties(6, 4, 1)
 COHORTS = [Parties(1, 1), Parties(3, 2), Parties(6, 4, 1), Parties(100, 67, 33), Parties(100, 100, 99)]
@@ -52,20 +56,20 @@ class TestTheBit:
     def test_of_an_update_that_is_none_is_zero_as_the_update_is(self):
         def check(wrong):
             bits = bits_of()
-            assert not whole_input(update_of(wrong, 1.0, 1.0), plan_with(bits)).any()
+            assert not encode_client_input(update_of(wrong, 1.0, 1.0), plan_with(bits)).any()
 
         assert failures([np.nan, np.inf, -np.inf, 3e38], check) == []
 
     def test_stands_behind_the_update(self):
         bits, cohort = bits_of(), update_of(0.1, 0.2, 0.3)
         plan = plan_with(bits)
-        numbers = whole_input(cohort, plan)
+        numbers = encode_client_input(cohort, plan)
         assert plan.length == len(numbers) == 4 and numbers[3] == STEPS
-        np.testing.assert_array_equal(numbers[:3], whole_update(cohort, plan))
+        np.testing.assert_array_equal(numbers[:3], quantize_update(cohort, plan))
 
     def test_goes_by_the_bound_of_the_round(self):
         plan, cohort = plan_with(bits_of()), update_of(3.0, 0.0, 0.0)
-        assert [whole_input(cohort, plan.at(bound))[3] for bound in (2.9, 3.1)] == [-STEPS, STEPS]
+        assert [encode_client_input(cohort, plan.at(bound))[3] for bound in (2.9, 3.1)] == [-STEPS, STEPS]
 
     def test_the_mean_of_bits_is_the_share_within_the_clip_less_its_quantile(self):
         bits = bits_of(0.3)
@@ -119,7 +123,7 @@ class TestWhatOneClientMoves:
         plan = plan_with(bits_of(multiplier=z_b), multiplier=z)
         joint = AdaptiveClip(1.0, bits_multiplier=z_b).joint_multiplier(z)
         for scale in [0.1, 1.0, 10.0, 1e3] * 10:
-            *update, bit = whole_input(update_of(*scale * rng.standard_normal(3)), plan).astype(float)
+            *update, bit = encode_client_input(update_of(*scale * rng.standard_normal(3)), plan).astype(float)
             moved = math.hypot(np.linalg.norm(update) / (z * plan.steps), bit / (z_b * STEPS))
             assert moved <= 1 / joint * (1 + 1e-12)
             found = max(found, moved)
@@ -190,7 +194,7 @@ class TestThePlan:
             other = plan.at(bound)
             assert replace(other, bound=plan.bound) == plan and other.events() == plan.events()
             assert other.terms() != plan.terms()
-            numbers = whole_input(update_of(0.3, -2.0, 5.0), other)
+            numbers = encode_client_input(update_of(0.3, -2.0, 5.0), other)
             assert sum(int(k) ** 2 for k in numbers[:3]) <= plan.steps**2 and abs(numbers[3]) <= STEPS
 
     def test_its_terms_hold_the_bits(self):

@@ -6,11 +6,11 @@ import math
 import pytest
 from private_strategies import LAYOUT, NOMINAL, budget_in, globally, metrically, privately
 
-from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.vocabulary import UNSAMPLED
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
+from cloister.utils.errors import BudgetExhausted, ConfigError
 
 
 def spend(budget, share):

@@ -13,26 +13,24 @@ import pytest
 from private_strategies import budget_in, played
 from support import all_nodes, failures, random_models, zeros
 
-from cloister.aggregation.canaries import LENGTH, MEASURABLE, NO_CANARIES, Canaries, decorrelated, evened, sign_in
-from cloister.aggregation.private_strategy import PrivateStrategy
-from cloister.aggregation.screening import MAX_EXAMPLES
-from cloister.audits.one_run import OneRun
-from cloister.core.arrays import Layout, from_record
-from cloister.core.cohort import Cohort
-from cloister.core.errors import ConfigError
+from cloister.audits.canaries import OneRun
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.claims.premises import CRYPTOGRAPHY
 from cloister.privacy.mechanisms import gaussian
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip, clip
-from cloister.privacy.mechanisms.gaussian import GaussianMean
+from cloister.privacy.mechanisms.gaussian import GaussianMean, global_dp, metric
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace
 from cloister.privacy.mechanisms.mechanism import Contributions, Mechanism
-from cloister.privacy.mechanisms.named import global_dp, metric
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.strategies.averaging import FedAvg
+from cloister.server.canaries import LENGTH, MEASURABLE, NO_CANARIES, Canaries, decorrelated, evened, sign_in
+from cloister.server.private_strategy import PrivateStrategy
+from cloister.server.screening import MAX_EXAMPLES
+from cloister.strategies.averaging import FedAvg, Sampling
 from cloister.strategies.fedopt import FedAdam
 from cloister.strategies.robust import FedMedian
-from cloister.strategies.sampling import Sampling
+from cloister.utils.arrays import Layout, from_record
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import ConfigError
 
 FALSE_ALARM = 1e-3
 DELTA = 1e-5

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from dp_sgd_canaries import linear_loss, linear_network, on_linear_network, steps_with_canaries
 
-from cloister.aggregation.canaries import Canaries
-from cloister.audits.one_run import OneRun
+from cloister.audits.canaries import OneRun
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.dpsgd.exact_noise import grid_of, noisy_sum
 from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.dpsgd.noise import grid_of, noisy_sum
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.server.canaries import Canaries
 
 FALSE_ALARM = 1e-3
 DELTA = 1e-5
@@ -77,7 +77,7 @@ class TestSmallModels:
         assert is_flagged(one_by_one(noise=lambda: GaussianNoise(3)))
 
     def test_a_clip_that_is_left_out_is_flagged(self, monkeypatch):
-        monkeypatch.setattr("cloister.privacy.dpsgd.exact_noise._factor", lambda gradient, clipping_norm: 1.0)
+        monkeypatch.setattr("cloister.privacy.dpsgd.noise._factor", lambda gradient, clipping_norm: 1.0)
         assert is_flagged(one_by_one())
 
 

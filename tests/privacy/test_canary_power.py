@@ -8,14 +8,14 @@ import pytest
 from scipy import stats
 from support import all_nodes
 
-from cloister.aggregation.canaries import Canaries
-from cloister.aggregation.private_strategy import PrivateStrategy
-from cloister.audits.one_run import OneRun
-from cloister.audits.sensitivity import Rehearsal
-from cloister.core.arrays import Layout
+from cloister.audits.canaries import OneRun
+from cloister.audits.testing import Rehearsal
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.mechanisms.named import global_dp
+from cloister.privacy.mechanisms.gaussian import global_dp
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.server.canaries import Canaries
+from cloister.server.private_strategy import PrivateStrategy
+from cloister.utils.arrays import Layout
 
 DELTA = 1e-5
 CLIENTS = 3

@@ -8,9 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import failures, random_models, zeros
 
-from cloister.core.arrays import Layout
-from cloister.core.cohort import NORM_ERROR, Cohort
-from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms.clipping import (
     MAX_BOUND,
     MAX_RATE,
@@ -24,6 +21,9 @@ from cloister.privacy.mechanisms.clipping import (
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.release import bounded_models
+from cloister.utils.arrays import Layout
+from cloister.utils.cohort import NORM_ERROR, Cohort
+from cloister.utils.errors import ConfigError
 
 
 def cohort_of(models, sent=None):

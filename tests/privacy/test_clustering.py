@@ -8,21 +8,18 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from support import all_nodes, content, failures, grid_of, one_round, random_models, zeros
 
-from cloister.aggregation import clustering
-from cloister.aggregation.clustering import LaplaceClustering
 from cloister.config.run import parse
-from cloister.core.arrays import from_record, to_record
-from cloister.core.errors import ConfigError, FederationError
-from cloister.core.hypotheses import stacked, unstacked
-from cloister.core.wire import CONFIG, HYPOTHESES
 from cloister.privacy.mechanisms.kmeans import scattered
-from cloister.server.mechanisms import decorate
-from cloister.server.strategies import named_strategy
+from cloister.server import clustering
+from cloister.server.build import decorate, named_strategy
+from cloister.server.clustering import LaplaceClustering
 from cloister.strategies import STRATEGIES
-from cloister.strategies.averaging import FedAvg
+from cloister.strategies.averaging import FedAvg, Sampling
 from cloister.strategies.fedopt import FedAvgM, FedYogi
 from cloister.strategies.robust import FedMedian
-from cloister.strategies.sampling import Sampling
+from cloister.utils.arrays import from_record, stacked, to_record, unstacked
+from cloister.utils.errors import ConfigError, FederationError
+from cloister.utils.wire import CONFIG, HYPOTHESES
 
 FAR = 50.0
 """Between two populations, in every parameter."""

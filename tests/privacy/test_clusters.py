@@ -7,9 +7,9 @@ import pytest
 from sklearn.cluster import KMeans
 from support import failures
 
-from cloister.core.arrays import Layout
 from cloister.privacy.mechanisms import kmeans
 from cloister.privacy.mechanisms.kmeans import TOGETHER, clustered, lloyd, scattered
+from cloister.utils.arrays import Layout
 
 
 def rows_of(points):

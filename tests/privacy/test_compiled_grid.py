@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from support import failures
 
-from cloister.core.arrays import Layout
-from cloister.core.cohort import Cohort
-from cloister.core.errors import PrivacyError
-from cloister.core.threads import BLOCK, Span
 from cloister.privacy.mechanisms import grid as grids
-from cloister.privacy.mechanisms.grid import Adder, Grid, WholeSums
+from cloister.privacy.mechanisms.grid import Adder, Grid, IntegerSums
+from cloister.utils.arrays import Layout
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import PrivacyError
+from cloister.utils.threads import BLOCK, Span
 
 compiled_grid = pytest.importorskip(
-    "cloister.privacy.mechanisms.compiled_grid", reason="the compiled kernel comes with cloister[fast]"
+    "cloister.privacy.mechanisms.discrete.numba_kernel", reason="the compiled kernel comes with cloister[fast]"
 )
 WIDTH = 1001
 ODD = (np.nan, np.inf, -np.inf, 1e200, 3e38, -3e38, 1e-45, -0.0, 1e-19, -1e-30)
@@ -45,7 +45,7 @@ def cohort_of_odd_rows(dtype):
 
 def added(cohort, weights, grid, span, signs=(1, 1, -1)):
     """The squares and the sums after each pass."""
-    adder, sums, found = Adder(grid, cohort.layout.dtype), WholeSums(grid, len(span)), []
+    adder, sums, found = Adder(grid, cohort.layout.dtype), IntegerSums(grid, len(span)), []
     for sign in signs:
         squares, out = np.zeros(len(cohort)), np.empty(len(span))
         adder.add_up(cohort, span, weights, squares, sums, sign)

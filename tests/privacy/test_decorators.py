@@ -11,20 +11,19 @@ from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 from test_distance import GOLDEN
 
-from cloister.aggregation.constructors import GlobalDP, MetricDP
-from cloister.aggregation.decorator import Measurements, Screened, state_of, virtual_reply
-from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.cohort import NORM_ERROR
-from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
 from cloister.flower.messages import assume_run
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.strategies.averaging import FedAvg
+from cloister.server.private_strategy import GlobalDP, MetricDP
+from cloister.server.strategy_wrapper import Measurements, NoPrivacyStrategy, make_reply, state_of
+from cloister.strategies.averaging import FedAvg, Sampling
 from cloister.strategies.fedopt import FedAvgM
 from cloister.strategies.robust import FedMedian, FedTrimmedAvg
-from cloister.strategies.sampling import Sampling
+from cloister.utils.arrays import Layout, from_record, to_record
+from cloister.utils.cohort import NORM_ERROR
+from cloister.utils.errors import BudgetExhausted, ConfigError, FederationError
 
 WIDTH = 100_000
 PLACEMENTS = ["update", "model"]
@@ -314,7 +313,7 @@ class TestBadUse:
             one_round(decorated(GlobalDP, 1.0), grid_of(lambda node, sent: content(sent), 1), sent)
 
 
-@pytest.mark.parametrize("wrap", [lambda s: Screened(s), lambda s: decorated(GlobalDP, 0.01, inner=s)])
+@pytest.mark.parametrize("wrap", [lambda s: NoPrivacyStrategy(s), lambda s: decorated(GlobalDP, 0.01, inner=s)])
 @pytest.mark.parametrize("inner", [flower.FedAvg, flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedProx])
 def test_flowers_own_loop_drives_a_decorator_around_flowers_own_strategy(wrap, inner):
     models = random_models(3, 0.1)
@@ -351,7 +350,7 @@ class TestScreeningAlone:
 
     @pytest.mark.parametrize("least", [0, 2, 3])
     def test_too_few_replies_leave_the_model_as_it_was(self, least):
-        strategy = Screened(all_nodes())
+        strategy = NoPrivacyStrategy(all_nodes())
         strategy.min_replies = least
         arrays, _ = self.played(strategy, lambda node, _: content(self.MODELS[node - 1]) if node < 3 else gone(node, _))
         abandoned = least == 3
@@ -361,7 +360,7 @@ class TestScreeningAlone:
 
     @pytest.mark.parametrize("by_examples", [True, False])
     def test_replies_weigh_as_much_as_is_asked_for(self, by_examples):
-        strategy = Screened(all_nodes(), **({} if by_examples else {"by_examples": False}))
+        strategy = NoPrivacyStrategy(all_nodes(), **({} if by_examples else {"by_examples": False}))
         arrays, _ = self.played(strategy, lambda node, _: content(self.MODELS[node - 1], node))
         rows = [np.concatenate([array.ravel() for array in model.values()]) for model in self.MODELS]
         expected = np.average(rows, axis=0, weights=[1, 2, 3] if by_examples else None)
@@ -375,7 +374,7 @@ class TestScreeningAlone:
                 told.extend(reply.content["metrics"]["num-examples"] for reply in replies)
                 return super().aggregate_train(server_round, replies)
 
-        strategy = Screened(all_nodes(Inner), by_examples=False)
+        strategy = NoPrivacyStrategy(all_nodes(Inner), by_examples=False)
         self.played(strategy, lambda node, _: content(self.MODELS[node - 1], 7 * node))
         assert told == [1.0] * 3
 
@@ -391,7 +390,7 @@ class TestScreeningAlone:
                 reply = content(self.MODELS[0], 1, **{"train-loss": 1})
             return reply
 
-        strategy = Screened(all_nodes())
+        strategy = NoPrivacyStrategy(all_nodes())
         _, metrics = self.played(strategy, answer)
         assert strategy.measured.accepted == 3
         assert metrics.get("train-loss") == (pytest.approx((1 + 4 + 9) / 6) if lacks == "nobody" else None)
@@ -403,7 +402,7 @@ class TestScreeningAlone:
                 return ArrayRecord({f"{name}:0": array for name, array in arrays.items()}), metrics
 
         with pytest.raises(FederationError) as refused:
-            self.played(Screened(Renaming()), lambda node, _: content(self.MODELS[node - 1]))
+            self.played(NoPrivacyStrategy(Renaming()), lambda node, _: content(self.MODELS[node - 1]))
         assert str(refused.value) == "the wrapped strategy returned other arrays than it was given"
 
     @pytest.mark.parametrize("turned", [False, True])
@@ -416,7 +415,7 @@ class TestScreeningAlone:
                 order = list(reversed(made)) if turned else list(made)
                 return to_record({name: made[name].astype(dtype) for name in order}), None
 
-        arrays, _ = self.played(Screened(Own()), lambda node, _: content(self.MODELS[node - 1]))
+        arrays, _ = self.played(NoPrivacyStrategy(Own()), lambda node, _: content(self.MODELS[node - 1]))
         assert list(arrays) == ["kernel", "bias"] and {array.dtype for array in arrays.values()} == {"float32"}
         assert all(np.array_equal(arrays[name].numpy(), made[name]) for name in made)
 
@@ -424,16 +423,16 @@ class TestScreeningAlone:
         class Forgetful(FlowerFedAvg):
             """Keeps something, and says nothing of it."""
 
-        assert Screened(Forgetful()).state_dict() == {}
+        assert NoPrivacyStrategy(Forgetful()).state_dict() == {}
         with pytest.raises(ConfigError) as refused:
-            Screened(Forgetful()).load_state_dict({})
+            NoPrivacyStrategy(Forgetful()).load_state_dict({})
         assert str(refused.value) == (
             "resume: strategy Forgetful does not say what it keeps from round to round, so that a run with it cannot "
             "go on; its class needs state_dict and load_state_dict of its own (docs/extending.md)"
         )
 
     def test_what_it_keeps_goes_on(self):
-        old, new = (Screened(all_nodes(FedAvgM, momentum=0.9)) for _ in range(2))
+        old, new = (NoPrivacyStrategy(all_nodes(FedAvgM, momentum=0.9)) for _ in range(2))
         self.played(old, lambda node, _: content(self.MODELS[node - 1]))
         new.load_state_dict(old.state_dict())
         assert old.state_dict().keys() == new.state_dict().keys() != set()
@@ -441,7 +440,7 @@ class TestScreeningAlone:
             np.testing.assert_array_equal(array, new.state_dict()[name])
 
     def test_it_claims_nothing(self):
-        strategy, layout = Screened(all_nodes()), Layout.of(zeros())
+        strategy, layout = NoPrivacyStrategy(all_nodes()), Layout.of(zeros())
         assert strategy.claim() == Claim("none") and strategy.calibrated(layout, 3) is strategy
         assert (strategy.events(layout), strategy.caveats(), strategy.hypotheses) == ((), (), 0)
 
@@ -450,10 +449,10 @@ def test_a_virtual_reply_is_like_that_of_a_node():
     assume_run()
     (model,) = random_models(1)
     layout = Layout.of(model)
-    plain = virtual_reply(layout, layout.rows(model))
+    plain = make_reply(layout, layout.rows(model))
     assert dict(plain.content["metrics"]) == {"num-examples": 1.0} and set(plain.content) == {"arrays", "metrics"}
     assert (plain.metadata.message_type, plain.metadata.dst_node_id) == ("train", 0)
     for name, array in from_record(plain.content["arrays"]).items():
         np.testing.assert_array_equal(array, model[name])
-    told = virtual_reply(layout, layout.rows(model), 7.0, 0.5)
+    told = make_reply(layout, layout.rows(model), 7.0, 0.5)
     assert dict(told.content["metrics"]) == {"num-examples": 7.0, "train-loss": 0.5}

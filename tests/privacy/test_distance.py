@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from support import failures, random_models, zeros
 from test_clipping import cohort_of
 
-from cloister.core.errors import PluginError
-from cloister.privacy.mechanisms import distance
+from cloister.privacy.mechanisms import metric
 from cloister.privacy.mechanisms.clipping import clip
-from cloister.privacy.mechanisms.distance import (
+from cloister.privacy.mechanisms.metric import (
     DISTANCES,
     cosine,
     l2,
@@ -21,6 +20,7 @@ from cloister.privacy.mechanisms.distance import (
     layer_grams,
     mean_layer_frobenius,
 )
+from cloister.utils.errors import PluginError
 
 GOLDEN = [
     {"kernel": np.array([[3, 4], [0, 0]], np.float32), "bias": np.array([1, 2, 0], np.float32)},
@@ -124,14 +124,14 @@ def test_nothing_is_further_apart_however_it_is_rounded():
 def test_nor_are_opposed_updates_whose_products_are_rounded_up(monkeypatch):
     """Of the same, whatever this machine's products are rounded to."""
     above = np.array([[1.0, -1.0 - 2**-40], [-1.0 - 2**-40, 1.0]])
-    monkeypatch.setattr(distance, "total_gram", lambda cohort: above)
+    monkeypatch.setattr(metric, "total_gram", lambda cohort: above)
     assert cosine(cohort_of(random_models(2))).max() == 2.0
 
 
 def test_nor_nearer_than_equal(monkeypatch):
     """Two updates of one direction whose product is rounded up are 0 apart, not less."""
     above = np.array([[1.0, 1.0 + 2**-40], [1.0 + 2**-40, 1.0]])
-    monkeypatch.setattr(distance, "total_gram", lambda cohort: above)
+    monkeypatch.setattr(metric, "total_gram", lambda cohort: above)
     np.testing.assert_array_equal(cosine(cohort_of(random_models(2))), np.zeros((2, 2)))
 
 
@@ -148,7 +148,7 @@ def test_arrays_of_several_blocks_count_once(monkeypatch, widest):
     cohort = clip(cohort_of(random_models(4, 10.0, like=zeros(500))), 1.0)
     expected = [DISTANCES.load(name).pairwise(cohort) for name in ("mean-layer-frobenius", "l2", "cosine")]
     assert len(list(layer_grams(cohort))) == 2
-    monkeypatch.setattr(distance, "WIDEST", widest)
+    monkeypatch.setattr(metric, "WIDEST", widest)
     assert len(list(layer_grams(cohort))) == 2
     for name, matrix in zip(("mean-layer-frobenius", "l2", "cosine"), expected, strict=True):
         np.testing.assert_allclose(DISTANCES.load(name).pairwise(cohort), matrix, rtol=1e-9, atol=1e-12)

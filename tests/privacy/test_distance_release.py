@@ -6,15 +6,15 @@ from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of
 
-from cloister.aggregation.constructors import MetricDP
-from cloister.core.arrays import Layout
-from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms.clipping import clip
-from cloister.privacy.mechanisms.distance import DISTANCES, largest_distance
+from cloister.privacy.mechanisms.metric import DISTANCES, largest_distance
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.server.private_strategy import MetricDP
+from cloister.utils.arrays import Layout
+from cloister.utils.errors import ConfigError
 
 CLIP = 0.7
 SIZES = (4, 4, 4)

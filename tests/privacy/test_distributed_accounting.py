@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from support import failures
 
-from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting import distributed
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import DistributedGaussian, Gaussian, from_json, to_json
 from cloister.privacy.accounting.filters import GaussianFilter, RenyiFilter
 from cloister.privacy.mechanisms.discrete.sampler import SMOOTHING
+from cloister.utils.errors import PrivacyError
 
 STEPS = 2**20
 ORDERS = (1.5, 2.0, 8.0, 64.0)

@@ -13,13 +13,12 @@ from support import failures, random_models, zeros
 from test_clipping import cohort_of
 
 from cloister import DiscreteGaussian
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.mechanisms.clipping import clip
-from cloister.privacy.mechanisms.distributed.plan import Plan
+from cloister.privacy.mechanisms.distributed.plan import Plan, add_share, quantize_update, without_surplus
 from cloister.privacy.mechanisms.distributed.shares import Parties, Shares
-from cloister.privacy.mechanisms.distributed.whole import add_share, whole_update, without_surplus
+from cloister.utils.errors import ConfigError, PrivacyError
 
 STEPS = 2**20
 COHORTS = [
@@ -208,7 +207,7 @@ class TestWholeUpdates:
             (factor,) = clip(cohort, 1.0).factors
             weight = np.float32(factor / (1.0 / STEPS))
             expected = [np.trunc((row - base) * weight) for row, base in zip(*cohort.rows, cohort.sent)]
-            found = whole_update(cohort, plan)
+            found = quantize_update(cohort, plan)
             assert found.dtype == np.int64
             np.testing.assert_array_equal(found, np.concatenate(expected))
             assert sum(int(k) ** 2 for k in found) <= STEPS**2
@@ -220,17 +219,17 @@ class TestWholeUpdates:
             (model,) = random_models(1)
             model["kernel"][1, 1] = wrong
             cohort = cohort_of([model])
-            assert not whole_update(cohort, plan_for(cohort)).any()
+            assert not quantize_update(cohort, plan_for(cohort)).any()
 
         assert failures([np.nan, np.inf, -np.inf, 3e38], check) == []
 
     def test_a_whole_cohort_is_no_update(self):
         cohort = cohort_of(random_models(2))
         with pytest.raises(PrivacyError, match="one update of 15 numbers, found 2 of 15"):
-            whole_update(cohort, plan_for(cohort))
+            quantize_update(cohort, plan_for(cohort))
         one = cohort_of(random_models(1))
         with pytest.raises(PrivacyError, match="one update of 16 numbers, found 1 of 15"):
-            whole_update(one, replace(plan_for(one), parameters=16))
+            quantize_update(one, replace(plan_for(one), parameters=16))
 
 
 NUMBERS = 60_000

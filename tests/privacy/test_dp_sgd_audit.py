@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cloister.audits.epsilon import Trials
+from cloister.audits.testing import Trials
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum
-from cloister.privacy.dpsgd.exact_noise import grid_of, noisy_sum
 from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.dpsgd.noise import grid_of, noisy_sum
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
@@ -152,5 +152,5 @@ class TestARound:
         assert 0 < self.told_apart(1e3 * CLIP) <= claim
 
     def test_without_a_clip_it_would_be_caught(self, monkeypatch):
-        monkeypatch.setattr("cloister.privacy.dpsgd.exact_noise._factor", lambda gradient, clipping_norm: 1.0)
+        monkeypatch.setattr("cloister.privacy.dpsgd.noise._factor", lambda gradient, clipping_norm: 1.0)
         assert self.told_apart(20 * CLIP) > Account([self.STEPS.event(SIGMA)]).epsilon(DELTA, "pld")

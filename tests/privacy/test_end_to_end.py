@@ -9,15 +9,15 @@ import pytest
 from scipy import stats
 from support import failures
 
-from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Pure
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
 from cloister.privacy.claims.claim import EVERYBODY, DpSgdClaim, Figure, OfSize
-from cloister.privacy.claims.end_to_end import (
+from cloister.privacy.claims.client import (
     CLIENTS_ARE_NEIGHBOURS,
     PUBLISHED_CLIENT_REASONS,
     UNITS_ARE_NEIGHBOURS,
+    UNPROTECTED,
     Setting,
     client_multiplier,
     costliest_of,
@@ -29,11 +29,11 @@ from cloister.privacy.claims.end_to_end import (
     sound_unit,
     standing_for_all,
 )
-from cloister.privacy.claims.local import UNPROTECTED
 from cloister.privacy.claims.premises import BUNDLE, CARRIED, CRYPTOGRAPHY, KERNELS
-from cloister.privacy.claims.record import record_clients
+from cloister.privacy.claims.to_json import record_clients
 from cloister.privacy.dpsgd.local_steps import NO_NOISE, LocalDpSgd, LocalSteps
-from cloister.privacy.mechanisms.circumstances import SEEDED, Circumstances
+from cloister.privacy.mechanisms.selection import SEEDED, ReleaseContext
+from cloister.utils.errors import ConfigError
 
 DELTA = 1e-5
 SETTINGS = [
@@ -202,13 +202,13 @@ class TestStatement:
     def of(self, rounds=64, delta=DELTA, client_noise_multiplier=4.0, batch_sampling="poisson", noise_seed=-1):
         mechanism = LocalDpSgd(client_noise_multiplier, 1.0, sampling=batch_sampling)
         steps = LocalSteps(600, 100, 1, batch_sampling)
-        facts = record_clients(dp_sgd_claim(mechanism, [steps], rounds, delta, Circumstances(noise_seed != -1)))
+        facts = record_clients(dp_sgd_claim(mechanism, [steps], rounds, delta, ReleaseContext(noise_seed != -1)))
         (size,) = facts["by-examples"]
         return facts | size
 
     def test_each_figure_says_whom_it_is_against_for_how_many_releases_and_how_it_was_computed(self):
         mechanism, steps = LocalDpSgd(4.0, 1.0), LocalSteps(600, 100, 1, "poisson")
-        (size,) = dp_sgd_claim(mechanism, [steps], 64, DELTA, Circumstances()).sizes
+        (size,) = dp_sgd_claim(mechanism, [steps], 64, DELTA, ReleaseContext()).sizes
         (_, client), (published,) = size.figures, size.heuristic
         assert client.adversary == EVERYBODY and client.releases == published.releases == 64
         assert published.formula == "σ/√k" and published.accountant == "published"
@@ -273,23 +273,23 @@ class TestStatement:
             )
 
         cases = [
-            (LocalSteps(640, 100, 2), 0, Circumstances(), "poisson, 0.1562", None),
-            (LocalSteps(50, 100, 2), 3, Circumstances(), "poisson, 1", 50),
-            (LocalSteps(640, 100, 2, "shuffle"), 0, Circumstances(), "shuffle, no amplification claimed", 100),
-            (LocalSteps(50, 100, 2), 3, Circumstances(False, 2, True, 0.25), "poisson, 1", 50),
-            (LocalSteps(50, 100, 2), 0, Circumstances(False, 1, True, 0.25), "poisson, 1", 50),
+            (LocalSteps(640, 100, 2), 0, ReleaseContext(), "poisson, 0.1562", None),
+            (LocalSteps(50, 100, 2), 3, ReleaseContext(), "poisson, 1", 50),
+            (LocalSteps(640, 100, 2, "shuffle"), 0, ReleaseContext(), "shuffle, no amplification claimed", 100),
+            (LocalSteps(50, 100, 2), 3, ReleaseContext(False, 2, True, 0.25), "poisson, 1", 50),
+            (LocalSteps(50, 100, 2), 0, ReleaseContext(False, 1, True, 0.25), "poisson, 1", 50),
         ]
         assert failures(cases, check) == []
 
     def test_each_size_has_its_own_figures_and_every_reason_is_said(self):
         sizes = [LocalSteps(8, 8, 1), LocalSteps(16, 8, 1)]
-        seeded = dp_sgd_claim(LocalDpSgd(4.0, 1.0), sizes, 2, DELTA, Circumstances(True))
+        seeded = dp_sgd_claim(LocalDpSgd(4.0, 1.0), sizes, 2, DELTA, ReleaseContext(True))
         assert (seeded.reasons, seeded.seeded) == ((SEEDED,), True)
         assert [(size.size, size.figures, len(size.heuristic)) for size in seeded.sizes] == [(8, (), 1), (16, (), 1)]
-        silent = dp_sgd_claim(LocalDpSgd(0.0, 1.0), sizes, 2, DELTA, Circumstances(True))
+        silent = dp_sgd_claim(LocalDpSgd(0.0, 1.0), sizes, 2, DELTA, ReleaseContext(True))
         assert silent.reasons == (NO_NOISE, SEEDED) and silent.sizes == (OfSize(8, 2), OfSize(16, 2))
-        sound = dp_sgd_claim(LocalDpSgd(4.0, 1.0), sizes, 2, DELTA, Circumstances())
-        alone = [dp_sgd_claim(LocalDpSgd(4.0, 1.0), [steps], 2, DELTA, Circumstances()).sizes for steps in sizes]
+        sound = dp_sgd_claim(LocalDpSgd(4.0, 1.0), sizes, 2, DELTA, ReleaseContext())
+        alone = [dp_sgd_claim(LocalDpSgd(4.0, 1.0), [steps], 2, DELTA, ReleaseContext()).sizes for steps in sizes]
         assert sound.sizes == alone[0] + alone[1] and not sound.seeded
         assert replace(sound, sizes=()) == DpSgdClaim(
             "dp-sgd",
@@ -302,7 +302,7 @@ class TestStatement:
     def of_shared(self, shared, group_cap=0, circumstances=None):
         """The figure of one unit of the client with 640 units, and σ = 4 in 3 rounds."""
         mechanism = LocalDpSgd(4.0, 1.0, group_cap=group_cap)
-        claim = dp_sgd_claim(mechanism, [LARGE], 3, DELTA, circumstances or Circumstances(), shared)
+        claim = dp_sgd_claim(mechanism, [LARGE], 3, DELTA, circumstances or ReleaseContext(), shared)
         return claim.sizes[0].figures[0]
 
     def test_what_several_clients_hold_of_one_unit_is_counted_together(self):
@@ -314,7 +314,7 @@ class TestStatement:
         assert found.sampling == "poisson, 1, 0.1562" and "at all clients that hold data of it" in found.neighbours
 
     def test_a_private_choice_of_each_of_them_counts(self):
-        choosing = Circumstances(False, 2, True, 0.25)
+        choosing = ReleaseContext(False, 2, True, 0.25)
         account = Account().plus(LARGE.event(4.0), 6).plus(Pure(0.25), 6)
         assert self.of_shared([(LARGE, LARGE)], circumstances=choosing).by_accountant["rdp"] == account.epsilon(DELTA)
 

@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 from support import failures
 
-from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import (
     MAX_PURE_EPSILON,
     DistributedGaussian,
@@ -19,6 +18,7 @@ from cloister.privacy.accounting.events import (
     to_json,
 )
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
+from cloister.utils.errors import PrivacyError
 
 
 class TestEvents:

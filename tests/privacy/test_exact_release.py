@@ -12,17 +12,16 @@ from support import failures, random_models, zeros
 from test_clipping import cohort_of
 
 from cloister import DiscreteGaussian
-from cloister.core.cohort import Cohort, places_show, row_squares
-from cloister.core.errors import PrivacyError
-from cloister.core.threads import BLOCK
 from cloister.privacy.mechanisms import grid as grids
 from cloister.privacy.mechanisms import release as releases
 from cloister.privacy.mechanisms.clipping import capped_weights, clip
 from cloister.privacy.mechanisms.discrete.sampler import MAX_EXACT, REACH
 from cloister.privacy.mechanisms.grid import Adder, Grid
-from cloister.privacy.mechanisms.keystream import Keystream
-from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.noise import GaussianNoise, Keystream
 from cloister.privacy.mechanisms.release import bounded_sum, noisy_mean
+from cloister.utils.cohort import Cohort, alignment_matters, row_squares
+from cloister.utils.errors import PrivacyError
+from cloister.utils.threads import BLOCK
 
 MULTIPLIERS = [1e-6, 2.0**-18, 0.003, 0.1, 0.49999999, 0.5, 1.0, 1.1, 1.9999999, 7.3, 1e3, 2.0**25, 1e9]
 TOTAL = 300_000
@@ -301,10 +300,10 @@ def linear_algebra(request, monkeypatch):
     """That which NumPy comes with, and one that adds up in an order that follows from where numbers lie."""
     if request.param:
         monkeypatch.setattr(np, "vecdot", peeling)
-    places_show.cache_clear()
-    assert places_show() >= request.param
+    alignment_matters.cache_clear()
+    assert alignment_matters() >= request.param
     yield
-    places_show.cache_clear()
+    alignment_matters.cache_clear()
 
 
 @pytest.mark.usefixtures("linear_algebra")

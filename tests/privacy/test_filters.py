@@ -14,7 +14,6 @@ from dp_accounting.pld import pld_privacy_accountant
 from scipy import stats
 from support import failures
 
-from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.privacy.accounting.account import FINE, Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
@@ -32,6 +31,7 @@ from cloister.privacy.accounting.filters import (
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import OVERFLOW, UNSAMPLED, Sampling
 from cloister.privacy.dpsgd.batches import places_of
+from cloister.utils.errors import BudgetExhausted, ConfigError, PrivacyError
 
 SMALL = 1e-5
 BUDGETS = pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from support import all_nodes, content, failures, grid_of, one_round, random_mod
 from test_clipping import cohort_of
 
 from cloister import DiscreteGaussian
-from cloister.aggregation.constructors import MetricDP
-from cloister.core.errors import ConfigError, PrivacyError, UnboundedSensitivity
 from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import (
@@ -24,8 +22,9 @@ from cloister.privacy.mechanisms.noise import (
     noised,
     refuse_beyond,
 )
-from cloister.privacy.mechanisms.release import bounded_models, bounded_sum, noisy_mean
-from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
+from cloister.privacy.mechanisms.release import bounded_models, bounded_sum, noisy_mean, noisy_trimmed_mean
+from cloister.server.private_strategy import MetricDP
+from cloister.utils.errors import ConfigError, PrivacyError, UnboundedSensitivity
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

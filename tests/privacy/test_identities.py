@@ -5,9 +5,8 @@ import json
 import pytest
 from forged_ledgers import chained, lines_of, write
 
-from cloister.core.errors import LedgerError
-from cloister.privacy.accounting.identities import other_names
-from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.ledger import Ledger, other_names
+from cloister.utils.errors import LedgerError
 
 PLACE = "data-0123456789ab"
 

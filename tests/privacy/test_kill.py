@@ -9,11 +9,11 @@ import killed_rounds
 import pytest
 from killed_rounds import ROUNDS
 
-from cloister.core.errors import BudgetExhausted
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.utils.errors import BudgetExhausted
 
 RELEASES = {"global-dp": 1, "metric": 2, "node": 1}
 """Of a round."""

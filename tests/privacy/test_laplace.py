@@ -11,10 +11,10 @@ from scipy import stats
 from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 from support import failures, mostly_slow
 
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.mechanisms import laplace
 from cloister.privacy.mechanisms.laplace import LaplaceNoise
 from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise, grid_step
+from cloister.utils.errors import ConfigError, PrivacyError
 
 in_poisoned_memory = pytest.mark.usefixtures("poisoned_memory")
 

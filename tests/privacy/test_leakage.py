@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.privacy.accounting.events import Gaussian, Laplace, Unaccounted
-from cloister.privacy.accounting.leakage import leakage_report, render_leakage
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.claims.report import leakage_report, render_leakage
 
 
 class TestReport:

@@ -15,12 +15,12 @@ from support import failures
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.errors import BudgetExhausted, LedgerError, PrivacyError
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Pure, Repeated, from_json, to_json
 from cloister.privacy.accounting.filters import cost, filter_for
 from cloister.privacy.accounting.ledger import GENESIS, Ledger, line_hash
 from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.utils.errors import BudgetExhausted, LedgerError, PrivacyError
 
 
 @pytest.fixture
@@ -398,7 +398,7 @@ class TestTheDisk:
 WRITER = """
 import sys
 from pathlib import Path
-from cloister.core.errors import BudgetExhausted
+from cloister.utils.errors import BudgetExhausted
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger

@@ -7,8 +7,6 @@ from forged_ledgers import EVENTS, chained, lines_of, rewrite, write
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.digits import at_most
-from cloister.core.errors import LedgerError
 from cloister.privacy.accounting import ledger as module
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Pure, Repeated, Unaccounted
@@ -16,6 +14,8 @@ from cloister.privacy.accounting.filters import GaussianFilter, filter_for
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.premises import UNCHOSEN
+from cloister.utils.errors import LedgerError
+from cloister.utils.text import at_most
 
 
 @pytest.fixture

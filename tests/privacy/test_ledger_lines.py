@@ -9,12 +9,12 @@ import os
 import pytest
 from forged_ledgers import chained, lines_of, rewrite, write
 
-from cloister.core.errors import LedgerError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Laplace, Unaccounted
 from cloister.privacy.accounting.filters import GaussianFilter, RenyiFilter, cost, filter_for
 from cloister.privacy.accounting.ledger import DAY, GENESIS, Budget, Entry, Ledger, line_hash, today
 from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.utils.errors import LedgerError
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from forged_ledgers import write
 
-from cloister.core.digits import at_most
-from cloister.core.errors import ConfigError
 from cloister.privacy.accounting import ledger as module
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.report import print_ledger
+from cloister.utils.errors import ConfigError
+from cloister.utils.text import at_most
 
 RUN = "12105499748529253695"
 FIXED = "it holds if no run was chosen, ended early or resumed by what had been released"

@@ -12,13 +12,13 @@ from scipy import stats
 from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 from support import failures
 
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Unaccounted
-from cloister.privacy.mechanisms import local_update
+from cloister.privacy.mechanisms import local
 from cloister.privacy.mechanisms.discrete import sampler
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.privacy.mechanisms.noise import BLOCK, GRID_BITS, GaussianNoise, Maker, grid_step
+from cloister.utils.errors import ConfigError, PrivacyError
 
 in_poisoned_memory = pytest.mark.usefixtures("poisoned_memory")
 
@@ -55,7 +55,7 @@ def overheard(monkeypatch):
         # A release that is written anew adds the same noise at the same places.
         heard[places] = exact(target), maker.share
 
-    make = local_update._write_whole
+    make = local._write_whole
 
     def counted(update, targets, factor, grid, source, places):
         monkeypatch.setattr(sampler.Maker, "share", Fraction(grid.bound) / Fraction(grid.steps), raising=False)
@@ -63,7 +63,7 @@ def overheard(monkeypatch):
 
     monkeypatch.setattr(Maker, "add_on_grid", listen)
     monkeypatch.setattr(sampler.Maker, "add", count)
-    monkeypatch.setattr(local_update, "_write_whole", counted)
+    monkeypatch.setattr(local, "_write_whole", counted)
     return heard
 
 
@@ -129,7 +129,7 @@ def test_gaussian_noise_is_z_times_the_clip():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_parameter_of_a_large_model_gets_noise(mechanism, dtype, monkeypatch):
     """Four threads' worth of blocks, whole and cut, in memory that held NaN."""
-    monkeypatch.setattr("cloister.core.threads.WORTH_A_THREAD", 2 * BLOCK)
+    monkeypatch.setattr("cloister.utils.threads.WORTH_A_THREAD", 2 * BLOCK)
     sizes = (5, 3 * BLOCK + 3, 3, BLOCK, 6 * BLOCK)
     start = arrays(*(np.zeros(size) for size in sizes), dtype=dtype)
     trained = {name: array + dtype(1e-3) for name, array in start.items()}
@@ -259,7 +259,7 @@ def test_norms_hold_at_every_scale_of_a_double():
     def check(scale):
         block = np.array([3.0, -4.0] * 2) / 5 * scale
         true = math.sqrt(sum(float(x / Fraction(scale)) ** 2 for x in exact(block))) * scale
-        assert math.isclose(local_update._norm(block), true, rel_tol=1e-12)
+        assert math.isclose(local._norm(block), true, rel_tol=1e-12)
 
     assert failures([5e-324, 1e-310, 1e-200, 1e-150, 1.0, 1e150, 1e200, 8e307], check) == []
 
@@ -269,10 +269,10 @@ def test_the_norm_of_many_numbers_is_within_its_error_bound():
     rng = np.random.default_rng(0)
     trained = (rng.standard_normal(2 * BLOCK + 1), 10.0 ** rng.uniform(-40, 38, BLOCK + 3))
     start = tuple(np.zeros_like(piece) for piece in trained)
-    for norm, piece in zip(local_update._norms(trained, start), trained, strict=True):
+    for norm, piece in zip(local._norms(trained, start), trained, strict=True):
         square = squared(exact(piece))
-        assert Fraction(norm) ** 2 <= square * Fraction(1 + local_update.NORM_ERROR)
-        assert square <= (Fraction(norm) * Fraction(1 + local_update.NORM_ERROR)) ** 2
+        assert Fraction(norm) ** 2 <= square * Fraction(1 + local.NORM_ERROR)
+        assert square <= (Fraction(norm) * Fraction(1 + local.NORM_ERROR)) ** 2
 
 
 def test_an_update_so_large_that_its_factor_would_round_up_counts_as_zero(overheard):
@@ -300,14 +300,14 @@ class FewDigits(LocalGaussian):
     verified = True
 
     def release(self, trained, start, noise, tell=None):
-        right = local_update._norms
+        right = local._norms
 
         def norms(after, before):
             parts = [math.frexp(norm) for norm in right(after, before)]
             return [math.ldexp(round(part * 2**12) / 2**12, power) for part, power in parts]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local_update, "_norms", norms)
+            patch.setattr(local, "_norms", norms)
             if not self.verified:
                 patch.setattr(Grid, "contains", lambda grid, squares: True)
             return super().release(trained, start, noise, tell)
@@ -346,9 +346,7 @@ def test_a_wrong_norm_is_found_out_in_whole_numbers(overheard):
 @pytest.mark.parametrize("longer", [1 + 2.0**-40, 1 + 2.0**-20, 1.5, 1e200])
 def test_a_factor_that_is_too_large(overheard, monkeypatch, longer):
     """Shortened where a little is missing, and zero otherwise."""
-    monkeypatch.setattr(
-        "cloister.privacy.mechanisms.local_update.factor_for", lambda norm, bound: bound / norm * longer
-    )
+    monkeypatch.setattr("cloister.privacy.mechanisms.local.factor_for", lambda norm, bound: bound / norm * longer)
     start, trained = arrays(np.zeros(50), dtype=np.float64), arrays(np.linspace(-1, 1, 50), dtype=np.float64)
     (vector,) = noised_vector(LocalGaussian(0.7, 1.5), trained, start, overheard)
     length = math.sqrt(squared(vector))
@@ -509,7 +507,7 @@ def test_an_update_that_is_none_leaves_as_the_zero_update_does():
             reasons = []
             sent = mechanism.release(update, start, GaussianNoise(1), reasons.append)
             still = mechanism.release(start, start, GaussianNoise(1), reasons.append)
-            assert len(reasons) == 1 and reasons[0] in (local_update.NOT_THE_ARRAYS, local_update.NOT_FINITE)
+            assert len(reasons) == 1 and reasons[0] in (local.NOT_THE_ARRAYS, local.NOT_FINITE)
             for name, array in sent.items():
                 np.testing.assert_array_equal(array, still[name])
                 assert np.isfinite(array).all() and (array != start[name]).all()
@@ -523,7 +521,7 @@ def test_an_update_whose_norm_no_double_holds_counts_as_zero():
     start, trained = arrays(np.zeros(9), dtype=np.float64), arrays(np.full(9, 1.7e308), dtype=np.float64)
     reasons = []
     sent = LocalGaussian(1.0, 1e-3).release(trained, start, GaussianNoise(1), reasons.append)
-    assert reasons == [local_update.NOT_FINITE] and np.abs(sent["0"]).max() < 0.1
+    assert reasons == [local.NOT_FINITE] and np.abs(sent["0"]).max() < 0.1
 
 
 def test_a_start_that_nothing_can_be_added_to_is_refused():

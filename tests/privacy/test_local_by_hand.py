@@ -7,13 +7,13 @@ import pytest
 from support import failures
 
 from cloister import DiscreteGaussian
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Unaccounted
-from cloister.privacy.mechanisms import local_update
+from cloister.privacy.mechanisms import local
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.laplace import deviation, public_step
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise, grid_step
+from cloister.utils.errors import ConfigError, PrivacyError
 
 in_poisoned_memory = pytest.mark.usefixtures("poisoned_memory")
 
@@ -143,7 +143,7 @@ def test_an_update_that_is_none_gets_no_published_noise():
 
 def test_a_factor_by_hand():
     def check(norm, bound, factor):
-        assert local_update.factor_for(norm, bound) == pytest.approx(factor, rel=1e-15)
+        assert local.factor_for(norm, bound) == pytest.approx(factor, rel=1e-15)
 
     cases = [
         (0.0, 1.0, 1.0),
@@ -161,7 +161,7 @@ def test_a_factor_by_hand():
 def test_a_norm_by_hand():
     def check(block, norm):
         with np.errstate(all="ignore"):
-            found = local_update._norm(np.array(block))
+            found = local._norm(np.array(block))
         assert found == pytest.approx(norm, rel=1e-15) and type(found) is float
 
     cases = [
@@ -189,7 +189,7 @@ def test_norms_of_arrays_of_several_blocks():
     trained = (rng.standard_normal(BLOCK + 3), np.zeros(0), rng.standard_normal(5))
     start = tuple(rng.standard_normal(piece.size) for piece in trained)
     expected = [float(np.linalg.norm(a - b)) for a, b in zip(trained, start, strict=True)]
-    assert local_update._norms(trained, start) == pytest.approx(expected)
+    assert local._norms(trained, start) == pytest.approx(expected)
 
 
 def test_what_is_told_of_an_update_that_is_none():

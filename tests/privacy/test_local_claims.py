@@ -9,16 +9,16 @@ from support import failures
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.claims.claim import EVERYBODY, Figure, LocalClaim
-from cloister.privacy.claims.local import NEIGHBOURS, UNPROTECTED, gaussian_claim, laplace_claim
+from cloister.privacy.claims.client import NEIGHBOURS, UNPROTECTED, gaussian_claim, laplace_claim
 from cloister.privacy.claims.premises import BUNDLE, CARRIED, CRYPTOGRAPHY
-from cloister.privacy.claims.record import record_clients
-from cloister.privacy.claims.words import render_clients
-from cloister.privacy.mechanisms.circumstances import SEEDED, Circumstances
+from cloister.privacy.claims.render import render_clients
+from cloister.privacy.claims.to_json import record_clients
 from cloister.privacy.mechanisms.local import NO_NOISE, LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.privacy.mechanisms.selection import SEEDED, ReleaseContext
 
 
 def circumstances(hypotheses, noise_seed=-1, choice="private", choice_epsilon=1.0):
-    return Circumstances(noise_seed != -1, hypotheses, choice == "private", choice_epsilon)
+    return ReleaseContext(noise_seed != -1, hypotheses, choice == "private", choice_epsilon)
 
 
 def claim_of_laplace(

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
-from cloister.privacy.mechanisms.circumstances import Circumstances
+from cloister.privacy.mechanisms.selection import ReleaseContext
+from cloister.utils.errors import ConfigError, PrivacyError
 
 sizes = st.integers(1, 60)
 many = settings(max_examples=100, deadline=None, derandomize=True)
@@ -138,9 +138,9 @@ class TestNothingIsClaimed:
     @pytest.mark.parametrize(
         ("mechanism", "circumstances", "reason"),
         [
-            (LocalDpSgd(0.0, 1.0), Circumstances(), "client-noise-multiplier is 0"),
-            (LocalDpSgd(1.0, 1.0), Circumstances(seeded=True), "the noise is seeded"),
-            (LocalDpSgd(1.0, 1.0), Circumstances(hypotheses=2, private=False), "found out without noise"),
+            (LocalDpSgd(0.0, 1.0), ReleaseContext(), "client-noise-multiplier is 0"),
+            (LocalDpSgd(1.0, 1.0), ReleaseContext(seeded=True), "the noise is seeded"),
+            (LocalDpSgd(1.0, 1.0), ReleaseContext(hypotheses=2, private=False), "found out without noise"),
         ],
     )
     def test_and_the_reason_is_recorded(self, mechanism, circumstances, reason):
@@ -149,7 +149,7 @@ class TestNothingIsClaimed:
 
     def test_and_so_are_all_reasons(self):
         events = [
-            Circumstances(seeded=seeded).events(LocalDpSgd(noise, 1.0).caveats(), pytest.fail)
+            ReleaseContext(seeded=seeded).events(LocalDpSgd(noise, 1.0).caveats(), pytest.fail)
             for noise, seeded in [(0.0, False), (1.0, True), (0.0, True)]
         ]
         reasons = [event.reason for (event,) in events]
@@ -157,7 +157,10 @@ class TestNothingIsClaimed:
 
     @pytest.mark.parametrize(("hypotheses", "choices"), [(1, ()), (3, (Pure(0.5),))])
     def test_but_with_noise_it_is_and_so_is_a_private_choice(self, hypotheses, choices):
-        circumstances, event = Circumstances(hypotheses=hypotheses, choice_epsilon=0.5), LocalSteps(10, 5, 1).event(1.0)
+        circumstances, event = (
+            ReleaseContext(hypotheses=hypotheses, choice_epsilon=0.5),
+            LocalSteps(10, 5, 1).event(1.0),
+        )
         assert circumstances.events([], lambda: [event]) == (event, *choices)
 
 

@@ -13,12 +13,22 @@ from support import failures
 
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
-from cloister.privacy.claims.meaning import best_guess_of_a_part, meanings, percent, summary_of_clients
 from cloister.privacy.claims.premises import UNBROKEN, UNCHOSEN
-from cloister.privacy.claims.record import record, statement_of
+from cloister.privacy.claims.render import (
+    SIMULATED,
+    best_guess,
+    best_guess_of_a_part,
+    meanings,
+    percent,
+    render,
+    render_clients,
+    render_largest,
+    summary,
+    summary_of_clients,
+    tier,
+)
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
-from cloister.privacy.claims.words import SIMULATED, render, render_clients, render_largest, summary
-from cloister.privacy.claims.worth import best_guess, tier
+from cloister.privacy.claims.to_json import record, statement_of
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
 OF_RUN = Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 1.0, 1e-5, "pld", {"pld": 1.0, "rdp": 1.2})

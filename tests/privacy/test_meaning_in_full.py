@@ -8,17 +8,17 @@ from claimed import HELD
 from support import failures
 
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
-from cloister.privacy.claims.meaning import (
+from cloister.privacy.claims.premises import BUDGET_FIXED, UNCHOSEN
+from cloister.privacy.claims.render import (
     Meaning,
+    best_guess,
     best_guess_of_a_part,
     meanings,
     percent,
     summary_of_clients,
     weakest,
 )
-from cloister.privacy.claims.premises import BUDGET_FIXED, UNCHOSEN
 from cloister.privacy.claims.server import ALL_RUNS, RUN
-from cloister.privacy.claims.worth import best_guess
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 NO_BOUND = (
@@ -418,6 +418,6 @@ def test_about_a_part_of_a_client_two_steps_count():
 
 def test_a_guess_that_is_as_sure_as_doubt_allows_is_not_called_nearly_certain(monkeypatch):
     for bound, said in ((best_guess(1.0, 1e-5), False), (0.73, True)):
-        monkeypatch.setattr("cloister.privacy.claims.meaning.NEARLY_CERTAIN", bound)
+        monkeypatch.setattr("cloister.privacy.claims.render.NEARLY_CERTAIN", bound)
         (told,) = meanings(stated(OF_RUN))
         assert ("nearly certain" in told.how_much) == said

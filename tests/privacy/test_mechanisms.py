@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from support import failures
 
-from cloister.audits import conformance
-from cloister.audits.conformance import check_mechanism
-from cloister.core.arrays import Layout
-from cloister.core.capabilities import MEAN, MEDIAN, OPTIMIZER, SELECTION
-from cloister.core.errors import ConfigError, PrivacyError
+from cloister.audits import testing
+from cloister.audits.testing import check_mechanism
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.premises import CRYPTOGRAPHY
@@ -21,7 +18,10 @@ from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.gaussian import GaussianMean
 from cloister.privacy.mechanisms.mechanism import Mechanism, Released
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.total import Intake
+from cloister.privacy.mechanisms.release import StreamingAggregator
+from cloister.utils.arrays import Layout
+from cloister.utils.errors import ConfigError, PrivacyError
+from cloister.utils.registry import MEAN, MEDIAN, OPTIMIZER, SELECTION
 
 LAYOUT = Layout.of({"kernel": np.zeros(3)})
 SOUND = {
@@ -43,7 +43,7 @@ def the_same_noise_in_every_test_run(monkeypatch):
 
     def begin():
         seeds = count()
-        monkeypatch.setattr(conformance, "GaussianNoise", lambda: GaussianNoise(next(seeds)))
+        monkeypatch.setattr(testing, "GaussianNoise", lambda: GaussianNoise(next(seeds)))
 
     begin()
     return begin
@@ -93,7 +93,7 @@ class NoClip(Twin):
         return dataclasses.replace(GaussianMean.release(calm, contributions), following=None)
 
 
-class Repeating(Intake):
+class Repeating(StreamingAggregator):
     def take(self, cohort, examples):
         for _ in range(4):
             super().take(cohort, examples)

@@ -6,14 +6,13 @@ import pytest
 from private_strategies import LAYOUT, budget_in
 from support import all_nodes, content, grid_of, one_round, random_models, zeros
 
-from cloister.aggregation.private_strategy import PrivateStrategy
-from cloister.core.arrays import from_record
-from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.mechanisms.clipping import FixedClip
 from cloister.privacy.mechanisms.gaussian import GaussianMean
-from cloister.strategies.averaging import FedAvg
-from cloister.strategies.sampling import Sampling
+from cloister.server.private_strategy import PrivateStrategy
+from cloister.strategies.averaging import FedAvg, Sampling
+from cloister.utils.arrays import from_record
+from cloister.utils.errors import PrivacyError
 
 CHANGED = r"^mechanism 'global-dp' changed what a round costs$"
 

@@ -15,15 +15,15 @@ from test_clipping import cohort_of
 from test_exact_release import vectors
 from test_private_distance import climb
 
-from cloister.core.arrays import Layout
-from cloister.core.capabilities import MEDIAN
-from cloister.core.cohort import Cohort
-from cloister.core.errors import ConfigError, PrivacyError, UnboundedSensitivity
-from cloister.privacy.mechanisms import trimmed_mean as median
+from cloister.privacy.mechanisms import release as median
 from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.trimmed_mean import _Ranked, noisy_trimmed_mean
+from cloister.privacy.mechanisms.release import _Ranked, noisy_trimmed_mean
+from cloister.utils.arrays import Layout
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import ConfigError, PrivacyError, UnboundedSensitivity
+from cloister.utils.registry import MEDIAN
 
 CLIP = 0.5
 NOISE = GaussianNoise(1)
@@ -82,7 +82,7 @@ def test_threads_and_blocks_change_nothing(monkeypatch):
     cohort = clip(cohort_of(random_models(5, like=zeros(50_000))), CLIP)
     assert cohort.layout.size > 4 * median.COLUMNS
     many = released(cohort, 5, z=1.0)
-    monkeypatch.setattr("cloister.core.threads.THREADS", 1)
+    monkeypatch.setattr("cloister.utils.threads.THREADS", 1)
     np.testing.assert_array_equal(many, released(cohort, 5, z=1.0))
 
 

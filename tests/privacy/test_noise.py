@@ -16,10 +16,10 @@ from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 from support import failures
 
 from cloister import DiscreteGaussian
-from cloister.core.errors import ConfigError, PrivacyError
-from cloister.core.threads import spans
 from cloister.privacy.mechanisms import noise
 from cloister.privacy.mechanisms.noise import BLOCK, BYTES_PER_PAIR, HALF, GaussianNoise, Maker
+from cloister.utils.errors import ConfigError, PrivacyError
+from cloister.utils.threads import spans
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -10,16 +10,15 @@ from support import failures, random_models
 from test_clipping import cohort_of
 
 from cloister import DiscreteGaussian
-from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
-from cloister.privacy.mechanisms.distance import Distance
 from cloister.privacy.mechanisms.gaussian import GaussianTrimmedMean
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions
+from cloister.privacy.mechanisms.metric import CONSTANT, Distance, DistanceScaled, Scaling
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.noise_scale import CONSTANT, DistanceScaled, Scaling
+from cloister.utils.errors import ConfigError
 
 LIMIT = 2 * 1.5 / math.sqrt(2)
 """Of the distance of two clients clipped to 1.5, for two arrays."""

@@ -8,10 +8,10 @@ import pytest
 from scipy import stats
 from support import failures
 
-from cloister.audits.one_run import OneRun, chance_of_guesses, guessing_bound, least_noncentrality
-from cloister.core.errors import ConfigError
+from cloister.audits.canaries import OneRun, chance_of_guesses, guessing_bound, least_noncentrality
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
+from cloister.utils.errors import ConfigError
 
 
 def normal_run(rng, mu, count=1000, guesses=94):

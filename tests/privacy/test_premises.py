@@ -3,13 +3,12 @@
 import pytest
 from support import failures
 
-from cloister.core.errors import PrivacyError
 from cloister.privacy.claims.claim import Claim, Figure, LedgerState, Statement
-from cloister.privacy.claims.meaning import meanings
 from cloister.privacy.claims.premises import APART, BUNDLE, Premise, condition, of_transport
-from cloister.privacy.claims.record import record, statement_of
+from cloister.privacy.claims.render import limits_of, meanings, render
 from cloister.privacy.claims.server import RUN
-from cloister.privacy.claims.words import limits_of, render
+from cloister.privacy.claims.to_json import record, statement_of
+from cloister.utils.errors import PrivacyError
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 1, False)
 STANDING = Premise("kernels", "kernels are steady", "the machine", "assumed", standing=True)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from forged_ledgers import write
 
-from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
@@ -15,6 +14,7 @@ from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Unaccoun
 from cloister.privacy.accounting.filters import cost, filter_for
 from cloister.privacy.accounting.ledger import Budget, Entry, Ledger, today
 from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.utils.errors import BudgetExhausted, ConfigError, LedgerError
 
 
 @pytest.fixture

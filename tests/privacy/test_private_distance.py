@@ -12,20 +12,19 @@ from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, failures, flat, grid_of, mostly_slow, one_round, random_models, zeros
 from test_clipping import cohort_of
 
-from cloister.aggregation.constructors import MetricDP
-from cloister.core.arrays import Layout
-from cloister.core.cohort import Cohort
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
-from cloister.privacy.mechanisms.distance import DISTANCES
 from cloister.privacy.mechanisms.mechanism import Contributions
+from cloister.privacy.mechanisms.metric import DISTANCES
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.strategies.averaging import FedAvg
-from cloister.strategies.sampling import Sampling
+from cloister.server.private_strategy import MetricDP
+from cloister.strategies.averaging import FedAvg, Sampling
+from cloister.utils.arrays import Layout
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import ConfigError, PrivacyError
 
 CLIP = 0.5
 NAMES = DISTANCES.names()
@@ -246,7 +245,7 @@ def test_a_draw_amplifies_neither_release():
 
 def test_a_distance_without_a_bound_cannot_be_released_privately(monkeypatch):
     unbounded = dataclasses.replace(DISTANCES.load("l2"), largest=lambda bound, arrays: math.inf)
-    monkeypatch.setattr("cloister.privacy.mechanisms.distance.L2", unbounded)
+    monkeypatch.setattr("cloister.privacy.mechanisms.metric.L2", unbounded)
     strategy = private(distance="l2")
     with pytest.raises(PrivacyError) as refused:
         draws(strategy, 1)

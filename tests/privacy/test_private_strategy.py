@@ -22,26 +22,25 @@ from private_strategies import (
 )
 from support import all_nodes, content, failures, flat, grid_of, one_round, random_models, zeros
 
-from cloister.aggregation.canaries import Canaries
-from cloister.aggregation.decorator import Measurements
-from cloister.aggregation.private_strategy import PrivateStrategy
-from cloister.core.arrays import to_record
-from cloister.core.capabilities import MEAN, SELECTION
-from cloister.core.errors import BudgetExhausted, ConfigError
+from cloister.privacy.accounting.budget import from_wire
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
-from cloister.privacy.accounting.promises import from_wire
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.claims.premises import CARRIED, CRYPTOGRAPHY
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
-from cloister.privacy.mechanisms.gaussian import GaussianMean
-from cloister.privacy.mechanisms.named import global_dp, metric
+from cloister.privacy.mechanisms.gaussian import GaussianMean, global_dp, metric
+from cloister.privacy.mechanisms.metric import CONSTANT, DistanceScaled
 from cloister.privacy.mechanisms.noise import GaussianNoise, grid_step
-from cloister.privacy.mechanisms.noise_scale import CONSTANT, DistanceScaled
+from cloister.server.canaries import Canaries
+from cloister.server.private_strategy import PrivateStrategy
+from cloister.server.strategy_wrapper import Measurements
 from cloister.strategies.averaging import FedAvg
+from cloister.strategies.averaging import Sampling as Drawing
 from cloister.strategies.fedopt import FedYogi
 from cloister.strategies.robust import FedMedian
-from cloister.strategies.sampling import Sampling as Drawing
+from cloister.utils.arrays import to_record
+from cloister.utils.errors import BudgetExhausted, ConfigError
+from cloister.utils.registry import MEAN, SELECTION
 
 
 class Unknown(FedAvg):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from cloister.core.errors import PrivacyError
+from cloister.privacy.accounting.budget import MAX_EVENTS, MAX_LENGTH, from_wire, multiplier_of, to_wire
 from cloister.privacy.accounting.events import (
     DistributedGaussian,
     Gaussian,
@@ -15,8 +15,8 @@ from cloister.privacy.accounting.events import (
     Unaccounted,
     to_json,
 )
-from cloister.privacy.accounting.promises import MAX_EVENTS, MAX_LENGTH, from_wire, multiplier_of, to_wire
 from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.utils.errors import PrivacyError
 
 DRAWN = Gaussian(2.0, Sampling("poisson", 0.5))
 

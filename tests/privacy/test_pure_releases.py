@@ -9,10 +9,10 @@ from scipy.stats import norm
 from support import failures
 from test_accounting import ACCOUNTANTS, ROUNDING, SMALL, poisson
 
-from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.account import FINE, Account
 from cloister.privacy.accounting.accountants import pure_curve, pure_parameter
 from cloister.privacy.accounting.events import Gaussian, Pure
+from cloister.utils.errors import PrivacyError
 
 
 def randomized_response(epsilon, count, at):

@@ -12,7 +12,7 @@ from cloister.privacy.accounting.events import Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.premises import UNCHOSEN
-from cloister.privacy.claims.record import NEIGHBOURS, SEE, SEE_KNOWN, record, record_clients, running, statement_of
+from cloister.privacy.claims.to_json import NEIGHBOURS, SEE, SEE_KNOWN, record, record_clients, running, statement_of
 
 OF_RUN = Figure("client", "add-or-remove", "so", "all", "this run", 1.0, 1e-5, "pld", {"rdp": 1.5, "pld": 1.0})
 RECORDED = {

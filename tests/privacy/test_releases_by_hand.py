@@ -8,15 +8,14 @@ from support import failures
 from test_mechanisms import Thawed
 from test_noise_scale import BOUNDED, RAW, given
 
-from cloister.core.capabilities import MEAN, MEDIAN, SELECTION
-from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
+from cloister.privacy.mechanisms.gaussian import global_dp
 from cloister.privacy.mechanisms.mechanism import Diagnostics
-from cloister.privacy.mechanisms.named import global_dp
+from cloister.privacy.mechanisms.metric import Constant, Scaling
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.noise_scale import Constant, Scaling
-from cloister.privacy.mechanisms.release import bounded_models, noisy_mean
-from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
+from cloister.privacy.mechanisms.release import bounded_models, noisy_mean, noisy_trimmed_mean
+from cloister.utils.errors import ConfigError
+from cloister.utils.registry import MEAN, MEDIAN, SELECTION
 
 
 @dataclasses.dataclass(frozen=True)

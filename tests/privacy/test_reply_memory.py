@@ -6,27 +6,24 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedMedian, Krum
 from support import all_nodes, content, grid_of, one_round
 
-from cloister.aggregation import memory
-from cloister.aggregation.canaries import Canaries
-from cloister.aggregation.clustering import LaplaceClustering
-from cloister.aggregation.constructors import GlobalDP, MetricDP
-from cloister.aggregation.decorator import Screened
-from cloister.aggregation.private_strategy import PrivateStrategy
-from cloister.core.arrays import to_record
-from cloister.core.errors import ConfigError
-from cloister.core.hypotheses import stacked
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
-from cloister.privacy.mechanisms.named import global_dp
-from cloister.strategies.averaging import FedAvg
-from cloister.strategies.sampling import Sampling
+from cloister.privacy.mechanisms.gaussian import global_dp
+from cloister.server import strategy_wrapper
+from cloister.server.canaries import Canaries
+from cloister.server.clustering import LaplaceClustering
+from cloister.server.private_strategy import GlobalDP, MetricDP, PrivateStrategy
+from cloister.server.strategy_wrapper import NoPrivacyStrategy
+from cloister.strategies.averaging import FedAvg, Sampling
+from cloister.utils.arrays import stacked, to_record
+from cloister.utils.errors import ConfigError
 
 CLIENTS = 5
 MODEL = {"kernel": np.zeros((30, 10), np.float32), "bias": np.zeros(25, np.float64)}
 """1,400 bytes; five of them are 7,000."""
 DP = {"noise_multiplier": 1.0, "clipping_norm": 1.0}
 COMPONENTS = {
-    "strategy FedAvg": lambda: Screened(all_nodes()),
-    "strategy Krum": lambda: Screened(Krum(min_train_nodes=1, min_available_nodes=1)),
+    "strategy FedAvg": lambda: NoPrivacyStrategy(all_nodes()),
+    "strategy Krum": lambda: NoPrivacyStrategy(Krum(min_train_nodes=1, min_available_nodes=1)),
     "privacy.server = 'metric' around strategy FedAvg": lambda: MetricDP(all_nodes(), **DP),
     "privacy.server = 'global-dp' around strategy FedMedian": lambda: GlobalDP(FedMedian(), placement="rule", **DP),
     "privacy.server = 'global-dp' around strategy FedAvg": lambda: GlobalDP(all_nodes(), placement="model", **DP),
@@ -37,7 +34,7 @@ COMPONENTS = {
 @pytest.fixture
 def free(monkeypatch):
     """Say how many bytes are free."""
-    return lambda count: monkeypatch.setattr(memory, "free_memory", lambda: count)
+    return lambda count: monkeypatch.setattr(strategy_wrapper, "free_memory", lambda: count)
 
 
 def asked(strategy, model=MODEL):
@@ -71,7 +68,7 @@ def test_with_memory_for_them_they_are_asked(free, component, enough):
 
 def test_nobody_was_asked(free):
     free(0)
-    seen, strategy = [], Screened(all_nodes())
+    seen, strategy = [], NoPrivacyStrategy(all_nodes())
     with pytest.raises(ConfigError, match="and 0 bytes of memory are free"):
         one_round(strategy, grid_of(lambda node, sent: seen.append(node) or content(sent), CLIENTS), MODEL)
     assert not seen
@@ -96,7 +93,7 @@ def test_clustering_holds_one_model_of_each_client(free):
 def test_it_is_asked_once(free):
     """Later rounds find the memory in which the first one's replies were."""
     free(7000)
-    strategy = Screened(all_nodes())
+    strategy = NoPrivacyStrategy(all_nodes())
     asked(strategy)
     free(0)
     assert len(asked(strategy)) == CLIENTS
@@ -118,4 +115,4 @@ def test_a_secret_number_of_clients_does_not_show(free):
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (3_210_000, "3.21 MB"), (32 * 10**9, "32 GB")],
 )
 def test_bytes_for_a_person(count, words):
-    assert memory._read(count) == words
+    assert strategy_wrapper._read(count) == words

@@ -10,9 +10,9 @@ from scipy import stats
 from statistics_of_noise import FALSE_ALARM
 from support import failures
 
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Pure
 from cloister.privacy.mechanisms.selection import STEPS, PrivateChoice, accepted, bounded
+from cloister.utils.errors import ConfigError, PrivacyError
 
 EPSILON, LIMIT, DRAWS = 3.0, 10.0, 3000
 """So many draws tell each law below from each other one, but for one seed in half a million."""

@@ -8,10 +8,10 @@ import pytest
 from flwr.serverapp import strategy as flower
 from support import failures, random_models, zeros
 
-from cloister.aggregation.constructors import GlobalDP, MetricDP
-from cloister.audits.sensitivity import leave_one_out
+from cloister.audits.testing import leave_one_out
 from cloister.config.run import parse
-from cloister.server.strategies import named_strategy
+from cloister.server.build import named_strategy
+from cloister.server.private_strategy import GlobalDP, MetricDP
 from cloister.strategies import STRATEGIES
 
 CLIP = 0.5

@@ -14,7 +14,6 @@ from cloister.privacy.accounting.events import DistributedGaussian, Gaussian, Un
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.claim import Claim, Figure, LedgerState, LocalClaim, Statement
 from cloister.privacy.claims.premises import BUDGET_FIXED, EARLIER, UNCHOSEN
-from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import (
     ALL_PLANNED,
     ALL_RUNS,
@@ -25,6 +24,7 @@ from cloister.privacy.claims.server import (
     ZEROED,
 )
 from cloister.privacy.claims.server import statement as stated
+from cloister.privacy.claims.to_json import record, statement_of
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 SOUND = Claim("global-dp", premises=HELD, relation="replace-one")

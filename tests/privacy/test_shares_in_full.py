@@ -10,24 +10,23 @@ from test_bits_in_shares import PARTIES, update_of
 from test_clipping import cohort_of
 from test_squares_in_shares import mechanism, scaled
 
-from cloister.core.capabilities import MEAN, OPTIMIZER, SELECTION
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.vocabulary import UNSAMPLED
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
-from cloister.privacy.mechanisms.distributed.beside import Bits, Squares
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
-from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.shares import Parties, Shares
-from cloister.privacy.mechanisms.distributed.whole import (
+from cloister.privacy.mechanisms.distributed.plan import (
+    Plan,
     add_noise,
     add_share,
-    whole_input,
-    whole_update,
+    encode_client_input,
+    quantize_update,
     without_surplus,
 )
+from cloister.privacy.mechanisms.distributed.shares import Bits, Parties, Shares, Squares
 from cloister.privacy.mechanisms.mechanism import Contributions
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.utils.errors import ConfigError, PrivacyError
+from cloister.utils.registry import MEAN, OPTIMIZER, SELECTION
 
 ONE = update_of(0.1, 0.2, 0.3)
 SHARES = Shares.of(25 + 2**40, PARTIES)
@@ -102,7 +101,7 @@ def test_what_shares_cannot_hold():
             "a share of the noise would have 33554432 steps; at most 33554431 can be made",
         ),
         (
-            lambda: whole_update(cohort_of([zeros(), zeros()]), FIXED.plan(16)),
+            lambda: quantize_update(cohort_of([zeros(), zeros()]), FIXED.plan(16)),
             "noise in shares is planned for one update of 16 numbers, found 2 of 15",
         ),
         (
@@ -202,5 +201,5 @@ def test_numbers_beside_an_update_have_noise_of_their_own():
     for part, shares, secret in zip(parts, (plan.shares, bits.shares, squares.shares), secrets, strict=True):
         add_share(part, shares, secret[:32], seeds if part is parts[0] else {})
     np.testing.assert_array_equal(given, np.concatenate(parts))
-    assert whole_input(ONE, plan)[3:].tolist() == [one.number(ONE, 1.0) for one in (bits, squares)]
+    assert encode_client_input(ONE, plan)[3:].tolist() == [one.number(ONE, 1.0) for one in (bits, squares)]
     assert plan.events() == (bits.event(), squares.event(), plan.event())

@@ -10,14 +10,12 @@ from statistics_of_noise import is_normal, std_is
 from support import failures
 from test_bits_in_shares import PARTIES, update_of
 
-from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
-from cloister.privacy.mechanisms.distributed.beside import STEPS, Squares
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
-from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.shares import Parties, Shares, variance_of
-from cloister.privacy.mechanisms.distributed.whole import add_share, whole_input
-from cloister.privacy.mechanisms.noise_scale import DistanceScaled
+from cloister.privacy.mechanisms.distributed.plan import Plan, add_share, encode_client_input
+from cloister.privacy.mechanisms.distributed.shares import STEPS, Parties, Shares, Squares, variance_of
+from cloister.privacy.mechanisms.metric import DistanceScaled
+from cloister.utils.errors import ConfigError
 
 Z_D = 0.5
 TOLD = [5e-324, 1e-9, 0.1, 0.3, 1.0, 1.2345, 1.9999999, 2.0, 2.5, 1e300]
@@ -67,7 +65,7 @@ class TestTheNumber:
 
     def test_of_an_update_that_is_none_is_zero_as_the_update_is(self):
         def check(wrong):
-            assert not whole_input(update_of(wrong, 1.0, 1.0), mechanism().plan(3)).any()
+            assert not encode_client_input(update_of(wrong, 1.0, 1.0), mechanism().plan(3)).any()
 
         assert failures([np.nan, np.inf, -np.inf, 3e38], check) == []
 
@@ -173,7 +171,9 @@ def sums(plan, cohorts, rounds):
     for client in range(len(cohorts)):
         add_share(update, replace(plan.shares, components=()), f"update {client}".encode().rjust(32), {})
         add_share(beside, plan.beside[0].shares, f"beside {client}".encode().rjust(32), {})
-    return sum(whole_input(cohort, plan) for cohort in cohorts) + np.column_stack([update.reshape(rounds, -1), beside])
+    return sum(encode_client_input(cohort, plan) for cohort in cohorts) + np.column_stack(
+        [update.reshape(rounds, -1), beside]
+    )
 
 
 class TestTheDistance:
@@ -183,7 +183,7 @@ class TestTheDistance:
 
     def test_of_sums_without_noise_is_that_of_all_pairs(self):
         cohorts, one = self.updates(), mechanism(z=0.0)
-        total = sum(whole_input(cohort, one.plan(200)) for cohort in cohorts)
+        total = sum(encode_client_input(cohort, one.plan(200)) for cohort in cohorts)
         rows = [cohort.rows[0][0].astype(float) for cohort in cohorts]
         expected = math.sqrt(np.mean([np.sum((a - b) ** 2) for a, b in combinations(rows, 2)]))
         released = one.released(total, cohorts[0].layout, cohorts[0].sent, 6)

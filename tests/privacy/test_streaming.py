@@ -11,20 +11,17 @@ from flwr.common.constant import ErrorCode
 from support import all_nodes, content, failures, flat, grid_of, one_round, random_models
 from test_clipping import cohort_of
 
-from cloister.aggregation import screening
-from cloister.aggregation.canaries import Canaries
-from cloister.aggregation.constructors import GlobalDP, MetricDP
-from cloister.aggregation.private_strategy import PrivateStrategy
-from cloister.core.arrays import to_record
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
-from cloister.privacy.mechanisms.gaussian import GaussianMean
+from cloister.privacy.mechanisms.gaussian import GaussianMean, global_dp
 from cloister.privacy.mechanisms.grid import Adder, Grid
-from cloister.privacy.mechanisms.named import global_dp
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.release import noisy_mean, noisy_total
-from cloister.privacy.mechanisms.total import Total
+from cloister.privacy.mechanisms.release import Total, noisy_mean, noisy_total
+from cloister.server import screening
+from cloister.server.canaries import Canaries
+from cloister.server.private_strategy import GlobalDP, MetricDP, PrivateStrategy
 from cloister.strategies.robust import FedMedian
+from cloister.utils.arrays import to_record
+from cloister.utils.errors import ConfigError, PrivacyError
 
 SENT, *MODELS = random_models(24, 0.1)
 

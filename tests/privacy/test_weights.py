@@ -10,16 +10,16 @@ from flwr.app import RecordDict
 from support import all_nodes, content, failures, flat, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of, true_norms
 
-from cloister.aggregation.constructors import GlobalDP, MetricDP
-from cloister.audits.sensitivity import leave_one_out
-from cloister.client.mods.filter import only_what_is_agreed
+from cloister.audits.testing import leave_one_out
+from cloister.client.app import only_what_is_agreed
 from cloister.client.request import Reply, TrainRequest
 from cloister.config.run import parse
-from cloister.core.arrays import to_record
-from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms import gaussian
 from cloister.privacy.mechanisms.clipping import capped_weights, clip
 from cloister.server.build import build
+from cloister.server.private_strategy import GlobalDP, MetricDP
+from cloister.utils.arrays import to_record
+from cloister.utils.errors import ConfigError
 
 CLIP = 0.5
 CAP = 100.0

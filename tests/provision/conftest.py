@@ -11,9 +11,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import SuperLink, nodes_of
 
-from cloister.deploy.superlink.cleanup import DeletesExpired
-from cloister.deploy.superlink.gate import Gate, GateKnown
-from cloister.deploy.superlink.in_front import NodeKeys, RevokedKeys, RunningRuns
+from cloister.deploy.superlink.gate import DeletesExpired, Gate, GateKnown, NodeKeys, RevokedKeys, RunningRuns
 
 
 @pytest.fixture(autouse=True)

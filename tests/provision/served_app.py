@@ -10,10 +10,10 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from httpx import HTTPStatusError, Request, Response
 from open_link import MODEL, TRAINED, labelled, names_of
 
-from cloister.client.mods.packed import open_and_pack
-from cloister.core.arrays import from_record, to_record
-from cloister.server.grid import PackedGrid
-from cloister.server.reply_size import MaximumSize
+from cloister.client.mods import open_and_pack
+from cloister.server.packed_grid import PackedGrid
+from cloister.server.polling_grid import MaximumSize
+from cloister.utils.arrays import from_record, to_record
 
 HANDLERS = {
     "PushMessages": "push_messages",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
-from cloister.core.errors import ConfigError
-from cloister.deploy.kits import provision
+from cloister.deploy.provision.kits import provision
+from cloister.utils.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 POLICY = 'mechanisms = ["metric"]\n'

@@ -12,7 +12,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import TRAINED, names_of
 from sqlalchemy import update
 
-from cloister.deploy.superlink.cleanup import DeletesExpired, delete_expired
+from cloister.deploy.superlink.gate import DeletesExpired, delete_expired
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ import yaml
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.errors import ConfigError
-from cloister.deploy.kits import provision
+from cloister.deploy.provision.kits import provision
+from cloister.utils.errors import ConfigError
 
 FEDERATION = """\
 name = "hospitals"

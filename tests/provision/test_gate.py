@@ -32,10 +32,10 @@ from open_link import TRAINED, SuperLink, begin, content, finish, labelled, name
 from served_app import answered, given, grid_of, sent
 from support import failures
 
-from cloister.core.arrays import to_record
-from cloister.core.packing import PACKED, PIECE, SALT, packed
 from cloister.deploy.superlink import gate as module
 from cloister.deploy.superlink.gate import MAX_RUNTIME, TOTALS, Gate, GateKnown
+from cloister.utils.arrays import to_record
+from cloister.utils.wire import PACKED, PIECE, SALT, packed
 
 pytestmark = pytest.mark.usefixtures("gate")
 

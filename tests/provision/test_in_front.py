@@ -6,8 +6,8 @@ from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from cloister.deploy.superlink.app import install
 from cloister.deploy.superlink.gate import Gate
+from cloister.deploy.superlink.serve import install
 
 OF_NODES = {name: ["Gate"] for name in Gate.names} | {"check_abort": ["RunningRuns"]}
 OF_APPS = {"push_messages": ["DeletesExpired"], "pull_object": ["GateKnown"]}

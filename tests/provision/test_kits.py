@@ -25,11 +25,11 @@ from flwr.common.config import parse_config_args
 from support import failures
 from two_sites import FEDERATION, KITS, POLICY, SECRETS, contents, made
 
-from cloister.core.errors import ConfigError
-from cloister.deploy.certificates import addresses_of
-from cloister.deploy.federation import read_federation
-from cloister.deploy.kits import provision
-from cloister.deploy.superlink.in_front import REVOKED
+from cloister.deploy.credentials import addresses_of
+from cloister.deploy.provision.federation import read_federation
+from cloister.deploy.provision.kits import provision
+from cloister.deploy.superlink.gate import REVOKED
+from cloister.utils.errors import ConfigError
 
 
 @pytest.fixture

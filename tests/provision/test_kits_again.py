@@ -24,9 +24,9 @@ from secure_rounds import collect
 from support import failures
 from two_sites import FEDERATION, KITS, THIRD, contents, made
 
-from cloister.core.errors import ConfigError
-from cloister.deploy.certificates import check_signed, new_tls_key, self_signed, server_certificate
-from cloister.deploy.report import show
+from cloister.deploy.credentials import check_signed, new_tls_key, self_signed, server_certificate
+from cloister.deploy.provision.kits import show
+from cloister.utils.errors import ConfigError
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import MODEL, SuperLink, content, labelled, nodes_of
 
-from cloister.server.grid import PackedGrid
-from cloister.server.stragglers import PatientGrid
+from cloister.server.packed_grid import PackedGrid
+from cloister.server.polling_grid import PollingGrid
 
 
 class Lossy:
@@ -55,7 +55,7 @@ def sent(link, nodes, lost):
     flower._client = client = Lossy(link, lost)
     flower.set_run(link.state.get_run_info(run_ids=[link.run])[0])
     messages = [labelled(Message(content(MODEL), node.id, "train"), SUPERLINK_NODE_ID, link.run) for node in nodes]
-    assert list(PatientGrid(PackedGrid.over(flower)).send_and_receive(messages, timeout=0.0)) == []
+    assert list(PollingGrid(PackedGrid.over(flower)).send_and_receive(messages, timeout=0.0)) == []
     return [message.metadata.message_id for message in messages], next(client.numbers)
 
 

@@ -7,7 +7,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.routers.fleet import node_auth
 from support import failures
 
-from cloister.deploy.superlink.in_front import NodeKeys
+from cloister.deploy.superlink.gate import NodeKeys
 
 
 def pem(key):

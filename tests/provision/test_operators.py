@@ -11,11 +11,10 @@ from flwr.supercore.error import FlowerError
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.errors import ConfigError
 from cloister.deploy.credentials import credentials_file, digest_of, new_token, read_digests
 from cloister.deploy.superlink import serve as superlink
-from cloister.deploy.superlink.operators import OperatorsOnly
-from cloister.deploy.superlink.serve import serve
+from cloister.deploy.superlink.serve import OperatorsOnly, serve
+from cloister.utils.errors import ConfigError
 
 TOKEN = "a token"
 

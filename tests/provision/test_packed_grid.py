@@ -24,15 +24,13 @@ from open_link import TRAINED, content, labelled
 from served_app import answered, given, grid_of, sent
 from sqlalchemy import update
 
-from cloister.core.arrays import from_record
-from cloister.core.packing import PACKED, PIECE, SHARED, packed
-from cloister.core.wire import GATE
-from cloister.local.grid import LocalGrid
-from cloister.server import grid as module
+from cloister.server import packed_grid as module
 from cloister.server.app import _packing
-from cloister.server.grid import MAX_FAILURES, MAX_REFUSED, SAFE_TO_ANNOUNCE_AGAIN, PackedGrid
-from cloister.server.reply_size import MaximumSize
-from cloister.server.stragglers import PatientGrid, transport_of
+from cloister.server.packed_grid import MAX_FAILURES, MAX_REFUSED, SAFE_TO_ANNOUNCE_AGAIN, PackedGrid
+from cloister.server.polling_grid import MaximumSize, PollingGrid, transport_of
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.arrays import from_record
+from cloister.utils.wire import GATE, PACKED, PIECE, SHARED, packed
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def test_messages_and_replies_are_packed_and_both_apps_see_named_arrays(grid, no
         reply = replies[message.metadata.dst_node_id]
         assert reply.metadata.reply_to_message_id == message.metadata.message_id
         np.testing.assert_array_equal(from_record(reply.content["arrays"])["kernel"], TRAINED["kernel"])
-    assert transport_of(PatientGrid(grid)).packed and not grid.transport.gated
+    assert transport_of(PollingGrid(grid)).packed and not grid.transport.gated
 
 
 def test_no_node_makes_flowers_superlink_pass_for_ours(grid, nodes, link):
@@ -72,7 +70,7 @@ def test_the_app_packs_over_a_superlink_alone(grid, link):
     flower._client, flower._run = grid._client, grid.run
     other = LocalGrid(lambda *_: None, {}, [{}])
     assert type(_packing(flower)) is PackedGrid and _packing(other) is other
-    assert transport_of(PatientGrid(other)) is None
+    assert transport_of(PollingGrid(other)) is None
 
 
 def test_the_model_is_sent_once_a_round_under_a_name_of_its_own(grid, nodes):

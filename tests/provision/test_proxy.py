@@ -14,9 +14,10 @@ from two_sites import FEDERATION, THIRD, made
 from typer.testing import CliRunner
 
 from cloister import cli
-from cloister.deploy import control, proxy
-from cloister.deploy.certificates import new_node_key
-from cloister.deploy.federation import Federation
+from cloister.deploy import sites
+from cloister.deploy.credentials import new_node_key
+from cloister.deploy.provision import scripts
+from cloister.deploy.provision.federation import Federation
 
 ENTRY = re.compile(r'"([A-Za-z0-9+/=]+)" 1; # (\S+)')
 
@@ -64,7 +65,7 @@ def test_the_configuration_has_the_addresses_of_the_federation():
     ]
     for addresses, superlink, wanted in cases:
         server = {"addresses": addresses, "superlink": superlink}
-        text = proxy.configuration(Federation.model_validate({"name": "x", "server": server, "sites": [site]}))
+        text = scripts.configuration(Federation.model_validate({"name": "x", "server": server, "sites": [site]}))
         assert not re.search("@[A-Z]+@", text)
         assert all(line in text for line in wanted)
 
@@ -73,8 +74,8 @@ def test_the_configuration_has_the_addresses_of_the_federation():
 def ordered(tmp_path, monkeypatch):
     """Kits, and what `cloister site` does with them at a SuperLink in this process."""
     collect(made(tmp_path).folder, "north", "south")
-    folder, opened = made(tmp_path).folder, control.Control(Client())
-    monkeypatch.setattr(control, "control", contextmanager(lambda _: iter([opened])))
+    folder, opened = made(tmp_path).folder, sites.Control(Client())
+    monkeypatch.setattr(sites, "control", contextmanager(lambda _: iter([opened])))
     monkeypatch.setenv("FLWR_HOME", str(folder / "operator"))
 
     def order(*words):

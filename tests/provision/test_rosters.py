@@ -18,14 +18,15 @@ from two_sites import contents
 from typer.testing import CliRunner
 
 from cloister import cli
+from cloister.client.keys import identity
 from cloister.client.node import node_of
-from cloister.client.signing import identity
-from cloister.core.errors import ConfigError, NodeConfigError
-from cloister.core.keys import REMEDY, fingerprint
-from cloister.deploy import commands, control, rosters
-from cloister.deploy.folder import Kits
-from cloister.deploy.kits import provision
+from cloister.deploy import commands, sites
+from cloister.deploy.provision import rosters
+from cloister.deploy.provision.folder import Kits
+from cloister.deploy.provision.kits import provision
 from cloister.secure_aggregation.roster import Roster, opened, public_bytes, sign_roster
+from cloister.utils.errors import ConfigError, NodeConfigError
+from cloister.utils.keys import REMEDY, fingerprint
 
 OWN = signing_key("made by south itself")
 FEDERATION = """\
@@ -287,8 +288,8 @@ class TestProvision:
 @pytest.fixture
 def operator(make, monkeypatch):
     """Runs commands of `cloister site` with the operator's kit, at a SuperLink that knows nobody yet."""
-    folder, opened_control = make().folder, control.Control(Client())
-    monkeypatch.setattr(control, "control", lambda connection: nullcontext(opened_control))
+    folder, opened_control = make().folder, sites.Control(Client())
+    monkeypatch.setattr(sites, "control", lambda connection: nullcontext(opened_control))
     monkeypatch.setenv("FLWR_HOME", str(folder / "operator"))
 
     def run(*arguments):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cloister.deploy import scripts
-from cloister.deploy.federation import Federation
+from cloister.deploy.provision import scripts
+from cloister.deploy.provision.federation import Federation
 
 ROOT = Path(__file__).parents[2]
 SHELL = sorted((ROOT / "cloister" / "deploy" / "shell").glob("*.sh"))

@@ -31,9 +31,9 @@ from httpx import ASGITransport, AsyncClient
 from starlette.testclient import TestClient
 from support import failures
 
-from cloister.deploy.superlink import app as app_module
-from cloister.deploy.superlink.app import closed_app
-from cloister.flower.shortcut import OFTEN, Shortcut
+from cloister.deploy.superlink import serve as app_module
+from cloister.deploy.superlink.serve import closed_app
+from cloister.flower.superlink import OFTEN, Shortcut
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 

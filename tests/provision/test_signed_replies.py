@@ -7,11 +7,10 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from open_link import TRAINED, Client, content, labelled
 from served_app import answered, given, grid_of, sent
 
-from cloister.core.keys import node_key
-from cloister.core.packing import PACKED, SIGNED, packed
-from cloister.core.signatures import Answered
-from cloister.deploy.certificates import new_node_key
+from cloister.deploy.credentials import new_node_key
 from cloister.privacy.claims.premises import of_transport
+from cloister.utils.keys import Answered, node_key
+from cloister.utils.wire import PACKED, SIGNED, packed
 
 NOT_ITS_OWN = "its signature is not one of this reply by the key with which its SuperNode authenticates"
 NOT_SIGNED = "it is not signed, as replies of this node are"

@@ -8,15 +8,15 @@ from operators_kit import Client
 from typer.testing import CliRunner
 
 from cloister import cli
-from cloister.core.errors import ConfigError, FederationError
-from cloister.core.keys import fingerprint
-from cloister.deploy import control, sites
-from cloister.deploy.certificates import new_node_key
+from cloister.deploy import sites
+from cloister.deploy.credentials import new_node_key
+from cloister.utils.errors import ConfigError, FederationError
+from cloister.utils.keys import fingerprint
 
 
 @pytest.fixture
 def opened():
-    return control.Control(Client())
+    return sites.Control(Client())
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_nodes_without_a_name_are_not_sent_away_together(opened, key):
 
 
 def test_a_name_of_flowers_own_command_leads_out_of_no_kit(opened, key, tmp_path, monkeypatch):
-    monkeypatch.setattr(control, "control", lambda connection: nullcontext(opened))
+    monkeypatch.setattr(sites, "control", lambda connection: nullcontext(opened))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "kit"))
     (tmp_path / "kit" / "nodes").mkdir(parents=True)
     precious = key("precious")
@@ -139,7 +139,7 @@ def test_an_unknown_connection_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "config.toml").write_text('[superlink.trial]\naddress = "localhost:1"\ninsecure = true\n')
     with (
         pytest.raises(FederationError, match=r"^SuperLink connection 'hospital': .*not found") as refused,
-        control.control("hospital"),
+        sites.control("hospital"),
     ):
         pass
     assert "\n" not in str(refused.value) and str(refused.value).endswith("known: trial")
@@ -156,7 +156,7 @@ def test_the_commands(opened, key, tmp_path, monkeypatch):
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr(control, "control", lambda connection: Opened())
+    monkeypatch.setattr(sites, "control", lambda connection: Opened())
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     kit = tmp_path / "nodes"
     kit.mkdir()

@@ -23,11 +23,11 @@ from flwr.superlink.grid import http_grid
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.errors import ConfigError
 from cloister.deploy import superexec
 from cloister.flower import serverapp
 from cloister.flower.serverapp import resumable
-from cloister.local.simulation import simulate
+from cloister.simulation.simulate import simulate
+from cloister.utils.errors import ConfigError
 
 TOKEN = "a-task-token-that-is-long-enough-to-be-found"
 WRITES_WHAT_IT_SEES = """\

@@ -29,11 +29,11 @@ from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.testclient import TestClient
 
-from cloister.deploy import certificates
+from cloister.deploy import credentials
 from cloister.deploy.superlink import database
 from cloister.deploy.superlink import serve as serve_module
-from cloister.deploy.superlink.app import closed_app
-from cloister.deploy.superlink.in_front import SECONDS, RevokedKeys, RunningRuns
+from cloister.deploy.superlink.gate import SECONDS, RevokedKeys, RunningRuns
+from cloister.deploy.superlink.serve import closed_app
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 
@@ -216,7 +216,7 @@ class TestRevoked:
     def test_who_was_sent_away_is_told_from_who_takes_part(self, tmp_path):
         state = TestDatabase().state(tmp_path / "state.db")
         account = AccountInfo(flwr_aid=NOOP_FLWR_AID, account_name=NOOP_ACCOUNT_NAME)
-        _, public = certificates.new_node_key()
+        _, public = credentials.new_node_key()
         request = self.request(public_key_to_bytes(load_ssh_public_key(public)))
         RevokedKeys().install()
         node = control_handlers.register_node(request, account, state).node_id
@@ -231,9 +231,9 @@ class TestRevoked:
 
 def test_a_certificate_that_ends_soon_is_said(tmp_path):
     path = tmp_path / "server.crt"
-    path.write_bytes(certificates.self_signed(certificates.new_tls_key(), "x", 30))
+    path.write_bytes(credentials.self_signed(credentials.new_tls_key(), "x", 30))
     for days, said in ((-1, "ended on"), (5, "ends on"), (29, "ends on"), (40, "")):
-        now = certificates.expiry_of(path.read_bytes()) - timedelta(days=days)
-        lines = certificates.expiring([path], now)
+        now = credentials.expiry_of(path.read_bytes()) - timedelta(days=days)
+        lines = credentials.expiring([path], now)
         assert [said in line and "server.crt" in line for line in lines] == ([True] if said else [])
         assert datetime.now(UTC) < now + timedelta(days=60)

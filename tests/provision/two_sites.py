@@ -1,6 +1,6 @@
 """A federation of two sites, and the files of its kits."""
 
-from cloister.deploy.kits import provision
+from cloister.deploy.provision.kits import provision
 
 POLICY = 'mechanisms = ["metric"]\n'
 FEDERATION = """\

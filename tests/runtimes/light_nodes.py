@@ -24,7 +24,7 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from cloister.client.app import app
-from cloister.deploy.warm.polling import Polling
+from cloister.deploy.warm.supernode import Polling
 
 FLOWERS = 3.0
 """Seconds between two looks of Flower's SuperNode."""

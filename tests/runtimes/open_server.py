@@ -8,8 +8,8 @@ from pathlib import Path
 
 from processes import REPOSITORY, SUPERLINK, Processes, Setting, flower_line, free_ports
 
-from cloister.deploy.certificates import new_node_key
-from cloister.deploy.kits import provision
+from cloister.deploy.credentials import new_node_key
+from cloister.deploy.provision.kits import provision
 
 CONNECTION = "many"
 

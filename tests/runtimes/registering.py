@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from cloister.deploy.control import control
+from cloister.deploy.sites import control
 
 if __name__ == "__main__":
     with control(sys.argv[1]) as opened:

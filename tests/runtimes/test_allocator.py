@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from cloister.local import allocator
+from cloister.simulation import grid
 
 ROUNDS = """
 import ctypes, resource, sys
 import numpy as np
-from cloister.local.allocator import keep_memory
+from cloister.simulation.grid import keep_memory
 
 PR_SET_THP_DISABLE = 41
 ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # pages are small, whatever the system's setting
@@ -52,5 +52,5 @@ def test_nothing_happens_without_glibc(monkeypatch):
     class Musl:
         pass
 
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: Musl())
-    allocator.keep_memory.__wrapped__()
+    monkeypatch.setattr(grid.ctypes, "CDLL", lambda name: Musl())
+    grid.keep_memory.__wrapped__()

@@ -15,7 +15,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from processes import Processes, free_ports
 from proxied import on_loopback, require_nginx
 
-from cloister.deploy.kits import provision
+from cloister.deploy.provision.kits import provision
 
 pytestmark = pytest.mark.runtimes(minutes=1)
 

@@ -9,7 +9,7 @@ from light_nodes import LightNodes
 from open_server import open_server
 from processes import SUPERLINK, Setting
 
-from cloister.local.simulation import simulate
+from cloister.simulation.simulate import simulate
 
 pytestmark = pytest.mark.runtimes(minutes=1)
 

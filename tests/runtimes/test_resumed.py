@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from processes import CONNECTION, WARM_NODE, Processes, Setting
 
-from cloister.local.simulation import simulate
+from cloister.simulation.simulate import simulate
 
 pytestmark = pytest.mark.runtimes(minutes=1)
 

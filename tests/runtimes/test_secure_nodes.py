@@ -17,7 +17,7 @@ from secure_rounds import collect
 
 from cloister.client.ledgers import ledger_of
 from cloister.client.node import node_of
-from cloister.deploy.kits import provision
+from cloister.deploy.provision.kits import provision
 from cloister.privacy.accounting.events import from_json
 
 pytestmark = pytest.mark.runtimes(minutes=1)

@@ -15,9 +15,9 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from processes import REPOSITORY, WARM_NODE, Processes, flower_line, free_ports
 
-from cloister.core.keys import fingerprint
-from cloister.deploy.certificates import new_node_key
-from cloister.deploy.kits import provision
+from cloister.deploy.credentials import new_node_key
+from cloister.deploy.provision.kits import provision
+from cloister.utils.keys import fingerprint
 
 MEMBERS = ("north", "south")
 STRANGER = "stranger"

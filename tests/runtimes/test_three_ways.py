@@ -26,7 +26,9 @@ SETTINGS: dict[str, Setting] = {
     "privacy.server": "none",
     "evaluation.federated": "off",
 }
-IN_PROCESS = "import json, sys; from cloister.local.simulation import simulate; simulate(json.loads(sys.argv[1]), {})"
+IN_PROCESS = (
+    "import json, sys; from cloister.simulation.simulate import simulate; simulate(json.loads(sys.argv[1]), {})"
+)
 # Two actors on any machine, so that replies may come in any order.
 RAY = f"num-supernodes={CLIENTS} client-resources-num-cpus=1 init-args-num-cpus=2"
 

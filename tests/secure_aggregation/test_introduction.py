@@ -2,11 +2,10 @@
 
 import pytest
 
-from cloister.core.errors import ProtocolError
-from cloister.secure_aggregation import canonical, introduction
-from cloister.secure_aggregation.canonical import text
-from cloister.secure_aggregation.introduction import MAX_ENCODED_ROSTER, SENT_LABEL, decode_roster, encode_roster
-from cloister.secure_aggregation.roster import Roster
+from cloister.secure_aggregation import roster, serialization
+from cloister.secure_aggregation.roster import MAX_ENCODED_ROSTER, SENT_LABEL, Roster, decode_roster, encode_roster
+from cloister.secure_aggregation.serialization import text
+from cloister.utils.errors import ProtocolError
 
 
 def test_what_is_told_is_read_again():
@@ -20,7 +19,7 @@ def test_ten_thousand_members_fit():
 
 
 def test_more_is_not_read(monkeypatch):
-    monkeypatch.setattr(introduction, "read", lambda *_: pytest.fail("it is read"))
+    monkeypatch.setattr(roster, "read", lambda *_: pytest.fail("it is read"))
     with pytest.raises(ProtocolError, match="no roster"):
         decode_roster(bytes(MAX_ENCODED_ROSTER + 1))
 
@@ -39,8 +38,8 @@ def count(item):
 def test_only_so_many_items_are_read(monkeypatch, items):
     """Those of tuples in tuples too; each takes two microseconds, and fifty megabytes hold six million."""
     counted = count(("version", "label", *items))
-    monkeypatch.setattr(canonical, "MAX_ITEMS", counted)
-    assert canonical.read("label", text("label", *items)) == items
-    monkeypatch.setattr(canonical, "MAX_ITEMS", counted - 1)
+    monkeypatch.setattr(serialization, "MAX_ITEMS", counted)
+    assert serialization.read("label", text("label", *items)) == items
+    monkeypatch.setattr(serialization, "MAX_ITEMS", counted - 1)
     with pytest.raises(ValueError, match="too many"):
-        canonical.read("label", text("label", *items))
+        serialization.read("label", text("label", *items))

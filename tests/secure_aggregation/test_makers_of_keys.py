@@ -7,22 +7,19 @@ import numpy as np
 import pytest
 from secure_rounds import names_of, next_round, roster_of, signing_key
 
-from cloister.core.arrays import Layout
-from cloister.core.cohort import Cohort
-from cloister.core.errors import ProtocolError
 from cloister.privacy.mechanisms.clipping import FixedClip
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
+from cloister.privacy.mechanisms.distributed.plan import add_noise, encode_client_input, without_surplus
 from cloister.privacy.mechanisms.distributed.shares import Parties
-from cloister.privacy.mechanisms.distributed.whole import add_noise, whole_input, without_surplus
-from cloister.secure_aggregation.canonical import text
-from cloister.secure_aggregation.chain import LINK, SeedChain, seeds
 from cloister.secure_aggregation.coordinator import Coordinator
-from cloister.secure_aggregation.graph import Complete
-from cloister.secure_aggregation.introduction import decode_roster, encode_roster
 from cloister.secure_aggregation.member import Member
-from cloister.secure_aggregation.ring import into_ring, out_of_ring
-from cloister.secure_aggregation.roster import Roster, opened, sign_roster
-from cloister.secure_aggregation.terms import Terms
+from cloister.secure_aggregation.primitives import LINK, SeedChain, into_ring, out_of_ring, seeds
+from cloister.secure_aggregation.roster import Roster, decode_roster, encode_roster, opened, sign_roster
+from cloister.secure_aggregation.serialization import text
+from cloister.secure_aggregation.session import Complete, Terms
+from cloister.utils.arrays import Layout
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import ProtocolError
 
 NAMES = names_of(4)
 VICTIM, *OTHERS = names_of(8)
@@ -39,7 +36,7 @@ def vector_of(plan, chain):
     """The victim's numbers with its share of the noise."""
     sent, update = np.zeros(16, np.float32), np.zeros(16, np.float32)
     update[0] = 1.0
-    numbers = whole_input(Cohort.of(LAYOUT, LAYOUT.rows({"w": sent}), (LAYOUT.rows({"w": update}),)), plan)
+    numbers = encode_client_input(Cohort.of(LAYOUT, LAYOUT.rows({"w": sent}), (LAYOUT.rows({"w": update}),)), plan)
     add_noise(numbers, plan, os.urandom, chain.seeds())
     return numbers
 

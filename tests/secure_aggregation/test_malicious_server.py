@@ -23,17 +23,14 @@ from secure_rounds import (
 from secure_twins import Repeating, Unpaired, key_of, stripped
 from support import every, failures
 
-from cloister.core.errors import ProtocolError, RoundAbandoned
-from cloister.core.keys import fingerprint
-from cloister.secure_aggregation.canonical import text
-from cloister.secure_aggregation.graph import Complete
-from cloister.secure_aggregation.keys import private_key
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.messages import Cohort, Delivery, Signatures, Survivors
-from cloister.secure_aggregation.ring import into_ring
+from cloister.secure_aggregation.primitives import combine, into_ring, private_key
 from cloister.secure_aggregation.roster import Roster, public_bytes, read_roster, sign_roster
-from cloister.secure_aggregation.sharing import combine
-from cloister.secure_aggregation.terms import Terms
+from cloister.secure_aggregation.serialization import text
+from cloister.secure_aggregation.session import Complete, Terms
+from cloister.utils.errors import ProtocolError, RoundAbandoned
+from cloister.utils.keys import fingerprint
 
 NAMES = names_of(4)
 VICTIM, *OTHERS = NAMES

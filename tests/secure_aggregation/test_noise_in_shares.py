@@ -8,15 +8,13 @@ import pytest
 from secure_rounds import Round, names_of, sum_of, terms_for
 from support import random_models
 
-from cloister.core.arrays import Layout
-from cloister.core.cohort import Cohort
-from cloister.core.errors import PrivacyError
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian
-from cloister.privacy.mechanisms.distributed.plan import Plan
+from cloister.privacy.mechanisms.distributed.plan import Plan, add_share, quantize_update, without_surplus
 from cloister.privacy.mechanisms.distributed.shares import Parties, Shares
-from cloister.privacy.mechanisms.distributed.whole import add_share, whole_update, without_surplus
-from cloister.secure_aggregation.chain import SeedChain, seeds
-from cloister.secure_aggregation.ring import into_ring, out_of_ring
+from cloister.secure_aggregation.primitives import SeedChain, into_ring, out_of_ring, seeds
+from cloister.utils.arrays import Layout
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import PrivacyError
 
 PARTIES = Parties(members=6, threshold=4, colluding=1)
 LOWEST = PARTIES.threshold + 1
@@ -39,7 +37,7 @@ def a_round(multiplier, gone, bits):
     cohorts = {name: update_of(number) for number, name in enumerate(names)}
     plan = Plan.of(0.2, multiplier, PARTIES, cohorts[names[0]].layout.size, bits)
     chains = {name: SeedChain(secret(name, "top"), LOWEST, PARTIES.members) for name in names}
-    whole = {name: whole_update(cohort, plan) for name, cohort in cohorts.items()}
+    whole = {name: quantize_update(cohort, plan) for name, cohort in cohorts.items()}
     inputs = {name: numbers.copy() for name, numbers in whole.items()}
     for name, numbers in inputs.items():
         add_share(numbers, plan.shares, secret(name, "base"), chains[name].seeds())

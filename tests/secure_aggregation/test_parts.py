@@ -13,11 +13,7 @@ from secure_rounds import Round, names_of, next_round, roster_of, signing_key, t
 from secure_twins import Held, both
 from support import every, failures
 
-from cloister.core.errors import ConfigError, ProtocolError, RoundAbandoned
 from cloister.secure_aggregation import member as member_module
-from cloister.secure_aggregation.canonical import read, text
-from cloister.secure_aggregation.graph import Complete
-from cloister.secure_aggregation.masks import BLOCK, add_masks
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.messages import (
     Advertisement,
@@ -30,10 +26,11 @@ from cloister.secure_aggregation.messages import (
     SurvivorSignature,
     Unmasking,
 )
-from cloister.secure_aggregation.ring import into_ring, out_of_ring
+from cloister.secure_aggregation.primitives import BLOCK, add_masks, combine, into_ring, out_of_ring, split
 from cloister.secure_aggregation.roster import Roster
-from cloister.secure_aggregation.sharing import combine, split
-from cloister.secure_aggregation.steps import Steps
+from cloister.secure_aggregation.serialization import read, text
+from cloister.secure_aggregation.session import Complete, Steps
+from cloister.utils.errors import ConfigError, ProtocolError, RoundAbandoned
 
 # Masks.
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from secure_rounds import Round, names_of, sent, signing_key, sum_of, terms_for, vectors
 
-from cloister.core.errors import ProtocolError
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.messages import Cohort, Delivery, Signatures, Survivors
-from cloister.secure_aggregation.ring import into_ring
+from cloister.secure_aggregation.primitives import into_ring
+from cloister.utils.errors import ProtocolError
 
 NAMES = names_of(6)
 VICTIM, *OTHERS = NAMES

@@ -8,12 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from secure_rounds import PHASES, Round, names_of, roster_of, signing_key, sum_of, terms_for, vectors
 
-from cloister.core.errors import ProtocolError, RoundAbandoned
-from cloister.secure_aggregation.chain import SeedChain, seeds
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.messages import SealedShares
-from cloister.secure_aggregation.ring import into_ring, out_of_ring
+from cloister.secure_aggregation.primitives import SeedChain, into_ring, out_of_ring, seeds
 from cloister.secure_aggregation.roster import Roster
+from cloister.utils.errors import ProtocolError, RoundAbandoned
 
 
 @st.composite

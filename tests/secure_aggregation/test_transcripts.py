@@ -6,7 +6,7 @@ from secure_rounds import Round, names_of, signing_key, terms_for
 from secure_twins import Repeating, Unpaired, key_of, stripped
 
 from cloister.secure_aggregation.member import Member
-from cloister.secure_aggregation.sharing import combine
+from cloister.secure_aggregation.primitives import combine
 
 NAMES = names_of(4)
 VICTIM, HONEST, DROPPED, COLLUDER = NAMES

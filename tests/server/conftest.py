@@ -10,7 +10,7 @@ from cloister.server.reports.html.figures import Picture
 def undrawn(monkeypatch):
     """Leave the figures of pages empty, for tests of the words: drawing takes most of the time."""
     monkeypatch.setattr("cloister.server.reports.html.figures.pictured", _empty)
-    monkeypatch.setattr("cloister.server.reports.compare.figures.pictured", _empty)
+    monkeypatch.setattr("cloister.server.reports.compare.page.pictured", _empty)
 
 
 def _empty(name, title, description, *_):

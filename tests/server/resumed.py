@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cloister.core.arrays import Layout, from_record
-from cloister.local.grid import LocalGrid
-from cloister.local.simulation import simulate
 from cloister.privacy.accounting.account import composed
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.grid import LocalGrid
+from cloister.simulation.simulate import simulate
+from cloister.utils.arrays import Layout, from_record
 
 LINEAR = {
     "task.name": "linear",
@@ -33,12 +33,12 @@ CLIENTS = 4
 
 
 def go(folder, settings, clients=CLIENTS):
-    return simulate(settings | {"output-dir": str(folder)}, clients, Narrator(3, Console(quiet=True)))
+    return simulate(settings | {"output-dir": str(folder)}, clients, ConsoleReporter(3, Console(quiet=True)))
 
 
 def resume(folder, settings=None, clients=None, narrator=None):
     given = {"resume": str(folder / "r")} | (settings or {})
-    return simulate(given, clients, narrator or Narrator(3, Console(quiet=True)))
+    return simulate(given, clients, narrator or ConsoleReporter(3, Console(quiet=True)))
 
 
 def numbers(outcome):
@@ -138,7 +138,7 @@ def planned_account(outcome):
 def stopped_after(folder, settings, rounds):
     """A run that the operator ends after so many more rounds."""
 
-    class Stopping(Narrator):
+    class Stopping(ConsoleReporter):
         seen = 0
 
         def __call__(self, done, arrays):

@@ -7,11 +7,11 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from cloister.client.app import app as client
-from cloister.core.crash import Crash
-from cloister.local.grid import LocalGrid
 from cloister.server.app import main
-from cloister.tasks.digits import Digits
+from cloister.simulation.grid import LocalGrid
+from cloister.tasks.datasets.characters import Digits
 from cloister.tasks.faults import SAMPLE
+from cloister.utils.crash import Crash
 
 SECRET = "9731.25"
 
@@ -35,7 +35,7 @@ def test_an_error_of_configuration_is_one_line(tmp_path):
     lines = logged(raised(tmp_path, **{"num-rounds": 0})).splitlines()
     assert lines == [
         "ERROR: ServerApp raised an exception",
-        "cloister.core.crash.Crash: ConfigError: num-rounds = 0 is not valid: it must be greater than 0",
+        "cloister.utils.crash.Crash: ConfigError: num-rounds = 0 is not valid: it must be greater than 0",
     ]
     assert not list(tmp_path.iterdir())
 

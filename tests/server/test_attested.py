@@ -13,20 +13,18 @@ from support import failures
 
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.core.arrays import Layout
-from cloister.local.grid import LocalGrid
 from cloister.privacy.accounting.events import Gaussian, Laplace
-from cloister.privacy.claims.attestation import Attestation
-from cloister.privacy.claims.premises import BUNDLE
-from cloister.privacy.claims.record import record, statement_of
-from cloister.privacy.claims.words import render_clients
+from cloister.privacy.claims.premises import BUNDLE, Attestation
+from cloister.privacy.claims.render import render_clients
+from cloister.privacy.claims.to_json import record, statement_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
-from cloister.server.attested import Attested
 from cloister.server.build import build
-from cloister.server.clients import client_claim
-from cloister.server.reports.console import Narrator
+from cloister.server.client_claims import Attested, client_claim
+from cloister.server.polling_grid import Transport
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
-from cloister.server.stragglers import Transport
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.arrays import Layout
 
 DP_SGD = {
     "task.model": "softmax",
@@ -159,7 +157,7 @@ def test_a_late_reply_is_not_covered_by_the_claim_of_a_run(tmp_path):
             )
 
     config = parse(DP_SGD | {"output-dir": str(tmp_path), "num-rounds": 1})
-    run(Slow.simulated(app, config.flat(), 4), config, Narrator(1, Console(quiet=True)))
+    run(Slow.simulated(app, config.flat(), 4), config, ConsoleReporter(1, Console(quiet=True)))
     (path,) = tmp_path.glob("*/privacy.json")
     assert json.loads(path.read_text())["clients"]["not-covered"].startswith("the clients of 1 of 4 requests")
 
@@ -213,7 +211,7 @@ def test_the_record_of_a_run_has_the_heads_that_its_nodes_state(tmp_path):
         return reply
 
     config = parse(DP_SGD | {"output-dir": str(tmp_path), "num-rounds": 1})
-    outcome = run(LocalGrid.simulated(with_a_ledger, config.flat(), 2), config, Narrator(1, Console(quiet=True)))
+    outcome = run(LocalGrid.simulated(with_a_ledger, config.flat(), 2), config, ConsoleReporter(1, Console(quiet=True)))
     facts = json.loads((outcome.directory.path / "privacy.json").read_text())
     assert facts["node-ledger-heads"] == [HEADS[1]] * 2 and facts == outcome.privacy
 
@@ -225,7 +223,7 @@ def test_the_claims_of_a_run_say_whether_its_replies_were_signed(tmp_path, signe
         transport = Transport(packed=True, gated=False, signed=signed)
 
     config = parse(DP_SGD | {"output-dir": str(tmp_path), "num-rounds": 1})
-    said = run(Carried.simulated(app, config.flat(), 2), config, Narrator(1, Console(quiet=True))).statement
+    said = run(Carried.simulated(app, config.flat(), 2), config, ConsoleReporter(1, Console(quiet=True))).statement
     assert {premise.name: premise.known for premise in said.clients.premises}["authentic"] == known
 
 
@@ -237,7 +235,7 @@ def test_one_client_of_four_that_states_nothing_is_named_in_the_record(tmp_path)
         return reply
 
     config = parse(DP_SGD | {"output-dir": str(tmp_path), "num-rounds": 1})
-    run(LocalGrid.simulated(silent, config.flat(), 4), config, Narrator(1, Console(quiet=True)))
+    run(LocalGrid.simulated(silent, config.flat(), 4), config, ConsoleReporter(1, Console(quiet=True)))
     (path,) = tmp_path.glob("*/privacy.json")
     facts = json.loads(path.read_text())
     assert facts["clients"]["not-covered"].startswith("the clients of 1 of 4 requests")

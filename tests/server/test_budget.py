@@ -15,23 +15,23 @@ from cloister.client.ledgers import identity_of
 from cloister.client.node import node_of
 from cloister.client.request import promised
 from cloister.config.run import parse
-from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError, FederationError, PrivacyError
-from cloister.core.wire import CONFIG, PROMISE
-from cloister.local.grid import LocalGrid
-from cloister.local.simulation import simulate
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.filters import filter_for
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.premises import UNCHOSEN
+from cloister.privacy.claims.render import render
 from cloister.privacy.claims.server import ALL_PLANNED
-from cloister.privacy.claims.words import render
 from cloister.server.build import build, data_identity
-from cloister.server.reports.console import Narrator
-from cloister.server.resume import settings_of
+from cloister.server.checkpoint import settings_of
+from cloister.server.polling_grid import Transport
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
-from cloister.server.stragglers import Transport
-from cloister.tasks.digits import Digits
+from cloister.simulation.grid import LocalGrid
+from cloister.simulation.simulate import simulate
+from cloister.tasks.datasets.characters import Digits
+from cloister.utils.errors import BudgetExhausted, CloisterError, ConfigError, FederationError, PrivacyError
+from cloister.utils.wire import CONFIG, PROMISE
 
 SOUND = {
     "task.model": "softmax",
@@ -51,7 +51,7 @@ def digits_that_nobody_else_has(monkeypatch):
 
 
 def silent(rounds=4):
-    return Narrator(rounds, Console(quiet=True))
+    return ConsoleReporter(rounds, Console(quiet=True))
 
 
 def go(tmp_path, **changes):
@@ -303,7 +303,7 @@ def test_scores_of_clients_cannot_be_budgeted(tmp_path):
 
 
 def test_a_run_that_is_under_way_claims_nothing(tmp_path):
-    from cloister.privacy.claims.record import running
+    from cloister.privacy.claims.to_json import running
 
     seen = []
 
@@ -393,9 +393,9 @@ def test_a_population_is_all_nodes_and_no_others(tmp_path):
 
 def test_a_run_that_breaks_off_claims_the_round_that_was_released(tmp_path):
     """The release was sent to be scored when the round failed: it got out, and nobody wrote the round down."""
-    from cloister.server import loop
+    from cloister.server import round
 
-    class Broken(loop.RoundLoop):
+    class Broken(round.RoundLoop):
         def _evaluate_on_clients(self, number):
             if number == 3:
                 raise KeyboardInterrupt

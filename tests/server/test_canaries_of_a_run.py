@@ -10,10 +10,10 @@ from support import failures
 
 from cloister.audits.canaries import canary_bounds
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError
-from cloister.local.simulation import simulate
 from cloister.server.build import build
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
+from cloister.utils.errors import ConfigError
 
 SETTINGS = {
     "task.model": "softmax",
@@ -29,7 +29,7 @@ SETTINGS = {
 def go(tmp_path, **more):
     console = Console(file=io.StringIO(), width=200, soft_wrap=True)
     settings = SETTINGS | {"output-dir": str(tmp_path)} | {f"privacy.{key}": value for key, value in more.items()}
-    outcome = simulate(settings, 3, Narrator(2, console))
+    outcome = simulate(settings, 3, ConsoleReporter(2, console))
     return outcome.directory.path, console.file.getvalue()
 
 

@@ -11,24 +11,23 @@ from rich.console import Console
 from cloister.client.app import app
 from cloister.client.data import _parts, benchmark_of
 from cloister.config.run import parse
-from cloister.core.arrays import Layout
-from cloister.core.errors import ConfigError, FederationError
-from cloister.core.hypotheses import stacked
-from cloister.local.grid import LocalGrid
-from cloister.local.simulation import simulate
 from cloister.privacy.accounting.account import by_accountant
-from cloister.privacy.claims.end_to_end import sound_unit
-from cloister.privacy.claims.record import record_clients
-from cloister.privacy.claims.words import render_clients
+from cloister.privacy.claims.client import sound_unit
+from cloister.privacy.claims.render import render_clients
+from cloister.privacy.claims.to_json import record_clients
 from cloister.privacy.dpsgd.local_steps import LocalSteps
-from cloister.server import loop
+from cloister.server import round
 from cloister.server.build import build
-from cloister.server.clients import client_claim, shared_units, sizes_known
-from cloister.server.reports.console import Narrator
+from cloister.server.client_claims import client_claim, shared_units, sizes_known
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.html.page import write_report
 from cloister.server.run import run
+from cloister.simulation.grid import LocalGrid
+from cloister.simulation.simulate import simulate
 from cloister.tasks.base import Dataset, Examples
-from cloister.tasks.linear import Linear
+from cloister.tasks.datasets.regressions import Linear
+from cloister.utils.arrays import Layout, stacked
+from cloister.utils.errors import ConfigError, FederationError
 
 SETTINGS = {
     "task.model": "softmax",
@@ -49,7 +48,7 @@ LAYOUT = Layout.of({"w": np.zeros(1, np.float32)})
 def clients_of(tmp_path, **changes):
     keys = SETTINGS | {"output-dir": str(tmp_path)}
     keys |= {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    return simulate(keys, 4, Narrator(1, Console(quiet=True))).privacy["clients"]
+    return simulate(keys, 4, ConsoleReporter(1, Console(quiet=True))).privacy["clients"]
 
 
 @pytest.mark.slow
@@ -147,7 +146,7 @@ def test_clients_that_all_abstain_have_told_nothing(tmp_path):
     settings = SETTINGS | {"output-dir": str(tmp_path), "privacy.client-max-epsilon": 0.01, "num-rounds": 3}
     config = parse(settings)
     with pytest.raises(FederationError, match="no reply counted in round 1"):
-        run(LocalGrid.simulated(app, config.flat(), 4), config, Narrator(3, Console(quiet=True)))
+        run(LocalGrid.simulated(app, config.flat(), 4), config, ConsoleReporter(3, Console(quiet=True)))
     (path,) = tmp_path.glob("*/privacy.json")
     facts = json.loads(path.read_text())["clients"]
     assert {(size["rounds"], size["claims"][0]["epsilon"]) for size in facts["by-examples"]} == {(0, 0.0)}
@@ -158,7 +157,7 @@ def test_clients_that_all_abstain_have_told_nothing(tmp_path):
 def nobody(tmp_path, config, nodes):
     """The clients' part of `privacy.json`, and the report, of a run in which nobody may train."""
     with pytest.raises(FederationError):
-        outcome = run(LocalGrid(app, config.flat(), nodes), config, Narrator(3, Console(quiet=True)))
+        outcome = run(LocalGrid(app, config.flat(), nodes), config, ConsoleReporter(3, Console(quiet=True)))
         raise FederationError(outcome.stopped)
     (path,) = tmp_path.glob("*/privacy.json")
     return json.loads(path.read_text())["clients"], write_report(path.parent).read_text()
@@ -196,7 +195,7 @@ def test_one_that_did_not_only_abstain_counts_all_that_was_planned(tmp_path):
     settings = SETTINGS | {"output-dir": str(tmp_path), "privacy.client-max-epsilon": 0.01, "num-rounds": 3}
     config = parse(settings)
     with pytest.raises(FederationError):
-        run(Spoiled.simulated(app, config.flat(), 4), config, Narrator(3, Console(quiet=True)))
+        run(Spoiled.simulated(app, config.flat(), 4), config, ConsoleReporter(3, Console(quiet=True)))
     (path,) = tmp_path.glob("*/privacy.json")
     (first, *_) = json.loads(path.read_text())["clients"]["by-examples"]
     assert first["rounds"] == 3 and "counted for all rounds" in first["claims"][0]["counts"]
@@ -263,7 +262,9 @@ class Renamed(LocalGrid):
 def test_scores_of_those_who_may_have_trained_under_another_id_do(tmp_path):
     settings = SETTINGS | {"num-rounds": 4, "evaluation.held-out-clients": 0.25, "output-dir": str(tmp_path)}
     config = parse(settings)
-    facts = run(Renamed.simulated(app, config.flat(), 4), config, Narrator(1, Console(quiet=True))).privacy["clients"]
+    facts = run(Renamed.simulated(app, config.flat(), 4), config, ConsoleReporter(1, Console(quiet=True))).privacy[
+        "clients"
+    ]
     assert facts["status"] == "heuristic"
     assert any("come back under a new id" in reason for reason in facts["reasons"])
 
@@ -316,7 +317,7 @@ def test_scores_take_it_away_under_laplace_too(tmp_path):
 
 
 def test_a_round_whose_replies_came_counts_though_nothing_was_made_of_it(tmp_path):
-    class Broken(loop.RoundLoop):
+    class Broken(round.RoundLoop):
         def _send(self, number, messages):
             replies = super()._send(number, messages)
             if number == 2:
@@ -336,7 +337,7 @@ def test_raw_models_are_named_where_hypotheses_are_trained_without_noise(tmp_pat
     keys = {"privacy__server": "laplace-clustering", "privacy__client": "none"}
     outcome = SETTINGS | {"output-dir": str(tmp_path)}
     outcome |= {key.replace("__", "."): value for key, value in keys.items()}
-    facts = simulate(outcome, 4, Narrator(1, Console(quiet=True))).privacy
+    facts = simulate(outcome, 4, ConsoleReporter(1, Console(quiet=True))).privacy
     assert "every client's model, to the server" in facts["unprotected"]
 
 

@@ -14,23 +14,28 @@ from support import failures
 from typer.testing import CliRunner
 
 from cloister import cli
-from cloister.core.digits import at_most
-from cloister.core.errors import ConfigError
-from cloister.core.terminal import plain
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.premises import BUDGET_FIXED
-from cloister.privacy.claims.record import record
-from cloister.server.reports.compare.comparison import Group, compared, each_alone
-from cloister.server.reports.compare.figures import pictures
-from cloister.server.reports.compare.page import rendered, write_page
-from cloister.server.reports.compare.record import record as compare_record
-from cloister.server.reports.compare.runs import read_runs
-from cloister.server.reports.compare.settings import differing
-from cloister.server.reports.compare.table import Table, drawn, lines, markdown, table_of
-from cloister.server.reports.compare.together import epsilon_together
+from cloister.privacy.claims.to_json import record
+from cloister.server.reports.compare.comparison import (
+    Group,
+    Table,
+    compared,
+    drawn,
+    each_alone,
+    lines,
+    markdown,
+    table_of,
+)
+from cloister.server.reports.compare.comparison import record as compare_record
+from cloister.server.reports.compare.page import pictures, rendered, write_page
+from cloister.server.reports.compare.runs import composed_epsilon, differing, read_runs
+from cloister.utils.errors import ConfigError
+from cloister.utils.terminal import plain
+from cloister.utils.text import at_most
 
 RUNNING = {"status": "running", "mechanism": "global-dp", "claims": []}
 
@@ -320,7 +325,7 @@ class TestTogether:
             record_in(place, place.name, Gaussian(noise), Gaussian(noise))
         expected = best_epsilon(Account([Gaussian(2.0)] * 2 + [Gaussian(3.0)] * 2, insiders=True), 1e-5)[0]
         found = comparison(*two)
-        assert epsilon_together(found.runs, found.kinds) == pytest.approx(expected, rel=1e-12)
+        assert composed_epsilon(found.runs, found.kinds) == pytest.approx(expected, rel=1e-12)
         assert any(f"come to ε = {at_most(expected)}" in note for note in found.notes)
 
     def test_a_ledger_that_they_share_counts_once(self, two):
@@ -329,7 +334,7 @@ class TestTogether:
         record_in(two[1], "b", Gaussian(4.0))
         expected = best_epsilon(Account([Gaussian(2.0), Gaussian(3.0), Gaussian(4.0)], insiders=True), 1e-5)[0]
         found = comparison(*two)
-        assert epsilon_together(found.runs, found.kinds) == pytest.approx(expected, rel=1e-12)
+        assert composed_epsilon(found.runs, found.kinds) == pytest.approx(expected, rel=1e-12)
 
     def test_a_run_that_was_ended_counts_as_its_own_claim_does(self, two):
         for place in two:
@@ -340,7 +345,7 @@ class TestTogether:
         found = comparison(*two)
         alone = best_epsilon(Account([Gaussian(2.0)] * 100, insiders=True), 1e-5)[0]
         expected = best_epsilon(Account([Gaussian(2.0)] * 101, insiders=True), 1e-5)[0]
-        assert alone < epsilon_together(found.runs, found.kinds) == pytest.approx(expected, rel=1e-12)
+        assert alone < composed_epsilon(found.runs, found.kinds) == pytest.approx(expected, rel=1e-12)
         assert any("no other run in those ledgers was ended because of it" in note for note in found.notes)
 
     def test_a_run_that_has_not_ended_is_not_added_up(self, two):
@@ -348,7 +353,7 @@ class TestTogether:
             record_in(place, place.name, Gaussian(2.0))
         (two[0] / "privacy.json").write_text(json.dumps(RUNNING))
         found = comparison(*two)
-        assert epsilon_together(found.runs, found.kinds) is None
+        assert composed_epsilon(found.runs, found.kinds) is None
 
     def test_one_release_without_a_guarantee_leaves_none(self, two):
         record_in(two[0], "a", Gaussian(2.0))
@@ -360,7 +365,7 @@ class TestTogether:
         for place in (two[0], other):
             record_in(place, place.name, Gaussian(2.0))
         found = comparison(two[0], other)
-        assert epsilon_together(found.runs, found.kinds) is None and "their costs add up" in found.notes[-1]
+        assert composed_epsilon(found.runs, found.kinds) is None and "their costs add up" in found.notes[-1]
 
     def test_a_budget_holds_over_runs_of_one_ledger_alone(self, tmp_path):
         places = [budgeted(tmp_path / name) for name in "ab"]

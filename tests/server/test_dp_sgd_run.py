@@ -10,24 +10,23 @@ from rich.console import Console
 from support import mostly_slow
 
 from cloister.client.app import app
-from cloister.client.charges import Charge
-from cloister.client.ledgers import identity_of
-from cloister.client.mods.budget import _limit
+from cloister.client.budget import _limit
+from cloister.client.costs import PrivacyCost
+from cloister.client.ledgers import InMemoryLedger, identity_of
 from cloister.client.node import node_of
-from cloister.client.tally import Tally
-from cloister.client.workbench import Workbench, _made
+from cloister.client.trainers import ModelAndTrainer, _made
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import parse
-from cloister.core.errors import BudgetExhausted, FederationError
-from cloister.local.grid import LocalGrid
-from cloister.local.simulation import simulate
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Repeated, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Sampling
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
+from cloister.simulation.grid import LocalGrid
+from cloister.simulation.simulate import simulate
+from cloister.utils.errors import BudgetExhausted, FederationError
 
 CLIENTS = 4
 DELTA = 1e-5
@@ -50,7 +49,7 @@ EXAMPLES = {359, 360}
 
 
 def silent():
-    return Narrator(3, Console(quiet=True))
+    return ConsoleReporter(3, Console(quiet=True))
 
 
 def settings(tmp_path, **changes):
@@ -148,7 +147,7 @@ class TestBudget:
         assert len(entries(tmp_path, 1)) == 2 and len(entries(tmp_path, 0)) == 4
 
     def test_a_tally_counts_nothing_past_it(self):
-        tally = PrivacyBudget(Tally(RecordDict()), "", "example", DELTA, spent(2), kind="renyi")
+        tally = PrivacyBudget(InMemoryLedger(RecordDict()), "", "example", DELTA, spent(2), kind="renyi")
         with tally.release(step(359), 1):
             pass
         before = tally.account().epsilon(DELTA)
@@ -161,7 +160,7 @@ class TestBudget:
 
         def limit(run, own, unit="example"):
             return _limit(
-                Charge(unit, ()), run, node_of({"max-epsilon": 9.0, EXAMPLE_BUDGET: own, "target-delta": 1e-6})
+                PrivacyCost(unit, ()), run, node_of({"max-epsilon": 9.0, EXAMPLE_BUDGET: own, "target-delta": 1e-6})
             )
 
         assert limit(privacy, 3.0) == (1e-6, 2.0)
@@ -231,7 +230,7 @@ class Crash:
 
 
 def test_what_a_training_would_cost_is_on_disk_before_it_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(Workbench, "trainer", Crash())
+    monkeypatch.setattr(ModelAndTrainer, "trainer", Crash())
     _made.cache_clear()  # a bench of an earlier test has its trainer already
     with pytest.raises(FederationError, match="MemoryError"):
         federated(tmp_path, nodes(tmp_path), num_rounds=1)

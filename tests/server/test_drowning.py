@@ -6,12 +6,12 @@ import numpy as np
 from support import failures
 
 from cloister.config.run import parse
-from cloister.core.arrays import Layout
-from cloister.local.simulation import simulate
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.server.build import build
-from cloister.server.drowning import low_snr_warnings
-from cloister.server.reports.console import Narrator
+from cloister.server.preflight import low_snr_warnings
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
+from cloister.utils.arrays import Layout
 
 LAYOUT = Layout.of({"w": np.zeros(400, np.float32)})
 """√p = 20."""
@@ -79,8 +79,8 @@ def test_batches_larger_than_any_client():
 
 def test_a_run_says_it_when_it_begins(tmp_path, capsys):
     settings = SERVER | {"task.model": "softmax", "output-dir": str(tmp_path), "num-rounds": 1, "report": False}
-    simulate(settings | {"privacy.noise-multiplier": 50.0, "tensorboard": False}, 4, Narrator(1))
+    simulate(settings | {"privacy.noise-multiplier": 50.0, "tensorboard": False}, 4, ConsoleReporter(1))
     shown = capsys.readouterr().out
     assert shown.index("warning: the server's noise drowns") < shown.index("round   1/1")
-    simulate(settings | {"privacy.noise-multiplier": 0.1, "tensorboard": False}, 4, Narrator(1))
+    simulate(settings | {"privacy.noise-multiplier": 0.1, "tensorboard": False}, 4, ConsoleReporter(1))
     assert "warning" not in capsys.readouterr().out

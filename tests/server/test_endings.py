@@ -16,15 +16,14 @@ from rich.console import Console
 
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.core.crash import Crash
-from cloister.core.errors import ConfigError, FederationError, LedgerError, TooFewNodes
-from cloister.local.grid import LocalGrid
-from cloister.server.ending import ending_of
-from cloister.server.quorum import Quorum
+from cloister.server.polling_grid import Quorum
 from cloister.server.reports import rundir
-from cloister.server.reports.console import Narrator
-from cloister.server.reports.jsonlog import JsonNarrator
+from cloister.server.reports.console import ConsoleReporter, JsonReporter
 from cloister.server.run import run
+from cloister.server.stopping import ending_of
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.crash import Crash
+from cloister.utils.errors import ConfigError, FederationError, LedgerError, TooFewNodes
 
 SOUND = {
     "task.model": "softmax",
@@ -41,7 +40,9 @@ HEURISTIC = SOUND | {"privacy.server": "metric"}
 
 def go(tmp_path, settings, grid=LocalGrid, clients=3, narrator=None, client=app):
     config = parse(settings | {"output-dir": str(tmp_path)})
-    return run(grid.simulated(client, config.flat(), clients), config, narrator or Narrator(5, Console(quiet=True)))
+    return run(
+        grid.simulated(client, config.flat(), clients), config, narrator or ConsoleReporter(5, Console(quiet=True))
+    )
 
 
 def facts(tmp_path):
@@ -144,7 +145,7 @@ class TestQuorum:
         assert len(shorter.rounds) < len(whole.rounds)
         assert left["epsilon"] == stayed["epsilon"] and "planned" in left["counts"]
 
-    @pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
+    @pytest.mark.parametrize("kind", [ConsoleReporter, JsonReporter])
     def test_the_run_pauses_and_goes_on_when_the_site_is_back(self, tmp_path, kind):
         class Back(Shrinking):
             absent = 3
@@ -185,7 +186,7 @@ class TestQuorum:
 
         config = parse(SOUND | MINIMUM | {"output-dir": str(tmp_path)}).flat()
         grid = Shrinking.simulated(app, config, 3)
-        monkeypatch.setattr("cloister.server.stragglers.PatientGrid", lambda grid, late: grid)
+        monkeypatch.setattr("cloister.server.polling_grid.PollingGrid", lambda grid, late: grid)
         context = next(iter(grid._contexts.values()))
         with pytest.raises(Crash, match=r"FederationError: .*strategy\.quorum = 3"):
             main(grid, context)
@@ -239,7 +240,7 @@ class TestDisk:
         def full(*_):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr("cloister.tasks.numpy_model.NumpyModel.save", full)
+        monkeypatch.setattr("cloister.tasks.numpy_models.NumpyModel.save", full)
         outcome = go(tmp_path, SOUND)
         assert outcome.ended == "disk" and outcome.stopped == "the disk is full; the model could not be written"
         assert facts(tmp_path)["ended"] == {"how": "disk", "why": outcome.stopped}

@@ -11,19 +11,17 @@ from support import failures
 from typer.testing import CliRunner
 
 from cloister import cli
-from cloister.audits.conduct import audit
-from cloister.audits.report import Audited
-from cloister.audits.subject import FinishedRun
-from cloister.audits.table import Effort
-from cloister.core.errors import ConfigError, DataError
-from cloister.local.simulation import simulate
+from cloister.audits.audit import Effort, FinishedRun, audit
+from cloister.audits.findings import Audited
+from cloister.monitoring.alerts import findings
+from cloister.monitoring.snapshot import Places, look
 from cloister.predict import predict
 from cloister.server.reports.compare.runs import read_runs
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.html.page import write_report
 from cloister.server.reports.status import run_state
-from cloister.watch.findings import findings
-from cloister.watch.snapshot import Places, look
+from cloister.simulation.simulate import simulate
+from cloister.utils.errors import ConfigError, DataError
 
 MARK = "<script>alert(1)</script>\x1b]0;mine\x07"
 
@@ -32,7 +30,7 @@ MARK = "<script>alert(1)</script>\x1b]0;mine\x07"
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     settings = {"task.name": "linear", "num-rounds": 1, "tensorboard": False, "report": False, "privacy.server": "none"}
-    simulate(settings | {"output-dir": str(folder), "run-name": "r"}, 2, Narrator(1, Console(quiet=True)))
+    simulate(settings | {"output-dir": str(folder), "run-name": "r"}, 2, ConsoleReporter(1, Console(quiet=True)))
     return folder / "r"
 
 
@@ -51,7 +49,7 @@ def readers(run):
         "compare": lambda: read_runs([run]),
         "audit": lambda: audit(run, Effort()),
         "predict": lambda: predict(run, data),
-        "resume": lambda: simulate({"resume": str(run)}, 2, Narrator(1, Console(quiet=True))),
+        "resume": lambda: simulate({"resume": str(run)}, 2, ConsoleReporter(1, Console(quiet=True))),
     }
 
 

@@ -8,20 +8,19 @@ import pytest
 from rich.console import Console
 
 from cloister.config.run import parse
-from cloister.core.arrays import to_record
-from cloister.core.errors import ConfigError, DataError
-from cloister.core.hypotheses import unstacked
-from cloister.local.simulation import simulate
 from cloister.server.build import build
 from cloister.server.evaluation import CentralEvaluation
-from cloister.server.initial import initial_model
-from cloister.server.reports.console import Narrator
+from cloister.server.prepare import initial_model
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
 from cloister.tasks.base import Dataset
-from cloister.tasks.digits import Digits
-from cloister.tasks.linear import Linear
-from cloister.tasks.training.numpy_trainer import NumpyTrainer
-from cloister.tasks.training.plan import TrainingPlan
-from cloister.tasks.validation import with_validation
+from cloister.tasks.datasets.characters import Digits
+from cloister.tasks.datasets.regressions import Linear
+from cloister.tasks.splits import with_validation
+from cloister.training.plan import TrainingPlan
+from cloister.training.trainers import NumpyTrainer
+from cloister.utils.arrays import to_record, unstacked
+from cloister.utils.errors import ConfigError, DataError
 
 SOFTMAX = {"task.model": "softmax", "privacy.server": "none", "seed": 3}
 
@@ -159,7 +158,7 @@ def test_a_rate_that_diverges_is_refused():
 def test_any_strategy_starts_from_it(tmp_path, name):
     settings = {"strategy.name": name, "strategy.pretrain-epochs": 10, "num-rounds": 1, "tensorboard": False}
     settings["client.local-epochs"] = 1
-    quiet = Narrator(1, Console(file=io.StringIO()))
+    quiet = ConsoleReporter(1, Console(file=io.StringIO()))
     outcome = simulate(SOFTMAX | settings | {"output-dir": str(tmp_path)}, 4, quiet)
     first = outcome.rounds[0]
     assert first.number == 0 and first.central["accuracy"] > 0.75

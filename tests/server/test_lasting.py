@@ -7,16 +7,16 @@ from rich.console import Console
 
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.core.errors import BudgetExhausted, PrivacyError
-from cloister.local.grid import LocalGrid
-from cloister.local.simulation import simulate
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.server.lasting import KEPT_BY, NOT_KEPT, draws_are_seen, is_simulated
-from cloister.server.reports.console import Narrator
+from cloister.server.ledger_location import KEPT_BY, NOT_KEPT, draws_are_seen, is_simulated
+from cloister.server.polling_grid import PollingGrid
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
-from cloister.server.stragglers import PatientGrid
+from cloister.simulation.grid import LocalGrid
+from cloister.simulation.simulate import simulate
 from cloister.tasks import TASKS
-from cloister.tasks.digits import Digits
+from cloister.tasks.datasets.characters import Digits
+from cloister.utils.errors import BudgetExhausted, PrivacyError
 
 SETTINGS = {
     "task.model": "softmax",
@@ -32,7 +32,7 @@ SETTINGS = {
 def go(tmp_path, **changes):
     settings = SETTINGS | {"output-dir": str(tmp_path)} | changes
     with (tmp_path / "said.txt").open("a") as said:
-        return simulate(settings, 2, Narrator(1, Console(file=said, width=200)))
+        return simulate(settings, 2, ConsoleReporter(1, Console(file=said, width=200)))
 
 
 def shared(tmp_path):
@@ -144,7 +144,7 @@ def test_nodes_with_files_of_their_own_keep_ledgers_and_so_does_their_server(tmp
     nodes = [node | beside for node in nodes_with_files(tmp_path)]
     config = parse(SETTINGS | {"output-dir": str(tmp_path)})
     grid = LocalGrid(app, config.flat(), nodes)
-    run(grid, config, Narrator(1, Console(quiet=True)))
+    run(grid, config, ConsoleReporter(1, Console(quiet=True)))
     assert len(shared(tmp_path)) == 1
     assert all(list((tmp_path / f"node-{number}").glob("*.jsonl")) for number in range(2))
 
@@ -153,14 +153,14 @@ def test_flowers_simulation_is_one_and_its_deployment_is_none():
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
     in_memory = InMemoryGrid.__new__(InMemoryGrid)
-    assert is_simulated(in_memory) and is_simulated(PatientGrid(in_memory))
+    assert is_simulated(in_memory) and is_simulated(PollingGrid(in_memory))
     nodes = [{"partition-id": 0, "num-partitions": 1}]
-    assert is_simulated(PatientGrid(LocalGrid(app, {}, nodes)))
+    assert is_simulated(PollingGrid(LocalGrid(app, {}, nodes)))
 
     class Deployed(LocalGrid):
         is_simulated = False
 
-    assert not is_simulated(PatientGrid(Deployed(app, {}, nodes)))
+    assert not is_simulated(PollingGrid(Deployed(app, {}, nodes)))
 
 
 def test_a_name_of_data_that_changes_is_said_at_the_start_and_in_the_claim(tmp_path):

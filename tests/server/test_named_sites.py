@@ -10,17 +10,16 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from rich.console import Console
 
-from cloister.aggregation.screening import Rejection
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.local.grid import LocalGrid
+from cloister.server.polling_grid import PollingGrid
 from cloister.server.reports import status
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter, JsonReporter
 from cloister.server.reports.html.page import write_report
-from cloister.server.reports.jsonlog import JsonNarrator
+from cloister.server.round import Sites
 from cloister.server.run import run
-from cloister.server.sites import Sites
-from cloister.server.stragglers import PatientGrid
+from cloister.server.screening import Rejection
+from cloister.simulation.grid import LocalGrid
 
 SETTINGS = {"task.model": "softmax", "privacy.server": "none", "tensorboard": False, "num-rounds": 2}
 NAMES = {1: "berlin", 2: "lyon", 3: ""}
@@ -41,14 +40,14 @@ class Named(LocalGrid):
 def told(tmp_path, narrator, **settings):
     said = io.StringIO()
     config = parse(SETTINGS | settings | {"output-dir": str(tmp_path), "run-name": "r"})
-    grid = PatientGrid(Named.simulated(app, config.flat(), 3), 0)
+    grid = PollingGrid(Named.simulated(app, config.flat(), 3), 0)
     run(grid, config, narrator(2, Console(file=said, width=10**6, soft_wrap=True, markup=False, highlight=False)))
     return said.getvalue()
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    return told(folder := tmp_path_factory.mktemp("named"), Narrator), folder / "r"
+    return told(folder := tmp_path_factory.mktemp("named"), ConsoleReporter), folder / "r"
 
 
 def test_a_line_names_the_site_and_a_nameless_node_by_its_number(said):
@@ -73,7 +72,7 @@ def test_the_report_names_sites_where_all_have_a_name(said, tmp_path):
 
 
 def test_a_log_for_machines_has_the_number_and_the_name(tmp_path):
-    events = [json.loads(line) for line in told(tmp_path, JsonNarrator).splitlines()]
+    events = [json.loads(line) for line in told(tmp_path, JsonReporter).splitlines()]
     rejected = [(event["node"], event.get("site")) for event in events if event["event"] == "rejected"]
     assert sorted(set(rejected)) == [("2", "lyon"), ("3", None)]
 
@@ -81,7 +80,7 @@ def test_a_log_for_machines_has_the_number_and_the_name(tmp_path):
 def test_a_secret_cohort_is_not_asked_for_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(Sites, "learn", lambda *_: pytest.fail("names of a secret cohort"))
     secret = {"privacy.server": "global-dp", "strategy.sampling": "poisson", "strategy.fraction-train": 0.5}
-    assert "lyon" not in told(tmp_path, Narrator, **secret | {"privacy.noise-multiplier": 1.0})
+    assert "lyon" not in told(tmp_path, ConsoleReporter, **secret | {"privacy.noise-multiplier": 1.0})
 
 
 def test_a_name_is_kept_when_its_node_has_left():

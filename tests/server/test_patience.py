@@ -11,8 +11,8 @@ from httpx import HTTPStatusError, Request, Response
 from support import content, failures, zeros
 
 from cloister.flower.messages import assume_run
-from cloister.server import stragglers as patience
-from cloister.server.stragglers import GRACE_SECONDS, POLL_SECONDS, RENEWALS, PatientGrid
+from cloister.server import polling_grid as patience
+from cloister.server.polling_grid import GRACE_SECONDS, POLL_SECONDS, RENEWALS, PollingGrid
 
 
 def refused(path):
@@ -62,7 +62,7 @@ def ask(monkeypatch):
 
     def start(seconds, late_timeout=None):
         inner = SlowGrid(seconds)
-        grid = PatientGrid(inner, late_timeout)
+        grid = PollingGrid(inner, late_timeout)
         monkeypatch.setattr(patience.time, "monotonic", lambda: inner.now)
         monkeypatch.setattr(patience.time, "sleep", lambda pause: setattr(inner, "now", inner.now + pause))
 
@@ -168,7 +168,7 @@ class TestASuperLinkThatIsAway:
     def ask(inner):
         assume_run()
         message = Message(RecordDict(), 1, "train", ttl=60.0)
-        assert list(PatientGrid(inner).send_and_receive([message], timeout=0.0)) == []
+        assert list(PollingGrid(inner).send_and_receive([message], timeout=0.0)) == []
         return message
 
     def test_messages_that_expired_meanwhile_are_sent_anew(self, caplog):

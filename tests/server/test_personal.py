@@ -12,23 +12,22 @@ from rich.console import Console
 from support import failures, random_models
 
 from cloister.client.app import app
-from cloister.client.choice import best
+from cloister.client.trainers import best
 from cloister.config.run import TaskConfig, parse
-from cloister.core.arrays import from_record, to_record
-from cloister.core.errors import ConfigError, FederationError
-from cloister.core.hypotheses import stacked, unstacked
 from cloister.flower.messages import assume_run
-from cloister.local.grid import LocalGrid
-from cloister.local.simulation import simulate
 from cloister.server.build import build
 from cloister.server.evaluation import CentralEvaluation
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
 from cloister.server.stopping import EarlyStopping
-from cloister.strategies.sampling import HeldOut, Sampling
+from cloister.simulation.grid import LocalGrid
+from cloister.simulation.simulate import simulate
+from cloister.strategies.averaging import HeldOut, Sampling
 from cloister.tasks import TASKS
 from cloister.tasks.base import Examples
-from cloister.tasks.linear import OPTIMA
+from cloister.tasks.datasets.regressions import OPTIMA
+from cloister.utils.arrays import from_record, stacked, to_record, unstacked
+from cloister.utils.errors import ConfigError, FederationError
 
 LINEAR = {"task.name": "linear", "task.test-fraction": 0.0, "tensorboard": False, "keep-checkpoints": 1, "seed": 1}
 CLUSTERS = {"privacy.server": "laplace-clustering"}
@@ -36,7 +35,7 @@ NOISE = CLUSTERS | {"privacy.client": "laplace", "privacy.client-noise-multiplie
 
 
 def quiet():
-    return Narrator(3, Console(file=io.StringIO()))
+    return ConsoleReporter(3, Console(file=io.StringIO()))
 
 
 def go(folder, settings, clients=20, **more):
@@ -281,7 +280,7 @@ class TestStopping:
         """Not even in rounds in which none of them answers."""
         scores = Scores([0.0])
         monkeypatch.setattr("cloister.server.run.CentralEvaluation", lambda *_: scores)
-        monkeypatch.setattr("cloister.server.loop.RoundLoop._evaluate_on_clients", lambda *_: {})
+        monkeypatch.setattr("cloister.server.round.RoundLoop._evaluate_on_clients", lambda *_: {})
         settings = {"num-rounds": 6, "evaluation.patience": 2, "evaluation.held-out-clients": 0.25}
         assert len(go(tmp_path, CLUSTERS | settings).rounds) == 7
 

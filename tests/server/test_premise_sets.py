@@ -12,26 +12,25 @@ from rich.console import Console
 from statements import heard
 from support import failures
 
-from cloister.aggregation.secure_sum import SecureSum
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.core.arrays import Layout
-from cloister.core.errors import PluginError, PrivacyError
-from cloister.core.registry import Registry
-from cloister.local.grid import LocalGrid
 from cloister.privacy.accounting.events import Pure
 from cloister.privacy.claims import premises as declared
-from cloister.privacy.claims.attestation import Attestation
 from cloister.privacy.claims.claim import Claim
-from cloister.privacy.claims.premises import CRYPTOGRAPHY, Contributor, Premise, known_by, of_transport
-from cloister.privacy.claims.words import contract
+from cloister.privacy.claims.premises import CRYPTOGRAPHY, Attestation, Contributor, Premise, known_by, of_transport
+from cloister.privacy.claims.render import contract
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.mechanisms.mechanism import Mechanism
 from cloister.server.build import build
-from cloister.server.clients import client_claim
-from cloister.server.reports.console import Narrator
+from cloister.server.client_claims import client_claim
+from cloister.server.polling_grid import Transport
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import as_shown
-from cloister.server.stragglers import Transport
+from cloister.server.secure_sum import SecureSum
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.arrays import Layout
+from cloister.utils.errors import PluginError, PrivacyError
+from cloister.utils.registry import Registry
 
 LAYOUT = Layout.of({"w": np.zeros(4, np.float32)})
 COMMON = {"task.model": "softmax", "client.local-epochs": 1, "client.batch-size": 32}
@@ -177,7 +176,7 @@ def test_the_start_of_a_run_names_the_premises_that_are_open(tmp_path):
     plan = build(parse(COMMON | GLOBAL | {"output-dir": str(tmp_path)}))
     console = Console(width=400, record=True, quiet=False, file=(tmp_path / "log").open("w"))
     directory = type("Directory", (), {"path": tmp_path})
-    Narrator(1, console).opening(plan, directory, plan.claim, 2.0)
+    ConsoleReporter(1, console).opening(plan, directory, plan.claim, 2.0)
     (line,) = [line for line in console.export_text().splitlines() if line.startswith("privacy")]
     assert line.endswith("if its premises hold: apart, authentic, instructed") and "sound" not in line
 
@@ -237,7 +236,7 @@ def test_a_condition_of_a_package_of_its_own_is_in_its_claim():
 
     from flwr.serverapp.strategy import FedAvg
 
-    from cloister.aggregation.private_strategy import PrivateStrategy
+    from cloister.server.private_strategy import PrivateStrategy
 
     claim = PrivateStrategy(FedAvg(), Own()).claim()
     assert hospital in claim.premises and claim.status == "conditional"

@@ -9,21 +9,17 @@ from flwr.proto.node_pb2 import NodeInfo
 from rich.console import Console
 from support import all_nodes, content, grid_of, one_round, random_models, zeros
 
-from cloister.aggregation.decorator import Measurements
-from cloister.aggregation.screening import Rejection
 from cloister.client.app import app
 from cloister.config.run import parse
 from cloister.flower.messages import assume_run
-from cloister.local.grid import LocalGrid
 from cloister.server.build import build
-from cloister.server.loop import Round
-from cloister.server.reports.console import Narrator
-from cloister.server.reports.jsonlog import JsonNarrator
-from cloister.server.reports.progress import SHOWN, Board, Screen
+from cloister.server.polling_grid import PollingGrid, noop
+from cloister.server.reports.console import SHOWN, Board, ConsoleReporter, JsonReporter, Screen
+from cloister.server.round import Round, Sites
 from cloister.server.run import run
-from cloister.server.sites import Sites
-from cloister.server.stragglers import PatientGrid
-from cloister.server.watching import noop
+from cloister.server.screening import Rejection
+from cloister.server.strategy_wrapper import Measurements
+from cloister.simulation.grid import LocalGrid
 
 QUICK = {"task.model": "softmax", "num-rounds": 2, "tensorboard": False, "client.local-epochs": 1, "seed": 3}
 GLOBAL = {"privacy.server": "global-dp", "privacy.noise-multiplier": 1.0}
@@ -129,7 +125,7 @@ class TestGrids:
                 error = Error(0, "broken")
                 return [Message(content(zeros()), reply_to=other), Message(error, reply_to=one)]
 
-        grid, seen = PatientGrid(Inner()), []
+        grid, seen = PollingGrid(Inner()), []
         grid.watch = lambda node, standing: seen.append((node, standing))
         messages = [Message(RecordDict(), 5, "train"), Message(RecordDict(), 6, "evaluate")]
         replies = list(grid.send_and_receive(messages))
@@ -157,7 +153,7 @@ def ran(tmp_path, settings, narrator):
 
 def test_in_a_terminal_every_client_has_a_line_and_nothing_stays_of_them(tmp_path):
     terminal = Terminal()
-    narrator = Narrator(2, terminal.console())
+    narrator = ConsoleReporter(2, terminal.console())
     outcome = ran(tmp_path, {}, narrator)
     said = terminal.getvalue()
     for node in (1, 2, 3):
@@ -174,7 +170,7 @@ def test_in_a_terminal_every_client_has_a_line_and_nothing_stays_of_them(tmp_pat
 )
 def test_nothing_is_drawn_where_it_would_tell_of_a_draw(tmp_path, settings, drawn):
     terminal, grid = Terminal(), grid_of(lambda node, model: content(model), 2)
-    narrator = Narrator(2, terminal.console())
+    narrator = ConsoleReporter(2, terminal.console())
     narrator.begin(build(parse(QUICK | settings | {"output-dir": str(tmp_path)})))
     with narrator.live(grid, Sites()):
         assert (grid.watch is not noop) is drawn
@@ -183,7 +179,7 @@ def test_nothing_is_drawn_where_it_would_tell_of_a_draw(tmp_path, settings, draw
     assert ("node 1  training" in terminal.getvalue()) is drawn and grid.watch is noop
 
 
-@pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
+@pytest.mark.parametrize("kind", [ConsoleReporter, JsonReporter])
 def test_a_log_has_the_lines_it_always_had(tmp_path, kind):
     said = io.StringIO()
     ran(tmp_path, {"privacy.server": "none"}, kind(2, Console(file=said, width=110, soft_wrap=True, highlight=False)))
@@ -192,14 +188,14 @@ def test_a_log_has_the_lines_it_always_had(tmp_path, kind):
 
 def test_lines_of_json_are_never_drawn_over(tmp_path):
     terminal = Terminal()
-    ran(tmp_path, {"privacy.server": "none"}, JsonNarrator(2, terminal.console()))
+    ran(tmp_path, {"privacy.server": "none"}, JsonReporter(2, terminal.console()))
     assert "at work" not in terminal.getvalue() and "node 1" not in terminal.getvalue()
 
 
 def test_a_run_that_breaks_off_leaves_the_terminal_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr("cloister.server.loop.RoundLoop.run_round", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("cloister.server.round.RoundLoop.run_round", lambda *_, **__: 1 / 0)
     terminal = Terminal()
-    narrator = Narrator(2, terminal.console())
+    narrator = ConsoleReporter(2, terminal.console())
     with pytest.raises(ZeroDivisionError):
         ran(tmp_path, {"privacy.server": "none"}, narrator)
     assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1

@@ -15,10 +15,10 @@ from support import failures
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.config.errors import read_toml
-from cloister.core.errors import ConfigError
-from cloister.server.reports.html.registry import Entry, write_entry
-from cloister.server.reports.html.statements import LONGEST, Statements
+from cloister.config.io import read_toml
+from cloister.server.reports.html.compliance import Entry, write_entry
+from cloister.server.reports.html.data import LONGEST, Statements
+from cloister.utils.errors import ConfigError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
 STATED, ENTRY = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

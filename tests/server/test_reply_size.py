@@ -8,10 +8,10 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
 
-from cloister.core.packing import MAX_IN_RECORD
-from cloister.server import reply_size
+from cloister.server import polling_grid
 from cloister.server import run as running
-from cloister.server.reply_size import FACTOR, MAX_NAMES, MAX_PACKED, MAX_ROOT, SLACK, MaximumSize
+from cloister.server.polling_grid import FACTOR, MAX_NAMES, MAX_PACKED, MAX_ROOT, SLACK, MaximumSize
+from cloister.utils.wire import MAX_IN_RECORD
 
 
 def array_of(count, size):
@@ -73,10 +73,10 @@ class TestHowLargeAReplyBecomes:
         """Eight million numbers of a shape took half a gigabyte."""
         one = array_of(1, 8)
         length = len(one["array"].partition(b"\0")[2])
-        monkeypatch.setattr(reply_size, "MAX_DESCRIPTION", length)
+        monkeypatch.setattr(polling_grid, "MAX_DESCRIPTION", length)
         maximum.require(one)
-        monkeypatch.setattr(reply_size, "MAX_DESCRIPTION", length - 1)
-        monkeypatch.setattr(reply_size.json, "loads", lambda _: pytest.fail("it is read"))
+        monkeypatch.setattr(polling_grid, "MAX_DESCRIPTION", length - 1)
+        monkeypatch.setattr(polling_grid.json, "loads", lambda _: pytest.fail("it is read"))
         with pytest.raises(OverflowError):
             maximum.require(one)
 

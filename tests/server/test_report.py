@@ -21,19 +21,17 @@ from rich.console import Console
 from support import failures
 from typer.testing import CliRunner
 
-from cloister.audits.finding import Control, Finding, Measured
-from cloister.audits.report import NAMES as TERMINAL
+from cloister.audits.findings import NAMES as TERMINAL
+from cloister.audits.findings import Control, Finding, Measured
 from cloister.cli import app
-from cloister.config.errors import read_toml
-from cloister.core.errors import ConfigError
-from cloister.local.simulation import simulate
-from cloister.server.reports.console import Narrator
-from cloister.server.reports.html.audit import NAMES, audit_of
-from cloister.server.reports.html.facts import Facts
+from cloister.config.io import read_toml
+from cloister.server.reports.console import ConsoleReporter
+from cloister.server.reports.html.data import LONGEST, NAMES, Facts, Statements, audit_of
 from cloister.server.reports.html.figures import NAME_WIDTH
-from cloister.server.reports.html.filling import code
 from cloister.server.reports.html.page import write_report
-from cloister.server.reports.html.statements import LONGEST, Statements
+from cloister.server.reports.html.templates import code
+from cloister.simulation.simulate import simulate
+from cloister.utils.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "</title></svg></style><script>alert(1)</script><img src=x onerror=y>&quot;\"' $x$ #010101 \x00\u202e\ud800"
@@ -517,7 +515,7 @@ class TestTheEndOfARun:
         return {"task.model": "softmax", "num-rounds": 1, "output-dir": str(tmp_path), "client.local-epochs": 1}
 
     def quiet(self):
-        return Narrator(1, Console(file=io.StringIO(), width=200))
+        return ConsoleReporter(1, Console(file=io.StringIO(), width=200))
 
     @pytest.mark.usefixtures("runs_end_with_a_page")
     def test_it_leaves_the_page_and_the_classes(self, settings):

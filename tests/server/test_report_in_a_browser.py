@@ -11,8 +11,8 @@ from reported import CLAIMS, evaluation, line, write_run
 from cloister.server.reports.compare.comparison import compared, each_alone
 from cloister.server.reports.compare.page import write_page
 from cloister.server.reports.compare.runs import read_runs
+from cloister.server.reports.html.data import LONGEST, Statements
 from cloister.server.reports.html.page import write_report
-from cloister.server.reports.html.statements import LONGEST, Statements
 
 pytestmark = pytest.mark.slow
 A4 = (595, 842)

@@ -30,17 +30,16 @@ from rich.console import Console
 
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError
-from cloister.local.grid import LocalGrid
-from cloister.privacy.claims.words import render
-from cloister.server.progress import Progress
-from cloister.server.reports.console import Narrator
+from cloister.privacy.claims.render import render
+from cloister.server.checkpoint import Progress, ResumedRun, remember
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.rundir import RunDirectory
-from cloister.server.resume import ResumedRun, remember
 from cloister.server.run import run
+from cloister.simulation.grid import LocalGrid
 from cloister.strategies import STRATEGIES
+from cloister.strategies.averaging import HeldOut
 from cloister.strategies.fedopt import FedYogi
-from cloister.strategies.sampling import HeldOut
+from cloister.utils.errors import ConfigError
 
 CASES = {
     "moments": {"strategy.name": "fedyogi", "strategy.fraction-train": 0.5, "keep-checkpoints": 1},
@@ -128,7 +127,7 @@ class TestPlugins:
             resume(tmp_path)
 
     def test_all_of_ours_have_hooks(self):
-        from cloister.core.state import declares_state
+        from cloister.utils.arrays import declares_state
 
         assert [name for name in STRATEGIES.names() if not declares_state(STRATEGIES.load(name)())] == []
 
@@ -208,7 +207,7 @@ class TestWhatGoesOn:
     def test_the_scores_of_earlier_rounds(self, tmp_path):
         stopped = stopped_after(tmp_path, LINEAR, 1)
         said = io.StringIO()
-        resumed = resume(tmp_path, narrator=Narrator(3, Console(file=said, width=200)))
+        resumed = resume(tmp_path, narrator=ConsoleReporter(3, Console(file=said, width=200)))
         assert [done.number for done in resumed.rounds] == [0, 1, 2, 3]
         assert resumed.rounds[1].central == stopped.rounds[1].central
         assert "resumed after round 1\nround   2/3" in said.getvalue(), "nothing is promised, and no ε explained"
@@ -217,7 +216,7 @@ class TestWhatGoesOn:
     def test_each_epsilon_is_said_to_be_what_it_is(self, tmp_path, budget):
         stopped_after(tmp_path, PRIVATE | {"privacy.max-epsilon": budget}, 1)
         said = io.StringIO()
-        outcome = resume(tmp_path, narrator=Narrator(3, Console(file=said, width=10**6, soft_wrap=True)))
+        outcome = resume(tmp_path, narrator=ConsoleReporter(3, Console(file=said, width=10**6, soft_wrap=True)))
         before, after = said.getvalue().split("resumed after round 1\n")
         told = after.split("round   2/3")[0].splitlines()
         assert len(told) == 4 and all(line.startswith("  ε ") for line in told)
@@ -247,9 +246,9 @@ class TestWhatGoesOn:
 def test_a_run_directory_given_to_the_app_itself(tmp_path):
     """As `flwr run` does it: the configuration is given whole, and names the directory."""
     config = parse(LINEAR | {"output-dir": str(tmp_path), "strategy.name": "fedavgm"})
-    run(LocalGrid.simulated(app, config.flat(), 3), config, Narrator(3, Console(quiet=True)))
+    run(LocalGrid.simulated(app, config.flat(), 3), config, ConsoleReporter(3, Console(quiet=True)))
     longer = parse(config.flat() | {"num-rounds": 4, "resume": str(tmp_path / "r")})
-    outcome = run(LocalGrid.simulated(app, longer.flat(), 3), longer, Narrator(4, Console(quiet=True)))
+    outcome = run(LocalGrid.simulated(app, longer.flat(), 3), longer, ConsoleReporter(4, Console(quiet=True)))
     assert [done.number for done in outcome.rounds] == [0, 1, 2, 3, 4]
     with pytest.raises(ConfigError, match="clients = 3 differs from 0"):
         resume(tmp_path, clients=3)

@@ -7,16 +7,15 @@ import pytest
 from resumed import LINEAR, PRIVATE, claims, died, go, numbers, planned_account, resume, state_round, stopped_after
 from rich.console import Console
 
-from cloister.local.simulation import simulate
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.claims.meaning import meanings
 from cloister.privacy.claims.premises import UNBROKEN
-from cloister.privacy.claims.record import statement_of
-from cloister.privacy.claims.words import render_clients
-from cloister.server.reports.console import Narrator
+from cloister.privacy.claims.render import meanings, render_clients
+from cloister.privacy.claims.to_json import statement_of
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
 
 
 class TestWithNoise:
@@ -98,7 +97,7 @@ class TestClaimsOfADirectoryThatWasMoved:
         go(tmp_path / "whole", PRIVATE)
         stopped_after(tmp_path / "parts", PRIVATE, 2)
         (tmp_path / "parts" / "r").rename(tmp_path / "parts" / "renamed")
-        simulate({"resume": str(tmp_path / "parts" / "renamed")}, None, Narrator(3, Console(quiet=True)))
+        simulate({"resume": str(tmp_path / "parts" / "renamed")}, None, ConsoleReporter(3, Console(quiet=True)))
         (tmp_path / "parts" / "renamed").rename(tmp_path / "parts" / "r")
         assert claims(tmp_path / "parts")["claims"][0]["epsilon"] == claims(tmp_path / "whole")["claims"][0]["epsilon"]
         assert {entry.run for entry in Ledger(tmp_path / "parts" / "r" / "ledger.jsonl").entries} == {"r"}

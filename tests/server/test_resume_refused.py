@@ -13,14 +13,14 @@ from support import failures
 
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError, LedgerError
-from cloister.local.grid import LocalGrid
-from cloister.local.simulation import simulate
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.server.reports.console import Narrator
+from cloister.server.checkpoint import settings_of
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.rundir import RunDirectory
-from cloister.server.resume import settings_of
 from cloister.server.run import run
+from cloister.simulation.grid import LocalGrid
+from cloister.simulation.simulate import simulate
+from cloister.utils.errors import ConfigError, LedgerError
 
 
 class TestRefusals:
@@ -80,7 +80,7 @@ class TestRefusals:
         moved = {"output-dir": str(stopped)}
         (tmp_path / "copy" / "r" / "ledger.jsonl").write_text("")
         with pytest.raises(LedgerError, match="holds 0 of the 1 releases that this run has made"):
-            simulate({"resume": str(tmp_path / "copy" / "r")} | moved, None, Narrator(3, Console(quiet=True)))
+            simulate({"resume": str(tmp_path / "copy" / "r")} | moved, None, ConsoleReporter(3, Console(quiet=True)))
 
     def test_of_another_ledger_though_no_release_was_published(self, tmp_path, monkeypatch):
         """A relative output-dir leads elsewhere from another folder, where the budget would begin at zero."""

@@ -10,22 +10,22 @@ from support import failures, zeros
 
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.core.arrays import to_record
-from cloister.core.errors import CloisterError, ConfigError, DataError, FederationError, PluginError
-from cloister.core.files import atomic_path
-from cloister.local.grid import LocalGrid
-from cloister.local.simulation import simulate
 from cloister.server.build import build, data_identity
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.rundir import RunDirectory, refuse_name
 from cloister.server.run import run
-from cloister.tasks.digits import Digits
+from cloister.simulation.grid import LocalGrid
+from cloister.simulation.simulate import simulate
+from cloister.tasks.datasets.characters import Digits
+from cloister.utils.arrays import to_record
+from cloister.utils.errors import CloisterError, ConfigError, DataError, FederationError, PluginError
+from cloister.utils.files import atomic_path
 
 FAST = {"task.model": "softmax", "num-rounds": 3, "seed": 3, "client.local-epochs": 2}
 
 
 def quiet(**more):
-    return Narrator(3, Console(file=open("/dev/null", "w"), **more))
+    return ConsoleReporter(3, Console(file=open("/dev/null", "w"), **more))
 
 
 def go(tmp_path, settings=None, clients=4):
@@ -178,7 +178,7 @@ class TestOneClearError:
         with pytest.raises(ConfigError, match="exists; choose another or leave it empty"):
             run(grid, parse(settings), quiet())
         monkeypatch.setattr(
-            "cloister.local.simulation.refuse_what_clients_would", lambda *_: pytest.fail("data was read")
+            "cloister.simulation.simulate.refuse_what_clients_would", lambda *_: pytest.fail("data was read")
         )
         with pytest.raises(ConfigError, match="run-name = 'mine' is taken"):
             simulate(settings, 2, quiet())
@@ -290,8 +290,8 @@ def test_a_server_without_examples_scores_nothing_unless_it_is_told_to(tmp_path,
     monkeypatch.setattr("cloister.tasks.making.TASKS.load", lambda name: Elsewhere)
     if central is True:
         with pytest.raises(DataError):
-            run(grid, config, Narrator(1, Console(quiet=True)))
+            run(grid, config, ConsoleReporter(1, Console(quiet=True)))
         return
-    outcome = run(grid, config, Narrator(1, Console(quiet=True)))
+    outcome = run(grid, config, ConsoleReporter(1, Console(quiet=True)))
     assert outcome.ended == "as-asked" and not outcome.rounds[-1].central
     assert ("not scored on the server" in caplog.text) == (central == "auto")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from flwr.app import Message, MessageType, MetricRecord, RecordDict
 
-from cloister.aggregation.screening import average_metrics
-from cloister.core.arrays import to_record
-from cloister.core.wire import ARRAYS, METRICS
 from cloister.flower.messages import assume_run
-from cloister.server.loop import RoundLoop
+from cloister.server.round import RoundLoop
+from cloister.server.screening import average_metrics
+from cloister.utils.arrays import to_record
+from cloister.utils.wire import ARRAYS, METRICS
 
 NODES = 20
 MODEL = to_record({"kernel": np.zeros(1000, np.float32)})

@@ -13,12 +13,11 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.core.files import DAY
-from cloister.local.grid import LocalGrid
-from cloister.server.reports.console import Narrator
-from cloister.server.reports.jsonlog import JsonNarrator
+from cloister.server.reports.console import ConsoleReporter, JsonReporter
 from cloister.server.reports.status import run_state
 from cloister.server.run import run
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.files import DAY
 
 ROUNDS = 8
 POISSON = {
@@ -76,7 +75,7 @@ def go(tmp_path, monkeypatch, kind, settings):
 
 
 @pytest.mark.usefixtures("runs_end_with_a_page")
-@pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
+@pytest.mark.parametrize("kind", [ConsoleReporter, JsonReporter])
 def test_a_secret_cohort_leaves_no_times(tmp_path, monkeypatch, kind):
     outcome, said, sizes = go(tmp_path, monkeypatch, kind, {})
     assert len(set(sizes)) > 1
@@ -107,14 +106,14 @@ def test_all_messages_of_a_round_say_the_same_time(tmp_path):
     run(
         Noting.simulated(lambda *asked: app(*asked), config.flat(), 12),
         config,
-        Narrator(3, Console(file=io.StringIO())),
+        ConsoleReporter(3, Console(file=io.StringIO())),
     )
     assert len(times) >= 6 and {len(each) for each in times if each} == {1}
     moments = [min(each) for each in times if each]
     assert moments == sorted(set(moments)), "and each round its own"
 
 
-@pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
+@pytest.mark.parametrize("kind", [ConsoleReporter, JsonReporter])
 def test_nothing_that_is_said_depends_on_how_many_were_drawn(tmp_path, monkeypatch, kind):
     """Two runs whose cohorts differ and whose clients fail: word for word the same."""
     monkeypatch.setattr("test_secret_times.app", _failing)
@@ -143,7 +142,7 @@ def _rounds(outcome):
 
 
 def test_where_no_draw_is_accounted_for_operators_are_told_how_long_it_took(tmp_path, monkeypatch):
-    outcome, said, _ = go(tmp_path, monkeypatch, JsonNarrator, {"strategy.sampling": "fixed"})
+    outcome, said, _ = go(tmp_path, monkeypatch, JsonReporter, {"strategy.sampling": "fixed"})
     lines = [json.loads(line) for line in said.splitlines()]
     assert all("seconds" in line for line in lines if line["event"] == "round" and line["round"])
     assert all(re.fullmatch(r"[\d-]{10}T[\d:]{8}Z", line["time"]) for line in lines)
@@ -155,6 +154,6 @@ def test_batches_that_are_drawn_on_clients_leave_no_times_either(tmp_path, monke
     dp_sgd = {"privacy.client": "dp-sgd", "privacy.server": "none", "strategy.sampling": "fixed", "num-rounds": 1}
     settings = {key: value for key, value in POISSON.items() if key != "privacy.noise-multiplier"}
     monkeypatch.setattr("test_secret_times.POISSON", settings)
-    outcome, said, _ = go(tmp_path, monkeypatch, Narrator, dp_sgd)
+    outcome, said, _ = go(tmp_path, monkeypatch, ConsoleReporter, dp_sgd)
     assert outcome.plan.hides_times and not MOMENT.search(said.replace(str(tmp_path), ""))
     assert "seconds" not in _rounds(outcome) and '"accepted"' in _rounds(outcome)

@@ -13,27 +13,26 @@ from cloister.client import secure
 from cloister.client.app import app
 from cloister.config.run import parse
 from cloister.config.secure import SWITCHED_OFF, shared_mean
-from cloister.core.errors import ConfigError, PrivacyError
-from cloister.core.keys import REMEDY
-from cloister.local.grid import LocalGrid
-from cloister.plan.preview import Options, preview
+from cloister.estimate.preview import Options, preview
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import DistributedGaussian, Gaussian, from_json
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim
-from cloister.privacy.claims.meaning import meanings
-from cloister.privacy.claims.record import record, statement_of
+from cloister.privacy.claims.render import meanings, render
 from cloister.privacy.claims.server import NO_CLIENT, OUTSIDERS, ZEROED, statement
-from cloister.privacy.claims.words import render
+from cloister.privacy.claims.to_json import record, statement_of
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, Parties
 from cloister.secure_aggregation.roster import Roster
 from cloister.server.build import build
+from cloister.server.polling_grid import PollingGrid
 from cloister.server.prepare import prepare
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.status import run_state
 from cloister.server.run import run
-from cloister.server.stragglers import PatientGrid
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.errors import ConfigError, PrivacyError
+from cloister.utils.keys import REMEDY
 
 SHORT = {"tensorboard": False, "report": False, "num-rounds": 2, "run-name": "r", "client.local-epochs": 1}
 
@@ -106,14 +105,14 @@ def test_nodes_that_are_started_for_each_message_are_refused(tmp_path):
     grid = LocalGrid.simulated(app, config.flat(), 5)
     grid.keeps_memory = False
     with pytest.raises(ConfigError, match="has lost the secrets of the round"):
-        run(PatientGrid(grid), config)
+        run(PollingGrid(grid), config)
     assert not list(tmp_path.iterdir())
 
 
 def go(folder, **changes):
     config = parse(settings(folder, **(SHORT | changes)))
     grid = LocalGrid.simulated(app, config.flat(), config.strategy.min_nodes)
-    return run(grid, config, Narrator(2, Console(quiet=True)))
+    return run(grid, config, ConsoleReporter(2, Console(quiet=True)))
 
 
 @pytest.fixture(scope="module")

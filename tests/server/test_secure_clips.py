@@ -11,11 +11,11 @@ from statistics_of_noise import is_normal, std_is
 from cloister.client import secure
 from cloister.client.ledgers import ledger_of
 from cloister.client.node import node_of
-from cloister.core.wire import CLIPPING_NORM, CONFIG
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
-from cloister.privacy.mechanisms.distributed.beside import STEPS
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
-from cloister.privacy.mechanisms.distributed.whole import add_noise
+from cloister.privacy.mechanisms.distributed.plan import add_noise
+from cloister.privacy.mechanisms.distributed.shares import STEPS
+from cloister.utils.wire import CLIPPING_NORM, CONFIG
 
 ADAPTIVE = {"privacy.clipping": "adaptive", "privacy.clipping-rate": 1.0, "privacy.bits-noise-multiplier": 1e-3}
 """With the least noise on the bits that is made: it moves C by a thousandth."""

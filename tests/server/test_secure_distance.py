@@ -11,9 +11,9 @@ from statistics_of_noise import is_normal, std_is
 
 from cloister.client.ledgers import ledger_of
 from cloister.client.node import node_of
-from cloister.core.wire import CONFIG, DISTANCE
 from cloister.privacy.mechanisms.distributed import mean
 from cloister.privacy.mechanisms.distributed.plan import Plan
+from cloister.utils.wire import CONFIG, DISTANCE
 
 Z_D = "privacy.distance-noise-multiplier"
 METRIC = {

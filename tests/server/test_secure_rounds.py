@@ -16,18 +16,10 @@ from hypothesis import strategies as st
 from secure_runs import MODEL, PHASES, SecureRun, app_with, phase_of, random_updates, settings
 from secure_twins import Held, both
 
-from cloister.aggregation import secure_sum
-from cloister.aggregation.decorator import Measurements
-from cloister.aggregation.screening import Unfit
-from cloister.aggregation.secure_round import decoded
-from cloister.client import attempts, secure
-from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.cohort import Cohort
-from cloister.core.errors import ConfigError, FederationError, ProtocolError
-from cloister.core.wire import CLIPPING_NORM, DISTANCE, SECURE, SECURE_MESSAGE, SECURE_STEP
+from cloister.client import round_state, secure
 from cloister.flower.messages import assume_run
 from cloister.privacy.accounting.events import DistributedGaussian, Unaccounted
-from cloister.privacy.mechanisms.distributed.whole import whole_update
+from cloister.privacy.mechanisms.distributed.plan import quantize_update
 from cloister.secure_aggregation.messages import (
     Advertisement,
     Delivery,
@@ -37,6 +29,14 @@ from cloister.secure_aggregation.messages import (
     Survivors,
 )
 from cloister.secure_aggregation.messages import Cohort as Members
+from cloister.server import secure_sum
+from cloister.server.screening import Unfit
+from cloister.server.secure_sum import decoded
+from cloister.server.strategy_wrapper import Measurements
+from cloister.utils.arrays import Layout, from_record, to_record
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import ConfigError, FederationError, ProtocolError
+from cloister.utils.wire import CLIPPING_NORM, DISTANCE, SECURE, SECURE_MESSAGE, SECURE_STEP
 
 LAYOUT = Layout.of(MODEL)
 
@@ -44,7 +44,7 @@ LAYOUT = Layout.of(MODEL)
 def whole(update, plan):
     """What a client puts into the sum, without noise."""
     row = LAYOUT.rows({name: MODEL[name] + update[name] for name in MODEL})
-    return whole_update(Cohort.of(LAYOUT, LAYOUT.rows(MODEL), (row,)), plan)
+    return quantize_update(Cohort.of(LAYOUT, LAYOUT.rows(MODEL), (row,)), plan)
 
 
 def sum_of(updates, plan):
@@ -228,7 +228,7 @@ class TestCharges:
         assert told == ["round 1 was abandoned: no node has advertised keys"] * 3
 
     def test_the_budget_ends_a_run_before_anybody_is_asked(self, tmp_path):
-        from cloister.core.errors import BudgetExhausted
+        from cloister.utils.errors import BudgetExhausted
 
         run = SecureRun(settings(tmp_path, **{"privacy.max-epsilon": 0.5}), random_updates(5))
         with pytest.raises(BudgetExhausted):
@@ -517,10 +517,10 @@ class TestWhatANodeRemembers:
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "unmask"})
         run.collect()
         places = {node: id(context.state) for node, context in run.grid._contexts.items()}
-        assert [node for node, place in places.items() if attempts._memories[place].attempt] == [1]
+        assert [node for node, place in places.items() if round_state._memories[place].attempt] == [1]
         del run
         gc.collect()
-        assert not any(place in attempts._memories for place in places.values())
+        assert not any(place in round_state._memories for place in places.values())
 
     def test_a_run_that_goes_on_does_not_make_a_round_again(self, tmp_path):
         updates = random_updates(5)
@@ -537,7 +537,7 @@ class TestWhatANodeRemembers:
         assert resumed.collect(3).survivors == 5
 
     def test_a_twin_that_does_not_note_the_rounds_it_has_begun_makes_one_again(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(attempts.MemoryStore, "begin", lambda self, run, number: self._note(run, number))
+        monkeypatch.setattr(round_state.MemoryStore, "begin", lambda self, run, number: self._note(run, number))
         run = SecureRun(settings(tmp_path), random_updates(5))
         run.collect(2)
         resumed = SecureRun(settings(tmp_path), random_updates(5))
@@ -572,21 +572,21 @@ class TestWhatANodeRemembers:
         """What takes the attempt that the first node has begun, once."""
         run = SecureRun(settings(folder), random_updates(5))
         assert not reply_to(run, message(run, 1, "advertise")).has_error()
-        store = attempts.MemoryStore(run.grid._contexts[1].state)
+        store = round_state.MemoryStore(run.grid._contexts[1].state)
         return store, lambda: store.take("1", 1) or None
 
     def test_one_of_two_messages_at_the_same_time_gets_the_attempt(self, tmp_path):
         store, take = self.taken(tmp_path)
 
         class Slow:
-            attempt, process = Held(attempts._memories[id(store._state)].attempt), os.getpid()
+            attempt, process = Held(round_state._memories[id(store._state)].attempt), os.getpid()
 
-        attempts._memories[id(store._state)] = Slow()
+        round_state._memories[id(store._state)] = Slow()
         assert both(take) == 1
 
     def test_a_fork_does_not_go_on_with_a_copy(self, tmp_path, monkeypatch):
         _, take = self.taken(tmp_path)
-        monkeypatch.setattr(attempts.os, "getpid", lambda: 1)
+        monkeypatch.setattr(round_state.os, "getpid", lambda: 1)
         with pytest.raises(ProtocolError) as refused:
             take()
         assert str(refused.value) == (

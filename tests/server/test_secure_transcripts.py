@@ -23,22 +23,19 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from cloister.client import secure
-from cloister.client.app import answered_by
+from cloister.client.app import answered_by, train
 from cloister.client.app import app as real_app
-from cloister.client.handlers import train
-from cloister.client.mods.deadline import no_sooner_than, within_deadline
-from cloister.client.mods.errors import contain_errors
+from cloister.client.mods import contain_errors, no_sooner_than, within_deadline
 from cloister.client.request import ProtocolRequest, TrainRequest
 from cloister.client.secure import mask_update, take_part
-from cloister.core.arrays import to_record, view
-from cloister.core.errors import ProtocolError
-from cloister.core.wire import TRAIN_LOSS
-from cloister.secure_aggregation.canonical import read
-from cloister.secure_aggregation.keys import public_key
 from cloister.secure_aggregation.member import KEPT, KEPT_LABEL, Member
 from cloister.secure_aggregation.messages import Cohort, MaskedInput, Unmasking
+from cloister.secure_aggregation.primitives import combine, public_key
 from cloister.secure_aggregation.roster import sign_roster
-from cloister.secure_aggregation.sharing import combine
+from cloister.secure_aggregation.serialization import read
+from cloister.utils.arrays import to_record, view
+from cloister.utils.errors import ProtocolError
+from cloister.utils.wire import TRAIN_LOSS
 
 NAMES = names_of(4)
 VICTIM, HONEST, DROPPED, COLLUDER = NAMES

@@ -7,8 +7,8 @@ import pytest
 from cloister.config.run import parse
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.server.preflight import share_needed
 from cloister.server.prepare import prepare
-from cloister.server.several import share_needed
 
 BASE = {
     "num-rounds": 2, "task.name": "breast-cancer", "privacy.server": "global-dp", "privacy.max-epsilon": 20.0,

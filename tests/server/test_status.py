@@ -10,13 +10,14 @@ from support import failures
 from typer.testing import CliRunner
 
 from cloister import cli
-from cloister.core.errors import ConfigError, FederationError
-from cloister.deploy import control, rosters
-from cloister.deploy.warm import meeting
-from cloister.local.simulation import simulate
+from cloister.deploy import sites
+from cloister.deploy.provision import rosters
+from cloister.deploy.warm import probe
 from cloister.server.reports import status
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.rundir import RunDirectory
+from cloister.simulation.simulate import simulate
+from cloister.utils.errors import ConfigError, FederationError
 
 SETTINGS = {
     "task.model": "softmax",
@@ -37,7 +38,7 @@ RUNS = {"success": True, "runs": [{"run-id": "5", "status": "running"}]}
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    simulate(SETTINGS | {"output-dir": str(folder), "run-name": "a"}, 3, Narrator(2, Console(quiet=True)))
+    simulate(SETTINGS | {"output-dir": str(folder), "run-name": "a"}, 3, ConsoleReporter(2, Console(quiet=True)))
     return folder
 
 
@@ -59,7 +60,9 @@ def test_a_run_under_way_whose_last_line_is_not_whole(output, tmp_path):
 def test_a_run_whose_cohorts_are_secret(tmp_path):
     """How many were drawn and replied is not written down, so it cannot be shown."""
     poisson = {"strategy.sampling": "poisson", "strategy.fraction-train": 0.9}
-    simulate(SETTINGS | poisson | {"output-dir": str(tmp_path), "run-name": "a"}, 5, Narrator(2, Console(quiet=True)))
+    simulate(
+        SETTINGS | poisson | {"output-dir": str(tmp_path), "run-name": "a"}, 5, ConsoleReporter(2, Console(quiet=True))
+    )
     state = status.run_state(tmp_path / "a")
     assert state.replies is None and state.rejected == () and state.round == 2
     assert state.hides_times and not state.written % 86_400
@@ -122,7 +125,7 @@ def test_a_run_whose_process_was_killed_is_told_from_one_that_lives(output, tmp_
 def test_a_run_holds_its_lock_until_its_last_words(tmp_path):
     seen = []
 
-    class Looking(Narrator):
+    class Looking(ConsoleReporter):
         def __call__(self, done, arrays):
             seen.append(status.run_state(tmp_path / "a").state)
 
@@ -136,7 +139,7 @@ def test_a_run_holds_its_lock_until_its_last_words(tmp_path):
 
 def test_why_a_run_ended_early_is_told(tmp_path):
     spent = {"privacy.max-epsilon": 2.5}
-    outcome = simulate(SETTINGS | spent | {"output-dir": str(tmp_path)}, 3, Narrator(2, Console(quiet=True)))
+    outcome = simulate(SETTINGS | spent | {"output-dir": str(tmp_path)}, 3, ConsoleReporter(2, Console(quiet=True)))
     state = status.run_state(outcome.directory.path)
     assert (state.state, state.how, state.why) == ("ended", "budget", outcome.stopped)
     assert any("ended: budget" in line for line in status.told(state, None))
@@ -153,9 +156,9 @@ ROSTERED = {"name": "lyon", "fingerprint": "SHA256:abc", "made-by": "the site"}
 
 
 def test_the_command(output, monkeypatch):
-    monkeypatch.setattr(control, "living_nodes", lambda connection: NODES)
+    monkeypatch.setattr(sites, "living_nodes", lambda connection: NODES)
     monkeypatch.setattr(status, "superlink_runs", lambda connection: RUNS["runs"])
-    monkeypatch.setattr(meeting, "warnings_of", lambda connection: [f"the certificate of {connection} ends"])
+    monkeypatch.setattr(probe, "warnings_of", lambda connection: [f"the certificate of {connection} ends"])
     monkeypatch.setattr(rosters, "on_roster", lambda: [ROSTERED])
     shown = CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(output)]).stdout
     for words in (

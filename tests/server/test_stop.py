@@ -13,19 +13,19 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from rich.console import Console
 
-from cloister.aggregation.decorator import Measurements
-from cloister.aggregation.screening import Rejection
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError, FederationError
-from cloister.local.grid import LocalGrid
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server import evaluation
 from cloister.server.build import build
-from cloister.server.loop import Round, why_no_replies
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
+from cloister.server.round import Round, why_no_replies
 from cloister.server.run import run
-from cloister.server.stop import Stop, StopAsked
+from cloister.server.screening import Rejection
+from cloister.server.stopping import Stop, StopAsked
+from cloister.server.strategy_wrapper import Measurements
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.errors import ConfigError, FederationError
 
 SOUND = {
     "task.model": "softmax",
@@ -52,7 +52,7 @@ class Asking(LocalGrid):
 
 def go(tmp_path, settings, grid=Asking, clients=3):
     config = parse(settings | {"output-dir": str(tmp_path)})
-    return run(grid.simulated(app, config.flat(), clients), config, Narrator(3, Console(quiet=True)))
+    return run(grid.simulated(app, config.flat(), clients), config, ConsoleReporter(3, Console(quiet=True)))
 
 
 def test_a_waiting_round_is_abandoned_and_everything_is_left_whole(tmp_path):
@@ -145,7 +145,7 @@ def test_the_echo_that_flower_sends_after_the_first_request_is_none(monkeypatch,
             os.kill(os.getpid(), first)
             os.kill(os.getpid(), signal.SIGINT)
             assert stop.asked == first.name and not heard
-            monkeypatch.setattr("cloister.server.stop.ECHO_SECONDS", -1.0)
+            monkeypatch.setattr("cloister.server.stopping.ECHO_SECONDS", -1.0)
             os.kill(os.getpid(), signal.SIGINT)
             assert heard == ["old handler"]
         os.kill(os.getpid(), signal.SIGINT)
@@ -235,7 +235,7 @@ def test_who_is_stopped_hands_out_no_models(tmp_path, monkeypatch):
 def test_a_rejected_reply_is_told_with_its_round(tmp_path):
     said = io.StringIO()
     config = parse(HEURISTIC | {"output-dir": str(tmp_path)})
-    run(Refusing.simulated(app, config.flat(), 3), config, Narrator(3, Console(file=said, width=200)))
+    run(Refusing.simulated(app, config.flat(), 3), config, ConsoleReporter(3, Console(file=said, width=200)))
     told = [line.strip() for line in said.getvalue().splitlines() if "rejected:" in line]
     assert [line[:32] for line in told] == [
         f"rejected: round {n}, node {k}, error"[:32] for n in (1, 2) for k in (2, 3)

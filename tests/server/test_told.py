@@ -11,16 +11,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import changed, parse
-from cloister.local.simulation import simulate
 from cloister.privacy.claims.claim import Claim
-from cloister.privacy.claims.words import strength
-from cloister.server.reports.console import Narrator, contract_of_clients
-from cloister.server.reports.jsonlog import JsonNarrator
+from cloister.privacy.claims.render import strength
+from cloister.server.reports.console import ConsoleReporter, JsonReporter, contract_of_clients
+from cloister.simulation.simulate import simulate
 
 SOUND = {"task.model": "softmax", "privacy.server": "global-dp", "privacy.noise-multiplier": 2.0, "num-rounds": 2}
 
 
-def told(tmp_path, settings, kind=Narrator):
+def told(tmp_path, settings, kind=ConsoleReporter):
     said = io.StringIO()
     narrator = kind(2, Console(file=said, width=10**6, soft_wrap=True, markup=False, highlight=False))
     outcome = simulate(settings | {"output-dir": str(tmp_path)}, 4, narrator)
@@ -36,7 +35,7 @@ def test_settings_that_are_not_at_their_defaults_are_said_before_the_first_round
 
 
 def test_a_log_for_machines_has_them_too(tmp_path):
-    _, said = told(tmp_path, SOUND | {"tensorboard": False}, JsonNarrator)
+    _, said = told(tmp_path, SOUND | {"tensorboard": False}, JsonReporter)
     start, *lines, end = (json.loads(line) for line in said.splitlines())
     assert start["event"] == "start" and start["settings"]["privacy.noise-multiplier"] == 2.0
     assert start["epsilon"] == pytest.approx(end["privacy"]["claims"][0]["epsilon"], rel=0.05)
@@ -45,7 +44,7 @@ def test_a_log_for_machines_has_them_too(tmp_path):
     assert end["scores"] == kept and 0 <= kept["accuracy"] <= 1
 
 
-@pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
+@pytest.mark.parametrize("kind", [ConsoleReporter, JsonReporter])
 def test_a_seed_of_the_noise_is_told_to_nobody(tmp_path, kind):
     seeded = {"tensorboard": False, "report": False, "num-rounds": 1, "privacy.noise-seed": 7_654_321}
     outcome, said = told(tmp_path, SOUND | seeded, kind)

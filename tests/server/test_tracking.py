@@ -19,12 +19,12 @@ from rich.console import Console
 from support import failures
 
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError
-from cloister.core.files import DAY
-from cloister.local.simulation import simulate
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.server.reports.console import Narrator
-from cloister.server.reports.tracking import _installed
+from cloister.server.reports.console import ConsoleReporter
+from cloister.server.reports.loggers import _installed
+from cloister.simulation.simulate import simulate
+from cloister.utils.errors import ConfigError
+from cloister.utils.files import DAY
 
 pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="the extra cloister[mlflow] is not installed")
 QUICK = {"task.model": "softmax", "num-rounds": 2, "tensorboard": False, "tracking": "mlflow", "client.local-epochs": 1}
@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
 
 
 def ran(folder, settings):
-    return simulate(QUICK | {"output-dir": str(folder)} | settings, 3, Narrator(2, Console(quiet=True)))
+    return simulate(QUICK | {"output-dir": str(folder)} | settings, 3, ConsoleReporter(2, Console(quiet=True)))
 
 
 def tracked(outcome):
@@ -109,7 +109,7 @@ def clients(monkeypatch):
         return made[-1]
 
     module = SimpleNamespace(MlflowClient=client, entities=SimpleNamespace(Param=Param, Metric=Metric))
-    monkeypatch.setattr("cloister.server.reports.tracking._installed", lambda: module)
+    monkeypatch.setattr("cloister.server.reports.loggers._installed", lambda: module)
     return made
 
 
@@ -209,7 +209,7 @@ def test_a_run_that_is_not_resumed_leaves_no_second_one_behind(folder):
     (outcome.directory.path / "privacy.json").unlink()
     (outcome.directory.path / "ledger.json").write_text('{"path": "elsewhere", "head": ""}')
     with pytest.raises(ConfigError, match="and was elsewhere"):
-        simulate({"resume": str(outcome.directory.path)}, None, Narrator(1, Console(quiet=True)))
+        simulate({"resume": str(outcome.directory.path)}, None, ConsoleReporter(1, Console(quiet=True)))
     tracked(outcome)  # it is one run
 
 

@@ -4,12 +4,11 @@ import pytest
 from rich.console import Console
 
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError
-from cloister.local.simulation import simulate
-from cloister.server.build import build
-from cloister.server.reports.console import Narrator
-from cloister.server.strategies import named_strategy
+from cloister.server.build import build, named_strategy
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
 from cloister.strategies import STRATEGIES
+from cloister.utils.errors import ConfigError
 
 FLOWER = {
     "flower-fedavg": "flwr.serverapp.strategy:FedAvg",
@@ -27,7 +26,7 @@ def installed(monkeypatch):
 
 def go(tmp_path, name, clients=4, **settings):
     keys = SETTINGS | {"strategy.name": name, "output-dir": str(tmp_path)} | settings
-    return simulate(keys, clients, Narrator(2, Console(quiet=True)))
+    return simulate(keys, clients, ConsoleReporter(2, Console(quiet=True)))
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,15 @@ from support import failures, flat, mostly_slow
 
 from cloister.client.data import task_of
 from cloister.config.run import TaskConfig
-from cloister.core.arrays import from_record
-from cloister.core.errors import ConfigError
-from cloister.local.simulation import simulate
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
 from cloister.strategies import STRATEGIES
 from cloister.tasks.base import Recipe
-from cloister.tasks.softmax import SoftmaxRegression
-from cloister.tasks.training.numpy_trainer import NumpyTrainer
-from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.numpy_models import SoftmaxRegression
+from cloister.training.plan import TrainingPlan
+from cloister.training.trainers import NumpyTrainer
+from cloister.utils.arrays import from_record
+from cloister.utils.errors import ConfigError
 
 SGD = Recipe(1, 8, 0.1)
 
@@ -73,7 +73,7 @@ def cell(name, server, placement, folder, **more):
 
 
 def quietly(keys):
-    return simulate(keys, CLIENTS, Narrator(keys["num-rounds"], Console(file=io.StringIO())))
+    return simulate(keys, CLIENTS, ConsoleReporter(keys["num-rounds"], Console(file=io.StringIO())))
 
 
 LEGAL = [each for each in CELLS if is_legal(*each)]
@@ -219,7 +219,7 @@ def test_a_numpy_step_is_the_gradient_plus_mu_times_the_way_from_the_global_mode
 
 
 def keras_trainer():
-    from cloister.tasks.training.keras_trainer import KerasTrainer
+    from cloister.training.keras_trainer import KerasTrainer
 
     model = task_of(TaskConfig(model="mlp")).build()
     model.initialise(4)

@@ -15,14 +15,12 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy.fedopt import FedOpt as FlowerFedOpt
 from support import content, failures, flat, grid_of, one_round
 
-from cloister.aggregation.decorator import virtual_reply
-from cloister.core.arrays import Layout, from_record
-from cloister.core.errors import ConfigError, FederationError
 from cloister.flower.messages import assume_run
-from cloister.strategies.averaging import FedAvg
-from cloister.strategies.fedopt import FedAdagrad, FedAdam, FedAvgM, FedOpt, FedYogi
-from cloister.strategies.optimizers import Adagrad, Adam, Momentum, Sgd, Yogi
-from cloister.strategies.sampling import Sampling
+from cloister.server.strategy_wrapper import make_reply
+from cloister.strategies.averaging import FedAvg, Sampling
+from cloister.strategies.fedopt import Adagrad, Adam, FedAdagrad, FedAdam, FedAvgM, FedOpt, FedYogi, Momentum, Sgd, Yogi
+from cloister.utils.arrays import Layout, from_record
+from cloister.utils.errors import ConfigError, FederationError
 
 ROUNDS = 5
 EXAMPLES = (10, 30, 60)
@@ -265,7 +263,7 @@ def test_an_update_is_taken_from_the_model_that_was_sent():
     assume_run()
     layout = Layout.of(START)
     with pytest.raises(FederationError, match="before configure_train"):
-        everyone(FedOpt).aggregate_train(1, [virtual_reply(layout, layout.rows(START))])
+        everyone(FedOpt).aggregate_train(1, [make_reply(layout, layout.rows(START))])
 
 
 def test_a_rate_out_of_range_is_refused_by_its_key():

@@ -16,18 +16,17 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 from support import content, every, failures, grid_of
 
-from cloister.aggregation.capabilities import capabilities_of
-from cloister.aggregation.decorator import TRAIN_LOSS, virtual_reply
-from cloister.aggregation.screening import EXAMPLES
 from cloister.config.run import parse
-from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.errors import ConfigError, FederationError, TooFewNodes
 from cloister.flower.messages import assume_run
-from cloister.server.strategies import named_strategy
-from cloister.strategies import STRATEGIES, sampling
-from cloister.strategies.averaging import FedAvg, FedProx
+from cloister.server.build import named_strategy
+from cloister.server.private_strategy import capabilities_of
+from cloister.server.screening import EXAMPLES
+from cloister.server.strategy_wrapper import TRAIN_LOSS, make_reply
+from cloister.strategies import STRATEGIES, averaging
+from cloister.strategies.averaging import FedAvg, FedProx, HeldOut, Sampling
 from cloister.strategies.robust import FedMedian, FedTrimmedAvg, Krum
-from cloister.strategies.sampling import HeldOut, Sampling
+from cloister.utils.arrays import Layout, from_record, to_record
+from cloister.utils.errors import ConfigError, FederationError, TooFewNodes
 
 NAMES = STRATEGIES.names()
 FALSE_ALARM = 1e-6
@@ -64,7 +63,7 @@ def asked(strategy, sent, nodes=5):
 def reply(model, examples=10.0, loss=None):
     assume_run()
     layout = Layout.of(model)
-    return virtual_reply(layout, layout.rows(model), examples, loss)
+    return make_reply(layout, layout.rows(model), examples, loss)
 
 
 def aggregated(strategy, sent, models, examples=None):
@@ -538,7 +537,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(sampling, "time", clock)
+    monkeypatch.setattr(averaging, "time", clock)
     return clock
 
 

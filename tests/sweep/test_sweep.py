@@ -11,18 +11,16 @@ from support import failures
 from typer.testing import CliRunner
 
 from cloister import cli
+from cloister.config.io import read_settings
 from cloister.config.run import parse
-from cloister.config.settings import read_settings
-from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian
 from cloister.server.build import build
-from cloister.sweep import results, runner
-from cloister.sweep.cells import cells_of, refuse_past_budget
-from cloister.sweep.conduct import conduct
-from cloister.sweep.description import Sweep
-from cloister.sweep.process import Ended, as_toml
-from cloister.sweep.runner import duration, held, jobs_for, put_aside
+from cloister.sweep import runner, sweep
+from cloister.sweep.cells import Sweep, cells_of, refuse_past_budget
+from cloister.sweep.runner import Ended, as_toml, duration, held, jobs_for, put_aside
+from cloister.sweep.sweep import conduct
+from cloister.utils.errors import BudgetExhausted, ConfigError
 
 BASE = """
 [base]
@@ -257,9 +255,9 @@ def fake(monkeypatch):
     monkeypatch.setattr(FakeProcess, "started", [])
     monkeypatch.setattr(FakeProcess, "over", [])
     monkeypatch.setattr(FakeProcess, "codes", {})
-    monkeypatch.setattr(results, "write_page", lambda *_: None)  # to draw takes longer than everything else
-    monkeypatch.setattr(results, "write_png", lambda *_: None)
-    monkeypatch.setattr(results, "pictures", lambda _: ())
+    monkeypatch.setattr(sweep, "write_page", lambda *_: None)  # to draw takes longer than everything else
+    monkeypatch.setattr(sweep, "write_png", lambda *_: None)
+    monkeypatch.setattr(sweep, "pictures", lambda _: ())
     monkeypatch.setattr(runner, "Process", FakeProcess)
     monkeypatch.setattr(runner, "PAUSE", 0.0)
     monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
@@ -281,13 +279,13 @@ TABLE = """
 """
 
 
-DRAWN = {name: getattr(results, name) for name in ("write_page", "write_png", "pictures")}
+DRAWN = {name: getattr(sweep, name) for name in ("write_page", "write_png", "pictures")}
 
 
 class TestRuns:
     def test_all_cells_and_their_results(self, written, fake, tmp_path, monkeypatch):
         for name, drawn in DRAWN.items():
-            monkeypatch.setattr(results, name, drawn)
+            monkeypatch.setattr(sweep, name, drawn)
         code, told = conducted(written(NOISY))
         assert code == 0 and len(fake.started) == 4 and TABLE in told
         assert "Chosen by the final accuracy on the server's own examples: cell 1, noise-multiplier=2.0." in told

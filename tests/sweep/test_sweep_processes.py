@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from cloister.local.simulation import simulate
-from cloister.sweep.cells import cells_of
-from cloister.sweep.description import Sweep
+from cloister.simulation.simulate import simulate
+from cloister.sweep.cells import Sweep, cells_of
 
 pytestmark = pytest.mark.slow
 COMMAND = [sys.executable, "-c", "from cloister.cli import app; app()", "sweep"]

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 
 from cloister.config.run import TaskConfig
-from cloister.tasks.alzheimer_mri import CLASSES, AlzheimerMri
+from cloister.tasks.datasets.alzheimer_mri import CLASSES, AlzheimerMri
 
 SIZE = 18
 """The smallest that the network takes."""

@@ -14,14 +14,14 @@ from cloister import predict
 from cloister.client.data import local_data
 from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
-from cloister.core.errors import ConfigError, DataError
-from cloister.local.simulation import simulate
-from cloister.server.reports.console import Narrator
-from cloister.tasks.alzheimer_mri import CLASSES, PUBLISHED, PUBLISHED_TEST, TABLES, AlzheimerMri
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
 from cloister.tasks.base import Dataset, Examples
+from cloister.tasks.datasets.alzheimer_mri import CLASSES, PUBLISHED, PUBLISHED_TEST, TABLES, AlzheimerMri
 from cloister.tasks.partition import deal
 from cloister.tasks.pictures.decode import grey
-from cloister.tasks.pictures.picture import Picture, class_named
+from cloister.tasks.pictures.sources import Picture, class_named
+from cloister.utils.errors import ConfigError, DataError
 
 SPELLINGS = {
     "underscores": CLASSES,
@@ -456,7 +456,7 @@ def test_a_federation_of_softmax_regression_learns_by_its_recipe(tmp_path):
         "tensorboard": False,
         "output-dir": str(tmp_path),
     }
-    first, *_, last = simulate(settings, 4, Narrator(1, Console(quiet=True))).rounds
+    first, *_, last = simulate(settings, 4, ConsoleReporter(1, Console(quiet=True))).rounds
     assert first.central["accuracy"] == 0.25, "it starts at zero"
     assert last.central["accuracy"] >= 0.5, "the lightest and the darkest class; those between are not linear in grey"
 

@@ -5,10 +5,10 @@ import pytest
 from test_faults import made
 
 from cloister.config.run import TaskConfig
-from cloister.core.errors import DataError
 from cloister.tasks import TASKS
 from cloister.tasks.base import Recipe
-from cloister.tasks.training.augmentation import Augmentation, key_of, mirrored, shifted, transforms_of
+from cloister.tasks.recipe import Augmentation, key_of, mirrored, shifted, transforms_of
+from cloister.utils.errors import DataError
 
 X = np.random.default_rng(0).random((6, 4, 4), np.float32)
 BOTH = Augmentation((mirrored, shifted))

@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.client.data import benchmark_of, task_of
-from cloister.client.workbench import _made
+from cloister.client.trainers import _made
 from cloister.config.run import TaskConfig, parse
-from cloister.core.errors import ConfigError, DataError
-from cloister.local.checking import _configuration, check_task
 from cloister.server.prepare import prepare
+from cloister.simulation.checking import _configuration, check_task
 from cloister.tasks.base import Dataset, Examples
-from cloister.tasks.breast_cancer import RANGES, BreastCancer
-from cloister.tasks.parts import dataset_at
+from cloister.tasks.datasets.patients import RANGES, BreastCancer
+from cloister.tasks.splits import dataset_at
 from cloister.tasks.tables import Table
+from cloister.utils.errors import ConfigError, DataError
 
 
 @pytest.fixture(autouse=True)

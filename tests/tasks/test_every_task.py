@@ -10,10 +10,11 @@ from test_tasks import hospital
 from cloister.client.data import local_data
 from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
-from cloister.core.errors import DataError
-from cloister.tasks import TASKS, heart_disease, mnist_writers
+from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Recipe
-from cloister.tasks.validation import with_validation
+from cloister.tasks.datasets import characters, patients
+from cloister.tasks.splits import with_validation
+from cloister.utils.errors import DataError
 
 
 def no_files(folder):
@@ -27,7 +28,7 @@ def scans(folder):
 
 def four_hospitals(folder):
     rows = [f"{40 + row},1,4,140,0,0,1,112,1,3,2,?,?,{row % 2}" for row in range(20)]
-    for name in heart_disease.HOSPITALS:
+    for name in patients.HOSPITALS:
         hospital(folder, *rows, name=f"processed.{name}.data")
     return {}
 
@@ -42,11 +43,11 @@ def digits_of_writers(folder):
     labels = (np.arange(40) % 10).astype(np.uint8)
     arrays = {"x_train": images[:20], "y_train": labels[:20], "x_test": images[20:], "y_test": labels[20:]}
     np.savez(folder / "mnist.npz", **arrays)
-    np.savez(folder / mnist_writers.WRITERS, train_writer=np.arange(20) % 4, test_writer=np.arange(20) % 4 + 9)
+    np.savez(folder / characters.WRITERS, train_writer=np.arange(20) % 4, test_writer=np.arange(20) % 4 + 9)
     return {}
 
 
-def characters(folder):
+def emnist_files(folder):
     labels = np.repeat(np.arange(62), 10).astype(np.uint8)
     np.savez(folder / "emnist_byclass_test.npz", x=np.full((620, 28, 28), 255, np.uint8), y=labels)
     return {}
@@ -56,7 +57,7 @@ DATA = {
     "alzheimer-mri": scans,
     "breast-cancer": no_files,
     "digits": no_files,
-    "emnist": characters,
+    "emnist": emnist_files,
     "heart-disease": four_hospitals,
     "hospital-charges": payments,
     "linear": no_files,

@@ -5,7 +5,6 @@ import pytest
 from support import failures
 
 from cloister.config.run import TaskConfig
-from cloister.core.errors import ConfigError
 from cloister.tasks.base import Dataset, Examples, Recipe, Regression, Task
 from cloister.tasks.faults import (
     faults_of_attributes,
@@ -15,7 +14,8 @@ from cloister.tasks.faults import (
     refuse_faulty,
     sample,
 )
-from cloister.tasks.softmax import SoftmaxRegression
+from cloister.tasks.numpy_models import SoftmaxRegression
+from cloister.utils.errors import ConfigError
 
 X = np.random.default_rng(0).random((20, 4), np.float32)
 Y = np.arange(20) % 3

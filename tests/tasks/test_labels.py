@@ -5,9 +5,9 @@ import pytest
 from support import failures
 
 from cloister.config.run import TaskConfig
-from cloister.core.errors import DataError
-from cloister.tasks.digits import Digits
+from cloister.tasks.datasets.characters import Digits
 from cloister.tasks.labels import NO_CLASS, classes_of, described
+from cloister.utils.errors import DataError
 
 NAMES = ("benign", "unclear", "malignant")
 NUMBERS = ("1", "2", "3")

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.local.grid import LocalGrid
-from cloister.local.simulation import simulate
 from cloister.predict import predict
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
+from cloister.simulation.grid import LocalGrid
+from cloister.simulation.simulate import simulate
 
 pytestmark = pytest.mark.slow
 SETTINGS = {
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def quiet():
-    return Narrator(1, Console(file=io.StringIO()))
+    return ConsoleReporter(1, Console(file=io.StringIO()))
 
 
 @pytest.fixture(scope="module")

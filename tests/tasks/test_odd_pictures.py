@@ -16,12 +16,11 @@ from mri import folders, jpeg, mri, parquet, put, scan
 from pyarrow import parquet as pq
 from support import failures
 
-from cloister.tasks.alzheimer_mri import CLASSES
-from cloister.tasks.pictures import formats
-from cloister.tasks.pictures import parquet as parquet_files
-from cloister.tasks.pictures.decode import grey
-from cloister.tasks.pictures.find import every_picture
-from cloister.tasks.pictures.formats import MAX_SCANS, PNG, SCAN
+from cloister.tasks.datasets.alzheimer_mri import CLASSES
+from cloister.tasks.pictures import decode
+from cloister.tasks.pictures import sources as parquet_files
+from cloister.tasks.pictures.decode import MAX_SCANS, PNG, SCAN, grey
+from cloister.tasks.pictures.sources import every_picture
 
 
 def a_link_to_no_name(place, _):
@@ -213,7 +212,7 @@ def test_a_png_of_endless_parts_is_damaged(monkeypatch):
     empty = bytes(4) + b"teXt" + zlib.crc32(b"teXt").to_bytes(4)
     many = whole[:33] + 20 * empty + whole[33:]
     assert grey(many, (8, 8)) is not None
-    monkeypatch.setattr(formats, "MAX_CHUNKS", 20)
+    monkeypatch.setattr(decode, "MAX_CHUNKS", 20)
     assert grey(many, (8, 8)) is None
 
 
@@ -281,12 +280,12 @@ def test_a_tiff_that_holds_images_of_another_kind_is_damaged():
         for read in (None, 1):
             assert grey(tiff(read, order), (1, 1)) == np.float32(128 / 255)
         assert not any(
-            formats.is_safe_to_decode(tiff(way, order)) for way in (0, 2, 3, 4, 6, 7, 34712, 34925, 50000, 50001)
+            decode.is_safe_to_decode(tiff(way, order)) for way in (0, 2, 3, 4, 6, 7, 34712, 34925, 50000, 50001)
         )
-        assert not formats.is_safe_to_decode(tiff(1, order, kind=4)) and not formats.is_safe_to_decode(
+        assert not decode.is_safe_to_decode(tiff(1, order, kind=4)) and not decode.is_safe_to_decode(
             tiff(1, order, count=2)
         )
-        assert not formats.is_safe_to_decode(tiff(1, order).replace(b"\0*", b"\0+").replace(b"*\0", b"+\0"))
+        assert not decode.is_safe_to_decode(tiff(1, order).replace(b"\0*", b"\0+").replace(b"*\0", b"+\0"))
 
     assert not failures(["<", ">"], check)
 

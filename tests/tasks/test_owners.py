@@ -7,10 +7,10 @@ import pytest
 from support import failures
 from test_tasks import real, task
 
-from cloister.core.errors import ConfigError, DataError
-from cloister.tasks import hospital_charges, mnist_writers
-from cloister.tasks.mnist_writers import turned_writers
+from cloister.tasks.datasets import characters, regressions
+from cloister.tasks.datasets.characters import rotated_writers
 from cloister.tasks.partition import deal, numbered
+from cloister.utils.errors import ConfigError, DataError
 
 HEADER = (
     "DRG Definition,Provider Id,Provider Name,Provider Street Address,Provider City,Provider State,Provider Zip Code,"
@@ -24,9 +24,9 @@ def row(diagnosis, provider, zip_code="02134", payment="6082.42"):
 
 
 def charges(folder, rows, header=HEADER, places="zip,lat,lon,src\n02134,42.35,-71.13,x\n501,40.8,-73.0,x\n"):
-    with zipfile.ZipFile(folder / hospital_charges.CHARGES, "w") as archive:
+    with zipfile.ZipFile(folder / regressions.CHARGES, "w") as archive:
         archive.writestr("Medicare_Provider_Charge_Inpatient_DRG100_FY2011.csv", "\r\n".join([header, *rows]) + "\r\n")
-    (folder / hospital_charges.PLACES).write_text(places)
+    (folder / regressions.PLACES).write_text(places)
     return task("hospital-charges", data_path=str(folder))
 
 
@@ -104,11 +104,11 @@ def test_wrong_tables_are_refused_without_quoting_them(tmp_path):
 
 def test_files_that_are_no_tables_are_refused(tmp_path):
     charged = charges(tmp_path, twenty_hospitals())
-    (tmp_path / hospital_charges.CHARGES).write_bytes(b"PK\x03\x04cut")
+    (tmp_path / regressions.CHARGES).write_bytes(b"PK\x03\x04cut")
     with pytest.raises(DataError, match="is not a CSV file with a header, or a zip"):
         charged.load()
-    (tmp_path / hospital_charges.CHARGES).unlink()
-    with pytest.raises(DataError, match=f"must be a folder with {hospital_charges.CHARGES}: the inpatient charges"):
+    (tmp_path / regressions.CHARGES).unlink()
+    with pytest.raises(DataError, match=f"must be a folder with {regressions.CHARGES}: the inpatient charges"):
         charged.load()
 
 
@@ -141,11 +141,11 @@ def written(tmp_path):
     (tmp_path / "mnist").mkdir()
     (tmp_path / "writers").mkdir()
     np.savez(
-        tmp_path / "mnist" / mnist_writers.IMAGES,
+        tmp_path / "mnist" / characters.IMAGES,
         x_train=images[:30], y_train=labels[:30], x_test=images[30:], y_test=labels[30:],
     )  # fmt: skip
     np.savez(
-        tmp_path / "writers" / mnist_writers.WRITERS,
+        tmp_path / "writers" / characters.WRITERS,
         train_writer=np.arange(30, dtype=np.int32) % 6 * 100, test_writer=np.arange(10, dtype=np.int32) % 2 + 5000,
     )  # fmt: skip
     return tmp_path
@@ -167,7 +167,7 @@ def test_a_writer_is_turned_with_all_images_or_with_none(written):
         data = task("mnist-writers", data_path=str(written), rotated_fraction=fraction).load()
         for examples, owners in ((data.train, np.arange(30) % 6 * 100), (data.test, np.arange(10) % 2 + 5000)):
             upright = examples.x[:, 0, 27, 0] > 0.3
-            assert np.array_equal(~upright, np.isin(owners, turned_writers(owners, fraction)))
+            assert np.array_equal(~upright, np.isin(owners, rotated_writers(owners, fraction)))
             # Counter-clockwise the upper half comes to lie on the left.
             assert (examples.x[~upright][:, :, :14] > 0.3).all() and not examples.x[~upright][:, :, 14:].any()
 
@@ -176,10 +176,10 @@ def test_a_writer_is_turned_with_all_images_or_with_none(written):
 
 def test_turning_goes_by_the_writer_alone():
     writers = np.arange(2000)
-    turned = turned_writers(writers, 0.5)
+    turned = rotated_writers(writers, 0.5)
     assert abs(len(turned) - 1000) < 6 * 2000**0.5 / 2
-    assert set(turned) == set(turned_writers(writers[::-1], 0.5)) and set(turned) < set(turned_writers(writers, 0.7))
-    assert set(turned_writers(writers[:50], 0.5)) == set(turned[turned < 50])
+    assert set(turned) == set(rotated_writers(writers[::-1], 0.5)) and set(turned) < set(rotated_writers(writers, 0.7))
+    assert set(rotated_writers(writers[:50], 0.5)) == set(turned[turned < 50])
 
 
 def test_a_task_that_does_not_turn_says_so():
@@ -196,7 +196,7 @@ def test_a_task_that_does_not_turn_says_so():
     ],
 )
 def test_writers_that_do_not_fit_the_images_are_refused(written, changes, message):
-    path = written / "writers" / mnist_writers.WRITERS
+    path = written / "writers" / characters.WRITERS
     np.savez(path, **({**np.load(path)} | changes))
     with pytest.raises(DataError, match=message):
         task("mnist-writers", data_path=str(written)).load()
@@ -204,7 +204,7 @@ def test_writers_that_do_not_fit_the_images_are_refused(written, changes, messag
 
 @pytest.mark.parametrize("changes", [{"x_test": np.zeros((10, 28))}, {"y_train": np.full(30, 10)}, {"y_train": None}])
 def test_images_that_are_not_mnist_are_refused(written, changes):
-    path = written / "mnist" / mnist_writers.IMAGES
+    path = written / "mnist" / characters.IMAGES
     arrays = {**np.load(path)} | changes
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
     with pytest.raises(DataError, match=r"task.data-path: .*mnist.npz must "):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from support import failures
 
 from cloister.config.run import TaskConfig
-from cloister.core.errors import ConfigError
 from cloister.tasks import partition
 from cloister.tasks.base import Dataset, Examples
+from cloister.utils.errors import ConfigError
 
 ALZHEIMER = (724, 49, 2566, 1781)
 """Class totals of the 5120 training images."""

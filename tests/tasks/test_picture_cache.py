@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from mri import SIZE, folders, jpeg, mri, put, scan
 
-from cloister.core.errors import DataError
-from cloister.tasks.alzheimer_mri import CLASSES
-from cloister.tasks.pictures import cache
-from cloister.tasks.pictures.cache import FOLDER, KEPT, decoded
-from cloister.tasks.pictures.find import find_pictures
+from cloister.tasks.datasets.alzheimer_mri import CLASSES
+from cloister.tasks.pictures import task
+from cloister.tasks.pictures.sources import find_pictures
+from cloister.tasks.pictures.task import FOLDER, KEPT, decoded
+from cloister.utils.errors import DataError
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +36,8 @@ def pixels(root, size=SIZE, order=range(12)):
 def count(monkeypatch):
     """How many images were decoded."""
     calls = []
-    real = cache.grey
-    monkeypatch.setattr(cache, "grey", lambda *given: calls.append(1) or real(*given))
+    real = task.grey
+    monkeypatch.setattr(task, "grey", lambda *given: calls.append(1) or real(*given))
     return lambda: [len(calls), calls.clear()][0]
 
 
@@ -114,7 +114,7 @@ def test_files_of_another_process_are_left_alone_or_gone(images, monkeypatch):
 
 def test_what_another_process_forgets_at_once_was_opened_before(images, monkeypatch):
     source = find_pictures(images, CLASSES)
-    monkeypatch.setattr(cache, "_forget_the_oldest", lambda place: [path.unlink() for path in place.glob("*.npy")])
+    monkeypatch.setattr(task, "_forget_the_oldest", lambda place: [path.unlink() for path in place.glob("*.npy")])
     assert decoded(source, 7, range(len(source.pictures))).shape[1] == 7
 
 
@@ -172,7 +172,7 @@ def test_a_full_disk_leaves_no_part_of_a_cache(images, monkeypatch, caches):
             raise OSError(28, "No space left on device")
         return np.zeros((SIZE, SIZE), np.float32)
 
-    monkeypatch.setattr(cache, "grey", grey)
+    monkeypatch.setattr(task, "grey", grey)
     caches.write_text("")
     with pytest.raises(DataError, match="No space left on device"):
         pixels(images)
@@ -184,7 +184,7 @@ def test_an_interrupted_process_leaves_no_cache_that_is_read(images, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(cache, "grey", grey)
+        patched.setattr(task, "grey", grey)
         pixels(images)
     assert np.isfinite(pixels(images)).all() and count() == 12
 

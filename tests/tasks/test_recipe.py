@@ -8,15 +8,13 @@ from support import failures
 from test_faults import made
 
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.faults import faults_of_attributes
-from cloister.tasks.regression import LinearRegression
-from cloister.tasks.softmax import SoftmaxRegression
-from cloister.tasks.training.numpy_trainer import NumpyTrainer
-from cloister.tasks.training.plan import TrainingPlan
-from cloister.tasks.training.recipe import recipe_of
-from cloister.tasks.training.weighting import weighted_gradients
+from cloister.tasks.numpy_models import LinearRegression, SoftmaxRegression
+from cloister.tasks.recipe import recipe_of
+from cloister.training.plan import TrainingPlan
+from cloister.training.trainers import NumpyTrainer, weighted_gradients
+from cloister.utils.errors import ConfigError
 
 OWN = Recipe(
     local_epochs=2,

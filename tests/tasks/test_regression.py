@@ -5,13 +5,13 @@ import pytest
 from support import failures
 from test_tasks import task
 
-from cloister.core.errors import ConfigError, DataError, FederationError
 from cloister.tasks.base import Examples, Recipe
-from cloister.tasks.linear import OPTIMA, SAMPLES, USERS
+from cloister.tasks.datasets.regressions import OPTIMA, SAMPLES, USERS
+from cloister.tasks.numpy_models import HiddenLayerRegression, LinearRegression
 from cloister.tasks.partition import deal
-from cloister.tasks.regression import HiddenLayerRegression, LinearRegression
-from cloister.tasks.training.numpy_trainer import NumpyTrainer
-from cloister.tasks.training.plan import TrainingPlan
+from cloister.training.plan import TrainingPlan
+from cloister.training.trainers import NumpyTrainer
+from cloister.utils.errors import ConfigError, DataError, FederationError
 
 SGD = Recipe(1, 8, 0.1)
 
@@ -154,7 +154,7 @@ def test_a_user_is_a_client_and_there_are_no_more():
 
 def test_two_parameters_in_keras_follow_the_data():
     pytest.importorskip("keras")
-    from cloister.tasks.training.keras_trainer import KerasTrainer
+    from cloister.training.keras_trainer import KerasTrainer
 
     linear = task("linear", model="keras")
     model, data = linear.build(), linear.load()
@@ -169,7 +169,7 @@ def test_two_parameters_in_keras_follow_the_data():
 
 def test_keras_trains_on_the_squared_error_as_numpy_does():
     pytest.importorskip("keras")
-    from cloister.tasks.training.keras_trainer import KerasTrainer
+    from cloister.training.keras_trainer import KerasTrainer
 
     charges = task("hospital-charges", model="keras")
     keras_model, numpy_model = charges.build(), HiddenLayerRegression(3, 2)

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloister.tasks.base import Examples, Recipe
-from cloister.tasks.softmax import SoftmaxRegression
-from cloister.tasks.training.numpy_trainer import NumpyTrainer
-from cloister.tasks.training.plan import TrainingPlan
-from cloister.tasks.training.schedule import Schedule
+from cloister.tasks.numpy_models import SoftmaxRegression
+from cloister.training.plan import Schedule, TrainingPlan
+from cloister.training.trainers import NumpyTrainer
 
 RECIPE = Recipe(local_epochs=2, batch_size=4, learning_rate=0.5)
 

@@ -12,10 +12,10 @@ from test_owners import charges, twenty_hospitals
 from test_tasks import real
 
 import cloister.tasks
-from cloister.core.errors import ConfigError
-from cloister.local.simulation import simulate
-from cloister.server.reports.console import Narrator
-from cloister.tasks.linear import OPTIMA
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
+from cloister.tasks.datasets.regressions import OPTIMA
+from cloister.utils.errors import ConfigError
 
 COMMON = {"seed": 1, "tensorboard": False, "keep-checkpoints": 1}
 GLOBAL_DP = {"privacy.server": "global-dp", "privacy.clipping-norm": 1.0, "privacy.noise-multiplier": 1.0}
@@ -23,7 +23,7 @@ GLOBAL_DP = {"privacy.server": "global-dp", "privacy.clipping-norm": 1.0, "priva
 
 def run(folder, clients, settings):
     everything = COMMON | {"output-dir": str(folder / "runs")} | settings
-    return simulate(everything, clients, Narrator(3, Console(file=io.StringIO())))
+    return simulate(everything, clients, ConsoleReporter(3, Console(file=io.StringIO())))
 
 
 def theta(outcome):
@@ -82,7 +82,7 @@ import sys, {", ".join(["cloister.tasks", *light])}
 def heavy():
     return [name for name in ("cv2", "keras", "pandas", "sklearn", "tensorflow") if name in sys.modules]
 print(heavy())
-from cloister.local.simulation import simulate
+from cloister.simulation.simulate import simulate
 simulate({{"task.name": "linear", "num-rounds": 1, "privacy.server": "none", "tensorboard": False,
            "output-dir": {str(tmp_path)!r}}}, 10)
 print(heavy())

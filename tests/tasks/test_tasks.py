@@ -9,9 +9,10 @@ import pytest
 from support import failures
 
 from cloister.config.run import TaskConfig
-from cloister.core.errors import ConfigError, DataError, PluginError
-from cloister.tasks import TASKS, breast_cancer, heart_disease
+from cloister.tasks import TASKS
+from cloister.tasks.datasets import patients
 from cloister.tasks.partition import deal
+from cloister.utils.errors import ConfigError, DataError, PluginError
 
 NAMES = ("breast-cancer", "digits", "heart-disease", "mnist")
 ROW = "63,1,4,140,260,0,1,112,1,3,2,?,?,2"
@@ -40,7 +41,7 @@ def hospital(folder, *rows, name="own.data"):
 @pytest.fixture
 def hospitals(tmp_path):
     """Four files of 20 rows, half of them ill; in each hospital another age."""
-    for number, name in enumerate(heart_disease.HOSPITALS):
+    for number, name in enumerate(patients.HOSPITALS):
         rows = [f"{40 + number},1,4,140,0,0,1,112,1,3,2,?,?,{row % 2}" for row in range(20)]
         hospital(tmp_path, *rows, name=f"processed.{name}.data")
     return tmp_path
@@ -111,7 +112,7 @@ def test_breast_cancer_is_scaled_by_the_published_ranges():
 def test_the_ranges_are_named_in_the_order_of_scikit_learn():
     from sklearn.datasets import load_breast_cancer
 
-    assert list(breast_cancer.RANGES) == list(load_breast_cancer().feature_names)
+    assert list(patients.RANGES) == list(load_breast_cancer().feature_names)
 
 
 # Breast cancer: a node's own file
@@ -128,7 +129,7 @@ def test_a_csv_file_gives_the_task_s_units_whatever_the_order_of_its_columns(tum
     path = tmp_path / "own.csv"
     tumours[tumours.columns[::-1]].assign(id=1).to_csv(path, index=False)
     examples = task("breast-cancer").read(path)
-    expected = breast_cancer.TABLE.scaled(tumours.drop(columns="target").to_numpy())
+    expected = patients.TABLE.scaled(tumours.drop(columns="target").to_numpy())
     np.testing.assert_allclose(examples.x, expected, rtol=1e-6)
     assert examples.y.tolist() == tumours.target.tolist()
 
@@ -266,7 +267,7 @@ def test_one_row_is_encoded_as_documented(tmp_path):
         *(0, 1),  # ca, missing
         *(0, 0, 0, 1),  # thal, missing
     ]
-    assert examples.x.shape == (1, heart_disease.FEATURES)
+    assert examples.x.shape == (1, patients.FEATURES)
     assert examples.x.dtype == np.float32
     np.testing.assert_allclose(examples.x[0], expected, rtol=1e-6)
     assert examples.y.tolist() == [1]
@@ -357,7 +358,7 @@ def test_no_folder_for_heart_disease_is_refused(hospitals, monkeypatch):
 def test_real_hospitals_have_the_published_rows_and_diagnoses():
     heart = task("heart-disease", data_path=real("heart-disease"))
     folder = Path(heart.config.data_path)
-    files = [heart.read(folder / f"processed.{name}.data") for name in heart_disease.HOSPITALS]
+    files = [heart.read(folder / f"processed.{name}.data") for name in patients.HOSPITALS]
     assert [len(examples) for examples in files] == [303, 294, 123, 200]
     assert [int((examples.y == 0).sum()) for examples in files] == [164, 188, 8, 51]
     data = heart.load()

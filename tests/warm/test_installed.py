@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
-from cloister.deploy.warm import installed
+from cloister.deploy.warm import executor
 
 ROOT = Path(__file__).parents[2]
 FILE = "cloister/client/app.py"
@@ -25,15 +25,15 @@ def bundle_of(files):
 
 @pytest.fixture(scope="module")
 def imported():
-    return installed.sources()
+    return executor.sources()
 
 
 def test_the_bundle_that_flower_builds_of_the_package_is(imported):
-    assert installed.is_installed(build_fab_from_disk(ROOT), imported)
+    assert executor.is_installed(build_fab_from_disk(ROOT), imported)
 
 
 def test_what_is_no_code_does_not_matter(imported):
-    assert installed.is_installed(bundle_of(imported | {"README.md": b"other", "pyproject.toml": b""}), imported)
+    assert executor.is_installed(bundle_of(imported | {"README.md": b"other", "pyproject.toml": b""}), imported)
 
 
 def test_one_that_differs_is_not(imported):
@@ -45,18 +45,18 @@ def test_one_that_differs_is_not(imported):
         "one less": {name: content for name, content in imported.items() if name != FILE},
         "none": {},
     }
-    assert not [name for name, files in changed.items() if installed.is_installed(bundle_of(files), imported)]
+    assert not [name for name, files in changed.items() if executor.is_installed(bundle_of(files), imported)]
 
 
 def test_nor_one_of_a_package_that_was_upgraded_on_disk_since_it_was_imported(imported, monkeypatch):
-    monkeypatch.setattr(installed, "sources", lambda: imported | {FILE: b"upgraded"})
-    assert not installed.is_installed(bundle_of(imported), imported)
-    assert not installed.is_installed(bundle_of(imported | {FILE: b"upgraded"}), imported)
+    monkeypatch.setattr(executor, "sources", lambda: imported | {FILE: b"upgraded"})
+    assert not executor.is_installed(bundle_of(imported), imported)
+    assert not executor.is_installed(bundle_of(imported | {FILE: b"upgraded"}), imported)
 
 
 def test_one_of_other_sizes_is_not_read(imported, monkeypatch):
     monkeypatch.setattr(ZipFile, "read", lambda *_: pytest.fail("read"))
-    assert not installed.is_installed(bundle_of(imported | {FILE: bytes(10**6)}), imported)
+    assert not executor.is_installed(bundle_of(imported | {FILE: bytes(10**6)}), imported)
 
 
 RANDOM = """

@@ -15,10 +15,10 @@ from threading import Thread
 import pytest
 from support import failures
 
-from cloister.core.errors import FederationError
-from cloister.deploy import certificates
-from cloister.deploy.warm import meeting, node
+from cloister.deploy import credentials
+from cloister.deploy.warm import node, probe
 from cloister.deploy.warm.supernode import GAVE_UP, SIGNALLED
+from cloister.utils.errors import FederationError
 
 COMMAND = [sys.executable, "-c", "from cloister.cli import app; app()", "warm-node"]
 
@@ -52,14 +52,14 @@ def test_the_difference_is_known_to_about_a_second():
     for ahead in (0.0, 8.0, -400.0):
         with superlink(ahead) as address:
             began = time.monotonic()
-            found = meeting.probe_superlink(address, None, insecure=True)
+            found = probe.probe_superlink(address, None, insecure=True)
             took = time.monotonic() - began  # next to nothing, but where a processor was busy with something else
         assert found is not None and abs(found.ahead + ahead) < 1.5 + took and found.days is None
 
 
 def test_what_flower_would_refuse_is_refused_and_what_is_strange_is_said():
     def check(ahead, refused, warned):
-        found = meeting.Meeting(ahead)
+        found = probe.SuperLinkProbe(ahead)
         assert (bool(found.refusal), bool(found.warnings)) == (refused, warned)
         assert all("NTP" in line for line in [*found.warnings, found.refusal] if line)
 
@@ -77,7 +77,7 @@ def test_what_flower_would_refuse_is_refused_and_what_is_strange_is_said():
 
 def test_who_cannot_be_reached_is_left_to_the_supernode():
     for address in ("127.0.0.1:1", "nonsense", "localhost"):
-        assert meeting.probe_superlink(address, None, insecure=True) is None
+        assert probe.probe_superlink(address, None, insecure=True) is None
 
 
 class TestCertificate:
@@ -86,9 +86,9 @@ class TestCertificate:
         """A server's TLS for so many days, and the authority's certificate."""
 
         def made(days):
-            authority_key, key = certificates.new_tls_key(), certificates.new_tls_key()
-            authority = certificates.self_signed(authority_key, "x", 400)
-            certificate = certificates.server_certificate(key, ["localhost"], days, authority, authority_key)
+            authority_key, key = credentials.new_tls_key(), credentials.new_tls_key()
+            authority = credentials.self_signed(authority_key, "x", 400)
+            certificate = credentials.server_certificate(key, ["localhost"], days, authority, authority_key)
             for name, content in {"ca.crt": authority, "s.crt": certificate, "s.key": key}.items():
                 (tmp_path / name).write_bytes(content)
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -101,7 +101,7 @@ class TestCertificate:
     def test_its_end_is_said_a_month_before(self, signed, days, said):
         tls, authority = signed(days)
         with superlink(tls=tls) as address:
-            found = meeting.probe_superlink(address, authority, insecure=False)
+            found = probe.probe_superlink(address, authority, insecure=False)
         assert [line.split(":")[0] for line in found.warnings] == said
 
     def test_an_operator_is_warned_by_the_name_of_the_connection(self, signed, tmp_path, monkeypatch):
@@ -110,20 +110,20 @@ class TestCertificate:
         with superlink(tls=tls) as address:
             link = f'address = "{address}"\nroot-certificates = "{authority}"\n'
             (tmp_path / "config.toml").write_text(f"[superlink.hospital]\n{link}")
-            assert len(meeting.warnings_of("hospital")) == 1
+            assert len(probe.warnings_of("hospital")) == 1
 
     def test_an_operator_hears_of_a_clock_that_would_keep_a_node_out(self, tmp_path, monkeypatch):
         monkeypatch.setenv("FLWR_HOME", str(tmp_path))
         (tmp_path / "config.toml").write_text('[superlink.hospital]\naddress = "localhost:1"\ninsecure = true\n')
         for ahead, said in ((10.0, ["10 s ahead of"]), (-400.0, ["400 s behind"]), (0.0, [])):
-            monkeypatch.setattr(meeting, "probe_superlink", lambda *_, ahead=ahead: meeting.Meeting(ahead))
-            found = meeting.warnings_of("hospital")
+            monkeypatch.setattr(probe, "probe_superlink", lambda *_, ahead=ahead: probe.SuperLinkProbe(ahead))
+            found = probe.warnings_of("hospital")
             assert len(found) == len(said) and all(words in line for words, line in zip(said, found, strict=True))
 
     def test_one_of_another_authority_tells_nothing(self, signed):
         tls, _ = signed(60)
         with superlink(tls=tls) as address:
-            assert meeting.probe_superlink(address, None, insecure=False) is None
+            assert probe.probe_superlink(address, None, insecure=False) is None
 
 
 class TestNode:
@@ -146,7 +146,7 @@ class TestNode:
         monkeypatch.setattr(node.Executor, "serve", lambda *_: None)
 
         def run(later):
-            found = iter([meeting.Meeting(0.0), later])
+            found = iter([probe.SuperLinkProbe(0.0), later])
             monkeypatch.setattr(node, "probe_superlink", lambda *_: next(found))
             with pytest.raises(FederationError) as error:
                 node.run_node(["--insecure", "--superlink", "127.0.0.1:1"])
@@ -155,9 +155,9 @@ class TestNode:
         return run
 
     def test_that_is_refused_later_says_that_it_is_the_clock(self, refused_by):
-        assert "8 s ahead of" in refused_by(meeting.Meeting(8.2))
+        assert "8 s ahead of" in refused_by(probe.SuperLinkProbe(8.2))
 
-    @pytest.mark.parametrize("later", [meeting.Meeting(0.1), None])
+    @pytest.mark.parametrize("later", [probe.SuperLinkProbe(0.1), None])
     def test_or_that_it_is_not(self, refused_by, later):
         assert "not registered there, or was unregistered" in refused_by(later)
 

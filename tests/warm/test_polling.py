@@ -3,9 +3,9 @@
 import pytest
 from flwr.supernode import start_client_internal
 
-from cloister.core.errors import ConfigError
 from cloister.deploy.warm import node
-from cloister.deploy.warm.polling import Polling
+from cloister.deploy.warm.supernode import Polling
+from cloister.utils.errors import ConfigError
 
 
 class World:

@@ -26,9 +26,9 @@ from support import failures
 
 from cloister.client.app import app
 from cloister.client.policy import CHECKED_BUNDLE, Policy
-from cloister.core.errors import ConfigError, FederationError, PolicyError
 from cloister.deploy.warm import executor, node
 from cloister.flower.messages import assume_run
+from cloister.utils.errors import ConfigError, FederationError, PolicyError
 
 BUNDLE = b"an app bundle"
 DIGEST = hashlib.sha256(BUNDLE).hexdigest()

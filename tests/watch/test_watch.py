@@ -18,18 +18,17 @@ from support import failures
 from typer.testing import CliRunner
 
 from cloister import cli
-from cloister.core.errors import ConfigError, FederationError
-from cloister.local.simulation import simulate
+from cloister.monitoring import snapshot as snapshots
+from cloister.monitoring.alerts import findings
+from cloister.monitoring.metrics import Latest, Watch, change, registry
+from cloister.monitoring.snapshot import Places, Snapshot, look
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.server.reports.console import Narrator
+from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.status import RunState, run_state
-from cloister.watch import snapshot as snapshots
-from cloister.watch.findings import findings
-from cloister.watch.metrics import Latest, registry
-from cloister.watch.snapshot import Places, Snapshot, look
-from cloister.watch.watching import Watch, change
+from cloister.simulation.simulate import simulate
+from cloister.utils.errors import ConfigError, FederationError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtimes"))
 from processes import free_ports
@@ -130,7 +129,7 @@ def test_what_a_claim_keeps_secret_is_no_metric(tmp_path):
         "strategy.sampling": "poisson", "strategy.fraction-train": 0.5, "num-rounds": 2, "report": False,
         "output-dir": str(tmp_path), "run-name": "r",
     }  # fmt: skip
-    simulate(settings, 4, Narrator(2, Console(quiet=True)))
+    simulate(settings, 4, ConsoleReporter(2, Console(quiet=True)))
     shown = metrics(look(Places(runs=tmp_path)))
     assert "cloister_round 2.0" in shown and "cloister_epsilon" in shown
     for name in ("replies", "round_seconds", "round_age_seconds"):
@@ -180,13 +179,13 @@ def test_what_stands_in_a_name_breaks_neither_metrics_nor_a_terminal(monkeypatch
         ["status", "hospital", "--runs", "absent", "--check"],
         ["status", "hospital", "--runs", "absent"],
     ):
-        monkeypatch.setattr("cloister.deploy.control.living_nodes", lambda connection: (node,))
-        monkeypatch.setattr("cloister.deploy.warm.meeting.warnings_of", lambda connection: [])
+        monkeypatch.setattr("cloister.deploy.sites.living_nodes", lambda connection: (node,))
+        monkeypatch.setattr("cloister.deploy.warm.probe.warnings_of", lambda connection: [])
         monkeypatch.setattr("cloister.server.reports.status.superlink_runs", lambda connection: [])
         said = CliRunner().invoke(cli.app, arguments).output
         assert "offline" in said and "\x1b" not in said and len(said.splitlines()) == 1
     told = []
-    monkeypatch.setattr("cloister.watch.watching.look", lambda places: Snapshot(nodes=(node,)))
+    monkeypatch.setattr("cloister.monitoring.metrics.look", lambda places: Snapshot(nodes=(node,)))
     Watch(Places(), told=told.append).look()
     assert told and "\x1b" not in "".join(told)
 
@@ -308,7 +307,7 @@ def test_a_webhook_is_called_once_for_each_change_and_again_if_it_refused(hook, 
             Snapshot(QUIET, NODES),
         ]
     )
-    monkeypatch.setattr("cloister.watch.watching.look", lambda places: next(seen))
+    monkeypatch.setattr("cloister.monitoring.metrics.look", lambda places: next(seen))
     monkeypatch.setattr(time, "time", lambda: NOW)
     watch = Watch(Places(), url, told=lambda line: None)
     watch.look()

@@ -1,29 +1,156 @@
-"""The gate: it limits each node to its own messages and replies, and hides the totals of a run.
+"""Handlers in front of Flower's: the gate, checks of node keys, and the deletion of expired messages.
 
-Flower checks that a request names the node that signed it, and little else. Any node may send a message that another
-one takes for the server's, or a reply in another one's name; it may delete another one's message, and fetch any object
-whose name it has. What is refused here is logged with the node that asked.
+The gate limits each node to its own messages and replies, and hides the totals of a run. Flower checks that a request
+names the node that signed it, and little else. Any node may send a message that another one takes for the server's,
+or a reply in another one's name; it may delete another one's message, and fetch any object whose name it has. What is
+refused here is logged with the node that asked.
 
 The names of others' objects are kept from a node by packing (`cloister/core/packing.py`), not by the gate.
+
+Expired messages are deleted, as one node could fill the state database before the run ends. Flower deletes the
+objects of a message when the node confirms it, and those of a reply when the server's app does. A node that confirms
+nothing, or replies when the app does not ask any more, so leaves a model of each round. Of a message that has expired
+Flower forgets everything but the objects.
 """
 
 import math
+import re
+import time
+from base64 import b64decode
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from itertools import islice
 from logging import WARNING
 from types import ModuleType
 from typing import Any, ClassVar
 
 from fastapi import HTTPException
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
-from cloister.core.files import DAY
-from cloister.core.wire import GATE
-from cloister.deploy.superlink.in_front import InFront
 from cloister.flower import log
 from cloister.flower.messages import SUPERLINK_NODE_ID, message_pb2, names_in
-from cloister.flower.superlink import MessageIns, SqlLinkState, StoredObject, fleet_pb2, in_database, runtime_handlers
+from cloister.flower.superlink import (
+    ApiErrorCode,
+    FlowerError,
+    MessageIns,
+    MessageRes,
+    SqlLinkState,
+    StoredObject,
+    control_handlers,
+    fleet_handlers,
+    fleet_pb2,
+    in_database,
+    node_auth,
+    runtime_handlers,
+)
+from cloister.utils.files import DAY
+from cloister.utils.wire import GATE
+
+PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\n([A-Za-z0-9+/=\n]{1,400})-----END PUBLIC KEY-----\n")
+CURVES = {
+    "P-256": "3059301306072a8648ce3d020106082a8648ce3d030107034200",
+    "P-384": "3076301006072a8648ce3d020106052b81040022036200",
+    "P-521": "30819b301006072a8648ce3d020106052b8104002303818600",
+}
+"""The first bytes of a key on each curve in DER; its point follows (RFC 5480)."""
+REVOKED = "its node was unregistered"
+"""Text of the answer for the key of a revoked node; `register.sh` looks for it."""
+SECONDS = 1.0
+"""Seconds for which a running run is remembered. So long after its end, nodes may still fetch and send parts."""
+
+
+class HandlerOverride:
+    """Methods that take the place of Flower's functions of the same names, which they call.
+
+    Attributes:
+        handlers: Flower's module of those functions.
+        names: of those functions.
+        inner: the functions by name, as they were when this was made.
+    """
+
+    handlers: ClassVar[ModuleType] = fleet_handlers
+    names: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        self.inner: dict[str, Callable[..., Any]] = {name: vars(self.handlers)[name] for name in self.names}
+
+    def install(self) -> None:
+        """Put this in front of the functions."""
+        for name in self.inner:
+            vars(self.handlers)[name] = getattr(self, name)
+
+
+class NodeKeys(HandlerOverride):
+    """Refusal of keys that are no key of a node, before Flower reads them.
+
+    Flower reads the key of a request before it knows the sender. For a Diffie-Hellman key it checks that a number is
+    prime, which takes seconds to minutes and stops everything else.
+    """
+
+    handlers: ClassVar[ModuleType] = node_auth
+    names = ("bytes_to_public_key",)
+
+    def bytes_to_public_key(self, public_key_bytes: bytes) -> Any:
+        """Return the key that a node shows.
+
+        Raises:
+            ValueError: it is on none of the `CURVES`.
+        """
+        found = PEM.fullmatch(public_key_bytes)
+        if not found or not b64decode(found[1]).startswith(tuple(map(bytes.fromhex, CURVES.values()))):
+            raise ValueError("no key of a node")
+        return self.inner["bytes_to_public_key"](public_key_bytes)
+
+
+class RevokedKeys(HandlerOverride):
+    """An answer that tells an operator that a key was revoked.
+
+    Flower keeps an unregistered key in its database, and answers "already in use" for it and for a registered one.
+    """
+
+    handlers: ClassVar[ModuleType] = control_handlers
+    names = ("register_node",)
+
+    def register_node(self, request: Any, account: Any, state: Any) -> Any:
+        """Register a node.
+
+        Raises:
+            FlowerError: as Flower's, with `REVOKED` in it for the key of a revoked node.
+        """
+        try:
+            return self.inner["register_node"](request, account, state)
+        except FlowerError as error:
+            taken = error.code == ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
+            if taken and state.get_node_id_by_public_key(request.public_key) is None:
+                raise FlowerError(error.code, error.message, public_details=REVOKED) from None
+            raise
+
+
+class RunningRuns(HandlerOverride):
+    """Memory of which runs are running, for `SECONDS`. Flower asks its database for each part of each message.
+
+    Args:
+        clock: gives seconds.
+    """
+
+    names = ("check_abort",)
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.clock = clock
+        self.until: dict[int, float] = {}
+
+    def check_abort(self, run_id: int, *others: object) -> str | None:
+        """Return why a node gets nothing of a run; None while the run is running. An ended run is always looked up."""
+        now = self.clock()
+        if now < self.until.get(run_id, now):
+            return None
+        found: str | None = self.inner["check_abort"](run_id, *others)
+        if found is None:
+            self.until[run_id] = now + SECONDS
+        return found
+
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
 """What Flower adds up over all nodes of a run."""
@@ -35,7 +162,7 @@ AT_ONCE = 500
 """Names in one statement: SQLite limits them."""
 
 
-class Gate(InFront):
+class Gate(HandlerOverride):
     """Keeps every node to its own messages and replies.
 
     Attributes:
@@ -142,7 +269,7 @@ class Gate(InFront):
         return self.inner["push_object"](request=request, state=state)
 
 
-class GateKnown(InFront):
+class GateKnown(HandlerOverride):
     """Tells a server's app that this SuperLink has a gate: by an object under a name that no content has."""
 
     handlers: ClassVar[ModuleType] = runtime_handlers
@@ -182,3 +309,39 @@ def _is_whole(state: Any, names: Iterable[str]) -> bool:
             if session.scalar(missing.where(StoredObject.object_id.in_(few)).limit(1)) is not None:
                 return False
     return True
+
+
+class DeletesExpired(HandlerOverride):
+    """Deletes a run's expired messages when its app sends the next ones; not in a state in memory."""
+
+    handlers: ClassVar[ModuleType] = runtime_handlers
+    names = ("push_messages",)
+
+    def push_messages(self, request: object, state: object, task: Any) -> object:
+        """Delete the run's expired messages, then announce new ones."""
+        delete_expired(state, task.run_id)
+        return self.inner["push_messages"](request, state, task)
+
+
+def delete_expired(state: object, run: int) -> None:
+    """Delete the messages of a run that have expired, the replies to them, and the objects of all of these.
+
+    Args:
+        state: Flower's.
+        run: its id.
+    """
+    if not isinstance(state, SqlLinkState):
+        return
+    over = select(MessageIns.message_id).where(
+        MessageIns.run_id == in_database(run),
+        MessageIns.created_at + MessageIns.ttl <= datetime.now(UTC).timestamp(),
+    )
+    with state.session() as session:
+        messages = {str(name) for name in session.scalars(over)}
+        # A reply that the app is fetching is its own to delete.
+        unread = MessageRes.reply_to_message_id.in_(messages) & (MessageRes.delivered_at == "")
+        replies = session.scalars(select(MessageRes.message_id).where(unread)).all() if messages else []
+        for name in (*messages, *map(str, replies)):
+            state.object_store.delete(name)
+        session.execute(delete(MessageRes).where(MessageRes.message_id.in_(replies)))
+        state.delete_messages(messages)

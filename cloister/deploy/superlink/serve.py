@@ -1,25 +1,119 @@
-"""The process of a SuperLink: its options, its state database, its certificates, and uvicorn.
+"""The process of a SuperLink: its operators, application, options, database and certificates.
 
-They are those of flwr 1.41 and 1.42: where a name of Flower is not there, this fails at start, and nothing is served.
+The options are those of flwr 1.41 and 1.42. Where a name of Flower is missing, the start fails, and nothing is served.
+
+Operators start runs and register nodes; they are known by their tokens. Flower's interface for account
+authentication, `ControlAuthnPlugin`, is what is filled in here.
 """
 
 import os
 import sqlite3
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from logging import WARNING
 from pathlib import Path
+from typing import Any, NoReturn
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from cloister.core.errors import ConfigError
-from cloister.deploy import certificates
-from cloister.deploy.credentials import read_digests
+from cloister.deploy import credentials
+from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.superlink import database
-from cloister.deploy.superlink.app import closed_app
-from cloister.deploy.superlink.operators import OperatorsOnly
+from cloister.deploy.superlink.gate import (
+    DeletesExpired,
+    Gate,
+    GateKnown,
+    HandlerOverride,
+    NodeKeys,
+    RevokedKeys,
+    RunningRuns,
+)
 from cloister.flower import log
-from cloister.flower.superlink import console_handler, get_uvicorn_log_config, parse_superlink_options
+from cloister.flower.superlink import (
+    ACCESS_TOKEN_KEY,
+    ApiErrorCode,
+    ControlAuthnPlugin,
+    FlowerError,
+    NoOpControlAuthnPlugin,
+    Shortcut,
+    SuperLinkLifespan,
+    console_handler,
+    create_app,
+    extensions,
+    get_uvicorn_log_config,
+    parse_superlink_options,
+)
+from cloister.utils.errors import ConfigError
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+
+class OperatorsOnly(ControlAuthnPlugin):
+    """Knows operators by their tokens. All of them act as the one account that Flower has without authentication.
+
+    Args:
+        digests: SHA-256 of their tokens.
+    """
+
+    def __init__(self, digests: tuple[str, ...]) -> None:
+        self.digests = digests
+        # Not a base class: where Flower sees an instance of it, it requires no token.
+        self._without = NoOpControlAuthnPlugin()
+
+    def validate_tokens_in_metadata(self, metadata: Metadata) -> tuple[bool, Any]:
+        """Return True if there is exactly one token and it is an operator's, and the account."""
+        tokens = [value for key, value in metadata if key == ACCESS_TOKEN_KEY]
+        if len(tokens) != 1 or not isinstance(tokens[0], str) or not is_known(tokens[0], self.digests):
+            return False, None
+        return self._without.validate_tokens_in_metadata(metadata)
+
+    def get_login_details(self) -> Any:
+        """There is no log-in: `flwr login` says so."""
+        return self._without.get_login_details()
+
+    def get_auth_tokens(self, device_code: str) -> NoReturn:
+        """Refuse to issue a token: they are provisioned."""
+        raise FlowerError(ApiErrorCode.NO_ACCOUNT_AUTH, "operators' tokens are provisioned, not issued here")
+
+    def refresh_tokens(self, metadata: Metadata) -> NoReturn:
+        """Refuse to renew a token: one that is not known now is not renewed either."""
+        raise FlowerError(ApiErrorCode.ACCOUNT_AUTHENTICATION_FAILED, "unknown operator")
+
+
+def closed_app(config: Any) -> ASGIApp:
+    """Return Flower's SuperLink as an ASGI application. There is one in a process.
+
+    Args:
+        config: of the SuperLink.
+    """
+    install()
+    app = create_app(config, SuperLinkLifespan)
+    # An extension may add middleware, and may change the application in any other way: none may be there.
+    plain = config.fleet_event_log_plugin is None and extensions._try_import_sgxt() is None
+    return Shortcut(app) if plain else app
+
+
+IN_FRONT: tuple[type[HandlerOverride], ...] = (Gate, GateKnown, DeletesExpired, RunningRuns, NodeKeys, RevokedKeys)
+"""What is in front of Flower's functions:
+
+| | for nodes | for the server's app | for operators |
+|---|---|---|---|
+| `Gate` | `get_run`, all of messages and objects | | |
+| `GateKnown` | | `pull_object` | |
+| `DeletesExpired` | | `push_messages` | |
+| `RunningRuns` | `check_abort` | | |
+| `NodeKeys` | the key in a request | | |
+| `RevokedKeys` | | | `register_node` |
+"""
+
+
+def install() -> None:
+    """Put everything of ours in front of Flower's functions."""
+    for each in IN_FRONT:
+        each().install()
+
 
 STOP_SECONDS = 30
 """Seconds that a stop waits for requests that have begun: a stranger may send one slowly."""
@@ -68,7 +162,7 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         except sqlite3.Error as error:
             log(WARNING, "the state database %s could not be made ready: %s", path.name, error)
         database.watch(path, max_bytes)
-    certificates.watch([Path(path) for path in (config.ssl_certfile, config.ssl_ca_certfile) if path])
+    credentials.watch([Path(path) for path in (config.ssl_certfile, config.ssl_ca_certfile) if path])
     uvicorn.run(
         app=closed_app(replace(config, authn_plugin=OperatorsOnly(digests))),
         host=config.host,

@@ -1,10 +1,10 @@
 """Executor for Flower that forks client processes instead of starting them.
 
-A process that has imported the heavy libraries, and computed nothing, asks the SuperNode for tasks. For each it forks a
-child, which runs `flwr-clientapp`'s own function once and ends. So all computed state, above all noise, ends with its
-message. A child loads exactly the verified bundle, from a folder that no other process writes to. Flower's own loader
-uses names from the server, and a folder shared by all runs. If the bundle's source equals that of the installed
-package, the bundle is not loaded: the parent has imported the same code already.
+A process that has imported the heavy libraries, and computed nothing, asks the SuperNode for tasks. For each it forks
+a child, which runs `flwr-clientapp`'s own function once and ends. So all computed state, above all noise, ends with
+its message. A child loads exactly the verified bundle, from a folder that no other process writes to. Flower's own
+loader uses names from the server, and a folder shared by all runs. If the bundle's source equals that of the
+installed package, the bundle is not loaded: the parent has imported the same code already.
 """
 
 import gc
@@ -20,19 +20,20 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any, NoReturn
+from zipfile import ZipFile
 
 import flwr
 import httpx
 from flwr.clientapp import ClientApp
 
+import cloister
 from cloister.client.policy import CHECKED_BUNDLE, Policy
-from cloister.core.errors import FederationError, PolicyError
-from cloister.deploy.warm.installed import is_installed
 from cloister.flower import TESTED_WITH, log
-from cloister.flower.clientapp import (
+from cloister.flower.executor import (
     RuntimeHttpClient,
     RuntimeVersionHttpInterceptor,
     ShowsToken,
@@ -41,7 +42,37 @@ from cloister.flower.clientapp import (
     TaskType,
     runtime_pb2,
 )
-from cloister.flower.clientapp import run_clientapp as clientapp
+from cloister.flower.executor import run_clientapp as clientapp
+from cloister.utils.errors import FederationError, PolicyError
+
+SUFFIX = ".py"
+
+
+def sources() -> dict[str, bytes]:
+    """Return the Python files of the installed package by their names in a bundle."""
+    package = Path(cloister.__path__[0])
+    files = package.rglob(f"*{SUFFIX}")
+    return {path.relative_to(package.parent).as_posix(): path.read_bytes() for path in files}
+
+
+def is_installed(bundle: bytes, imported: Mapping[str, bytes]) -> bool:
+    """Return whether a bundle and the installed package have the same Python files.
+
+    They are compared byte for byte.
+
+    Args:
+        bundle: an app bundle of Flower, a zip archive.
+        imported: `sources` when this process imported the package. The current files on disk are compared too: after an
+            upgrade, a client would import files that the bundle does not contain.
+    """
+    with ZipFile(BytesIO(bundle)) as archive:
+        members = [member for member in archive.infolist() if member.filename.endswith(SUFFIX)]
+        # Compare sizes first, so that a huge bundle is not read into memory.
+        if {member.filename: member.file_size for member in members} != {n: len(s) for n, s in imported.items()}:
+            return False
+        carried = {member.filename: archive.read(member) for member in members}
+    return carried == dict(imported) == sources()
+
 
 POLL_SECONDS = 0.2
 LEAVE_SECONDS = 5.0
@@ -106,7 +137,7 @@ def warm_up(keras: bool) -> None:
     for name in LIBRARIES:
         importlib.import_module(name)
     if keras:
-        from cloister.tasks.backend import import_keras
+        from cloister.tasks.keras_model import import_keras
 
         import_keras()
     # A child's collector does not touch frozen objects, so that their memory stays shared.

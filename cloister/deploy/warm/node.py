@@ -9,18 +9,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from logging import INFO, WARNING
 
-from cloister.client.attempts_folder import FolderStore
 from cloister.client.node import NodeConfig, node_of
 from cloister.client.policy import policy_of
-from cloister.config.settings import read_options
-from cloister.core.errors import ConfigError, FederationError, PolicyError
-from cloister.core.files import expanded
-from cloister.deploy.warm.executor import Executor, Link, is_tested, warm_up
-from cloister.deploy.warm.installed import sources
-from cloister.deploy.warm.meeting import Meeting, probe_superlink
+from cloister.client.round_state import FolderStore
+from cloister.config.io import read_options
+from cloister.deploy.warm.executor import Executor, Link, is_tested, sources, warm_up
+from cloister.deploy.warm.probe import SuperLinkProbe, probe_superlink
 from cloister.deploy.warm.supernode import GAVE_UP, SIGNALLED
 from cloister.flower import TESTED_WITH, log
 from cloister.flower.supernode import parse_config_args, parser_of_supernode
+from cloister.utils.errors import ConfigError, FederationError, PolicyError
+from cloister.utils.files import expanded
 
 SUPERNODE = "flower-supernode"
 
@@ -150,7 +149,7 @@ def _look_at_superlink(ours: argparse.Namespace) -> None:
         raise FederationError(found.refusal)
 
 
-def _probed(ours: argparse.Namespace) -> Meeting | None:
+def _probed(ours: argparse.Namespace) -> SuperLinkProbe | None:
     certificates = ours.root_certificates and str(expanded(ours.root_certificates))
     return probe_superlink(ours.superlink, certificates, ours.insecure)
 

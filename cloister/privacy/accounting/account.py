@@ -29,10 +29,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core import check
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import KINDS, MAX_PURE, Event, accountants
 from cloister.privacy.accounting.vocabulary import Losses, Relation, units_of
+from cloister.utils import check
+from cloister.utils.errors import ConfigError, PrivacyError
 
 Accountant = Literal["rdp", "pld", "gdp", "published"]
 

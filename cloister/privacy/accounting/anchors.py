@@ -25,10 +25,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from cloister.core.errors import ConfigError, FederationError, LedgerError
-from cloister.core.keys import fingerprint
-from cloister.core.posting import post
 from cloister.privacy.accounting.ledger import Ledger, today
+from cloister.utils.errors import ConfigError, FederationError, LedgerError
+from cloister.utils.keys import fingerprint
+from cloister.utils.posting import post
 
 PURPOSE = b"cloister ledger head\0"
 """Prefix of the signed content, which separates anchors from other uses of the key."""

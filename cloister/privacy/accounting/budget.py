@@ -6,18 +6,26 @@ A budget is about one unit: a client, an example or a group of examples under (�
 of leakage. A store contains the spending: a ledger on disk, or the state that a simulated node keeps between messages.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from cloister.core import check
-from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError
-from cloister.core.state import State
 from cloister.privacy.accounting.account import Account, best_epsilon
-from cloister.privacy.accounting.events import Event, Unaccounted
+from cloister.privacy.accounting.events import (
+    DistributedGaussian,
+    Event,
+    Gaussian,
+    Pure,
+    Repeated,
+    Unaccounted,
+    from_json,
+    to_json,
+)
 from cloister.privacy.accounting.filters import (
     EXACT,
     Filter,
@@ -29,7 +37,10 @@ from cloister.privacy.accounting.filters import (
     largest_share,
 )
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.accounting.vocabulary import Relation, Unit
+from cloister.privacy.accounting.vocabulary import UNSAMPLED, Relation, Unit
+from cloister.utils import check
+from cloister.utils.arrays import State
+from cloister.utils.errors import BudgetExhausted, ConfigError, LedgerError, PrivacyError
 
 ID = 16
 """Bytes of a release's id."""
@@ -130,7 +141,7 @@ class PrivacyBudget(Generic[AnyStore]):
         '25% spent'
         >>> budget.require([Gaussian(1.0)])
         Traceback (most recent call last):
-        cloister.core.errors.BudgetExhausted: ...
+        cloister.utils.errors.BudgetExhausted: ...
         >>> folder.cleanup()
     """
 
@@ -337,3 +348,58 @@ class PrivacyBudget(Generic[AnyStore]):
         release = self.spend(event, server_round, mechanism, clip)
         yield
         self.ledger.done(release)
+
+
+MAX_EVENTS = 16
+"""Most releases of one round that a node reads."""
+MAX_LENGTH = 1000
+"""Most characters of one release."""
+
+
+def to_wire(events: Iterable[Event]) -> list[str]:
+    """Return the releases of a round as strings for a message, without draws."""
+    return [json.dumps(to_json(undrawn(event))) for event in events]
+
+
+def from_wire(content: object) -> tuple[Event, ...]:
+    """Return the releases of a message from the server, the strict inverse of `to_wire`.
+
+    Raises:
+        PrivacyError: the content is no list of releases with noise, or one of them claims a draw.
+    """
+    if not isinstance(content, Sequence) or isinstance(content, str) or not 0 < len(content) <= MAX_EVENTS:
+        raise PrivacyError(f"what the server promises must be a list of 1 to {MAX_EVENTS} events")
+    events = []
+    for item in content:
+        if not isinstance(item, str) or len(item) > MAX_LENGTH:
+            raise PrivacyError(f"an event that the server promises must be a string of at most {MAX_LENGTH} characters")
+        try:
+            event = from_json(json.loads(item))
+        except (ValueError, RecursionError):
+            raise PrivacyError("an event that the server promises is no JSON") from None
+        if not _has_noise(event) or undrawn(event) != event:
+            raise PrivacyError("an event that the server promises must have noise, and count no draw of clients")
+        events.append(event)
+    return tuple(events)
+
+
+def multiplier_of(promise: Iterable[Event]) -> float:
+    """Return z of one Gaussian release with this total cost; 0: no bound.
+
+    Gaussians add up by 1/z² = Σ 1/zᵢ². A pure ε counts as the Gaussian that bounds it (`Account.mu_squared`).
+    """
+    account = Account(promise)
+    return 0.0 if account.is_empty else account.mu_squared() ** -0.5
+
+
+def _has_noise(event: Event) -> bool:
+    if isinstance(event, Repeated):
+        return _has_noise(event.event)
+    return isinstance(event, Pure | DistributedGaussian) or (isinstance(event, Gaussian) and event.noise_multiplier > 0)
+
+
+def undrawn(event: Event) -> Event:
+    """Return the event without a draw, which costs at least as much."""
+    if isinstance(event, Repeated):
+        return replace(event, event=replace(event.event, sampling=UNSAMPLED))
+    return replace(event, sampling=UNSAMPLED) if isinstance(event, Gaussian) else event

@@ -19,8 +19,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.digits import at_least, at_most
-from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting import distributed
 from cloister.privacy.accounting.vocabulary import (
     MAX_MULTIPLIER,
@@ -32,6 +30,8 @@ from cloister.privacy.accounting.vocabulary import (
     Sampling,
     units_of,
 )
+from cloister.utils.errors import PrivacyError
+from cloister.utils.text import at_least, at_most
 
 MAX_COUNT = 10**9
 """Largest number of releases in one event."""

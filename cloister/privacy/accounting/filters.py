@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from cloister.core import check
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.account import FINE, Account
 from cloister.privacy.accounting.events import Event, Gaussian, accountants
 from cloister.privacy.accounting.vocabulary import MAX_MULTIPLIER, OVERFLOW, UNSAMPLED, Relation, Sampling
+from cloister.utils import check
+from cloister.utils.errors import ConfigError, PrivacyError
 
 FilterKind = Literal["gaussian", "renyi"]
 ROUNDING = 1e-12

@@ -7,7 +7,7 @@ hash and that of the preceding line. So a change, a gap or a swap is detectable,
             about a unit contains the filter that keeps all of them
     open    written and synced before the noise is drawn: from then on the release is charged
     done    written after the release was handed on; an opened release without this line is charged too
-    place   location of the data, and new names of its ledgers (`cloister.privacy.accounting.identities`)
+    place   location of the data, and new names of its ledgers (`cloister.privacy.accounting.ledger`)
 
 After a crash, a release may be charged that was never made, but every release that was made is charged. A line that a
 crash tore is the last one and has no newline. Its release cannot have been made, because its sync never returned.
@@ -20,22 +20,24 @@ import fcntl
 import hashlib
 import io
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from logging import WARNING
 from pathlib import Path
 from typing import IO, Any, get_args
 from uuid import uuid4
 
-from cloister.core.errors import LedgerError, PrivacyError
-from cloister.core.files import DAY, sync_folder
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Event, from_json, to_json
 from cloister.privacy.accounting.filters import Filter, FilterKind
 from cloister.privacy.accounting.vocabulary import Relation, Unit
+from cloister.utils.errors import LedgerError, PrivacyError
+from cloister.utils.files import DAY, sync_folder
 
 VERSION = 3
 GENESIS = "0" * 64
@@ -527,3 +529,54 @@ def _make_folder(folder: Path) -> None:
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)
+
+
+logger = logging.getLogger("cloister.ledger")
+
+
+def other_names(ledger: Ledger, place: str) -> tuple[str, ...]:
+    """Return other names of data at a place; record them in both ledgers.
+
+    Args:
+        ledger: of the current name.
+        place: identifier of the data's location, and its default name.
+
+    Raises:
+        LedgerError: the ledger cannot be written.
+    """
+    name = ledger.path.stem
+    found = []
+    for path in sorted(ledger.path.parent.glob("*.jsonl")):
+        is_there = path.stem == place
+        with suppress(OSError):  # an unverified ledger
+            is_there = is_there or f'"place": {json.dumps(place)}'.encode() in path.read_bytes()
+        if path.stem != name and is_there:
+            found.append(path)
+    others = [path.stem for path in found if path.stem not in ledger.others]
+    for path in found:
+        if path.stem not in others:
+            continue
+        try:
+            other = Ledger(path)
+            if name not in other.others:
+                other.note_place(place, [name])
+        except LedgerError as error:  # the other ledger is broken
+            logger.log(WARNING, "%s does not note that data at its place is called %s too: %s", path.name, name, error)
+    # A ledger without a configured name is named after its place.
+    if others or (name != place and place not in ledger.places):
+        ledger.note_place(place, others)
+    return ledger.others
+
+
+def warning(name: str, others: tuple[str, ...], key: str) -> str:
+    """Return the warning for an operator that the data has ledgers under further names.
+
+    Args:
+        name: current name of the data.
+        others: further names of data at the same place.
+        key: configuration key of the name.
+    """
+    return (
+        f"the data at this place has ledgers under other names too: {', '.join(others)}. The ledger of {name!r} counts "
+        f"nothing of them, and neither does its budget; set {key} to the earlier name unless it is other data"
+    )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cloister.core.errors import PrivacyError
+from cloister.utils.errors import PrivacyError
 
 Relation = Literal["add-or-remove", "replace-one"]
 Unit = Literal["client", "example", "group", "neighbourhood"]

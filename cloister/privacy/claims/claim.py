@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.account import Account, by_accountant
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.premises import Premise
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
+from cloister.utils.errors import PrivacyError
 
 Status = Literal["none", "sound", "conditional", "heuristic"]
 CLIENT_BUDGET = "privacy.client-max-epsilon"

@@ -1,23 +1,25 @@
-"""Tables and lines that show a ledger in a terminal."""
+"""Reports on ledgers for a terminal: releases, budgets, and the composed leakage of clients."""
 
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cloister.core import check
-from cloister.core.digits import at_most
-from cloister.core.terminal import table
-from cloister.core.text import counted
 from cloister.privacy.accounting.account import by_accountant
 from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.filters import largest_share
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation, Unit
 from cloister.privacy.claims.premises import UNCHOSEN, condition
+from cloister.utils import check
+from cloister.utils.terminal import table
+from cloister.utils.text import at_most, counted
 
 RUN_WIDTH = 20
 """Digits of the largest number that Flower gives a run."""
@@ -129,3 +131,45 @@ def _of_the_budget(ledger: Ledger, unit: Unit, relation: Relation) -> list[str]:
 
 def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+
+
+BINS = 10
+"""Bins of the histogram of composed leakage."""
+BAR = 40
+"""Characters of the longest printed bar."""
+
+
+def leakage_report(spent: Sequence[float]) -> dict[str, Any]:
+    """Return median, maximum and histogram of the clients' composed leakage.
+
+    Source: Galli et al. (2023), Table 1 and Figure 4.
+
+    Args:
+        spent: Σ ε·radius of each client; ∞ after a release without noise: such clients are only counted.
+    """
+    released = np.array([leakage for leakage in spent if 0 < leakage < math.inf])
+    numbers = {"clients": len(spent), "that-released": len(released), "without-limit": sum(map(math.isinf, spent))}
+    if not len(released):
+        return numbers
+    # From 0: between leakages that are equal up to rounding, bins would have no width.
+    counts, edges = np.histogram(released, BINS, range=(0.0, released.max()))
+    return {
+        **numbers,
+        "median": float(np.median(released)),
+        "maximum": float(released.max()),
+        "histogram": {"edges": [float(edge) for edge in edges], "counts": [int(count) for count in counts]},
+    }
+
+
+def render_leakage(report: dict[str, Any]) -> list[str]:
+    """Return the report as lines of plain text, the histogram as bars."""
+    lines = [f"{report['clients']} clients, of which {report['that-released']} released something with noise"]
+    if report["without-limit"]:
+        lines.append(f"{report['without-limit']} clients released something without noise: their leakage has no limit")
+    if not report["that-released"]:
+        return lines
+    lines.append(f"composed leakage: median {at_most(report['median'])}, maximum {at_most(report['maximum'])}")
+    edges, counts = report["histogram"]["edges"], report["histogram"]["counts"]
+    for low, high, count in zip(edges, edges[1:], counts, strict=False):
+        lines.append(f"  {low:9.4g} to {high:9.4g} {count:6} {'#' * math.ceil(count / max(counts) * BAR)}".rstrip())
+    return lines

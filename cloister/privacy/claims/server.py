@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from cloister.core.keys import provisioner_of
 from cloister.privacy.accounting.account import composed
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import DistributedGaussian, Event
@@ -14,6 +13,7 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim, ClientClaim, Figure, LedgerState, Statement
 from cloister.privacy.claims.premises import BUDGET_FIXED, EARLIER, UNCHOSEN
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
+from cloister.utils.keys import provisioner_of
 
 RUN = "this run"
 ALL_RUNS = "all runs in the ledger"

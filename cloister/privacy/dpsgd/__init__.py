@@ -7,14 +7,13 @@
     in_rows       many units in one call of fixed shape, if `isolation` proves that each row depends on one unit alone
     isolation, isolation_rules
                   proof of the unit on which each tensor of a graph depends, operation by operation
-    capture       one backward pass that keeps the inputs of chosen layers and the gradients of their outputs
+    tracing       losses and seeds of a traced call, one backward pass that keeps the inputs of chosen layers and the
+                  gradients of their outputs, and exact execution of graphs without state
     forms         per-unit gradients of a layer: squared norms and weighted sums
-    graphs        exact execution of traced graphs, without state, each sum in the order of its terms
-    losses        examples in the structure of a model, their losses, the seeds of random layers
     batches       draws of the units of a step, and their number of places; without TensorFlow
     local_steps   a client's steps in a round, and their event; without TensorFlow
-    rounding      the margin below S for clipped contributions, so that roundings cannot move a sum by more than S
-    exact_noise   integer rounding of the sum with exact noise; models that compute their own gradient
+    noise         the margin below S for roundings, integer rounding of the sum with exact noise, and the noised sum of
+                  models that compute their own gradient; without TensorFlow
 
 Importing this package imports neither TensorFlow nor Keras.
 """

@@ -10,9 +10,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
-from cloister.core import check
-from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.vocabulary import OVERFLOW
+from cloister.utils import check
+from cloister.utils.errors import ConfigError
 
 Batch = NDArray[np.intp]
 """Indices of examples, or of units, without repetition; possibly empty."""

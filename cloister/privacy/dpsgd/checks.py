@@ -12,12 +12,21 @@ from contextlib import contextmanager
 import keras
 import tensorflow as tf
 
-from cloister.core.errors import CloisterError, ConfigError, UnsupportedModel
-from cloister.core.model_state import is_seed
-from cloister.core.tensors import Layer, Network, Tensor
-from cloister.privacy.dpsgd.graphs import LEARNT, chained_sums, refuse_effects
 from cloister.privacy.dpsgd.isolation import Mixes, Unproved, prove
-from cloister.privacy.dpsgd.losses import Loss, Probe, check_probe, losses_of, seeded, seeds_of, specs_of
+from cloister.privacy.dpsgd.tracing import (
+    LEARNT,
+    Loss,
+    Probe,
+    chained_sums,
+    check_probe,
+    losses_of,
+    refuse_effects,
+    seeded,
+    seeds_of,
+    specs_of,
+)
+from cloister.utils.arrays import Layer, Network, Tensor, is_seed
+from cloister.utils.errors import CloisterError, ConfigError, UnsupportedModel
 
 DTYPES = ("float32", "float64")
 ACTIVITY = "activity_regularizer"
@@ -36,7 +45,7 @@ COARSE_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SE
 
 
 @contextmanager
-def refusing_what_cannot_be_computed() -> Iterator[None]:
+def as_unsupported_model() -> Iterator[None]:
     """Convert third-party exceptions to UnsupportedModel, with type, without message."""
     try:
         yield

@@ -33,15 +33,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.errors import ConfigError
-from cloister.core.tensors import Network
-from cloister.core.threads import in_threads
 from cloister.privacy.dpsgd.batches import Draws, Members, places_of
-from cloister.privacy.dpsgd.checks import refuse, refuse_coarse_precision, refusing_what_cannot_be_computed
+from cloister.privacy.dpsgd.checks import as_unsupported_model, refuse, refuse_coarse_precision
 from cloister.privacy.dpsgd.in_rows import InRows, Sums
 from cloister.privacy.dpsgd.in_turn import InTurn
-from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, as_probed, take
-from cloister.privacy.dpsgd.rounding import check_clipping_norm
+from cloister.privacy.dpsgd.noise import check_clipping_norm
+from cloister.privacy.dpsgd.tracing import Examples, Loss, Probe, as_probed, take
+from cloister.utils.arrays import Network
+from cloister.utils.errors import ConfigError
+from cloister.utils.threads import in_threads
 
 EMPTY = -1
 """Number of the unit at an empty place."""
@@ -89,7 +89,7 @@ class ClippedSums:
     def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
         self._model, self._probe, self._cap, self._room = model, probe, group_cap, places_of(batch_size)
         self.draws = Draws()
-        with refusing_what_cannot_be_computed():
+        with as_unsupported_model():
             refuse(model, loss, probe)
             try:
                 self.engine: InRows | InTurn = InRows(model, loss, probe, batch_size, group_cap)

@@ -18,9 +18,9 @@ from typing import Protocol, TypeAlias
 import keras
 import tensorflow as tf
 
-from cloister.core.tensors import Layer, Tensor
-from cloister.privacy.dpsgd.capture import Call, NotCapturable, is_plain_dense, is_plain_einsum
-from cloister.privacy.dpsgd.rounding import MASS_PER_NORM, MAX_POSITIONS, UNDERFLOW, UNIT
+from cloister.privacy.dpsgd.noise import MASS_PER_NORM, MAX_POSITIONS, UNDERFLOW, UNIT
+from cloister.privacy.dpsgd.tracing import Call, NotCapturable, is_plain_dense, is_plain_einsum
+from cloister.utils.arrays import Layer, Tensor
 
 WIDEST = 4096
 """Most squares that are summed in float32 before double precision takes over."""
@@ -195,7 +195,7 @@ def _of_positions(pairs: Sequence[tuple[Tensor, ...]], bias: bool) -> Part:
     inputs, deltas = (tf.concat(same, axis=1) for same in zip(*pairs, strict=True))
     positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     if positions == 1:
-        return Outer(inputs, deltas, bias)
+        return OuterProduct(inputs, deltas, bias)
     # The Gram form's bound holds up to `MAX_POSITIONS`.
     if positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out:
         return Gram(inputs, deltas, bias)
@@ -205,7 +205,7 @@ def _of_positions(pairs: Sequence[tuple[Tensor, ...]], bias: bool) -> Part:
     return PerUnit("dense one by one", gradients, Rows(inputs.shape[0]))
 
 
-class Outer:
+class OuterProduct:
     """Form for one position per unit, without any per-unit tensor of the size of the weights.
 
     No positions can cancel, so the bound on the norm is that on the roundings of a sum in single precision too.
@@ -235,7 +235,7 @@ class Outer:
         return [kernel, tf.reduce_sum(deltas, axis=0)] if self._bias else [kernel]
 
 
-class Gram(Outer):
+class Gram(OuterProduct):
     """Form for several positions per unit, fewer than the weights have rows or columns.
 
     Positions can cancel each other. Then an underestimated norm would let a contribution exceed the bound, and so
@@ -348,7 +348,7 @@ def is_plain_embedding(layer: Layer) -> bool:
     return type(layer) is keras.layers.Embedding and not layer.lora_enabled and trained == [id(layer._embeddings)]
 
 
-class Embedded:
+class EmbeddingGradients:
     """Form of a table's gradients by unit, held as indices and deltas.
 
     Positions of one index can cancel, like positions of a dense layer. So norms and sums are in double precision.
@@ -433,7 +433,7 @@ Form: TypeAlias = Callable[[Layer, Sequence[Call], Rows], Part]
 FORMS: tuple[tuple[Callable[[Layer], bool], Form], ...] = (
     (is_plain_dense, dense),
     (is_plain_einsum, Einsum),
-    (is_plain_embedding, Embedded),
+    (is_plain_embedding, EmbeddingGradients),
     (is_plain_normalization, normalization),
 )
 """Pairs of a test for a kind of layer, and the form of its per-unit gradients."""

@@ -13,14 +13,25 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.core.tensors import Compiled, Layer, Network, Tensor, Variable
 from cloister.privacy.dpsgd.batches import Draws, cast, places_of
-from cloister.privacy.dpsgd.capture import NotCapturable, record
 from cloister.privacy.dpsgd.forms import Form, Part, Rows, form_of
-from cloister.privacy.dpsgd.graphs import as_traced, chained_sums, refuse_effects
 from cloister.privacy.dpsgd.isolation import prove
-from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, losses_of, seeded, seeds_of, specs_of
-from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR, most_at_once, overstatement
+from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR, most_at_once, overstatement
+from cloister.privacy.dpsgd.tracing import (
+    Examples,
+    Loss,
+    NotCapturable,
+    Probe,
+    as_traced,
+    chained_sums,
+    losses_of,
+    record,
+    refuse_effects,
+    seeded,
+    seeds_of,
+    specs_of,
+)
+from cloister.utils.arrays import Compiled, Layer, Network, Tensor, Variable
 
 MEMORY = 1 << 30
 """Most bytes of units in the inputs and held tensors of a call, without outputs of layers. A larger batch takes several

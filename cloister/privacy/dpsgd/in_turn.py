@@ -16,14 +16,28 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.core.tensors import Compiled, Layer, Network, Tensor, Variable
-from cloister.core.threads import THREADS
 from cloister.privacy.dpsgd.batches import Draws, cast, places_of
-from cloister.privacy.dpsgd.capture import Call, NotCapturable, is_plain_dense, record
-from cloister.privacy.dpsgd.graphs import as_traced, chained_sums, refuse_effects, with_functions
 from cloister.privacy.dpsgd.in_rows import Sums
-from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, losses_of, seeded, seeds_of, specs_of
-from cloister.privacy.dpsgd.rounding import SLACK
+from cloister.privacy.dpsgd.noise import SLACK
+from cloister.privacy.dpsgd.tracing import (
+    Call,
+    Examples,
+    Loss,
+    NotCapturable,
+    Probe,
+    as_traced,
+    chained_sums,
+    is_plain_dense,
+    losses_of,
+    record,
+    refuse_effects,
+    seeded,
+    seeds_of,
+    specs_of,
+    with_functions,
+)
+from cloister.utils.arrays import Compiled, Layer, Network, Tensor, Variable
+from cloister.utils.threads import THREADS
 
 AT_ONCE = 1024
 """Most units of a call: sums in double precision are within 2⁻²⁰·S of the exact one for 2¹⁷ units in total."""

@@ -10,8 +10,6 @@ from graphlib import CycleError, TopologicalSorter
 
 import tensorflow as tf
 
-from cloister.core.tensors import Tensor
-from cloister.privacy.dpsgd.graphs import UNORDERED, may_keep, with_functions
 from cloister.privacy.dpsgd.isolation_rules import (
     GUARDS,
     RAISING,
@@ -26,6 +24,8 @@ from cloister.privacy.dpsgd.isolation_rules import (
     misfit,
     outputs,
 )
+from cloister.privacy.dpsgd.tracing import UNORDERED, may_keep, with_functions
+from cloister.utils.arrays import Tensor
 
 __all__ = ["Label", "Mixes", "NotIsolated", "Rows", "Unproved", "labels", "prove"]
 

@@ -22,8 +22,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.core.errors import PrivacyError
-from cloister.core.tensors import Tensor
+from cloister.utils.arrays import Tensor
+from cloister.utils.errors import PrivacyError
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from cloister.core import check
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Event, Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, KERNELS, Contributor
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
+from cloister.utils import check
+from cloister.utils.errors import ConfigError, PrivacyError
 
 MAX_BATCH = 1 << 16
 """Largest expected number of units in a batch, by the public number: rounding bounds hold for batches of 2^17."""

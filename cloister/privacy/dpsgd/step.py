@@ -8,21 +8,18 @@ import keras
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.core import check
-from cloister.core.arrays import aligned
-from cloister.core.errors import ConfigError
-from cloister.core.tensors import Compiled, Network, Optimizer, Tensor, Variable
 from cloister.privacy.dpsgd import batches
 from cloister.privacy.dpsgd.batches import Draws
 from cloister.privacy.dpsgd.checks import use_single_precision
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
-from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
-from cloister.privacy.dpsgd.graphs import is_known_to_xla
 from cloister.privacy.dpsgd.local_steps import MAX_BATCH
-from cloister.privacy.dpsgd.losses import Examples, Loss, Probe, as_probed, made_up, take
-from cloister.privacy.dpsgd.rounding import check_clipping_norm
+from cloister.privacy.dpsgd.noise import check_clipping_norm, grid_of, noised_sum
+from cloister.privacy.dpsgd.tracing import Examples, Loss, Probe, as_probed, is_known_to_xla, made_up, take
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.utils import check
+from cloister.utils.arrays import Compiled, Network, Optimizer, Tensor, Variable, aligned
+from cloister.utils.errors import ConfigError
 
 WORTH_COMPILING = 1 << 18
 """Least number of parameters for a compiled optimizer: below it, compiling (0.3 s) saves under 0.3 ms a step."""

@@ -11,14 +11,14 @@ laplace, local, local_update, selection, kmeans
               mechanisms that run on the client, and clustering of the models that the server receives
 """
 
-from cloister.core.registry import Registry
+from cloister.utils.registry import Registry
 
 MECHANISMS = Registry(
     "mechanism",
     "cloister.mechanisms",
     {
-        "global-dp": "cloister.privacy.mechanisms.named:global_dp",
-        "metric": "cloister.privacy.mechanisms.named:metric",
+        "global-dp": "cloister.privacy.mechanisms.gaussian:global_dp",
+        "metric": "cloister.privacy.mechanisms.gaussian:metric",
     },
 )
 """Factories of mechanisms by the name in `privacy.server`: built in, or installed as a plugin."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cloister.core import check
-from cloister.core.cohort import NORM_ERROR, Cohort
-from cloister.core.errors import ConfigError
-from cloister.core.state import State
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.utils import check
+from cloister.utils.arrays import State
+from cloister.utils.cohort import NORM_ERROR, Cohort
+from cloister.utils.errors import ConfigError
 
 MIN_BOUND = 1e-12
 """Smallest bound. Squares of numbers below 1e-19 vanish in float32, and sum to less than this for any model size."""
@@ -48,7 +48,7 @@ def clip(cohort: Cohort, bound: float) -> Cohort:
     Source: McMahan et al. (2018), arXiv:1710.06963, §3.
 
     Examples:
-        >>> from cloister.core.arrays import Layout
+        >>> from cloister.utils.arrays import Layout
         >>> sent, short, long = {"w": np.zeros(2)}, {"w": np.array([0.3, 0.4])}, {"w": np.array([3.0, 4.0])}
         >>> layout = Layout.of(sent)
         >>> cohort = Cohort.of(layout, layout.rows(sent), (layout.rows(short), layout.rows(long)))
@@ -97,7 +97,7 @@ def heaviest(quantile: float) -> float:
     return max(quantile, 1 - quantile)
 
 
-def whole_bits(grid: Grid, quantile: float) -> tuple[int, int]:
+def quantized_indicators(grid: Grid, quantile: float) -> tuple[int, int]:
     """Return both values of a client's bit in an adaptive clip's sum, in steps.
 
     The first is for an update within the bound, the second for one outside.
@@ -222,7 +222,7 @@ class AdaptiveClip(FixedClip):
         grid = Grid.of(heaviest(self.quantile), self.bits_multiplier, len(cohort))
         within = int(np.sum(cohort.norms <= self.bound))
         # Each client adds one of two public whole numbers, so their sum is exact.
-        inside, outside = whole_bits(grid, self.quantile)
+        inside, outside = quantized_indicators(grid, self.quantile)
         noisy = grid.noised(within * inside + (len(cohort) - within) * outside, noise)
         return self.moved(noisy / size)
 

@@ -1,4 +1,6 @@
-"""Gaussian mechanisms on the server, one for each placement of the noise.
+"""Gaussian mechanisms on the server, and their factories by name.
+
+Gaussian mechanisms on the server, one for each placement of the noise.
 
     GaussianMean           the sum of the clipped updates is noised, and the strategy sees the mean (placement `update`)
     GaussianTrimmedMean    the median or trimmed mean takes the place of the sum                    (placement `rule`)
@@ -16,18 +18,12 @@ Edge cases of all three:
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, TypedDict, Unpack
 
 import numpy as np
 
-from cloister.core import check
-from cloister.core.arrays import Layout, Row
-from cloister.core.capabilities import Capabilities
-from cloister.core.cohort import Cohort
-from cloister.core.errors import ConfigError
-from cloister.core.state import State, joined, part
 from cloister.privacy.accounting.events import Event, Gaussian
 from cloister.privacy.accounting.filters import minimum_multiplier
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, UNSAMPLED, Sampling
@@ -41,10 +37,20 @@ from cloister.privacy.mechanisms.mechanism import (
     Released,
     refuse_unless_meaningful_on_one_reply,
 )
-from cloister.privacy.mechanisms.noise_scale import CONSTANT, Constant
-from cloister.privacy.mechanisms.release import bounded_models, noisy_mean, noisy_total
-from cloister.privacy.mechanisms.total import Intake, Total
-from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
+from cloister.privacy.mechanisms.metric import CONSTANT, Constant, DistanceScaled
+from cloister.privacy.mechanisms.release import (
+    StreamingAggregator,
+    Total,
+    bounded_models,
+    noisy_mean,
+    noisy_total,
+    noisy_trimmed_mean,
+)
+from cloister.utils import check
+from cloister.utils.arrays import Layout, Row, State, joined, part
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import ConfigError
+from cloister.utils.registry import Capabilities
 
 AUTO = "auto"
 RULE_OR_MODEL = "privacy.placement = 'rule' (sound), or 'model' (heuristic)"
@@ -237,7 +243,7 @@ class GaussianMean(GaussianMechanism):
 
     placement = "update"
 
-    def intake(self, layout: Layout, sent: Row, most: int) -> Intake | None:
+    def intake(self, layout: Layout, sent: Row, most: int) -> StreamingAggregator | None:
         """Return an intake for replies; None if the scale has to compare them.
 
         Args:
@@ -245,7 +251,7 @@ class GaussianMean(GaussianMechanism):
         """
         if self.scale.compares_clients:
             return None
-        return Intake(Total(Grid.of(self.clip.bound, self.multiplier, most), layout, sent), self.bounded)
+        return StreamingAggregator(Total(Grid.of(self.clip.bound, self.multiplier, most), layout, sent), self.bounded)
 
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
         size, noise = contributions.expected, contributions.noise
@@ -279,7 +285,7 @@ class GaussianTrimmedMean(GaussianMechanism):
     Attributes:
         cuts: returns the number of values cut off at each end of n; it comes from the strategy.
 
-    Guarantee: that of `cloister.privacy.mechanisms.trimmed_mean.noisy_trimmed_mean`: each round is a Gaussian mechanism
+    Guarantee: that of `cloister.privacy.mechanisms.release.noisy_trimmed_mean`: each round is a Gaussian mechanism
         with noise multiplier z, for a cohort whose size is public.
     """
 
@@ -378,3 +384,77 @@ class GaussianOutput(GaussianMechanism):
             "none; one client can move its output further than C/n"
         )
         return (*super().caveats(), why)
+
+
+Placement = Literal["update", "rule", "model"]
+PLACEMENTS: Mapping[Placement, type[GaussianMechanism]] = {
+    "update": GaussianMean,
+    "rule": GaussianTrimmedMean,
+    "model": GaussianOutput,
+}
+"""Mechanism by placement of the noise: on the mean update, the median or trimmed mean, or the strategy's output."""
+
+
+class DistanceOptions(TypedDict, total=False):
+    """Options of `DistanceScaled`; see there for their meaning."""
+
+    distance: str
+    direction: Literal["divide", "multiply"]
+    measure: Literal["after", "before"]
+    release: Literal["exact", "private"]
+    distance_multiplier: float
+    min_distance: float
+    max_distance: float
+
+
+def global_dp(
+    *,
+    noise_multiplier: float | Literal["auto"],
+    clipping_norm: float | FixedClip,
+    placement: Placement = "update",
+    examples_cap: float = 0.0,
+    scale: Constant = CONSTANT,
+) -> GaussianMechanism:
+    """Return a mechanism for central differential privacy with Gaussian noise.
+
+    Args:
+        noise_multiplier: z ≥ 0; the noise on the sum of updates has standard deviation z·C. `auto`: calibrated later.
+        clipping_norm: C > 0, the largest L2 norm of one client's update, in units of the weights; or a clip that
+            adapts it.
+        placement: `update` noises the mean update and hands it to the strategy; `rule` noises the strategy's median or
+            trimmed mean; `model` noises the strategy's output from all clipped replies.
+        examples_cap: cap for weights min(n/cap, 1) from example counts; 0: uniform weights.
+        scale: factor of z in each round.
+
+    Raises:
+        ConfigError: a parameter is out of range, or parameters contradict each other.
+    """
+    check.one_of(PLACEMENTS, placement=placement)
+    clip = clipping_norm if isinstance(clipping_norm, FixedClip) else FixedClip(clipping_norm)
+    return PLACEMENTS[placement](noise_multiplier=noise_multiplier, clip=clip, examples_cap=examples_cap, scale=scale)
+
+
+def metric(
+    *,
+    noise_multiplier: float | Literal["auto"],
+    clipping_norm: float | FixedClip,
+    placement: Placement = "update",
+    examples_cap: float = 0.0,
+    **distance: Unpack[DistanceOptions],
+) -> GaussianMechanism:
+    """Return a mechanism with noise scaled by the models' distance: σ = (z/d)·C/n.
+
+    Args:
+        noise_multiplier, clipping_norm, placement, examples_cap: as in `global_dp`.
+        distance: options of `DistanceScaled`.
+
+    Raises:
+        ConfigError: a parameter is out of range, or parameters contradict each other.
+    """
+    return global_dp(
+        noise_multiplier=noise_multiplier,
+        clipping_norm=clipping_norm,
+        placement=placement,
+        examples_cap=examples_cap,
+        scale=DistanceScaled(**distance),
+    )

@@ -28,11 +28,11 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from cloister.core.cohort import SQUARES_ERROR, Cohort, blocks, row_squares
-from cloister.core.errors import PrivacyError
-from cloister.core.threads import BLOCK, Span
 from cloister.privacy.mechanisms.discrete.sampler import MAX_EXACT, REACH, SMOOTHING, DiscreteGaussian
-from cloister.privacy.mechanisms.keystream import Keystream
+from cloister.privacy.mechanisms.noise import Keystream
+from cloister.utils.cohort import SQUARES_ERROR, Cohort, blocks, row_squares
+from cloister.utils.errors import PrivacyError
+from cloister.utils.threads import BLOCK, Span
 
 FINEST = 26
 """Log₂ of the most steps in the bound of a release with noise: a double holds the sum of 2^26 such contributions."""
@@ -174,7 +174,7 @@ class Grid:
         return squares <= math.floor(Fraction(self.steps) ** 2)
 
 
-class WholeSums:
+class IntegerSums:
     """Sums of integers in narrow types, of which processors add twice as many at a time as of doubles.
 
     A sum is low + 2^26·high. Before another contribution could overflow `low`, its upper bits are carried to `high`.
@@ -249,11 +249,11 @@ class Adder:
         self._grid = grid
         self._updates = np.empty(BLOCK, dtype)
         self._integers: NDArray[np.signedinteger] = np.empty(BLOCK, grid.dtype)
-        self.whole = WholeSums(grid, BLOCK)
+        self.whole = IntegerSums(grid, BLOCK)
         self.sums = np.empty(BLOCK)
 
     def add_up(
-        self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray, sums: WholeSums, sign: int = 1
+        self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray, sums: IntegerSums, sign: int = 1
     ) -> None:
         """Add Σ trunc(weights[i]·U[i]) over the columns in `span` to sums.
 
@@ -313,12 +313,12 @@ def kernel(dtype: np.dtype, integers: np.dtype) -> ModuleType | None:
     if dtype not in (np.float32, np.float64):
         return None
     try:
-        from cloister.privacy.mechanisms import compiled_grid
+        from cloister.privacy.mechanisms.discrete import numba_kernel
     except ImportError:
         return None
-    if not adds_as_numpy(compiled_grid, dtype, integers):
+    if not adds_as_numpy(numba_kernel, dtype, integers):
         raise PrivacyError("numba's kernel of sums is not NumPy's; empty numba's cache, or uninstall numba")
-    return compiled_grid
+    return numba_kernel
 
 
 def adds_as_numpy(compiled: ModuleType, dtype: np.dtype, integers: np.dtype) -> bool:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.arrays import Layout, Row
-from cloister.core.cohort import Cohort
-from cloister.privacy.mechanisms.distance import total_gram
+from cloister.privacy.mechanisms.metric import total_gram
+from cloister.utils.arrays import Layout, Row
+from cloister.utils.cohort import Cohort
 
 # Not scikit-learn's KMeans: it moves an empty cluster to the farthest client, where the paper's algorithm keeps the
 # hypothesis. And its draws differ from version to version, while a run that resumes must repeat them.

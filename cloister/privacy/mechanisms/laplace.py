@@ -28,10 +28,10 @@ import math
 
 import numpy as np
 
-from cloister.core import check
-from cloister.core.arrays import Row
-from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.mechanisms.noise import GaussianNoise, grid_step, refuse_beyond
+from cloister.utils import check
+from cloister.utils.arrays import Row
+from cloister.utils.errors import ConfigError, PrivacyError
 
 
 class LaplaceNoise:

@@ -1,24 +1,23 @@
 """Base class of the server's mechanisms: frozen values that determine ledger entries, budget, claim and promise.
 
 A mechanism bounds contributions, makes the release, and returns the worst-case events of a round and the caveats.
-`cloister.aggregation.PrivateStrategy` screens replies first, and records the events before it hands on a release. A
-plugin is a subclass registered under the entry point `cloister.mechanisms`; `cloister.audits.conformance` checks it.
+`cloister.server.PrivateStrategy` screens replies first, and records the events before it hands on a release. A
+plugin is a subclass registered under the entry point `cloister.mechanisms`; `cloister.audits.testing` checks it.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cloister.core.arrays import Layout, Row
-from cloister.core.capabilities import Capabilities
-from cloister.core.cohort import Cohort
-from cloister.core.errors import ConfigError
-from cloister.core.state import State
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.premises import Contributor
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.total import Intake
+from cloister.privacy.mechanisms.release import StreamingAggregator
+from cloister.utils.arrays import Layout, Row, State
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import ConfigError
+from cloister.utils.registry import Capabilities
 
 Parameter = str | int | float | bool
 
@@ -43,7 +42,7 @@ class Contributions:
     expected: float
     noise: GaussianNoise
     server_round: int
-    taken: Intake | None = None
+    taken: StreamingAggregator | None = None
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,9 @@ class Mechanism(Contributor, ABC, abstract=True):
         A mechanism is a value: its attributes cannot be changed.
 
         >>> import numpy as np
-        >>> from cloister.core.arrays import Layout
+        >>> from cloister.utils.arrays import Layout
         >>> from cloister.privacy.accounting.events import UNSAMPLED
-        >>> from cloister.privacy.mechanisms.named import global_dp
+        >>> from cloister.privacy.mechanisms.gaussian import global_dp
         >>> mechanism = global_dp(noise_multiplier=2.0, clipping_norm=0.5)
         >>> isinstance(mechanism, Mechanism), mechanism.clipping_norm, mechanism.caveats()
         (True, 0.5, ())
@@ -146,7 +145,7 @@ class Mechanism(Contributor, ABC, abstract=True):
             contributions: of the round; the cohort may be empty.
         """
 
-    def intake(self, layout: Layout, sent: Row, most: int) -> "Intake | None":
+    def intake(self, layout: Layout, sent: Row, most: int) -> "StreamingAggregator | None":
         """Return an intake for replies; None: `release` needs all of them at once.
 
         A mechanism with an intake receives contributions without rows, summed in `Contributions.taken`.

@@ -15,10 +15,10 @@ from typing import IO, Any
 from flwr.app import ArrayRecord
 
 from cloister.config.run import RunConfig
-from cloister.core.arrays import from_record
-from cloister.core.errors import CloisterError, ConfigError
-from cloister.core.files import atomic_path, expanded, read_json, read_text, write_npz
 from cloister.server.build import Plan
+from cloister.utils.arrays import from_record
+from cloister.utils.errors import CloisterError, ConfigError
+from cloister.utils.files import atomic_path, expanded, read_json, read_text, write_npz
 
 RUNNING = "running"
 """Lock file that the process of a run holds until the process ends, in any way."""

@@ -13,18 +13,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cloister.core.digits import at_least, at_most
-from cloister.core.errors import ConfigError, FederationError
-from cloister.core.files import DAY, read_json, read_text
-from cloister.core.text import clean
 from cloister.privacy.claims.claim import Claim, Figure
-from cloister.privacy.claims.meaning import weakest
 from cloister.privacy.claims.premises import listed
-from cloister.privacy.claims.record import statement_of
+from cloister.privacy.claims.render import tier, weakest
 from cloister.privacy.claims.server import RUN
-from cloister.privacy.claims.worth import tier
-from cloister.server.loop import published
+from cloister.privacy.claims.to_json import statement_of
 from cloister.server.reports.rundir import HIDES_TIMES, RUNNING
+from cloister.server.round import published
+from cloister.utils.errors import ConfigError, FederationError
+from cloister.utils.files import DAY, read_json, read_text
+from cloister.utils.text import at_least, at_most, clean
 
 STOPPED_AFTER = 60
 """Timeout in seconds of Flower's command line."""
@@ -319,7 +317,7 @@ def told(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Bud
     lines += [f"run {item['run-id']}  {item['status']}" for item in (superlink or {}).get("runs", [])]
     if run is not None:
         mechanisms = f"{run.task}, {run.strategy}, {run.privacy}"
-        lines.append(f"{run.path}  {mechanisms}  round {run.round}/{run.rounds}  {state_told(run)}")
+        lines.append(f"{run.path}  {mechanisms}  round {run.round}/{run.rounds}  {format_state(run)}")
         if run.why:
             lines.append(f"  {run.why}")
         if run.replies:
@@ -337,7 +335,7 @@ def told(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Bud
     return [clean(line) for line in lines]
 
 
-def state_told(run: RunState) -> str:
+def format_state(run: RunState) -> str:
     """Return a run's state and the time of its last write, if public."""
     if run.state == "ended":
         return f"ended: {run.how}" if run.how else "ended"

@@ -6,8 +6,8 @@ import numpy as np
 
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
 from cloister.tasks.keras_model import KerasModel
+from cloister.tasks.numpy_models import SoftmaxRegression
 from cloister.tasks.partition import holdout
-from cloister.tasks.softmax import SoftmaxRegression
 
 WEIGHTS = Path(__file__).with_name("backbone.npz")
 """Written by `python -m frozen_digits.pretrain`, and part of the package: every site has the same."""

@@ -11,8 +11,7 @@ import pytest
 from discrete_reference import DIGITS, thresholds_of
 from support import failures
 
-from cloister.privacy.mechanisms.discrete.decision import Uniform, number_of
-from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, REFUSED, TAKEN
+from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, REFUSED, TAKEN, Uniform, number_of
 from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER, tables_of
 
 DYADIC, OTHER = tables_of(Fraction(1 << 24)), tables_of(Fraction(1000, 3))

@@ -21,15 +21,14 @@ from statistics_of_noise import FALSE_ALARM, std_is
 from support import failures
 
 from cloister import DiscreteGaussian
-from cloister.core import threads
-from cloister.core.errors import ConfigError, PrivacyError
-from cloister.core.threads import BLOCK, spans
 from cloister.privacy.mechanisms import discrete
 from cloister.privacy.mechanisms.discrete import numpy_kernel, sampler
-from cloister.privacy.mechanisms.discrete.decision import number_of
-from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN
+from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, number_of
 from cloister.privacy.mechanisms.discrete.sampler import PLACE, Maker, spares
 from cloister.privacy.mechanisms.discrete.tables import tables_of
+from cloister.utils import threads
+from cloister.utils.errors import ConfigError, PrivacyError
+from cloister.utils.threads import BLOCK, spans
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -9,9 +9,17 @@ import pytest
 from discrete_reference import blocks_up_to, decimal, given_to, rate_of, thresholds_of
 from support import failures
 
-from cloister.core.errors import ConfigError
-from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER, Missing, tables_of
-from cloister.privacy.mechanisms.discrete.weights import DEPTH, blocks_in_order, cumulated, exponential, falling
+from cloister.privacy.mechanisms.discrete.tables import (
+    DEPTH,
+    LEFT_OVER,
+    Missing,
+    blocks_in_order,
+    cumulated,
+    exponential,
+    falling,
+    tables_of,
+)
+from cloister.utils.errors import ConfigError
 
 SCALES = [Fraction(1 << 24), Fraction(1000, 3), Fraction(33 * 10**12 + 39, 10**6 + 3)]
 

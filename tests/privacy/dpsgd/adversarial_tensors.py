@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cloister.privacy.dpsgd import exact_noise
-from cloister.privacy.dpsgd.capture import Call
-from cloister.privacy.dpsgd.forms import Gram, Outer, PerUnit, Rows, dense
+from cloister.privacy.dpsgd import noise
+from cloister.privacy.dpsgd.forms import Gram, OuterProduct, PerUnit, Rows, dense
 from cloister.privacy.dpsgd.in_rows import clip
-from cloister.privacy.dpsgd.rounding import overstatement
+from cloister.privacy.dpsgd.noise import overstatement
+from cloister.privacy.dpsgd.tracing import Call
 
 UNITS = 8
 BOUNDS = (1e-12, 1e-6, 1.0, 1e6)
@@ -51,7 +51,7 @@ def by_positions(kind):
 
 
 KINDS = {
-    "outer": Kind((1, 7), (1, 5), by_positions(Outer)),
+    "outer": Kind((1, 7), (1, 5), by_positions(OuterProduct)),
     "gram": Kind((4, 7), (4, 5), by_positions(Gram)),
     "gram of groups": Kind((2, 7), (2, 5), by_positions(Gram), each=3),
     "dense one by one": Kind((4, 3), (4, 3), plain_dense),
@@ -134,7 +134,7 @@ def farthest(name, rng):
         cancel(rng, inputs, deltas)
     given = tf.constant(bound / (1 + overstatement(UNITS, UNITS)), tf.float64)
     sums = [[np.asarray(total) for total in some] for some in compiled(name)(inputs, deltas, given)]
-    grid = exact_noise.grid_of(bound, COARSE, sum(total.size for total in sums[0]))
+    grid = noise.grid_of(bound, COARSE, sum(total.size for total in sums[0]))
     on_grid = [[np.rint(total * (1 / grid.step)) for total in some] for some in sums]
     apart, steps = (max(distance(some[0], one) for one in some[1:]) for some in (sums, on_grid))
     return max(apart / bound, steps / grid.steps)

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from cloister.privacy.dpsgd import clipped_sums
-from cloister.privacy.dpsgd.capture import NotCapturable
 from cloister.privacy.dpsgd.step import DpSgd
+from cloister.privacy.dpsgd.tracing import NotCapturable
 
 LOSS = keras.losses.sparse_categorical_crossentropy
 layers = keras.layers

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd import batches
 from cloister.privacy.dpsgd.batches import Members, pieces, poisson, rows_of, shuffle, units_of
+from cloister.utils.errors import ConfigError
 
 N, Q, STEPS = 12, 0.3, 40_000
 

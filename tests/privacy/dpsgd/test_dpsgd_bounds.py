@@ -8,10 +8,9 @@ import pytest
 from scipy import stats
 from support import failures
 
-from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.vocabulary import OVERFLOW
 from cloister.privacy.dpsgd.batches import places_of
-from cloister.privacy.dpsgd.rounding import (
+from cloister.privacy.dpsgd.noise import (
     EXTRA,
     MAXIMUM_CLIPPING_NORM,
     MAXIMUM_OVERSTATEMENT,
@@ -20,6 +19,7 @@ from cloister.privacy.dpsgd.rounding import (
     most_at_once,
     overstatement,
 )
+from cloister.utils.errors import ConfigError
 
 SIZES = (1, 4, 10, 100, 600, 5000, 1 << 16)
 

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import in_rows
-from cloister.tasks.mnist import mnist_cnn, mnist_mlp
+from cloister.tasks.datasets.characters import mnist_cnn, mnist_mlp
 
 layers = keras.layers
 TOLERANCE = 8e-4

@@ -22,11 +22,11 @@ from examples_of_dpsgd import (
 from statistics_of_noise import std_is
 from support import mostly_slow
 
-from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.in_rows import _shares
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.utils.errors import ConfigError
 
 layers = keras.layers
 CAP = 3

@@ -8,10 +8,10 @@ from adversarial_tensors import KINDS, compiled, search
 from examples_of_dpsgd import LOSS, dp_sgd, functional, head, norm
 from support import failures, mostly_slow
 
-from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd import exact_noise, forms, rounding
-from cloister.privacy.dpsgd.exact_noise import noisy_sum
+from cloister.privacy.dpsgd import forms, noise
+from cloister.privacy.dpsgd.noise import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.utils.errors import ConfigError
 
 layers = keras.layers
 CASES = 400
@@ -43,7 +43,7 @@ def test_squares_are_never_less_than_exact_ones_and_hardly_more():
         numbers[1] = np.abs(numbers[1]).max()
         exact = np.square(numbers.astype(np.float64).reshape(4, -1)).sum(axis=1)
         found = np.asarray(forms.squares(tf.constant(numbers)))
-        allowed = 4 * (forms.WIDEST + 1) * rounding.UNIT * exact + 2 * numbers[0].size * rounding.UNDERFLOW
+        allowed = 4 * (forms.WIDEST + 1) * noise.UNIT * exact + 2 * numbers[0].size * noise.UNDERFLOW
         assert (found >= exact).all() and (found <= exact + allowed).all()
 
     assert {shape: forms._width(shape) for shape in WIDTHS} == WIDTHS
@@ -94,7 +94,7 @@ class TestTheSearchCatches:
 
     @pytest.mark.slow
     def test_roundings_to_the_grid_that_are_not_charged(self, monkeypatch):
-        monkeypatch.setattr(exact_noise, "rounding_steps", lambda parameters: 0.0)
+        monkeypatch.setattr(noise, "rounding_steps", lambda parameters: 0.0)
         assert search("outer", CASES) > 1.002
 
     def test_examples_that_are_clipped_in_the_place_of_groups(self, monkeypatch):
@@ -157,7 +157,7 @@ def test_an_example_without_a_gradient_at_the_smallest_bound():
     model = functional((4,), head)
     step = dp_sgd(model)
     model.set_weights([np.zeros((4, 5)), np.array([200.0, 0, 0, 0, 0])])
-    found = step.clipped_sum(np.ones((3, 4), np.float32), np.array([0, 1, 2]), rounding.MINIMUM_CLIPPING_NORM)
+    found = step.clipped_sum(np.ones((3, 4), np.float32), np.array([0, 1, 2]), noise.MINIMUM_CLIPPING_NORM)
     assert all(np.isfinite(total).all() for total in found.sums) and found.non_finite == 0
 
 
@@ -166,7 +166,7 @@ def test_the_bound_with_eta_is_what_contributions_are_clipped_to():
     step.model.set_weights([np.zeros((4, 5)), np.zeros(5)])
     x, y = np.full((1, 4), 1e3, np.float32), np.array([1])
     found = norm(step.clipped_sum(x, y, 1.0).sums) * (1 + step.overstatement)
-    assert 0.03 < step.overstatement <= rounding.MAXIMUM_OVERSTATEMENT and 1 - 1e-5 < found <= 1 + 1e-7
+    assert 0.03 < step.overstatement <= noise.MAXIMUM_OVERSTATEMENT and 1 - 1e-5 < found <= 1 + 1e-7
 
 
 class TestAnExampleThatRaises:
@@ -210,7 +210,7 @@ def test_one_by_one_in_numpy_at_every_scale():
 
 
 def test_a_factor_that_is_skipped_one_by_one_is_caught(monkeypatch):
-    monkeypatch.setattr(exact_noise, "_factor", lambda gradient, bound: 1.0)
+    monkeypatch.setattr(noise, "_factor", lambda gradient, bound: 1.0)
     total = noisy_sum(
         [lambda: (np.full(4, 9.0),)], (np.zeros(4),), clipping_norm=1.0, noise_multiplier=0.0, noise=GaussianNoise(1)
     )

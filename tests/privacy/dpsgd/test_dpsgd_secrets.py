@@ -7,11 +7,11 @@ import tensorflow as tf
 from examples_of_dpsgd import batch, dp_sgd, moved, perturbed, relative_error, take_in_turn
 from support import mostly_slow
 
-from cloister.client.training.dp_sgd_keras_trainer import PrivateKerasTrainer
+from cloister.client.dp_sgd_keras import PrivateKerasTrainer
 from cloister.config.privacy import PrivacyConfig
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
-from cloister.tasks.training.plan import TrainingPlan
+from cloister.training.plan import TrainingPlan
 
 layers = keras.layers
 

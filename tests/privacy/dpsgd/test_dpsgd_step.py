@@ -23,13 +23,13 @@ from examples_of_dpsgd import (
 )
 from statistics_of_noise import is_normal, std_is
 
-from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd import in_rows
 from cloister.privacy.dpsgd import step as steps
 from cloister.privacy.dpsgd.batches import pieces
-from cloister.privacy.dpsgd.exact_noise import grid_of
+from cloister.privacy.dpsgd.noise import grid_of
 from cloister.privacy.dpsgd.step import DpSgd, train
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.utils.errors import ConfigError
 
 S, SIGMA, B = 0.5, 2.0, 8
 layers = keras.layers

@@ -13,7 +13,7 @@ from examples_of_dpsgd import (
     small,
 )
 
-from cloister.core.errors import UnsupportedModel
+from cloister.utils.errors import UnsupportedModel
 
 layers = keras.layers
 

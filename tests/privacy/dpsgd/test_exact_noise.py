@@ -10,14 +10,21 @@ from statistics_of_noise import is_normal, std_is
 from support import failures
 
 from cloister import DiscreteGaussian
-from cloister.core import threads
-from cloister.core.errors import ConfigError
-from cloister.core.threads import BLOCK
-from cloister.privacy.dpsgd import exact_noise
-from cloister.privacy.dpsgd.exact_noise import SCALING, grid_of, noised_sum, noisy_sum, rounding_steps
-from cloister.privacy.dpsgd.rounding import MAXIMUM_CLIPPING_NORM, MINIMUM_CLIPPING_NORM
+from cloister.privacy.dpsgd import noise
+from cloister.privacy.dpsgd.noise import (
+    MAXIMUM_CLIPPING_NORM,
+    MINIMUM_CLIPPING_NORM,
+    SCALING,
+    grid_of,
+    noised_sum,
+    noisy_sum,
+    rounding_steps,
+)
 from cloister.privacy.mechanisms.discrete.sampler import MAX_EXACT, REACH, Maker
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.utils import threads
+from cloister.utils.errors import ConfigError
+from cloister.utils.threads import BLOCK
 
 S, SIGMA = 0.7, 1.3
 LARGEST_BATCH = 2**25
@@ -123,7 +130,7 @@ class TestOneUnit:
     @pytest.mark.parametrize("parameters", [100, 10_000])
     def test_or_more_where_roundings_are_not_charged(self, parameters, whole, monkeypatch):
         multiplier = coarse(parameters)
-        monkeypatch.setattr(exact_noise, "rounding_steps", lambda _: 0.0)
+        monkeypatch.setattr(noise, "rounding_steps", lambda _: 0.0)
         assert self.moved_from_halves(parameters, multiplier, whole) > 1.3
 
     def moved_from_halves(self, parameters, multiplier, whole):

@@ -6,8 +6,8 @@ import tensorflow as tf
 from examples_of_dpsgd import dp_sgd, functional
 from support import failures
 
-from cloister.core.errors import UnsupportedModel
-from cloister.core.model_state import is_seed
+from cloister.utils.arrays import is_seed
+from cloister.utils.errors import UnsupportedModel
 
 layers = keras.layers
 

@@ -24,11 +24,9 @@ from examples_of_dpsgd import (
 )
 from support import failures
 
-from cloister.core.errors import UnsupportedModel
-from cloister.tasks.alzheimer_mri import mri_network
-from cloister.tasks.digits import digits_mlp
-from cloister.tasks.images import convolutional_network
-from cloister.tasks.mnist import mnist_cnn, mnist_mlp
+from cloister.tasks.datasets.alzheimer_mri import mri_network
+from cloister.tasks.datasets.characters import convolutional_network, digits_mlp, mnist_cnn, mnist_mlp
+from cloister.utils.errors import UnsupportedModel
 
 layers, ops = keras.layers, keras.ops
 COUNT = 16

@@ -20,11 +20,11 @@ from examples_of_dpsgd import (
 )
 from support import failures
 
-from cloister.core.errors import UnsupportedModel
 from cloister.privacy.dpsgd import in_turn
 from cloister.privacy.dpsgd.batches import Draws
 from cloister.privacy.dpsgd.in_turn import InTurn
-from cloister.privacy.dpsgd.losses import made_up
+from cloister.privacy.dpsgd.tracing import made_up
+from cloister.utils.errors import UnsupportedModel
 
 layers = keras.layers
 

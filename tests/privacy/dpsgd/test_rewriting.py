@@ -11,7 +11,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
 from cloister.privacy.dpsgd import in_rows
-from cloister.privacy.dpsgd.graphs import PASSES, as_traced
+from cloister.privacy.dpsgd.tracing import PASSES, as_traced
 
 layers = keras.layers
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from examples_of_dpsgd import batch, dp_sgd, functional, head, norm, relative_error, take_in_turn
 from support import failures
 
-from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd.losses import made_up, take
+from cloister.privacy.dpsgd.tracing import made_up, take
+from cloister.utils.errors import ConfigError
 
 layers = keras.layers
 BOUND = 3.0

@@ -43,13 +43,12 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from cloister.core.errors import PrivacyError
-from cloister.core.threads import BLOCK, Span, for_each_span, spans
 from cloister.privacy.mechanisms.discrete import numpy_kernel
-from cloister.privacy.mechanisms.discrete.decision import number_of
-from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, REFUSED, TAKEN
+from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, REFUSED, TAKEN, number_of
 from cloister.privacy.mechanisms.discrete.tables import LOW_BITS, Tables, tables_of
-from cloister.privacy.mechanisms.keystream import Keystream, Places, counter
+from cloister.privacy.mechanisms.noise import Keystream, Places, counter
+from cloister.utils.errors import PrivacyError
+from cloister.utils.threads import BLOCK, Span, for_each_span, spans
 
 BYTES = 6
 """Bytes of keystream for a candidate: 16 bits of index and a word of 32."""

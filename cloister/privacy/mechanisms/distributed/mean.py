@@ -15,22 +15,20 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core import check
-from cloister.core.arrays import Layout, Row
-from cloister.core.capabilities import Capabilities
-from cloister.core.cohort import Cohort
-from cloister.core.errors import ConfigError, PrivacyError
-from cloister.core.state import State
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.premises import BUNDLE, COLLUSION, CRYPTOGRAPHY, KEYS, ROSTER
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
-from cloister.privacy.mechanisms.distributed.beside import Beside, Bits, Squares
 from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Parties
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Beside, Bits, Parties, Squares
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.mechanism import Contributions, Parameter, Released
-from cloister.privacy.mechanisms.noise_scale import DistanceScaled
+from cloister.privacy.mechanisms.metric import DistanceScaled
+from cloister.utils import check
+from cloister.utils.arrays import Layout, Row, State
+from cloister.utils.cohort import Cohort
+from cloister.utils.errors import ConfigError, PrivacyError
+from cloister.utils.registry import Capabilities
 
 ANY_MODEL = Layout.of({"any": np.zeros(1)})
 """Layout of any model: the limits of a distance that is derived from sums depend on C alone."""

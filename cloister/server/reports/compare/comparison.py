@@ -1,18 +1,34 @@
-"""Comparison of runs: groups, a score, the settings that differ, and notes."""
+"""Comparison of groups of runs by a score, as a table for the terminal and Markdown, and as JSON."""
 
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from textwrap import wrap
 
-from cloister.config.section import Scalar
-from cloister.core.errors import ConfigError
-from cloister.core.text import clean
+from rich.box import ROUNDED
+from rich.table import Table as RichTable
+
+from cloister.config.io import Scalar
 from cloister.privacy.claims.server import ALL_PLANNED
-from cloister.server.reports.compare.runs import AS_ASKED, OVER_CLASSES, Cost, Kind, RunSummary, better, scores_of
-from cloister.server.reports.compare.settings import in_force, telling
-from cloister.server.reports.compare.together import told_together
+from cloister.server.reports.compare.runs import (
+    AS_ASKED,
+    OVER_CLASSES,
+    Cost,
+    Kind,
+    RunSummary,
+    better,
+    composition_note,
+    in_force,
+    scores_of,
+    telling,
+)
+from cloister.server.reports.html.page import short
+from cloister.utils.errors import ConfigError
+from cloister.utils.terminal import fits, plain
+from cloister.utils.terminal import table as rich_table
+from cloister.utils.text import at_most, clean
 
 LOSS = "loss"
 LABEL = 48
@@ -235,7 +251,7 @@ class Comparison:
             listed = "; ".join(f"[{number}] {kind}" for number, kind in enumerate(named, start=1))
             told.append(f"The ε are about different things, cannot be compared, and are on no common axis: {listed}.")
         if kinds and len(runs) > 1:
-            told.append(told_together(runs, kinds))
+            told.append(composition_note(runs, kinds))
         return tuple(map(clean, (*told, *_about_ends(runs), *self.remarks)))
 
 
@@ -293,3 +309,156 @@ def _about_ends(runs: Iterable[RunSummary]) -> Iterator[str]:
             planned = statement and any(figure.counts == ALL_PLANNED for figure in statement.claim.figures)
             counted = "; its ε counts all that were planned" if planned else ""
             yield f"{run.name} did not run all its rounds ({run.ended}): {why}{counted}."
+
+
+def record(comparison: Comparison) -> dict[str, object]:
+    """Return the comparison as a JSON object."""
+    score, on_clients = comparison.score, comparison.on_clients
+    groups = [
+        {
+            "name": group.name,
+            "settings": dict(group.settings),
+            "final": _spread_facts(group.final(score, on_clients)),
+            "best": _spread_facts(group.best(score, on_clients)),
+            "over-classes": {name: _spread_facts(group.over_classes(name)) for name in comparison.over_classes},
+            "claims": [_cost(cost) for cost in group.costs],
+            "seconds": _spread_facts(group.seconds),
+            "runs": [
+                {
+                    "name": run.name,
+                    "directory": str(run.directory.resolve()),
+                    "seed": run.facts.seed,
+                    "ended": run.ended,
+                    "rounds": run.rounds,
+                    "final": run.final(score, on_clients),
+                }
+                for run in group.runs
+            ],
+        }
+        for group in comparison.groups
+    ]
+    return {"score": score, "on-clients": on_clients, "groups": groups, "notes": list(comparison.notes)}
+
+
+def _spread_facts(spread: Spread | None) -> dict[str, object] | None:
+    return None if spread is None else {"mean": spread.mean, "std": spread.std, "runs": spread.count}
+
+
+def _cost(cost: Cost) -> dict[str, object]:
+    if cost.kind is None:
+        return {"status": cost.status}
+    kind = cost.kind
+    about = {"unit": kind.unit, "relation": kind.relation, "delta": kind.delta, "side": kind.side}
+    return {"status": cost.status, "epsilon": cost.epsilon, **about}
+
+
+UNKNOWN = "–"
+VALUE = 40
+"""Maximum characters of a setting."""
+NUMBER = 20
+"""Maximum characters of a number with its deviation."""
+WIDTH = 100
+"""Columns of a terminal."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Texts in columns.
+
+    Attributes:
+        columns: headings; the first column contains the names of the rows.
+        rows: one text for each column.
+        numeric: whether a column contains numbers.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: tuple[bool, ...]
+
+
+def table_of(comparison: Comparison) -> Table:
+    """Return the table, with one row for each group of runs."""
+    settings = dict(zip(comparison.keys, short_keys(comparison.keys), strict=True))
+    cells = [_cells(comparison, group, settings) for group in comparison.groups]
+    columns = tuple(dict.fromkeys(name for row in cells for name in row))
+    numeric = tuple(name not in (comparison.heading, "ended", *settings.values()) for name in columns)
+    rows = tuple(tuple(clean(row.get(name, UNKNOWN)) for name in columns) for row in cells)
+    return Table(tuple(map(clean, columns)), rows, numeric)
+
+
+def _cells(comparison: Comparison, group: Group, settings: Mapping[str, str]) -> dict[str, str]:
+    score, on_clients = comparison.score, comparison.on_clients
+    cells = {comparison.heading: group.name}
+    cells |= {heading: _value(group.settings.get(key)) for key, heading in settings.items()}
+    done = sorted({run.rounds for run in group.runs})
+    wanted = group.runs[0].facts.config.get("num-rounds")
+    span = f"{done[0]} to {done[-1]}" if done[1:] else str(done[0])
+    cells["rounds"] = span if done == [wanted] else f"{span} of {wanted}"
+    if score:
+        cells[f"final {score}"] = _spread(group.final(score, on_clients))
+        cells[f"best {score}"] = _spread(group.best(score, on_clients))
+    cells |= {name: _spread(group.over_classes(name)) for name in comparison.over_classes}
+    # With several kinds of ε, add the number of the note about its kind.
+    kinds = comparison.kinds
+    cells["ε"] = "; ".join(
+        cost.status
+        if cost.epsilon is None or cost.kind is None
+        else at_most(cost.epsilon) + (f" [{kinds.index(cost.kind) + 1}]" if len(kinds) > 1 else "")
+        for cost in group.costs
+    )
+    cells["seconds"] = _spread(group.seconds, ".1f")
+    if any(run.ended != AS_ASKED for run in comparison.runs):
+        cells["ended"] = ", ".join(dict.fromkeys(run.ended for run in group.runs))
+    return cells
+
+
+def _value(value: object) -> str:
+    return UNKNOWN if value is None else short(value if isinstance(value, str) else str(value), VALUE) or "''"
+
+
+def _spread(spread: Spread | None, form: str = ".4f") -> str:
+    return UNKNOWN if spread is None else spread.text(form)
+
+
+def lines(comparison: Comparison) -> list[str]:
+    """Return the table and its notes as lines of at most `WIDTH` characters."""
+    table, settings = fitting(comparison)
+    told = (*settings, *comparison.notes)
+    return [*plain(drawn(table), WIDTH), *(line for text in told for line in wrap(text, WIDTH, break_on_hyphens=False))]
+
+
+def fitting(comparison: Comparison) -> tuple[Table, list[str]]:
+    """Return the table, with one sentence for the settings of each group if it is too wide with them."""
+    table = table_of(comparison)
+    if fits(drawn(table), WIDTH):
+        return table, []
+    headings = dict(zip(comparison.keys, short_keys(comparison.keys), strict=True))
+    below = [
+        clean(f"{group.name}: {', '.join(f'{headings[key]} {_value(value)}' for key, value in group.settings.items())}")
+        for group in comparison.groups
+        if group.settings
+    ]
+    bare = tuple(replace(group, settings={}) for group in comparison.groups)
+    return table_of(replace(comparison, groups=bare)), below
+
+
+def drawn(table: Table) -> RichTable:
+    """Return the table for a console; headings wrap first, then texts, and numbers last."""
+    right = [number for number, numeric in enumerate(table.numeric) if numeric]
+    # An ε may have words beside it.
+    whole = [number for number in right if all(len(row[number]) <= NUMBER for row in table.rows)]
+    found = rich_table(table.columns, table.rows, whole=whole, right=right, box=ROUNDED)
+    if fits(found, WIDTH, wrapped=False):
+        return found
+    headings = [name.replace(" ", "\n") if number in whole else name for number, name in enumerate(table.columns)]
+    found = rich_table(headings, table.rows, whole=whole, right=right, box=ROUNDED)
+    return found if fits(found, WIDTH) else rich_table(headings, table.rows, right=right, box=ROUNDED)
+
+
+def markdown(comparison: Comparison) -> str:
+    """Return the table and its notes as Markdown."""
+    table = table_of(comparison)
+    rule = ["---:" if numeric else "---" for numeric in table.numeric]
+    rows = [table.columns, rule, *([cell.replace("|", "\\|") for cell in row] for row in table.rows)]
+    text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([text, "", *(f"- {note}" for note in comparison.notes)]) + "\n"

@@ -1,4 +1,4 @@
-"""Facts of several runs, read from their directories; limited to the content of each run's report."""
+"""Compared runs: their settings, scores and costs, and the composition of all of them."""
 
 import json
 import math
@@ -6,16 +6,78 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloister.core.digits import at_most
-from cloister.core.errors import ConfigError
-from cloister.core.files import read_text
+from cloister.config.io import Scalar
+from cloister.config.privacy import idle
+from cloister.config.run import RunConfig
+from cloister.privacy.accounting.account import Account, best_epsilon
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.vocabulary import Relation
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, LocalClaim
-from cloister.privacy.claims.meaning import weakest
-from cloister.privacy.claims.server import RUN
-from cloister.server.reports.html.facts import Facts, RoundFacts
-from cloister.server.reports.html.officer import claims_of
+from cloister.privacy.claims.premises import BUDGET_FIXED
+from cloister.privacy.claims.render import weakest
+from cloister.privacy.claims.server import ALL_RUNS, RUN
+from cloister.server.reports.html.compliance import claims_of
+from cloister.server.reports.html.data import Facts, RoundFacts
 from cloister.server.reports.status import run_state
 from cloister.tasks.scores import Classification
+from cloister.utils.errors import ConfigError
+from cloister.utils.files import read_text
+from cloister.utils.text import at_most
+
+PLACES = ("run-name", "output-dir")
+"""Keys of a run's name and place, without effect on its results."""
+AMOUNTS = tuple(f"privacy.{side}{name}" for side in ("", "client-") for name in ("noise-multiplier", "clipping-norm"))
+"""Keys that distinguish mechanisms even at their defaults."""
+BUDGETS = ("privacy.max-epsilon", "privacy.client-max-epsilon", "privacy.max-leakage")
+"""Keys for which 0 means that there is no budget."""
+Settings = Mapping[str, Scalar]
+
+
+def in_force(facts: Facts) -> dict[str, Scalar]:
+    """Return the settings of a run that had an effect.
+
+    The value from the claim replaces `auto`, where the claim has it.
+
+    Args:
+        facts: of the run.
+    """
+    found = {key: value for claim in claims_of(facts) for key, value in claim.parameters.items()}
+    without = idle(facts.config)
+    without |= {key for key in BUDGETS if not facts.config.get(key)}
+    settings = {key: value for key, value in facts.config.items() if key not in without}
+    for key, value in settings.items():
+        if value == "auto" and key in found:
+            claimed = found[key]
+            settings[key] = float(f"{claimed:.4g}") if isinstance(claimed, float) else claimed
+    return settings
+
+
+def differing(configs: Sequence[Settings]) -> list[str]:
+    """Return the keys whose values differ, in alphabetical order.
+
+    Args:
+        configs: dotted keys of each.
+    """
+    keys = sorted({key for config in configs for key in config} - set(PLACES))
+    return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+
+
+def telling(configs: Sequence[Settings]) -> list[str]:
+    """Return the differing keys that merit a column.
+
+    Excluded are defaults that only some of the runs have.
+
+    Args:
+        configs: the result of `in_force` for each run.
+    """
+    defaults = RunConfig().flat()
+
+    def tells(key: str) -> bool:
+        values = {repr(config[key]) for config in configs if key in config}
+        return key in AMOUNTS or values != {repr(defaults.get(key))}
+
+    return [key for key in differing(configs) if tells(key)]
+
 
 AS_ASKED = "as-asked"
 NOT_ENDED = "not ended"
@@ -206,3 +268,71 @@ def _seconds(directory: Path) -> float | None:
         return sum(found) if found else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ConfigError(f"{path} is not what a run writes: the seconds of a round are no numbers") from None
+
+
+LEDGER = "ledger.jsonl"
+DATA = ("task.name", "task.data-path", "privacy.data-identity")
+"""Keys that identify the data of a run."""
+EACH = "Whoever chooses one of the runs by what they released has released all of them: their costs add up."
+
+
+def composition_note(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> str:
+    """Return a sentence on the composition of runs that have an ε.
+
+    Args:
+        runs: two or more.
+        kinds: of their ε.
+    """
+    epsilon = composed_epsilon(runs, kinds)
+    if epsilon is None:
+        return EACH
+    if math.isinf(epsilon):
+        return "No ε bounds all runs together, nor a choice among them: some of them released without a guarantee."
+    budget = _budget(runs)
+    kept = f"; the budget of ε = {at_most(budget, 6)} holds whatever they were set up by" if budget else ""
+    return (
+        f"All of them together, with what else is in their ledgers, come to ε = {at_most(epsilon)} if none was set up, "
+        "or resumed, because of what had been released, and no other run in those ledgers was ended because of "
+        f"it{kept}. This holds for a run that is chosen among them; its own ε does not."
+    )
+
+
+def composed_epsilon(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> float | None:
+    """Return ε of all ledger entries; ∞ without a bound, None if unknown.
+
+    Args:
+        runs: on the same data. A run that its own releases ended counts with all planned rounds, as in its own claim.
+        kinds: of their ε; they compose if they are one kind, and the server's.
+    """
+    paths = [run.directory / LEDGER for run in runs]
+    said = [run.facts.statement for run in runs if run.facts.statement is not None]
+    same = len({tuple(run.facts.config.get(key) for key in DATA) for run in runs}) == 1
+    if len(kinds) != 1 or kinds[0].side != "server" or not same or not all(path.is_file() for path in paths):
+        return None
+    if len(said) < len(runs):
+        return None  # the end of an unfinished run decides what it counts
+    # Each run directory contains a copy of a shared ledger, taken at the end of that run.
+    entries = {entry.release: entry for path in paths for entry in Ledger(path).entries if entry.unit == "client"}
+    relation: Relation = "replace-one" if kinds[0].relation == "replace-one" else "add-or-remove"
+    account = Account((entry.event for entry in entries.values()), relation, insiders=True)
+    for event, count in (item for statement in said for item in statement.planned):
+        account = account.plus(event, count)
+    return best_epsilon(account, kinds[0].delta)[0]
+
+
+def _budget(runs: Sequence[RunSummary]) -> float:
+    """Return the budget that bounds all runs, even adaptive ones; 0: none.
+
+    It was fixed before all releases, and all runs' ledgers are copies of one, at the end of each run. Then the longest
+    contains the heads of all others. Separate ledgers have separate budgets, and both may be spent.
+    """
+    kept = []
+    for run in runs:
+        claimed = run.facts.statement.claim.figures if run.facts.statement is not None else ()
+        fixed = (figure for figure in claimed if figure.budget and BUDGET_FIXED not in figure.premises)
+        kept.append(next((figure.epsilon or 0.0 for figure in fixed if figure.scope == ALL_RUNS), 0.0))
+    if not all(kept):
+        return 0.0
+    ledgers = [Ledger(run.directory / LEDGER) for run in runs]
+    known = max((ledger.heads() for ledger in ledgers), key=len)
+    return max(kept) if all(ledger.head in known for ledger in ledgers) else 0.0

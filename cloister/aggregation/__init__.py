@@ -1,1 +1,0 @@
-"""Flower strategies that place a privacy mechanism around another Flower strategy."""

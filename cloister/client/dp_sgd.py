@@ -1,0 +1,255 @@
+"""DP-SGD on a node: its secret randomness, its units and their public number, and training by descent on noised sums.
+
+A unit is an example, or with `task.group` a group of examples (a patient's, a writer's). The rate of batches and the
+number of steps reveal the number of units. A node with data of its own therefore uses a constant that its operator
+states.
+"""
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.client.node import NodeConfig
+from cloister.config.privacy import PrivacyConfig
+from cloister.privacy.dpsgd.batches import rows_of, units_of
+from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.dpsgd.noise import noisy_sum
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.tasks.base import Examples, Recipe
+from cloister.tasks.numpy_models import NumpyModel
+from cloister.tasks.recipe import Augmentation, key_of
+from cloister.training.plan import TrainingPlan
+from cloister.training.trainers import refuse_what_needs_keras, weighted_gradients
+from cloister.utils.arrays import Row
+from cloister.utils.errors import ConfigError, PrivacyError
+
+SECRET_BYTES = 32
+
+
+class NoiseSource:
+    """Source of secret randomness, or of repeatable streams for each client and round in papers and tests.
+
+    Args:
+        seed: `privacy.noise-seed`; -1: the operating system's entropy.
+
+    Guarantee: without a seed, all numbers of this process come from one stream without repetition. With a seed,
+        clients, rounds and the server have separate streams, and a party with the seed can remove the noise.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._entropy = GaussianNoise()
+
+    def noise(self, plan: TrainingPlan) -> GaussianNoise:
+        """Return the noise of a client in a round."""
+        return self._entropy if self._seed == -1 else GaussianNoise(self._derived("noise", plan))
+
+    def batch_seed(self, plan: TrainingPlan) -> int | None:
+        """Return the seed of its batches; None: the operating system's entropy."""
+        return None if self._seed == -1 else self._derived("batches", plan)
+
+    def secret(self, plan: TrainingPlan) -> bytes:
+        """Return the key of augmentation in a round, unknown to the server."""
+        return os.urandom(SECRET_BYTES) if self._seed == -1 else str(self._derived("changes", plan)).encode()
+
+    def _derived(self, use: str, plan: TrainingPlan) -> int:
+        """Derive a client seed of at least 2**64, disjoint from configurable seeds."""
+        digest = hashlib.sha256(f"client {use} {self._seed} {plan.seed}".encode()).digest()
+        return 2**64 + int.from_bytes(digest[:8])
+
+
+def refuse_penalty(plan: TrainingPlan) -> None:
+    """Refuse FedProx's penalty: DP-SGD uses gradients of examples only.
+
+    Raises:
+        ConfigError: the server requests one.
+    """
+    if plan.proximal_mu:
+        raise ConfigError(
+            f"strategy.proximal-mu = {plan.proximal_mu:g} cannot go with privacy.client = 'dp-sgd': the penalty is not "
+            "in its steps; use strategy.name = 'fedavg'"
+        )
+
+
+def size_of(node: NodeConfig) -> int:
+    """Return the public number of units for DP-SGD; 0: as simulated.
+
+    Raises:
+        PrivacyError: the node has data of its own and states no size.
+    """
+    if node.data_path and not node.public_size:
+        raise PrivacyError(
+            "this node has data of its own and states no public-size, in its policy or its configuration: the noise "
+            "of dp-sgd would show how many examples it has"
+        )
+    return node.public_size if node.data_path else 0
+
+
+@dataclass(frozen=True)
+class Units:
+    """Training examples of a client, by unit.
+
+    Attributes:
+        examples: all of them.
+        members: indices of each group's examples; None: every example is a unit.
+        augmentation: random change of each example that is taken; None: no change.
+        key: of these changes.
+    """
+
+    examples: Examples
+    members: Sequence[NDArray[np.intp]] | None
+    augmentation: Augmentation | None = None
+    key: bytes = b""
+
+    @classmethod
+    def of(cls, examples: Examples, cap: int, seed: int | None = None) -> "Units":
+        """Return the units of some examples.
+
+        Args:
+            examples: of the client.
+            cap: largest number of a group's examples; the choice is drawn anew each time.
+            seed: of that draw, for tests; None: the operating system's entropy.
+        """
+        if examples.groups is None:
+            return cls(examples, None)
+        return cls(examples, units_of(examples.groups, cap, seed))
+
+    def changed_by(self, augmentation: Augmentation | None, key: bytes) -> "Units":
+        """Return the same units with random changes of their examples.
+
+        Args:
+            augmentation: None: no change.
+            key: of one step.
+        """
+        return replace(self, augmentation=augmentation, key=key) if augmentation else self
+
+    def __len__(self) -> int:
+        return len(self.examples) if self.members is None else len(self.members)
+
+    def steps(self, plan: TrainingPlan, privacy: PrivacyConfig) -> LocalSteps:
+        """Return the private steps of a round, from the public size.
+
+        Only a simulation uses the true size.
+
+        Args:
+            plan: of the round.
+            privacy: of the run.
+        """
+        return LocalSteps(
+            plan.public_size or max(1, len(self)), plan.batch_size, plan.epochs, privacy.dp_sgd.batch_sampling
+        )
+
+    def examples_of(self, number: int) -> Examples:
+        """Return the examples of one unit."""
+        return self._taken(np.array([number]) if self.members is None else self.members[number])
+
+    def of_batch(self, batch: NDArray[np.intp]) -> Examples:
+        """Return the examples of a batch of units.
+
+        If units are groups, `groups` numbers them within the batch.
+        """
+        if self.members is None:
+            return self._taken(batch)
+        rows, groups = rows_of(self.members, batch)
+        return replace(self._taken(rows), groups=groups)
+
+    def _taken(self, rows: NDArray[np.intp]) -> Examples:
+        """Return the examples of these rows, each changed independently."""
+        taken = self.examples.take(rows)
+        if self.augmentation is None:
+            return taken
+        return replace(taken, x=self.augmentation.changed_or_lost(taken.x, self.key))
+
+
+class PrivateTrainer(ABC):
+    """Trainer by gradient descent on clipped and noised sums of the gradients of examples or groups.
+
+    A subclass for each kind of model defines the start of a round and a step.
+
+    Args:
+        privacy: the run's `privacy.*`.
+        group_cap: largest number of a unit's examples; 1: each example is a unit.
+
+    Guarantee: that of `LocalSteps`: the public size determines the number of steps, and each is a Gaussian mechanism.
+    """
+
+    def __init__(self, privacy: PrivacyConfig, group_cap: int) -> None:
+        self.privacy, self.group_cap = privacy, group_cap
+        self._sources = NoiseSource(privacy.noise_seed)
+
+    def fit(self, examples: Examples, plan: TrainingPlan) -> None:
+        """Train from the model's weights.
+
+        It returns no loss, which would carry no noise.
+
+        Args:
+            examples: of this client.
+            plan: of this round.
+
+        Raises:
+            ConfigError: the plan has a penalty, or a setting that this model cannot train with.
+        """
+        refuse_penalty(plan)
+        seed, bound = self._sources.batch_seed(plan), self.privacy.dp_sgd.mechanism().clipping_norm_in(plan.round)
+        units = Units.of(examples, self.group_cap, seed)
+        self._begin(plan, self._sources.noise(plan))
+        steps, secret = units.steps(plan, self.privacy), self._sources.secret(plan)
+        for number, batch in enumerate(steps.batches(seed, len(units))):
+            seen = units.changed_by(plan.augmentation, key_of(secret, number))
+            self._step(seen, batch, bound, plan.rate(number * plan.epochs // steps.count))
+
+    @abstractmethod
+    def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
+        """Prepare a round whose steps use this noise."""
+
+    @abstractmethod
+    def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
+        """Take one step on the numbered units, possibly none, clipped to `bound`."""
+
+
+class PrivateNumpyTrainer(PrivateTrainer):
+    """Trainer with plain SGD on clipped and noised sums of the gradients of examples or groups.
+
+    Args:
+        model: trained in place; its gradient of a batch is the mean of those of its examples.
+        recipe: of the run; its optimizer must be `sgd`.
+        privacy: the run's `privacy.*`.
+        group_cap: largest number of a unit's examples; 1: each example is a unit.
+
+    Guarantee: that of `LocalSteps` and `noisy_sum`.
+
+    Raises:
+        ConfigError: the recipe has another optimizer, or Keras callbacks.
+    """
+
+    def __init__(self, model: NumpyModel, recipe: Recipe, privacy: PrivacyConfig, group_cap: int = 1) -> None:
+        refuse_what_needs_keras(recipe)
+        super().__init__(privacy, group_cap)
+        self.model, self._recipe = model, recipe
+
+    def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
+        self._batch_size, self._noise = plan.batch_size, noise
+
+    def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
+        total = noisy_sum(
+            (partial(self._gradient, units.examples_of(number)) for number in batch),
+            tuple(weight.reshape(-1) for weight in self.model.weights.values()),
+            clipping_norm=bound,
+            noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
+            noise=self._noise,
+        )
+        # The weights may overflow, and depend on noised sums only.
+        with np.errstate(all="ignore"):
+            for weight, piece in zip(self.model.weights.values(), total, strict=True):
+                weight -= (rate / self._batch_size * piece).reshape(weight.shape).astype(weight.dtype)
+
+    def _gradient(self, unit: Examples) -> Row:
+        """Return the mean gradient of a unit's examples, weighted and flat."""
+        _, gradients = weighted_gradients(self.model, unit, self._recipe)
+        return tuple(gradients[name].reshape(-1) for name in self.model.weights)

@@ -1,1 +1,0 @@
-"""Steps around a node's handler for each message, from the outermost inwards."""

@@ -1,0 +1,288 @@
+"""Storage of a node's attempt at a round of secure aggregation between messages.
+
+`AttemptStore.take` removes an attempt until the next step stores it again. So no step runs twice, for any number, order
+and concurrency of a server's requests. The store contains at most one attempt of a run.
+
+| store | for | where |
+|---|---|---|
+| `MemoryStore` | simulated nodes of one process | the memory of this process |
+| `FolderStore` | a node with a process for each message | files in a folder in memory |
+"""
+
+import fcntl
+import os
+import stat
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import ConfigRecord, RecordDict
+
+from cloister.utils.errors import NodeConfigError, ProtocolError
+from cloister.utils.files import DAY, expanded
+from cloister.utils.wire import number as whole_number
+
+STATE = "secure-round"
+"""Record of the last round that a node has begun in a run, without secrets."""
+NO_ROUND = -1
+
+
+class AttemptStore(ABC):
+    """Store of the attempt of each run, and of the last round that was begun."""
+
+    def begin(self, run: str, number: int) -> None:
+        """Record the start of a round, and discard the attempt at an earlier one.
+
+        It is discarded even if the start is refused.
+
+        Args:
+            run: id of the run.
+            number: of the round.
+
+        Raises:
+            ProtocolError: this round or a later one has begun already.
+        """
+        with self._alone():
+            self._put(run, b"")
+            if number <= self._last(run):
+                raise ProtocolError(f"this node has begun round {number} of this run before, or a later one")
+            self._note(run, number)
+
+    def keep(self, run: str, number: int, attempt: bytes) -> None:
+        """Store an attempt until it is taken.
+
+        Args:
+            run: id of the run.
+            number: of the round.
+            attempt: the state for the next step.
+
+        Raises:
+            ProtocolError: another round has begun since.
+        """
+        with self._alone():
+            if number != self._last(run):
+                raise ProtocolError(f"another round was begun since; the attempt at round {number} is over")
+            self._put(run, attempt)
+
+    def take(self, run: str, number: int) -> bytes:
+        """Remove an attempt from the store and return it; empty if there is none.
+
+        Args:
+            run: id of the run.
+            number: of the round. The attempt at another round stays.
+
+        Raises:
+            ProtocolError: the stored content is damaged, or another process stored it.
+        """
+        with self._alone():
+            if number != self._last(run):
+                return b""
+            attempt = self._get(run)
+            self._put(run, b"")
+        return attempt
+
+    @abstractmethod
+    def _alone(self) -> AbstractContextManager[None]:
+        """Hold exclusive access to the store within the block."""
+
+    @abstractmethod
+    def _get(self, run: str) -> bytes:
+        """Return the attempt of a run; empty if there is none."""
+
+    @abstractmethod
+    def _put(self, run: str, attempt: bytes) -> None:
+        """Replace the attempt of a run; empty: clear it."""
+
+    @abstractmethod
+    def _last(self, run: str) -> int:
+        """Return the number of the last round that was begun; `NO_ROUND`: none."""
+
+    @abstractmethod
+    def _note(self, run: str, number: int) -> None:
+        """Store the number of the last round that was begun."""
+
+
+@dataclass
+class _Memory:
+    """Attempt of one node in this process, with the process that stored it, since a fork has a copy."""
+
+    attempt: bytes = b""
+    process: int = 0
+
+
+_memories: dict[int, _Memory] = {}
+"""Attempts by the identity of a node's state."""
+_remembering = threading.Lock()
+
+
+class MemoryStore(AttemptStore):
+    """Store in the memory of this process, for the lifetime of the node's state and for one run.
+
+    Args:
+        state: of the node; it contains the number of the last round, and no secret.
+    """
+
+    def __init__(self, state: RecordDict) -> None:
+        self._state = state
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with _remembering:
+            if (key := id(self._state)) not in _memories:
+                _memories[key] = _Memory()
+                weakref.finalize(self._state, _memories.pop, key, None)
+            yield
+
+    def _get(self, run: str) -> bytes:
+        memory = _memories[id(self._state)]
+        attempt = memory.attempt
+        if attempt and memory.process != os.getpid():
+            raise ProtocolError("the attempt began in another process, which may go on with it; this one does not")
+        return attempt
+
+    def _put(self, run: str, attempt: bytes) -> None:
+        memory = _memories[id(self._state)]
+        memory.attempt, memory.process = attempt, os.getpid()
+
+    def _last(self, run: str) -> int:
+        last = self._state.config_records.get(STATE)
+        return int(whole_number(last, "round")) if last and last["run"] == run else NO_ROUND
+
+    def _note(self, run: str, number: int) -> None:
+        self._state.config_records[STATE] = ConfigRecord({"run": run, "round": number})
+
+
+IN_MEMORY = ("tmpfs", "ramfs")
+"""Kinds of file systems in memory."""
+MOUNTS = Path("/proc/self/mountinfo")
+DIGITS = 20
+"""Digits of the number of a round in a file."""
+OWN = stat.S_IRUSR | stat.S_IWUSR
+SUFFIX, ROUND = ".attempt", ".round"
+MAXIMUM_ATTEMPTS = 64
+"""Maximum attempts in a folder, at most one for a run; beyond it, the oldest is removed."""
+MAXIMUM_WAIT = DAY
+"""Maximum seconds that an attempt waits for its next step."""
+
+
+class FolderStore(AttemptStore):
+    """Store in files that only this user can read, in a folder of its own in memory.
+
+    An unfinished attempt is removed after a day, or after many newer ones, and the node has then dropped out of that
+    round. Refusing new attempts instead would exclude the node from all rounds after so many killed runs.
+
+    Args:
+        folder: its path.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._path, self._folder = folder, -1
+
+    def clear(self) -> None:
+        """Remove all attempts and the numbers of rounds.
+
+        Raises:
+            NodeConfigError: the folder is unsuitable for secrets.
+        """
+        with self._alone():
+            for name in os.listdir(self._folder):
+                os.unlink(name, dir_fd=self._folder)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with _files_of(self._path):
+            self._folder = _opened(self._path)
+            try:
+                fcntl.flock(self._folder, fcntl.LOCK_EX)
+                self._end_those_left(MAXIMUM_ATTEMPTS)
+                yield
+            finally:
+                os.close(self._folder)
+
+    def _end_those_left(self, max_attempts: int) -> None:
+        """Remove attempts that waited too long, and those beyond `max_attempts`."""
+        names = [name for name in os.listdir(self._folder) if name.endswith(SUFFIX)]
+        since = {name: os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime for name in names}
+        newest = sorted(names, key=since.__getitem__, reverse=True)
+        for rank, name in enumerate(newest):
+            if rank >= max_attempts or time.time() - since[name] > MAXIMUM_WAIT:
+                os.unlink(name, dir_fd=self._folder)
+
+    def _get(self, run: str) -> bytes:
+        try:
+            file = self._open(f"{run}{SUFFIX}", os.O_RDONLY)
+        except FileNotFoundError:
+            return b""
+        with os.fdopen(file, "rb") as opened:
+            return opened.read()
+
+    def _put(self, run: str, attempt: bytes) -> None:
+        name = f"{run}{SUFFIX}"
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._folder)
+        if attempt:
+            self._end_those_left(MAXIMUM_ATTEMPTS - 1)
+            file = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with os.fdopen(file, "wb") as opened:
+                opened.write(attempt)
+
+    def _last(self, run: str) -> int:
+        try:
+            file = self._open(f"{run}{ROUND}", os.O_RDONLY)
+        except FileNotFoundError:
+            return NO_ROUND
+        with os.fdopen(file, "rb") as opened:
+            found = opened.read()
+        if len(found) != DIGITS or not found.isdigit():
+            raise ProtocolError("what is kept of the last round is no number; this node takes no part in the run")
+        return int(found)
+
+    def _note(self, run: str, number: int) -> None:
+        file = self._open(f"{run}{ROUND}", os.O_WRONLY | os.O_CREAT)
+        try:
+            # The number has a fixed length, so that the file contains a valid number at all times.
+            os.pwrite(file, b"%0*d" % (DIGITS, number), 0)
+        finally:
+            os.close(file)
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN, dir_fd=self._folder)
+
+
+@contextmanager
+def _files_of(path: str) -> Iterator[None]:
+    """Convert errors of the operating system for the node's operator."""
+    try:
+        yield
+    except OSError as error:
+        raise NodeConfigError(f"secure-state {path}: {error.strerror}") from None
+
+
+def _opened(path: str) -> int:
+    """Open the folder and verify the opened one.
+
+    Raises:
+        NodeConfigError: another user can read or change its content, or it is on a disk.
+    """
+    folder = os.open(expanded(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(folder)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+            raise NodeConfigError(f"secure-state {path} must belong to this user, with mode 0700: secrets lie in it")
+        device, kind = f"{os.major(found.st_dev)}:{os.minor(found.st_dev)}", "a file system of unknown kind"
+        for line in MOUNTS.read_text().splitlines():
+            mount, _, system = line.partition(" - ")
+            if mount.split()[2] == device:
+                kind = system.split()[0]
+                break
+        if kind not in IN_MEMORY:
+            raise NodeConfigError(f"secure-state {path} is on {kind}; it must be in memory: {' or '.join(IN_MEMORY)}")
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder

@@ -1,1 +1,0 @@
-"""Local training of a client: the plan of a round, and the trainers of DP-SGD."""

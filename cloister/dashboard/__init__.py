@@ -1,1 +1,0 @@
-"""Page about a federation: read-only, on this machine, or behind a proxy elsewhere."""

@@ -1,0 +1,151 @@
+"""Snapshot of a federation from outside: run directories, the SuperLink's nodes, ledgers, the state database.
+
+All data comes from files and from Flower's interface for operators; training processes are not queried. If a run hides
+its cohorts and times from its own files, they are hidden here too.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from cloister.deploy.sites import living_nodes
+from cloister.deploy.warm.probe import warnings_of
+from cloister.privacy.accounting.events import Unaccounted
+from cloister.privacy.accounting.filters import largest_share
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.server.reports.rundir import LEDGER
+from cloister.server.reports.status import RunState, hides_progress, newest_run, run_directories, run_state
+from cloister.utils.errors import CloisterError, ConfigError
+
+
+@dataclass(frozen=True)
+class Places:
+    """Sources of a snapshot.
+
+    Attributes:
+        connection: of Flower's `config.toml`; empty: no SuperLink is queried.
+        runs: an `output-dir`; None: no run is read.
+        ledgers: of a server or a node; empty: the ledgers beside the runs, used without `privacy.ledger-dir`.
+        database: the SuperLink's state; None: its size is not measured.
+    """
+
+    connection: str = ""
+    runs: Path | None = None
+    ledgers: tuple[Path, ...] = ()
+    database: Path | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State of a federation at one time.
+
+    Attributes:
+        run: the newest one; None: there is no run, or runs are not read.
+        nodes: all registered nodes, as `cloister status --json` prints them; None: no SuperLink was queried.
+        warnings: about clocks and certificates.
+        spent: ledger and unit -> share of the budget that is spent.
+        database_bytes: size of the state database with its log; None: not measured.
+        unreadable: messages about unreadable sources.
+        missing: absent ledgers: named ones, and the copy in a run that has ended.
+        secret_runs: whether any running run, not only the newest, must hide the ends of its rounds.
+        closed: ledger and unit for which some releases have no guarantee, so that no budget can be kept.
+    """
+
+    run: RunState | None = None
+    nodes: tuple[Mapping[str, str], ...] | None = None
+    warnings: tuple[str, ...] = ()
+    spent: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    database_bytes: int | None = None
+    unreadable: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    secret_runs: bool = False
+    closed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def hides_progress(self) -> bool:
+        """Return whether any running run must hide the ends of its rounds.
+
+        If so, shared data is hidden too.
+        """
+        return self.secret_runs or (self.run is not None and self.run.hides_progress)
+
+
+def look(places: Places) -> Snapshot:
+    """Take a snapshot.
+
+    Each unreadable source gives one message in `unreadable`; the others are read.
+    """
+    unreadable: list[str] = []
+    nodes: tuple[Mapping[str, str], ...] | None = None
+    warnings: tuple[str, ...] = ()
+    if places.connection:
+        with _noted(unreadable):
+            found = tuple(living_nodes(places.connection))
+            nodes, warnings = found, tuple(warnings_of(places.connection))
+    run, spent, size = None, dict[tuple[str, str], float](), None
+    closed: list[tuple[str, str]] = []
+    secret = False
+    with _noted(unreadable):
+        secret = places.runs is not None and any(map(hides_progress, run_directories(places.runs)))
+        run = _run(places.runs)
+    # Runs share the ledgers beside them without `privacy.ledger-dir`.
+    for path in places.ledgers or ([] if places.runs is None else sorted((places.runs / "ledgers").glob("*.jsonl"))):
+        with _noted(unreadable):
+            ledger = Ledger(path)
+            spent |= _spent(ledger)
+            units = {entry.unit for entry in ledger.entries if isinstance(entry.event, Unaccounted)}
+            closed += ((ledger.name, unit) for unit in sorted(units))
+    if places.database is not None:
+        with _noted(unreadable):
+            size = places.database.stat().st_size
+            with suppress(FileNotFoundError):  # SQLite removes its log when it closes
+                size += places.database.with_name(f"{places.database.name}-wal").stat().st_size
+    # A run that has charged an ε copies its ledger when it ends.
+    copies = [Path(run.path) / LEDGER] if run and run.state == "ended" and run.epsilon is not None else []
+    missing = tuple(str(path) for path in (*places.ledgers, *copies) if not path.exists())
+    return Snapshot(run, nodes, warnings, spent, size, tuple(unreadable), missing, secret, tuple(closed))
+
+
+@contextmanager
+def _noted(unreadable: list[str]) -> Iterator[None]:
+    """Append errors of the block to `unreadable`.
+
+    Files may change while they are read.
+    """
+    try:
+        yield
+    except CloisterError as error:
+        unreadable.append(str(error))
+    except OSError as error:
+        unreadable.append(f"{error.filename}: {error.strerror}")
+
+
+def _run(runs: Path | None) -> RunState | None:
+    """Return the newest run; None for a folder without runs.
+
+    Raises:
+        ConfigError: the folder is absent, or the newest run has invalid contents.
+    """
+    if runs is None:
+        return None
+    if not runs.is_dir():
+        raise ConfigError(f"there is no folder {runs}")
+    try:
+        newest = newest_run(runs)
+    except ConfigError:
+        return None
+    return run_state(newest)
+
+
+def _spent(ledger: Ledger) -> dict[tuple[str, str], float]:
+    """Return the spent share of every budget in force; an absent ledger has none."""
+    found: dict[tuple[str, str], float] = {}
+    for budget in ledger.budgets:  # the last one about a unit is in force
+        relation = ledger.relation_of(budget.unit, budget.relation)
+        found.pop((ledger.name, budget.unit), None)
+        if budget.epsilon:
+            spent = partial(ledger.spent, budget.unit, relation=relation)
+            found[ledger.name, budget.unit] = largest_share(budget.filter, spent, budget.epsilon, budget.delta)
+    return found

@@ -1,0 +1,312 @@
+"""Statements of the server about its clients: attested mechanisms, claims about them, and personal models."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from cloister.config.run import RunConfig
+from cloister.flower.messages import ErrorCode
+from cloister.privacy.claims.claim import CLIENT_BUDGET, ClientClaim
+from cloister.privacy.claims.client import gaussian_claim, laplace_claim
+from cloister.privacy.claims.premises import BUNDLE, MAX_BYTES, Attestation, known_by, size_and_checked
+from cloister.privacy.dpsgd.local_steps import Holders, LocalSteps
+from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.server.build import Plan
+from cloister.utils.arrays import Layout, State
+from cloister.utils.errors import ConfigError, PrivacyError
+from cloister.utils.wire import ARRAYS, ATTESTATION, CONFIG, HYPOTHESES, LEDGER_HEAD
+
+HEAD = re.compile(r"[0-9a-f]{64}")
+DECLINED = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
+"""Errors by which a node says that its client sent nothing. Those of the SuperLink and of the grid have other codes."""
+
+
+class Attested:
+    """Counts requests to train by what the replies state; which node stated it is not kept.
+
+    A request without a reply that the server could read in time counts as one without a statement: its client may have
+    trained all the same, and what it made may have left the node. A request that the node declined does not count.
+
+    Beside that it keeps the last ledger head of each node. The draw of clients being secret, it keeps none: they would
+    tell which nodes were drawn.
+
+    Args:
+        secret: whether the draw of clients is secret. Then each statement counts once, as their number would tell.
+    """
+
+    def __init__(self, secret: bool = False) -> None:
+        self.secret = secret
+        self._replies: Counter[str] = Counter()
+        self._heads: dict[str, str] = {}
+
+    def counted(self, asked: Sequence[Message], replies: Iterable[Message]) -> Iterator[Message]:
+        """Yield replies as they come, each once it is counted; in the end count the requests without one.
+
+        Args:
+            asked: requests to train.
+            replies: to them, at most one to each.
+        """
+        missing = len(asked)
+        try:
+            for reply in replies:
+                missing -= self._is_counted(reply)
+                yield reply
+        finally:
+            self._add("", missing)
+
+    def _is_counted(self, reply: Message) -> bool:
+        """Count a reply; return whether it settles its request."""
+        if reply.has_error():
+            return reply.error.code in DECLINED
+        record = reply.content.config_records.get(ATTESTATION, ConfigRecord())
+        stated, head = record.get(ATTESTATION), record.get(LEDGER_HEAD)
+        if not isinstance(stated, bytes) or len(stated) > MAX_BYTES:
+            self._add("", 1)
+            return True
+        self._add(stated.hex(), 1)
+        if not self.secret and isinstance(head, str) and HEAD.fullmatch(head):
+            self._heads[str(reply.metadata.src_node_id)] = head
+        return True
+
+    def _add(self, name: str, count: int) -> None:
+        if count > 0:
+            self._replies[name] = 1 if self.secret else self._replies[name] + count
+
+    def by_statement(self) -> dict[bytes, int]:
+        """Return the number of requests by the attestation in their reply; empty: those without one."""
+        return {bytes.fromhex(name): count for name, count in self._replies.items()}
+
+    def facts(self) -> dict[str, object]:
+        """Return what `privacy.json` holds of the nodes' ledgers: of each the last head, without the node."""
+        return {"node-ledger-heads": sorted(self._heads.values())} if self._heads else {}
+
+    def state_dict(self) -> State:
+        """Return the counts and the heads, for a run that is resumed."""
+        kept = (("replies", self._replies), ("heads", self._heads))
+        return {name: np.frombuffer(json.dumps(value).encode(), np.uint8) for name, value in kept}
+
+    def load_state_dict(self, state: State) -> None:
+        """Set the counts to those of `state_dict`; an older state counts as one reply without an attestation."""
+        self._replies = Counter(json.loads(state["replies"].tobytes()) if state else {"": 1})
+        self._heads = json.loads(state["heads"].tobytes()) if "heads" in state else {}
+
+
+AS_ASKED = "as this run asks for it"
+SAVING_SECONDS = 60.0
+"""How long the end of a run waits for nodes to save their personal models."""
+
+
+def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, str | int], hypotheses: int) -> None:
+    """Send the final hypotheses to every connected node, for it to keep the one that suits it; nothing comes back.
+
+    Args:
+        grid: to the clients.
+        arrays: of all hypotheses.
+        public: what every message of the run tells.
+        hypotheses: how many there are.
+    """
+    content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**public, HYPOTHESES: hypotheses})})
+    messages = [Message(content, node, MessageType.QUERY) for node in grid.get_node_ids()]
+    for message in messages:
+        message.metadata.ttl = SAVING_SECONDS
+    for _ in grid.send_and_receive(messages, timeout=SAVING_SECONDS):
+        pass  # what comes back says nothing, and is not kept
+
+
+@runtime_checkable
+class SimulatedGrid(Protocol):
+    """A grid that knows how much data its nodes have, as it is a part of a benchmark that is dealt out here."""
+
+    def units(self, config: RunConfig, seed: int) -> list[NDArray]:
+        """The examples, or groups of them, that each node has, by number or name; none where any has its own data."""
+
+
+def sizes_known(plan: Plan, grid: Grid) -> tuple[LocalSteps, ...]:
+    """The private steps in a round of each client, where this process deals out what they have; none elsewhere.
+
+    Args:
+        plan: of the run.
+        grid: to the clients.
+    """
+    if not plan.config.privacy.client.clips_gradients or not isinstance(grid, SimulatedGrid):
+        return ()
+    return tuple(_steps(plan, len(units)) for units in grid.units(plan.config, plan.seed))
+
+
+def shared_units(plan: Plan, grid: Grid) -> frozenset[Holders] | None:
+    """Return who holds an example, or a group, that several clients have data of: each combination of their steps.
+
+    Args: as `sizes_known`.
+
+    Returns:
+        None where it is not known.
+    """
+    if not plan.config.privacy.client.clips_gradients or not isinstance(grid, SimulatedGrid):
+        return None
+    held = grid.units(plan.config, plan.seed)
+    if not held:
+        return None
+    steps = [_steps(plan, len(units)) for units in held]
+    _, places, counts = np.unique(np.concatenate(held), return_inverse=True, return_counts=True)
+    clients = np.repeat(np.arange(len(held)), list(map(len, held)))
+    by_unit = np.split(clients[np.argsort(places, kind="stable")], np.cumsum(counts)[:-1])
+    several = {tuple(by_unit[unit].tolist()) for unit in np.flatnonzero(counts > 1)}
+    return frozenset(
+        tuple(sorted((steps[client] for client in holders), key=lambda each: each.examples)) for holders in several
+    )
+
+
+def _steps(plan: Plan, units: int) -> LocalSteps:
+    sampling = plan.config.privacy.dp_sgd.batch_sampling
+    return LocalSteps(max(1, units), plan.recipe.batch_size, plan.recipe.local_epochs, sampling)
+
+
+def client_claim(
+    plan: Plan,
+    layout: Layout,
+    rounds: int,
+    sizes: Sequence[LocalSteps] | None = None,
+    shared: Collection[Holders] | None = None,
+    attested: Attested | None = None,
+) -> ClientClaim | None:
+    """Return the claim about the clients' own mechanism; None without one.
+
+    The claim covers the clients whose replies state the releases that this run asks for, with the sizes that they
+    state, and no others.
+
+    Args:
+        plan: of the run.
+        layout: of everything that the server sends, all hypotheses.
+        rounds: in which clients were asked to train.
+        sizes: the private steps in a round of the clients, with `dp-sgd`; None, or none: what they have is not known,
+            and several sizes are taken as examples.
+        shared: as `shared_units` finds it.
+        attested: what nodes stated in the run; None: it has not begun.
+
+    Raises:
+        ConfigError: nothing is known about this mechanism.
+    """
+    privacy = plan.config.privacy
+    if not privacy.client.is_on:
+        return None
+    if attested is None or not rounds:
+        claim = _claim(plan, layout, rounds, sizes, shared)
+    else:
+        heard = attested.by_statement()
+        covered = {said: asked for said in heard if (asked := _asked_for(said, plan, layout)) is not None}
+        stated = [_steps(plan, asked.size) for asked in covered.values()] if privacy.client.clips_gradients else []
+        of_all = _claim(plan, layout, rounds, sizes or stated, shared)
+        claim = _covering(of_all, heard, covered, attested.secret)
+    claim = replace(claim, premises=(*claim.premises, *plan.resumed_on))
+    return claim.without_guarantee(_beside_the_noise(plan, bool(shared)))
+
+
+def _claim(
+    plan: Plan,
+    layout: Layout,
+    rounds: int,
+    sizes: Sequence[LocalSteps] | None,
+    shared: Collection[Holders] | None,
+) -> ClientClaim:
+    """Return the claim about clients that apply the mechanism of the run; arguments and errors of `client_claim`."""
+    privacy = plan.config.privacy
+    mechanism, circumstances = privacy.client.noise_on_update, privacy.circumstances
+    claim: ClientClaim
+    if privacy.client.clips_gradients:
+        from cloister.privacy.claims.client import dp_sgd_claim, standing_for_all
+
+        batch, dp_sgd = plan.recipe.batch_size, privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group))
+        if sizes:
+            steps = standing_for_all(sizes, dp_sgd, rounds, privacy.target_delta, shared or ())
+        else:
+            # A server does not know how much a client has: these are examples. Just above one batch an epoch has two
+            # steps that hardly sample. With little noise some sizes of two or three batches cost a tenth more than
+            # that; what a client has really spent, its own ledger knows.
+            steps = tuple(_steps(plan, units) for units in (batch, batch + 1, 10 * batch, 100 * batch))
+        claim = dp_sgd_claim(dp_sgd, steps, rounds, privacy.target_delta, privacy.circumstances, shared)
+        claim = replace(claim, known=bool(sizes))
+    elif isinstance(mechanism, LocalGaussian):
+        claim = gaussian_claim(mechanism, rounds, privacy.target_delta, circumstances)
+    elif isinstance(mechanism, LocalLaplace | PublishedLaplace):
+        # A client noises the one hypothesis that it sends: p is the size of that.
+        parameters = layout.size // max(1, plan.hypotheses)
+        # A node that keeps no ledger takes a resumed run for a new one, and lets the limit out once more.
+        counts = 1 + plan.resumes
+        claim = laplace_claim(mechanism, parameters, rounds, circumstances, privacy.client.max_leakage, counts)
+    else:
+        raise ConfigError(f"privacy.client = {privacy.client.name!r} has no claim")
+    limit = privacy.client.max_epsilon
+    return replace(claim, parameters={**claim.parameters, CLIENT_BUDGET: limit}) if limit else claim
+
+
+def _covering(
+    claim: ClientClaim, heard: Mapping[bytes, int], covered: Mapping[bytes, Attestation], secret: bool
+) -> ClientClaim:
+    """Return the claim with the clients that it does not cover, and with what the others state of their bundle.
+
+    Where no client is covered, the claim has no guarantee.
+
+    Args:
+        claim: about all clients.
+        heard: number of requests by what the replies state; empty: there were none.
+        covered: statements of what the run asks for.
+        secret: whether numbers of replies are.
+    """
+    others = sum(count for said, count in heard.items() if said not in covered)
+    if heard and not covered:
+        return claim.without_guarantee([f"no reply states that its client applied {claim.mechanism} {AS_ASKED}"])
+    told = "some requests" if secret else f"{others} of {sum(heard.values())} requests"
+    missing = (
+        f"the clients of {told}: no reply that was read in time states that they applied {claim.mechanism} {AS_ASKED}"
+    )
+    checked = bool(covered) and all(asked.checked for asked in covered.values())
+    # Code of the bundle says so itself, which the server ships.
+    premises = known_by(claim.premises, [BUNDLE.known_as("stated")] if checked else [])
+    return replace(claim, not_covered=missing if others else "", premises=premises)
+
+
+def _asked_for(said: bytes, plan: Plan, layout: Layout) -> Attestation | None:
+    """Return what a reply states, if it is what this run asks a client of the stated size for; else None."""
+    if (found := size_and_checked(said)) is None:
+        return None
+    size, checked = found
+    privacy, group = plan.config.privacy, plan.config.task.group
+    try:
+        if privacy.client.clips_gradients:
+            steps, dp_sgd = _steps(plan, size), privacy.dp_sgd.mechanism()
+            unit = "group" if group else "example"
+            events = privacy.circumstances.events(dp_sgd.caveats(), lambda: [steps.event(dp_sgd.noise_multiplier)])
+        else:
+            mechanism, parameters = privacy.client.noise_on_update, layout.size // max(1, plan.hypotheses)
+            assert mechanism is not None
+            unit, events = (
+                "client",
+                privacy.circumstances.events(mechanism.caveats(), lambda: mechanism.events(parameters)),
+            )
+    except (ConfigError, PrivacyError):
+        return None  # a size that no client of this run can have
+    asked = Attestation(privacy.client.name, unit, events, size, group, checked)
+    return asked if asked.to_bytes() == said else None
+
+
+def _beside_the_noise(plan: Plan, are_shared: bool) -> Iterator[str]:
+    """Yield what clients let leave in this run that their own noise does not cover."""
+    if are_shared and plan.config.privacy.chooses_privately:
+        yield "several clients hold data of one unit, and each chooses among hypotheses: no bound on their sum is shown"
+    if are_shared and plan.config.evaluation.held_out_clients:
+        yield "several clients hold data of one person, and scores of those that never train leave without noise"
+    if plan.config.evaluates_on_clients and not plan.config.evaluation.held_out_clients:
+        yield "scores of models on the clients' own examples leave without noise"
+    if plan.held_out is not None and plan.held_out.newcomers:
+        yield (
+            "nodes were connected after roles had been dealt out: one that has no lasting memory of its data may have "
+            "come back under a new id, and both trained and sent scores without noise"
+        )

@@ -1,0 +1,435 @@
+"""Flower's grid over HTTP, with packed messages, and with replies that are fetched one by one.
+
+Messages to nodes are packed (`core/packing.py`): the model once for all messages of a round, the rest of each message
+by itself. A node whose app does not know packed messages answers with an error of Flower's: it is asked again with
+named arrays. After `MAX_REFUSED` such rounds it is sent those at once. So other frameworks' clients take part, and the
+run no longer says that all of its messages were packed.
+
+A node whose app has its key signs its packed replies (`core/signatures.py`). The server checks each signature by the
+key that the SuperLink lists for the node that was asked, before anything of the reply counts as heard. From the first
+signed reply of a node on, an unsigned one in its name is refused. An unsigned error then says that this node failed,
+and nothing else. A node that has signed nothing counts, and the run no longer says that all of its replies were signed:
+for a node without authentication the SuperLink lists a key that its app cannot read.
+
+Flower's own grid asks for many replies at once, waits for the parts of each, and raises an error that a client caused:
+a reply that is half sent, or malformed, costs those of other nodes. Here each message is asked about by itself, some at
+a time. What a node did not send yet is asked for at the next look. What is too large or cannot be read is an error of
+that node, and nothing else. Who replied is known from the message that was asked about.
+"""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from logging import WARNING
+from threading import Lock
+from typing import Any
+
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from httpx import HTTPStatusError
+
+from cloister.flower.http_grid import HttpGrid, inflate_object_from_contents, runtime_pb2
+from cloister.flower.messages import (
+    OBJECT_PUSH_SESSION_TTL_SECONDS,
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+    ObjectPushError,
+    make_message,
+    message_pb2,
+    names_in,
+)
+from cloister.server.polling_grid import MAX_METRICS, MAXIMUM, MaximumSize, Transport
+from cloister.utils.errors import FederationError
+from cloister.utils.keys import Answered
+from cloister.utils.wire import GATE, PACKED, SHARED, Value, is_packed, opened, packed, signed_part
+
+AT_ONCE = 4
+"""Replies that are fetched together: each may take three times its size in memory."""
+MAX_PARTS = 20_000
+"""Objects of a reply: one of named arrays has two for each and more for long ones."""
+MAX_REFUSED = 2
+"""Messages of a node to which it answered with an error while they were packed, and rightly with named arrays. The
+first time it may have been a failure of its own."""
+MAX_FAILURES = 3
+"""Looks for one reply at which the SuperLink may fail: Flower's fails at each where what a node announced is no
+number."""
+SAFE_TO_ANNOUNCE_AGAIN = OBJECT_PUSH_SESSION_TTL_SECONDS / 2
+"""Seconds after the first announcement in which the SuperLink still knows the messages: half of Flower's limit."""
+
+logger = logging.getLogger("cloister.server")
+
+
+@dataclass
+class _Asked:
+    """A message that a node was sent.
+
+    Attributes:
+        message: as the server made it.
+        id: of what was sent last for it.
+        is_packed: whether that was packed.
+        is_signed: whether its reply is signed by the node.
+        failures: looks for its reply at which the SuperLink failed.
+        reply: what was announced of the reply, with the objects that are there; None: nothing was announced.
+    """
+
+    message: Message
+    id: str
+    is_packed: bool
+    is_signed: bool = False
+    failures: int = 0
+    reply: "_Reply | None" = None
+
+    @property
+    def node(self) -> int:
+        return int(self.message.metadata.dst_node_id)
+
+
+@dataclass
+class _Reply:
+    """A reply that is being fetched.
+
+    Attributes:
+        announced: its metadata, as the SuperLink checked them.
+        missing: names of the objects that are to be fetched, the last one first.
+        contents: of the others.
+        size: bytes of these together.
+    """
+
+    announced: message_pb2.Metadata
+    missing: list[str]
+    contents: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
+
+
+class Unreadable(Exception):
+    """Why a reply does not count. The text holds nothing that a node wrote."""
+
+
+class PackedGrid(HttpGrid):
+    """Flower's grid, which sends packed messages and fetches replies one by one.
+
+    Attributes:
+        maximum: how large a reply may be.
+        transport: what this run's transport was until now.
+    """
+
+    maximum: MaximumSize
+    transport: Transport
+    _asked: dict[str, _Asked]
+    _packs: set[int]
+    _refused: Counter[int]
+    _keys: dict[int, bytes]
+    _signs: set[int]
+    _lock: Lock
+
+    @classmethod
+    def over(cls, grid: Grid, maximum: MaximumSize = MAXIMUM) -> "PackedGrid":
+        """Return a grid with the connection of another one.
+
+        Args:
+            grid: of Flower over HTTP, with its run. It is Flower that closes it.
+            maximum: how large a reply may be.
+        """
+        made = cls.__new__(cls)
+        made.__dict__ = grid.__dict__
+        made.maximum, made.transport = maximum, Transport(packed=True, gated=made._is_gated(), signed=True)
+        made._asked, made._packs, made._refused = {}, set(), Counter()
+        made._keys, made._signs, made._lock = {}, set(), Lock()
+        return made
+
+    def _is_gated(self) -> bool:
+        """Return whether the SuperLink answers as `cloister superlink` does for a name that is no object's."""
+        asked = message_pb2.PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=GATE)
+        found = self._runtime_client.PullObject(asked)
+        # Flower's SuperLink never answers so, though a node may announce an object of this name: an object that is
+        # there has content.
+        return bool(found.object_available and not found.object_content)
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return the connected nodes, and remember the key that the SuperLink lists for each.
+
+        A run sends messages to nodes of such a list alone.
+        """
+        nodes = list(super().get_nodes())
+        self._keys |= {node.node_id: node.public_key for node in nodes}
+        return nodes
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; return the id of each, or nothing for one that the SuperLink does not take.
+
+        Raises:
+            HTTPStatusError: the SuperLink does not take the announcement of any.
+            ObjectPushError: it declines a part of each message, or does so for too long.
+        """
+        messages = list(messages)
+        shared: dict[tuple[object, ...], Value] = {}
+        ids = self._sent([self._sendable(message, shared) for message in messages])
+        self._asked = {
+            found: _Asked(message, found, not self._is_plain(message.metadata.dst_node_id))
+            for found, message in zip(ids, messages, strict=False)
+            if found
+        }
+        return ids
+
+    def _sent(self, messages: list[Message]) -> list[str]:
+        """Send packed messages at once; where a part is declined, announce each again by itself.
+
+        A SuperLink declines a part that it had stored when it was killed, and of which it did not say so; and one of a
+        message that its node has confirmed by then. Announced again, a message is the same to it.
+        """
+        begun = time.monotonic()
+        try:
+            return list(super().push_messages(messages))
+        except ObjectPushError:
+            logger.log(WARNING, "the SuperLink declined a part of a message; each message is announced again")
+            ids = []
+            for message in messages:
+                # Later it may have given messages up, and would take them for new: a node may have a whole one.
+                if time.monotonic() - begun > SAFE_TO_ANNOUNCE_AGAIN:
+                    raise
+                ids.append(self._sent_again(message))
+            if not any(ids):
+                raise
+            return ids
+
+    def _sent_again(self, message: Message) -> str:
+        """Announce a message again; return its id, or nothing where the SuperLink does not take all of it."""
+        try:
+            return next(iter(super().push_messages([message])), "")
+        except (ObjectPushError, HTTPStatusError) as error:
+            node, kind = message.metadata.dst_node_id, type(error).__name__
+            logger.log(WARNING, "the message to node %s was not sent: %s", node, kind)
+            return ""
+
+    def _sendable(self, message: Message, shared: dict[tuple[object, ...], Value]) -> Message:
+        """Return the message that is sent for one: with the same metadata, so that its id is known here too.
+
+        Args:
+            message: as the server made it.
+            shared: the packed values of this round, by the records in them; one that is made is added.
+        """
+        if self._is_plain(message.metadata.dst_node_id):
+            return message
+        models = {name: record for name, record in message.content.items() if isinstance(record, ArrayRecord)}
+        own = RecordDict({name: record for name, record in message.content.items() if name not in models})
+        content = RecordDict({PACKED: packed(own)})
+        if models:
+            key = tuple((name, id(record)) for name, record in models.items())
+            if key not in shared:
+                shared[key] = packed(RecordDict({**models}))
+            content[SHARED] = shared[key]
+        return make_message(message.metadata, content)
+
+    def _is_plain(self, node: int) -> bool:
+        """Return whether a node is sent named arrays at once."""
+        return self._refused[node] >= MAX_REFUSED
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """Return the replies that are there as a whole, each when it has been read.
+
+        Raises:
+            RunNotRunningException: the run is over.
+            TransportError: the SuperLink is not to be reached, and Flower has given up.
+        """
+        waiting = iter(message_ids)
+        readers = ThreadPoolExecutor(AT_ONCE, "replies")
+        try:
+            looks = deque(readers.submit(self._look, name) for name in islice(waiting, AT_ONCE))
+            while looks:
+                found = looks.popleft().result()
+                looks.extend(readers.submit(self._look, name) for name in islice(waiting, 1))
+                if found is not None:
+                    yield found
+        finally:
+            # An operator who stops the run does not wait for a SuperLink that is away.
+            readers.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self, name: str) -> Message | None:
+        """Return the reply to a message, if all of it is there; an error of its node, if it cannot be read."""
+        asked = self._asked[name]
+        try:
+            asked.reply = asked.reply or self._announced(asked)
+            if asked.reply is None or not self._is_fetched(asked.reply):
+                return None
+            content = self._read(asked, asked.reply)
+            if self._is_refused_as_packed(asked, content):
+                self._ask_plainly(asked)
+                return None
+            self._note(signed=asked.is_signed or asked.reply.announced.src_node_id == SUPERLINK_NODE_ID)
+        except HTTPStatusError as error:
+            # What was fetched is kept for the next look: the SuperLink announces a reply once.
+            asked.failures += 1
+            if asked.failures < MAX_FAILURES:
+                return None
+            content = _error(f"the SuperLink cannot hand on the reply: {error.response.status_code}")
+        except Unreadable as error:
+            size = asked.reply.size if asked.reply else 0
+            logger.log(WARNING, "a reply of node %s does not count, after %d bytes: %s", asked.node, size, error)
+            content = _error(str(error))
+        del self._asked[name]
+        self._confirm(asked)
+        return self._as_reply(name, asked, content)
+
+    def _announced(self, asked: _Asked) -> _Reply | None:
+        """Return what is announced of the reply to a message, and drop all else that Flower hands out.
+
+        Raises:
+            Unreadable: it has too many objects.
+        """
+        answer = self._runtime_client.PullMessages(runtime_pb2.PullAppMessagesRequest(message_ids=[asked.id]))
+        for announced, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+            if announced.metadata.reply_to_message_id == asked.id:
+                # A client decides how often it names an object: each counts once.
+                names = list(islice(names_in(tree), MAX_PARTS + 1))
+                if len(names) > MAX_PARTS:
+                    raise Unreadable(f"a reply may have {MAX_PARTS} objects")
+                return _Reply(announced.metadata, list(dict.fromkeys(names)))
+        return None
+
+    def _is_fetched(self, reply: _Reply) -> bool:
+        """Fetch the objects that are there; return whether all are.
+
+        Raises:
+            Unreadable: the reply is too large, or an object of it is there no more.
+        """
+        while reply.missing:
+            name = reply.missing[-1]
+            request = message_pb2.PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=name)
+            answer = self._runtime_client.PullObject(request)
+            if not answer.object_found:
+                raise Unreadable("its node did not send all of it")
+            if not answer.object_available:
+                # All half-sent replies may have `AT_ONCE` times the bytes of one. What does not fit is fetched anew, as
+                # soon as the object is there that was missing now.
+                with self._lock:
+                    held = sum(asked.reply.size for asked in [*self._asked.values()] if asked.reply)
+                    if held > AT_ONCE * self.maximum.total:
+                        reply.missing, reply.contents, reply.size = [*reply.contents, *reply.missing], {}, 0
+                return False
+            reply.size += len(answer.object_content)
+            if reply.size > self.maximum.total:
+                raise Unreadable(f"a reply may have {self.maximum.total} bytes")
+            reply.contents[reply.missing.pop()] = answer.object_content
+        return True
+
+    def _read(self, asked: _Asked, reply: _Reply) -> RecordDict | Error:
+        """Return what a reply holds. Which node sent it, the message says that was asked about, not the reply.
+
+        Raises:
+            Unreadable: it cannot be put together, or is not signed as it has to be.
+        """
+        try:
+            self.maximum.require(reply.contents)
+            found = inflate_object_from_contents(reply.announced.message_id, reply.contents)
+            if not isinstance(found, Message):
+                raise Unreadable("a reply cannot be put together: it is no message")
+            if reply.announced.src_node_id == SUPERLINK_NODE_ID:
+                if not found.has_error():
+                    raise Unreadable("a reply cannot be put together: it came in the name of the SuperLink")
+                return Error(found.error.code, found.error.reason or "")
+            self._require_signature(asked, found)
+            if found.has_error():
+                return Error(found.error.code, found.error.reason or "")
+            if not is_packed(found.content):
+                self._note(packed=False)
+                self._refused[asked.node] += not asked.is_packed
+                return found.content
+            content = opened(found.content, MAX_METRICS)
+        except Unreadable:
+            raise
+        except FederationError as error:
+            raise Unreadable(f"a reply cannot be put together: {error}") from None
+        except Exception as error:  # of any bytes that a client writes; without its text, which quotes them
+            raise Unreadable(f"a reply cannot be put together: {type(error).__name__}") from None
+        self._packs.add(asked.node)
+        return content
+
+    def _require_signature(self, asked: _Asked, reply: Message) -> None:
+        """Refuse a reply whose signature is not the node's, and one without, of a node that has signed before.
+
+        Raises:
+            Unreadable: it is such a reply.
+            FederationError: its packed value is none.
+        """
+        is_value = reply.has_content() and is_packed(reply.content)
+        part = signed_part(reply.content[PACKED]) if is_value else None
+        if part is None:
+            if asked.node in self._signs:
+                raise Unreadable("it is not signed, as replies of this node are")
+            return
+        answered = Answered(self.run.run_id, asked.node, asked.id)
+        if not answered.is_signed(*part, self._keys.get(asked.node, b"")):
+            raise Unreadable(
+                "its signature is not one of this reply by the key with which its SuperNode authenticates; if the site "
+                "did send it, its node-key has to name that key"
+            )
+        asked.is_signed = True
+        self._signs.add(asked.node)
+
+    def _is_refused_as_packed(self, asked: _Asked, content: RecordDict | Error) -> bool:
+        """Return whether an app answered that knows no packed messages: by an error that is none of ours."""
+        assert asked.reply is not None
+        return (
+            asked.is_packed
+            and asked.node not in self._packs
+            and asked.reply.announced.src_node_id == asked.node
+            and isinstance(content, Error)
+            and content.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        )
+
+    def _ask_plainly(self, asked: _Asked) -> None:
+        """Send a node the same message with named arrays.
+
+        Raises:
+            Unreadable: the SuperLink does not take it.
+        """
+        self._confirm(asked)
+        logger.log(WARNING, "node %s has not opened a packed message: it is sent named arrays", asked.node)
+        again = make_message(copy(asked.message.metadata), asked.message.content)
+        asked.is_packed, asked.reply = False, None
+        self._note(packed=False)
+        asked.id = self._sent_again(again)
+        if not asked.id:
+            raise Unreadable("the message with named arrays could not be sent to it")
+
+    def _note(self, packed: bool = True, signed: bool = True) -> None:
+        """Note how a message, or a reply that counts, was carried."""
+        with self._lock:
+            now = self.transport
+            self.transport = replace(now, packed=now.packed and packed, signed=now.signed and signed)
+
+    def _confirm(self, asked: _Asked) -> None:
+        """Have the SuperLink delete a reply; one that it keeps costs space alone."""
+        if asked.reply is None:
+            return
+        name = asked.reply.announced.message_id
+        confirmed = message_pb2.ConfirmMessageReceivedRequest(
+            node=self.node, run_id=self.run.run_id, message_object_id=name
+        )
+        try:
+            self._runtime_client.ConfirmMessageReceived(confirmed)
+        except HTTPStatusError as error:
+            logger.log(WARNING, "the SuperLink keeps a reply of node %s: %s", asked.node, error.response.status_code)
+
+    def _as_reply(self, name: str, asked: _Asked, content: RecordDict | Error) -> Message:
+        """Return the reply to a message, under the name by which the round knows that."""
+        metadata = copy(asked.message.metadata)
+        source = asked.reply.announced.src_node_id if asked.reply else asked.node
+        metadata.__dict__.update(
+            _message_id=asked.reply.announced.message_id if asked.reply else "",
+            _src_node_id=source if source == SUPERLINK_NODE_ID else asked.node,
+            _dst_node_id=SUPERLINK_NODE_ID,
+            _reply_to_message_id=name,
+        )
+        if isinstance(content, Error):
+            return make_message(metadata, error=content)
+        return make_message(metadata, content)
+
+
+def _error(reason: str) -> Error:
+    return Error(ErrorCode.UNKNOWN, reason)

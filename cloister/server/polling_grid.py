@@ -1,0 +1,369 @@
+"""Waiting for nodes and their replies: states of nodes, quorum, deadlines, and the largest reply."""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from logging import WARNING
+from typing import Any, Literal
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from httpx import HTTPStatusError
+
+from cloister.config.run import RunConfig
+from cloister.flower.messages import SUPERLINK_NODE_ID, Run, get_object_head_values_from_object_content
+from cloister.privacy.claims.premises import CARRIED, Contributor
+from cloister.strategies.averaging import are_connected, connected_nodes
+from cloister.utils.wire import MAX_IN_RECORD, SECURE
+
+Standing = Literal["waiting", "training", "scoring", "sent", "rejected"]
+"""State of a client: before its request; asked to train or to score; replied; replied with an error or too late."""
+Watch = Callable[[int, Standing], None]
+"""Function that receives the id of a node and its new state."""
+
+
+class WatchedGrid(Grid):
+    """Grid that reports messages and replies; its interface to strategies is Flower's.
+
+    Attributes:
+        watch: receives every message and every reply. These may reveal a secret draw, so that it is `noop` unless the
+            run may show them.
+    """
+
+    watch: Watch
+
+
+def noop(_: int, __: Standing) -> None:
+    """Do nothing."""
+
+
+def asked_to(message: Message) -> Standing:
+    """Return the state of a client after a message."""
+    return "training" if message.metadata.message_type in (MessageType.TRAIN, SECURE) else "scoring"
+
+
+def answered(reply: Message) -> Standing:
+    """Return `rejected` for an error reply, otherwise `sent`."""
+    return "rejected" if reply.has_error() else "sent"
+
+
+FACTOR, SLACK = 2, 8 * 2**20
+"""Bounds on the arrays of a reply: this factor of the sent model's bytes, plus this slack in bytes."""
+MAX_NAMES = 4 * 2**20
+"""Encoded bytes of all objects other than array chunks: names and descriptions of arrays."""
+MAX_DESCRIPTION = 2**16
+"""Bytes of the description of one array."""
+MAX_METRICS = 2**18
+"""Bytes of metrics and settings; parsed, they take thirty times as much."""
+MAX_ROOT = 2**18
+"""Bytes of the object that names all others, and holds the text of an error."""
+CHUNK = "ArrayChunk"
+"""Flower's type name for a part of an array. Objects of another type count as names, of which a reply may have few."""
+DIVIDER = b"\0"
+"""Flower's separator between the head of an object and its body."""
+MAX_PACKED = MAX_IN_RECORD + 2**10
+"""Encoded bytes of the records of a reply, one of which may be a packed value."""
+
+
+@dataclass
+class MaximumSize:
+    """Maximum size of a reply.
+
+    Attributes:
+        arrays: bytes of its arrays.
+    """
+
+    arrays: int = SLACK
+
+    @property
+    def total(self) -> int:
+        """Return the maximum bytes of all objects of a reply together."""
+        return self.arrays + MAX_NAMES
+
+    def follow(self, sent: ArrayRecord) -> None:
+        """Set the maximum from the size of the sent model, `FACTOR` and `SLACK`.
+
+        Args:
+            sent: the model that nodes receive.
+        """
+        self.arrays = FACTOR * sum(len(array.data) for array in sent.values()) + SLACK
+
+    def require(self, contents: Mapping[str, bytes]) -> None:
+        """Refuse a reply that exceeds the maximum.
+
+        Args:
+            contents: its objects, by name.
+
+        Raises:
+            OverflowError: the reply exceeds it.
+            Exception: an object cannot be parsed.
+        """
+        sizes = Counter[str]()
+        for content in contents.values():
+            kind, *_ = get_object_head_values_from_object_content(content)
+            sizes[kind] += len(content)
+        names = sizes.total() - sizes[CHUNK]
+        records = sizes[MetricRecord.__qualname__] + sizes[ConfigRecord.__qualname__]
+        if names > MAX_NAMES or records > MAX_PACKED or sizes[Message.__qualname__] > MAX_ROOT:
+            raise OverflowError
+        if sum(_bytes_of_array(content, contents) for content in contents.values()) > self.arrays:
+            raise OverflowError
+
+
+MAXIMUM = MaximumSize()
+"""Maximum for the replies to the run of this process."""
+
+
+def _bytes_of_array(content: bytes, contents: Mapping[str, bytes]) -> int:
+    """Return the bytes of an array; 0 for other objects.
+
+    Each chunk counts as often as it is listed.
+
+    Raises:
+        OverflowError: the description of the array exceeds `MAX_DESCRIPTION`.
+    """
+    kind, chunks, _ = get_object_head_values_from_object_content(content)
+    if kind != Array.__qualname__:
+        return 0
+    # As Flower reads it: what an object says of its own length is its client's word.
+    _, _, description = content.partition(DIVIDER)
+    if len(description) > MAX_DESCRIPTION:
+        raise OverflowError
+    sizes = [len(contents[name]) for name in chunks]
+    return sum(sizes[number] for number in json.loads(description)["arraychunk_ids"])
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """Numbers of nodes that must be connected.
+
+    Attributes:
+        first: before round 1.
+        later: before every later round.
+        timeout: seconds to wait for them.
+        population: number of registered nodes, all of which must be connected in every round; 0: none are registered.
+    """
+
+    first: int = 1
+    later: int = 1
+    timeout: float = 0.0
+    population: int = 0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Quorum":
+        """Return the quorum of a configuration."""
+        return cls(
+            config.strategy.min_nodes, later_quorum(config), config.node_timeout, config.privacy.server.population
+        )
+
+    def wait(self, grid: Grid, number: int, told: Callable[[str], None]) -> None:
+        """Wait until enough nodes are connected for a round.
+
+        Args:
+            grid: with the nodes.
+            number: of the round.
+            told: receives a message when the run pauses, when the number of nodes changes, and when the run continues.
+
+        Raises:
+            TooFewNodes: the timeout has passed.
+        """
+        wanted = self.first if number == 1 else self.later
+        key = "strategy.min-nodes" if number == 1 else "strategy.quorum"
+        if self.population > wanted:
+            wanted, key = self.population, "privacy.population"
+        paused = False
+
+        def pause(connected: int) -> None:
+            nonlocal paused
+            paused = True
+            told(f"paused before round {number}: {are_connected(connected)}, {key} = {wanted}")
+
+        connected_nodes(grid, wanted, self.timeout, key, pause)
+        if paused:
+            told(f"enough nodes are connected: round {number} begins")
+
+
+def later_quorum(config: RunConfig) -> int:
+    """Return the number of nodes that must be connected after round 1."""
+    return config.strategy.min_nodes if config.strategy.quorum == "auto" else config.strategy.quorum
+
+
+POLL_SECONDS = 0.1
+"""Flower's own grid looks every three seconds."""
+POLL_SECONDS_EACH = 0.01
+"""For each reply that is waited for: the SuperLink takes some milliseconds to look whether it is there."""
+AT_ONCE = 32
+"""Replies that are pulled together."""
+GRACE_SECONDS = 5.0
+"""The shortest time that a node which missed its last deadline has, however quick the others are."""
+ANNOUNCING = "/push-messages"
+"""How the address of the request ends in which a SuperLink hears of messages, before their parts."""
+RENEWALS = 10
+"""Maximum number of times that messages are sent anew after they expired on their way to the SuperLink."""
+AHEAD = 5.0
+"""Seconds that the clock of the SuperLink may be ahead: messages have expired for it, and not yet here."""
+
+logger = logging.getLogger("cloister.server")
+
+
+@dataclass(frozen=True)
+class Transport(Contributor):
+    """What the transport of a run keeps nodes from learning about each other.
+
+    Attributes:
+        packed: every message and every reply was one salted value: no node can compute the name of another one's part.
+        gated: the SuperLink is `cloister superlink`. It hides totals, and gives a node parts of its own messages alone.
+        signed: every reply that counted was signed with the key that the SuperLink lists for the node that was asked.
+    """
+
+    packed: bool
+    gated: bool
+    signed: bool = False
+
+    premises = CARRIED
+
+
+class PollingGrid(WatchedGrid):
+    """Another grid, with a quicker `send_and_receive`.
+
+    A node that lets a deadline pass is late. From then on it is asked as before, but has less time; when it replies
+    within it, it is late no more. So a client that hangs costs a run one deadline, and not one in every round.
+
+    Under a guarantee that time is a constant. If it followed from how long the others took, a client that replied, or
+    was slow, would decide whether late ones count: it would move the release by all of their contributions, where its
+    own is accounted for. A late reply after that time does not count even while the round waits for others.
+
+    Args:
+        inner: does everything else.
+        late_timeout: seconds that a late node has; None: once all others have replied, as long again as they took.
+    """
+
+    def __init__(self, inner: Grid, late_timeout: float | None = None) -> None:
+        self.watch = noop
+        self._inner = inner
+        self._late_timeout = late_timeout
+        self.late: set[int] = set()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """The replies that came before the deadline, in the order of their arrival, each as soon as it is there."""
+        messages = list(messages)
+        for message in messages:
+            self.watch(message.metadata.dst_node_id, asked_to(message))
+        ids = self._pushed(messages)
+        # A message that could not be pushed has no id; its node is one that did not reply.
+        asked = {found: message.metadata.dst_node_id for found, message in zip(ids, messages, strict=False) if found}
+        heard, started, deadline, waited = False, time.monotonic(), timeout, 0.0
+        while asked:
+            for reply in self._pulled(list(asked)):
+                node = asked.pop(reply.metadata.reply_to_message_id, 0)
+                # By when it was looked for, and not by how long the replies before it took to pull.
+                if self._late_timeout is not None and node in self.late and waited > self._late_timeout:
+                    self.watch(node, "rejected")
+                    continue
+                self.watch(node, answered(reply))
+                # A node that replies is in time; one that Flower replies for has let a time pass.
+                by_flower = reply.has_error() and reply.metadata.src_node_id == SUPERLINK_NODE_ID
+                (self.late.add if by_flower else self.late.discard)(node)
+                heard = True
+                yield reply
+            waited = time.monotonic() - started
+            if deadline == timeout and self.late.issuperset(asked.values()):
+                deadline = self._deadline(heard, waited, timeout)
+            if not asked or (deadline is not None and waited >= deadline):
+                break
+            # No look is missed just before a time from which replies count no more.
+            ends = [end - waited for end in (deadline, self._late_timeout) if end is not None and end > waited]
+            time.sleep(max(POLL_SECONDS, min([POLL_SECONDS_EACH * len(asked), *ends])))
+        self.late.update(asked.values())
+
+    def _pushed(self, messages: list[Message]) -> list[str]:
+        """Send messages; those that expired while no SuperLink answered are sent anew. Return their ids.
+
+        Raises:
+            HTTPStatusError: the SuperLink refuses messages that have not expired, or parts of messages, or has refused
+                too many renewals.
+        """
+        for _ in range(RENEWALS):
+            try:
+                return list(self._inner.push_messages(messages))
+            except HTTPStatusError as error:
+                # Its text is that of any error of the SuperLink, so only the messages can tell. Once their parts are on
+                # the way a node may have a whole one: it would train, and release, twice.
+                if not error.request.url.path.endswith(ANNOUNCING) or not _renewed(messages):
+                    raise
+                logger.log(WARNING, "messages expired while no SuperLink answered; they are sent anew")
+        return list(self._inner.push_messages(messages))
+
+    def _pulled(self, ids: list[str]) -> Iterator[Message]:
+        """The replies that are there, a few at a time: a thousand large ones would fill the memory."""
+        for start in range(0, len(ids), AT_ONCE):
+            yield from self._inner.pull_messages(ids[start : start + AT_ONCE])
+
+    def _deadline(self, answered: bool, waited: float, timeout: float | None) -> float | None:
+        """Return when to give up nodes that are all late."""
+        if self._late_timeout is not None:
+            grace = self._late_timeout
+        elif answered:
+            grace = max(2 * waited, GRACE_SECONDS)
+        else:
+            return timeout
+        return grace if timeout is None else min(timeout, grace)
+
+    @property
+    def inner(self) -> Grid:
+        """The other grid."""
+        return self._inner
+
+    def set_run(self, run: Run) -> None:
+        """As the other grid."""
+        self._inner.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """As the other grid's."""
+        return self._inner.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """As the other grid."""
+        return self._inner.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """As the other grid."""
+        return self._inner.get_node_ids()
+
+    def get_nodes(self) -> Iterable[Any]:
+        """As the other grid."""
+        return self._inner.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the other grid."""
+        return self._inner.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As the other grid."""
+        return self._inner.pull_messages(message_ids)
+
+
+def transport_of(grid: Grid) -> Transport | None:
+    """Return what is known of the transport of a run; None where no SuperLink hands messages on.
+
+    Args:
+        grid: of the run.
+    """
+    found: Transport | None = getattr(getattr(grid, "inner", grid), "transport", None)
+    return found
+
+
+def _renewed(messages: list[Message]) -> bool:
+    """Make all messages new if one of them has expired, by the clock of the SuperLink; whether one had."""
+    now = datetime.now(UTC).timestamp()
+    expired = any(message.metadata.created_at + message.metadata.ttl < now + AHEAD for message in messages)
+    for message in messages if expired else ():
+        message.metadata.created_at = now
+    return expired

@@ -1,0 +1,256 @@
+"""Checks before a run begins: budgets of one run or of several, and noise that exceeds the signal.
+
+Clipping bounds the distance that n clients can move the model of p parameters in T rounds: T·C, where C is the
+clipping norm. Noise of standard deviation s on each parameter has the expected norm s√p in a round and s√(pT) in all.
+The ratio is
+
+    z√p/(n√T)      noise of the server: s = zC/n
+    z√p/√(nT)      Gaussian noise of the clients: s = zC on the update of each
+    z/√(nT)        Laplace noise of the clients: one draw has about z times the norm that the update may have
+    σ√(p/S)/b      DP-SGD: S steps in all, each a sum of b clipped gradients with noise of s = σC
+
+Updates are usually shorter than C, so that the real ratio is larger. A model may still learn at a ratio somewhat above
+1, since few directions of many determine its predictions.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from cloister.config.run import parse
+from cloister.config.secure import SWITCHED_OFF
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import Event, Gaussian, Pure
+from cloister.privacy.accounting.filters import OverflowFilter, cost, filter_for, minimum_multiplier
+from cloister.privacy.accounting.vocabulary import Relation
+from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.mechanisms.gaussian import GaussianMechanism
+from cloister.privacy.mechanisms.local import LocalGaussian
+from cloister.server.build import Plan, build
+from cloister.server.client_claims import sizes_known
+from cloister.server.prepare import Prepared
+from cloister.server.private_strategy import PrivateStrategy
+from cloister.utils.arrays import Layout
+from cloister.utils.errors import BudgetExhausted, CloisterError
+from cloister.utils.text import at_least, at_most, rounded_up
+
+NOISE, CLIENT_NOISE = "privacy.noise-multiplier", "privacy.client-noise-multiplier"
+
+
+def refuse_impossible_budget(prepared: Prepared) -> None:
+    """Refuse a server budget that does not cover one round.
+
+    Raises:
+        BudgetExhausted: with the cost of one round, the remaining budget, and the noise at which all rounds fit.
+    """
+    plan = prepared.plan
+    budget, events = plan.budget, plan.strategy.events(prepared.layout)
+    if not budget.max_epsilon:
+        return
+    each, spent = sum(map(budget.cost, events)), budget.spent()
+    if spent + each <= budget.limit:
+        return
+    if math.isinf(spent):
+        budget.require(())  # raises the error for releases without a guarantee
+    left = f", and earlier runs have left {at_least(100 * max(0.0, 1 - budget.share()))} %" if spent else ""
+
+    def minimum() -> float:
+        config = parse({**prepared.plan.config.flat(), NOISE: "auto", **SWITCHED_OFF})
+        claim = build(config).strategy.calibrated(prepared.layout, config.num_rounds).claim()
+        return float(claim.parameters[NOISE])
+
+    raise BudgetExhausted(
+        f"not one round fits privacy.max-epsilon = {budget.max_epsilon:g} at privacy.target-delta = {budget.delta:g}: "
+        f"one takes {at_most(100 * each / budget.limit)} % of it{left}; use a larger budget"
+        f"{_more_noise(NOISE, minimum, plan.config.num_rounds)}"
+    )
+
+
+def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
+    """Refuse a client budget that covers one round for no simulated client.
+
+    The remaining budgets of SuperNodes are unknown to the server.
+
+    Args:
+        plan: of the run.
+        grid: to the clients, which have charged nothing yet.
+
+    Raises:
+        BudgetExhausted: with the cost of one round, and the noise at which all rounds fit.
+    """
+    privacy, rounds, limit = plan.config.privacy, plan.config.num_rounds, plan.config.privacy.client.max_epsilon
+    if not limit:
+        return
+    sizes, kept = sizes_known(plan, grid), filter_for("renyi", limit, privacy.target_delta)
+    draws = OverflowFilter()  # refuses a δ that does not cover the steps of one round, at any noise
+    dear = [sum(cost(draws, event) for event in at) for at in _events_of_clients(plan, sizes, 1.0)]
+    if min(dear, default=0.0) > draws.limit(limit, privacy.target_delta):
+        raise BudgetExhausted(draws.refusal(0.0, min(dear), limit, privacy.target_delta, "a client of this run"))
+    available = kept.limit(limit, privacy.target_delta)
+
+    def dearest(multiplier: float) -> list[float]:
+        return [
+            sum(cost(kept, event, "add-or-remove") for event in at)
+            for at in _events_of_clients(plan, sizes, multiplier)
+        ]
+
+    each = min(dearest(privacy.client.noise_multiplier), default=0.0)
+    if each <= available or math.isinf(each):
+        return
+    remedy = _more_noise(
+        CLIENT_NOISE,
+        lambda: minimum_multiplier(lambda z: rounds * max(dearest(z)), available, f"ε = {limit:g}"),
+        rounds,
+    )
+    raise BudgetExhausted(
+        f"not one round fits privacy.client-max-epsilon = {limit:g} at privacy.target-delta = "
+        f"{privacy.target_delta:g}, so that no client would train: one takes {at_most(100 * each / available)} % of "
+        f"it, or more; use a larger budget{remedy}"
+    )
+
+
+def _events_of_clients(plan: Plan, sizes: Sequence[LocalSteps], multiplier: float) -> list[list[Event]]:
+    """Return the events of one round for each known client size.
+
+    With noise on the update, one entry stands for every client. The list is empty if the events are unknown.
+    """
+    privacy = plan.config.privacy
+    choice: list[Event] = [Pure(privacy.choice_epsilon)] if privacy.chooses_privately else []
+    if privacy.client.clips_gradients:
+        return [[steps.event(multiplier), *choice] for steps in sizes]
+    return [[Gaussian(multiplier), *choice]] if isinstance(privacy.client.noise_on_update, LocalGaussian) else []
+
+
+def _more_noise(key: str, minimum: Callable[[], float], rounds: int) -> str:
+    """Return a hint with the noise at which all rounds fit; empty without one."""
+    try:
+        found = minimum()
+    except (CloisterError, KeyError):
+        return ""
+    return f", or {key} of {rounded_up(found):.4g} or more for {rounds} rounds"
+
+
+@dataclass(frozen=True)
+class _Spender:
+    """Runs of one configuration: all of their rounds, and the events of each round."""
+
+    budget: PrivacyBudget
+    events: tuple[Event, ...]
+    rounds: int
+
+
+def share_needed(runs: Iterable[tuple[Prepared, int]]) -> float:
+    """Return the largest share of a remaining budget that runs spend at most.
+
+    Args:
+        runs: each with a budget, and its number of repetitions.
+
+    Returns:
+        1: the whole remainder; 0 without runs; infinite if nothing remains, or a release has no bound.
+
+    Guarantee: the share is at least the one that the ledger will count, for any order of the runs.
+    """
+    ledgers: dict[Path, list[_Spender]] = {}
+    for prepared, count in runs:
+        plan = prepared.plan
+        events = tuple(plan.strategy.events(prepared.layout))
+        spender = _Spender(plan.budget, events, count * plan.config.num_rounds)
+        ledgers.setdefault(plan.budget.ledger.path, []).append(spender)
+    needed = [0.0]
+    for spenders in ledgers.values():
+        # The first run chooses the filter of a new ledger, and the strictest relation of all runs counts. The first run
+        # depends on the degree of parallelism, so that the most expensive filter is used.
+        strict, budget = any(each.budget.kept_for == "replace-one" for each in spenders), spenders[0].budget
+        relation: Relation = "replace-one" if strict else "add-or-remove"
+        for chosen in {spender.budget.filter for spender in spenders}:
+            room = chosen.limit(budget.max_epsilon, budget.delta) - budget.ledger.spent(budget.unit, chosen, relation)
+            spent = sum(each.rounds * cost(chosen, event, relation) for each in spenders for event in each.events)
+            needed.append(spent / room if room > 0 else math.inf)
+    return max(needed)
+
+
+SNR_WARN, SNR_FAIL = 1.5, 5.0
+"""Ratios of noise to signal at which a model learns little, and nothing.
+
+Logistic regression on digits has 50 % accuracy at 2, and one in six at 8."""
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """Noise of one mechanism.
+
+    Attributes:
+        whose: the subject of the warning, in words.
+        key: of its multiplier in the configuration.
+        multiplier: in force.
+        ratio: of its expected norm to the largest change that clipping allows the clients, over all rounds.
+    """
+
+    whose: str
+    key: str
+    multiplier: float
+    ratio: float
+
+
+def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] = ()) -> list[str]:
+    """Return one warning for each noise that exceeds the signal, and one of a batch size above every client's.
+
+    Args:
+        plan: of the run; its noise is calibrated.
+        layout: of everything that the server sends.
+        nodes: number of nodes.
+        sizes: the private steps of each client in a round, where they are known.
+    """
+    cohort, parameters = plan.cohort(nodes), layout.size // max(1, plan.hypotheses)
+    noises = (*_noise_of_server(plan, layout, cohort), *_noise_of_clients(plan, parameters, cohort, sizes))
+    warnings = []
+    for noise in noises:
+        if noise.ratio > SNR_WARN:
+            does = (
+                "drowns what the clients teach the model" if noise.ratio > SNR_FAIL else "lets the model learn little"
+            )
+            warnings.append(
+                f"{noise.whose} {does}: over {plan.config.num_rounds} rounds its expected "
+                f"norm is at least {noise.ratio:.2g} times the most that clipped updates come to ({noise.key} = "
+                f"{noise.multiplier:.4g}, {cohort:g} clients a round, {parameters} parameters); they would be level at "
+                f"{noise.key} = {noise.multiplier / noise.ratio:.2g}. More clients, a smaller model, frozen layers or "
+                "a larger budget help"
+            )
+    batch, largest = plan.recipe.batch_size, max((size.examples for size in sizes), default=0)
+    if largest and batch > largest:
+        unit = plan.config.privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group)).unit
+        warnings.append(
+            f"client.batch-size = {batch} is more than any client has ({largest} {unit}s at most): DP-SGD divides a "
+            f"sum by it all the same, so that steps are {batch / largest:.3g} times too short; use at most {largest}"
+        )
+    return warnings
+
+
+def _noise_of_server(plan: Plan, layout: Layout, cohort: float) -> Iterator[_Noise]:
+    strategy = plan.strategy
+    if not isinstance(strategy, PrivateStrategy) or not isinstance(strategy.mechanism, GaussianMechanism):
+        return
+    mechanism = strategy.mechanism
+    least = mechanism.multiplier * mechanism.scale.factors(mechanism.clip.bound, layout)[0]
+    ratio = least * math.sqrt(layout.size / plan.config.num_rounds) / max(1.0, cohort + len(strategy.canaries) / 2)
+    yield _Noise("the server's noise", "privacy.noise-multiplier", mechanism.multiplier, ratio)
+
+
+def _noise_of_clients(plan: Plan, parameters: int, cohort: float, sizes: Sequence[LocalSteps]) -> Iterator[_Noise]:
+    client = plan.config.privacy.client
+    if not client.is_on or (client.clips_gradients and not sizes):
+        return
+    z, messages = client.noise_multiplier, max(1.0, cohort) * plan.config.num_rounds
+    if client.clips_gradients:
+        # √S/(S·b) for the average client in a round: S steps have at most b units each on average.
+        steps = sum(size.count for size in sizes) / len(sizes)
+        units = sum(size.count * min(size.batch_size, size.examples) for size in sizes) / len(sizes)
+        ratio = z * math.sqrt(parameters / messages) * (math.sqrt(steps) / units)
+    elif isinstance(client.noise_on_update, LocalGaussian):
+        ratio = z * math.sqrt(parameters / messages)
+    else:
+        ratio = z / math.sqrt(messages)
+    yield _Noise("the clients' noise", "privacy.client-noise-multiplier", z, ratio)

@@ -1,0 +1,1 @@
+"""Benchmark data sets and their tasks."""

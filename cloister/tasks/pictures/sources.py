@@ -1,0 +1,522 @@
+"""Images in a folder per class or in parquet files, and detection of the layout at a path.
+
+A parquet file has the layout of Hugging Face image datasets: a column `image` with encoded bytes, and `label`.
+"""
+
+import json
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+from logging import WARNING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.tasks.pictures.decode import MAX_BYTES, is_image
+from cloister.utils.errors import DataError
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+
+Part = Literal["train", "test", ""]
+"""Half of a published split that an image is in; empty: there is no split."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image that is not decoded yet.
+
+    Attributes:
+        name: for a message, relative to the folder of its source.
+        label: the number of its class; -1: no class.
+        part: of the published split.
+    """
+
+    name: str
+    label: int
+    part: Part
+
+
+class Source(Protocol):
+    """Images in the files of one folder, in an order that depends only on the names of the files."""
+
+    @property
+    def root(self) -> Path:
+        """Folder of the files."""
+        ...
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """All files that the images are read from."""
+        ...
+
+    @property
+    def pictures(self) -> Sequence[Picture]:
+        """Metadata of the images."""
+        ...
+
+    def contents(self) -> Iterator[bytes]:
+        """Yield the encoded images, in the order of `pictures`.
+
+        An unreadable image gives empty bytes.
+
+        Raises:
+            DataError: a file of many images cannot be read.
+        """
+        ...
+
+
+def labels_of(source: Source) -> NDArray[np.int64]:
+    """Return the class of each image, shape (n,)."""
+    return np.array([picture.label for picture in source.pictures], np.int64)
+
+
+def class_named(name: str, classes: Sequence[str]) -> int | None:
+    """Return the number of the class with this name.
+
+    Case, spaces and punctuation are ignored.
+
+    Args:
+        name: of a folder, or from a file.
+        classes: the task's own names, in the task's order.
+
+    Returns:
+        None if the name matches no class.
+    """
+    plain = [_letters(known) for known in classes]
+    return plain.index(_letters(name)) if _letters(name) in plain else None
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+PARTS: dict[str, Part] = {"train": "train", "test": "test"}
+"""Folders above the class folders, by their names in lower case."""
+
+
+@dataclass(frozen=True)
+class FolderPerClass:
+    """`Source` of one image per file.
+
+    Attributes:
+        root: the folder above the class folders, or above `train` and `test`.
+        files: of the images.
+        pictures: in the order of `files`.
+        stray: names, below the root, of visible non-image files, of images outside class folders, and of links to
+            folders.
+    """
+
+    root: Path
+    files: tuple[Path, ...]
+    pictures: tuple[Picture, ...]
+    stray: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, root: Path, classes: Sequence[str], tolerant: bool = False) -> "FolderPerClass":
+        """Find the images in the class folders, which may be below `train` and `test`.
+
+        Args:
+            root: see above.
+            classes: the task's names, in its order.
+            tolerant: leave out images in folders of no class.
+
+        Raises:
+            DataError: beside class folders there is a folder with images whose name matches no class.
+        """
+        folders: list[tuple[Path, int, Part]] = []
+        others: list[Path] = []
+        for folder in folders_in(root):
+            # The folders inside `train` and `test` replace these two.
+            part = PARTS.get(folder.name.lower(), "")
+            for inner in folders_in(folder) if part else [folder]:
+                label = class_named(inner.name, classes)
+                if label is not None:
+                    folders.append((inner, label, part))
+                elif any(map(is_image, _entries(inner))):
+                    others.append(inner)
+        if folders and others and not tolerant:
+            name = others[0].relative_to(root)
+            raise DataError(f"{root}: the folder {name} holds images and is named like no class: {', '.join(classes)}")
+        found = [
+            (path, Picture(path.relative_to(root).as_posix(), label, part))
+            for folder, label, part in folders
+            for path in _files_below(folder)
+            if is_image(path)
+        ]
+        files = tuple(path for path, _ in found)
+        return cls(root, files, tuple(picture for _, picture in found), _stray(root, [each[0] for each in folders]))
+
+    def contents(self) -> Iterator[bytes]:
+        """Yield the contents of the files, in order."""
+        return map(_content, self.files)
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Return the visible folders in a folder, by name.
+
+    Links to folders are skipped: if the target is here too, its images would count twice.
+    """
+    return [path for path in _entries(folder) if _is_folder(path) and not path.name.startswith(".")]
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return the entries of a folder, by name.
+
+    If the folder is unreadable, log this and return an empty list. This module uses `os.path` to test paths: `Path`
+    raises for one behind an inaccessible link.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        message = "%s cannot be read (%s); what is in it is left out"
+        logging.getLogger("cloister.tasks").log(WARNING, message, error.filename, error.strerror)
+        return []
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files in a folder and all its subfolders, and links to files."""
+    found, left = [], [folder]
+    while left:
+        for path in _entries(left.pop()):
+            if _is_folder(path):
+                left.append(path)
+            elif not os.path.isdir(path):
+                found.append(path)
+    return sorted(found)
+
+
+def _content(path: Path) -> bytes:
+    """Return the bytes of a file.
+
+    They are empty if the file is unreadable, too large, or not regular (a pipe would block).
+    """
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            found = os.fstat(file.fileno())
+            return file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_BYTES else b""
+    except OSError:
+        return b""
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _stray(root: Path, folders: list[Path]) -> tuple[str, ...]:
+    """Return the files and links that are left out.
+
+    These are images and links to folders beside the class folders, and visible non-image files inside these.
+    """
+    beside = [path for above in dict.fromkeys([root, *(each.parent for each in folders)]) for path in _entries(above)]
+    inside = [path for folder in folders for path in _files_below(folder) if not is_image(path)]
+    left_out = [path for path in beside if is_image(path) or (os.path.isdir(path) and not _is_folder(path))]
+    found = [*left_out, *(path for path in inside if not path.name.startswith("."))]
+    return tuple(sorted(path.relative_to(root).as_posix() for path in found))
+
+
+PART = re.compile(r"(train|test)(?![a-z])")
+"""Prefix of the name of a file of a split."""
+MAX_LABEL_DIGITS, MAX_LABEL_LETTERS = 9, 200
+"""Largest number of digits of a numeric label, and of bytes of a label in text. A longer label is not a class."""
+IMAGES_AT_ONCE, LABELS_AT_ONCE = 64, 2**16
+"""Number of images, and of labels, read at once."""
+MAX_IMAGE_BYTES, MAX_LABEL_BYTES = 2**29, 2**26
+"""Largest uncompressed size in bytes of the image column, and of the label column, of one row group.
+Larger row groups are not read: reading takes a few times as much memory.
+"""
+
+
+@dataclass(frozen=True)
+class ParquetFiles:
+    """`Source` of many images per file.
+
+    Attributes:
+        root: the folder of the files.
+        files: by name.
+        pictures: in the order of `files` and of their rows.
+        rows: number of labels of each file.
+    """
+
+    root: Path
+    files: tuple[Path, ...]
+    pictures: tuple[Picture, ...]
+    rows: tuple[int, ...]
+
+    @classmethod
+    def at(cls, files: Sequence[Path], classes: Sequence[str]) -> "ParquetFiles":
+        """Find the images in one or more parquet files of one folder.
+
+        Args:
+            files: in the order of the images.
+            classes: the task's names, in its order. If a file names its labels, those names decide. Otherwise a label
+                is the number of a class.
+
+        Raises:
+            DataError: pyarrow is not installed, or a file lacks the columns, or names another class.
+        """
+        labels, pictures = [_labels(path, classes) for path in files], list[Picture]()
+        for path, found in zip(files, labels):
+            match = PART.match(path.name.lower())
+            part = cast(Part, match[1]) if match else ""
+            pictures += [Picture(f"{path.name} row {row}", int(label), part) for row, label in enumerate(found)]
+        return cls(files[0].parent, tuple(files), tuple(pictures), tuple(map(len, labels)))
+
+    def contents(self) -> Iterator[bytes]:
+        """Yield one image per label.
+
+        After a read error in a file, its further images are empty. Other files are read.
+        """
+        for path, rows in zip(self.files, self.rows):
+            yield from islice(chain(_images(path), repeat(b"")), rows)
+
+
+def _images(path: Path) -> Iterator[bytes]:
+    """Yield the images of a file, up to the first error: pyarrow raises many types."""
+    with suppress(Exception):
+        file = _opened(path)
+        # The file name beside the bytes is not needed, and may not be valid text.
+        column = "image.bytes" if _has_bytes(file.schema_arrow.field("image").type) else "image"
+        for number in range(file.num_row_groups):
+            if (size := _size(file, number, "image")) > MAX_IMAGE_BYTES:
+                yield from repeat(b"", file.metadata.row_group(number).num_rows)
+                continue
+            for cells in _batches(file, number, column, min(IMAGES_AT_ONCE, MAX_IMAGE_BYTES // size)):
+                yield from map(_bytes, cells.field("bytes") if _has_bytes(cells.type) else cells)
+
+
+def _size(file: "ParquetFile", number: int, name: str) -> int:
+    """Return the bytes of a column of a row group, at least 1.
+
+    With a dictionary, many rows may share one stored cell.
+    """
+    group = file.metadata.row_group(number)
+    columns = [group.column(each) for each in range(group.num_columns)]
+    return 1 + sum(each.total_uncompressed_size for each in columns if each.path_in_schema.startswith(name))
+
+
+def _batches(file: "ParquetFile", number: int, column: str, rows: int) -> Iterator[Any]:
+    """Yield the cells of a column of a row group, as arrays of at most `rows` rows."""
+    for batch in file.iter_batches(max(1, rows), row_groups=[number], columns=[column]):
+        yield batch.column(0)
+
+
+def _has_bytes(kind: Any) -> bool:
+    """Return whether cells are `{"bytes": ..., "path": ...}` instead of plain bytes."""
+    from pyarrow import types
+
+    return bool(types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
+
+
+def _bytes(cell: Any) -> bytes:
+    """Return the bytes in a cell; none for another type, or above `MAX_BYTES`."""
+    if hasattr(cell, "as_buffer") and cell.is_valid and cell.as_buffer().size > MAX_BYTES:
+        return b""
+    content = cell.as_py()
+    return content if isinstance(content, bytes) else b""
+
+
+def _opened(path: Path) -> "ParquetFile":
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        remedy = "pip install 'cloister[parquet]'"
+        raise DataError(f"{path} is a parquet file, which needs pyarrow to be read: {remedy}") from None
+    try:
+        return parquet.ParquetFile(path)
+    except Exception:  # pyarrow raises many types
+        raise _unreadable(path) from None
+
+
+def _unreadable(path: Path) -> DataError:
+    return DataError(f"{path} must be a parquet file with the columns image (the bytes of files) and label (integers)")
+
+
+def _labels(path: Path, classes: Sequence[str]) -> NDArray[np.int64]:
+    """Return the class of each row, shape (n,); -1 for a label that is no class.
+
+    If the file's Hugging Face metadata names the labels, their numbers are mapped to the task's by name.
+    """
+    file = _opened(path)
+    try:
+        labels = np.array([_number(value, classes) for value in _label_cells(file)], np.int64)
+        file.schema_arrow.field("image")
+    except Exception:  # as above
+        raise _unreadable(path) from None
+    try:
+        found = json.loads((file.schema_arrow.metadata or {})[b"huggingface"])["info"]["features"]["label"]["names"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return labels
+    if not isinstance(found, list):
+        return labels
+    names = [str(name) for name in found]
+    numbers = [class_named(name, classes) for name in names]
+    if None in numbers:
+        unknown = names[numbers.index(None)]
+        raise DataError(f"{path} names a class {unknown!r}; the task's classes are {', '.join(classes)}")
+    known = (labels >= 0) & (labels < len(names))
+    return np.where(known, np.array([*numbers, -1], np.int64)[np.where(known, labels, -1)], -1)
+
+
+def _label_cells(file: "ParquetFile") -> Iterator[object]:
+    """Yield the values of the column `label`, text as bytes.
+
+    Raises:
+        ValueError: the labels of a row group exceed `MAX_LABEL_BYTES`.
+    """
+    from pyarrow import types
+
+    for number in range(file.num_row_groups):
+        if (size := _size(file, number, "label")) > MAX_LABEL_BYTES:
+            raise ValueError("labels are too long")
+        for cells in _batches(file, number, "label", min(LABELS_AT_ONCE, MAX_LABEL_BYTES // size)):
+            kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
+            is_text = types.is_string(kind) or types.is_large_string(kind)
+            yield from (cells.cast("binary") if is_text else cells).to_pylist()
+
+
+def _number(value: object, classes: Sequence[str]) -> int:
+    """Return the class number of a label.
+
+    The label is a whole number or the name of a class; another label gives -1.
+    """
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else -1
+    if isinstance(value, bytes) and len(value) <= MAX_LABEL_LETTERS:
+        text = value.decode("utf-8", "replace").strip()
+        value = int(text) if text.isdecimal() and len(text) < MAX_LABEL_DIGITS else class_named(text, classes)
+    return value if isinstance(value, int) and abs(value) < 10**MAX_LABEL_DIGITS else -1
+
+
+NAMED = 5
+"""Largest number of folders that an error names."""
+logger = logging.getLogger("cloister.tasks")
+
+
+@dataclass(frozen=True)
+class Together:
+    """`Source` that combines several sources in one folder.
+
+    Attributes:
+        root: that folder.
+        sources: in it.
+    """
+
+    root: Path
+    sources: tuple[Source, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return the files of all sources."""
+        return tuple(path for source in self.sources for path in source.files)
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Return the pictures of all sources, in the order of `sources`."""
+        return tuple(picture for source in self.sources for picture in source.pictures)
+
+    def contents(self) -> Iterator[bytes]:
+        """Yield the encoded images of all sources."""
+        for source in self.sources:
+            yield from source.contents()
+
+
+def find_pictures(path: Path, classes: Sequence[str], below: bool = True) -> Source:
+    """Find the images at a path.
+
+    A path is a folder with a folder per class, a folder of parquet files, or one parquet file.
+
+    Args:
+        path: of a folder or a file.
+        classes: the task's names, in its order.
+        below: whether the images may be in a subfolder of `path`, if exactly one subfolder has images.
+
+    Raises:
+        DataError: there are no such images, or several such folders, or both layouts.
+    """
+    _refuse_missing(path)
+    found = _at(path, classes)
+    if not found and below and path.is_dir():
+        found = [source for folder in folders_in(path) for source in _at(folder, classes)]
+    if len(found) > 1:
+        raise DataError(f"{', '.join(str(source.root) for source in found)} all hold images; name one of them")
+    if not found:
+        raise _no_images(path, classes)
+    return found[0]
+
+
+def every_picture(path: Path, classes: Sequence[str]) -> Source:
+    """Find all images at exactly this path, in both layouts.
+
+    Each image is found independently of the others. Images in folders of no class and unreadable parquet files are left
+    out.
+
+    Args: as `find_pictures`.
+
+    Raises:
+        DataError: there are no images.
+    """
+    _refuse_missing(path)
+    sources: list[Source] = [FolderPerClass.at(path, classes, tolerant=True)] if path.is_dir() else []
+    for file in _parquet_files(path):
+        try:
+            sources.append(ParquetFiles.at([file], classes))
+        except DataError as error:
+            logger.log(WARNING, "a parquet file is left out: %s", error)
+    found = [source for source in sources if source.pictures]
+    if not found:
+        raise _no_images(path, classes)
+    return found[0] if len(found) == 1 else Together(found[0].root, tuple(found))
+
+
+def _refuse_missing(path: Path) -> None:
+    if not path.exists():
+        raise DataError(f"there is no file or folder at {path}; name a folder with a folder of images for each class")
+
+
+def _no_images(path: Path, classes: Sequence[str]) -> DataError:
+    """Return an error that describes the folders found in place of the expected ones."""
+    there: list[str] = []
+    for folder in folders_in(path) if path.is_dir() else []:
+        # The folders inside `train` and `test` replace these two.
+        inner = folders_in(folder) if folder.name.lower() in PARTS else []
+        there += [each.relative_to(path).as_posix() for each in inner or [folder]]
+    others = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
+    instead = f"; there are folders named {', '.join(there[:NAMED])}{others}" if there else ""
+    return DataError(
+        f"no images at {path}; expected folders of images named {', '.join(classes)}, which may lie below train "
+        f"and test, or parquet files{instead}"
+    )
+
+
+def _parquet_files(path: Path) -> list[Path]:
+    """Return the parquet files at a path.
+
+    In a folder, only regular files count: a pipe of that name does not.
+    """
+    if path.is_dir():
+        return sorted(file for file in path.glob("*.parquet") if os.path.isfile(file))
+    return [path] if path.suffix.lower() == ".parquet" else []
+
+
+def _at(path: Path, classes: Sequence[str]) -> list[Source]:
+    """Return the source of the images at exactly this path, if there are any."""
+    sources: list[Source] = [FolderPerClass.at(path, classes)] if path.is_dir() else []
+    if parquet := _parquet_files(path):
+        sources.append(ParquetFiles.at(parquet, classes))
+    found = [source for source in sources if source.pictures]
+    if len(found) > 1:
+        raise DataError(f"{path} holds folders of images and parquet files; keep one of the two there")
+    return found

@@ -1,0 +1,142 @@
+"""Minibatch training of a Keras model, with one compiled function per epoch for any number of examples."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cloister.tasks.base import Examples, Recipe
+from cloister.tasks.keras_model import KerasModel
+from cloister.training.plan import TrainingPlan
+from cloister.utils.arrays import Compiled, Optimizer, Tensor
+from cloister.utils.errors import ConfigError
+
+LOSSES = {
+    "cross-entropy": (keras.losses.SparseCategoricalCrossentropy, tf.int32),
+    "squared-error": (keras.losses.MeanSquaredError, tf.float32),
+}
+"""Keras class of a model's loss, and the dtype of its targets."""
+
+
+class KerasTrainer:
+    """Trainer with any Keras optimizer on the model's loss, and FedProx's penalty if the plan has one.
+
+    The optimizer and the task's callbacks start afresh in every `fit`, so that no state passes between clients. An
+    epoch is one graph. So callbacks receive the begin and end of training and of epochs, but no batch events. They may
+    end training by `model.stop_training`.
+
+    Args:
+        model: trained in place.
+        recipe: of the run: its optimizer, class weights and callbacks.
+
+    Raises:
+        ConfigError: Keras has no such optimizer.
+    """
+
+    def __init__(self, model: KerasModel, recipe: Recipe) -> None:
+        self.model, self._recipe = model, recipe
+        loss, self._target = LOSSES[model.loss]
+        self.loss = loss()
+        self.optimizer = optimizer_named(recipe.optimizer)
+        self.optimizer.build(model.keras.trainable_variables)
+        self._initial = [np.array(variable.numpy()) for variable in self.optimizer.variables]
+        self._anchors = [tf.Variable(variable.numpy()) for variable in model.keras.trainable_variables]
+        self._plain = self._compile(proximal=False)
+        self._proximal = self._compile(proximal=True)
+
+    def fit(self, examples: Examples, plan: TrainingPlan) -> float:
+        """Train from the model's weights, which are also the centre of the penalty.
+
+        Args:
+            examples: to train on.
+            plan: of this round.
+        """
+        for variable, value in zip(self.optimizer.variables, self._initial, strict=True):
+            variable.assign(value)
+        self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
+        if plan.proximal_mu:
+            for anchor, variable in zip(self._anchors, self.model.keras.trainable_variables, strict=True):
+                anchor.assign(variable.value)
+        train = self._proximal if plan.proximal_mu else self._plain
+        x, y = tf.constant(examples.x), tf.constant(examples.y, self._target)
+        factors = self._recipe.weights(examples.y)
+        weights = tf.zeros([0]) if factors is None else tf.constant(factors)
+        self.model.keras.stop_training = False
+        made = list(self._recipe.callbacks()) if self._recipe.callbacks else []
+        callbacks = keras.callbacks.CallbackList(made, model=self.model.keras, epochs=plan.epochs)
+        rng = np.random.default_rng(plan.seed)
+        callbacks.on_train_begin()
+        loss = 0.0
+        for epoch in range(plan.epochs):
+            callbacks.on_epoch_begin(epoch)
+            if plan.augmentation is not None:
+                x = tf.constant(plan.seen(examples, epoch).x)
+            self.optimizer.learning_rate = plan.rate(epoch)
+            order = rng.permutation(len(examples)).astype(np.int32)
+            loss = float(train(x, y, weights, order, np.int32(plan.batch_size), np.float32(plan.proximal_mu)))
+            callbacks.on_epoch_end(epoch, {"loss": loss})
+            if self.model.keras.stop_training:
+                break
+        callbacks.on_train_end()
+        return loss
+
+    def _compile(self, proximal: bool) -> Compiled:
+        """Compile an epoch into one graph.
+
+        Its shapes are open, so that clients of any size share it.
+        """
+        (spec,) = self.model.keras.inputs
+        features = list(spec.shape[1:])
+        signature = [
+            tf.TensorSpec([None, *features], spec.dtype),
+            tf.TensorSpec([None], self._target),
+            tf.TensorSpec([None], tf.float32),
+            tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([], tf.int32),
+            tf.TensorSpec([], tf.float32),
+        ]
+
+        weighs = self._recipe.maximum_weight != 1 or bool(self._recipe.class_weights)
+
+        def epoch(
+            x: Tensor, y: Tensor, weights: Tensor, order: Tensor, batch_size: Tensor, proximal_mu: Tensor
+        ) -> Tensor:
+            total = tf.constant(0.0)
+            for start in tf.range(0, tf.size(order), batch_size):
+                chosen = order[start : start + batch_size]
+                # Gathering loses the static shape of an example, which layers need.
+                inputs = tf.ensure_shape(tf.gather(x, chosen), [None, *features])
+                chosen_weights = tf.gather(weights, chosen) if weighs else None
+                loss = self._step(inputs, tf.gather(y, chosen), chosen_weights, proximal_mu if proximal else None)
+                # The last minibatch may be smaller: weight losses by batch size.
+                total += loss * tf.cast(tf.size(chosen), tf.float32)
+            return total / tf.cast(tf.size(order), tf.float32)
+
+        return tf.function(epoch, input_signature=signature)
+
+    def _step(self, x: Tensor, y: Tensor, weights: Tensor, proximal_mu: Tensor) -> Tensor:
+        """Train on one minibatch, and return its loss without the penalty."""
+        variables = self.model.keras.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self.loss(y, self.model.keras(x, training=True), sample_weight=weights)
+            objective = tf.add_n([loss, *self.model.keras.losses])
+            if proximal_mu is not None:
+                # μ/2·‖w - w_global‖² over the trainable weights
+                pairs = zip(variables, self._anchors, strict=True)
+                squares = [tf.reduce_sum(tf.square(variable.value - anchor)) for variable, anchor in pairs]
+                objective += proximal_mu / 2 * tf.add_n(squares)
+        self.optimizer.apply(tape.gradient(objective, variables), variables)
+        return loss
+
+
+def optimizer_named(name: str) -> Optimizer:
+    """Return a new Keras optimizer.
+
+    Raises:
+        ConfigError: Keras has no optimizer of this name.
+    """
+    try:
+        return keras.optimizers.get(name)
+    except (ValueError, TypeError, KeyError) as error:  # some names are of other Keras objects
+        raise ConfigError(
+            f"client.optimizer must be the name of a Keras optimizer, such as sgd or adam; got {name!r}"
+        ) from error

@@ -1,0 +1,111 @@
+"""Atomic writing and safe reading of files in run directories."""
+
+import errno
+import json
+import os
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.utils.errors import ConfigError
+
+DAY = 86_400
+"""Seconds."""
+LARGEST_TEXT = 1 << 28
+"""Largest text file in a run directory, in bytes."""
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` only if the block succeeds.
+
+    The name keeps the suffix of `path`, from which some libraries derive a format. The data is on disk (fsync) before
+    the file is renamed.
+    """
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
+    partial.unlink(missing_ok=True)  # in a foreign folder this could be a link, which writing would follow
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_npz(path: Path, arrays: Mapping[str, NDArray]) -> None:
+    """Write named arrays to an `.npz` file, atomically."""
+    with atomic_path(path) as partial, partial.open("wb") as file:
+        np.savez(file, allow_pickle=True, **arrays)
+
+
+def read_npz(path: Path) -> dict[str, NDArray]:
+    """Read the arrays of `write_npz`, without pickles.
+
+    The arrays need no more memory than the file's size.
+
+    Raises:
+        OSError: the file cannot be read.
+        Exception: any other type for another kind of file, since readers of archives raise several types.
+    """
+    with zipfile.ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+            raise ValueError("the arrays are larger than the file, and no run compresses them")
+    with np.load(path, allow_pickle=False) as saved:
+        return dict(saved)
+
+
+def read_text(path: Path) -> str:
+    """Read a text file of a run directory, which may be from an untrusted source.
+
+    Raises:
+        OSError: it is not a regular file (a pipe or a device may have no end), or it is too large.
+        ValueError: it contains no text.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if found.st_size > LARGEST_TEXT:
+        raise OSError(errno.EFBIG, f"it is larger than {LARGEST_TEXT >> 20} MB", str(path))
+    return path.read_text()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the table in a JSON file of a run directory.
+
+    Raises:
+        ConfigError: the file does not exist, or contains no table.
+    """
+    try:
+        content = json.loads(read_text(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{path.parent} is no run directory: it has no {path.name}") from None
+    except NotADirectoryError:
+        raise ConfigError(f"{path.parent} is no run directory: it is a file") from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no JSON"
+        raise ConfigError(f"{path} cannot be read: {reason}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not what a run writes: it holds no table")
+    return content
+
+
+def expanded(path: str | Path) -> Path:
+    """Expand `~` in a path to a home folder; keep that of an unknown user."""
+    return Path(os.path.expanduser(path))
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of the files in a folder are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
