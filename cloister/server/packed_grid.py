@@ -284,11 +284,7 @@ class PackedGrid(HttpGrid):
         answer = self._runtime_client.PullMessages(runtime_pb2.PullAppMessagesRequest(message_ids=[asked.id]))
         for announced, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             if announced.metadata.reply_to_message_id == asked.id:
-                # A client decides how often it names an object: each counts once.
-                names = list(islice(names_in(tree), MAX_PARTS + 1))
-                if len(names) > MAX_PARTS:
-                    raise Unreadable(f"a reply may have {MAX_PARTS} objects")
-                return _Reply(announced.metadata, list(dict.fromkeys(names)))
+                return _Reply(announced.metadata, _names(tree))
         return None
 
     def _is_fetched(self, reply: _Reply) -> bool:
@@ -429,6 +425,18 @@ class PackedGrid(HttpGrid):
         if isinstance(content, Error):
             return make_message(metadata, error=content)
         return make_message(metadata, content)
+
+
+def _names(tree: message_pb2.ObjectTree) -> list[str]:
+    """Return the names of the objects of a reply, each once: a client decides how often it names one.
+
+    Raises:
+        Unreadable: there are too many.
+    """
+    names = list(islice(names_in(tree), MAX_PARTS + 1))
+    if len(names) > MAX_PARTS:
+        raise Unreadable(f"a reply may have {MAX_PARTS} objects")
+    return list(dict.fromkeys(names))
 
 
 def _error(reason: str) -> Error:

@@ -187,13 +187,16 @@ class LocalGrid(WatchedGrid):
     def _watched(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         self.watch(node, asked_to(message))
-        try:
-            reply = self._client_app(message, self._contexts[node])
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        reply = self._answer(message)
         self.watch(node, answered(reply))
         return reply
+
+    def _answer(self, message: Message) -> Message:
+        try:
+            return self._client_app(message, self._contexts[message.metadata.dst_node_id])
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
 
 
 def charge(request, node):
-    """PrivacyCost a reply that nothing computes."""
+    """Charge a reply that nothing computes."""
     with keep_budget(request, node):
         pass
 

@@ -68,7 +68,7 @@ def test_killed_at_every_effect():
 def test_a_run_is_announced_before_anything_that_may_take_long(folder, monkeypatch):
     """Whoever keeps it going would else begin it anew, under a name that is taken."""
     monkeypatch.setenv(rundir.ANNOUNCED, str(folder / "announced"))
-    monkeypatch.setattr(running, "_tracker", _dies)
+    monkeypatch.setattr(running, "write_traces_to", _dies)
     simulation = Simulation(folder / "of", "plain")
     simulation.live()
     assert (folder / "announced").read_text() == str(simulation.directory)
