@@ -363,7 +363,7 @@ class Task(ABC):
         return y.astype(np.int64)
 
     def label_of_folder(self, name: str) -> int | None:
-        """Return the class of the images in a folder of this name; None: no class."""
+        """Return the class, or the target of a regression, of the images in a folder of this name; None: no class."""
         return int(name) if name.isdecimal() else None
 
     def strata(self, y: NDArray) -> NDArray:
@@ -420,10 +420,6 @@ class Regression(Task):
         if not np.isfinite(targets).all():
             raise DataError(f"data-path: {path} holds targets that are NaN or infinite as float32")
         return targets
-
-    def label_of_folder(self, name: str) -> int | None:
-        """Return the number that names the folder, or None if its name is not decimal."""
-        return int(name) if name.isdecimal() else None
 
     def strata(self, y: NDArray) -> NDArray:
         """Return a single stratum: targets of a regression need not repeat."""
