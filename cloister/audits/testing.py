@@ -27,7 +27,7 @@ and without one client learns no more than claimed. Passing proves nothing. Fail
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -323,8 +323,8 @@ def try_to_tell(
     """
     check.positive(runs=runs // 2)
     rehearsal = Rehearsal(sent, models, examples)
-    origin = _flat(sent)
-    evidence = along(_flat(models[canary]) - origin) if score is None else score
+    origin = flat(sent)
+    evidence = along(flat(models[canary]) - origin) if score is None else score
 
     def trial(absent: int | None) -> float:
         strategy = make()
@@ -344,7 +344,12 @@ def along(direction: Rates) -> Score:
     return lambda strategy, update: float(update @ unit)
 
 
-def _flat(model: Arrays) -> Rates:
+def flat(model: Mapping[str, NDArray]) -> Rates:
+    """Return all parameters of a model as one vector in double precision.
+
+    Args:
+        model: arrays by name.
+    """
     return np.concatenate([array.ravel() for array in model.values()], dtype=np.float64)
 
 
