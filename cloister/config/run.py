@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
 from cloister.config import variants
 from cloister.config.io import (
@@ -129,18 +129,6 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _class_weights(text: str) -> str:
-    """Refuse values other than `auto` and lists of numbers above 0."""
-    for part in () if text == "auto" else listed(text):
-        try:
-            number = float(part)
-        except ValueError:
-            number = math.nan
-        if not 0 < number < math.inf:
-            raise ValueError(f"client.class-weights = {text!r} is not valid: {part!r} must be a finite number above 0")
-    return text
-
-
 class ClientConfig(Section):
     """Section `client.*`: local training. `auto` takes the value of the task's recipe, and an empty text none."""
 
@@ -151,7 +139,7 @@ class ClientConfig(Section):
     schedule: Literal["auto", "constant", "linear", "cosine"] = "auto"
     warmup_rounds: Whole | Auto = "auto"
     final_rate_share: Fraction | Auto = "auto"
-    class_weights: Annotated[str, AfterValidator(_class_weights)] = "auto"
+    class_weights: str = "auto"
     loss_scale: Positive | Auto = "auto"
     augmentation: str = "auto"
     callbacks: bool = True
@@ -160,6 +148,21 @@ class ClientConfig(Section):
         *("class_weights", "loss_scale", "augmentation"),
     )
     """Keys that override the task's recipe."""
+
+    @field_validator("class_weights")
+    @classmethod
+    def _are_weights(cls, text: str) -> str:
+        """Refuse values other than `auto` and lists of numbers above 0."""
+        for part in () if text == "auto" else listed(text):
+            try:
+                number = float(part)
+            except ValueError:
+                number = math.nan
+            if not 0 < number < math.inf:
+                raise ValueError(
+                    f"client.class-weights = {text!r} is not valid: {part!r} must be a finite number above 0"
+                )
+        return text
 
     @model_validator(mode="after")
     def _agree(self) -> "ClientConfig":
