@@ -336,11 +336,22 @@ def _labels(path: Path, classes: Sequence[str]) -> NDArray[np.int64]:
     If the file's Hugging Face metadata names the labels, their numbers are mapped to the task's by name.
     """
     file = _opened(path)
+    from pyarrow import types
+
+    classified: list[int] = []
     try:
-        labels = np.array([_number(value, classes) for value in _label_cells(file)], np.int64)
+        for number in range(file.num_row_groups):
+            if (size := _size(file, number, "label")) > MAX_LABEL_BYTES:
+                raise ValueError("labels are too long")
+            for cells in _batches(file, number, "label", min(LABELS_AT_ONCE, MAX_LABEL_BYTES // size)):
+                kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
+                is_text = types.is_string(kind) or types.is_large_string(kind)
+                values = (cells.cast("binary") if is_text else cells).to_pylist()
+                classified += [_number(value, classes) for value in values]
         file.schema_arrow.field("image")
     except Exception:  # as above
         raise _unreadable(path) from None
+    labels = np.array(classified, np.int64)
     try:
         found = json.loads((file.schema_arrow.metadata or {})[b"huggingface"])["info"]["features"]["label"]["names"]
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -354,23 +365,6 @@ def _labels(path: Path, classes: Sequence[str]) -> NDArray[np.int64]:
         raise DataError(f"{path} names a class {unknown!r}; the task's classes are {', '.join(classes)}")
     known = (labels >= 0) & (labels < len(names))
     return np.where(known, np.array([*numbers, -1], np.int64)[np.where(known, labels, -1)], -1)
-
-
-def _label_cells(file: "ParquetFile") -> Iterator[object]:
-    """Yield the values of the column `label`, text as bytes.
-
-    Raises:
-        ValueError: the labels of a row group exceed `MAX_LABEL_BYTES`.
-    """
-    from pyarrow import types
-
-    for number in range(file.num_row_groups):
-        if (size := _size(file, number, "label")) > MAX_LABEL_BYTES:
-            raise ValueError("labels are too long")
-        for cells in _batches(file, number, "label", min(LABELS_AT_ONCE, MAX_LABEL_BYTES // size)):
-            kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
-            is_text = types.is_string(kind) or types.is_large_string(kind)
-            yield from (cells.cast("binary") if is_text else cells).to_pylist()
 
 
 def _number(value: object, classes: Sequence[str]) -> int:
