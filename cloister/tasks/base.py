@@ -392,7 +392,8 @@ class Task(ABC):
             y: shape (n,).
             scores: class probabilities that the model predicts, shape (n, classes).
         """
-        return {"loss": cross_entropy(y, scores), "accuracy": float(np.mean(scores.argmax(axis=1) == y))}
+        loss = float(cross_entropies(y, scores).mean())
+        return {"loss": loss, "accuracy": float(np.mean(scores.argmax(axis=1) == y))}
 
 
 class Regression(Task):
@@ -443,16 +444,6 @@ class Regression(Task):
         """
         mean = float(self.losses(y, scores).mean())
         return {"loss": mean, "rmse": mean**0.5}
-
-
-def cross_entropy(y: NDArray, scores: NDArray) -> float:
-    """Return the mean negative log-likelihood of a set of examples, in nats.
-
-    Args:
-        y: labels, shape (n,), n > 0.
-        scores: class probabilities, shape (n, classes).
-    """
-    return float(cross_entropies(y, scores).mean())
 
 
 def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:

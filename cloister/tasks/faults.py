@@ -20,6 +20,8 @@ from cloister.utils.errors import CloisterError, ConfigError
 
 SAMPLE = 64
 """Number of examples that the model is tried on."""
+ROWS_AT_ONCE = 1024
+"""Number of examples that are checked at once."""
 SUM = 1e-3
 """Largest deviation from 1 of the sum of an example's probabilities. Rounding errors of float32 are far smaller."""
 
@@ -224,14 +226,14 @@ def tried(work: Callable[[], Any]) -> tuple[Any, str]:
         return None, f"{kind(error)} at {place(error)}"
 
 
-def _rows_not_finite(x: NDArray, block: int = 1024) -> NDArray[np.bool_]:
+def _rows_not_finite(x: NDArray) -> NDArray[np.bool_]:
     """Return a mask of the rows that are not finite as float32.
 
     Rows are read in blocks, as x may be memory-mapped.
     """
-    width, starts = int(np.prod(x.shape[1:])), range(0, len(x), block)
+    width, starts = int(np.prod(x.shape[1:])), range(0, len(x), ROWS_AT_ONCE)
     with np.errstate(over="ignore"):
-        parts = (x[start : start + block].astype(np.float32).reshape(-1, width) for start in starts)
+        parts = (x[start : start + ROWS_AT_ONCE].astype(np.float32).reshape(-1, width) for start in starts)
         return np.concatenate([~np.isfinite(part).all(axis=1) for part in parts])
 
 
