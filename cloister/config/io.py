@@ -71,7 +71,7 @@ def read_settings(arguments: Iterable[str]) -> dict[str, Scalar]:
             path = expanded(argument.strip())
             # A pair may end in `.toml` too.
             is_path = argument.strip() and ("=" not in argument or (path.suffix == ".toml" and path.is_file()))
-            settings |= _from_file(argument.strip()) if is_path else _from_pairs(argument)
+            settings |= _from_file(path, argument.strip()) if is_path else _from_pairs(argument)
     except ValueError as error:
         raise SettingsError(f"{OPTION}: {error}") from None
     return settings
@@ -150,8 +150,7 @@ def _checked(key: str, value: object) -> Scalar:
     return value
 
 
-def _from_file(argument: str) -> dict[str, Scalar]:
-    path = expanded(argument)
+def _from_file(path: Path, argument: str) -> dict[str, Scalar]:
     if path.suffix != ".toml" or not os.path.isfile(path):
         what = f"there is no file at {argument}" if path.suffix == ".toml" else f"{argument!r} is neither"
         raise ValueError(f"{what}; expected key=value pairs, or the path of a TOML file (.toml)")
