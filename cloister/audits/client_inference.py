@@ -23,7 +23,7 @@ from scipy import stats
 from cloister.audits.audit import OF_SHADOWS, Effort, FinishedRun
 from cloister.audits.findings import Finding, Measured
 from cloister.audits.scores import Evidence, Scores
-from cloister.audits.testing import Trials
+from cloister.audits.testing import Trials, flat
 from cloister.simulation.shadow import Shadow, dealt, outsiders, without_noise, without_privacy
 from cloister.tasks.base import Examples, Task
 
@@ -234,15 +234,6 @@ class Game:
         model = self.shadow.model
         model.assign(arrays)
         return self.task.losses(examples.y, model.predict(examples.x)).astype(np.float64)
-
-
-def flat(arrays: Arrays) -> Scores:
-    """Return all parameters of a model as one vector in double precision.
-
-    Args:
-        arrays: of the model.
-    """
-    return np.concatenate([array.ravel() for array in arrays.values()], dtype=np.float64)
 
 
 SINGLE, SEVERAL, RATIO = "single shot, as published", "multi-round, as published", "likelihood ratio, round 1"

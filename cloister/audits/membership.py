@@ -283,17 +283,6 @@ class Pool:
         return confidences(self.task, self.examples.y, model.predict(self.examples.x))
 
 
-def by_heart(run: FinishedRun) -> Shadow:
-    """Return a federation of one client without privacy that overfits.
-
-    It trains for `EPOCHS` epochs on its few examples.
-
-    Args:
-        run: with the task and model.
-    """
-    return one_client(run.config, epochs=EPOCHS)
-
-
 LOSS, ONLINE, OFFLINE, ROBUST = "loss threshold", "LiRA, online", "LiRA, offline", "RMIA"
 OF_CLIENTS = "LiRA, online, on a tenth of a client"
 PICTURE = "audit-membership.png"
@@ -351,7 +340,7 @@ class MembershipInference:
         seen = pool.seen(target, shadow, start, effort.shadows, effort.seed, effort.progress)
         attacks = list(evidence(pool, seen, effort.seed))
         measured = [figure for each in attacks for figure in each.figures()]
-        few, overfitted = Pool.small(pool, effort.seed), by_heart(run)
+        few, overfitted = Pool.small(pool, effort.seed), one_client(run.config, epochs=EPOCHS)
         learnt = few.trained(overfitted, few.member, effort.seed, None)
         of_few = few.seen(learnt, overfitted, None, effort.shadows, effort.seed + 1, effort.progress)
         # A shadow model's members and others are drawn at random. If its scores for the run's members differ from those

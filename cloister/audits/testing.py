@@ -27,7 +27,7 @@ and without one client learns no more than claimed. Passing proves nothing. Fail
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -323,8 +323,8 @@ def try_to_tell(
     """
     check.positive(runs=runs // 2)
     rehearsal = Rehearsal(sent, models, examples)
-    origin = _flat(sent)
-    evidence = along(_flat(models[canary]) - origin) if score is None else score
+    origin = flat(sent)
+    evidence = along(flat(models[canary]) - origin) if score is None else score
 
     def trial(absent: int | None) -> float:
         strategy = make()
@@ -344,7 +344,12 @@ def along(direction: Rates) -> Score:
     return lambda strategy, update: float(update @ unit)
 
 
-def _flat(model: Arrays) -> Rates:
+def flat(model: Mapping[str, NDArray]) -> Rates:
+    """Return all parameters of a model as one vector in double precision.
+
+    Args:
+        model: arrays by name.
+    """
     return np.concatenate([array.ravel() for array in model.values()], dtype=np.float64)
 
 
@@ -380,7 +385,20 @@ def check_mechanism(mechanism: Mechanism, *, capabilities: Capabilities = MEAN, 
     _require(made is not None and made.frozen, mechanism, "its class must be a frozen dataclass")
     _require(not mechanism.caveats(), mechanism, f"it claims nothing: {'; '.join(mechanism.caveats())}")
     _require(not mechanism.skips_empty_rounds, mechanism, "it claims something, and skips rounds without replies")
-    _check_price(mechanism)
+    # An event unknown to an accountant, a filter, the ledger or the wire raises by itself.
+    events = mechanism.events(LAYOUT, UNSAMPLED)
+    _require(len(events) > 0, mechanism, "a round without events would cost nothing")
+    epsilon = Account(events).epsilon(DELTA)
+    _require(math.isfinite(epsilon), mechanism, "the Rényi accountant knows no ε of its events")
+    for kept in (filter_for("gaussian", 1.0, DELTA), filter_for("renyi", 1.0, DELTA)):
+        _require(all(cost(kept, event) < math.inf for event in events), mechanism, f"{kept} cannot keep its budget")
+    stored = tuple(from_json(json.loads(json.dumps(to_json(event)))) for event in events)
+    _require(stored == tuple(events), mechanism, "its events change when a ledger stores them")
+    told = Account(from_wire(to_wire(events))).epsilon(DELTA)
+    _require(told >= epsilon, mechanism, f"nodes are promised ε = {told:.4g} a round, and it costs {epsilon:.4g}")
+    drawn = mechanism.events(LAYOUT, DRAWN if mechanism.amplified else UNSAMPLED)
+    counted = sum(undrawn(event) != event for event in drawn)
+    _require(counted < 2, mechanism, "it counts one draw for several releases, and they share it")
     described = mechanism.parameters()
     scalars = all(isinstance(value, str | int | float | bool) for value in described.values())
     _require(bool(described) and scalars, mechanism, "its parameters must be named, and plain values")
@@ -400,26 +418,6 @@ def check_mechanism(mechanism: Mechanism, *, capabilities: Capabilities = MEAN, 
 def _require(holds: bool, mechanism: Mechanism, what: str) -> None:
     if not holds:
         raise PrivacyError(f"mechanism {mechanism.name!r}: {what}")
-
-
-def _check_price(mechanism: Mechanism) -> None:
-    """Check the price of the mechanism's events.
-
-    An event unknown to an accountant, a filter, the ledger or the wire raises by itself.
-    """
-    events = mechanism.events(LAYOUT, UNSAMPLED)
-    _require(len(events) > 0, mechanism, "a round without events would cost nothing")
-    epsilon = Account(events).epsilon(DELTA)
-    _require(math.isfinite(epsilon), mechanism, "the Rényi accountant knows no ε of its events")
-    for kept in (filter_for("gaussian", 1.0, DELTA), filter_for("renyi", 1.0, DELTA)):
-        _require(all(cost(kept, event) < math.inf for event in events), mechanism, f"{kept} cannot keep its budget")
-    stored = tuple(from_json(json.loads(json.dumps(to_json(event)))) for event in events)
-    _require(stored == tuple(events), mechanism, "its events change when a ledger stores them")
-    told = Account(from_wire(to_wire(events))).epsilon(DELTA)
-    _require(told >= epsilon, mechanism, f"nodes are promised ε = {told:.4g} a round, and it costs {epsilon:.4g}")
-    drawn = mechanism.events(LAYOUT, DRAWN if mechanism.amplified else UNSAMPLED)
-    counted = sum(undrawn(event) != event for event in drawn)
-    _require(counted < 2, mechanism, "it counts one draw for several releases, and they share it")
 
 
 def _attacks(mechanism: Mechanism) -> Iterator[tuple[NDArray, list[Model]]]:

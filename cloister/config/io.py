@@ -71,7 +71,7 @@ def read_settings(arguments: Iterable[str]) -> dict[str, Scalar]:
             path = expanded(argument.strip())
             # A pair may end in `.toml` too.
             is_path = argument.strip() and ("=" not in argument or (path.suffix == ".toml" and path.is_file()))
-            settings |= _from_file(argument.strip()) if is_path else _from_pairs(argument)
+            settings |= _from_file(path, argument.strip()) if is_path else _from_pairs(argument)
     except ValueError as error:
         raise SettingsError(f"{OPTION}: {error}") from None
     return settings
@@ -94,7 +94,7 @@ def read_options(key: str, text: str) -> dict[str, Scalar]:
     except (ValueError, RecursionError):
         nested = None
     try:
-        return _from_pairs(text) if nested is None else dict(_dotted(nested))
+        return _from_pairs(text) if nested is None else dict(dotted(nested))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{key}: {error}") from None
 
@@ -150,8 +150,7 @@ def _checked(key: str, value: object) -> Scalar:
     return value
 
 
-def _from_file(argument: str) -> dict[str, Scalar]:
-    path = expanded(argument)
+def _from_file(path: Path, argument: str) -> dict[str, Scalar]:
     if path.suffix != ".toml" or not os.path.isfile(path):
         what = f"there is no file at {argument}" if path.suffix == ".toml" else f"{argument!r} is neither"
         raise ValueError(f"{what}; expected key=value pairs, or the path of a TOML file (.toml)")
@@ -162,13 +161,22 @@ def _from_file(argument: str) -> dict[str, Scalar]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{argument} cannot be read as TOML: {reason}") from None
-    return dict(_dotted(nested))
+    return dict(dotted(nested))
 
 
-def _dotted(nested: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+def dotted(nested: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+    """Yield the keys of a nested mapping in dotted form, with their values.
+
+    Args:
+        nested: tables within tables, as in a TOML file.
+        prefix: put before every key.
+
+    Raises:
+        ValueError: a value is not a scalar.
+    """
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            yield from _dotted(value, f"{prefix}{key}.")
+            yield from dotted(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", _checked(f"{prefix}{key}", value)
 
@@ -242,36 +250,27 @@ def explain(error: ValidationError, root: type[Section]) -> list[str]:
         if item["type"] == "missing" and len(missing) > MISSING:
             continue
         key, section = _place(item, root)
-        line = _line(item, key, section, section in unknown)
-        unknown |= {section} if item["type"] == "extra_forbidden" else set()
+        own = key.rpartition(".")[2]
         if item["type"] == "value_error":
-            lines[line] = line
-        elif key in lines:
+            key = line = str(item["ctx"]["error"])
+        elif item["type"] == "missing":
+            line = f"{key} is missing"
+        elif item["type"] == "extra_forbidden":
+            valid = [kebab(name) for name in section.model_fields]
+            listed = "" if section in unknown else f"; valid keys: {', '.join(valid)}"
+            unknown.add(section)
+            line = f"unknown key {key!r}{listed}{suggestion(own, valid)}"
+        elif item["type"] == "union_tag_invalid":
+            *most, last = item["ctx"]["expected_tags"].split(", ")
+            line = f"{key} = {item['input'][own]!r}{INVALID}it must be {', '.join(most)} or {last}"
+        else:
+            line = f"{key} = {item['input']!r}{INVALID}{SHOULD.sub('it must', item['msg'])}"
+        if item["type"] != "value_error" and key in lines:
             # A key of several types (a number, or "auto") has one error per type.
             lines[key] += f" or {line.partition(INVALID)[2].removeprefix('it must be ')}"
         else:
             lines[key] = line
     return list(lines.values())
-
-
-def _line(item: ErrorDetails, key: str, section: type[Section], again: bool) -> str:
-    """Describe the fault of one key.
-
-    With `again`, an earlier line lists the valid keys of the section.
-    """
-    own = key.rpartition(".")[2]
-    if item["type"] == "value_error":
-        return str(item["ctx"]["error"])
-    if item["type"] == "missing":
-        return f"{key} is missing"
-    if item["type"] == "extra_forbidden":
-        valid = [kebab(name) for name in section.model_fields]
-        listed = "" if again else f"; valid keys: {', '.join(valid)}"
-        return f"unknown key {key!r}{listed}{suggestion(own, valid)}"
-    if item["type"] == "union_tag_invalid":
-        *most, last = item["ctx"]["expected_tags"].split(", ")
-        return f"{key} = {item['input'][own]!r}{INVALID}it must be {', '.join(most)} or {last}"
-    return f"{key} = {item['input']!r}{INVALID}{SHOULD.sub('it must', item['msg'])}"
 
 
 def _place(item: ErrorDetails, root: type[Section]) -> tuple[str, type[Section]]:

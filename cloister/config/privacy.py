@@ -87,8 +87,14 @@ class PrivacyConfig(Section):
         if None in chosen.values():
             return nested  # an unknown name: its keys are unknown too
         idle = {key: _blamed(key, chosen) for key in rest if key in OWNERS} | dict(_jointly_idle(nested, chosen))
-        set_idly = [key for key in sorted(idle.keys() & given) if not _is_default(key, given[key])]
-        if lines := [_idle(key, idle[key], given) for key in set_idly]:
+        lines, names = list[str](), variants.BY_NAME["server"]
+        for key in sorted(idle.keys() & given):
+            value, default, because = given[key], DEFAULTS[key], idle[key]
+            if value != default or isinstance(value, bool) != isinstance(default, bool):  # 0 and False differ
+                found = str(given.get(because, DEFAULTS[because]))
+                meant = suggestion(found, names) if because == "server" and found not in names else ""
+                lines.append(no_effect(f"privacy.{key}", value, because, found) + meant)
+        if lines:
             raise ValueError("\n".join(lines))
         return nested | {key: value for key, value in rest.items() if key not in OWNERS}
 
@@ -165,21 +171,6 @@ def _jointly_idle(nested: Mapping[str, Any], chosen: Mapping[str, Any]) -> Itera
         yield from ((key, "server") for key in CHOICE)
     elif nested.get("choice") == "exact":
         yield from ((key, "choice") for key in CHOICE if key != "choice")
-
-
-def _idle(key: str, because: str, given: Mapping[str, object]) -> str:
-    found = str(given.get(because, DEFAULTS[because]))
-    meant = (
-        suggestion(found, variants.BY_NAME["server"])
-        if because == "server" and found not in variants.BY_NAME["server"]
-        else ""
-    )
-    return no_effect(f"privacy.{key}", given[key], because, found) + meant
-
-
-def _is_default(key: str, value: object) -> bool:
-    """Return whether a value is the default of a key; 0 and False differ."""
-    return value == DEFAULTS[key] and isinstance(value, bool) == isinstance(DEFAULTS[key], bool)
 
 
 CHOICE = ("choice", "choice-epsilon", "max-loss")

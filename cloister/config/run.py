@@ -8,10 +8,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
 from cloister.config import variants
 from cloister.config.io import (
@@ -26,6 +26,7 @@ from cloister.config.io import (
     Whole,
     Word,
     checked,
+    dotted,
     kebab,
     nearest,
     read_options,
@@ -72,6 +73,10 @@ class TaskConfig(Section):
         return self
 
 
+_OPTION = re.compile(r"strategy\.[A-Za-z0-9-]+")
+"""Pattern of a strategy's option. Only the strategy can validate its name."""
+
+
 class StrategyConfig(Section):
     """Section `strategy.*`: aggregation and sampling. Other keys are options of the named strategy."""
 
@@ -88,14 +93,24 @@ class StrategyConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather_options(cls, values: Mapping[str, Any]) -> dict[str, object]:
+    def _gather_options(cls, values: Mapping[str, object]) -> dict[str, object]:
         """Move the strategy's own keys into `options`, except those with the value `auto`."""
         known = {name for field in cls.model_fields for name in (field, kebab(field))}
         own = {key: value for key, value in values.items() if key not in known and value != "auto"}
         carried = values.get("options", "")
-        if not isinstance(carried, str | Mapping):
+        if isinstance(carried, Mapping):
+            options = dict(carried)
+        elif isinstance(carried, str):
+            options = {kebab(key): value for key, value in read_options("strategy.options", carried).items()}
+            for key, value in options.items():
+                if key in known or not _OPTION.fullmatch(f"strategy.{key}"):
+                    raise ValueError(f"strategy.options: {key} = {value!r} is no option of a strategy")
+                if key in own:
+                    raise ValueError(
+                        f"strategy.options: {key} = {value!r} contradicts strategy.{key} = {own[key]!r}; keep one"
+                    )
+        else:
             raise ValueError(f"strategy.options = {carried!r} is not valid: it must be a valid string")
-        options = _carried(carried, known, own) if isinstance(carried, str) else dict(carried)
         return {key: value for key, value in values.items() if key in known} | {"options": options | own}
 
     @field_validator("options")
@@ -109,32 +124,9 @@ class StrategyConfig(Section):
         return self.leaves() | {"options": ""} | self.options
 
 
-def _carried(text: str, known: Collection[str], own: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the options in `strategy.options`, and refuse duplicates of other keys."""
-    options = {kebab(key): value for key, value in read_options("strategy.options", text).items()}
-    for key, value in options.items():
-        if key in known or not _OPTION.fullmatch(f"strategy.{key}"):
-            raise ValueError(f"strategy.options: {key} = {value!r} is no option of a strategy")
-        if key in own:
-            raise ValueError(f"strategy.options: {key} = {value!r} contradicts strategy.{key} = {own[key]!r}; keep one")
-    return options
-
-
 def listed(text: str) -> tuple[str, ...]:
     """Split a text at its commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _class_weights(text: str) -> str:
-    """Refuse values other than `auto` and lists of numbers above 0."""
-    for part in () if text == "auto" else listed(text):
-        try:
-            number = float(part)
-        except ValueError:
-            number = math.nan
-        if not 0 < number < math.inf:
-            raise ValueError(f"client.class-weights = {text!r} is not valid: {part!r} must be a finite number above 0")
-    return text
 
 
 class ClientConfig(Section):
@@ -147,7 +139,7 @@ class ClientConfig(Section):
     schedule: Literal["auto", "constant", "linear", "cosine"] = "auto"
     warmup_rounds: Whole | Auto = "auto"
     final_rate_share: Fraction | Auto = "auto"
-    class_weights: Annotated[str, AfterValidator(_class_weights)] = "auto"
+    class_weights: str = "auto"
     loss_scale: Positive | Auto = "auto"
     augmentation: str = "auto"
     callbacks: bool = True
@@ -156,6 +148,21 @@ class ClientConfig(Section):
         *("class_weights", "loss_scale", "augmentation"),
     )
     """Keys that override the task's recipe."""
+
+    @field_validator("class_weights")
+    @classmethod
+    def _are_weights(cls, text: str) -> str:
+        """Refuse values other than `auto` and lists of numbers above 0."""
+        for part in () if text == "auto" else listed(text):
+            try:
+                number = float(part)
+            except ValueError:
+                number = math.nan
+            if not 0 < number < math.inf:
+                raise ValueError(
+                    f"client.class-weights = {text!r} is not valid: {part!r} must be a finite number above 0"
+                )
+        return text
 
     @model_validator(mode="after")
     def _agree(self) -> "ClientConfig":
@@ -239,40 +246,33 @@ class RunConfig(Section):
 
     def flat(self) -> dict[str, Scalar]:
         """Return the configuration as flat dotted keys."""
-        return flatten(self.model_dump(by_alias=True))
+        return dict(dotted(self.model_dump(by_alias=True)))
 
     def digest(self) -> str:
         """Return the SHA-256 of the settings without confidential values: see `digest_of`."""
         return digest_of(self.flat())
 
 
-def _held_out_are_asked(config: RunConfig) -> str:
-    evaluation = config.evaluation
-    if not evaluation.held_out_clients or config.evaluates_on_clients:
+def _evaluation_has_clients(config: RunConfig) -> str:
+    evaluation, fraction = config.evaluation, config.strategy.fraction_evaluate
+    if config.evaluates_on_clients:
         return ""
-    return (
-        f"evaluation.held-out-clients = {evaluation.held_out_clients} has no effect with evaluation.federated = "
-        f"{evaluation.federated!r} and strategy.fraction-evaluate = {config.strategy.fraction_evaluate}; nobody would "
-        "ask them"
-    )
-
-
-def _patience_has_scores(config: RunConfig) -> str:
-    if not config.evaluation.patience or config.evaluates_on_clients or config.evaluation.central:
-        return ""
-    return (
-        f"evaluation.patience = {config.evaluation.patience} needs scores: evaluation.central, evaluation.federated or "
-        "evaluation.held-out-clients"
-    )
-
-
-def _asked_clients_have_examples(config: RunConfig) -> str:
-    if config.evaluation.federated != "on" or config.evaluates_on_clients:
-        return ""
-    return (
-        f"evaluation.federated = 'on' needs task.test-fraction = {config.task.test_fraction} and "
-        f"strategy.fraction-evaluate = {config.strategy.fraction_evaluate} above 0"
-    )
+    if evaluation.held_out_clients:
+        return (
+            f"evaluation.held-out-clients = {evaluation.held_out_clients} has no effect with evaluation.federated = "
+            f"{evaluation.federated!r} and strategy.fraction-evaluate = {fraction}: the server would not ask them"
+        )
+    if evaluation.patience and not evaluation.central:
+        return (
+            f"evaluation.patience = {evaluation.patience} needs scores: evaluation.central, evaluation.federated or "
+            "evaluation.held-out-clients"
+        )
+    if evaluation.federated == "on":
+        return (
+            f"evaluation.federated = 'on' needs task.test-fraction = {config.task.test_fraction} and "
+            f"strategy.fraction-evaluate = {fraction} above 0"
+        )
+    return ""
 
 
 def _weights_are_bounded(config: RunConfig) -> str:
@@ -330,20 +330,15 @@ def _canaries_are_clients(config: RunConfig) -> str:
     )
 
 
-def _warmup_ends(config: RunConfig) -> str:
-    warmup = config.client.warmup_rounds
-    if warmup == "auto" or warmup < config.num_rounds:
-        return ""
-    return f"client.warmup-rounds = {warmup} must be below num-rounds = {config.num_rounds}"
-
-
-def _hypotheses_are_split(config: RunConfig) -> str:
-    split_round = config.privacy.split_round
+def _rounds_suffice(config: RunConfig) -> str:
+    warmup, split_round = config.client.warmup_rounds, config.privacy.split_round
+    if warmup != "auto" and warmup >= config.num_rounds:
+        return f"client.warmup-rounds = {warmup} must be below num-rounds = {config.num_rounds}"
     if split_round and config.privacy.server.hypotheses == 1:
         return f"privacy.clusters-split-round = {split_round} has no effect with privacy.clusters = 1; use more"
-    if split_round <= config.num_rounds:
-        return ""
-    return f"privacy.clusters-split-round = {split_round} must be at most num-rounds = {config.num_rounds}"
+    if split_round > config.num_rounds:
+        return f"privacy.clusters-split-round = {split_round} must be at most num-rounds = {config.num_rounds}"
+    return ""
 
 
 def _store_has_a_tracker(config: RunConfig) -> str:
@@ -360,8 +355,7 @@ def _sums_are_possible(config: RunConfig) -> str:
     """Return the first setting that contradicts secure aggregation."""
     if not config.secure_aggregation.enabled:
         return ""
-    rules = (_sum_of_server, _sum_of_clients, _sum_of_draws, _sum_of_cohorts)
-    reason = next(filter(None, (rule(config) for rule in rules)), "")
+    reason = _sum_of_server(config) or _sum_of_clients(config)
     return f"{ENABLED} = true contradicts {reason}" if reason else ""
 
 
@@ -418,6 +412,7 @@ def _sum_of_distance(server: variants.MetricPrivacy) -> str:
 
 
 def _sum_of_clients(config: RunConfig) -> str:
+    server, strategy = config.privacy.server, config.strategy
     if config.privacy.client.is_on:
         return (
             f"privacy.client = {config.privacy.client.name!r}: clients add a share of the server's noise and no "
@@ -428,11 +423,6 @@ def _sum_of_clients(config: RunConfig) -> str:
             f"privacy.noise-seed = {config.privacy.noise_seed}: the noise of each client comes from its own secrets; "
             "use -1"
         )
-    return ""
-
-
-def _sum_of_draws(config: RunConfig) -> str:
-    server, strategy = config.privacy.server, config.strategy
     if strategy.sampling != "fixed" or server.population:
         return (
             f"strategy.sampling = {strategy.sampling!r} and privacy.population = {server.population}: members sign "
@@ -442,33 +432,30 @@ def _sum_of_draws(config: RunConfig) -> str:
         return f"privacy.canaries = {server.canaries}: the server cannot put made-up clients into a sum; use 0"
     if strategy.min_replies:
         return f"strategy.min-replies = {strategy.min_replies}: {THRESHOLD} says how many a round needs; use 0"
-    return ""
-
-
-def _sum_of_cohorts(config: RunConfig) -> str:
-    parties, minimum = config.secure_aggregation.parties, config.strategy.min_nodes
-    if minimum not in parties.survivors():
+    parties = config.secure_aggregation.parties
+    if strategy.min_nodes not in parties.survivors():
         return (
-            f"strategy.min-nodes = {minimum}: with {THRESHOLD} = {parties.threshold} and {COLLUDING} = "
+            f"strategy.min-nodes = {strategy.min_nodes}: with {THRESHOLD} = {parties.threshold} and {COLLUDING} = "
             f"{parties.colluding} a round needs {parties.threshold} to {parties.members} clients"
         )
     return ""
 
 
 RULES: tuple[Callable[[RunConfig], str], ...] = (
-    _held_out_are_asked,
-    _patience_has_scores,
-    _asked_clients_have_examples,
+    _evaluation_has_clients,
     _weights_are_bounded,
     _groups_are_clipped,
     _population_is_drawn_from,
     _canaries_are_clients,
-    _warmup_ends,
-    _hypotheses_are_split,
+    _rounds_suffice,
     _store_has_a_tracker,
     _sums_are_possible,
 )
 """Rules between sections: each returns the message of a contradiction, or an empty string."""
+
+
+_TABLE = "tool.flwr.app.config."
+"""Prefix of the keys of a whole `pyproject.toml`."""
 
 
 def parse(flat: Mapping[str, Scalar]) -> RunConfig:
@@ -485,18 +472,25 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
         Traceback (most recent call last):
         cloister.utils.errors.ConfigError: unknown key 'num-round'; did you mean 'num-rounds'...
     """
-    if unknown := _unknown(flat):
-        # Rules between keys are skipped: a misspelt key may be the one that they need.
-        lines = list(unknown.values())
-        try:
-            checked(RunConfig, _nested({key: value for key, value in flat.items() if key not in unknown}))
-        except ConfigError as error:
-            lines += [line for line in str(error).splitlines() if INVALID in line]
-        raise ConfigError("\n".join(lines))
-    return checked(RunConfig, _nested(flat))
+    known = known_keys()
+    unknown = [key for key in flat if key not in known and not _OPTION.fullmatch(key)]
+    if not unknown:
+        return checked(RunConfig, _nested(flat))
+    if any(key.startswith(_TABLE) for key in unknown):
+        raise ConfigError(
+            f"unknown table [{_TABLE[:-1]}]: that of pyproject.toml; here keys stand outside of any table"
+        )
+    meant = [*known, *(kebab(key) for key in unknown if _OPTION.fullmatch(kebab(key)))]
+    lines = [f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown]
+    # Rules between keys are skipped: a misspelt key may be the one that they need.
+    try:
+        checked(RunConfig, _nested({key: value for key, value in flat.items() if key not in unknown}))
+    except ConfigError as error:
+        lines += [line for line in str(error).splitlines() if INVALID in line]
+    raise ConfigError("\n".join(lines))
 
 
-def _nested(flat: Mapping[str, Scalar]) -> dict[str, Any]:
+def _nested(flat: Mapping[str, Scalar]) -> dict[str, object]:
     sections: dict[str, dict[str, Scalar]] = {}
     for key, value in flat.items():
         section, _, name = key.rpartition(".")
@@ -504,41 +498,9 @@ def _nested(flat: Mapping[str, Scalar]) -> dict[str, Any]:
     return {**sections.pop("", {}), **sections}
 
 
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """Return the keys of a nested mapping in dotted form.
-
-    Args:
-        nested: tables within tables, as in a TOML file.
-        prefix: put before every key.
-    """
-    flat: dict[str, Scalar] = {}
-    for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
 def known_keys() -> list[str]:
     """Return every key except the options of strategies, dotted and sorted."""
     return sorted(RunConfig().flat())
-
-
-_OPTION = re.compile(r"strategy\.[A-Za-z0-9-]+")
-"""Pattern of a strategy's option. Only the strategy can validate its name."""
-
-
-_TABLE = "tool.flwr.app.config."
-
-
-def _unknown(flat: Mapping[str, Scalar]) -> dict[str, str]:
-    """Return each unknown key with a message that suggests similar keys."""
-    known = known_keys()
-    unknown = [key for key in flat if key not in known and not _OPTION.fullmatch(key)]
-    if any(key.startswith(_TABLE) for key in unknown):
-        raise ConfigError(
-            f"unknown table [{_TABLE[:-1]}]: that of pyproject.toml; here keys stand outside of any table"
-        )
-    meant = [*known, *(kebab(key) for key in unknown if _OPTION.fullmatch(kebab(key)))]
-    return {key: f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown}
 
 
 NOISE_SEED = "privacy.noise-seed"

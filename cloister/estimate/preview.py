@@ -116,7 +116,20 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
     from cloister.client.app import app
 
     config = parse(settings)
-    _check(config, options)
+    clips = config.privacy.client.clips_gradients
+    refuse_too_few(config, options.clients)
+    refuse_other_population(config, options.clients)
+    if options.epsilon:
+        check.positive(**{"--epsilon": options.epsilon})
+    if options.sizes:
+        check.positive(**{"--public-size": min(options.sizes)})
+        if not clips:
+            raise ConfigError(
+                f"--public-size {options.sizes[0]} has no effect with privacy.client = {config.privacy.client.name!r}: "
+                "only 'dp-sgd' counts from it"
+            )
+    if options.timing:
+        refuse_what_clients_would(config, options.clients)
     prepared = prepare(config, pretrain=False)
     grid = LocalGrid.simulated(app, config.flat(), options.clients)
     draft(prepared.plan, grid)
@@ -124,7 +137,6 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
         messages = first_messages(prepared, grid)
     except BudgetExhausted:  # a budget ends the run before
         messages = []
-    clips = config.privacy.client.clips_gradients
     with TemporaryDirectory() as folder:
         nodes: list[Asked] = []
         if messages:
@@ -135,23 +147,6 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
         are_dealt = clips and all(node.node.config.partition_id is not None for node in nodes)
         shared = shared_units(prepared.plan, grid) if are_dealt else None
         return _worked_out(settings, options, prepared, messages, nodes, shared)
-
-
-def _check(config: RunConfig, options: Options) -> None:
-    """Refuse settings that the run, or a client, would refuse."""
-    refuse_too_few(config, options.clients)
-    refuse_other_population(config, options.clients)
-    if options.epsilon:
-        check.positive(**{"--epsilon": options.epsilon})
-    if options.sizes:
-        check.positive(**{"--public-size": min(options.sizes)})
-        if not config.privacy.client.clips_gradients:
-            raise ConfigError(
-                f"--public-size {options.sizes[0]} has no effect with privacy.client = {config.privacy.client.name!r}: "
-                "only 'dp-sgd' counts from it"
-            )
-    if options.timing:
-        refuse_what_clients_would(config, options.clients)
 
 
 def _worked_out(

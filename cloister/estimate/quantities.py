@@ -166,7 +166,7 @@ class Sizes:
         mechanism: LocalDpSgd,
         rounds: int,
         delta: float,
-        shared: Collection[Holders] = (),
+        shared: Collection[Holders],
     ) -> "Sizes":
         """Return the sizes of these nodes.
 

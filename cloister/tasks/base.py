@@ -363,7 +363,7 @@ class Task(ABC):
         return y.astype(np.int64)
 
     def label_of_folder(self, name: str) -> int | None:
-        """Return the class of the images in a folder of this name; None: no class."""
+        """Return the class, or the target of a regression, of the images in a folder of this name; None: no class."""
         return int(name) if name.isdecimal() else None
 
     def strata(self, y: NDArray) -> NDArray:
@@ -392,7 +392,8 @@ class Task(ABC):
             y: shape (n,).
             scores: class probabilities that the model predicts, shape (n, classes).
         """
-        return {"loss": cross_entropy(y, scores), "accuracy": float(np.mean(scores.argmax(axis=1) == y))}
+        loss = float(cross_entropies(y, scores).mean())
+        return {"loss": loss, "accuracy": float(np.mean(scores.argmax(axis=1) == y))}
 
 
 class Regression(Task):
@@ -421,10 +422,6 @@ class Regression(Task):
             raise DataError(f"data-path: {path} holds targets that are NaN or infinite as float32")
         return targets
 
-    def label_of_folder(self, name: str) -> int | None:
-        """Return the number that names the folder, or None if its name is not decimal."""
-        return int(name) if name.isdecimal() else None
-
     def strata(self, y: NDArray) -> NDArray:
         """Return a single stratum: targets of a regression need not repeat."""
         return np.zeros(len(y), np.int64)
@@ -447,16 +444,6 @@ class Regression(Task):
         """
         mean = float(self.losses(y, scores).mean())
         return {"loss": mean, "rmse": mean**0.5}
-
-
-def cross_entropy(y: NDArray, scores: NDArray) -> float:
-    """Return the mean negative log-likelihood of a set of examples, in nats.
-
-    Args:
-        y: labels, shape (n,), n > 0.
-        scores: class probabilities, shape (n, classes).
-    """
-    return float(cross_entropies(y, scores).mean())
 
 
 def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:

@@ -20,6 +20,8 @@ from cloister.utils.errors import CloisterError, ConfigError
 
 SAMPLE = 64
 """Number of examples that the model is tried on."""
+ROWS_AT_ONCE = 1024
+"""Number of examples that are checked at once."""
 SUM = 1e-3
 """Largest deviation from 1 of the sum of an example's probabilities. Rounding errors of float32 are far smaller."""
 
@@ -149,13 +151,23 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
                 "build()", f"weight {name} of {array.dtype}", "use a layer with float weights; only these are sent"
             )
     outputs, problem = tried(lambda: model.predict(x))
+    expected = (len(x), task.classes) if task.classes else (len(x),)
+    fault: Fault | None = None
     if problem:
-        message = f"the model cannot predict: {problem}"
-        faults = [Fault("build()", message, f"it must take inputs of shape {task.input_shape}")]
-    else:
-        faults = list(_faults_of_outputs(task, outputs, len(x)))
-    yield from faults
-    if faults:  # plausible outputs stand in for the model's own, so that one run reports all faults
+        remedy = f"it must take inputs of shape {task.input_shape}"
+        fault = Fault("build()", f"the model cannot predict: {problem}", remedy)
+    elif outputs.shape != expected:
+        remedy = f"end it with {task.classes} units" if task.classes else "end it with one unit"
+        fault = Fault("build()", f"outputs of shape {outputs.shape}, expected {expected}", remedy)
+    elif not np.isfinite(outputs).all():
+        remedy = "check the initial weights, and the scale of inputs"
+        fault = Fault("build()", "outputs that are NaN or infinite", remedy)
+    elif task.classes and (outputs.min() < 0 or np.abs(outputs.sum(axis=1) - 1).max() > SUM):
+        remedy = "end the model with activation='softmax', as it is trained on probabilities"
+        fault = Fault("build()", "outputs that are no probabilities, such as logits", remedy)
+    if fault:
+        yield fault
+        # Plausible outputs stand in for the model's own, so that one run reports all faults.
         full = np.full((len(x), task.classes), 1 / task.classes) if task.classes else np.zeros(len(x))
         outputs = full.astype(np.float32)
     yield from _faults_of_scores(task, outputs)
@@ -181,18 +193,6 @@ def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
     if frozen_digest(model) != frozen_digest(again):
         remedy = "load them from a file of the task: they are not sent, and every site must have the same"
         yield Fault("build()", "frozen weights that differ when it is called again", remedy)
-
-
-def _faults_of_outputs(task: Task, outputs: NDArray, count: int) -> Iterator[Fault]:
-    expected = (count, task.classes) if task.classes else (count,)
-    if outputs.shape != expected:
-        remedy = f"end it with {task.classes} units" if task.classes else "end it with one unit"
-        yield Fault("build()", f"outputs of shape {outputs.shape}, expected {expected}", remedy)
-    elif not np.isfinite(outputs).all():
-        yield Fault("build()", "outputs that are NaN or infinite", "check the initial weights, and the scale of inputs")
-    elif task.classes and (outputs.min() < 0 or np.abs(outputs.sum(axis=1) - 1).max() > SUM):
-        remedy = "end the model with activation='softmax', as it is trained on probabilities"
-        yield Fault("build()", "outputs that are no probabilities, such as logits", remedy)
 
 
 def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
@@ -226,14 +226,14 @@ def tried(work: Callable[[], Any]) -> tuple[Any, str]:
         return None, f"{kind(error)} at {place(error)}"
 
 
-def _rows_not_finite(x: NDArray, block: int = 1024) -> NDArray[np.bool_]:
+def _rows_not_finite(x: NDArray) -> NDArray[np.bool_]:
     """Return a mask of the rows that are not finite as float32.
 
     Rows are read in blocks, as x may be memory-mapped.
     """
-    width, starts = int(np.prod(x.shape[1:])), range(0, len(x), block)
+    width, starts = int(np.prod(x.shape[1:])), range(0, len(x), ROWS_AT_ONCE)
     with np.errstate(over="ignore"):
-        parts = (x[start : start + block].astype(np.float32).reshape(-1, width) for start in starts)
+        parts = (x[start : start + ROWS_AT_ONCE].astype(np.float32).reshape(-1, width) for start in starts)
         return np.concatenate([~np.isfinite(part).all(axis=1) for part in parts])
 
 

@@ -26,6 +26,8 @@ DRAWS = 100
 """Largest number of draws of `dirichlet`. It fails if each leaves a client without examples."""
 EXAMPLES, GROUPS = "training examples", "groups of training examples"
 """Names of the partitioned items in messages."""
+SPLIT_SEED = 0
+"""Seed of every split of benchmark data: every run of every strategy is scored on the same examples."""
 BY_LABEL = ("shards", "dirichlet", "table")
 """Partitions that depend on the classes of examples."""
 logger = logging.getLogger("cloister.tasks")

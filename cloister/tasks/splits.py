@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.tasks.base import Dataset, Examples, Task
-from cloister.tasks.partition import holdout
+from cloister.tasks.partition import SPLIT_SEED, holdout
 from cloister.utils.errors import DataError
 from cloister.utils.files import expanded
 
-PARTS_SEED = 0
-"""A constant, so that every run of every strategy is scored on the same examples."""
 TESTED = 0.2
 """Test share of each class of a single file."""
 
@@ -39,7 +37,7 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
     try:
         if file.is_file():
             examples = _examples(task, file)
-            strata, rng = task.strata(examples.y), np.random.default_rng(PARTS_SEED)
+            strata, rng = task.strata(examples.y), np.random.default_rng(SPLIT_SEED)
             if examples.groups is None:
                 train, test = holdout(strata, TESTED, rng)
             else:  # whole groups, stratified by the first row of each
@@ -62,33 +60,22 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
 
 def _examples(task: Task, path: Path) -> Examples:
     """Return the examples of a file, in the groups that `task.group` names."""
-    names = _names_in(path) if task.config.group else []
+    names: Sequence[str] = []
+    if task.config.group:
+        # Only the user's own files are read for names: for a site's file, a message names only what is missing.
+        with suppress(ValueError, OSError, csv.Error, StopIteration, zipfile.BadZipFile):
+            if path.suffix.lower() == ".npz":
+                with np.load(path, allow_pickle=False) as archive:
+                    names = list(archive.files)
+            elif path.suffix.lower() == ".csv":
+                with path.open(newline="", encoding="utf-8-sig") as file:
+                    names = [name.strip() for name in next(csv.reader(file))]
     if names and task.config.group not in names:
         raise DataError(
             f"task.group = {task.config.group!r} names no array or column of {path}, which has {', '.join(names)}; "
             "task.group = '' protects each example by itself"
         )
     return task.read(path)
-
-
-def _names_in(path: Path) -> Sequence[str]:
-    """Return the array names of an `.npz` file or the column names of a table.
-
-    It is empty for another kind of file. Only the user's own files are read this way. For a site's file, a message
-    names only missing arrays and columns.
-    """
-    with suppress(ValueError, OSError, csv.Error, StopIteration, zipfile.BadZipFile):
-        if path.suffix.lower() == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                return list(archive.files)
-        if path.suffix.lower() == ".csv":
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                return [name.strip() for name in next(csv.reader(file))]
-    return []
-
-
-VALIDATION_SEED = 0
-"""A constant, so that every run of every strategy is scored on the same examples."""
 
 
 def with_validation(task: Task, data: Dataset) -> Dataset:
@@ -112,7 +99,7 @@ def with_validation(task: Task, data: Dataset) -> Dataset:
         ours, test = halves(strata)
     else:
         names = np.unique(owners)
-        chosen = np.random.default_rng(VALIDATION_SEED).permutation(names)[: len(names) // 2]
+        chosen = np.random.default_rng(SPLIT_SEED).permutation(names)[: len(names) // 2]
         is_ours = np.isin(owners, chosen)
         ours, test = _refuse_empty(np.flatnonzero(is_ours), np.flatnonzero(~is_ours))
         owners = owners[test]
@@ -127,7 +114,7 @@ def halves(labels: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     Raises:
         DataError: one half would be empty.
     """
-    return _refuse_empty(*holdout(labels, 0.5, np.random.default_rng(VALIDATION_SEED)))
+    return _refuse_empty(*holdout(labels, 0.5, np.random.default_rng(SPLIT_SEED)))
 
 
 def _refuse_empty(ours: NDArray[np.intp], others: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

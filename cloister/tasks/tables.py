@@ -1,8 +1,8 @@
 """CSV files with named columns, scaled by public ranges."""
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,16 +174,14 @@ def _cells_of(line: str, width: int) -> list[str]:
     return cells if readable else [""] * width
 
 
-def _number(cell: str) -> float:
-    """Parse a cell; NaN if it is not a number."""
-    try:
-        return math.nan if "_" in cell else float(cell)
-    except ValueError:
-        return math.nan
-
-
 def _numbers(cells: Sequence[str]) -> NDArray[np.float64]:
-    return np.array([_number(cell) for cell in cells], np.float64)
+    """Parse cells; NaN for a cell that is not a number."""
+    numbers = np.full(len(cells), np.nan)
+    for row, cell in enumerate(cells):
+        with suppress(ValueError):
+            # Python would read `1_000` as a number.
+            numbers[row] = np.nan if "_" in cell else float(cell)
+    return numbers
 
 
 def _refuse_faults(cells: Sequence[str], name: str, path: Path) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cloister.audits.audit import Effort, FinishedRun
-from cloister.audits.client_inference import AUDIT, RATIO, SEVERAL, SINGLE, Game, blurred, flat, most_unlike, shadow_set
+from cloister.audits.client_inference import AUDIT, RATIO, SEVERAL, SINGLE, Game, blurred, most_unlike, shadow_set
+from cloister.audits.testing import flat
 from cloister.config.run import parse
 from cloister.simulation.shadow import Shadow, dealt, without_noise, without_privacy
 from cloister.tasks.base import Examples

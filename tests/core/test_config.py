@@ -185,7 +185,7 @@ def test_every_bad_key_has_a_line_of_its_own():
 
 
 def test_whom_to_hold_out_must_be_asked():
-    assert "nobody would ask them" in refusal(evaluation__held_out_clients=0.3, evaluation__federated="off")
+    assert "the server would not ask them" in refusal(evaluation__held_out_clients=0.3, evaluation__federated="off")
     assert parse({"evaluation.held-out-clients": 0.3, "task.test-fraction": 0.0}).evaluates_on_clients
 
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from cloister.config.run import TaskConfig
 from cloister.tasks.base import Dataset, Model, Recipe
-from cloister.tasks.partition import table
+from cloister.tasks.partition import SPLIT_SEED, table
 from cloister.tasks.pictures.sources import Source, labels_of
-from cloister.tasks.pictures.task import SPLIT_SEED, PictureTask, parts_of
+from cloister.tasks.pictures.task import PictureTask, parts_of
 from cloister.tasks.scores import macro_figures
 from cloister.tasks.splits import halves
 

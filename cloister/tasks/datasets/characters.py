@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
-from cloister.tasks.partition import holdout, numbered
+from cloister.tasks.partition import SPLIT_SEED, holdout, numbered
 from cloister.utils.errors import DataError
 from cloister.utils.files import expanded
 
@@ -92,10 +92,6 @@ def convolutional_network(classes: int) -> "keras.Model":
     )
 
 
-DIGITS_SPLIT_SEED = 0
-"""A constant, so that every run of every strategy is scored on the same images."""
-
-
 class Digits(Task):
     """Ten classes. x is float32 of shape (n, 64), grey values from 0 to 1."""
 
@@ -113,7 +109,7 @@ class Digits(Task):
 
         pixels, labels = load_digits(return_X_y=True)
         examples = Examples((pixels / 16).astype(np.float32), labels.astype(np.int64))
-        train, test = holdout(examples.y, 0.2, np.random.default_rng(DIGITS_SPLIT_SEED))
+        train, test = holdout(examples.y, 0.2, np.random.default_rng(SPLIT_SEED))
         return Dataset(examples.take(train), examples.take(test))
 
     def build(self) -> Model:
@@ -155,8 +151,8 @@ class Mnist(Task):
 
     recipe = Recipe(local_epochs=10, batch_size=10, learning_rate=0.03)
     classes = 10
-    input_shape = (28, 28, 1)
-    image_shape = (28, 28)
+    input_shape = SHAPE
+    image_shape = SHAPE[:2]
     models = ("mlp", "cnn", "softmax")
     public = True
 
@@ -174,8 +170,8 @@ class Mnist(Task):
             raise DataError(f"task.data-path = {self.config.data_path!r}: no file at {path}; {REMEDY}")
         try:
             with np.load(path, allow_pickle=False) as archive:
-                train = _mnist_examples(archive["x_train"], archive["y_train"])
-                return Dataset(train, _mnist_examples(archive["x_test"], archive["y_test"]))
+                train = characters(archive["x_train"], archive["y_train"], self.classes)
+                return Dataset(train, characters(archive["x_test"], archive["y_test"], self.classes))
         except (KeyError, ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(
                 f"task.data-path: {path} must be an .npz file with x_train, y_train, x_test and y_test as Keras "
@@ -195,13 +191,6 @@ class Mnist(Task):
         from cloister.tasks.keras_model import KerasModel
 
         return KerasModel(mnist_cnn if self.model_name == "cnn" else mnist_mlp)
-
-
-def _mnist_examples(images: NDArray, labels: NDArray) -> Examples:
-    """Convert images and labels; raise ValueError for another shape, dtype or range."""
-    if images.shape[1:] != (28, 28) or images.dtype != np.uint8 or not np.isin(labels, range(10)).all():
-        raise ValueError("not MNIST")
-    return Examples(images[..., None].astype(np.float32) / np.float32(255), labels.astype(np.int64))
 
 
 def mnist_mlp() -> "keras.Model":
@@ -239,8 +228,6 @@ def mnist_cnn() -> "keras.Model":
 
 
 EMNIST_FILE = "emnist_byclass_test.npz"
-EMNIST_SPLIT_SEED = 0
-"""A constant, so that every run of every strategy is scored on the same images."""
 
 
 class Emnist(Task):
@@ -269,7 +256,7 @@ class Emnist(Task):
         arrays = read_arrays(path, ("x", "y"))
         images, labels = arrays["x"], arrays["y"]
         try:
-            train, test = holdout(labels, 0.2, np.random.default_rng(EMNIST_SPLIT_SEED))
+            train, test = holdout(labels, 0.2, np.random.default_rng(SPLIT_SEED))
             return Dataset(
                 characters(images[train], labels[train], self.classes),
                 characters(images[test], labels[test], self.classes),

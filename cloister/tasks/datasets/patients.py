@@ -14,14 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
-from cloister.tasks.partition import holdout
+from cloister.tasks.partition import SPLIT_SEED, holdout
 from cloister.tasks.scores import binary_auc
 from cloister.tasks.tables import Table
 from cloister.utils.errors import DataError
 from cloister.utils.files import expanded
-
-TUMOUR_SPLIT_SEED = 0
-"""A constant, so that every run of every strategy is scored on the same tumours."""
 
 # Published with the dataset. Ranges measured on a client's own examples would leak them. They would also give the same
 # number a different meaning on each client.
@@ -81,7 +78,7 @@ class BreastCancer(Task):
 
         features, labels = load_breast_cancer(return_X_y=True)
         examples = Examples(TABLE.scaled(features), labels.astype(np.int64))
-        train, test = holdout(examples.y, 0.2, np.random.default_rng(TUMOUR_SPLIT_SEED))
+        train, test = holdout(examples.y, 0.2, np.random.default_rng(SPLIT_SEED))
         return Dataset(examples.take(train), examples.take(test))
 
     def rows(self, path: Path) -> Examples:
@@ -135,8 +132,6 @@ class BreastCancer(Task):
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 """Owners of the examples, in the order of their numbers."""
-HEART_SPLIT_SEED = 0
-"""A constant, so that every run of every strategy is scored on the same patients."""
 MISSING = {"", "?", "-9", "-9.0"}
 """Codes of a missing value; -9 in the files with all 76 attributes."""
 
@@ -231,7 +226,7 @@ class HeartDisease(Task):
         splits = []
         for name in files:
             examples = _read_hospital(folder / name)
-            split = holdout(examples.y, 0.2, np.random.default_rng(HEART_SPLIT_SEED))
+            split = holdout(examples.y, 0.2, np.random.default_rng(SPLIT_SEED))
             splits.append(tuple(map(examples.take, split)))
         train, test = (_joined(parts) for parts in zip(*splits, strict=True))
         sizes = [len(part) for part, _ in splits]

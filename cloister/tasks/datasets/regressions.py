@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Regression
-from cloister.tasks.partition import numbered
+from cloister.tasks.partition import SPLIT_SEED, numbered
 from cloister.utils.errors import DataError
 from cloister.utils.files import expanded
 
@@ -35,8 +35,6 @@ DEGREES = 10.0
 DOLLARS = 1000.0
 HELD_OUT = 0.3
 """Share of the hospitals that only test."""
-SPLIT_SEED = 0
-"""A constant, so that every run of every strategy is scored on the same hospitals."""
 
 
 class HospitalCharges(Regression):

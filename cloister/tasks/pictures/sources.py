@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
-from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -28,6 +27,21 @@ if TYPE_CHECKING:
 
 Part = Literal["train", "test", ""]
 """Half of a published split that an image is in; empty: there is no split."""
+PARTS: dict[str, Part] = {"train": "train", "test": "test"}
+"""Folders above the class folders, by their names in lower case."""
+PART = re.compile(r"(train|test)(?![a-z])")
+"""Prefix of the name of a file of a split."""
+NAMED = 5
+"""Largest number of folders that an error names."""
+MAX_LABEL_DIGITS, MAX_LABEL_LETTERS = 9, 200
+"""Largest number of digits of a numeric label, and of bytes of a label in text. A longer label is not a class."""
+IMAGES_AT_ONCE, LABELS_AT_ONCE = 64, 2**16
+"""Number of images, and of labels, read at once."""
+MAX_IMAGE_BYTES, MAX_LABEL_BYTES = 2**29, 2**26
+"""Largest uncompressed size in bytes of the image column, and of the label column, of one row group.
+Larger row groups are not read: reading takes a few times as much memory.
+"""
+logger = logging.getLogger("cloister.tasks")
 
 
 @dataclass(frozen=True)
@@ -99,10 +113,6 @@ def _letters(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
-PARTS: dict[str, Part] = {"train": "train", "test": "test"}
-"""Folders above the class folders, by their names in lower case."""
-
-
 @dataclass(frozen=True)
 class FolderPerClass:
     """`Source` of one image per file.
@@ -146,14 +156,19 @@ class FolderPerClass:
         if folders and others and not tolerant:
             name = others[0].relative_to(root)
             raise DataError(f"{root}: the folder {name} holds images and is named like no class: {', '.join(classes)}")
-        found = [
-            (path, Picture(path.relative_to(root).as_posix(), label, part))
-            for folder, label, part in folders
-            for path in _files_below(folder)
-            if is_image(path)
-        ]
-        files = tuple(path for path, _ in found)
-        return cls(root, files, tuple(picture for _, picture in found), _stray(root, [each[0] for each in folders]))
+        files, pictures, stray = list[Path](), list[Picture](), list[Path]()
+        for folder, number, half in folders:
+            for path in _files_below(folder):
+                if is_image(path):
+                    files.append(path)
+                    pictures.append(Picture(path.relative_to(root).as_posix(), number, half))
+                elif not path.name.startswith("."):
+                    stray.append(path)
+        above = dict.fromkeys([root, *(folder.parent for folder, _, _ in folders)])
+        beside = chain.from_iterable(map(_entries, above))
+        stray += [path for path in beside if is_image(path) or (os.path.isdir(path) and not _is_folder(path))]
+        names = sorted(path.relative_to(root).as_posix() for path in stray)
+        return cls(root, tuple(files), tuple(pictures), tuple(names))
 
     def contents(self) -> Iterator[bytes]:
         """Yield the contents of the files, in order."""
@@ -181,8 +196,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        message = "%s cannot be read (%s); what is in it is left out"
-        logging.getLogger("cloister.tasks").log(WARNING, message, error.filename, error.strerror)
+        logger.warning("%s cannot be read (%s); what is in it is left out", error.filename, error.strerror)
         return []
 
 
@@ -204,39 +218,11 @@ def _content(path: Path) -> bytes:
     They are empty if the file is unreadable, too large, or not regular (a pipe would block).
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             found = os.fstat(file.fileno())
             return file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_BYTES else b""
     except OSError:
         return b""
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _stray(root: Path, folders: list[Path]) -> tuple[str, ...]:
-    """Return the files and links that are left out.
-
-    These are images and links to folders beside the class folders, and visible non-image files inside these.
-    """
-    beside = [path for above in dict.fromkeys([root, *(each.parent for each in folders)]) for path in _entries(above)]
-    inside = [path for folder in folders for path in _files_below(folder) if not is_image(path)]
-    left_out = [path for path in beside if is_image(path) or (os.path.isdir(path) and not _is_folder(path))]
-    found = [*left_out, *(path for path in inside if not path.name.startswith("."))]
-    return tuple(sorted(path.relative_to(root).as_posix() for path in found))
-
-
-PART = re.compile(r"(train|test)(?![a-z])")
-"""Prefix of the name of a file of a split."""
-MAX_LABEL_DIGITS, MAX_LABEL_LETTERS = 9, 200
-"""Largest number of digits of a numeric label, and of bytes of a label in text. A longer label is not a class."""
-IMAGES_AT_ONCE, LABELS_AT_ONCE = 64, 2**16
-"""Number of images, and of labels, read at once."""
-MAX_IMAGE_BYTES, MAX_LABEL_BYTES = 2**29, 2**26
-"""Largest uncompressed size in bytes of the image column, and of the label column, of one row group.
-Larger row groups are not read: reading takes a few times as much memory.
-"""
 
 
 @dataclass(frozen=True)
@@ -350,11 +336,22 @@ def _labels(path: Path, classes: Sequence[str]) -> NDArray[np.int64]:
     If the file's Hugging Face metadata names the labels, their numbers are mapped to the task's by name.
     """
     file = _opened(path)
+    from pyarrow import types
+
+    classified: list[int] = []
     try:
-        labels = np.array([_number(value, classes) for value in _label_cells(file)], np.int64)
+        for number in range(file.num_row_groups):
+            if (size := _size(file, number, "label")) > MAX_LABEL_BYTES:
+                raise ValueError("labels are too long")
+            for cells in _batches(file, number, "label", min(LABELS_AT_ONCE, MAX_LABEL_BYTES // size)):
+                kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
+                is_text = types.is_string(kind) or types.is_large_string(kind)
+                values = (cells.cast("binary") if is_text else cells).to_pylist()
+                classified += [_number(value, classes) for value in values]
         file.schema_arrow.field("image")
     except Exception:  # as above
         raise _unreadable(path) from None
+    labels = np.array(classified, np.int64)
     try:
         found = json.loads((file.schema_arrow.metadata or {})[b"huggingface"])["info"]["features"]["label"]["names"]
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -370,23 +367,6 @@ def _labels(path: Path, classes: Sequence[str]) -> NDArray[np.int64]:
     return np.where(known, np.array([*numbers, -1], np.int64)[np.where(known, labels, -1)], -1)
 
 
-def _label_cells(file: "ParquetFile") -> Iterator[object]:
-    """Yield the values of the column `label`, text as bytes.
-
-    Raises:
-        ValueError: the labels of a row group exceed `MAX_LABEL_BYTES`.
-    """
-    from pyarrow import types
-
-    for number in range(file.num_row_groups):
-        if (size := _size(file, number, "label")) > MAX_LABEL_BYTES:
-            raise ValueError("labels are too long")
-        for cells in _batches(file, number, "label", min(LABELS_AT_ONCE, MAX_LABEL_BYTES // size)):
-            kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
-            is_text = types.is_string(kind) or types.is_large_string(kind)
-            yield from (cells.cast("binary") if is_text else cells).to_pylist()
-
-
 def _number(value: object, classes: Sequence[str]) -> int:
     """Return the class number of a label.
 
@@ -398,11 +378,6 @@ def _number(value: object, classes: Sequence[str]) -> int:
         text = value.decode("utf-8", "replace").strip()
         value = int(text) if text.isdecimal() and len(text) < MAX_LABEL_DIGITS else class_named(text, classes)
     return value if isinstance(value, int) and abs(value) < 10**MAX_LABEL_DIGITS else -1
-
-
-NAMED = 5
-"""Largest number of folders that an error names."""
-logger = logging.getLogger("cloister.tasks")
 
 
 @dataclass(frozen=True)
@@ -474,7 +449,7 @@ def every_picture(path: Path, classes: Sequence[str]) -> Source:
         try:
             sources.append(ParquetFiles.at([file], classes))
         except DataError as error:
-            logger.log(WARNING, "a parquet file is left out: %s", error)
+            logger.warning("a parquet file is left out: %s", error)
     found = [source for source in sources if source.pictures]
     if not found:
         raise _no_images(path, classes)

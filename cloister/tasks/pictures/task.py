@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cloister.config.run import TaskConfig
 from cloister.tasks.base import Dataset, Examples, Task
-from cloister.tasks.partition import holdout
+from cloister.tasks.partition import SPLIT_SEED, holdout
 from cloister.tasks.pictures.decode import grey
 from cloister.tasks.pictures.sources import FolderPerClass, Source, class_named, every_picture, find_pictures, labels_of
 from cloister.utils.errors import ConfigError, DataError
@@ -32,6 +32,9 @@ CACHE = "CLOISTER_CACHE"
 """Environment variable that names another folder for all caches."""
 KEPT = 4
 """Largest number of files in one cache folder: a server that chooses image sizes must not fill a node's disk."""
+NAMED = 10
+"""Largest number of damaged or stray files that a message names."""
+logger = logging.getLogger("cloister.tasks")
 _writing = threading.Lock()
 
 
@@ -69,8 +72,7 @@ def decoded(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) 
                 _write(source, ranks, shape, partial)
                 made = _opened(partial, shape)  # before another process can remove it
             _forget_the_oldest(place)
-            message = "decoded images are kept in %s, and may be deleted; %s names another folder"
-            logging.getLogger("cloister.tasks").warning(message, place, CACHE)
+            logger.warning("decoded images are kept in %s, and may be deleted; %s names another folder", place, CACHE)
         except OSError as error:
             reasons.append(f"{place} ({error.strerror})")
             continue
@@ -142,13 +144,6 @@ def _written(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-SPLIT_SEED = 0
-"""A constant, so that every run of every strategy is scored on the same images."""
-NAMED = 10
-"""Largest number of damaged or stray files that a message names."""
-logger = logging.getLogger("cloister.tasks")
 
 
 class PictureTask(Task):
