@@ -3,38 +3,34 @@
 from collections.abc import Callable
 from typing import Any
 
+# The outcome of a task.
 from flwr.common.constant import SubStatus as SubStatus
+
+# Requests of an executor.
 from flwr.proto import runtime_pb2 as runtime_pb2
+
+# The header for the token of a task, and the kind of app of one.
 from flwr.supercore.constant import TASK_TOKEN_HEADER
 from flwr.supercore.constant import TaskType as TaskType
+
+# The headers for an executor's release, and for the secret that it shares with its SuperNode.
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor as RuntimeVersionHttpInterceptor
 from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor as SuperExecAuthHttpInterceptor
+
+# The connection of an executor to its SuperNode.
 from flwr.supercore.runtime import RuntimeHttpClient as RuntimeHttpClient
+
+# The module whose function for an executor is replaced: options choose only among those of Flower.
 from flwr.supercore.superexec import run_superexec as run_superexec
+
+# The base of an executor, its task and its answer.
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor as SubprocessExecutor
 from flwr.supercore.superexec.executor.types import ExecutionSpec as ExecutionSpec
 from flwr.supercore.superexec.executor.types import LaunchResult as LaunchResult
-from flwr.supernode.runtime import run_clientapp as run_clientapp
-from httpx import Response
-
-# The kind of app of a task.
-
-# The module whose function for an executor is replaced: options choose only among Flower's own.
-
-# The base of an executor, its task and its answer.
-
-
-# The outcome of a task.
-
-# Requests of an executor.
-
-# The header for the token of a task, and the kind of app of one.
-
-# The headers for an executor's release, and for the secret that it shares with its SuperNode.
-
-# The connection of an executor to its SuperNode.
 
 # The module of `flwr-clientapp`, whose functions that load an app are replaced.
+from flwr.supernode.runtime import run_clientapp as run_clientapp
+from httpx import Response
 
 
 class ShowsToken:

@@ -3,32 +3,36 @@
 from collections.abc import Callable, Iterator
 
 from flwr.app import Context, Message
+
+# A message with given metadata: the public class makes new metadata.
 from flwr.app.message import make_message as make_message
+
+# The size of the pieces in which Flower stores an array.
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+
+# The sender of errors that Flower makes, and the codes of errors.
 from flwr.common.constant import SUPERLINK_NODE_ID as SUPERLINK_NODE_ID
 from flwr.common.constant import ErrorCode as ErrorCode
+
+# Messages and objects on the wire.
 from flwr.proto import message_pb2 as message_pb2
+
+# Seconds for which a SuperLink knows messages whose objects are still to come.
 from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS as OBJECT_PUSH_SESSION_TTL_SECONDS
+
+# The head of an object, read as Flower reads it: both see the same parts.
 from flwr.supercore.inflatable.inflatable_object import (
     get_object_head_values_from_object_content as get_object_head_values_from_object_content,
 )
+
+# The error of a grid whose SuperLink declines an object.
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError as ObjectPushError
-from flwr.supercore.run import Run as Run
-from flwr.supercore.task_identity import TaskIdentity
-
-# A message with given metadata: the public class makes new metadata.
-
-# The size of the pieces in which Flower stores an array.
-
-# The sender of errors that Flower makes.
-
-# The codes of errors.
-
-# Messages and objects on the wire.
 
 # A run: the public class `Grid` has one.
+from flwr.supercore.run import Run as Run
 
 # The run of a process, without which no message can be made.
+from flwr.supercore.task_identity import TaskIdentity
 
 LOCAL_RUN = 1
 CallNext = Callable[[Message, Context], Message]
@@ -53,13 +57,6 @@ def names_in(tree: message_pb2.ObjectTree) -> Iterator[str]:
     for part in tree.children:
         yield from names_in(part)
     yield tree.object_id
-
-
-# Seconds for which a SuperLink knows messages whose objects are still to come.
-
-# The head of an object, read as Flower reads it: both see the same parts.
-
-# The error of a grid whose SuperLink declines an object.
 
 
 def is_over_http(grid: object) -> bool:

@@ -13,66 +13,66 @@ from types import ModuleType
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+
+# The key under which an operator shows a token.
 from flwr.common.constant import ACCESS_TOKEN_KEY as ACCESS_TOKEN_KEY
+
+# The answers to nodes.
 from flwr.proto import fleet_pb2 as fleet_pb2
+
+# The state in a database, of which messages that have expired are deleted.
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState as SqlLinkState
+
+# The module whose settings of SQLite are replaced.
 from flwr.supercore import sql_mixin as sql_mixin
+
+# The header by which an app is known.
 from flwr.supercore.constant import TASK_TOKEN_HEADER as TASK_TOKEN_HEADER
+
+# Authentication of an app, and the check of a caller's release.
 from flwr.supercore.dependencies.task import authenticate_task as authenticate_task
 from flwr.supercore.dependencies.version import VersionDependency as VersionDependency
+
+# Refusals, and how one becomes an answer.
 from flwr.supercore.error import ApiErrorCode as ApiErrorCode
 from flwr.supercore.error import FlowerError as FlowerError
 from flwr.supercore.error import http_error_translator as http_error_translator
+
+# The form of the log, which leaves out requests that nodes make all the time.
 from flwr.supercore.http_logging import get_uvicorn_log_config as get_uvicorn_log_config
+
+# Requests as they are read, by their paths.
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES as PROTOBUF_REQUEST_TYPES
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware as ProtobufTranslationMiddleware
+
+# Tables of the database: messages, replies, objects.
 from flwr.supercore.state.schema.linkstate_models import MessageIns as MessageIns
 from flwr.supercore.state.schema.linkstate_models import MessageRes as MessageRes
 from flwr.supercore.state.schema.objectstore_models import StoredObject as StoredObject
+
+# Extensions: with one, requests take no shortcut past its layers.
 from flwr.superlink import extensions as extensions
+
+# The interface that knows operators, and the implementation that lets everybody in, for its account.
 from flwr.superlink.auth_plugin import ControlAuthnPlugin as ControlAuthnPlugin
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin as NoOpControlAuthnPlugin
+
+# What starts and ends with the application, and the options as `flower-superlink` reads them.
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan as SuperLinkLifespan
 from flwr.superlink.cli.flower_superlink import _parse_superlink_lifespan_config
+
+# The state, for a request.
 from flwr.superlink.dependencies.linkstate import get_linkstate as get_linkstate
+
+# The application itself.
 from flwr.superlink.main import create_app as create_app
+
+# Modules of which functions are replaced: authentication of nodes, and answers to operators, nodes and apps.
 from flwr.superlink.routers.fleet import node_auth as node_auth
 from flwr.superlink.servicer.control import control_handlers as control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers as fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime_handlers
 from starlette.types import Receive, Scope, Send
-
-# The key under which an operator shows a token.
-
-# The answers to nodes.
-
-# The state in a database, of which messages that have expired are deleted.
-
-# The module whose settings of SQLite are replaced.
-
-# The header by which an app is known.
-
-# Authentication of an app, and the check of a caller's release.
-
-# Refusals, and how one becomes an answer.
-
-# The form of the log, which leaves out requests that nodes make all the time.
-
-# Requests as they are read, by their paths.
-
-# Tables of the database: messages, replies, objects.
-
-# Extensions: with one, requests take no shortcut past its layers.
-
-# The interface that knows operators, and the implementation that lets everybody in, for its account.
-
-# What starts and ends with the application, and the options as `flower-superlink` reads them.
-
-# The state, for a request.
-
-# The application itself.
-
-# Modules of which functions are replaced: authentication of nodes, and answers to operators, nodes and apps.
 
 parse_superlink_options = _parse_superlink_lifespan_config
 """Return the settings of a SuperLink from the options in `sys.argv`."""

@@ -8,7 +8,6 @@ from flwr.supernode import fleet_http_connection as fleet_http_connection
 from flwr.supernode import start_client_internal as start_client_internal
 
 # The options as `flower-supernode` reads them, abbreviated and deprecated ones too.
-# The options as `flower-supernode` reads them, abbreviated and deprecated ones too.
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 parser_of_supernode = _parse_args_run_supernode
