@@ -101,7 +101,7 @@ def check_task(name: str, data: Path | None = None, given: Mapping[str, Scalar] 
         yield Line("fault", problem)
         return
     if unused := ", ".join(key for key in given if not _counts(key) and key != "task.name"):
-        yield Line("note", f"one round without noise on the server is tried, whatever these settings say: {unused}")
+        yield Line("note", f"one round without noise on the server is tried, independent of these settings: {unused}")
     faults = []
     for line in _data_and_model(config, data):
         yield line
