@@ -163,11 +163,8 @@ def keep_personal(request: KeepRequest, node: Node) -> Reply:
         attempt = _contained if silent else _open
 
         def save() -> None:
-            config, model, place = (
-                request.config,
-                model_and_trainer_of(request.config).model,
-                expanded(node.config.model_dir),
-            )
+            config, place = request.config, expanded(node.config.model_dir)
+            model = model_and_trainer_of(config).model
             data = local_data(config.task, node.config, request.seed, config.privacy.client.clips_gradients)
             best(model, request.models, task_of(config.task), data.train)
             place.mkdir(parents=True, exist_ok=True)

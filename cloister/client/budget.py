@@ -109,7 +109,7 @@ ABSTAINS = (
 
 @contextmanager
 def keep_budget(request: Request, node: Node) -> Iterator[None]:
-    """PrivacyCost a reply before the block computes it; abstain beyond the node's budget.
+    """Charge a reply before the block computes it; abstain beyond the node's budget.
 
     A node keeps a ledger if it has data of its own, a policy, or a setting that refers to a ledger. Any other node
     records the cost of its own noise in its state. Scores of a model carry no noise, so that a node with a budget sends

@@ -72,7 +72,7 @@ def add_local_noise(reply: Reply, request: Request, node: Node) -> Reply:
 
 
 def count_leakage(request: Request, node: Node) -> None:
-    """PrivacyCost a Laplace release's leakage within its neighbourhood in advance.
+    """Charge a Laplace release's leakage within its neighbourhood in advance.
 
     A release beyond the limit is not computed, and its model is not trained.
 
