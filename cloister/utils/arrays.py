@@ -1,19 +1,11 @@
-"""Named arrays: of one model, of several models, and of state that outlives a process; and variables of Keras models.
-
-Named arrays of models, and their conversion to and from Flower's messages without copies.
+"""Named arrays of models, their conversion to and from Flower's messages, and variables of Keras models.
 
 Flower serializes every array on the way into a message and parses it on the way out. Within one process neither is
 needed, and a server that only reads needs no second copy of a reply. `Array` holds an ndarray and serializes it on the
 first access to its bytes. `view` reads the bytes that arrived over the network in place.
 
-Type names for objects of Keras and TensorFlow, which declare no types.
-
-For a type checker each is `Any`: they document the code only. Importing this module imports neither Keras nor
-TensorFlow.
-
-Variables of a Keras model that a server sends, and those that hold random state.
-
-Importing this module imports neither Keras nor TensorFlow.
+Keras and TensorFlow declare no types. `Tensor`, `Variable` and the like are `Any` for a type checker, and document the
+code only. Importing this module imports neither library.
 """
 
 import io
