@@ -27,6 +27,7 @@ from cloister.client.node import Node
 from cloister.client.noise import add_local_noise, count_leakage, limit_leakage
 from cloister.client.policy import CHECKED_BUNDLE
 from cloister.client.request import (
+    AnyRequest,
     EvaluateRequest,
     KeepRequest,
     ProtocolRequest,
@@ -226,7 +227,6 @@ def attest(reply: Reply, request: Request, node: Node) -> Reply:
     return replace(reply, attestation=attestation, ledger_head=head)
 
 
-AnyRequest = TypeVar("AnyRequest", bound=Request)
 Work = Callable[[AnyRequest, Node], Reply]
 """Computation of a reply, without any protection: training, evaluation, or a step of secure aggregation."""
 
