@@ -22,8 +22,6 @@ from cloister.utils.errors import ConfigError, FederationError, PolicyError
 from cloister.utils.files import expanded
 
 SUPERNODE = "flower-supernode"
-
-
 POLLS = (0.5, 5.0)
 """Seconds between two polls for messages: just after one, and in the long run."""
 
