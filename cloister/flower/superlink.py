@@ -154,7 +154,7 @@ class Shortcut:
 
 
 async def _answered(request: Request) -> Response:
-    """The answer to a request.
+    """Return the answer to a request.
 
     Raises:
         FlowerError, HTTPException: it is refused.

@@ -167,17 +167,17 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Number p of parameters."""
+        """Return the number p of parameters."""
         return self.offsets[-1]
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of parameters in each array."""
+        """Return the number of parameters in each array."""
         return tuple(end - start for start, end in pairwise(self.offsets))
 
     @property
     def dtype(self) -> DTypeLike:
-        """Dtype of arithmetic on the flat vector: float32, or float64 if an array has it."""
+        """Return the dtype of arithmetic on the flat vector: float32, or float64 if an array has it."""
         return np.result_type(np.float32, *self.dtypes)
 
     def rows(self, arrays: Mapping[str, NDArray]) -> "Row":

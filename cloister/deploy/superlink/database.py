@@ -55,7 +55,10 @@ def set_up(max_bytes: int) -> None:
 
 
 def patient(session: Callable[..., AbstractContextManager[T]]) -> Callable[..., AbstractContextManager[T]]:
-    """Flower's `session`, with 503 in place of the error of a locked database: Flower's clients then ask again."""
+    """Return Flower's `session`, with 503 in place of the error of a locked database.
+
+    Flower's clients then ask again.
+    """
 
     @contextmanager
     def asked_again(self: object) -> Iterator[T]:

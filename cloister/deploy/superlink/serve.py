@@ -164,7 +164,7 @@ class OperatorsOnly(ControlAuthnPlugin):
         return self._without.validate_tokens_in_metadata(metadata)
 
     def get_login_details(self) -> Any:
-        """There is no log-in: `flwr login` says so."""
+        """Return the answer of a SuperLink without log-in, which `flwr login` prints."""
         return self._without.get_login_details()
 
     def get_auth_tokens(self, device_code: str) -> NoReturn:

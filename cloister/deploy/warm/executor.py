@@ -85,7 +85,7 @@ class Link:
         return self._connected(interceptors)
 
     def client_of_task(self, token: str) -> RuntimeHttpClient:
-        """A client that may speak for a task it was given."""
+        """Return a client that may act for the task with this token."""
         return self._connected([RuntimeVersionHttpInterceptor(component_name="SuperExec"), ShowsToken(token)])
 
     def _connected(self, interceptors: list[Any]) -> RuntimeHttpClient:

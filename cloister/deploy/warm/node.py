@@ -153,7 +153,7 @@ def _probed(ours: argparse.Namespace) -> SuperLinkProbe | None:
 
 
 def _read(options: Sequence[str]) -> argparse.Namespace:
-    """The options as `flower-supernode` itself reads them: abbreviated, repeated and deprecated ones too."""
+    """Parse the options as `flower-supernode` does: abbreviated, repeated and deprecated ones too."""
     parser: argparse.ArgumentParser = parser_of_supernode()
     parser.prog = "cloister warm-node"
     parser.usage = "cloister warm-node [OPTIONS]; --help lists them"
