@@ -16,7 +16,6 @@ from cloister.config.secure import SecureAggregationConfig, shared_mean
 from cloister.privacy.accounting.budget import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.recipe import recipe_of
-from cloister.training.plan import TrainingPlan
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import PolicyError
 from cloister.utils.keys import REMEDY, provisioner_of
@@ -90,25 +89,17 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
         yield from _outside(what, plan.learning_rate * weight, 0, policy.max_learning_rate)
     yield from _outside("client.batch-size", plan.batch_size, policy.min_batch_size, policy.max_batch_size)
     yield from _outside("client.local-epochs", plan.epochs, 0, policy.max_local_epochs)
-    yield from _about_steps(policy, request, node, plan)
-    yield from _about_group(request, node)
-
-
-def _about_steps(policy: Policy, request: TrainRequest, node: Node, plan: TrainingPlan) -> Iterator[str]:
-    """Yield a complaint about more steps than the policy's, or steps that cannot be counted."""
-    if not policy.max_steps:
-        return
-    if node.config.data_path:
+    if policy.max_steps:
         size = node.config.public_size
-    else:  # a simulation's partition is public
-        size = max(1, len(local_data(request.config.task, node.config, request.seed, tolerant=True).train))
-    if not size:
-        yield f"max-steps = {policy.max_steps} is counted from public-size, which this node does not state"
-        return
-    privacy = request.config.privacy
-    sampling = privacy.dp_sgd.batch_sampling if privacy.client.clips_gradients else "poisson"
-    steps = LocalSteps(size, plan.batch_size, plan.epochs, sampling).count
-    yield from _outside("steps of training", steps, 0, policy.max_steps)
+        if not node.config.data_path:  # a simulation's partition is public
+            size = max(1, len(local_data(config.task, node.config, request.seed, tolerant=True).train))
+        if size:
+            sampling = privacy.dp_sgd.batch_sampling if privacy.client.clips_gradients else "poisson"
+            steps = LocalSteps(size, plan.batch_size, plan.epochs, sampling).count
+            yield from _outside("steps of training", steps, 0, policy.max_steps)
+        else:
+            yield f"max-steps = {policy.max_steps} is counted from public-size, which this node does not state"
+    yield from _about_group(request, node)
 
 
 def _about_group(request: Request, node: Node) -> Iterator[str]:
