@@ -27,6 +27,7 @@ from cloister.client.node import Node
 from cloister.client.noise import add_local_noise, count_leakage, limit_leakage
 from cloister.client.policy import CHECKED_BUNDLE
 from cloister.client.request import (
+    AnyRequest,
     EvaluateRequest,
     KeepRequest,
     ProtocolRequest,
@@ -48,6 +49,86 @@ from cloister.utils.wire import EXAMPLES, SECURE, TRAIN_LOSS
 
 T = TypeVar("T")
 logger = logging.getLogger("cloister.client")
+Work = Callable[[AnyRequest, Node], Reply]
+"""Computation of a reply, without any protection: training, evaluation, or a step of secure aggregation."""
+
+
+def reply_to(request: AnyRequest, node: Node, work: Work[AnyRequest]) -> Reply:
+    """Return the reply to a request, after the refusals and the charge.
+
+    No data is read before the site's policy allows the request. No reply is computed before all budgets of the node
+    cover it and its ledger contains its releases. DP-SGD is within `work`; the bound and the noise on a whole update
+    follow it.
+
+    Args:
+        request: of the server.
+        node: that replies.
+        work: computes the reply.
+
+    Raises:
+        CloisterError: the request is refused, or the node abstains.
+    """
+    refuse_scores(request)
+    enforce_policy(request, node)
+    if isinstance(request, ProtocolRequest):  # a step of secure aggregation that involves no training
+        limit_leakage(request, node)
+        foresee_budget(request, node)
+        return work(request, node)
+    masks = open_masks(request, node)
+    keep_role(request, node)
+    limit_leakage(request, node)
+    with keep_budget(request, node):  # the ledger comes before the release
+        count_leakage(request, node)
+        reply = work(request, node)
+        reply = add_local_noise(reply, request, node)
+    reply = mask_update(reply, masks, request, node)
+    return attest(only_what_is_agreed(reply, request), request, node)
+
+
+def refuse_scores(request: Request) -> None:
+    """Refuse to send scores if the configuration evaluates on no client.
+
+    Raises:
+        PrivacyError: the request asks for scores in a run that has none.
+    """
+    if isinstance(request, EvaluateRequest) and not request.config.evaluates_on_clients:
+        raise PrivacyError("scores may not leave this node in this run: its configuration evaluates on no client")
+
+
+def only_what_is_agreed(reply: Reply, request: Request) -> Reply:
+    """Return the agreed parts of a reply.
+
+    In a private run training metrics stay on the node, since they carry no noise. The example count leaves only if the
+    strategy weights clients by it. The run's report lists it.
+    """
+    config = request.config
+    if isinstance(request, EvaluateRequest):
+        return Reply(metrics=reply.metrics)
+    if not isinstance(request, TrainRequest):
+        return Reply()
+    if not config.is_private:
+        return Reply(reply.arrays, dict(reply.metrics))
+    counted = config.weights_by_examples and EXAMPLES in reply.metrics
+    return Reply(reply.arrays, {EXAMPLES: reply.metrics[EXAMPLES]} if counted else {})
+
+
+def attest(reply: Reply, request: Request, node: Node) -> Reply:
+    """State with a trained model what the client's own mechanism released; return every other reply as it is.
+
+    The statement follows from the request, the policy and the configuration of the node. It depends on no example.
+    """
+    client, head = request.config.privacy.client, ""
+    if not isinstance(request, TrainRequest) or not client.is_on:
+        return reply
+    own = next(charge for charge in privacy_costs_of(request, node) if charge.mechanism != PROMISED)
+    size = plan_of(request, node).public_size if client.clips_gradients else 0
+    allowed = node.policy.allowed_fabs if node.policy else ()
+    checked = os.environ.get(CHECKED_BUNDLE) in allowed
+    attestation = Attestation(client.name, own.unit, own.events, size, request.config.task.group, checked)
+    if keeps_ledger(node.config):
+        with folder_unnamed(node.config):
+            head = ledger_of(node.config, request.config.task.name).release_head
+    return replace(reply, attestation=attestation, ledger_head=head)
 
 
 def train(request: TrainRequest, node: Node) -> Reply:
@@ -163,11 +244,8 @@ def keep_personal(request: KeepRequest, node: Node) -> Reply:
         attempt = _contained if silent else _open
 
         def save() -> None:
-            config, model, place = (
-                request.config,
-                model_and_trainer_of(request.config).model,
-                expanded(node.config.model_dir),
-            )
+            config, place = request.config, expanded(node.config.model_dir)
+            model = model_and_trainer_of(config).model
             data = local_data(config.task, node.config, request.seed, config.privacy.client.clips_gradients)
             best(model, request.models, task_of(config.task), data.train)
             place.mkdir(parents=True, exist_ok=True)
@@ -181,89 +259,6 @@ def keep_personal(request: KeepRequest, node: Node) -> Reply:
 def _is_protected(request: Request) -> bool:
     """Return whether clients have their own mechanism or secure aggregation."""
     return request.config.privacy.client.is_on or request.config.secure_aggregation.enabled
-
-
-def refuse_scores(request: Request) -> None:
-    """Refuse to send scores if the configuration evaluates on no client.
-
-    Raises:
-        PrivacyError: the request asks for scores in a run that has none.
-    """
-    if isinstance(request, EvaluateRequest) and not request.config.evaluates_on_clients:
-        raise PrivacyError("scores may not leave this node in this run: its configuration evaluates on no client")
-
-
-def only_what_is_agreed(reply: Reply, request: Request) -> Reply:
-    """Return the agreed parts of a reply.
-
-    In a private run training metrics stay on the node, since they carry no noise. The example count leaves only if the
-    strategy weights clients by it. The run's report lists it.
-    """
-    config = request.config
-    if isinstance(request, EvaluateRequest):
-        return Reply(metrics=reply.metrics)
-    if not isinstance(request, TrainRequest):
-        return Reply()
-    if not config.is_private:
-        return Reply(reply.arrays, dict(reply.metrics))
-    counted = config.weights_by_examples and EXAMPLES in reply.metrics
-    return Reply(reply.arrays, {EXAMPLES: reply.metrics[EXAMPLES]} if counted else {})
-
-
-def attest(reply: Reply, request: Request, node: Node) -> Reply:
-    """State with a trained model what the client's own mechanism released; return every other reply as it is.
-
-    The statement follows from the request, the policy and the configuration of the node. It depends on no example.
-    """
-    client, head = request.config.privacy.client, ""
-    if not isinstance(request, TrainRequest) or not client.is_on:
-        return reply
-    own = next(charge for charge in privacy_costs_of(request, node) if charge.mechanism != PROMISED)
-    size = plan_of(request, node).public_size if client.clips_gradients else 0
-    allowed = node.policy.allowed_fabs if node.policy else ()
-    checked = os.environ.get(CHECKED_BUNDLE) in allowed
-    attestation = Attestation(client.name, own.unit, own.events, size, request.config.task.group, checked)
-    if keeps_ledger(node.config):
-        with folder_unnamed(node.config):
-            head = ledger_of(node.config, request.config.task.name).release_head
-    return replace(reply, attestation=attestation, ledger_head=head)
-
-
-AnyRequest = TypeVar("AnyRequest", bound=Request)
-Work = Callable[[AnyRequest, Node], Reply]
-"""Computation of a reply, without any protection: training, evaluation, or a step of secure aggregation."""
-
-
-def reply_to(request: AnyRequest, node: Node, work: Work[AnyRequest]) -> Reply:
-    """Return the reply to a request, after the refusals and the charge.
-
-    No data is read before the site's policy allows the request. No reply is computed before all budgets of the node
-    cover it and its ledger contains its releases. DP-SGD is within `work`; the bound and the noise on a whole update
-    follow it.
-
-    Args:
-        request: of the server.
-        node: that replies.
-        work: computes the reply.
-
-    Raises:
-        CloisterError: the request is refused, or the node abstains.
-    """
-    refuse_scores(request)
-    enforce_policy(request, node)
-    if isinstance(request, ProtocolRequest):  # a step of secure aggregation that involves no training
-        limit_leakage(request, node)
-        foresee_budget(request, node)
-        return work(request, node)
-    masks = open_masks(request, node)
-    keep_role(request, node)
-    limit_leakage(request, node)
-    with keep_budget(request, node):  # the ledger comes before the release
-        count_leakage(request, node)
-        reply = work(request, node)
-        reply = add_local_noise(reply, request, node)
-    reply = mask_update(reply, masks, request, node)
-    return attest(only_what_is_agreed(reply, request), request, node)
 
 
 def answered_by(kind: type[AnyRequest], work: Work[AnyRequest]) -> Callable[[Message, Context], Message]:

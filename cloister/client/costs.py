@@ -67,13 +67,21 @@ def privacy_costs_of(request: Request, node: Node) -> list[PrivacyCost]:
         if node.policy is not None and node.policy.min_colluding:
             events, clip = tuple(event.replaced() for event in request.promise), request.bound
         return [PrivacyCost("client", request.promise, SHARED, request.bound), PrivacyCost(unit, events, SHARED, clip)]
-    if request.config.privacy.client.clips_gradients:
-        privacy, steps = request.config.privacy, planned_steps(request, node)
-        own = privacy.dp_sgd.mechanism()
+    privacy, mechanism = request.config.privacy, request.config.privacy.client.noise_on_update
+    if privacy.client.clips_gradients:
+        steps, own = planned_steps(request, node), privacy.dp_sgd.mechanism()
         events = privacy.circumstances.events(own.caveats(), lambda: [steps.event(own.noise_multiplier)])
         name = steps_by(request.config.task.group)
         return [_of_promise(request, node), PrivacyCost(unit, events, name, own.clipping_norm_in(request.round))]
-    return _of_local_noise(request, node, unit)
+    name = privacy.client.name
+    if mechanism is None:
+        unprotected = Unaccounted(f"privacy.client is {name!r}: the server sees models trained without noise")
+        return [_of_promise(request, node), PrivacyCost(unit, (unprotected,))]
+    parameters = Layout.of(request.models[0]).size
+    events = privacy.circumstances.events(mechanism.caveats(), lambda: mechanism.events(parameters))
+    clip = 0.0 if isinstance(events[0], Unaccounted) else privacy.client.bound
+    of_unit = tuple(event.replaced() for event in events)
+    return [PrivacyCost("client", events, name, clip), PrivacyCost(unit, of_unit, name, clip)]
 
 
 def unit_of(request: Request, node: Node) -> Unit:
@@ -106,25 +114,6 @@ def steps_by(group: str) -> str:
         group: the array with the group of each row; empty: each row is its own unit.
     """
     return GROUPED + group if group else "dp-sgd"
-
-
-def _of_local_noise(request: TrainRequest, node: Node, unit: Unit) -> list[PrivacyCost]:
-    """Return the charges for noise on the update.
-
-    Without it, the server's stated noise applies.
-    """
-    privacy, mechanism = request.config.privacy, request.config.privacy.client.noise_on_update
-    name, clip = privacy.client.name, privacy.client.bound
-    if mechanism is None:
-        unprotected = Unaccounted(f"privacy.client is {name!r}: the server sees models trained without noise")
-        return [_of_promise(request, node), PrivacyCost(unit, (unprotected,))]
-    parameters = Layout.of(request.models[0]).size
-    events = privacy.circumstances.events(mechanism.caveats(), lambda: mechanism.events(parameters))
-    clip = 0.0 if isinstance(events[0], Unaccounted) else clip
-    return [
-        PrivacyCost("client", events, name, clip),
-        PrivacyCost(unit, tuple(event.replaced() for event in events), name, clip),
-    ]
 
 
 def planned_steps(request: TrainRequest, node: Node) -> LocalSteps:

@@ -16,56 +16,10 @@ from cloister.config.secure import SecureAggregationConfig, shared_mean
 from cloister.privacy.accounting.budget import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.recipe import recipe_of
-from cloister.training.plan import TrainingPlan
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import PolicyError
 from cloister.utils.keys import REMEDY, provisioner_of
 from cloister.utils.wire import ADVERTISE
-
-
-def planned_train_request(request: ProtocolRequest) -> TrainRequest:
-    """Return the training request of the same round.
-
-    Its release is that by this node's share of the noise.
-
-    Args:
-        request: for the first step.
-    """
-    arrays = model_and_trainer_of(request.config).model.arrays()
-    promise = shared_mean(request.config).events(Layout.of(arrays))
-    return TrainRequest(
-        config=request.config,
-        run=request.run,
-        round=request.round,
-        seed=request.seed,
-        models=(arrays,),
-        promise=promise,
-        bound=request.bound,
-        distance=request.distance,
-    )
-
-
-def by_own_roster(request: TrainRequest, node: Node) -> TrainRequest:
-    """Return the request with this node's own releases.
-
-    They depend on who made the members' keys. The provisioner can act as the members whose keys it made. If they exceed
-    the configured number of colluding members, the node counts on its own share of the noise only.
-
-    Args:
-        request: of the server.
-        node: that replies. One without a signing key is simulated, or refuses the next step.
-
-    Raises:
-        NodeConfigError, PolicyError: as `identity`.
-    """
-    who = identity(node.config) if request.config.secure_aggregation.enabled else None
-    names = who.roster.by_provisioner if who else ()
-    if len(names) <= request.config.secure_aggregation.colluding:
-        return request
-    layout = Layout.of(request.models[0])
-    releases = shared_mean(request.config).events(layout, by_provisioner=len(names))
-    return replace(request, promise=releases, by_provisioner=names)
-
 
 ROUNDING = 1e-9
 """Relative tolerance for noise below the required minimum: squares and their roots round."""
@@ -135,25 +89,17 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
         yield from _outside(what, plan.learning_rate * weight, 0, policy.max_learning_rate)
     yield from _outside("client.batch-size", plan.batch_size, policy.min_batch_size, policy.max_batch_size)
     yield from _outside("client.local-epochs", plan.epochs, 0, policy.max_local_epochs)
-    yield from _about_steps(policy, request, node, plan)
-    yield from _about_group(request, node)
-
-
-def _about_steps(policy: Policy, request: TrainRequest, node: Node, plan: TrainingPlan) -> Iterator[str]:
-    """Yield a complaint about more steps than the policy's, or steps that cannot be counted."""
-    if not policy.max_steps:
-        return
-    if node.config.data_path:
+    if policy.max_steps:
         size = node.config.public_size
-    else:  # a simulation's partition is public
-        size = max(1, len(local_data(request.config.task, node.config, request.seed, tolerant=True).train))
-    if not size:
-        yield f"max-steps = {policy.max_steps} is counted from public-size, which this node does not state"
-        return
-    privacy = request.config.privacy
-    sampling = privacy.dp_sgd.batch_sampling if privacy.client.clips_gradients else "poisson"
-    steps = LocalSteps(size, plan.batch_size, plan.epochs, sampling).count
-    yield from _outside("steps of training", steps, 0, policy.max_steps)
+        if not node.config.data_path:  # a simulation's partition is public
+            size = max(1, len(local_data(config.task, node.config, request.seed, tolerant=True).train))
+        if size:
+            sampling = privacy.dp_sgd.batch_sampling if privacy.client.clips_gradients else "poisson"
+            steps = LocalSteps(size, plan.batch_size, plan.epochs, sampling).count
+            yield from _outside("steps of training", steps, 0, policy.max_steps)
+        else:
+            yield f"max-steps = {policy.max_steps} is counted from public-size, which this node does not state"
+    yield from _about_group(request, node)
 
 
 def _about_group(request: Request, node: Node) -> Iterator[str]:
@@ -239,31 +185,25 @@ def _why_off(name: str, policy: Policy, request: TrainRequest) -> str:
     if found != name.removeprefix(PLUGIN):
         return f"privacy.{side} = {found!r}, not {name!r}"
     if privacy.noise_seed != -1:
-        return (
-            f"privacy.noise-seed = {privacy.noise_seed} is noise that whoever knows the seed can remove, demanded: -1"
-        )
+        return f"privacy.noise-seed = {privacy.noise_seed} is noise that a party with the seed can remove, demanded: -1"
     if side == "client" and privacy.chooses_exactly:
         return f"privacy.choice = {privacy.choice!r} tells the server which hypothesis suits, demanded: 'private'"
     if side == "server":
-        return _server_noise(policy, request)
+        minimum, promise = policy.min_server_noise_multiplier, multiplier_of(request.promise)
+        if privacy.server.is_silent:
+            return "privacy.noise-multiplier = 0 is no noise"
+        less = f"a noise multiplier of {promise:.4g}, demanded: at least {minimum:g}"
+        is_too_little = promise < minimum * (1 - ROUNDING)
+        if is_too_little and request.by_provisioner:
+            maker = provisioner_of(request.by_provisioner)
+            return f"one share of the noise counts, {less}, against {maker}; {REMEDY}"
+        return f"the server promises {less}" if is_too_little else ""
     multiplier, floor = privacy.client.noise_multiplier, policy.min_client_noise_multiplier
     if not multiplier:
         return f"privacy.client-noise-multiplier = {multiplier!r}, demanded: a number above 0"
     if name == "laplace":
         return _laplace_noise(policy, request.config)
     return next(_outside("privacy.client-noise-multiplier", multiplier, floor, 0), "")
-
-
-def _server_noise(policy: Policy, request: TrainRequest) -> str:
-    floor, promise = policy.min_server_noise_multiplier, multiplier_of(request.promise)
-    if request.config.privacy.server.is_silent:
-        return "privacy.noise-multiplier = 0 is no noise"
-    if promise < floor * (1 - ROUNDING) and request.by_provisioner:
-        alone = f"one share of the noise counts, a noise multiplier of {promise:.4g}, demanded: at least {floor:g}"
-        return f"{alone}, against {provisioner_of(request.by_provisioner)}; {REMEDY}"
-    if promise < floor * (1 - ROUNDING):
-        return f"the server promises a noise multiplier of {promise:.4g}, demanded: at least {floor:g}"
-    return ""
 
 
 def _laplace_noise(policy: Policy, config: RunConfig) -> str:
@@ -283,3 +223,47 @@ def _laplace_noise(policy: Policy, config: RunConfig) -> str:
     if not policy.min_radius:
         return f"privacy.radius = {radius:g}, demanded: 0, as this node has no min-radius"
     return next(_outside("privacy.radius", radius, policy.min_radius, policy.max_radius), "")
+
+
+def planned_train_request(request: ProtocolRequest) -> TrainRequest:
+    """Return the training request of the same round.
+
+    Its release is that by this node's share of the noise.
+
+    Args:
+        request: for the first step.
+    """
+    arrays = model_and_trainer_of(request.config).model.arrays()
+    promise = shared_mean(request.config).events(Layout.of(arrays))
+    return TrainRequest(
+        config=request.config,
+        run=request.run,
+        round=request.round,
+        seed=request.seed,
+        models=(arrays,),
+        promise=promise,
+        bound=request.bound,
+        distance=request.distance,
+    )
+
+
+def by_own_roster(request: TrainRequest, node: Node) -> TrainRequest:
+    """Return the request with this node's own releases.
+
+    They depend on who made the members' keys. The provisioner can act as the members whose keys it made. If they exceed
+    the configured number of colluding members, the node counts on its own share of the noise only.
+
+    Args:
+        request: of the server.
+        node: that replies. One without a signing key is simulated, or refuses the next step.
+
+    Raises:
+        NodeConfigError, PolicyError: as `identity`.
+    """
+    who = identity(node.config) if request.config.secure_aggregation.enabled else None
+    names = who.roster.by_provisioner if who else ()
+    if len(names) <= request.config.secure_aggregation.colluding:
+        return request
+    layout = Layout.of(request.models[0])
+    releases = shared_mean(request.config).events(layout, by_provisioner=len(names))
+    return replace(request, promise=releases, by_provisioner=names)

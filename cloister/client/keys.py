@@ -86,7 +86,7 @@ def identity(node: NodeConfig) -> Identity | None:
         policy = policy_of(node.policy)
         pins = policy.peers if policy else {}
         if not (node.roster_key or pins):
-            raise ConfigError(f"roster {node.roster}: name whoever signs it by roster-key, or pin peers in the policy")
+            raise ConfigError(f"roster {node.roster}: name its signer by roster-key, or pin peers in the policy")
         signed = opened(_content("roster", node.roster))
         if node.roster_key:
             authority = verifying_key(_content("roster-key", node.roster_key), f"roster-key {node.roster_key}")

@@ -211,7 +211,7 @@ def render(policy: Policy) -> list[str]:
         if not policy.min_colluding:
             lines.append("! a run need not hold against a server that has a client on its side: set min-colluding")
         if not policy.peers:
-            lines.append("! whoever signs the roster can invent clients, and so see what this site sends: pin peers")
+            lines.append("! the signer of the roster can invent clients, and so see what this site sends: pin peers")
     lines += _budgets(policy)
     for key, (minimum, maximum) in RANGES.items():
         low, high = getattr(policy, minimum, 0), getattr(policy, maximum, 0)
@@ -250,10 +250,8 @@ def _noise(policy: Policy) -> list[str]:
 
 
 def _budgets(policy: Policy) -> list[str]:
-    unit, at = (
-        ("group" if policy.group else "example"),
-        f"at δ = {at_most(policy.target_delta)} over all runs on this data",
-    )
+    unit = "group" if policy.group else "example"
+    at = f"at δ = {at_most(policy.target_delta)} over all runs on this data"
     lines = [f"each {policy.group} is protected as a whole"] if policy.group else []
     if policy.max_epsilon:
         lines.append(f"for the site at most ε = {at_most(policy.max_epsilon, 6)} {at}")

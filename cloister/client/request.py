@@ -205,26 +205,18 @@ def request_of(kind: type[AnyRequest], message: Message, context: Context) -> An
     run, number, seed = str(message.metadata.run_id), _whole(fields, ROUND), _whole(fields, SEED)
     frozen, special = _digest(fields, FROZEN), dict[str, object]()
     if kind is ProtocolRequest:
-        special = _of_step(fields, config)
+        step, said = fields.get(SECURE_STEP), fields.get(SECURE_MESSAGE)
+        if not config.secure_aggregation.enabled:
+            raise FederationError("the server's message is of a secure aggregation, and this run has none")
+        if step not in (ADVERTISE, SHARE, SIGN, UNMASK) or not isinstance(said, bytes):
+            raise FederationError(
+                f"the server's message must carry {SECURE_STEP!r} as a step of the protocol and {SECURE_MESSAGE!r} as "
+                "bytes"
+            )
+        special = {"step": step, "content": said, **_bound_and_distance(fields, config)}
     elif kind is TrainRequest:
         special = _of_training(fields, config, models)
     return kind(config, run, number, seed, models, frozen=frozen, **special)
-
-
-def _of_step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
-    """Return the fields of a protocol step, in a run with secure aggregation.
-
-    Raises:
-        FederationError: a field is missing or of another type, or the run has no secure aggregation.
-    """
-    step, content = fields.get(SECURE_STEP), fields.get(SECURE_MESSAGE)
-    if not config.secure_aggregation.enabled:
-        raise FederationError("the server's message is of a secure aggregation, and this run has none")
-    if step not in (ADVERTISE, SHARE, SIGN, UNMASK) or not isinstance(content, bytes):
-        raise FederationError(
-            f"the server's message must carry {SECURE_STEP!r} as a step of the protocol and {SECURE_MESSAGE!r} as bytes"
-        )
-    return {"step": step, "content": content, **_bound_and_distance(fields, config)}
 
 
 def _of_training(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, ...]) -> dict[str, object]:

@@ -90,6 +90,8 @@ class _Part:
 def take_part(request: ProtocolRequest, node: Node) -> Reply:
     """Make one step of the protocol that needs no training.
 
+    The first step begins an attempt; its reply has this node's roster too.
+
     Args:
         request: of the server.
         node: that replies.
@@ -98,7 +100,12 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
         ProtocolError: the step is not the next one, or violates the protocol. The attempt is over.
     """
     if request.step == ADVERTISE:
-        return _advertised(request, node)
+        store, who = store_of(request, node), identity_of(request, node)
+        store.begin(request.run, request.round)
+        part = _Part.of(request, who, Layout.of(model_and_trainer_of(request.config).model.arrays()).size)
+        advertisement = part.member.advertise()
+        _kept(part, request, node)
+        return Reply({**_packed(advertisement), ROSTER: np.frombuffer(encode_roster(who.roster), np.uint8)})
     part = _taken(request, node)
     answer = _stepped(part.member, request.step, request.content)
     if request.step != UNMASK:
@@ -156,16 +163,6 @@ def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) 
     vector = part.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
     _kept(part, request, node)
     return Reply(_packed(vector))
-
-
-def _advertised(request: ProtocolRequest, node: Node) -> Reply:
-    """Begin an attempt, and reply with its keys and this node's roster."""
-    store, who = store_of(request, node), identity_of(request, node)
-    store.begin(request.run, request.round)
-    part = _Part.of(request, who, Layout.of(model_and_trainer_of(request.config).model.arrays()).size)
-    advertisement = part.member.advertise()
-    _kept(part, request, node)
-    return Reply({**_packed(advertisement), ROSTER: np.frombuffer(encode_roster(who.roster), np.uint8)})
 
 
 def _packed(message: protocol.Message) -> NamedArrays:

@@ -1,7 +1,7 @@
 """Model of a run, its trainer, the training plan of a round, and the choice of a hypothesis."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.client.data import task_of
-from cloister.client.request import TrainRequest
+from cloister.client.request import NamedArrays, TrainRequest
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import ClientConfig, RunConfig, TaskConfig
 from cloister.privacy.mechanisms.selection import PrivateChoice
@@ -101,9 +101,6 @@ def requested_plan(request: TrainRequest, task: Task, owner: int, public_size: i
         schedule=Schedule.of(recipe, config.num_rounds),
         augmentation=Augmentation.of(task, recipe),
     )
-
-
-NamedArrays = Mapping[str, NDArray]
 
 
 def chosen_to_train(

@@ -50,36 +50,32 @@ class Supervisor:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
-        status: int = -signal.SIGKILL
+        environment = os.environ | {"CLOISTER_TASK": str(self.folder), "CLOISTER_RUN_FILE": str(self.folder / RUN)}
+        supervisor, status = os.getpid(), -int(signal.SIGKILL)
         while -status in KILLED and not self.asked:
             with (self.folder / STARTS).open("ab") as starts:
                 if starts.tell() > resumes:
                     break
                 starts.write(b"x")
-            status = self._run_once(held)
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                env=environment,
+                text=True,
+                pass_fds=held,
+                preexec_fn=lambda: end_with(supervisor),
+            )
+            if self.asked:
+                self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.communicate(f"{self.token}\n")
+            except BrokenPipeError:
+                self._process.wait()
+            status = self._process.returncode
         # Renamed first, so that a partly removed folder is not taken for a task.
         ended = self.folder.rename(self.folder.with_name(f"ended-{self.folder.name}"))
         shutil.rmtree(ended, ignore_errors=True)
         return status
-
-    def _run_once(self, held: Sequence[int]) -> int:
-        environment = os.environ | {"CLOISTER_TASK": str(self.folder), "CLOISTER_RUN_FILE": str(self.folder / RUN)}
-        supervisor = os.getpid()
-        self._process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            env=environment,
-            text=True,
-            pass_fds=held,
-            preexec_fn=lambda: end_with(supervisor),
-        )
-        if self.asked:
-            self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.communicate(f"{self.token}\n")
-        except BrokenPipeError:
-            self._process.wait()
-        return self._process.returncode
 
     def _pass_on(self, *_: object) -> None:
         """Ask the program to end, by SIGINT.

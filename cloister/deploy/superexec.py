@@ -12,7 +12,6 @@ import sys
 import tempfile
 from logging import WARNING
 from pathlib import Path
-from typing import Any
 
 from cloister.deploy.serverapp_supervisor import APP, LOCK, TASK
 from cloister.flower import command, log, serverapp
@@ -135,7 +134,7 @@ def run(arguments: list[str], resumes: int = 0, tasks: Path | None = None) -> No
     """
     if any(argument.split("=")[0] in ("--executor", "--executor-config") for argument in arguments):
         raise ConfigError("--executor: cloister superexec has one of its own; leave it out")
-    names: dict[str, Any] = vars(run_superexec)
+    names = vars(run_superexec)
     if "get_executor" not in names:
         raise ConfigError("this flwr has its executors elsewhere: a task's token could not be kept out of arguments")
     if resumes and not tasks:

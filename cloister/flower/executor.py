@@ -1,6 +1,5 @@
 """Flower's executors: that of server apps, and one of client apps as a SuperNode knows it."""
 
-# The kind of app of a task.
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor as SuperExe
 # The connection of an executor to its SuperNode.
 from flwr.supercore.runtime import RuntimeHttpClient as RuntimeHttpClient
 
-# The module whose function for an executor is replaced: options choose only among Flower's own.
+# The module whose function for an executor is replaced: options choose only among those of Flower.
 from flwr.supercore.superexec import run_superexec as run_superexec
 
 # The base of an executor, its task and its answer.

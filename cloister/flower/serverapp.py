@@ -70,7 +70,7 @@ def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], Any]) -> Pull:
     """
     place, directory = folder / "input", folder / "run"
 
-    def again(client: Any, request: Any) -> Any:
+    def again(client: object, request: object) -> Any:
         if not place.exists():
             answer = pull(client, request)
             partial = place.with_suffix(".partial")

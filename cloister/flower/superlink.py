@@ -8,7 +8,6 @@ functions.
 import logging
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
@@ -86,11 +85,6 @@ PROTOBUF_MEDIA_TYPE = "application/protobuf"
 """The type of every answer."""
 
 
-def get_runtime_handlers(_: Request) -> ModuleType:
-    """Return the module that answers apps; a SuperLink has one."""
-    return runtime_handlers
-
-
 def in_database(number: int) -> int:
     """Return the signed number with the same 64 bits, as the database stores an id."""
     return number - 2**64 if number >= 2**63 else number
@@ -113,7 +107,7 @@ def _for_app(name: str, request: Request) -> bytes:
     refuse_other_version(request)
     state = get_linkstate(request)
     task = authenticate_task(request, request.headers.get(TASK_TOKEN_HEADER), state)
-    answer = getattr(get_runtime_handlers(request), name)(request.state.protobuf_request, state, task)
+    answer = vars(runtime_handlers)[name](request.state.protobuf_request, state, task)
     return bytes(answer.SerializeToString())
 
 
@@ -154,7 +148,7 @@ class Shortcut:
 
 
 async def _answered(request: Request) -> Response:
-    """The answer to a request.
+    """Return the answer to a request.
 
     Raises:
         FlowerError, HTTPException: it is refused.

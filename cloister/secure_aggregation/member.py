@@ -241,7 +241,7 @@ class Member:
         sharers, senders = frozenset(delivery.sharers), frozenset(delivery.sealed)
         self._require_enough(sharers, state.cohort.names, "members left")
         if not senders <= sharers - {self.name}:
-            raise ProtocolError("shares have come from somebody who is not among those who have sent some")
+            raise ProtocolError("shares have come from a sender that is not among the members that have sent some")
         held = {self.name: state.own, **dict(self._opened(state, delivery))}
         masks = self._masks(state, sharers - {self.name})
         self._steps.leave(_Opened(held, delivery.sharers, *masks, state.binding))
@@ -314,7 +314,7 @@ class Member:
         if len(names) < self._terms.graph.threshold:
             raise ProtocolError(f"{len(names)} {what}; the threshold is {self._terms.graph.threshold}")
         if self.name not in names or not names <= frozenset(known):
-            raise ProtocolError(f"the list of {what} lacks this member, or has somebody who was not there before")
+            raise ProtocolError(f"the list of {what} lacks this member, or has a member that was not there before")
 
     def _require_told_the_same(self, survivors: Survivors, told: bytes) -> None:
         """Refuse a survivor that has not signed this member's noise terms and sharers.

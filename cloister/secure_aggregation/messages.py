@@ -74,7 +74,7 @@ class Cohort(Message):
 
     @property
     def names(self) -> Names:
-        """Names of all members."""
+        """Return the names of all members."""
         return tuple(one.name for one in self.advertisements)
 
 

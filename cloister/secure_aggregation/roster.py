@@ -179,20 +179,6 @@ def opened(signed: bytes) -> SignedRoster:
     return SignedRoster(roster, serial, content, signature)
 
 
-def read_roster(signed: bytes, authority: Ed25519PublicKey, oldest: int = 0) -> Roster:
-    """Decode a roster and verify that the authority vouches for it.
-
-    Args:
-        signed: output of `sign_roster`.
-        authority: the authority's key, from a source other than the server.
-        oldest: smallest serial number accepted.
-
-    Raises:
-        ProtocolError: the roster was changed or truncated, another key signed it, or it is too old.
-    """
-    return opened(signed).require(authority, oldest)
-
-
 def public_bytes(key: Ed25519PrivateKey) -> bytes:
     """Return the public key of a long-term key, 32 bytes, as in a roster."""
     return key.public_key().public_bytes_raw()

@@ -99,7 +99,7 @@ class Terms:
 
     @property
     def dtype(self) -> np.dtype:
-        """Dtype of a number in the ring."""
+        """Return the dtype of a number in the ring."""
         return RINGS[self.bits]
 
     @cached_property

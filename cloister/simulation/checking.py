@@ -35,28 +35,6 @@ from cloister.tasks.labels import NO_CLASS
 from cloister.tasks.making import Parameters, explained_model_of
 from cloister.utils.errors import ConfigError, DataError
 
-KNOWN = {"task": TASKS, "strategy": STRATEGIES, "mechanism": MECHANISMS}
-
-
-def refuse_taken(kind: str, name: str) -> None:
-    """Refuse the name of an installed plugin or package.
-
-    With the same name, one of the two would become unreachable.
-
-    Args:
-        kind: task, strategy or mechanism; for other kinds, only packages are checked.
-        name: of the plugin and of its package.
-
-    Raises:
-        ConfigError: the name is taken.
-    """
-    if kind in KNOWN and name in KNOWN[kind].names():
-        raise ConfigError(f"the {kind} {name!r} is there already; choose another name")
-    module = name.replace("-", "_")
-    if module.isidentifier() and find_spec(module) is not None:
-        raise ConfigError(f"the name {name!r} is that of an installed package, {module}; choose another")
-
-
 CLIENTS = 2
 ONE_ROUND: Mapping[str, Scalar] = {"num-rounds": 1, "privacy.server": "none", "tensorboard": False}
 NOTHING: Mapping[str, Scalar] = {}
@@ -101,7 +79,7 @@ def check_task(name: str, data: Path | None = None, given: Mapping[str, Scalar] 
         yield Line("fault", problem)
         return
     if unused := ", ".join(key for key in given if not _counts(key) and key != "task.name"):
-        yield Line("note", f"one round without noise on the server is tried, whatever these settings say: {unused}")
+        yield Line("note", f"one round without noise on the server is tried, independent of these settings: {unused}")
     faults = []
     for line in _data_and_model(config, data):
         yield line
@@ -267,3 +245,25 @@ def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
     found = last.central or last.federated
     scores = ", ".join(f"{name} {found[name]:.4g}" for name in sorted(found, key=lambda name: (name != "loss", name)))
     yield Line("ok", f"one round of {CLIENTS} clients: {scores or 'no scores'}")
+
+
+KNOWN = {"task": TASKS, "strategy": STRATEGIES, "mechanism": MECHANISMS}
+
+
+def refuse_taken(kind: str, name: str) -> None:
+    """Refuse the name of an installed plugin or package.
+
+    With the same name, one of the two would become unreachable.
+
+    Args:
+        kind: task, strategy or mechanism; for other kinds, only packages are checked.
+        name: of the plugin and of its package.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    if kind in KNOWN and name in KNOWN[kind].names():
+        raise ConfigError(f"the {kind} {name!r} is there already; choose another name")
+    module = name.replace("-", "_")
+    if module.isidentifier() and find_spec(module) is not None:
+        raise ConfigError(f"the name {name!r} is that of an installed package, {module}; choose another")

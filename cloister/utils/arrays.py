@@ -1,19 +1,11 @@
-"""Named arrays: of one model, of several models, and of state that outlives a process; and variables of Keras models.
-
-Named arrays of models, and their conversion to and from Flower's messages without copies.
+"""Named arrays of models, their conversion to and from Flower's messages, and variables of Keras models.
 
 Flower serializes every array on the way into a message and parses it on the way out. Within one process neither is
 needed, and a server that only reads needs no second copy of a reply. `Array` holds an ndarray and serializes it on the
 first access to its bytes. `view` reads the bytes that arrived over the network in place.
 
-Type names for objects of Keras and TensorFlow, which declare no types.
-
-For a type checker each is `Any`: they document the code only. Importing this module imports neither Keras nor
-TensorFlow.
-
-Variables of a Keras model that a server sends, and those that hold random state.
-
-Importing this module imports neither Keras nor TensorFlow.
+Keras and TensorFlow declare no types. `Tensor`, `Variable` and the like are `Any` for a type checker, and document the
+code only. Importing this module imports neither library.
 """
 
 import io
@@ -175,17 +167,17 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Number p of parameters."""
+        """Return the number p of parameters."""
         return self.offsets[-1]
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of parameters in each array."""
+        """Return the number of parameters in each array."""
         return tuple(end - start for start, end in pairwise(self.offsets))
 
     @property
     def dtype(self) -> DTypeLike:
-        """Dtype of arithmetic on the flat vector: float32, or float64 if an array has it."""
+        """Return the dtype of arithmetic on the flat vector: float32, or float64 if an array has it."""
         return np.result_type(np.float32, *self.dtypes)
 
     def rows(self, arrays: Mapping[str, NDArray]) -> "Row":

@@ -100,7 +100,16 @@ def told(error: BaseException) -> str:
         return f"{os.strerror(error.errno)}{at}; make room, and begin again"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename2 or error.filename}: {error.strerror}"  # of a renaming, the place that is meant
-    return f"{kind(error)} at {place(error)}; {_written(trace_without_values(error))}"
+    what, trace = f"{kind(error)} at {place(error)}", trace_without_values(error)
+    places: list[tuple[Path | None, bool]] = [*reversed(_folders.get() or []), (None, False)]
+    for parent, coarse in places:
+        with suppress(OSError):
+            name = time.strftime("traceback-%Y%m%d-" if coarse else "traceback-%Y%m%d-%H%M%S-", time.gmtime())
+            handle, path = tempfile.mkstemp(".txt", name if parent else f"cloister-{name}", parent)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(trace)
+            return f"{what}; the traceback, without any values, is in {path}"
+    return f"{what}; its traceback could be written nowhere"
 
 
 def shortened(text: str) -> str:
@@ -151,16 +160,3 @@ def kind(error: BaseException) -> str:
     codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     # A name that no code contains was made from a value, which may belong to an example.
     return f"{told} of {name!r}" if name and any(name in code.co_names for code in codes) else told
-
-
-def _written(trace: str) -> str:
-    """Write a traceback to a file; return a clause with its path, or with the failure."""
-    places: list[tuple[Path | None, bool]] = [*reversed(_folders.get() or []), (None, False)]
-    for parent, coarse in places:
-        with suppress(OSError):
-            name = time.strftime("traceback-%Y%m%d-" if coarse else "traceback-%Y%m%d-%H%M%S-", time.gmtime())
-            handle, path = tempfile.mkstemp(".txt", name if parent else f"cloister-{name}", parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(trace)
-            return f"the traceback, without any values, is in {path}"
-    return "its traceback could be written nowhere"

@@ -1,7 +1,5 @@
 """Signing keys in files, and signatures of nodes on their replies.
 
-Signatures of nodes on their replies.
-
 A node signs with the key by which its SuperNode authenticates: one key, whose public half the SuperLink lists.
 
     signed = DOMAIN ‖ run id ‖ node id ‖ SHA-256 of the id of the message ‖ SHA-256 of the packed value

@@ -1,11 +1,7 @@
 """Plugins by name, and what a strategy declares of itself and of a draw.
 
-A table of built-ins in the code, and entry points of installed packages.
-
-The built-ins are listed in the code because a node that receives the app over the network has no entry points of
-Cloister.
-
-Types of an aggregation strategy's inputs and outputs, and its declared capabilities.
+A registry has a table of built-ins in the code, and the entry points of installed packages. The built-ins are listed
+in the code because a node that receives the app over the network has no entry points of Cloister.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,8 +1,6 @@
 """Messages: the names of their fields, and packed messages.
 
-Names of the fields in messages, and the reading of a number from a record.
-
-Packed messages: all that a message holds is one value after fresh random bytes.
+A packed message holds all of its content as one value after fresh random bytes.
 
 Flower cuts a message into objects, names each by the SHA-256 of its content, and tells any node whether an object of a
 given name is there. So a node could ask for the names of values that it guesses. A packed value begins with a salt of
@@ -11,7 +9,7 @@ given name is there. So a node could ask for the names of values that it guesses
     value = salt ‖ length of the header ‖ header ‖ parts        up to 1 MiB: bytes in one ConfigRecord
     value = salt ‖ AES-256-CTR, keyed by the salt, of the rest  above: one Array
 
-A node that has a key appends its signature of the value (`core/signatures.py`); the field is then named `signed`.
+A node that has a key appends its signature of the value (`cloister.utils.keys`); the field is then named `signed`.
 
 Flower cuts an array into pieces of 5 MiB and names each by its content. So above 1 MiB the salt is the key of a
 keystream: each piece is as random as the salt. The keystream hides nothing from a node that has the salt.

@@ -69,7 +69,7 @@ TEXTS = [
         TrainRequest,
         [],
         only("gaussian"),
-        "privacy.noise-seed = 7 is noise that whoever knows the seed can remove, demanded: -1",
+        "privacy.noise-seed = 7 is noise that a party with the seed can remove, demanded: -1",
     ),
     (
         CHOICE | {"privacy.choice": "exact", "privacy.choice-epsilon": 1.0},

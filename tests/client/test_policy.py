@@ -359,7 +359,7 @@ class TestInWords:
             (SUMS, "secure aggregation: the server must see a sum of several clients' updates only"),
             (SUMS, "! a sum may be of as few clients as the run says: set min-threshold"),
             (SUMS, "! a run need not hold against a server that has a client on its side: set min-colluding"),
-            (SUMS, "! whoever signs the roster can invent clients, and so see what this site sends: pin peers"),
+            (SUMS, "! the signer of the roster can invent clients, and so see what this site sends: pin peers"),
             ({"peers": {"a": f"SHA256:{'A' * 43}"}}, "in secure aggregations 1 fingerprints of members are pinned"),
         ]
         assert failures(cases, check) == []

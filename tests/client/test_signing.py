@@ -90,7 +90,7 @@ def test_fingerprints_take_the_place_of_a_signature(site):
 
 
 WRONG = {
-    "nobody's word": ({"without": ("roster-key",)}, r"roster .*: name whoever signs it by roster-key, or pin peers"),
+    "nobody's word": ({"without": ("roster-key",)}, r"roster .*: name its signer by roster-key, or pin peers"),
     "the word of the server": (
         {"roster": signed(by=signing_key("server"))},
         "roster .*: the roster does not have the signature of the authority",

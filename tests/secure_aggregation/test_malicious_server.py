@@ -26,7 +26,7 @@ from support import every, failures
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.messages import Cohort, Delivery, Signatures, Survivors
 from cloister.secure_aggregation.primitives import combine, into_ring, private_key
-from cloister.secure_aggregation.roster import Roster, public_bytes, read_roster, sign_roster
+from cloister.secure_aggregation.roster import Roster, opened, public_bytes, sign_roster
 from cloister.secure_aggregation.serialization import text
 from cloister.secure_aggregation.session import Complete, Terms
 from cloister.utils.errors import ProtocolError, RoundAbandoned
@@ -459,7 +459,7 @@ def test_a_cohort_is_refused_that_leaves_room_for_two_lists():
 
 def test_survivors_are_refused_without_the_member_or_with_a_stranger():
     for survivors in (WITHOUT, [*WITHOUT, "site-999"], [*NAMES, "site-999"]):
-        with pytest.raises(ProtocolError, match="lacks this member, or has somebody who was not there before"):
+        with pytest.raises(ProtocolError, match="lacks this member, or has a member that was not there before"):
             Standing().signed({VICTIM: survivors})
 
 
@@ -476,7 +476,7 @@ def test_shares_from_nobody_in_particular_are_refused():
     server = Round(NAMES, TERMS)
     cohort = server.coordinator.cohort([server.members[name].advertise() for name in NAMES])
     deliveries = server.coordinator.deliveries([server.members[name].share(cohort) for name in NAMES])
-    with pytest.raises(ProtocolError, match="not among those who have sent some"):
+    with pytest.raises(ProtocolError, match="not among the members that have sent some"):
         server.masked(VICTIM, Delivery(tuple(NAMES[:3]), deliveries[VICTIM].sealed), SECRET)
 
 
@@ -498,22 +498,22 @@ AUTHORITY = signing_key("authority")
 
 def test_a_roster_that_was_cut_is_refused():
     signed = sign_roster(roster_of(NAMES), 7, AUTHORITY)
-    assert read_roster(signed, AUTHORITY.public_key(), oldest=7) == roster_of(NAMES)
+    assert opened(signed).require(AUTHORITY.public_key(), oldest=7) == roster_of(NAMES)
     cut = sign_roster(roster_of(NAMES[:2]), 7, signing_key("server"))
     with pytest.raises(ProtocolError, match="signature of the authority"):
-        read_roster(cut, AUTHORITY.public_key())
+        opened(cut).require(AUTHORITY.public_key())
     for place in (len(signed) - 1, len(signed) // 2):
         changed = signed[:place] + bytes([signed[place] ^ 1]) + signed[place + 1 :]
         with pytest.raises(ProtocolError, match=r"no signed roster|signature of the authority"):
-            read_roster(changed, AUTHORITY.public_key())
+            opened(changed).require(AUTHORITY.public_key())
     with pytest.raises(ProtocolError, match="no signed roster"):
-        read_roster(signed[:-1], AUTHORITY.public_key())
+        opened(signed[:-1]).require(AUTHORITY.public_key())
 
 
 def test_an_old_roster_is_refused():
     signed = sign_roster(roster_of(NAMES), 7, AUTHORITY)
     with pytest.raises(ProtocolError, match="serial number 7; the oldest that is taken is 8"):
-        read_roster(signed, AUTHORITY.public_key(), oldest=8)
+        opened(signed).require(AUTHORITY.public_key(), oldest=8)
 
 
 def met_with_other_rosters(kind):
@@ -545,7 +545,7 @@ def test_a_twin_meets_members_with_another_roster():
 def test_what_is_signed_and_no_roster_is_refused(entries):
     content = text("roster", 7, entries)
     with pytest.raises(ProtocolError, match="no signed roster"):
-        read_roster(text("signed roster", content, AUTHORITY.sign(content)), AUTHORITY.public_key())
+        opened(text("signed roster", content, AUTHORITY.sign(content)))
 
 
 def test_one_key_is_one_member():

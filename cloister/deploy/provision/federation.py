@@ -69,7 +69,7 @@ class Server(Section):
 
     @property
     def verified_name(self) -> str:
-        """The name in the server's certificate by which the proxy knows the SuperLink."""
+        """Return the name in the server's certificate by which the proxy knows the SuperLink."""
         host = self.superlink.rpartition(":")[0]
         return "localhost" if host == "127.0.0.1" else host
 

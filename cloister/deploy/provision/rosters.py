@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from cloister.deploy.provision.federation import Site
 from cloister.deploy.provision.folder import FOLDER, ISSUED, PUBLIC, ROSTER_KEY, SECRET, Kits
@@ -295,8 +295,7 @@ def _sign(kits: Kits, keys: Mapping[str, bytes]) -> None:
         return
     # By the clock, so that numbers grow even if a roster was lost.
     serial = max(int(time.time()), before.serial + 1 if before else 1)
-    authority = signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))
-    kits.write(f"roster/{SIGNED}", sign_roster(roster, serial, authority), PUBLIC)
+    kits.write(f"roster/{SIGNED}", sign_roster(roster, serial, _authority(kits)), PUBLIC)
     kits.notes.append(f"the roster has changed: give roster/{SIGNED} to every site and operator")
 
 
@@ -307,8 +306,7 @@ def _newest(kits: Kits) -> SignedRoster:
     """
     if not kits.has(ROSTER_KEY) or not kits.has(f"roster/{SIGNED}"):
         raise ConfigError(f"{ROSTER_KEY} and a roster signed with it are not in {kits.folder}; run this where they are")
-    authority = signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))
-    return _genuine(kits.read(f"roster/{SIGNED}"), authority.public_key(), str(kits.path(f"roster/{SIGNED}")))
+    return _genuine(kits.read(f"roster/{SIGNED}"), _authority(kits).public_key(), str(kits.path(f"roster/{SIGNED}")))
 
 
 def _genuine(content: bytes, authority: Ed25519PublicKey, place: str) -> SignedRoster:
@@ -322,13 +320,17 @@ def _genuine(content: bytes, authority: Ed25519PublicKey, place: str) -> SignedR
 
 def _spread(kits: Kits, kits_here: Sequence[str]) -> None:
     """Copy the roster and its public key into the kits in this folder."""
-    private = signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))
-    kits.add(f"roster/{AUTHORITY}", public_half(private), PUBLIC)
+    kits.add(f"roster/{AUTHORITY}", public_half(_authority(kits)), PUBLIC)
     for member in kits_here:
         for name in (AUTHORITY, SIGNED) if kits.has(f"roster/{SIGNED}") else (AUTHORITY,):
             content, place = kits.read(f"roster/{name}"), f"{member}/{name}"
             if kits.path(member).is_dir() and not (kits.has(place) and kits.read(place) == content):
                 kits.write(place, content, PUBLIC)
+
+
+def _authority(kits: Kits) -> Ed25519PrivateKey:
+    """Return the key in this folder that signs rosters."""
+    return signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))
 
 
 def _raw(content: bytes, place: str) -> bytes:

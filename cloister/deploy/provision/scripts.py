@@ -38,7 +38,7 @@ root-certificates = {certificate}
 
 
 def server_script(federation: Federation) -> str:
-    """Starts the proxy, the SuperLink and the executor of its apps, or one of them."""
+    """Return the script that starts the proxy, the SuperLink and the executor of its apps, or one of them."""
     server = federation.server
     host, _, port = server.superlink.rpartition(":")
     parts = "proxy superlink superexec" if server.is_proxied else "superlink superexec"

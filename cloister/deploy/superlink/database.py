@@ -3,12 +3,12 @@
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from logging import INFO, WARNING
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import HTTPException
 from sqlalchemy.exc import OperationalError
@@ -16,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 from cloister.flower import log
 from cloister.flower.superlink import FLWR_IN_MEMORY_DB_NAME, sql_mixin
 
+T = TypeVar("T")
 BUSY_SECONDS = 30.0
 """For which a transaction waits for others; Flower's own 5 s were too few for 50 nodes on a loaded machine."""
 PAGE = 4096
@@ -53,11 +54,14 @@ def set_up(max_bytes: int) -> None:
         mixin.session = patient(mixin.session)
 
 
-def patient(session: Callable[..., Any]) -> Callable[..., Any]:
-    """Flower's `session`, with 503 in place of the error of a locked database: Flower's clients then ask again."""
+def patient(session: Callable[..., AbstractContextManager[T]]) -> Callable[..., AbstractContextManager[T]]:
+    """Return Flower's `session`, with 503 in place of the error of a locked database.
+
+    Flower's clients then ask again.
+    """
 
     @contextmanager
-    def asked_again(self: Any) -> Iterator[Any]:
+    def asked_again(self: object) -> Iterator[T]:
         try:
             with session(self) as inner:
                 yield inner
@@ -86,14 +90,13 @@ def prepare(path: Path) -> None:
         log(INFO, "the state database gave back %d MB", freed // 10**6)
 
 
-def wait_for_tasks(path: Path, seconds: float = ABSENCE) -> None:
+def wait_for_tasks(path: Path) -> None:
     """Give each process that worked at a task when the SuperLink ended new time to be heard.
 
     Args:
         path: of a database that no SuperLink has open.
-        seconds: from now, after which Flower takes for dead who was not heard.
     """
-    until = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(sep=" ")
+    until = (datetime.now(UTC) + timedelta(seconds=ABSENCE)).isoformat(sep=" ")
     running = "running_at IS NOT NULL AND finished_at IS NULL AND token IS NOT NULL"
     with closing(sqlite3.connect(path)) as connection, connection:
         if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'task'").fetchone():

@@ -5,7 +5,7 @@ names the node that signed it, and little else. Any node may send a message that
 or a reply in another one's name; it may delete another one's message, and fetch any object whose name it has. What is
 refused here is logged with the node that asked.
 
-The names of others' objects are kept from a node by packing (`cloister/core/packing.py`), not by the gate.
+The names of others' objects are kept from a node by packing (`cloister.utils.wire`), not by the gate.
 
 Expired messages are deleted, as one node could fill the state database before the run ends. Flower deletes the
 objects of a message when the node confirms it, and those of a reply when the server's app does. A node that confirms
@@ -18,7 +18,7 @@ import re
 import time
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from datetime import UTC, datetime
 from itertools import islice
 from logging import WARNING
@@ -91,7 +91,7 @@ class NodeKeys(HandlerOverride):
     handlers: ClassVar[ModuleType] = node_auth
     names = ("bytes_to_public_key",)
 
-    def bytes_to_public_key(self, public_key_bytes: bytes) -> Any:
+    def bytes_to_public_key(self, public_key_bytes: bytes) -> object:
         """Return the key that a node shows.
 
         Raises:
@@ -112,7 +112,7 @@ class RevokedKeys(HandlerOverride):
     handlers: ClassVar[ModuleType] = control_handlers
     names = ("register_node",)
 
-    def register_node(self, request: Any, account: Any, state: Any) -> Any:
+    def register_node(self, request: Any, account: object, state: Any) -> object:
         """Register a node.
 
         Raises:
@@ -177,14 +177,14 @@ class Gate(HandlerOverride):
         self.given: dict[int, tuple[str, frozenset[str]]] = {}
         self.sent: Counter[int] = Counter()
 
-    def get_run(self, request: Any, **others: Any) -> object:
+    def get_run(self, request: object, **others: object) -> object:
         """Describe a run, without what its nodes have sent and how long they took."""
         answer = self.inner["get_run"](request=request, **others)
         for name in TOTALS:
             answer.run.ClearField(name)
         return answer
 
-    def pull_messages(self, request: Any, state: Any, store: Any) -> object:
+    def pull_messages(self, request: fleet_pb2.PullMessagesRequest, state: Any, store: object) -> object:
         """Give a node its next message, once all of it is there.
 
         A node that is told of a message waits for the rest of it, three minutes if its app was killed meanwhile.
@@ -206,7 +206,7 @@ class Gate(HandlerOverride):
                     session.execute(again.values(delivered_at=""))
         return answer if answer.messages_list else fleet_pb2.PullMessagesResponse()
 
-    def pull_object(self, request: Any, state: Any) -> object:
+    def pull_object(self, request: message_pb2.PullObjectRequest, state: Any) -> object:
         """Give a node an object of its own message, until it has begun its reply."""
         node = request.node.node_id
         message, names = self.given.get(node) or self._recalled(node, state)
@@ -229,7 +229,9 @@ class Gate(HandlerOverride):
                 self.given[node] = message, frozenset(names_in(state.object_store.get_object_tree(message)))
         return self.given.get(node, ("", frozenset()))
 
-    def confirm_message_received(self, request: Any, state: Any, store: Any) -> object:
+    def confirm_message_received(
+        self, request: message_pb2.ConfirmMessageReceivedRequest, state: Any, store: Container[str]
+    ) -> object:
         """Keep the message that a node has fetched until the node has begun its reply.
 
         Flower deletes it now, and then the shared model once no message has it. A node that announces the model as a
@@ -242,7 +244,7 @@ class Gate(HandlerOverride):
             log(WARNING, "refused node %s the confirmation of a message that it was not given", node)
         return message_pb2.ConfirmMessageReceivedResponse()
 
-    def push_messages(self, request: Any, state: Any) -> object:
+    def push_messages(self, request: fleet_pb2.PushMessagesRequest, state: Any) -> object:
         """Begin the one reply of a node to a message.
 
         Raises:
@@ -260,7 +262,7 @@ class Gate(HandlerOverride):
             state.object_store.delete(message)  # its node needs it no more
         return answer
 
-    def push_object(self, request: Any, state: Any) -> object:
+    def push_object(self, request: message_pb2.PushObjectRequest, state: object) -> object:
         """Store an object of a reply, and say which node sends much."""
         node, before = request.node.node_id, self.sent[request.node.node_id]
         self.sent[node] += len(request.object_content)
@@ -275,14 +277,14 @@ class GateKnown(HandlerOverride):
     handlers: ClassVar[ModuleType] = runtime_handlers
     names = ("pull_object",)
 
-    def pull_object(self, request: Any, state: Any, task: Any) -> object:
+    def pull_object(self, request: message_pb2.PullObjectRequest, state: object, task: object) -> object:
         """Give the app an object."""
         if request.object_id == GATE:
             return message_pb2.PullObjectResponse(object_found=True, object_available=True)
         return self.inner["pull_object"](request, state, task)
 
 
-def _why_not(request: Any) -> str:
+def _why_not(request: fleet_pb2.PushMessagesRequest) -> str:
     """Return why what a node announces is no reply of its own; nothing if it is one."""
     if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
         return "it is not one message"

@@ -50,71 +50,6 @@ from cloister.utils.errors import ConfigError
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
-class OperatorsOnly(ControlAuthnPlugin):
-    """Knows operators by their tokens. All of them act as the one account that Flower has without authentication.
-
-    Args:
-        digests: SHA-256 of their tokens.
-    """
-
-    def __init__(self, digests: tuple[str, ...]) -> None:
-        self.digests = digests
-        # Not a base class: where Flower sees an instance of it, it requires no token.
-        self._without = NoOpControlAuthnPlugin()
-
-    def validate_tokens_in_metadata(self, metadata: Metadata) -> tuple[bool, Any]:
-        """Return True if there is exactly one token and it is an operator's, and the account."""
-        tokens = [value for key, value in metadata if key == ACCESS_TOKEN_KEY]
-        if len(tokens) != 1 or not isinstance(tokens[0], str) or not is_known(tokens[0], self.digests):
-            return False, None
-        return self._without.validate_tokens_in_metadata(metadata)
-
-    def get_login_details(self) -> Any:
-        """There is no log-in: `flwr login` says so."""
-        return self._without.get_login_details()
-
-    def get_auth_tokens(self, device_code: str) -> NoReturn:
-        """Refuse to issue a token: they are provisioned."""
-        raise FlowerError(ApiErrorCode.NO_ACCOUNT_AUTH, "operators' tokens are provisioned, not issued here")
-
-    def refresh_tokens(self, metadata: Metadata) -> NoReturn:
-        """Refuse to renew a token: one that is not known now is not renewed either."""
-        raise FlowerError(ApiErrorCode.ACCOUNT_AUTHENTICATION_FAILED, "unknown operator")
-
-
-def closed_app(config: Any) -> ASGIApp:
-    """Return Flower's SuperLink as an ASGI application. There is one in a process.
-
-    Args:
-        config: of the SuperLink.
-    """
-    install()
-    app = create_app(config, SuperLinkLifespan)
-    # An extension may add middleware, and may change the application in any other way: none may be there.
-    plain = config.fleet_event_log_plugin is None and extensions._try_import_sgxt() is None
-    return Shortcut(app) if plain else app
-
-
-IN_FRONT: tuple[type[HandlerOverride], ...] = (Gate, GateKnown, DeletesExpired, RunningRuns, NodeKeys, RevokedKeys)
-"""What is in front of Flower's functions:
-
-| | for nodes | for the server's app | for operators |
-|---|---|---|---|
-| `Gate` | `get_run`, all of messages and objects | | |
-| `GateKnown` | | `pull_object` | |
-| `DeletesExpired` | | `push_messages` | |
-| `RunningRuns` | `check_abort` | | |
-| `NodeKeys` | the key in a request | | |
-| `RevokedKeys` | | | `register_node` |
-"""
-
-
-def install() -> None:
-    """Put everything of ours in front of Flower's functions."""
-    for each in IN_FRONT:
-        each().install()
-
-
 STOP_SECONDS = 30
 """Seconds that a stop waits for requests that have begun: a stranger may send one slowly."""
 
@@ -174,3 +109,68 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         ssl_certfile=config.ssl_certfile,
         workers=1,
     )
+
+
+def closed_app(config: Any) -> ASGIApp:
+    """Return Flower's SuperLink as an ASGI application. There is one in a process.
+
+    Args:
+        config: of the SuperLink.
+    """
+    install()
+    app = create_app(config, SuperLinkLifespan)
+    # An extension may add middleware, and may change the application in any other way: none may be there.
+    plain = config.fleet_event_log_plugin is None and extensions._try_import_sgxt() is None
+    return Shortcut(app) if plain else app
+
+
+IN_FRONT: tuple[type[HandlerOverride], ...] = (Gate, GateKnown, DeletesExpired, RunningRuns, NodeKeys, RevokedKeys)
+"""What is in front of Flower's functions:
+
+| | for nodes | for the server's app | for operators |
+|---|---|---|---|
+| `Gate` | `get_run`, all of messages and objects | | |
+| `GateKnown` | | `pull_object` | |
+| `DeletesExpired` | | `push_messages` | |
+| `RunningRuns` | `check_abort` | | |
+| `NodeKeys` | the key in a request | | |
+| `RevokedKeys` | | | `register_node` |
+"""
+
+
+def install() -> None:
+    """Put everything of ours in front of Flower's functions."""
+    for each in IN_FRONT:
+        each().install()
+
+
+class OperatorsOnly(ControlAuthnPlugin):
+    """Knows operators by their tokens. All of them act as the one account that Flower has without authentication.
+
+    Args:
+        digests: SHA-256 of their tokens.
+    """
+
+    def __init__(self, digests: tuple[str, ...]) -> None:
+        self.digests = digests
+        # Not a base class: where Flower sees an instance of it, it requires no token.
+        self._without = NoOpControlAuthnPlugin()
+
+    def validate_tokens_in_metadata(self, metadata: Metadata) -> tuple[bool, Any]:
+        """Return True if there is exactly one token and it is an operator's, and the account."""
+        tokens = [value for key, value in metadata if key == ACCESS_TOKEN_KEY]
+        if len(tokens) != 1 or not isinstance(tokens[0], str) or not is_known(tokens[0], self.digests):
+            return False, None
+        return self._without.validate_tokens_in_metadata(metadata)
+
+    def get_login_details(self) -> Any:
+        """Return the answer of a SuperLink without log-in, which `flwr login` prints."""
+        return self._without.get_login_details()
+
+    def get_auth_tokens(self, device_code: str) -> NoReturn:
+        """Refuse to issue a token: they are provisioned."""
+        raise FlowerError(ApiErrorCode.NO_ACCOUNT_AUTH, "operators' tokens are provisioned, not issued here")
+
+    def refresh_tokens(self, metadata: Metadata) -> NoReturn:
+        """Refuse to renew a token: one that is not known now is not renewed either."""
+        raise FlowerError(ApiErrorCode.ACCOUNT_AUTHENTICATION_FAILED, "unknown operator")

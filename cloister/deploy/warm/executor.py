@@ -46,34 +46,6 @@ from cloister.flower.executor import run_clientapp as clientapp
 from cloister.utils.errors import FederationError, PolicyError
 
 SUFFIX = ".py"
-
-
-def sources() -> dict[str, bytes]:
-    """Return the Python files of the installed package by their names in a bundle."""
-    package = Path(cloister.__path__[0])
-    files = package.rglob(f"*{SUFFIX}")
-    return {path.relative_to(package.parent).as_posix(): path.read_bytes() for path in files}
-
-
-def is_installed(bundle: bytes, imported: Mapping[str, bytes]) -> bool:
-    """Return whether a bundle and the installed package have the same Python files.
-
-    They are compared byte for byte.
-
-    Args:
-        bundle: an app bundle of Flower, a zip archive.
-        imported: `sources` when this process imported the package. The current files on disk are compared too: after an
-            upgrade, a client would import files that the bundle does not contain.
-    """
-    with ZipFile(BytesIO(bundle)) as archive:
-        members = [member for member in archive.infolist() if member.filename.endswith(SUFFIX)]
-        # Compare sizes first, so that a huge bundle is not read into memory.
-        if {member.filename: member.file_size for member in members} != {n: len(s) for n, s in imported.items()}:
-            return False
-        carried = {member.filename: archive.read(member) for member in members}
-    return carried == dict(imported) == sources()
-
-
 POLL_SECONDS = 0.2
 LEAVE_SECONDS = 5.0
 """Grace period of children between SIGTERM and SIGKILL."""
@@ -113,7 +85,7 @@ class Link:
         return self._connected(interceptors)
 
     def client_of_task(self, token: str) -> RuntimeHttpClient:
-        """A client that may speak for a task it was given."""
+        """Return a client that may act for the task with this token."""
         return self._connected([RuntimeVersionHttpInterceptor(component_name="SuperExec"), ShowsToken(token)])
 
     def _connected(self, interceptors: list[Any]) -> RuntimeHttpClient:
@@ -392,3 +364,29 @@ def _allowed(bundle: bytes, policy: Policy | None) -> bytes:
     os.environ[CHECKED_BUNDLE] = digest
     log(INFO, "running app bundle %s", digest[:12])
     return bundle
+
+
+def sources() -> dict[str, bytes]:
+    """Return the Python files of the installed package by their names in a bundle."""
+    package = Path(cloister.__path__[0])
+    files = package.rglob(f"*{SUFFIX}")
+    return {path.relative_to(package.parent).as_posix(): path.read_bytes() for path in files}
+
+
+def is_installed(bundle: bytes, imported: Mapping[str, bytes]) -> bool:
+    """Return whether a bundle and the installed package have the same Python files.
+
+    They are compared byte for byte.
+
+    Args:
+        bundle: an app bundle of Flower, a zip archive.
+        imported: `sources` when this process imported the package. The current files on disk are compared too: after an
+            upgrade, a client would import files that the bundle does not contain.
+    """
+    with ZipFile(BytesIO(bundle)) as archive:
+        members = [member for member in archive.infolist() if member.filename.endswith(SUFFIX)]
+        # Compare sizes first, so that a huge bundle is not read into memory.
+        if {member.filename: member.file_size for member in members} != {n: len(s) for n, s in imported.items()}:
+            return False
+        carried = {member.filename: archive.read(member) for member in members}
+    return carried == dict(imported) == sources()

@@ -22,8 +22,6 @@ from cloister.utils.errors import ConfigError, FederationError, PolicyError
 from cloister.utils.files import expanded
 
 SUPERNODE = "flower-supernode"
-
-
 POLLS = (0.5, 5.0)
 """Seconds between two polls for messages: just after one, and in the long run."""
 
@@ -155,7 +153,7 @@ def _probed(ours: argparse.Namespace) -> SuperLinkProbe | None:
 
 
 def _read(options: Sequence[str]) -> argparse.Namespace:
-    """The options as `flower-supernode` itself reads them: abbreviated, repeated and deprecated ones too."""
+    """Parse the options as `flower-supernode` does: abbreviated, repeated and deprecated ones too."""
     parser: argparse.ArgumentParser = parser_of_supernode()
     parser.prog = "cloister warm-node"
     parser.usage = "cloister warm-node [OPTIONS]; --help lists them"

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Thread
 from types import SimpleNamespace
-from typing import Any
+from typing import TypeVar
 
 from cloister.flower import command, serverapp
 from cloister.flower.supernode import fleet_http_connection, start_client_internal
 
+Found = TypeVar("Found")
 SHARE = 0.1
 """Polling interval as a share of the time since the last message."""
 WAITING = 0.5
@@ -41,10 +42,10 @@ class Polling:
         self.heard = self.clock()
         self.idle = False
 
-    def looking(self, look: Callable[..., Any]) -> Callable[..., Any]:
+    def looking(self, look: Callable[..., Found]) -> Callable[..., Found]:
         """Return Flower's poll function, wrapped to record when there was a message."""
 
-        def looked(*arguments: Any, **named: Any) -> Any:
+        def looked(*arguments: object, **named: object) -> Found:
             found = look(*arguments, **named)
             self.idle = found is None
             if not self.idle:
