@@ -97,9 +97,7 @@ class ClippedSums:
                 self.engine = InTurn(model, loss, probe, batch_size, group_cap)
 
     def of(self, x: Examples, y: Examples, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
-        """Return Σ gradient·min(1, S/‖gradient‖) over the units of a batch.
-
-        S/(1 + η) takes the place of S.
+        """Return Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
 
         Args:
             x, y: n examples.

@@ -2,7 +2,7 @@
 
 It suits any model: with one unit an iteration, no layer can combine two of them, and a unit is computed in the same
 shape in any batch. The body of the loop reads the unit's rows, its random numbers and the weights. It only adds to a
-running sum, and a graph that could keep further data is refused (`graphs`).
+running sum, and a graph that could keep further data is refused (`tracing`).
 
 The gradient of a dense layer is the outer product of its input and its delta. For a wide layer these two are kept for
 each unit, the delta scaled by the unit's factor, and multiplied once after the loop.
@@ -84,11 +84,7 @@ class InTurn:
     """Clipped sums of a model's units, one after another.
 
     Args:
-        model: built.
-        loss: (labels, outputs) -> (rows,), of each example separately.
-        probe: examples with the shapes and types of the model's inputs.
-        batch_size: B, the expected number of units of a batch.
-        group_cap: largest number of examples of a unit.
+        model, loss, probe, batch_size, group_cap: as in `ClippedSums`.
 
     Attributes:
         model: as given.
@@ -125,11 +121,7 @@ class InTurn:
             self._compiled = self._compile()
 
     def seeds(self, draws: Draws) -> NDArray[np.int64]:
-        """Return the seeds of a call, separate ones for each unit.
-
-        Args:
-            draws: their source.
-        """
+        """Return the seeds of a call, separate ones for each unit."""
         return draws.seeds(self.places, len(seeds_of(self.model)))
 
     def __call__(self, x: Examples, y: Examples, mask: NDArray, bound: float, seeds: NDArray[np.int64]) -> Sums:
@@ -264,12 +256,7 @@ class InTurn:
         return any(variable is own for layer in self._wide for own in layer.trainable_variables)
 
     def _unit(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor) -> _Unit:
-        """Return one unit's gradients.
-
-        Raises:
-            NotCapturable: a wide layer is not called exactly once, for one position, or other operations use its
-                weights.
-        """
+        """Return one unit's gradients."""
 
         def losses() -> Tensor:
             found = losses_of(self.model, self._loss, x, y)

@@ -71,8 +71,7 @@ def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Seq
     """Return the labels of some tensors of a graph, by the units on which they depend.
 
     Args:
-        graph: of a traced function.
-        units: at least 2.
+        graph, units: as in `prove`.
         given: the label of each placeholder that depends on units, by the `id` of the placeholder's tensor.
         targets: tensors of the graph.
 

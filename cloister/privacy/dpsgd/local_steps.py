@@ -70,23 +70,18 @@ class LocalSteps:
     def batches(self, seed: int | None = None, present: int | None = None) -> Iterator[Batch]:
         """Return the indices of the units in each step.
 
-        They are drawn by the operating system, or from a seed.
-
         Args:
-            seed: for tests and papers.
+            seed: for tests and papers; None draws from the operating system.
             present: true number of units; N by default. Only `poisson` accepts another number.
 
         Raises:
             PrivacyError: the batches of a shuffled order would reveal the true number of units.
         """
-        if self.sampling == "poisson":
-            return self._poisson(self.examples if present is None else present, seed)
-        if present not in (None, self.examples):
-            raise PrivacyError("privacy.batch-sampling = 'shuffle' needs a public number of units; use 'poisson'")
-        return shuffle(self.examples, min(self.batch_size, self.examples), self.count, seed)
-
-    def _poisson(self, present: int, seed: int | None) -> Iterator[Batch]:
-        """Return batches of at most N units, drawn at random if there are more."""
+        present = self.examples if present is None else present
+        if self.sampling == "shuffle":
+            if present != self.examples:
+                raise PrivacyError("privacy.batch-sampling = 'shuffle' needs a public number of units; use 'poisson'")
+            return shuffle(self.examples, min(self.batch_size, self.examples), self.count, seed)
         drawn = poisson(min(present, self.examples), self.rate, self.count, seed)
         if present <= self.examples:
             return drawn
