@@ -23,7 +23,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from logging import WARNING
@@ -349,7 +349,7 @@ class Ledger:
         except OSError as error:
             raise LedgerError(f"{self.path}: the ledger cannot be written: {error.strerror}") from error
 
-    def _append(self, file: IO[bytes], kind: str, content: dict[str, Any]) -> None:
+    def _append(self, file: IO[bytes], kind: str, content: Mapping[str, object]) -> None:
         """Write a line and wait until the disk has it."""
         line = {"v": VERSION, "seq": self._count, "time": today(), "kind": kind, **content}
         line["previous"] = self._last_hash
@@ -369,8 +369,8 @@ class Ledger:
         """
         if os.fstat(file.fileno()).st_size != self._offset:
             raise LedgerError(
-                f"{self.path}: somebody else wrote to it while it was locked: locks of this folder do not reach other "
-                "machines; keep the ledger on a disk that one machine alone writes to"
+                f"{self.path}: another process wrote to it while it was locked: locks of this folder do not reach "
+                "other machines; keep the ledger on a disk that one machine alone writes to"
             )
         file.write(data)
         file.flush()
@@ -516,7 +516,7 @@ def today() -> float:
     return float(time.time() // DAY * DAY)
 
 
-def line_hash(line: dict[str, Any]) -> str:
+def line_hash(line: Mapping[str, object]) -> str:
     """Return the SHA-256 of a line without its own hash, in canonical JSON."""
     content = {key: value for key, value in line.items() if key != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -9,7 +9,6 @@ each unit, the delta scaled by the unit's factor, and multiplied once after the 
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ from cloister.privacy.dpsgd.batches import Draws, cast, places_of
 from cloister.privacy.dpsgd.in_rows import Sums
 from cloister.privacy.dpsgd.noise import SLACK
 from cloister.privacy.dpsgd.tracing import (
-    Call,
     Examples,
     Loss,
     NotCapturable,
@@ -36,7 +34,7 @@ from cloister.privacy.dpsgd.tracing import (
     specs_of,
     with_functions,
 )
-from cloister.utils.arrays import Compiled, Layer, Network, Tensor, Variable
+from cloister.utils.arrays import Compiled, Network, Tensor, Variable
 from cloister.utils.threads import THREADS
 
 AT_ONCE = 1024
@@ -268,20 +266,14 @@ class InTurn:
             for variable, value, gradient in zip(self._variables, values, recorded.gradients, strict=True)
             if not self._is_wide(variable)
         ]
-        pairs = [_only_pair(layer, calls) for layer, calls in zip(self._wide, recorded.calls, strict=True)]
-        return _Unit(gradients, [each for each, _ in pairs], [each for _, each in pairs])
-
-
-def _only_pair(layer: Layer, calls: Sequence[Call]) -> tuple[Tensor, Tensor]:
-    """Return the input and the delta of a wide layer.
-
-    Raises:
-        NotCapturable: the layer is not called exactly once, for one position.
-    """
-    shapes = [[list(call.first_input.shape), list(call.output.shape)] for call in calls]
-    if shapes != [[[1, size] for size in layer.kernel.shape]]:
-        raise NotCapturable("a wide layer is called otherwise than once, for one position")
-    (call,) = calls
-    call.delta = tf.zeros_like(call.output) if call.delta is None else call.delta
-    inputs, deltas = call.pair
-    return inputs[0], deltas[0]
+        unit = _Unit(gradients, [], [])
+        for layer, calls in zip(self._wide, recorded.calls, strict=True):
+            shapes = [[list(call.first_input.shape), list(call.output.shape)] for call in calls]
+            if shapes != [[[1, size] for size in layer.kernel.shape]]:
+                raise NotCapturable("a wide layer is called otherwise than once, for one position")
+            (call,) = calls
+            call.delta = tf.zeros_like(call.output) if call.delta is None else call.delta
+            inputs, deltas = call.pair
+            unit.inputs.append(inputs[0])
+            unit.deltas.append(deltas[0])
+        return unit

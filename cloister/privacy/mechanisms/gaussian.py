@@ -222,7 +222,7 @@ class GaussianMechanism(Mechanism):
         beside = spent(replace(self, noise_multiplier=1 / MIN_MULTIPLIER))
         if beside > limit:
             raise ConfigError(
-                f"{budget} is passed whatever privacy.noise-multiplier is: what the ledger holds and what is released "
+                f"{budget} is passed for any privacy.noise-multiplier: what the ledger holds and what is released "
                 "beside the sum in all rounds (a distance, with privacy.distance-noise-multiplier; the share of an "
                 f"adaptive clip, with privacy.bits-noise-multiplier) already take {100 * beside / limit:.4g} % of it"
             )
