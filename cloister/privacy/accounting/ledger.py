@@ -7,7 +7,7 @@ hash and that of the preceding line. So a change, a gap or a swap is detectable,
             about a unit contains the filter that keeps all of them
     open    written and synced before the noise is drawn: from then on the release is charged
     done    written after the release was handed on; an opened release without this line is charged too
-    place   location of the data, and new names of its ledgers (`cloister.privacy.accounting.ledger`)
+    place   location of the data, and new names of its ledgers (`other_names`)
 
 After a crash, a release may be charged that was never made, but every release that was made is charged. A line that a
 crash tore is the last one and has no newline. Its release cannot have been made, because its sync never returned.

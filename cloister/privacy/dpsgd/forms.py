@@ -95,12 +95,8 @@ class Part(Protocol):
 class PerUnit:
     """Gradients that are held separately: tensors of shape (U, *variable.shape).
 
-    The bound applies to the held gradients, so it holds for any rounding in their computation.
-
-    Args:
-        kernel: name of the form.
-        gradients: of every row, for each variable, shape (rows, *variable.shape).
-        rows: shape of the call.
+    The bound applies to the held gradients, so it holds for any rounding in their computation. They are the sums of
+    the given ones, shape (rows, *variable.shape), over the rows of each unit.
     """
 
     def __init__(self, kernel: str, gradients: Sequence[Tensor], rows: Rows) -> None:
@@ -142,10 +138,7 @@ def squares(tensor: Tensor) -> Tensor:
 
 
 def _width(shape: Sequence[int]) -> int:
-    """Return the number of trailing entries to sum in float32.
-
-    They are as many of the last axes as `WIDEST` allows for, and an equal part of the next one.
-    """
+    """Return how many trailing entries `WIDEST` allows for: whole last axes, and an equal part of the next one."""
     width = 1
     for axis in reversed(shape):
         if width * axis > WIDEST:

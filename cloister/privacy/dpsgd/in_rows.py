@@ -1,8 +1,7 @@
 """Clipped sum of several units in one computation of fixed shape.
 
-A call has `places` rows of units. Each drawn unit has a place of its own, by a secret lot (`clipped_sums`); empty
-places repeat one of the units and have factor 0. `isolation` proves that each row of the graph depends on one unit
-alone. The graph is executed as it was traced (`tracing`).
+A call has `places` rows of units, by the lot of `clipped_sums`; empty places repeat one of the units and have factor 0.
+`isolation` proves that each row of the graph depends on one unit alone. It is executed as it was traced (`tracing`).
 """
 
 import math

@@ -50,12 +50,7 @@ CONVOLUTION = ("Conv", "DepthwiseConv")
 
 
 class _Unit(NamedTuple):
-    """Gradients of one unit.
-
-    Attributes:
-        gradients: of all variables outside of wide layers.
-        inputs, deltas: of each wide layer; their outer product is the gradient of its kernel.
-    """
+    """Gradients of one unit with respect to variables outside of wide layers, and each wide layer's input and delta."""
 
     gradients: list[Tensor]
     inputs: list[Tensor]

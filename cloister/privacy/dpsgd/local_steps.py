@@ -11,12 +11,12 @@ from cloister.privacy.accounting.events import Event, Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, KERNELS, Contributor
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
+from cloister.privacy.mechanisms.local import NO_NOISE
 from cloister.utils import check
 from cloister.utils.errors import ConfigError, PrivacyError
 
 MAX_BATCH = 1 << 16
 """Largest expected number of units in a batch, by the public number: rounding bounds hold for batches of 2^17."""
-NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,6 @@ class DpSgd:
             examples: its gradient is the mean of their gradients, and is clipped to S.
 
     Attributes:
-        method: `rows`, or `in turn` if units are computed one after another.
-        kernels: form of each layer's gradients in rows, by its path.
         noise: source of the keys of the noise: the operating system, or a seed that is set for tests.
         overstatement: η; contributions are clipped to S/(1 + η), see `noise`.
 
@@ -113,7 +111,7 @@ class DpSgd:
 
     @property
     def kernels(self) -> dict[str, str]:
-        """Return the form of each layer's gradients in rows."""
+        """Return the form of each layer's gradients in rows, by its path."""
         return self._clipped_sums.engine.kernels
 
     def reseed(self, seed: int | Sequence[int] | None = None) -> None:
@@ -146,10 +144,7 @@ class DpSgd:
         return self._clipped_sums.of(x, y, clipping_norm, groups)
 
     def _noised_mean(self, sums: Sequence[NDArray], grid: Grid) -> list[NDArray]:
-        """Return (sums + noise)/B, in memory that the optimizer reads.
-
-        Each step allocates new memory: an optimizer may keep a gradient.
-        """
+        """Return (sums + noise)/B, in new memory for each step: an optimizer may keep a gradient."""
         means = [aligned(variable.shape, variable.dtype) for variable in self.model.trainable_variables]
         flat, out = (tuple(array.reshape(-1) for array in arrays) for arrays in (sums, means))
         noised_sum(flat, grid, self.noise, out, self.batch_size)

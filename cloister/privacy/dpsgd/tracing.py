@@ -313,8 +313,8 @@ state of their own."""
 def as_traced() -> Iterator[None]:
     """Keep the traced arithmetic of the graphs that this thread calls in the block.
 
-    `tf.config.optimizer` has no option for the memory optimizer, and its options apply to the whole process. So the
-    thread's own options are set through a private part of TensorFlow, which DP-SGD requires.
+    It sets the thread's own options through a private part of TensorFlow: those of `tf.config.optimizer` apply to the
+    whole process, without the memory optimizer.
     """
     own = context.context()
     before = own.function_call_options

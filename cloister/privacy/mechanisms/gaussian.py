@@ -1,6 +1,4 @@
-"""Gaussian mechanisms on the server, and their factories by name.
-
-Gaussian mechanisms on the server, one for each placement of the noise.
+"""Gaussian mechanisms on the server, one for each placement of the noise, and their factories by name.
 
     GaussianMean           the sum of the clipped updates is noised, and the strategy sees the mean (placement `update`)
     GaussianTrimmedMean    the median or trimmed mean takes the place of the sum                    (placement `rule`)

@@ -1,14 +1,10 @@
 """Mechanisms that a client applies to its own update, with a guarantee that needs no trust in the server.
 
-Release of a client's update: bounded, noised and added to the server's model, without a copy of the update.
-
-Every number of the update is computed twice from the trained and the sent array, block by block in the cache: for its
-norm, and for its noise. Gaussian noise is exact, on integers (`released_whole`); Laplace noise is continuous
-(`released`).
-
-Mechanisms that a client applies to its own update, with a guarantee that needs no trust in the server.
-
     Δ = trained - start  ─▶  bounded to a ball  ─▶  + noise, on a public grid  ─▶  + start  ─▶  the model's own dtype
+
+There is no copy of the update. Every number of it is computed twice from the trained and the sent array, block by
+block in the cache: for its norm, and for its noise. Gaussian noise is exact, on integers (`released_whole`); Laplace
+noise is continuous (`released`).
 
 The server chooses the start. The trained model depends on the data and on the server. The guarantee holds for every
 pair of them, since noise is added to a point of a ball that is fixed beforehand. It rests on three points:
@@ -17,7 +13,7 @@ pair of them, since noise is added to a point of a ball that is fixed beforehand
   neighbouring floats are 10³¹ apart: added first, it would turn the smallest difference of two updates into one that
   no noise covers. Added last, it is post-processing, and so are the rounding to the model's dtype and its saturation.
 - The norm is that of the true update, overstated by its rounding, for every number that a double holds. Gaussian noise
-  is exact and added to integers whose norm is verified; Laplace noise is continuous.
+  is added to integers whose norm is verified.
 - An invalid update (NaN, infinite, of other arrays) counts as the zero update: it gets the same noise, so that the
   reply has the same form as any other.
 
