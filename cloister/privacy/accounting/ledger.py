@@ -39,6 +39,7 @@ from cloister.privacy.accounting.vocabulary import Relation, Unit
 from cloister.utils.errors import LedgerError, PrivacyError
 from cloister.utils.files import DAY, sync_folder
 
+logger = logging.getLogger("cloister.ledger")
 VERSION = 3
 GENESIS = "0" * 64
 FIELDS = {
@@ -529,9 +530,6 @@ def _make_folder(folder: Path) -> None:
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)
-
-
-logger = logging.getLogger("cloister.ledger")
 
 
 def other_names(ledger: Ledger, place: str) -> tuple[str, ...]:
