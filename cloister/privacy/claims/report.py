@@ -135,7 +135,7 @@ BAR = 40
 """Characters of the longest printed bar."""
 
 
-def leakage_report(spent: Sequence[float]) -> dict[str, Any]:
+def leakage_report(spent: Sequence[float]) -> dict[str, object]:
     """Return median, maximum and histogram of the clients' composed leakage.
 
     Source: Galli et al. (2023), Table 1 and Figure 4.
@@ -144,7 +144,11 @@ def leakage_report(spent: Sequence[float]) -> dict[str, Any]:
         spent: Σ ε·radius of each client; ∞ after a release without noise: such clients are only counted.
     """
     released = np.array([leakage for leakage in spent if 0 < leakage < math.inf])
-    numbers = {"clients": len(spent), "that-released": len(released), "without-limit": sum(map(math.isinf, spent))}
+    numbers: dict[str, object] = {
+        "clients": len(spent),
+        "that-released": len(released),
+        "without-limit": sum(map(math.isinf, spent)),
+    }
     if not len(released):
         return numbers
     # From 0: between leakages that are equal up to rounding, bins would have no width.

@@ -196,6 +196,6 @@ def _read(figures: Iterable[Mapping[str, Any]]) -> tuple[Figure, ...]:
     )
 
 
-def _snake(content: Mapping[str, Any]) -> dict[str, Any]:
+def _snake(content: Mapping[str, object]) -> dict[str, Any]:
     """Invert `_kebab`."""
     return {name.replace("-", "_"): tuple(item) if isinstance(item, list) else item for name, item in content.items()}

@@ -279,9 +279,7 @@ class Maker:
         if pairs > min(HALF, len(self._radii)):
             raise PrivacyError(f"a block of {count} numbers was asked of a maker of {2 * min(HALF, len(self._radii))}")
         drawn, radius = self._bytes[: self._bytes_per_pair * pairs], self._radii[:pairs]
-        # The block's own place in the keystream has 16 bytes for each possible pair.
-        self._keystream.reset_nonce(counter(self._nonce, number, HALF))
-        self._keystream.update_into(memoryview(ZEROS)[: len(drawn)], drawn.data)
+        self._draw(number, drawn)
         # std · √(-2 ln u), u uniform above 0 from 64 bits each. Processors convert signed integers to floats several
         # times faster than unsigned ones.
         one = radius.dtype.type
@@ -297,6 +295,11 @@ class Maker:
         normals = drawn[: 2 * radius.nbytes].view(radius.dtype)
         self._point(drawn[8 * pairs :], radius, normals[:pairs], normals[pairs:])
         return normals[:count]
+
+    def _draw(self, number: int, out: NDArray) -> None:
+        """Read bytes from the block's own place in the keystream: 16 for each possible pair."""
+        self._keystream.reset_nonce(counter(self._nonce, number, HALF))
+        self._keystream.update_into(memoryview(ZEROS)[: len(out)], out.data)
 
 
 def noised(model: Row, std: float, noise: GaussianNoise, widest: float = 0.0) -> Row:
