@@ -141,11 +141,7 @@ class Draws:
 
 
 class Members:
-    """Examples of each group.
-
-    Args:
-        groups: of each example, shape (n,).
-    """
+    """Examples of each group, from the group of each example."""
 
     def __init__(self, groups: NDArray) -> None:
         _, group = np.unique(groups, return_inverse=True)

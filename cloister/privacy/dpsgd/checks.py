@@ -62,7 +62,7 @@ def refuse(model: Network, loss: Loss, probe: Probe) -> None:
     """Refuse a model that DP-SGD cannot train.
 
     Args:
-        model, loss, probe: as in `ClippedSums`.
+        model, loss, probe: as in `step.DpSgd`.
 
     Raises:
         UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and the replacement.

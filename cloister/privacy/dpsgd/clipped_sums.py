@@ -68,11 +68,7 @@ class ClippedSums:
     """Clipped sums of batches of a model's examples.
 
     Args:
-        model: built.
-        loss: (labels, outputs) -> (batch,), each of its own example alone.
-        probe: x and y of a few examples, for their shapes and types.
-        batch_size: B, the expected number of units of a batch.
-        group_cap: largest number of examples of a unit.
+        model, loss, probe, batch_size, group_cap: as in `step.DpSgd`.
 
     Attributes:
         engine: computation of the units, in rows or in turn.
@@ -83,7 +79,7 @@ class ClippedSums:
         it needs the assumptions of `InRows`.
 
     Raises:
-        UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and the replacement.
+        UnsupportedModel: as in `checks.refuse`.
     """
 
     def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:

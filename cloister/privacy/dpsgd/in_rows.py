@@ -61,7 +61,7 @@ class InRows:
     """Clipped sums of a model's units, a row each.
 
     Args:
-        model, loss, probe, batch_size, group_cap: as in `ClippedSums`.
+        model, loss, probe, batch_size, group_cap: as in `step.DpSgd`.
 
     Attributes:
         model: as given.

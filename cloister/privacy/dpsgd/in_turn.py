@@ -77,7 +77,7 @@ class InTurn:
     """Clipped sums of a model's units, one after another.
 
     Args:
-        model, loss, probe, batch_size, group_cap: as in `ClippedSums`.
+        model, loss, probe, batch_size, group_cap: as in `step.DpSgd`.
 
     Attributes:
         model: as given.
@@ -118,13 +118,10 @@ class InTurn:
         return draws.seeds(self.places, len(seeds_of(self.model)))
 
     def __call__(self, x: Examples, y: Examples, mask: NDArray, bound: float, seeds: NDArray[np.int64]) -> Sums:
-        """Return Σ gradient·min(1, bound/‖gradient‖) over the units, in double precision.
+        """Return Σ gradient·min(1, bound/‖gradient‖) over at most `places` units, in double precision.
 
         Args:
-            x, y: units·cap examples, adjacent for each unit.
-            mask: shape (units, cap), False for padding; at most `places` units.
-            bound: above 0.
-            seeds: of random layers, of each unit.
+            x, y, mask, bound, seeds: as in `InRows`, without empty places; there are seeds for each unit.
         """
         shares = np.zeros((self.places, self._cap))
         shares[: len(mask)] = mask / np.maximum(mask.sum(axis=1, keepdims=True), 1)

@@ -64,7 +64,7 @@ class DpSgd:
         a Gaussian mechanism without sampling, if at most `batches.places_of(B)` units take part.
 
     Raises:
-        UnsupportedModel: examples of this model have no gradients of their own, with the reason and the replacement.
+        UnsupportedModel: as in `checks.refuse`.
         ConfigError: a number is out of range, a probe is needed, or the processor is set to coarser products.
 
     Source: Abadi et al. (2016), arXiv:1607.00133, Algorithm 1, with the configured batch size as the divisor.
