@@ -31,7 +31,8 @@ from cloister.privacy.claims.client import (
 )
 from cloister.privacy.claims.premises import BUNDLE, CARRIED, CRYPTOGRAPHY, KERNELS
 from cloister.privacy.claims.to_json import record_clients
-from cloister.privacy.dpsgd.local_steps import NO_NOISE, LocalDpSgd, LocalSteps
+from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
+from cloister.privacy.mechanisms.local import NO_NOISE
 from cloister.privacy.mechanisms.selection import SEEDED, ReleaseContext
 from cloister.utils.errors import ConfigError
 

@@ -239,8 +239,8 @@ class TestTextsOfALedger:
         with pytest.raises(LedgerError) as refused:
             ledger.open(Gaussian(1.0), "client", "run", 5, allow=write_meanwhile)
         assert str(refused.value) == (
-            f"{path}: somebody else wrote to it while it was locked: locks of this folder do not reach other machines; "
-            "keep the ledger on a disk that one machine alone writes to"
+            f"{path}: another process wrote to it while it was locked: locks of this folder do not reach other "
+            "machines; keep the ledger on a disk that one machine alone writes to"
         )
         assert path.read_bytes() == before + b"{}\n"
 

@@ -175,7 +175,7 @@ class TestSentences:
     def test_where_nothing_is_guaranteed_there_is_no_number(self):
         def check(statement):
             (told,) = meanings(statement)
-            assert not told.guaranteed and told.who.startswith("Nobody is guaranteed anything")
+            assert not told.guaranteed and told.who.startswith("There is no guarantee")
             assert not [letter for letter in "".join(told.sentences) if letter.isdigit() or letter == "%"]
             claim = statement.clients or statement.claim
             assert all(reason in told.against for reason in claim.reasons)
@@ -275,7 +275,7 @@ class TestSentences:
         claim = DpSgdClaim("dp-sgd", premises=HELD, unit="example", sizes=sizes)
         (told,) = meanings(stated(mechanism="none", clients=claim))
         assert told.who.startswith("No client trained") and "50 %" in told.how_much
-        assert summary_of_clients(claim) == "dp-sgd (nobody trained)"
+        assert summary_of_clients(claim) == "dp-sgd (no client trained)"
         assert not any("ε =" in line for line in render_clients(claim))
 
     def test_a_run_that_released_nothing_says_so(self):

@@ -26,9 +26,9 @@ NO_BOUND = (
     "been trained without protection."
 )
 NOTHING = "There is nothing that anybody could guess from."
-UNHELPED = "Whoever takes two datasets for equally likely guesses right with a probability of 50 %, as before (ε = 0)."
+UNHELPED = "A guess between two equally likely datasets is right with a probability of 50 %, as before (ε = 0)."
 LEFT_OUT = (
-    "Somebody who knows everything else, and takes that the data was used and that it was not for equally likely, "
+    "An adversary who knows everything else, and takes that the data was used and that it was not for equally likely, "
     "guesses right which of the two it was with a probability of at most "
 )
 EXCHANGED = LEFT_OUT.replace("that the data was used and that it was not", "the two versions")
@@ -74,7 +74,7 @@ def local(*figures, **claim):
 
 
 def without(about, why):
-    return Meaning(about, False, f"Nobody is guaranteed anything by {about}.", why, NO_BOUND)
+    return Meaning(about, False, f"There is no guarantee from {about}.", why, NO_BOUND)
 
 
 HEURISTIC = "adds noise, but this is no guarantee against anybody:"
@@ -85,7 +85,7 @@ OF_THE_SERVER = [
         Meaning(
             "the server's mechanism",
             False,
-            "Nobody is guaranteed anything: the run used no mechanism that protects privacy.",
+            "There is no guarantee: the run used no mechanism that protects privacy.",
             "The server, and any party that sees its records, sees every client's model.",
             NO_BOUND,
         ),
@@ -361,7 +361,7 @@ def test_the_clients_in_a_few_words():
             0.5,
         ),
         (dp_sgd({}), "dp-sgd (sound)", None),
-        (dp_sgd({64: 0.0}, rounds=0), "dp-sgd (nobody trained)", 0.0),
+        (dp_sgd({64: 0.0}, rounds=0), "dp-sgd (no client trained)", 0.0),
         (
             dp_sgd({64: 0.5, 65: 0.0}),
             "dp-sgd (sound, strong; ε = 0.5 for one example of a client with 64)",

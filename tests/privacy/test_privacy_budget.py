@@ -314,6 +314,6 @@ class TestABudgetToTheLetter:
         assert str(refused.value) == (
             f"{path} holds, or would hold, releases for which nothing can be claimed: no ε up to 2 covers them. "
             "Runs without this budget go on, and their own claims hold. If this is other data, or those runs were "
-            "simulations whose results nobody else has seen and nobody uses, give the data another name: "
+            "simulations whose results are neither published nor used, give the data another name: "
             "privacy.data-identity of a run, data-identity of a node"
         )

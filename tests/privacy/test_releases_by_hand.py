@@ -87,7 +87,7 @@ ADDED = (
     "scores of canaries are read off the noised mean of clipped updates; use 'global-dp', or 0 canaries",
 )
 BESIDE = (
-    "a budget is passed whatever privacy.noise-multiplier is: what the ledger holds and what is released beside the "
+    "a budget is passed for any privacy.noise-multiplier: what the ledger holds and what is released beside the "
     "sum in all rounds (a distance, with privacy.distance-noise-multiplier; the share of an adaptive clip, with "
     "privacy.bits-noise-multiplier) already take 133.3 % of it"
 )

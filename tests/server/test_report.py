@@ -140,7 +140,7 @@ class TestWhatItSays:
         def check(kind):
             folder = tmp_path_factory.mktemp("case")
             tree = tree_of(page_of(folder, kind=kind))
-            assert texts(tree, ".//section[@id='claim']/div[1]/p")[0].startswith("Nobody is guaranteed anything")
+            assert texts(tree, ".//section[@id='claim']/div[1]/p")[0].startswith("There is no guarantee")
             assert not tree.findall(".//section[@id='claim']//table")
 
         assert failures(["none", "heuristic", "laplace"], check) == []

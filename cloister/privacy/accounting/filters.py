@@ -60,7 +60,7 @@ class Filter(ABC):
             return (
                 f"{owner} holds, or would hold, releases for which nothing can be claimed: no ε up to {epsilon:g} "
                 "covers them. Runs without this budget go on, and their own claims hold. If this is other data, or "
-                "those runs were simulations whose results nobody else has seen and nobody uses, give the data another "
+                "those runs were simulations whose results are neither published nor used, give the data another "
                 "name: privacy.data-identity of a run, data-identity of a node"
             )
         shares = (100 * share(spent, self.limit(epsilon, delta)) for spent in (before, after))

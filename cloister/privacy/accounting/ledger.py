@@ -7,7 +7,7 @@ hash and that of the preceding line. So a change, a gap or a swap is detectable,
             about a unit contains the filter that keeps all of them
     open    written and synced before the noise is drawn: from then on the release is charged
     done    written after the release was handed on; an opened release without this line is charged too
-    place   location of the data, and new names of its ledgers (`cloister.privacy.accounting.ledger`)
+    place   location of the data, and new names of its ledgers (`other_names`)
 
 After a crash, a release may be charged that was never made, but every release that was made is charged. A line that a
 crash tore is the last one and has no newline. Its release cannot have been made, because its sync never returned.
@@ -23,7 +23,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from logging import WARNING
@@ -39,6 +39,7 @@ from cloister.privacy.accounting.vocabulary import Relation, Unit
 from cloister.utils.errors import LedgerError, PrivacyError
 from cloister.utils.files import DAY, sync_folder
 
+logger = logging.getLogger("cloister.ledger")
 VERSION = 3
 GENESIS = "0" * 64
 FIELDS = {
@@ -349,7 +350,7 @@ class Ledger:
         except OSError as error:
             raise LedgerError(f"{self.path}: the ledger cannot be written: {error.strerror}") from error
 
-    def _append(self, file: IO[bytes], kind: str, content: dict[str, Any]) -> None:
+    def _append(self, file: IO[bytes], kind: str, content: Mapping[str, object]) -> None:
         """Write a line and wait until the disk has it."""
         line = {"v": VERSION, "seq": self._count, "time": today(), "kind": kind, **content}
         line["previous"] = self._last_hash
@@ -369,8 +370,8 @@ class Ledger:
         """
         if os.fstat(file.fileno()).st_size != self._offset:
             raise LedgerError(
-                f"{self.path}: somebody else wrote to it while it was locked: locks of this folder do not reach other "
-                "machines; keep the ledger on a disk that one machine alone writes to"
+                f"{self.path}: another process wrote to it while it was locked: locks of this folder do not reach "
+                "other machines; keep the ledger on a disk that one machine alone writes to"
             )
         file.write(data)
         file.flush()
@@ -516,7 +517,7 @@ def today() -> float:
     return float(time.time() // DAY * DAY)
 
 
-def line_hash(line: dict[str, Any]) -> str:
+def line_hash(line: Mapping[str, object]) -> str:
     """Return the SHA-256 of a line without its own hash, in canonical JSON."""
     content = {key: value for key, value in line.items() if key != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -529,9 +530,6 @@ def _make_folder(folder: Path) -> None:
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)
-
-
-logger = logging.getLogger("cloister.ledger")
 
 
 def other_names(ledger: Ledger, place: str) -> tuple[str, ...]:

@@ -195,7 +195,7 @@ def condition(premises: Iterable[Premise]) -> str:
     return f"it holds if {', and '.join(found)}" if found else ""
 
 
-def to_json(premises: Iterable[Premise]) -> list[dict[str, Any]]:
+def to_json(premises: Iterable[Premise]) -> list[dict[str, object]]:
     """Return premises as `privacy.json` holds them."""
     return [asdict(premise) for premise in premises]
 

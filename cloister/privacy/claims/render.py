@@ -11,7 +11,6 @@ from cloister.privacy.claims.claim import (
     DpSgdClaim,
     Figure,
     LedgerState,
-    LocalClaim,
     Statement,
 )
 from cloister.privacy.claims.premises import condition, listed, named
@@ -181,8 +180,18 @@ def _render_server(statement: Statement) -> list[str]:
     if claim.is_guaranteed and statement.ledger.holds_releases_without_a_guarantee:
         lines.append("  no claim over all runs: the ledger holds releases of earlier runs without a guarantee")
     lines += [f"  {told}"] if (told := uncounted(statement.ledger)) else []
-    lines += [*_about_server(claim), *_premises(claim)]
-    return lines + unprotected
+    if claim.is_against_server:
+        lines.append("  the server sees sums of updates alone, and cannot check what a hostile client puts into them")
+        if claim.by_provisioner:
+            lines.append(f"  counted as working with the server: {provisioner_of(claim.by_provisioner)}; {REMEDY}")
+        if claim.counts_one_share:
+            lines.append(f"  {ONE_UPDATE}")
+        if not claim.parameters[COLLUDING] and not claim.by_provisioner:
+            why = f"{COLLUDING} = 0, and each knows its own share of the noise"
+            lines.append(f"  no claim against the other clients: {why}")
+    else:
+        lines.append("  no claim against the server, which sees every update before it is noised")
+    return [*lines, *_premises(claim), *unprotected]
 
 
 def uncounted(ledger: LedgerState) -> str:
@@ -190,20 +199,6 @@ def uncounted(ledger: LedgerState) -> str:
     if not ledger.others:
         return ""
     return f"data at the same place had other names: what was released under {', '.join(ledger.others)} is not counted"
-
-
-def _about_server(claim: Claim) -> list[str]:
-    """Return lines about the single updates that the server sees."""
-    if not claim.is_against_server:
-        return ["  no claim against the server, which sees every update before it is noised"]
-    told = ["  the server sees sums of updates alone, and cannot check what a hostile client puts into them"]
-    if claim.by_provisioner:
-        told.append(f"  counted as working with the server: {provisioner_of(claim.by_provisioner)}; {REMEDY}")
-    if claim.counts_one_share:
-        told.append(f"  {ONE_UPDATE}")
-    if not claim.parameters[COLLUDING] and not claim.by_provisioner:
-        told.append(f"  no claim against the other clients: {COLLUDING} = 0, and each knows its own share of the noise")
-    return told
 
 
 def _reasons(claim: Claim) -> list[str]:
@@ -284,23 +279,19 @@ def render_clients(claim: ClientClaim) -> list[str]:
         ]
         largest = [f"  the largest ε is {told}"] if (told := render_largest(claim)) and sizes[1:] else []
         return [first, *_reasons(claim), *largest, *sizes, *budget]
-    return [f"clients: {claim.mechanism}, {claim.status}{_if(claim)}", *_reasons(claim), *_render_local(claim), *budget]
-
-
-def at_holders(figure: Figure) -> str:
-    """Return at how many clients what one unit loses is counted together; empty for one client."""
-    return f", and at all clients that hold data of it together, up to {figure.holders}" if figure.is_shared else ""
-
-
-def _render_local(claim: LocalClaim) -> list[str]:
-    lines = []
+    lines = [f"clients: {claim.mechanism}, {claim.status}{_if(claim)}", *_reasons(claim)]
     if claim.leakage_of_a_release is not None:
         lines.append(f"  one release leaks {at_most(claim.leakage_of_a_release)} within its neighbourhood")
     lines += [
         f"  {_render_local_figure(figure)}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
         for figure in claim.figures
     ]
-    return [*lines, *_premises(claim), *_unprotected(claim)]
+    return [*lines, *_premises(claim), *_unprotected(claim), *budget]
+
+
+def at_holders(figure: Figure) -> str:
+    """Return at how many clients what one unit loses is counted together; empty for one client."""
+    return f", and at all clients that hold data of it together, up to {figure.holders}" if figure.is_shared else ""
 
 
 def _premises(claim: Claim) -> list[str]:
@@ -338,7 +329,7 @@ NO_BOUND = (
     "been trained without protection."
 )
 NO_GUESS = "There is nothing that anybody could guess from."
-UNHELPED = "Whoever takes two datasets for equally likely guesses right with a probability of 50 %, as before (ε = 0)."
+UNHELPED = "A guess between two equally likely datasets is right with a probability of 50 %, as before (ε = 0)."
 NEARLY_CERTAIN = 0.95
 """A guess that may be right more often than this is called nearly certain."""
 LARGEST_OF_A_PART = 20.0
@@ -437,7 +428,7 @@ def _of_server(statement: Statement) -> Meaning:
         return Meaning(
             about,
             False,
-            "Nobody is guaranteed anything: the run used no mechanism that protects privacy.",
+            "There is no guarantee: the run used no mechanism that protects privacy.",
             "The server, and any party that sees its records, sees every client's model.",
             NO_BOUND,
         )
@@ -529,7 +520,7 @@ def summary_of_clients(claim: ClientClaim) -> str:
     if figure is None or figure.epsilon is None:
         return f"{claim.mechanism} ({claim.status})"
     if isinstance(claim, DpSgdClaim) and claim.nobody_trained:
-        return f"{claim.mechanism} (nobody trained)"
+        return f"{claim.mechanism} (no client trained)"
     told = f"ε = {at_most(figure.epsilon)} for one {figure.unit}"
     if isinstance(claim, DpSgdClaim):
         found = claim.by_size
@@ -540,7 +531,7 @@ def summary_of_clients(claim: ClientClaim) -> str:
 def _without_guarantee(about: str, claim: Claim) -> Meaning:
     reasons = "; and ".join(claim.reasons) or "it released nothing that could be counted"
     against = f"The mechanism {claim.mechanism} adds noise, but this is no guarantee against anybody: {reasons}."
-    return Meaning(about, False, f"Nobody is guaranteed anything by {about}.", against, NO_BOUND)
+    return Meaning(about, False, f"There is no guarantee from {about}.", against, NO_BOUND)
 
 
 def _who(figure: Figure) -> str:
@@ -565,8 +556,8 @@ def _how_much(figure: Figure) -> str:
     guess = _guess(figure)
     two = "the two versions" if figure.relation == "replace-one" else "that the data was used and that it was not"
     told = (
-        f"Somebody who knows everything else, and takes {two} for equally likely, guesses right which of "
-        f"the two it was with a probability of at most {percent(guess)} instead of 50 % ({_parameters(figure)}: "
+        f"An adversary who knows everything else, and takes {two} for equally likely, guesses right which "
+        f"of the two it was with a probability of at most {percent(guess)} instead of 50 % ({_parameters(figure)}: "
         f"{_tier(figure)})"
     )
     if guess > NEARLY_CERTAIN:

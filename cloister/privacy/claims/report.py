@@ -47,7 +47,15 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
         budgets.append(
             f"budget from {_date(each.time)}, run {each.run}, unit {each.unit}: {limit}, kept by {each.filter}"
         )
-    for line in (*_reasons(ledger), *budgets, *others, *amounts):
+    numbers = _numbered(ledger)
+    found = Counter(
+        (entry.unit, entry.event.reason) for entry in ledger.entries if isinstance(entry.event, Unaccounted)
+    )
+    reasons = [
+        f"no guarantee ({numbers[reason]}), unit {unit}, {counted(count, 'release')}: {reason}"
+        for (unit, reason), count in found.items()
+    ]
+    for line in (*reasons, *budgets, *others, *amounts):
         # Whole at any width: reasons are for reading, and lines for searching.
         console.print(escape(line), soft_wrap=True)
 
@@ -80,18 +88,6 @@ def _numbered(ledger: Ledger) -> dict[str, int]:
     """Number the reasons why releases have no guarantee."""
     reasons = (entry.event.reason for entry in ledger.entries if isinstance(entry.event, Unaccounted))
     return {reason: number for number, reason in enumerate(dict.fromkeys(reasons), start=1)}
-
-
-def _reasons(ledger: Ledger) -> list[str]:
-    """Return each reason why releases have no guarantee, with the number of releases of each unit."""
-    numbers = _numbered(ledger)
-    found = Counter(
-        (entry.unit, entry.event.reason) for entry in ledger.entries if isinstance(entry.event, Unaccounted)
-    )
-    return [
-        f"no guarantee ({numbers[reason]}), unit {unit}, {counted(count, 'release')}: {reason}"
-        for (unit, reason), count in found.items()
-    ]
 
 
 def _amounts(ledger: Ledger, delta: float, relation: Relation) -> list[str]:
@@ -139,7 +135,7 @@ BAR = 40
 """Characters of the longest printed bar."""
 
 
-def leakage_report(spent: Sequence[float]) -> dict[str, Any]:
+def leakage_report(spent: Sequence[float]) -> dict[str, object]:
     """Return median, maximum and histogram of the clients' composed leakage.
 
     Source: Galli et al. (2023), Table 1 and Figure 4.
@@ -148,7 +144,11 @@ def leakage_report(spent: Sequence[float]) -> dict[str, Any]:
         spent: Σ ε·radius of each client; ∞ after a release without noise: such clients are only counted.
     """
     released = np.array([leakage for leakage in spent if 0 < leakage < math.inf])
-    numbers = {"clients": len(spent), "that-released": len(released), "without-limit": sum(map(math.isinf, spent))}
+    numbers: dict[str, object] = {
+        "clients": len(spent),
+        "that-released": len(released),
+        "without-limit": sum(map(math.isinf, spent)),
+    }
     if not len(released):
         return numbers
     # From 0: between leakages that are equal up to rounding, bins would have no width.

@@ -144,7 +144,7 @@ def statement_of(content: Mapping[str, Any]) -> Statement:
         raise ValueError(f"no statement about a run's privacy: {type(error).__name__}") from None
 
 
-def schema_refused(content: Mapping[str, Any]) -> str:
+def schema_refused(content: Mapping[str, object]) -> str:
     """Return why this version does not read a claim; empty if it does.
 
     Args:
@@ -196,6 +196,6 @@ def _read(figures: Iterable[Mapping[str, Any]]) -> tuple[Figure, ...]:
     )
 
 
-def _snake(content: Mapping[str, Any]) -> dict[str, Any]:
+def _snake(content: Mapping[str, object]) -> dict[str, Any]:
     """Invert `_kebab`."""
     return {name.replace("-", "_"): tuple(item) if isinstance(item, list) else item for name, item in content.items()}

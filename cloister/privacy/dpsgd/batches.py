@@ -73,16 +73,13 @@ def shuffle(examples: int, batch_size: int, steps: int, seed: int | None = None)
     check.non_negative(examples=examples, steps=steps)
     if not 1 <= batch_size <= examples:
         raise ConfigError(f"batch_size must be from 1 to the {examples} examples, got {batch_size}")
-    return _parts(examples, batch_size, steps, np.random.default_rng(seed))
+    rng, cuts = np.random.default_rng(seed), pieces(examples // batch_size * batch_size, batch_size)
+    orders = (rng.permutation(examples) for _ in itertools.count())
+    return itertools.islice((order[cut] for order in orders for cut in cuts), steps)
 
 
 def pieces(count: int, size: int) -> list[slice]:
-    """Return slices of at most `size` that cover `count` elements in order.
-
-    Args:
-        count: ≥ 0.
-        size: > 0.
-    """
+    """Return slices of at most `size` > 0 that cover `count` elements in order."""
     return [slice(start, start + size) for start in range(0, count, size)]
 
 
@@ -109,16 +106,11 @@ def units_of(groups: NDArray, cap: int, seed: int | None = None) -> list[NDArray
 
 
 def rows_of(units: Sequence[NDArray[np.intp]], batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the examples of a batch of units, and their units' numbers.
-
-    They are the input of `DpSgd.step`.
+    """Return indices of the examples of a batch of units, and their units' numbers: `groups` of `DpSgd.step`.
 
     Args:
         units: from `units_of`.
         batch: indices of units.
-
-    Returns:
-        Indices of examples, and `groups` of the same length.
     """
     chosen = [units[number] for number in batch]
     groups = np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
@@ -132,37 +124,24 @@ class Draws:
     independent of all units' data.
 
     Args:
-        seed: None: the operating system's entropy.
+        seed: None draws from the operating system.
     """
 
     def __init__(self, seed: int | Sequence[int] | None = None) -> None:
         self._rng = random.SystemRandom() if seed is None else random.Random(repr(seed))
 
     def seeds(self, *shape: int) -> NDArray[np.int64]:
-        """Return fresh seeds, shape (*shape, 2).
-
-        Args:
-            shape: of the seeds.
-        """
+        """Return fresh seeds, shape (*shape, 2)."""
         words = np.frombuffer(self._rng.randbytes(8 * math.prod(shape)), np.uint32)
         return (words >> 1).astype(np.int64).reshape(*shape, 2)
 
     def places(self, units: int, room: int) -> list[int]:
-        """Return a place for each unit: every choice of different places is equally likely.
-
-        Args:
-            units: at most `room`.
-            room: number of places.
-        """
+        """Return a place below `room` for each unit: every choice of different places is equally likely."""
         return self._rng.sample(range(room), units)
 
 
 class Members:
-    """Examples of each group.
-
-    Args:
-        groups: of each example, shape (n,).
-    """
+    """Examples of each group, from the group of each example."""
 
     def __init__(self, groups: NDArray) -> None:
         _, group = np.unique(groups, return_inverse=True)
@@ -174,9 +153,7 @@ class Members:
         return len(self._sizes)
 
     def table(self, numbers: NDArray[np.intp], cap: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Return a table of the examples of some groups, a row each.
-
-        It takes groups × cap of memory.
+        """Return a table of the examples of some groups, a row each, in groups × cap of memory.
 
         Args:
             numbers: of groups.
@@ -197,10 +174,6 @@ def cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
 
     NumPy's own cast of such numbers depends on their position, and so on the other examples. Refusing them would
     reveal a row that determines the dtype of a file.
-
-    Args:
-        rows: of examples.
-        dtype: of the result.
     """
     rows, target = np.asarray(rows), np.dtype(dtype)
     if rows.dtype.kind == "f" and target.kind in "iu" and (target.itemsize < 4 or target == np.uint32):
@@ -216,12 +189,3 @@ def _uniform(seed: int | None) -> Callable[[int], NDArray[np.uint64]]:
         return lambda count: rng.integers(0, 2**64, count, np.uint64)
     stream = Cipher(algorithms.AES(os.urandom(16)), modes.CTR(os.urandom(16))).encryptor()
     return lambda count: np.frombuffer(stream.update(bytes(8 * count)), np.uint64)
-
-
-def _parts(examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[Batch]:
-    per_order = examples // batch_size
-    for step in range(steps):
-        if step % per_order == 0:
-            order = rng.permutation(examples)
-        start = step % per_order * batch_size
-        yield order[start : start + batch_size]

@@ -1,7 +1,7 @@
 """Checks that refuse models and processors without a guarantee for DP-SGD, with the reason and a remedy.
 
-A few kinds of layers are refused by name, for their remedy. A model whose graph provably combines several examples
-is refused (`isolation`). So is one that adds a loss of its own or changes its state.
+A few kinds of layers are refused by name, for their remedy. A model is also refused if its graph provably combines
+several examples (`isolation`), adds a loss of its own or changes its state.
 """
 
 import os
@@ -61,12 +61,8 @@ def as_unsupported_model() -> Iterator[None]:
 def refuse(model: Network, loss: Loss, probe: Probe) -> None:
     """Refuse a model that DP-SGD cannot train.
 
-    Only the shapes and types of the probe are used.
-
     Args:
-        model: built.
-        loss: (labels, outputs) -> (batch,), each of its own example alone.
-        probe: x and y of a few examples, for their shapes and types.
+        model, loss, probe: as in `step.DpSgd`.
 
     Raises:
         UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and the replacement.

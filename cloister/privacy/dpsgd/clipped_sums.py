@@ -68,11 +68,7 @@ class ClippedSums:
     """Clipped sums of batches of a model's examples.
 
     Args:
-        model: built.
-        loss: (labels, outputs) -> (batch,), each of its own example alone.
-        probe: x and y of a few examples, for their shapes and types.
-        batch_size: B, the expected number of units of a batch.
-        group_cap: largest number of examples of a unit.
+        model, loss, probe, batch_size, group_cap: as in `step.DpSgd`.
 
     Attributes:
         engine: computation of the units, in rows or in turn.
@@ -83,7 +79,7 @@ class ClippedSums:
         it needs the assumptions of `InRows`.
 
     Raises:
-        UnsupportedModel: the model cannot be trained with DP-SGD, with the reason and the replacement.
+        UnsupportedModel: as in `checks.refuse`.
     """
 
     def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
@@ -97,9 +93,7 @@ class ClippedSums:
                 self.engine = InTurn(model, loss, probe, batch_size, group_cap)
 
     def of(self, x: Examples, y: Examples, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
-        """Return Σ gradient·min(1, S/‖gradient‖) over the units of a batch.
-
-        S/(1 + η) takes the place of S.
+        """Return Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
 
         Args:
             x, y: n examples.

@@ -56,11 +56,7 @@ class Rows:
         return tf.reduce_sum(tf.reshape(tensor, [self.units, self.each, *tensor.shape[1:]]), axis=1)
 
     def by_position(self, tensor: Tensor, axes: int = 1) -> Tensor:
-        """Return a tensor of shape (rows, ..., *last axes) as (U, T, *last axes).
-
-        Args:
-            tensor: of a call of a layer.
-            axes: number of axes of a position.
+        """Return a tensor of shape (rows, ..., *last axes) as (U, T, *last axes), given the number of these axes.
 
         Raises:
             NotCapturable: the tensor does not have an example in each row.
@@ -84,7 +80,7 @@ class Part(Protocol):
     def squared_norms(self) -> Tensor:
         """Return upper bounds of the units' squared L2 norms, shape (U,), double.
 
-        Guarantee: its root also bounds the factor of γ in `rounding`. If a gradient is not finite, neither is this.
+        Guarantee: its root also bounds the factor of γ in `noise`. If a gradient is not finite, neither is this.
         """
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -99,12 +95,8 @@ class Part(Protocol):
 class PerUnit:
     """Gradients that are held separately: tensors of shape (U, *variable.shape).
 
-    The bound applies to the held gradients, so it holds for any rounding in their computation.
-
-    Args:
-        kernel: a name.
-        gradients: of every row, for each variable, shape (rows, *variable.shape).
-        rows: shape of the call.
+    The bound applies to the held gradients, so it holds for any rounding in their computation. They are the sums of
+    the given ones, shape (rows, *variable.shape), over the rows of each unit.
     """
 
     def __init__(self, kernel: str, gradients: Sequence[Tensor], rows: Rows) -> None:
@@ -116,12 +108,7 @@ class PerUnit:
         return tf.add_n([squares(gradient) for gradient in self.held])
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Return Σ factors[i]·gradient[i] for every variable; see `Part`.
-
-        Args:
-            factors: of each unit, shape (U,).
-            clean: puts zeros where a unit's numbers are not finite.
-        """
+        """Return Σ factors[i]·gradient[i] for every variable; see `Part`."""
         sums = []
         for gradient in map(clean, self.held):
             own = tf.cast(factors, gradient.dtype)
@@ -151,10 +138,7 @@ def squares(tensor: Tensor) -> Tensor:
 
 
 def _width(shape: Sequence[int]) -> int:
-    """Return the number of trailing entries to sum in float32.
-
-    They are as many of the last axes as `WIDEST` allows for, and an equal part of the next one.
-    """
+    """Return how many trailing entries `WIDEST` allows for: whole last axes, and an equal part of the next one."""
     width = 1
     for axis in reversed(shape):
         if width * axis > WIDEST:
@@ -164,23 +148,12 @@ def _width(shape: Sequence[int]) -> int:
 
 
 def rows_times(tensor: Tensor, factors: Tensor) -> Tensor:
-    """Return each row of a tensor of leading size U times its factor.
-
-    Args:
-        tensor: of leading size U.
-        factors: shape (U,).
-    """
+    """Return each row of a tensor of leading size U times its factor, of shape (U,)."""
     return tensor * tf.reshape(tf.cast(factors, tensor.dtype), [-1] + [1] * (len(tensor.shape) - 1))
 
 
 def dense(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
-    """Return the cheapest form of a dense layer's gradients for the number of positions.
-
-    Args:
-        layer: a plain dense layer.
-        calls: of the layer in one forward computation.
-        rows: shape of the call.
-    """
+    """Return the cheapest form of a plain dense layer's gradients for the number of positions; see `Form`."""
     pairs = [tuple(map(rows.by_position, call.pair)) for call in calls]
     return _of_positions(pairs, bool(layer.use_bias))
 
@@ -222,12 +195,7 @@ class OuterProduct:
         return (squares(self._inputs) + float(self._bias)) * squares(self._deltas)
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Return Aᵀ(f·D), the ordinary gradient of scaled deltas.
-
-        Args:
-            factors: of each unit, shape (U,).
-            clean: unused: units with factor 0, which include empty places and non-finite gradients, are left out.
-        """
+        """Return Aᵀ(f·D), the ordinary gradient of scaled deltas, without units of factor 0; see `Part`."""
         counted = tf.where(factors > 0)[:, 0]
         inputs, deltas, own = (tf.gather(each, counted) for each in (self._inputs, self._deltas, factors))
         inputs, deltas = _flat(inputs), _flat(rows_times(deltas, own))
@@ -291,13 +259,10 @@ class Einsum:
         input and kernel    numbers in
         output and kernel   numbers out
 
-    Args:
-        layer: with an equation of these letters only, and a bias for each number out.
-        calls: of the layer in one forward computation.
-        rows: shape of the call.
+    It is a `Form`.
 
     Raises:
-        NotCapturable: the equation has another form.
+        NotCapturable: the equation has another form, or the bias is not one for each number out.
     """
 
     def __init__(self, layer: Layer, calls: Sequence[Call], rows: Rows) -> None:
@@ -329,12 +294,7 @@ class Einsum:
         return self._part.squared_norms()
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Return Σ factors[i]·gradient[i] for every variable; see `Part`.
-
-        Args:
-            factors: of each unit, shape (U,).
-            clean: puts zeros where a unit's numbers are not finite.
-        """
+        """Return Σ factors[i]·gradient[i] for every variable; see `Part`."""
         kernel, *bias = self._part.weighted_sum(factors, clean)
         order = self._ins + self._outs
         apart = tf.reshape(kernel, [self._sizes[letter] for letter in order])
@@ -352,11 +312,7 @@ class EmbeddingGradients:
     """Form of a table's gradients by unit, held as indices and deltas.
 
     Positions of one index can cancel, like positions of a dense layer. So norms and sums are in double precision.
-
-    Args:
-        layer: a plain embedding.
-        calls: of the layer in one forward computation.
-        rows: shape of the call.
+    It is a `Form`.
 
     Raises:
         NotCapturable: there are too many pairs of positions, or a row is not of one example.
@@ -384,15 +340,9 @@ class EmbeddingGradients:
         return gram_squares(tf.cast(same, tf.float64), gram(self._deltas))
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Return Σ factors[i]·gradient[i] for the table; see `Part`.
-
-        Args:
-            factors: of each unit, shape (U,).
-            clean: puts zeros where a unit's numbers are not finite.
-        """
+        """Return Σ factors[i]·gradient[i] for the table; see `Part`."""
         deltas = rows_times(clean(self._deltas), factors)
-        flat = tf.reshape(deltas, [-1, deltas.shape[-1]])
-        return [tf.math.unsorted_segment_sum(flat, tf.reshape(self._indices, [-1]), self._size)]
+        return [tf.math.unsorted_segment_sum(_flat(deltas), tf.reshape(self._indices, [-1]), self._size)]
 
 
 def is_plain_normalization(layer: Layer) -> bool:
@@ -402,12 +352,7 @@ def is_plain_normalization(layer: Layer) -> bool:
 
 
 def normalization(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
-    """Return Σ over positions of δ·x̂ for the scale, and of δ for the offset.
-
-    Args:
-        layer: a normalization of each example separately.
-        calls: of the layer in one forward computation.
-        rows: shape of the call.
+    """Return Σ over positions of δ·x̂ for the scale, and of δ for the offset; see `Form`.
 
     Raises:
         NotCapturable: the layer scales another axis than the last.
@@ -430,6 +375,7 @@ def normalization(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
 
 
 Form: TypeAlias = Callable[[Layer, Sequence[Call], Rows], Part]
+"""Per-unit gradients of a layer, from its calls in one forward computation, and the shape of the model's call."""
 FORMS: tuple[tuple[Callable[[Layer], bool], Form], ...] = (
     (is_plain_dense, dense),
     (is_plain_einsum, Einsum),

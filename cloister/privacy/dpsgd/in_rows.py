@@ -1,8 +1,7 @@
 """Clipped sum of several units in one computation of fixed shape.
 
-A call has `places` rows of units. Each drawn unit has a place of its own, by a secret lot (`clipped_sums`); empty
-places repeat one of the units and have factor 0. `isolation` proves that each row of the graph depends on one unit
-alone. The graph is executed as it was traced (`graphs`).
+A call has `places` rows of units, by the lot of `clipped_sums`; empty places repeat one of the units and have factor 0.
+`isolation` proves that each row of the graph depends on one unit alone. It is executed as it was traced (`tracing`).
 """
 
 import math
@@ -45,8 +44,7 @@ class Sums(NamedTuple):
 
     Attributes:
         arrays: for each trainable variable.
-        clipped: number of units that were scaled down.
-        non_finite: number of units without a finite gradient, which contributed zero.
+        clipped, non_finite: as in `clipped_sums.ClippedSum`.
     """
 
     arrays: list[NDArray]
@@ -63,11 +61,7 @@ class InRows:
     """Clipped sums of a model's units, a row each.
 
     Args:
-        model: built.
-        loss: (labels, outputs) -> (rows,), of each example separately.
-        probe: x and y of a few examples, for their shapes and types.
-        batch_size: B, the expected number of units of a batch.
-        group_cap: largest number of examples of a unit.
+        model, loss, probe, batch_size, group_cap: as in `step.DpSgd`.
 
     Attributes:
         model: as given.
@@ -109,11 +103,7 @@ class InRows:
         self.overstatement = overstatement(batch_size, self.places)
 
     def seeds(self, draws: Draws) -> NDArray[np.int64]:
-        """Return the seeds of a call: one for each random layer.
-
-        Args:
-            draws: their source.
-        """
+        """Return the seeds of a call: one for each random layer."""
         return draws.seeds(len(seeds_of(self.model)))
 
     def __call__(self, x: Examples, y: Examples, mask: NDArray, bound: float, seeds: NDArray[np.int64]) -> Sums:
@@ -131,18 +121,11 @@ class InRows:
             return Sums.of(*self._compiled(x, y, tf.constant(mask), tf.constant(seeds), tf.constant(bound, tf.float64)))
 
     def with_held(self) -> Compiled:
-        """Return the graph of a call that also returns `held`, for audits.
-
-        `audits.keras_kernels` compares it.
-        """
+        """Return the graph of a call that also returns `held`, for `audits.keras_kernels`."""
         return self._traced(lambda *given: (self._sums(*given), self.held))
 
     def _compile(self) -> Compiled:
-        """Return the graph of a call, after proving that it keeps units apart.
-
-        Raises:
-            NotIsolated: the proof fails.
-        """
+        """Return the graph of a call, after proving that it keeps units apart."""
         compiled = self._traced(self._sums)
         refuse_effects(compiled.graph, self.model)
         if self.places > 1:
@@ -164,11 +147,7 @@ class InRows:
     def _sums(
         self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the sum for each variable, and counts.
-
-        Raises:
-            NotCapturable: an input of a layer does not have an example in each row.
-        """
+        """Return the sum for each variable, and counts."""
         variables, rows, shares = self.model.trainable_variables, Rows(self.places, self._cap), _shares(mask)
 
         def losses() -> Tensor:
@@ -219,8 +198,7 @@ def _walk(layer: Layer, seen: set[int]) -> Iterator[tuple[Layer, Form]]:
 def clip(parts: Sequence[Part], real: Tensor, bound: Tensor) -> tuple[list[list[Tensor]], Tensor, Tensor, Tensor]:
     """Return Σ gradient·min(1, bound/‖gradient‖), counts, and squared norms.
 
-    Norms are overstated by the largest effect of roundings. A unit whose gradient, or the square of its norm, is not
-    finite contributes zero.
+    A unit whose gradient, or the square of its norm, is not finite contributes zero.
 
     Args:
         parts: gradients of U units with respect to some of the variables each.

@@ -2,14 +2,13 @@
 
 It suits any model: with one unit an iteration, no layer can combine two of them, and a unit is computed in the same
 shape in any batch. The body of the loop reads the unit's rows, its random numbers and the weights. It only adds to a
-running sum, and a graph that could keep further data is refused (`graphs`).
+running sum, and a graph that could keep further data is refused (`tracing`).
 
 The gradient of a dense layer is the outer product of its input and its delta. For a wide layer these two are kept for
 each unit, the delta scaled by the unit's factor, and multiplied once after the loop.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ from cloister.privacy.dpsgd.batches import Draws, cast, places_of
 from cloister.privacy.dpsgd.in_rows import Sums
 from cloister.privacy.dpsgd.noise import SLACK
 from cloister.privacy.dpsgd.tracing import (
-    Call,
     Examples,
     Loss,
     NotCapturable,
@@ -36,7 +34,7 @@ from cloister.privacy.dpsgd.tracing import (
     specs_of,
     with_functions,
 )
-from cloister.utils.arrays import Compiled, Layer, Network, Tensor, Variable
+from cloister.utils.arrays import Compiled, Network, Tensor, Variable
 from cloister.utils.threads import THREADS
 
 AT_ONCE = 1024
@@ -52,12 +50,7 @@ CONVOLUTION = ("Conv", "DepthwiseConv")
 
 
 class _Unit(NamedTuple):
-    """Gradients of one unit.
-
-    Attributes:
-        gradients: of all variables outside of wide layers.
-        inputs, deltas: of each wide layer; their outer product is the gradient of its kernel.
-    """
+    """Gradients of one unit with respect to variables outside of wide layers, and each wide layer's input and delta."""
 
     gradients: list[Tensor]
     inputs: list[Tensor]
@@ -84,11 +77,7 @@ class InTurn:
     """Clipped sums of a model's units, one after another.
 
     Args:
-        model: built.
-        loss: (labels, outputs) -> (rows,), of each example separately.
-        probe: examples with the shapes and types of the model's inputs.
-        batch_size: B, the expected number of units of a batch.
-        group_cap: largest number of examples of a unit.
+        model, loss, probe, batch_size, group_cap: as in `step.DpSgd`.
 
     Attributes:
         model: as given.
@@ -125,21 +114,14 @@ class InTurn:
             self._compiled = self._compile()
 
     def seeds(self, draws: Draws) -> NDArray[np.int64]:
-        """Return the seeds of a call, separate ones for each unit.
-
-        Args:
-            draws: their source.
-        """
+        """Return the seeds of a call, separate ones for each unit."""
         return draws.seeds(self.places, len(seeds_of(self.model)))
 
     def __call__(self, x: Examples, y: Examples, mask: NDArray, bound: float, seeds: NDArray[np.int64]) -> Sums:
-        """Return Σ gradient·min(1, bound/‖gradient‖) over the units, in double precision.
+        """Return Σ gradient·min(1, bound/‖gradient‖) over at most `places` units, in double precision.
 
         Args:
-            x, y: units·cap examples, adjacent for each unit.
-            mask: shape (units, cap), False for padding; at most `places` units.
-            bound: above 0.
-            seeds: of random layers, of each unit.
+            x, y, mask, bound, seeds: as in `InRows`, without empty places; there are seeds for each unit.
         """
         shares = np.zeros((self.places, self._cap))
         shares[: len(mask)] = mask / np.maximum(mask.sum(axis=1, keepdims=True), 1)
@@ -264,12 +246,7 @@ class InTurn:
         return any(variable is own for layer in self._wide for own in layer.trainable_variables)
 
     def _unit(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor) -> _Unit:
-        """Return one unit's gradients.
-
-        Raises:
-            NotCapturable: a wide layer is not called exactly once, for one position, or other operations use its
-                weights.
-        """
+        """Return one unit's gradients."""
 
         def losses() -> Tensor:
             found = losses_of(self.model, self._loss, x, y)
@@ -281,20 +258,14 @@ class InTurn:
             for variable, value, gradient in zip(self._variables, values, recorded.gradients, strict=True)
             if not self._is_wide(variable)
         ]
-        pairs = [_only_pair(layer, calls) for layer, calls in zip(self._wide, recorded.calls, strict=True)]
-        return _Unit(gradients, [each for each, _ in pairs], [each for _, each in pairs])
-
-
-def _only_pair(layer: Layer, calls: Sequence[Call]) -> tuple[Tensor, Tensor]:
-    """Return the input and the delta of a wide layer.
-
-    Raises:
-        NotCapturable: the layer is not called exactly once, for one position.
-    """
-    shapes = [[list(call.first_input.shape), list(call.output.shape)] for call in calls]
-    if shapes != [[[1, size] for size in layer.kernel.shape]]:
-        raise NotCapturable("a wide layer is called otherwise than once, for one position")
-    (call,) = calls
-    call.delta = tf.zeros_like(call.output) if call.delta is None else call.delta
-    inputs, deltas = call.pair
-    return inputs[0], deltas[0]
+        unit = _Unit(gradients, [], [])
+        for layer, calls in zip(self._wide, recorded.calls, strict=True):
+            shapes = [[list(call.first_input.shape), list(call.output.shape)] for call in calls]
+            if shapes != [[[1, size] for size in layer.kernel.shape]]:
+                raise NotCapturable("a wide layer is called otherwise than once, for one position")
+            (call,) = calls
+            call.delta = tf.zeros_like(call.output) if call.delta is None else call.delta
+            inputs, deltas = call.pair
+            unit.inputs.append(inputs[0])
+            unit.deltas.append(deltas[0])
+        return unit

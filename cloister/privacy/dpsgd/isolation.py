@@ -71,14 +71,12 @@ def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Seq
     """Return the labels of some tensors of a graph, by the units on which they depend.
 
     Args:
-        graph: of a traced function.
-        units: at least 2.
+        graph, units: as in `prove`.
         given: the label of each placeholder that depends on units, by the `id` of the placeholder's tensor.
         targets: tensors of the graph.
 
     Raises:
-        Mixes: an operation takes several units together.
-        Unproved: no rule covers an operation, or the graph may keep data between calls.
+        Mixes, Unproved: as in `prove`.
         ValueError: fewer than two units, or a label of a tensor that is not a placeholder of the graph.
     """
     if units < 2:
@@ -108,10 +106,7 @@ def _labels(
     targets: Sequence[Tensor],
     own: frozenset[str] = frozenset(),
 ) -> list[Label]:
-    """Return the labels of tensors of one graph, from those of placeholders, and follow function calls.
-
-    The placeholders in `own` hold the units' original data.
-    """
+    """Return labels of one graph from those of placeholders, of which `own` hold the units' original data."""
     values, found = StaticValues(), dict(given)
     for operation in _in_order(graph, targets):
         kind, before = operation.type, tuple(found[tensor.name] for tensor in operation.inputs)
@@ -155,10 +150,7 @@ def _refuse_raising(operation: tf.Operation, found: Mapping[str, Label], own: fr
 
 
 def _is_held(tensor: Tensor, found: Mapping[str, Label], own: frozenset[str]) -> bool:
-    """Return whether a tensor is computed from a unit's own integers alone.
-
-    The computation is the same at every place.
-    """
+    """Return whether a tensor is computed from a unit's own integers alone, in the same way at every place."""
     operation = tensor.op
     if not isinstance(found[tensor.name], Rows) or not (tensor.dtype.is_integer or tensor.dtype.is_bool):
         return False

@@ -11,12 +11,12 @@ from cloister.privacy.accounting.events import Event, Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, KERNELS, Contributor
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
+from cloister.privacy.mechanisms.local import NO_NOISE
 from cloister.utils import check
 from cloister.utils.errors import ConfigError, PrivacyError
 
 MAX_BATCH = 1 << 16
 """Largest expected number of units in a batch, by the public number: rounding bounds hold for batches of 2^17."""
-NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,18 @@ class LocalSteps:
     def batches(self, seed: int | None = None, present: int | None = None) -> Iterator[Batch]:
         """Return the indices of the units in each step.
 
-        They are drawn by the operating system, or from a seed.
-
         Args:
-            seed: for tests and papers.
+            seed: for tests and papers; None draws from the operating system.
             present: true number of units; N by default. Only `poisson` accepts another number.
 
         Raises:
             PrivacyError: the batches of a shuffled order would reveal the true number of units.
         """
-        if self.sampling == "poisson":
-            return self._poisson(self.examples if present is None else present, seed)
-        if present not in (None, self.examples):
-            raise PrivacyError("privacy.batch-sampling = 'shuffle' needs a public number of units; use 'poisson'")
-        return shuffle(self.examples, min(self.batch_size, self.examples), self.count, seed)
-
-    def _poisson(self, present: int, seed: int | None) -> Iterator[Batch]:
-        """Return batches of at most N units, drawn at random if there are more."""
+        present = self.examples if present is None else present
+        if self.sampling == "shuffle":
+            if present != self.examples:
+                raise PrivacyError("privacy.batch-sampling = 'shuffle' needs a public number of units; use 'poisson'")
+            return shuffle(self.examples, min(self.batch_size, self.examples), self.count, seed)
         drawn = poisson(min(present, self.examples), self.rate, self.count, seed)
         if present <= self.examples:
             return drawn

@@ -73,6 +73,8 @@ SMALLEST_FACTOR = 2.0**-126
 """Least clip factor: a smaller one would lose bits as a float32, and counts as 0."""
 MAXIMUM_OVERSTATEMENT = 1 / 10
 """Largest part of S for roundings: larger batches take several calls."""
+SCALING = 1.0
+"""Steps in the sensitivity for roundings of v·w and of w: see 2 of the second list above."""
 
 
 def check_clipping_norm(clipping_norm: float) -> None:
@@ -89,14 +91,7 @@ def check_clipping_norm(clipping_norm: float) -> None:
 
 
 def overstatement(batch_size: int, at_once: int) -> float:
-    """Return η, the relative margin of the bound for roundings.
-
-    With contributions bounded by S/(1 + η), one unit moves the computed sum by at most S.
-
-    Args:
-        batch_size: B.
-        at_once: units in a call.
-    """
+    """Return η, the relative margin of the bound for roundings, by B and the number m of units in a call."""
     roundings = (at_once + EXTRA) * UNIT
     return 2 * places_of(batch_size) * roundings / (1 - roundings) + SLACK
 
@@ -111,16 +106,8 @@ def most_at_once(batch_size: int) -> int:
     return math.floor(share / (1 + share) / UNIT) - EXTRA
 
 
-SCALING = 1.0
-"""Steps in the sensitivity for roundings of v·w and of w: see 2 above."""
-
-
 def rounding_steps(parameters: int) -> float:
-    """Return the number of steps that rounding can add to the L2 distance of two sums.
-
-    Args:
-        parameters: p, the numbers of a sum.
-    """
+    """Return the number of steps that rounding can add to the L2 distance of two sums of p numbers."""
     return math.sqrt(parameters) + SCALING
 
 
@@ -186,21 +173,19 @@ def noisy_sum(
     noise_multiplier: float,
     noise: GaussianNoise,
 ) -> Row:
-    """Return Σ gradient·min(1, S/‖gradient‖) + exact noise of deviation σS.
-
-    The result is in float64.
+    """Return Σ gradient·min(1, S/‖gradient‖) + exact noise of deviation σS, in float64.
 
     Args:
         gradients: functions, one for each unit of the batch, possibly none; each is called once and returns its unit's
             gradient. A unit is an example, or a group of them with the mean of its examples' gradients.
         like: flat arrays of the shapes of a gradient.
-        clipping_norm: S, from `rounding.MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`.
+        clipping_norm: S, from `MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`.
         noise_multiplier: σ ≥ 0.
         noise: source of the key of the noise.
 
     Guarantee: among at most 2^17 units one unit's joining or leaving moves the un-noised sum by at most S in L2, and
         noise is exact. The cost is that of a Gaussian mechanism of noise multiplier σ. Contributions are clipped to
-        S/(1 + `rounding.SLACK`): enough for roundings of 2^17 units of 2^30 numbers each. A gradient that is not
+        S/(1 + `SLACK`): enough for roundings of 2^17 units of 2^30 numbers each. A gradient that is not
         finite, or whose computation raises an exception, contributes zero and does not affect other units.
 
     Raises:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import keras
@@ -14,7 +15,7 @@ from cloister.privacy.dpsgd.checks import use_single_precision
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
 from cloister.privacy.dpsgd.local_steps import MAX_BATCH
 from cloister.privacy.dpsgd.noise import check_clipping_norm, grid_of, noised_sum
-from cloister.privacy.dpsgd.tracing import Examples, Loss, Probe, as_probed, is_known_to_xla, made_up, take
+from cloister.privacy.dpsgd.tracing import Examples, Loss, Probe, as_probed, made_up, take
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.utils import check
@@ -30,9 +31,7 @@ class StepCounts:
     """Counts of one step, from private data without noise: not for release.
 
     Attributes:
-        examples: number of units in the batch: examples, or groups of them.
-        clipped: number of units that were scaled down to the bound.
-        non_finite: number of units without a finite gradient, which contributed zero.
+        examples, clipped, non_finite: as in `clipped_sums.ClippedSum`.
     """
 
     examples: int
@@ -47,7 +46,7 @@ class DpSgd:
         model: built; its state other than weights must not come from data.
         batch_size: B > 0, public: the divisor of a noised sum, and the expected number of units in a batch.
         noise_multiplier: σ ≥ 0.
-        clipping_norm: S, from `rounding.MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`; the default of each step.
+        clipping_norm: S, from `noise.MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`; the default of each step.
         optimizer: any Keras optimizer; it receives the noised mean alone, so its update is post-processing.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
         probe: x and y of three dummy examples, for their structure, shapes and types. A model of several inputs or
@@ -56,21 +55,16 @@ class DpSgd:
             examples: its gradient is the mean of their gradients, and is clipped to S.
 
     Attributes:
-        method: `rows`, or `in turn` if units are computed one after another.
-        kernels: form of each layer's gradients in rows, by its path.
         noise: source of the keys of the noise: the operating system, or a seed that is set for tests.
-        overstatement: η; contributions are clipped to S/(1 + η), see `rounding`.
+        overstatement: η; contributions are clipped to S/(1 + η), see `noise`.
 
     Guarantee: take a step on a batch from `batches.poisson`, of at most B units on average. It costs as much as a
         Poisson-sampled Gaussian mechanism of noise multiplier σ, for add-or-remove of a unit, with δ larger by
-        `vocabulary.OVERFLOW`. One unit moves the computed un-noised sum by at most S in L2, for any weights and
-        inputs, and does not affect other units' parts of it. Exact noise of standard deviation σS, and a little more,
-        is added on a public grid (`exact_noise`). In turn this assumes that an operation gives equal results for equal
-        inputs. In rows it also assumes that kernels keep rows apart in calls of one shape. Other batches cost as much
-        as a Gaussian mechanism without sampling, if at most `batches.places_of(B)` units take part.
+        `vocabulary.OVERFLOW`. It rests on the guarantee of `ClippedSums` and on `noise`. Other batches cost as much as
+        a Gaussian mechanism without sampling, if at most `batches.places_of(B)` units take part.
 
     Raises:
-        UnsupportedModel: examples of this model have no gradients of their own, with the reason and the replacement.
+        UnsupportedModel: as in `checks.refuse`.
         ConfigError: a number is out of range, a probe is needed, or the processor is set to coarser products.
 
     Source: Abadi et al. (2016), arXiv:1607.00133, Algorithm 1, with the configured batch size as the divisor.
@@ -117,7 +111,7 @@ class DpSgd:
 
     @property
     def kernels(self) -> dict[str, str]:
-        """Return the form of each layer's gradients in rows."""
+        """Return the form of each layer's gradients in rows, by its path."""
         return self._clipped_sums.engine.kernels
 
     def reseed(self, seed: int | Sequence[int] | None = None) -> None:
@@ -146,26 +140,11 @@ class DpSgd:
         return StepCounts(found.examples, found.clipped, found.non_finite)
 
     def clipped_sum(self, x: Examples, y: Examples, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
-        """Return Σ gradient·min(1, S/‖gradient‖) over the units, without noise.
-
-        Contributions are clipped a little shorter than S. A unit whose gradient is not finite, or whose computation
-        raises an exception, contributes zero and does not affect other units.
-
-        Args:
-            x, y: the examples that take part, any number of them.
-            clipping_norm: S.
-            groups: as in `step`.
-
-        Raises:
-            ConfigError: S is out of range, x, y and groups are not of one length, or groups are missing.
-        """
+        """Return Σ gradient·min(1, S/‖gradient‖) over the units, without noise; see `ClippedSums.of`."""
         return self._clipped_sums.of(x, y, clipping_norm, groups)
 
     def _noised_mean(self, sums: Sequence[NDArray], grid: Grid) -> list[NDArray]:
-        """Return (sums + noise)/B, in memory that the optimizer reads.
-
-        Each step allocates new memory: an optimizer may keep a gradient.
-        """
+        """Return (sums + noise)/B, in new memory for each step: an optimizer may keep a gradient."""
         means = [aligned(variable.shape, variable.dtype) for variable in self.model.trainable_variables]
         flat, out = (tuple(array.reshape(-1) for array in arrays) for arrays in (sums, means))
         noised_sum(flat, grid, self.noise, out, self.batch_size)
@@ -182,10 +161,6 @@ def _descent(optimizer: Optimizer, variables: Sequence[Variable]) -> Compiled:
 
     TensorFlow runs an optimizer as a dozen operations, each a pass over all parameters; for large models XLA fuses
     them to one. It is post-processing, so the guarantee does not depend on its computation.
-
-    Args:
-        optimizer: built for the variables.
-        variables: of a model.
     """
 
     def apply(*means: Tensor) -> None:
@@ -193,7 +168,8 @@ def _descent(optimizer: Optimizer, variables: Sequence[Variable]) -> Compiled:
 
     if sum(math.prod(variable.shape) for variable in variables) >= WORTH_COMPILING:
         fused = tf.function(apply, autograph=False, jit_compile=True)
-        if is_known_to_xla(fused, [tf.TensorSpec(each.shape, each.dtype) for each in variables]):
+        with suppress(Exception):  # XLA and TensorFlow raise exceptions of many kinds for missing support
+            fused.experimental_get_compiler_ir(*[tf.TensorSpec(each.shape, each.dtype) for each in variables])()
             return fused
     return tf.function(apply, autograph=False)
 

@@ -27,7 +27,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
 
-from cloister.utils.arrays import Compiled, Layer, Network, Tensor, Variable, is_seed
+from cloister.utils.arrays import Layer, Network, Tensor, Variable, is_seed
 from cloister.utils.errors import ConfigError, PrivacyError, UnsupportedModel
 
 Examples: TypeAlias = NDArray | Sequence["Examples"] | Mapping[str, "Examples"]
@@ -42,11 +42,6 @@ Probe = tuple[Examples, Examples]
 
 def losses_of(model: Network, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
     """Return the losses of examples in training mode, shape (rows,).
-
-    Args:
-        model: built.
-        loss: of each example separately.
-        x, y: examples and labels, a row each.
 
     Raises:
         ConfigError: the loss function returns another type or shape.
@@ -122,17 +117,12 @@ def seeds_of(model: Network) -> list[Variable]:
 
 
 def seeded(model: Network, seeds: Tensor) -> list[tuple[Variable, Tensor]]:
-    """Return values for a `keras.StatelessScope` that set random layers' seeds.
-
-    Args:
-        model: network with random layers.
-        seeds: shape (random layers, 2), integers.
-    """
+    """Return values for a `keras.StatelessScope` that set random layers' seeds, of shape (random layers, 2)."""
     return [(state, tf.cast(seeds[number], state.dtype)) for number, state in enumerate(seeds_of(model))]
 
 
 class NotCapturable(PrivacyError):
-    """Error for layers that cannot be captured separately; the model as a whole can be traced."""
+    """Error for layers that cannot be captured separately, in a model that can be traced as a whole."""
 
 
 @dataclass
@@ -239,15 +229,10 @@ def record(
 
 
 def _spread(call: Call, rows: int) -> None:
-    """Add a row for each example to a call without examples.
+    """Add a row for each of `rows` examples to a call without examples, such as of an embedding of positions.
 
-    This requires that its output is only added to a tensor with examples.
-
-    An example is an embedding of positions. Each row of the sum then has the delta of its own example.
-
-    Args:
-        call: of a layer. Its input and its output are replaced.
-        rows: number of examples.
+    This requires that its output is only added to a tensor with examples. Each row of the sum then has the delta of
+    its own example.
     """
     shape, consumers = call.output.shape, call.output.consumers()
     if (shape.rank and shape[0] == rows) or len(consumers) != 1 or consumers[0].type != "AddV2":
@@ -328,8 +313,8 @@ state of their own."""
 def as_traced() -> Iterator[None]:
     """Keep the traced arithmetic of the graphs that this thread calls in the block.
 
-    `tf.config.optimizer` has no option for the memory optimizer, and its options apply to the whole process. So the
-    thread's own options are set through a private part of TensorFlow, which DP-SGD requires.
+    It sets the thread's own options through a private part of TensorFlow: those of `tf.config.optimizer` apply to the
+    whole process, without the memory optimizer.
     """
     own = context.context()
     before = own.function_call_options
@@ -376,11 +361,7 @@ def _chained(
 
 
 def with_functions(graph: tf.Graph) -> Iterator[tf.Graph]:
-    """Yield a graph, and the graph of each function that it calls, once.
-
-    Args:
-        graph: of a traced function.
-    """
+    """Yield the graph of a traced function, and of each function that it calls, once."""
     return _walk(graph, set())
 
 
@@ -392,20 +373,6 @@ def _walk(graph: tf.Graph, seen: set[str]) -> Iterator[tf.Graph]:
                 if function.name and function.name not in seen:
                     seen.add(function.name)
                     yield from _walk(graph._get_function(function.name).graph, seen)
-
-
-def is_known_to_xla(function: Compiled, signature: Sequence[tf.TensorSpec]) -> bool:
-    """Return whether XLA can compile a function, without computing it.
-
-    Args:
-        function: made with `jit_compile=True`.
-        signature: of its arguments.
-    """
-    try:
-        function.experimental_get_compiler_ir(*signature)()
-    except Exception:  # XLA and TensorFlow raise exceptions of many kinds for missing support
-        return False
-    return True
 
 
 def refuse_effects(graph: tf.Graph, model: Network) -> None:

@@ -1,6 +1,4 @@
-"""Gaussian mechanisms on the server, and their factories by name.
-
-Gaussian mechanisms on the server, one for each placement of the noise.
+"""Gaussian mechanisms on the server, one for each placement of the noise, and their factories by name.
 
     GaussianMean           the sum of the clipped updates is noised, and the strategy sees the mean (placement `update`)
     GaussianTrimmedMean    the median or trimmed mean takes the place of the sum                    (placement `rule`)
@@ -222,7 +220,7 @@ class GaussianMechanism(Mechanism):
         beside = spent(replace(self, noise_multiplier=1 / MIN_MULTIPLIER))
         if beside > limit:
             raise ConfigError(
-                f"{budget} is passed whatever privacy.noise-multiplier is: what the ledger holds and what is released "
+                f"{budget} is passed for any privacy.noise-multiplier: what the ledger holds and what is released "
                 "beside the sum in all rounds (a distance, with privacy.distance-noise-multiplier; the share of an "
                 f"adaptive clip, with privacy.bits-noise-multiplier) already take {100 * beside / limit:.4g} % of it"
             )

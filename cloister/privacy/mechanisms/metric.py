@@ -1,7 +1,5 @@
 """Metric-aware noise: distances between the models of a round, and the scale of the noise that follows them.
 
-Distances between the models of a round, which scale metric-aware noise.
-
 The distance of a cohort is the largest distance of any pair of clients, or the root mean square over all pairs.
 Distances are plugins: `Distance` objects. The built-in ones use Gram matrices, G = U·Uᵀ per array, in float64,
 computed block by block: one pass over memory for any number of pairs.

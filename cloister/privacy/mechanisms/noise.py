@@ -1,14 +1,12 @@
 """Sources of noise: a secret keystream, and continuous Gaussian noise on a public grid.
 
-Secret key and numbered places in its keystream, the base of every source of noise.
+**Keystream.** AES-128 in counter mode, with a key from the operating system's entropy. Each block of noise has a
+numbered place in it. Places are assigned before the noise is drawn, so that the bytes of a block do not depend on the
+thread that draws it.
 
-Places are assigned before the noise is drawn, so that the bytes of a block do not depend on the thread that draws it.
-
-Continuous Gaussian noise from the operating system's entropy, added on a public grid; `discrete` has exact noise.
-
-Box-Muller on the keystream of AES-128 in counter mode, a cryptographic generator that is faster than NumPy's with the
-processor's AES instructions. Numbers are drawn block by block in the cache, for large arrays on a few threads. A
-block's place in the keystream is its number, so the same seed gives the same noise on any thread.
+**Gaussian noise.** Box-Muller on the keystream, which is faster than NumPy's generator with the processor's AES
+instructions. Numbers are drawn block by block in the cache, for large arrays on a few threads. `discrete` has exact
+noise.
 
 Radii come from 64 bits, so that the tail reaches 9.4 standard deviations: 32 bits would cut it at 6.7, which over
 millions of coordinates is not negligible beside the δ of a guarantee. `docs/privacy.md` describes the remaining

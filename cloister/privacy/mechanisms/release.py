@@ -1,14 +1,12 @@
 """Releases of a round on the server: exact sums in integers, the noised mean, and the noised median or trimmed mean.
 
-Sum of a round in integers: contributions are added as they arrive and need not be kept.
+Contributions to a sum are added as they arrive and need not be kept.
 
-Coordinate-wise median and trimmed mean of bounded updates, with a proved sensitivity and noise.
-
-**Sensitivity.** n clients are asked, and one that does not reply counts with a zero update. So n is public, and joining
-or leaving exchanges one update for zero. An update of at most C is truncated to whole steps of a public grid before the
-ranking: k with Σk² ≤ D² (`cloister.privacy.mechanisms.grid`). Consider one coordinate. Let y₁ ≤ … ≤ yₙ₋₁ be
-the integers of the other clients, y₀ = -∞, yₙ = ∞, and x that of this client. Without the t smallest and the t largest
-of all n, the sum is
+**Sensitivity of the median and trimmed mean.** They are computed in each coordinate of bounded updates. n clients are
+asked, and one that does not reply counts with a zero update. So n is public, and joining or leaving exchanges one
+update for zero. An update of at most C is truncated to whole steps of a public grid before the ranking: k with Σk² ≤ D²
+(`cloister.privacy.mechanisms.grid`). Consider one coordinate. Let y₁ ≤ … ≤ yₙ₋₁ be the integers of the other clients,
+y₀ = -∞, yₙ = ∞, and x that of this client. Without the t smallest and the t largest of all n, the sum is
 
     f(x) = yₜ₊₁ + … + yₙ₋ₜ₋₁ + min(max(x, yₜ), yₙ₋ₜ),
 

@@ -1,6 +1,6 @@
 """Private choice of a client among hypotheses, and the settings of its run on which the guarantee depends.
 
-Private choice of a client among k hypotheses: the exponential mechanism on bounded losses.
+The choice among k hypotheses is the exponential mechanism on bounded losses.
 
 The loss of every example is held within [0, L]; a loss that is NaN or infinite counts as L. Then, for each hypothesis,
 

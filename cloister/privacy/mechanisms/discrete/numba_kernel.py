@@ -1,15 +1,13 @@
 """Kernels compiled by numba: the exact sampler's, and integer sums of updates.
 
-Kernel compiled by numba: bit for bit the numbers of `numpy_kernel`, in half of the time.
+They come with the extra `cloister[fast]`. The sampler's returns the numbers of `numpy_kernel`, bit for bit. Types are
+explicit: numba turns a mix of signed and unsigned integers into floating-point numbers, and every comparison here must
+be one of integers.
 
-It comes with the extra `cloister[fast]`. Types are explicit: numba turns a mix of signed and unsigned integers into
-floating-point numbers, and every comparison here must be one of integers.
-
-Integer sums of updates, compiled by numba: bit for bit those of `grid`, in two passes in place of six.
-
-The first pass writes (trained - sent)·weight. Each operation is rounded like NumPy's, without fusing or reordering.
-NumPy computes the squares of the written numbers. If these are within the bound, the second pass truncates the same
-numbers and adds them. So the bound does not depend on the first pass, and Σk² ≤ D² follows as in `grid`.
+Integer sums are those of `grid`, bit for bit, in two passes in place of six. The first pass writes
+(trained - sent)·weight. Each operation is rounded like NumPy's, without fusing or reordering. NumPy computes the
+squares of the written numbers. If these are within the bound, the second pass truncates the same numbers and adds them.
+So the bound does not depend on the first pass, and Σk² ≤ D² follows as in `grid`.
 
 Casting a number to an integer type that cannot hold it is undefined. That does not occur here: accepted squares are
 finite and at most D², so that each number is at most D, at most 2^26 for 32 bits and below 2^53 for 64.

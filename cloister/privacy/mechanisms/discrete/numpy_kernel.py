@@ -1,6 +1,6 @@
 """Decision of candidates from their bits: one in Python integers, the reference; thousands at a time in NumPy.
 
-Reference decision of one number from its bits, in Python integers, and fallback of the fast kernels.
+The reference is also the fallback of the fast kernels, for candidates that they mark as undecided.
 
 A candidate has 48 bits, and a slot of 192 more for the comparisons that need them. If these leave a comparison open,
 further bits are drawn until it is decided. All comparisons are made in integers.
@@ -9,7 +9,7 @@ The pair of a block and low bits is taken with probability exp(-t), 0 ≤ t ≤ 
 of probability t/1, t/2, t/3, … are drawn until one fails, and the pair is taken if the failing event is number one,
 three, five, … (von Neumann; Canonne, Kamath, Steinke, 2020, Algorithm 1). Each is one comparison with a fraction.
 
-Kernel in NumPy: decides thousands of candidates at a time in 64-bit integers, and marks undecided ones.
+The kernel in NumPy decides in 64-bit integers.
 """
 
 from collections.abc import Callable, Sequence

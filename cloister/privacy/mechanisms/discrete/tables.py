@@ -1,15 +1,13 @@
 """Tables of the exact sampler: bounds for the weights of blocks, and the look-up of blocks from uniform bits.
 
-Integer bounds for the weights exp(-m²/2s₀²) of blocks and for their sums, to any number of bits.
-
+**Bounds.** The weights of blocks are exp(-m²/2s₀²). They and their sums are bounded by integers, to any number of bits.
 All numbers are in units of 2^-bits. Operations for a lower bound round down, and the same operations for an upper
 bound round up. All numbers are in [0, 1] and are only multiplied and added, so each bound holds after any rounding.
 
-Look-up of blocks from uniform bits: two tables of 16 bits, and thresholds for the remaining probability.
-
-Block b has probability q_b. Of the 2^16 indices of the first table, c_b hold b, where c_b/2^16 ≤ q_b. The R indices
-without a block lead to the second table, where d_b of 2^16 hold b. If that index has no block either, a uniform number
-is compared with the thresholds of the missing probability,
+**Look-up.** There are two tables of 16 bits, and thresholds for the remaining probability. Block b has probability q_b.
+Of the 2^16 indices of the first table, c_b hold b, where c_b/2^16 ≤ q_b. The R indices without a block lead to the
+second table, where d_b of 2^16 hold b. If that index has no block either, a uniform number is compared with the
+thresholds of the missing probability,
 
     T_b = (2^32·F_b - G_b) / (2^32 - G),     F_b = Σ q,     G_b = Σ (2^16·c + R·d),
 

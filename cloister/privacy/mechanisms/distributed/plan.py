@@ -1,6 +1,6 @@
 """Plan of a round with distributed noise, and the encoding of a client's update by it.
 
-Public parameters of a round with distributed noise: grid, noise, ring, and events.
+The public parameters of a round are grid, noise, ring, and events.
 
 **Grid.** C is D steps. Truncating p numbers toward zero moves an update by √(p/3) steps where their fractions are
 evenly spread, and by less than √p steps always. D is the least power of two from 2^20 on for which √(p/3) ≤ D/1000: for
@@ -19,8 +19,8 @@ exceeds 10·√(n·V) with probability at most 2·e^-50. So if
 a sum of p numbers is decoded wrongly with probability at most 2p·e^-50, below 4.7e-16 for 1.2 million. A wrong
 decoding costs accuracy, not privacy: it is a function of the noised sum.
 
-**Auxiliary numbers** may be in the same sum, on grids and with noise of their own (`beside`). All numbers and all noise
-are in steps, so they do not depend on C, which may change from round to round.
+**Auxiliary numbers** may be in the same sum, on grids and with noise of their own (`shares.Beside`). All numbers and
+all noise are in steps, so they do not depend on C, which may change from round to round.
 
 | edge case | result |
 |---|---|
@@ -28,7 +28,7 @@ are in steps, so they do not depend on C, which may change from round to round.
 | noise of less than 2^8 steps a share | it is increased: see `shares` |
 | a sum that may exceed the ring | refused |
 
-Encoding of a client's update as noised integers, and removal of surplus noise from their sum.
+**Encoding.** A client's update becomes noised integers; surplus noise is removed from their sum.
 
 | edge case | result |
 |---|---|

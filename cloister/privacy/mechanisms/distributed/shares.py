@@ -1,12 +1,11 @@
 """Noise of a secure sum in shares, and the auxiliary numbers that clients add beside their updates.
 
-Shares of a sum's noise, of which the total stays the same for any number of survivors.
-
-A sum must hold noise of variance σ² from honest clients alone. At least t of n clients survive, c of which may be
-dishonest. With u survivors, a share of σ²/(u - c) suffices, but u is unknown when the noise is added. So each share is
-a sum itself: a base of variance σ²/(n - c), and a component for each number j from t + 1 to n, of variance
-σ²/(j - 1 - c) - σ²/(j - c). When u is known, each survivor reveals its components up to number u, and they are
-subtracted. The base and the components above u stay, and together they have the variance σ²/(u - c).
+**Shares.** The total of the noise stays the same for any number of survivors. A sum must hold noise of variance σ² from
+honest clients alone. At least t of n clients survive, c of which may be dishonest. With u survivors, a share of
+σ²/(u - c) suffices, but u is unknown when the noise is added. So each share is a sum itself: a base of variance
+σ²/(n - c), and a component for each number j from t + 1 to n, of variance σ²/(j - 1 - c) - σ²/(j - c). When u is known,
+each survivor reveals its components up to number u, and they are subtracted. The base and the components above u stay,
+and together they have the variance σ²/(u - c).
 
 Scales are whole numbers of steps: each component covers, rounded up, the variance that the base and the higher
 components lack.
@@ -21,7 +20,7 @@ components lack.
 
 Source: the components are those of XNoise (Jiang, Wang, Chen, 2024, arXiv:2209.12528).
 
-Auxiliary numbers that clients add to a secure sum beside their updates.
+**Auxiliary numbers** are added to a secure sum beside the updates.
 
     bits       whether each update is within the clip: an adaptive clip follows their sum
     squares    the squared norm of each update: with the sum of updates, it yields their distance
