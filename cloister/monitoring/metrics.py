@@ -174,8 +174,16 @@ class Watch:
         found = findings(snapshot, now)
         self.latest.snapshot, self.latest.found, self.latest.when = snapshot, found, now
         changed = change(self._known, found)
-        if changed is None or self._called(changed):
-            self._known = found
+        if changed is not None:
+            for line in str(changed.content["text"]).splitlines():
+                self._told(clean(line))
+            try:
+                if self._webhook:
+                    post(self._webhook, changed.content)
+            except FederationError as error:
+                logger.warning("the change was not told by the webhook: %s", error)
+                return
+        self._known = found
 
     def serve(self, listen: tuple[str, int], every: float, ended: Event) -> None:
         """Take snapshots at an interval, and serve `/metrics`, until the event is set.
@@ -199,15 +207,3 @@ class Watch:
         finally:
             server.shutdown()
             server.server_close()
-
-    def _called(self, changed: Change) -> bool:
-        for line in str(changed.content["text"]).splitlines():
-            self._told(clean(line))
-        if not self._webhook:
-            return True
-        try:
-            post(self._webhook, changed.content)
-        except FederationError as error:
-            logger.warning("the change was not told by the webhook: %s", error)
-            return False
-        return True

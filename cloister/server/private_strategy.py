@@ -29,6 +29,7 @@ from cloister.privacy.mechanisms.clipping import FixedClip
 from cloister.privacy.mechanisms.gaussian import DistanceOptions, Placement, global_dp, metric
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, Mechanism, Released
 from cloister.privacy.mechanisms.noise import GaussianNoise, noised
+from cloister.privacy.mechanisms.selection import SEEDED
 from cloister.server.canaries import NO_CANARIES, Canaries
 from cloister.server.screening import Screening, screen
 from cloister.server.strategy_wrapper import Measurements, StrategyWrapper, make_reply
@@ -348,7 +349,7 @@ class PrivateStrategy(StrategyWrapper):
 
     def caveats(self) -> tuple[str, ...]:
         """Return the reasons why the claim is not sound; empty if it is."""
-        seeded = ("the noise is seeded: whoever knows privacy.noise-seed can remove it",) if self.noise.seeded else ()
+        seeded = (SEEDED,) if self.noise.seeded else ()
         return (*seeded, *self.mechanism.caveats())
 
     @property

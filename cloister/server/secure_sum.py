@@ -120,7 +120,7 @@ class SecureRound:
         coordinator = self._named(introduced)
         cohort = coordinator.cohort(introduced[node].advertisement for node in self.names)
         for node in [node for node, name in self.names.items() if name not in cohort.names]:
-            self._reject(node, "protocol", "the node has keys that nobody can agree with, or those of another node")
+            self._reject(node, "protocol", "the node has keys that permit no key agreement, or those of another node")
             del self.names[node]
         shares = self._answers(SHARE, dict.fromkeys(self.names, cohort.encode()), protocol.SealedShares)
         deliveries = coordinator.deliveries(shares.values())

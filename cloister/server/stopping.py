@@ -11,10 +11,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import FrameType
+from typing import Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -44,7 +45,7 @@ class Stop:
         self.asked = ""
         self._since = 0.0
         self._waiting = False
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
@@ -107,7 +108,7 @@ class Stop:
                 signal.pthread_kill(main_thread, signal.SIGURG)
                 done.wait(WAKE_SECONDS)
 
-    def _hear(self, number: int, _: Any) -> None:
+    def _hear(self, number: int, _: object) -> None:
         if self.asked:  # only SIGINT still has this handler
             if time.monotonic() - self._since > ECHO_SECONDS:
                 self._restore()

@@ -109,23 +109,16 @@ def _base(given: str | Mapping[str, object], path: Path) -> dict[str, Scalar]:
 def _grid(given: Mapping[str, object], path: Path) -> dict[str, list[Scalar]]:
     flat: Mapping[str, object] = flatten(given)
     _refuse(path, "grid", flat, (*OF_THE_SWEEP, *OF_ALL_CELLS))
-    grid = {key: _values(values) for key, values in flat.items()}
-    wrong = [
-        f"{path}: grid.{key} = {flat[key]!r} is not valid: it must be a list of different values"
-        for key, values in grid.items()
-        if not values
-    ]
+    grid: dict[str, list[Scalar]] = {}
+    wrong = []
+    for key, found in flat.items():
+        listed = found if isinstance(found, list) else []
+        grid[key] = [value for value in listed if isinstance(value, str | int | float | bool)]
+        if not listed or len({repr(value) for value in grid[key]}) != len(listed):
+            wrong.append(f"{path}: grid.{key} = {found!r} is not valid: it must be a list of different values")
     if wrong:
         raise ConfigError("\n".join(wrong))
     return grid
-
-
-def _values(found: object) -> list[Scalar]:
-    """Return the values of a key; empty if they are not a list of different scalars."""
-    listed = found if isinstance(found, list) else []
-    values = [value for value in listed if isinstance(value, str | int | float | bool)]
-    different = len({repr(value) for value in values}) == len(listed)
-    return values if different else []
 
 
 def _refuse(path: Path, table: str, settings: Mapping[str, object], refused: tuple[str, ...]) -> None:

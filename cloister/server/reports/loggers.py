@@ -145,7 +145,9 @@ class MlflowTracker:
         if (found := self._client.get_experiment_by_name(EXPERIMENT)) is not None:
             experiment = str(found.experiment_id)
         else:
-            place = _artifacts(self._store).as_uri() if self._store.startswith(SQLITE) else None
+            place = None
+            if self._store.startswith(SQLITE):
+                place = (Path(self._store.removeprefix(SQLITE)).resolve().parent / ARTIFACTS).as_uri()
             experiment = str(self._client.create_experiment(EXPERIMENT, artifact_location=place))
         made = self._client.create_run(experiment, start_time=self._now(), run_name=self._directory.name)
         run = made.info.run_id
@@ -194,10 +196,6 @@ def _store(plan: Plan) -> str:
     config = plan.config
     default = f"{SQLITE}{expanded(config.output_dir).resolve() / DATABASE}"
     return config.tracking_uri or os.environ.get(PLACE) or default
-
-
-def _artifacts(store: str) -> Path:
-    return Path(store.removeprefix(SQLITE)).resolve().parent / ARTIFACTS
 
 
 def _installed() -> Any:

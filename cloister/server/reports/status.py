@@ -211,7 +211,7 @@ def _last_round(written: Path) -> dict[str, Any]:
     return last
 
 
-def _mechanisms(config: Mapping[str, Any]) -> str:
+def _mechanisms(config: Mapping[str, object]) -> str:
     """Return the mechanisms in words, with secure aggregation; configurations of older runs lack its key."""
     server, clients = config["privacy.server"], config["privacy.client"]
     on_server = f"{server} (secure aggregation)" if config.get("secure-aggregation.enabled") else str(server)

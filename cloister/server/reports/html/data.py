@@ -87,7 +87,7 @@ class Audit:
     contradicted: bool
 
 
-def audit_of(content: Any) -> Audit | None:
+def audit_of(content: object) -> Audit | None:
     """Read the content of `audit.json`; return None for None.
 
     Args:
@@ -109,7 +109,7 @@ def audit_of(content: Any) -> Audit | None:
     return Audit(lines, findings, skipped, bool(table.get("contradicted")))
 
 
-def _rank(item: Mapping[str, Any]) -> int:
+def _rank(item: Mapping[str, object]) -> int:
     """Return the rank of a quantity on the page, which shows only the first."""
     return FIRST.index(item["quantity"]) if item.get("quantity") in FIRST else len(FIRST)
 
@@ -140,15 +140,15 @@ def _figure(item: Mapping[str, Any]) -> Figure:
     )
 
 
-def _tables(content: Any) -> list[Mapping[str, Any]]:
+def _tables(content: object) -> list[Mapping[str, Any]]:
     return [item for item in _list(content) if isinstance(item, Mapping)]
 
 
-def _list(content: Any) -> list[Any]:
+def _list(content: object) -> list[Any]:
     return list(content) if isinstance(content, list | tuple) else []
 
 
-def _number(value: Any, form: str = ".4g") -> str:
+def _number(value: object, form: str = ".4g") -> str:
     return f"{value:{form}}" if isinstance(value, float) else str(value)
 
 

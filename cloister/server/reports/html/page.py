@@ -188,7 +188,7 @@ HOW = {
     "operator": "the operator ended it",
     "too-few-nodes": "too few nodes stayed connected",
     "disk": "the disk was full",
-    "no-replies": "nobody's reply counted",
+    "no-replies": "no reply counted",
     "error": "it has not ended in order",
 }
 UNKNOWN_OVER_ALL = (
