@@ -23,6 +23,7 @@ from cloister.utils.posting import post
 from cloister.utils.text import clean
 
 STATES = ("running", "ended", "dead")
+logger = logging.getLogger("cloister.monitoring")
 
 
 class Latest(Collector):
@@ -106,9 +107,6 @@ def _by(name: str, text: str, labels: tuple[str, ...], values: Iterable[tuple[tu
     for key, value in values:
         family.add_metric(key, value)
     return family
-
-
-logger = logging.getLogger("cloister.monitoring")
 
 
 @dataclass(frozen=True)

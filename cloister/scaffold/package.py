@@ -17,6 +17,11 @@ ENDINGS = {"csv": ".csv", "npz": ".npz", "images": ""}
 """Source of a task's data -> suffix of a site's data."""
 PUBLIC, SITES = {"train": 400, "test": 100}, {"site-a": 200, "site-b": 200}
 """Number of examples in each public part, and in the data of each site."""
+GROUPS = {"task": "tasks", "strategy": "strategies", "mechanism": "mechanisms"}
+"""Kind of package -> its group of entry points."""
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+SUFFIX = ".jinja"
+RENAMED = {"gitignore": ".gitignore"}
 
 
 def write_examples(source: str, package: Path, sites: Path) -> None:
@@ -68,13 +73,6 @@ WRITERS: dict[str, Callable[[Path, int, Generator], None]] = {
     "npz": _write_npz,
     "images": _write_images,
 }
-
-
-GROUPS = {"task": "tasks", "strategy": "strategies", "mechanism": "mechanisms"}
-"""Kind of package -> its group of entry points."""
-NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-SUFFIX = ".jinja"
-RENAMED = {"gitignore": ".gitignore"}
 
 
 def write_package(kind: str, name: str, source: str, folder: Path) -> Path:

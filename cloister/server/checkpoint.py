@@ -34,6 +34,17 @@ from cloister.utils.wire import ASSUMED, ASSUMED_ROUNDS, HELD_OUT
 
 VERSION = 1
 FILE = "state.json"
+MAY_CHANGE = frozenset(
+    {
+        *("num-rounds", "resume", "round-timeout", "late-timeout", "node-timeout"),
+        *("keep-checkpoints", "tensorboard", "report", "log-format"),
+    }
+)
+"""Keys whose values may change on resume; `ResumedRun.refuse_more_rounds` checks additional rounds."""
+NODES = "nodes.json"
+Split = Callable[[list[int]], tuple[list[int], list[int]]]
+LEDGER = "ledger.json"
+"""File with the place of a run's ledger, since a relative path in the settings depends on the working directory."""
 
 
 @dataclass(frozen=True)
@@ -142,19 +153,6 @@ def stateful_objects(plan: Plan, stopping: EarlyStopping, attested: Attested) ->
 
 def _arrays_path(directory: RunDirectory, number: int) -> Path:
     return directory.path / f"state-{number:05d}.npz"
-
-
-MAY_CHANGE = frozenset(
-    {
-        *("num-rounds", "resume", "round-timeout", "late-timeout", "node-timeout"),
-        *("keep-checkpoints", "tensorboard", "report", "log-format"),
-    }
-)
-"""Keys whose values may change on resume; `ResumedRun.refuse_more_rounds` checks additional rounds."""
-NODES = "nodes.json"
-Split = Callable[[list[int]], tuple[list[int], list[int]]]
-LEDGER = "ledger.json"
-"""File with the place of a run's ledger, since a relative path in the settings depends on the working directory."""
 
 
 @runtime_checkable

@@ -27,6 +27,9 @@ from cloister.utils.wire import ARRAYS, ATTESTATION, CONFIG, HYPOTHESES, LEDGER_
 HEAD = re.compile(r"[0-9a-f]{64}")
 DECLINED = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
 """Errors by which a node says that its client sent nothing. Those of the SuperLink and of the grid have other codes."""
+AS_ASKED = "as this run asks for it"
+SAVING_SECONDS = 60.0
+"""How long the end of a run waits for nodes to save their personal models."""
 
 
 class Attested:
@@ -97,11 +100,6 @@ class Attested:
         """Set the counts to those of `state_dict`; an older state counts as one reply without an attestation."""
         self._replies = Counter(json.loads(state["replies"].tobytes()) if state else {"": 1})
         self._heads = json.loads(state["heads"].tobytes()) if "heads" in state else {}
-
-
-AS_ASKED = "as this run asks for it"
-SAVING_SECONDS = 60.0
-"""How long the end of a run waits for nodes to save their personal models."""
 
 
 def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, str | int], hypotheses: int) -> None:

@@ -1,9 +1,9 @@
 """Flower's grid over HTTP, with packed messages, and with replies that are fetched one by one.
 
-Messages to nodes are packed (`cloister.utils.wire`): the model once for all messages of a round, the rest of each message
-by itself. A node whose app does not know packed messages answers with an error of Flower's: it is asked again with
-named arrays. After `MAX_REFUSED` such rounds it is sent those at once. So other frameworks' clients take part, and the
-run no longer says that all of its messages were packed.
+Messages to nodes are packed (`cloister.utils.wire`): the model once for all messages of a round, the rest of each
+message by itself. A node whose app does not know packed messages answers with an error of Flower's: it is asked again
+with named arrays. After `MAX_REFUSED` such rounds it is sent those at once. So other frameworks' clients take part, and
+the run no longer says that all of its messages were packed.
 
 A node whose app has its key signs its packed replies (`cloister.utils.keys`). The server checks each signature by the
 key that the SuperLink lists for the node that was asked, before anything of the reply counts as heard. From the first

@@ -24,6 +24,37 @@ Standing = Literal["waiting", "training", "scoring", "sent", "rejected"]
 """State of a client: before its request; asked to train or to score; replied; replied with an error or too late."""
 Watch = Callable[[int, Standing], None]
 """Function that receives the id of a node and its new state."""
+FACTOR, SLACK = 2, 8 * 2**20
+"""Bounds on the arrays of a reply: this factor of the sent model's bytes, plus this slack in bytes."""
+MAX_NAMES = 4 * 2**20
+"""Encoded bytes of all objects other than array chunks: names and descriptions of arrays."""
+MAX_DESCRIPTION = 2**16
+"""Bytes of the description of one array."""
+MAX_METRICS = 2**18
+"""Bytes of metrics and settings; parsed, they take thirty times as much."""
+MAX_ROOT = 2**18
+"""Bytes of the object that names all others, and holds the text of an error."""
+CHUNK = "ArrayChunk"
+"""Flower's type name for a part of an array. Objects of another type count as names, of which a reply may have few."""
+DIVIDER = b"\0"
+"""Flower's separator between the head of an object and its body."""
+MAX_PACKED = MAX_IN_RECORD + 2**10
+"""Encoded bytes of the records of a reply, one of which may be a packed value."""
+POLL_SECONDS = 0.1
+"""Flower's own grid looks every three seconds."""
+POLL_SECONDS_EACH = 0.01
+"""For each reply that is waited for: the SuperLink takes some milliseconds to look whether it is there."""
+AT_ONCE = 32
+"""Replies that are pulled together."""
+GRACE_SECONDS = 5.0
+"""The shortest time that a node which missed its last deadline has, however quick the others are."""
+ANNOUNCING = "/push-messages"
+"""How the address of the request ends in which a SuperLink hears of messages, before their parts."""
+RENEWALS = 10
+"""Maximum number of times that messages are sent anew after they expired on their way to the SuperLink."""
+AHEAD = 5.0
+"""Seconds that the clock of the SuperLink may be ahead: messages have expired for it, and not yet here."""
+logger = logging.getLogger("cloister.server")
 
 
 class WatchedGrid(Grid):
@@ -49,24 +80,6 @@ def asked_to(message: Message) -> Standing:
 def answered(reply: Message) -> Standing:
     """Return `rejected` for an error reply, otherwise `sent`."""
     return "rejected" if reply.has_error() else "sent"
-
-
-FACTOR, SLACK = 2, 8 * 2**20
-"""Bounds on the arrays of a reply: this factor of the sent model's bytes, plus this slack in bytes."""
-MAX_NAMES = 4 * 2**20
-"""Encoded bytes of all objects other than array chunks: names and descriptions of arrays."""
-MAX_DESCRIPTION = 2**16
-"""Bytes of the description of one array."""
-MAX_METRICS = 2**18
-"""Bytes of metrics and settings; parsed, they take thirty times as much."""
-MAX_ROOT = 2**18
-"""Bytes of the object that names all others, and holds the text of an error."""
-CHUNK = "ArrayChunk"
-"""Flower's type name for a part of an array. Objects of another type count as names, of which a reply may have few."""
-DIVIDER = b"\0"
-"""Flower's separator between the head of an object and its body."""
-MAX_PACKED = MAX_IN_RECORD + 2**10
-"""Encoded bytes of the records of a reply, one of which may be a packed value."""
 
 
 @dataclass
@@ -190,24 +203,6 @@ class Quorum:
 def later_quorum(config: RunConfig) -> int:
     """Return the number of nodes that must be connected after round 1."""
     return config.strategy.min_nodes if config.strategy.quorum == "auto" else config.strategy.quorum
-
-
-POLL_SECONDS = 0.1
-"""Flower's own grid looks every three seconds."""
-POLL_SECONDS_EACH = 0.01
-"""For each reply that is waited for: the SuperLink takes some milliseconds to look whether it is there."""
-AT_ONCE = 32
-"""Replies that are pulled together."""
-GRACE_SECONDS = 5.0
-"""The shortest time that a node which missed its last deadline has, however quick the others are."""
-ANNOUNCING = "/push-messages"
-"""How the address of the request ends in which a SuperLink hears of messages, before their parts."""
-RENEWALS = 10
-"""Maximum number of times that messages are sent anew after they expired on their way to the SuperLink."""
-AHEAD = 5.0
-"""Seconds that the clock of the SuperLink may be ahead: messages have expired for it, and not yet here."""
-
-logger = logging.getLogger("cloister.server")
 
 
 @dataclass(frozen=True)

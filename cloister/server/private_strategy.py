@@ -47,6 +47,8 @@ FLOWER: Mapping[str, Callable[[Any], Capabilities]] = {
     **dict.fromkeys(("MultiKrum", "Bulyan", "QFedAvg"), lambda _: SELECTION),
 }
 """Capabilities by the Flower class that defines `aggregate_train`, without Flower's wrappers and tree strategies."""
+SPENT = 0.99
+"""Spent share of a budget above which calibration to the rest is refused."""
 
 
 def capabilities_of(strategy: Strategy) -> Capabilities | None:
@@ -67,10 +69,6 @@ def capabilities_of(strategy: Strategy) -> Capabilities | None:
         return declared if isinstance(declared, Capabilities) else None
     known = FLOWER.get(aggregates.__name__) if aggregates.__module__.startswith("flwr.") else None
     return known(strategy) if known else None
-
-
-SPENT = 0.99
-"""Spent share of a budget above which calibration to the rest is refused."""
 
 
 class PrivateStrategy(StrategyWrapper):

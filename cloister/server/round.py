@@ -16,6 +16,14 @@ from cloister.server.strategy_wrapper import Measurements, StrategyWrapper
 from cloister.utils.errors import BudgetExhausted, FederationError, TooFewNodes
 from cloister.utils.files import DAY
 
+SECRET = ("asked", "accepted", "rejected")
+"""Measurements that reveal the drawn cohort."""
+SILENT_ROUNDS = 3
+"""Successive rounds without enough counted replies after which a run without a guarantee stops.
+
+The run also stops after round 1 if replies came and none counted."""
+Score = Callable[[ArrayRecord], Mapping[str, float]]
+
 
 class Sites:
     """Names of present and former nodes; simulated nodes have none."""
@@ -34,14 +42,6 @@ class Sites:
     def named(self, rejected: Iterable[Rejection]) -> tuple[Rejection, ...]:
         """Return the rejections with the names of their sites, where there are any."""
         return tuple(replace(item, site=self._names.get(item.node_id, "")) for item in rejected)
-
-
-SECRET = ("asked", "accepted", "rejected")
-"""Measurements that reveal the drawn cohort."""
-SILENT_ROUNDS = 3
-"""Successive rounds without enough counted replies after which a run without a guarantee stops.
-
-The run also stops after round 1 if replies came and none counted."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,6 @@ def published(seconds: float, hides_times: bool) -> float:
     return seconds // DAY * DAY if hides_times else seconds
 
 
-Score = Callable[[ArrayRecord], Mapping[str, float]]
 Observer = Callable[[Round, ArrayRecord], None]
 
 

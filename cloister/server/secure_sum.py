@@ -66,6 +66,9 @@ from cloister.utils.wire import (
 
 Said = TypeVar("Said")
 Answer = TypeVar("Answer", bound=protocol.Message)
+logger = logging.getLogger("cloister.server")
+BY_PROVISIONER = "by-provisioner"
+"""Name in the state: names of members whose keys the provisioner made, as JSON."""
 
 
 class Introduction(NamedTuple):
@@ -243,11 +246,6 @@ def _bytes(reply: Message, name: str) -> bytes:
     if array.dtype != np.uint8 or array.ndim != 1:
         raise Unfit("protocol", f"the reply must hold {name!r} as an array of bytes")
     return array.tobytes()
-
-
-logger = logging.getLogger("cloister.server")
-BY_PROVISIONER = "by-provisioner"
-"""Name in the state: names of members whose keys the provisioner made, as JSON."""
 
 
 @dataclass(frozen=True)

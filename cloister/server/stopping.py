@@ -28,6 +28,10 @@ ECHO_SECONDS = 30.0
 """Seconds after the first request during which a SIGINT counts as its echo."""
 WAKE_SECONDS = 0.1
 """Seconds between attempts to wake the main thread."""
+CRITERION = "loss"
+"""Score of every task, for which a smaller value is better."""
+Ended = Literal["as-asked", "budget", "operator", "too-few-nodes", "disk", "no-replies", "error"]
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StopAsked(BaseException):
@@ -127,10 +131,6 @@ class Stop:
         self._before = {}
 
 
-CRITERION = "loss"
-"""Score of every task, for which a smaller value is better."""
-
-
 class EarlyStopping:
     """Early stopping that keeps the best model.
 
@@ -194,10 +194,6 @@ class EarlyStopping:
             f"stopped: {self.patience} evaluations without a {CRITERION} below {self._smallest:.4g}, that of round "
             f"{self.best_round}, whose model is kept"
         )
-
-
-Ended = Literal["as-asked", "budget", "operator", "too-few-nodes", "disk", "no-replies", "error"]
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)

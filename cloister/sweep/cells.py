@@ -29,6 +29,9 @@ OF_ALL_CELLS = (
     *("privacy.max-epsilon", "privacy.target-delta", "privacy.data-identity", "privacy.ledger-dir"),
 )
 """Keys that are equal in all cells: the places of results, and the budget, which belongs to the data."""
+BUDGET = "privacy.max-epsilon"
+"""Key of the budget. It affects only the end of a run: with a larger budget, finished cells stay finished."""
+State = Literal["absent", "done", "broken", "running"]
 
 
 class Description(Section):
@@ -128,11 +131,6 @@ def _refuse(path: Path, table: str, settings: Mapping[str, object], refused: tup
             "the sweep names its runs" if found[0] in OF_THE_SWEEP else "it is the same in all cells: put it into base"
         )
         raise ConfigError(f"{path}: {table}.{found[0]} is not valid: {why}")
-
-
-BUDGET = "privacy.max-epsilon"
-"""Key of the budget. It affects only the end of a run: with a larger budget, finished cells stay finished."""
-State = Literal["absent", "done", "broken", "running"]
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ RECENT = 5
 AT_WORK = ("training", "scoring")
 REFRESHES = 2
 """Refreshes per second."""
+WIDTH = 110
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,6 @@ class Screen:
         told = "" if left is None else f"about {format_duration(left)} left"
         head.add_row(f"round {min(board.number, board.rounds)}/{board.rounds}", done, told)
         return Group(head, *(Text(line) for line in board.lines(self._sites)))
-
-
-WIDTH = 110
 
 
 class ConsoleReporter:

@@ -21,6 +21,22 @@ from cloister.server.stopping import Ending
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import expanded
 
+FORMAT = "brain.Event:2"
+logger = logging.getLogger("cloister.server")
+EXPERIMENT = "cloister"
+DATABASE, ARTIFACTS = "mlflow.db", "mlartifacts"
+"""Default store, in the output-dir."""
+SQLITE = "sqlite:///"
+PLACE = "MLFLOW_TRACKING_URI"
+NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true"}
+"""Setting that disables MLflow's usage telemetry."""
+ENVIRONMENT = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""Settings that silence MLflow and shorten its wait for an absent server."""
+BATCH, LONGEST = 100, 6000
+"""Maximum number of parameters in one MLflow request, and maximum characters of one."""
+STATUS = {"as-asked": "FINISHED", "budget": "FINISHED", "operator": "KILLED"}
+"""MLflow status by the end of a run; every other end is a failure."""
+
 
 def scalars(done: Round, secret_cohorts: bool) -> dict[str, float]:
     """Return the scores and the publishable measurements of a round, by name.
@@ -42,9 +58,6 @@ def scalars(done: Round, secret_cohorts: bool) -> dict[str, float]:
         }
         found |= {name: float(value) for name, value in known.items() if value is not None}
     return found
-
-
-FORMAT = "brain.Event:2"
 
 
 class TensorBoardObserver:
@@ -90,22 +103,6 @@ class TensorBoardObserver:
 
     def _now(self) -> float:
         return published(time.time(), self.hides_times)
-
-
-logger = logging.getLogger("cloister.server")
-EXPERIMENT = "cloister"
-DATABASE, ARTIFACTS = "mlflow.db", "mlartifacts"
-"""Default store, in the output-dir."""
-SQLITE = "sqlite:///"
-PLACE = "MLFLOW_TRACKING_URI"
-NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true"}
-"""Setting that disables MLflow's usage telemetry."""
-ENVIRONMENT = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""Settings that silence MLflow and shorten its wait for an absent server."""
-BATCH, LONGEST = 100, 6000
-"""Maximum number of parameters in one MLflow request, and maximum characters of one."""
-STATUS = {"as-asked": "FINISHED", "budget": "FINISHED", "operator": "KILLED"}
-"""MLflow status by the end of a run; every other end is a failure."""
 
 
 class MlflowTracker:

@@ -27,6 +27,8 @@ from cloister.utils.text import at_least, at_most, clean
 STOPPED_AFTER = 60
 """Timeout in seconds of Flower's command line."""
 State = Literal["running", "ended", "dead"]
+Budgets = Mapping[tuple[str, str], float]
+"""Share of the budget that is spent, by ledger and unit."""
 
 
 @dataclass(frozen=True)
@@ -292,10 +294,6 @@ def superlink_runs(connection: str) -> list[Any]:
     if not answer.get("success"):
         raise FederationError(f"flwr {' '.join(command)}: {' '.join(answer.get('error-message', 'it failed').split())}")
     return list(answer["runs"])
-
-
-Budgets = Mapping[tuple[str, str], float]
-"""Share of the budget that is spent, by ledger and unit."""
 
 
 def told(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Budgets | None = None) -> list[str]:

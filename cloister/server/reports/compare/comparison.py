@@ -40,6 +40,13 @@ OF_KEPT = (
 VAGUE = ("name", "server", "client", "options")
 """Last parts of keys that are ambiguous without the first."""
 COLUMNS = ("run", "cell", "rounds", "ended", "seconds")
+UNKNOWN = "–"
+VALUE = 40
+"""Maximum characters of a setting."""
+NUMBER = 20
+"""Maximum characters of a number with its deviation."""
+WIDTH = 100
+"""Columns of a terminal."""
 
 
 @dataclass(frozen=True)
@@ -354,15 +361,6 @@ def record(comparison: Comparison) -> dict[str, object]:
 
 def _spread_facts(spread: Spread | None) -> dict[str, object] | None:
     return None if spread is None else {"mean": spread.mean, "std": spread.std, "runs": spread.count}
-
-
-UNKNOWN = "–"
-VALUE = 40
-"""Maximum characters of a setting."""
-NUMBER = 20
-"""Maximum characters of a number with its deviation."""
-WIDTH = 100
-"""Columns of a terminal."""
 
 
 @dataclass(frozen=True)

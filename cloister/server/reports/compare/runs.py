@@ -32,6 +32,18 @@ AMOUNTS = tuple(f"privacy.{side}{name}" for side in ("", "client-") for name in 
 BUDGETS = ("privacy.max-epsilon", "privacy.client-max-epsilon", "privacy.max-leakage")
 """Keys for which 0 means that there is no budget."""
 Settings = Mapping[str, Scalar]
+AS_ASKED = "as-asked"
+NOT_ENDED = "not ended"
+SMALLER = ("loss", "rmse", "mse", "mae", "error")
+"""Scores for which a smaller value is better; for every other score, a larger value is better."""
+OVER_CLASSES: Mapping[str, Callable[[Classification], float | None]] = {
+    "macro F1": lambda found: found.macro_f1,
+    "macro AUC": lambda found: found.auc,
+}
+"""Figures of the kept model on the server's test data, by column name."""
+DATA = ("task.name", "task.data-path", "privacy.data-identity")
+"""Keys that identify the data of a run."""
+EACH = "A choice among the runs by what they released releases all of them: their costs add up."
 
 
 def in_force(facts: Facts) -> dict[str, Scalar]:
@@ -78,18 +90,6 @@ def telling(configs: Sequence[Settings]) -> list[str]:
         return key in AMOUNTS or values != {repr(defaults.get(key))}
 
     return [key for key in differing(configs) if tells(key)]
-
-
-AS_ASKED = "as-asked"
-NOT_ENDED = "not ended"
-SMALLER = ("loss", "rmse", "mse", "mae", "error")
-"""Scores for which a smaller value is better; for every other score, a larger value is better."""
-
-OVER_CLASSES: Mapping[str, Callable[[Classification], float | None]] = {
-    "macro F1": lambda found: found.macro_f1,
-    "macro AUC": lambda found: found.auc,
-}
-"""Figures of the kept model on the server's test data, by column name."""
 
 
 @dataclass(frozen=True)
@@ -269,11 +269,6 @@ def _seconds(directory: Path) -> float | None:
         return sum(found) if found else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ConfigError(f"{path} is not what a run writes: the seconds of a round are no numbers") from None
-
-
-DATA = ("task.name", "task.data-path", "privacy.data-identity")
-"""Keys that identify the data of a run."""
-EACH = "A choice among the runs by what they released releases all of them: their costs add up."
 
 
 def composition_note(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> str:

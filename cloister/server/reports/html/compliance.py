@@ -62,6 +62,14 @@ OTHER_THAN_ROUNDS = (
 ONE_FOR_ALL = (
     "Without a mechanism on the server an entry stands for all rounds that follow it: no number of them costs less."
 )
+SCORES = (
+    "scores on the server's test data and the replies on this page: they are for the operator and the officer, and no "
+    "claim counts them if this page is published"
+)
+"""Unprotected information that the page itself publishes."""
+Answer = Callable[[Facts], Iterator[str]]
+REGISTRY = "registry.yaml"
+Line = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
 @dataclass(frozen=True)
@@ -81,15 +89,6 @@ class Question:
     facts: tuple[str, ...]
     open: str
     stated: str
-
-
-SCORES = (
-    "scores on the server's test data and the replies on this page: they are for the operator and the officer, and no "
-    "claim counts them if this page is published"
-)
-"""Unprotected information that the page itself publishes."""
-
-Answer = Callable[[Facts], Iterator[str]]
 
 
 def questions(facts: Facts, statements: Statements) -> tuple[Question, ...]:
@@ -285,17 +284,11 @@ ASKED: tuple[tuple[str, str, str, Answer], ...] = (
 """Questions in the order of the pyramid of NIST SP 800-226, top down: key, title, open part, answers."""
 
 
-REGISTRY = "registry.yaml"
-
-
 def _day(text: str) -> str:
     try:
         return date.fromisoformat(text).isoformat()
     except ValueError:
         raise ValueError(f"publication-date = {text!r} must be a day, as in '2026-01-31'") from None
-
-
-Line = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
 class Entry(Section):

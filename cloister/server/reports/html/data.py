@@ -34,6 +34,17 @@ NOTES: Mapping[str, Callable[[float], str]] = {
     "confidence": lambda share: f"{percent_at_least(share)} sure",
     "delta": lambda delta: f"δ = {at_least(delta)}",
 }
+STATED = "statements.json"
+"""File in the run directory with the latest statements, for later reports."""
+LONGEST = 240
+"""Maximum characters of one statement; nine of them share one page with the facts."""
+Stated = Annotated[str, Field(max_length=LONGEST)]
+MODELS = ("model.*", "hypothesis-*")
+SHOWN = ("noise_std", "noise_multiplier", "clipping_norm", "released_distance", "epsilon")
+"""Measurements that a page may show.
+
+Measurements of un-noised updates (the clipped fraction, an exact distance) stay on the server."""
+Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -152,13 +163,6 @@ def _number(value: object, form: str = ".4g") -> str:
     return f"{value:{form}}" if isinstance(value, float) else str(value)
 
 
-STATED = "statements.json"
-"""File in the run directory with the latest statements, for later reports."""
-LONGEST = 240
-"""Maximum characters of one statement; nine of them share one page with the facts."""
-Stated = Annotated[str, Field(max_length=LONGEST)]
-
-
 class Statements(Section):
     """Statements of the operator, one for each question; an empty one is marked as open.
 
@@ -205,14 +209,6 @@ def kept(directory: Path) -> Statements:
     """
     path = directory / STATED
     return checked(Statements, read_json(path), f"{path}: ") if path.is_file() else Statements()
-
-
-MODELS = ("model.*", "hypothesis-*")
-SHOWN = ("noise_std", "noise_multiplier", "clipping_norm", "released_distance", "epsilon")
-"""Measurements that a page may show.
-
-Measurements of un-noised updates (the clipped fraction, an exact distance) stay on the server."""
-Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True)

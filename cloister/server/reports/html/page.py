@@ -30,6 +30,29 @@ WORDS = 140
 """Maximum characters of a reason or a value, in a table."""
 BOUNDS = {"epsilon": at_most, "noise multiplier": at_least}
 """Rounding of bounds in the table by round."""
+REASONS = 6
+"""Maximum rows of the table of replies that did not count, for the most frequent reasons."""
+SETTINGS, HASHES = 24, 8
+"""Maximum rows in print; the page on a screen shows all of them below."""
+HOW = {
+    "budget": "a budget ended it",
+    "operator": "the operator ended it",
+    "too-few-nodes": "too few nodes stayed connected",
+    "disk": "the disk was full",
+    "no-replies": "no reply counted",
+    "error": "it has not ended in order",
+}
+UNKNOWN_OVER_ALL = (
+    "There is no curve of ε: the ledger holds releases without a guarantee, so that ε over everything in it is "
+    "unknown. What is claimed is about this run alone."
+)
+NONE_CLAIMED = "There is no curve of ε: nothing on the server claims one."
+OF_CLIENTS = "Sites with data of their own keep ledgers of what they have spent; simulated clients keep none."
+NONE_WRITTEN = "There is no curve of ε: no round has written one down."
+EPSILON = (
+    "ε by round is that of everything in the ledger, earlier runs on the same data included, as it was counted while "
+    "the run went on; the claim counts the whole run by the tightest accountant."
+)
 
 
 @dataclass(frozen=True)
@@ -177,31 +200,6 @@ def short(text: str, most: int = WORDS) -> str:
         most: maximum characters.
     """
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-REASONS = 6
-"""Maximum rows of the table of replies that did not count, for the most frequent reasons."""
-SETTINGS, HASHES = 24, 8
-"""Maximum rows in print; the page on a screen shows all of them below."""
-HOW = {
-    "budget": "a budget ended it",
-    "operator": "the operator ended it",
-    "too-few-nodes": "too few nodes stayed connected",
-    "disk": "the disk was full",
-    "no-replies": "no reply counted",
-    "error": "it has not ended in order",
-}
-UNKNOWN_OVER_ALL = (
-    "There is no curve of ε: the ledger holds releases without a guarantee, so that ε over everything in it is "
-    "unknown. What is claimed is about this run alone."
-)
-NONE_CLAIMED = "There is no curve of ε: nothing on the server claims one."
-OF_CLIENTS = "Sites with data of their own keep ledgers of what they have spent; simulated clients keep none."
-NONE_WRITTEN = "There is no curve of ε: no round has written one down."
-EPSILON = (
-    "ε by round is that of everything in the ledger, earlier runs on the same data included, as it was counted while "
-    "the run went on; the claim counts the whole run by the tightest accountant."
-)
 
 
 def write_report(directory: Path, statements: Statements | None = None) -> Path:
