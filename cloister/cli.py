@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
@@ -34,7 +34,7 @@ _OF_THE_COMMAND_LINE = (click.ClickException, click.exceptions.Exit, click.Abort
 class Commands(TyperGroup):
     """Commands whose exceptions are one line each, and an exit code."""
 
-    def invoke(self, context: click.Context) -> Any:
+    def invoke(self, context: click.Context) -> object:
         """Call the command that was asked for."""
         try:
             with one_line(unchanged=_OF_THE_COMMAND_LINE):

@@ -160,42 +160,38 @@ class PackedGrid(HttpGrid):
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; return the id of each, or nothing for one that the SuperLink does not take.
+        """Send messages; return the id of each, or an empty one for a message that the SuperLink refuses.
+
+        A SuperLink declines a part that it had stored when it was killed and did not confirm, and a part of a message
+        that its node has confirmed by then. If it declines one, each message is announced again by itself. To the
+        SuperLink it is then the same message.
 
         Raises:
-            HTTPStatusError: the SuperLink does not take the announcement of any.
+            HTTPStatusError: the SuperLink refuses the announcement of all messages.
             ObjectPushError: it declines a part of each message, or does so for too long.
         """
         messages = list(messages)
         shared: dict[tuple[object, ...], Value] = {}
-        ids = self._sent([self._sendable(message, shared) for message in messages])
-        self._asked = {
-            found: _Asked(message, found, not self._is_plain(message.metadata.dst_node_id))
-            for found, message in zip(ids, messages, strict=False)
-            if found
-        }
-        return ids
-
-    def _sent(self, messages: list[Message]) -> list[str]:
-        """Send packed messages at once; where a part is declined, announce each again by itself.
-
-        A SuperLink declines a part that it had stored when it was killed, and of which it did not say so; and one of a
-        message that its node has confirmed by then. Announced again, a message is the same to it.
-        """
+        sendable = [self._sendable(message, shared) for message in messages]
         begun = time.monotonic()
         try:
-            return list(super().push_messages(messages))
+            ids = list(super().push_messages(sendable))
         except ObjectPushError:
             logger.log(WARNING, "the SuperLink declined a part of a message; each message is announced again")
             ids = []
-            for message in messages:
+            for message in sendable:
                 # Later it may have given messages up, and would take them for new: a node may have a whole one.
                 if time.monotonic() - begun > SAFE_TO_ANNOUNCE_AGAIN:
                     raise
                 ids.append(self._sent_again(message))
             if not any(ids):
                 raise
-            return ids
+        self._asked = {
+            found: _Asked(message, found, not self._is_plain(message.metadata.dst_node_id))
+            for found, message in zip(ids, messages, strict=False)
+            if found
+        }
+        return ids
 
     def _sent_again(self, message: Message) -> str:
         """Announce a message again; return its id, or nothing where the SuperLink does not take all of it."""
