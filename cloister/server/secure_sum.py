@@ -305,7 +305,7 @@ class SecureSum(PrivateStrategy):
         return self.mechanism.events(layout, by_provisioner=len(self._by_provisioner))
 
     def claim(self) -> Claim:
-        """As in `PrivateStrategy`, with the members whose keys the provisioner made."""
+        """Return the claim of `PrivateStrategy`, with the members whose keys the provisioner made."""
         base = super().claim()
         if self._by_provisioner is None:
             return base

@@ -129,7 +129,7 @@ class StrategyWrapper(Strategy):
 
     @property
     def hypotheses(self) -> int:
-        """Number of models trained side by side; 0 for one model under its own array names."""
+        """Return the number of models trained side by side; 0 for one model under its own array names."""
         return 0
 
     def caveats(self) -> tuple[str, ...]:

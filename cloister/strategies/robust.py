@@ -42,7 +42,7 @@ class FedTrimmedAvg(Sampled, flower.FedTrimmedAvg):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of a trimmed mean with this share cut off."""
+        """Return the capabilities of a trimmed mean with this share cut off."""
         return trimmed_mean(self.beta)
 
 

@@ -345,7 +345,7 @@ class JsonReporter(ConsoleReporter):
     draws = False
 
     def opening(self, plan: Plan, directory: RunDirectory, claim: Claim, epsilon: float | None = None) -> None:
-        """The event `start`, with the settings that are not at their defaults.
+        """Print the event `start`, with the settings that differ from their defaults.
 
         Args: as `ConsoleReporter.opening`.
         """
