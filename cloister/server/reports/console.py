@@ -180,13 +180,13 @@ class ConsoleReporter:
         self.hides_times = plan.hides_times
 
     def opening(self, plan: Plan, directory: RunDirectory, claim: Claim, epsilon: float | None = None) -> None:
-        """Name the run, what its configuration changes of the defaults, and in one line what is promised.
+        """Print the name of the run, its changed settings, and its claim in one line.
 
         Args:
             plan: of the run.
             directory: of the run.
-            claim: of the plan, with its premises as far as the grid shows them.
-            epsilon: that all its rounds come to; None where nothing is promised.
+            claim: of the plan, with the premises that the grid shows.
+            epsilon: of all its rounds together; None without a guarantee.
         """
         config = plan.config
         self.begin(plan)
