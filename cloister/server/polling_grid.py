@@ -286,10 +286,15 @@ class PollingGrid(WatchedGrid):
             try:
                 return list(self._inner.push_messages(messages))
             except HTTPStatusError as error:
-                # Its text is that of any error of the SuperLink, so only the messages can tell. Once their parts are on
-                # the way a node may have a whole one: it would train, and release, twice.
-                if not error.request.url.path.endswith(ANNOUNCING) or not _renewed(messages):
+                # All errors of the SuperLink have the same text, so only the messages show whether they have expired by
+                # its clock. Once their parts are on the way a node may have a whole one: it would train, and release,
+                # twice.
+                now = datetime.now(UTC).timestamp()
+                expired = any(one.metadata.created_at + one.metadata.ttl < now + AHEAD for one in messages)
+                if not error.request.url.path.endswith(ANNOUNCING) or not expired:
                     raise
+                for message in messages:
+                    message.metadata.created_at = now
                 logger.log(WARNING, "messages expired while no SuperLink answered; they are sent anew")
         return list(self._inner.push_messages(messages))
 
@@ -353,12 +358,3 @@ def transport_of(grid: Grid) -> Transport | None:
     """
     found: Transport | None = getattr(getattr(grid, "inner", grid), "transport", None)
     return found
-
-
-def _renewed(messages: list[Message]) -> bool:
-    """Renew all messages if one has expired by the clock of the SuperLink; return whether one had."""
-    now = datetime.now(UTC).timestamp()
-    expired = any(message.metadata.created_at + message.metadata.ttl < now + AHEAD for message in messages)
-    for message in messages if expired else ():
-        message.metadata.created_at = now
-    return expired

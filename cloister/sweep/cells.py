@@ -199,23 +199,20 @@ def cells_of(sweep: Sweep) -> tuple[Cell, ...]:
             cells += _cells(sweep, settings)
         except CloisterError as error:
             wrong.setdefault(str(error), []).append(" ".join(f"{key}={value!r}" for key, value in settings.items()))
-    if wrong:
-        raise ConfigError(
-            "\n".join(f"{_named(labels, len(sweep.seeds))}: {message}" for message, labels in wrong.items())
-        )
+    lines = []
+    for message, labels in wrong.items():
+        named, seeds = labels if len(labels) <= 2 else labels[:1], len(sweep.seeds)
+        more = f" and {len(labels) - 1} more" if len(labels) > len(named) else ""
+        runs = f" ({len(labels) * seeds} runs, with its {seeds} seeds)" if more and seeds > 1 else ""
+        lines.append(f"cell {' and '.join(named) or 'base'}{more}{runs}: {message}")
+    if lines:
+        raise ConfigError("\n".join(lines))
     if len(cells) > 1 and any(cell.config.flat()["privacy.noise-multiplier"] == "auto" for cell in cells):
         raise ConfigError(
             "privacy.noise-multiplier = 'auto' lets the first run take all that privacy.max-epsilon has left, and "
             f"there are {len(cells)} runs; name multipliers (cloister plan --epsilon says which fit a part of it)"
         )
     return tuple(cells)
-
-
-def _named(labels: Sequence[str], seeds: int) -> str:
-    shown = labels if len(labels) <= 2 else labels[:1]
-    more = f" and {len(labels) - 1} more" if len(labels) > len(shown) else ""
-    runs = f" ({len(labels) * seeds} runs, with its {seeds} seeds)" if more and seeds > 1 else ""
-    return f"cell {' and '.join(shown) or 'base'}{more}{runs}"
 
 
 def _cells(sweep: Sweep, settings: Mapping[str, Scalar]) -> list[Cell]:

@@ -337,6 +337,10 @@ class Facts:
             evaluation = Evaluation.of(_json(directory / EVALUATION))
         with _named(directory / "config.json"):
             config = shown(settings["config"])
+            models = {}
+            for path in sorted(path for pattern in MODELS for path in directory.glob(pattern) if path.is_file()):
+                with path.open("rb") as file:
+                    models[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
             return cls(
                 name=directory.resolve().name,
                 config=config,
@@ -349,7 +353,7 @@ class Facts:
                 rounds=rounds,
                 evaluation=evaluation,
                 audit=audit_of(_json(directory / "audit.json")),
-                models=_hashes(directory),
+                models=models,
                 parameters=Parameters(**counted) if (counted := _json(directory / PARAMETERS)) else None,
             )
 
@@ -389,12 +393,3 @@ def cohorts_are_secret(rounds: Sequence[RoundFacts]) -> bool:
 def _finite(scores: Mapping[str, float]) -> Scores:
     """Return the finite scores; a diverged model has others."""
     return {name: value for name, value in scores.items() if math.isfinite(value)}
-
-
-def _hashes(directory: Path) -> dict[str, str]:
-    paths = sorted(path for pattern in MODELS for path in directory.glob(pattern) if path.is_file())
-    found = {}
-    for path in paths:
-        with path.open("rb") as file:
-            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
