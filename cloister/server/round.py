@@ -1,4 +1,4 @@
-"""Rounds on the server: `RoundLoop.run` has one after another, `RoundLoop.run_round` has one from sample to stop."""
+"""Rounds on the server: `RoundLoop.run` runs all of them, and `RoundLoop.run_round` one, from sampling to observers."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -270,7 +270,7 @@ class RoundLoop:
             return {}
 
     def _trained(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
-        """Send requests to train; yield the replies, each counted by what its node states."""
+        """Send requests to train; return the replies, each counted by the attestation of its node."""
         messages = list(messages)
         return self.attested.counted(messages, self._send(number, messages))
 
