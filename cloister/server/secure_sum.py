@@ -369,20 +369,21 @@ class SecureSum(PrivateStrategy):
         layout = Layout.of(from_record(self.sent))
         plan = self.mechanism.plan(layout.size)
         attempt = SecureRound(self._terms(server_round, plan, asked), plan.terms(), asked, send)
+
+        def charged() -> AbstractContextManager[None]:
+            """Record the provisioner's members on the roster; return the context that charges the round."""
+            found = attempt.roster.by_provisioner if attempt.roster else ()
+            if new := [name for name in found if name not in (self._by_provisioner or ())]:
+                logger.log(WARNING, "counted as working with the server: %s; %s", provisioner_of(new), REMEDY)
+            self._by_provisioner = (self._by_provisioner or frozenset()).union(found)
+            return self.recorded(layout, server_round)
+
         try:
-            total = attempt.total(lambda: self._charged(attempt, layout, server_round))
+            total = attempt.total(charged)
         except (RoundAbandoned, ProtocolError) as error:
             logger.log(WARNING, "round %d was abandoned: %s", server_round, error)
             return self._summed(layout, attempt.rejected)
         return self._summed(layout, attempt.rejected, total, plan)
-
-    def _charged(self, attempt: SecureRound, layout: Layout, server_round: int) -> AbstractContextManager[None]:
-        """Record the provisioner's members on the roster; return the context that charges the round."""
-        found = attempt.roster.by_provisioner if attempt.roster else ()
-        if new := [name for name in found if name not in (self._by_provisioner or ())]:
-            logger.log(WARNING, "counted as working with the server: %s; %s", provisioner_of(new), REMEDY)
-        self._by_provisioner = (self._by_provisioner or frozenset()).union(found)
-        return self.recorded(layout, server_round)
 
     def receive(self, replies: Messages) -> Screening:
         """Refuse replies that came without the steps of the protocol.
