@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
@@ -34,7 +34,7 @@ _OF_THE_COMMAND_LINE = (click.ClickException, click.exceptions.Exit, click.Abort
 class Commands(TyperGroup):
     """Commands whose exceptions are one line each, and an exit code."""
 
-    def invoke(self, context: click.Context) -> Any:
+    def invoke(self, context: click.Context) -> object:
         """Call the command that was asked for."""
         try:
             with one_line(unchanged=_OF_THE_COMMAND_LINE):
@@ -52,7 +52,8 @@ class Commands(TyperGroup):
             said = "\n".join(map(clean, str(crash).splitlines()))
             typer.secho(said, fg=typer.colors.RED, err=True)
             if isinstance(crash.cause, OSError) and crash.cause.errno in FULL:
-                _discard_output()
+                with suppress(OSError):  # Python would write buffered output at the end of the process, and fail again
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = BUDGET_SPENT if isinstance(crash.cause, BudgetExhausted) else FAILED
             raise typer.Exit(MISUSED if isinstance(crash.cause, SettingsError) else code) from None
         except KeyboardInterrupt:
@@ -70,12 +71,6 @@ def _meant(error: click.NoSuchOption) -> str:
     meant = [key for key in known_keys() if f"-{key.replace('.', '-')}".endswith(f"-{name}")]
     nearest = min(meant, key=lambda key: (key.count("."), len(key)), default="")
     return f" Settings of a run are given by -c, such as -c {nearest}=VALUE." if nearest else ""
-
-
-def _discard_output() -> None:
-    """Discard buffered output: Python would write it at the end of the process, and fail again."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = typer.Typer(

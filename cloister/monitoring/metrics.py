@@ -23,6 +23,7 @@ from cloister.utils.posting import post
 from cloister.utils.text import clean
 
 STATES = ("running", "ended", "dead")
+logger = logging.getLogger("cloister.monitoring")
 
 
 class Latest(Collector):
@@ -108,9 +109,6 @@ def _by(name: str, text: str, labels: tuple[str, ...], values: Iterable[tuple[tu
     return family
 
 
-logger = logging.getLogger("cloister.monitoring")
-
-
 @dataclass(frozen=True)
 class Change:
     """Difference between two snapshots.
@@ -174,8 +172,16 @@ class Watch:
         found = findings(snapshot, now)
         self.latest.snapshot, self.latest.found, self.latest.when = snapshot, found, now
         changed = change(self._known, found)
-        if changed is None or self._called(changed):
-            self._known = found
+        if changed is not None:
+            for line in str(changed.content["text"]).splitlines():
+                self._told(clean(line))
+            try:
+                if self._webhook:
+                    post(self._webhook, changed.content)
+            except FederationError as error:
+                logger.warning("the change was not told by the webhook: %s", error)
+                return
+        self._known = found
 
     def serve(self, listen: tuple[str, int], every: float, ended: Event) -> None:
         """Take snapshots at an interval, and serve `/metrics`, until the event is set.
@@ -199,15 +205,3 @@ class Watch:
         finally:
             server.shutdown()
             server.server_close()
-
-    def _called(self, changed: Change) -> bool:
-        for line in str(changed.content["text"]).splitlines():
-            self._told(clean(line))
-        if not self._webhook:
-            return True
-        try:
-            post(self._webhook, changed.content)
-        except FederationError as error:
-            logger.warning("the change was not told by the webhook: %s", error)
-            return False
-        return True

@@ -321,10 +321,6 @@ class Plan:
         """Return the number of models trained side by side; 0: one model."""
         return self.strategy.hypotheses
 
-    def _unprotected(self) -> list[str]:
-        drawn = self.strategy.has_secret_cohorts and self.config.strategy.sampling == "poisson"
-        return [*visible(drawn), *_unprotected(self.config, self.is_accounted)]
-
     @property
     def claim(self) -> Claim:
         """Return the claim about the models, with unprotected information."""
@@ -333,8 +329,10 @@ class Plan:
         if base.mechanism != "none" and self.config.evaluates_on_clients:
             # The ledger contains these scores too, so that no finite ε remains.
             reasons = (*reasons, "scores of the model on clients' own examples leave without noise")
+        drawn = self.strategy.has_secret_cohorts and self.config.strategy.sampling == "poisson"
+        unprotected = (*visible(drawn), *_unprotected(self.config, self.is_accounted))
         premises = (*base.premises, *self.resumed_on) if base.premises else ()
-        return replace(base, reasons=reasons, unprotected=tuple(self._unprotected()), premises=premises)
+        return replace(base, reasons=reasons, unprotected=unprotected, premises=premises)
 
     @property
     def resumed_on(self) -> tuple[Premise, ...]:
@@ -419,7 +417,7 @@ def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
         "error replies: of which kind the error was (data, budget, policy), and which replies were malformed",
     ]
     if not is_accounted:
-        items.append("that a run ends because nobody's reply counted")
+        items.append("that a run ends because no reply counted")
     if not config.is_private:
         items.append("every client's model, example count and training loss, to the server")
     elif not config.privacy.server.is_noised and not (config.privacy.client.noise_multiplier):

@@ -196,7 +196,7 @@ class Canaries:
 
     @property
     def guesses(self) -> int:
-        """Number of coins an audit guesses: even, and computed from m alone."""
+        """Return the number of coins that an audit guesses: even, and computed from m alone."""
         return min(len(self) - len(self) % 2, 2 * round(GUESSES_PER_ROOT * math.sqrt(len(self)) / 2))
 
     def facts(self) -> dict[str, object]:

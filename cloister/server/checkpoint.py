@@ -34,6 +34,17 @@ from cloister.utils.wire import ASSUMED, ASSUMED_ROUNDS, HELD_OUT
 
 VERSION = 1
 FILE = "state.json"
+MAY_CHANGE = frozenset(
+    {
+        *("num-rounds", "resume", "round-timeout", "late-timeout", "node-timeout"),
+        *("keep-checkpoints", "tensorboard", "report", "log-format"),
+    }
+)
+"""Keys whose values may change on resume; `ResumedRun.refuse_more_rounds` checks additional rounds."""
+NODES = "nodes.json"
+Split = Callable[[list[int]], tuple[list[int], list[int]]]
+LEDGER = "ledger.json"
+"""File with the place of a run's ledger, since a relative path in the settings depends on the working directory."""
 
 
 @dataclass(frozen=True)
@@ -144,19 +155,6 @@ def _arrays_path(directory: RunDirectory, number: int) -> Path:
     return directory.path / f"state-{number:05d}.npz"
 
 
-MAY_CHANGE = frozenset(
-    {
-        *("num-rounds", "resume", "round-timeout", "late-timeout", "node-timeout"),
-        *("keep-checkpoints", "tensorboard", "report", "log-format"),
-    }
-)
-"""Keys whose values may change on resume; `ResumedRun.refuse_more_rounds` checks additional rounds."""
-NODES = "nodes.json"
-Split = Callable[[list[int]], tuple[list[int], list[int]]]
-LEDGER = "ledger.json"
-"""File with the place of a run's ledger, since a relative path in the settings depends on the working directory."""
-
-
 @runtime_checkable
 class StatefulGrid(Protocol):
     """Grid whose nodes end with this process, so that the run stores their state."""
@@ -258,7 +256,13 @@ def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Res
                 f"resume: privacy.noise-seed = {config.privacy.noise_seed} would add the noise of the first rounds "
                 "once more, and noise that repeats can be subtracted; only runs with -1 go on"
             )
-        _refuse_forgetful(grid, config)
+        counts = config.privacy.client.is_on or (config.evaluation.held_out_clients and config.is_private)
+        if counts and is_simulated(grid) and not isinstance(grid, StatefulGrid):  # their state ended with their process
+            raise ConfigError(
+                f"resume: with privacy.client = {config.privacy.client.name!r} and evaluation.held-out-clients = "
+                f"{config.evaluation.held_out_clients:g} nodes remember what they have released or scored, and those "
+                "of Flower's simulation have ended; simulate with cloister run"
+            )
         progress = Progress.load(directory)
         _refuse_ended(path, config, progress)
         yield ResumedRun(directory, before, seed, resumed_after, progress, seen)
@@ -422,17 +426,6 @@ def _refuse_changes(before: RunConfig, now: RunConfig) -> None:
         )
     if lines:
         raise ConfigError("\n".join(lines))
-
-
-def _refuse_forgetful(grid: Grid, config: RunConfig) -> None:
-    """Refuse nodes of Flower's simulation, whose state ended with its process."""
-    counts = config.privacy.client.is_on or (config.evaluation.held_out_clients and config.is_private)
-    if counts and is_simulated(grid) and not isinstance(grid, StatefulGrid):
-        raise ConfigError(
-            f"resume: with privacy.client = {config.privacy.client.name!r} and evaluation.held-out-clients = "
-            f"{config.evaluation.held_out_clients:g} nodes remember what they have released or scored, and those of "
-            "Flower's simulation have ended; simulate with cloister run"
-        )
 
 
 def _refuse_ended(path: Path, config: RunConfig, progress: Progress | None) -> None:

@@ -26,20 +26,23 @@ from cloister.utils.wire import ARRAYS, ATTESTATION, CONFIG, HYPOTHESES, LEDGER_
 
 HEAD = re.compile(r"[0-9a-f]{64}")
 DECLINED = (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
-"""Errors by which a node says that its client sent nothing. Those of the SuperLink and of the grid have other codes."""
+"""Error codes of a node whose client sent nothing. The SuperLink and the grid use other codes."""
+AS_ASKED = "as this run asks for it"
+SAVING_SECONDS = 60.0
+"""Seconds that the end of a run waits for nodes to save their personal models."""
 
 
 class Attested:
-    """Counts requests to train by what the replies state; which node stated it is not kept.
+    """Counter of training requests by the attestation in their replies; it does not store which node attested.
 
-    A request without a reply that the server could read in time counts as one without a statement: its client may have
-    trained all the same, and what it made may have left the node. A request that the node declined does not count.
+    A request without a readable reply in time counts as one without an attestation: its client may have trained, and
+    its model may have left the node. A request that the node declined does not count.
 
-    Beside that it keeps the last ledger head of each node. The draw of clients being secret, it keeps none: they would
-    tell which nodes were drawn.
+    The last ledger head of each node is stored too, unless the draw of clients is secret. Heads would reveal which
+    nodes were drawn.
 
     Args:
-        secret: whether the draw of clients is secret. Then each statement counts once, as their number would tell.
+        secret: whether the draw of clients is secret. Each attestation then counts once, since numbers would reveal it.
     """
 
     def __init__(self, secret: bool = False) -> None:
@@ -48,11 +51,11 @@ class Attested:
         self._heads: dict[str, str] = {}
 
     def counted(self, asked: Sequence[Message], replies: Iterable[Message]) -> Iterator[Message]:
-        """Yield replies as they come, each once it is counted; in the end count the requests without one.
+        """Yield each reply after counting it; at the end, count the requests without a reply.
 
         Args:
             asked: requests to train.
-            replies: to them, at most one to each.
+            replies: at most one to each request.
         """
         missing = len(asked)
         try:
@@ -81,56 +84,51 @@ class Attested:
             self._replies[name] = 1 if self.secret else self._replies[name] + count
 
     def by_statement(self) -> dict[bytes, int]:
-        """Return the number of requests by the attestation in their reply; empty: those without one."""
+        """Return the number of requests by the attestation in their reply; empty bytes: without an attestation."""
         return {bytes.fromhex(name): count for name, count in self._replies.items()}
 
     def facts(self) -> dict[str, object]:
-        """Return what `privacy.json` holds of the nodes' ledgers: of each the last head, without the node."""
+        """Return the facts of `privacy.json` about the nodes' ledgers: the last head of each, without the node."""
         return {"node-ledger-heads": sorted(self._heads.values())} if self._heads else {}
 
     def state_dict(self) -> State:
-        """Return the counts and the heads, for a run that is resumed."""
+        """Return the counts and the heads, for a resumed run."""
         kept = (("replies", self._replies), ("heads", self._heads))
         return {name: np.frombuffer(json.dumps(value).encode(), np.uint8) for name, value in kept}
 
     def load_state_dict(self, state: State) -> None:
-        """Set the counts to those of `state_dict`; an older state counts as one reply without an attestation."""
+        """Restore the counts; the state of an older version counts as one reply without an attestation."""
         self._replies = Counter(json.loads(state["replies"].tobytes()) if state else {"": 1})
         self._heads = json.loads(state["heads"].tobytes()) if "heads" in state else {}
 
 
-AS_ASKED = "as this run asks for it"
-SAVING_SECONDS = 60.0
-"""How long the end of a run waits for nodes to save their personal models."""
-
-
 def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, str | int], hypotheses: int) -> None:
-    """Send the final hypotheses to every connected node, for it to keep the one that suits it; nothing comes back.
+    """Send the final hypotheses to every connected node, which stores the best one; replies are ignored.
 
     Args:
         grid: to the clients.
         arrays: of all hypotheses.
-        public: what every message of the run tells.
-        hypotheses: how many there are.
+        public: configuration in every message of the run.
+        hypotheses: their number.
     """
     content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**public, HYPOTHESES: hypotheses})})
     messages = [Message(content, node, MessageType.QUERY) for node in grid.get_node_ids()]
     for message in messages:
         message.metadata.ttl = SAVING_SECONDS
     for _ in grid.send_and_receive(messages, timeout=SAVING_SECONDS):
-        pass  # what comes back says nothing, and is not kept
+        pass  # replies are ignored
 
 
 @runtime_checkable
 class SimulatedGrid(Protocol):
-    """A grid that knows how much data its nodes have, as it is a part of a benchmark that is dealt out here."""
+    """Grid that distributes the data of a benchmark, and so has the sizes of its nodes' data."""
 
     def units(self, config: RunConfig, seed: int) -> list[NDArray]:
-        """The examples, or groups of them, that each node has, by number or name; none where any has its own data."""
+        """Return the examples or groups of each node, by number or name; empty if a node has data of its own."""
 
 
 def sizes_known(plan: Plan, grid: Grid) -> tuple[LocalSteps, ...]:
-    """The private steps in a round of each client, where this process deals out what they have; none elsewhere.
+    """Return the private steps of each client in a round; empty unless this process distributes their data.
 
     Args:
         plan: of the run.
@@ -142,12 +140,12 @@ def sizes_known(plan: Plan, grid: Grid) -> tuple[LocalSteps, ...]:
 
 
 def shared_units(plan: Plan, grid: Grid) -> frozenset[Holders] | None:
-    """Return who holds an example, or a group, that several clients have data of: each combination of their steps.
+    """Return the holders of each example or group that several clients have: the combinations of their steps.
 
     Args: as `sizes_known`.
 
     Returns:
-        None where it is not known.
+        None if they are unknown.
     """
     if not plan.config.privacy.client.clips_gradients or not isinstance(grid, SimulatedGrid):
         return None
@@ -179,20 +177,20 @@ def client_claim(
 ) -> ClientClaim | None:
     """Return the claim about the clients' own mechanism; None without one.
 
-    The claim covers the clients whose replies state the releases that this run asks for, with the sizes that they
-    state, and no others.
+    The claim covers only the clients whose replies attest the releases that this run requests, with the sizes that they
+    attest.
 
     Args:
         plan: of the run.
         layout: of everything that the server sends, all hypotheses.
-        rounds: in which clients were asked to train.
-        sizes: the private steps in a round of the clients, with `dp-sgd`; None, or none: what they have is not known,
-            and several sizes are taken as examples.
-        shared: as `shared_units` finds it.
-        attested: what nodes stated in the run; None: it has not begun.
+        rounds: number of rounds with requests to train.
+        sizes: the private steps of the clients in a round, with `dp-sgd`; None or empty: they are unknown, and several
+            sizes serve as examples.
+        shared: result of `shared_units`.
+        attested: attestations of the nodes; None: the run has not begun.
 
     Raises:
-        ConfigError: nothing is known about this mechanism.
+        ConfigError: the mechanism has no claim.
     """
     privacy = plan.config.privacy
     if not privacy.client.is_on:
@@ -227,18 +225,18 @@ def _claim(
         if sizes:
             steps = standing_for_all(sizes, dp_sgd, rounds, privacy.target_delta, shared or ())
         else:
-            # A server does not know how much a client has: these are examples. Just above one batch an epoch has two
-            # steps that hardly sample. With little noise some sizes of two or three batches cost a tenth more than
-            # that; what a client has really spent, its own ledger knows.
+            # The server has no sizes of clients: these are examples. Just above one batch an epoch has two steps with
+            # almost no subsampling. With little noise, some sizes of two or three batches cost a tenth more. A
+            # client's own ledger records its actual spending.
             steps = tuple(_steps(plan, units) for units in (batch, batch + 1, 10 * batch, 100 * batch))
         claim = dp_sgd_claim(dp_sgd, steps, rounds, privacy.target_delta, privacy.circumstances, shared)
         claim = replace(claim, known=bool(sizes))
     elif isinstance(mechanism, LocalGaussian):
         claim = gaussian_claim(mechanism, rounds, privacy.target_delta, circumstances)
     elif isinstance(mechanism, LocalLaplace | PublishedLaplace):
-        # A client noises the one hypothesis that it sends: p is the size of that.
+        # A client adds noise to the one hypothesis that it sends: p is its size.
         parameters = layout.size // max(1, plan.hypotheses)
-        # A node that keeps no ledger takes a resumed run for a new one, and lets the limit out once more.
+        # A node without a ledger treats a resumed run as a new one, and applies the limit again.
         counts = 1 + plan.resumes
         claim = laplace_claim(mechanism, parameters, rounds, circumstances, privacy.client.max_leakage, counts)
     else:
@@ -250,15 +248,15 @@ def _claim(
 def _covering(
     claim: ClientClaim, heard: Mapping[bytes, int], covered: Mapping[bytes, Attestation], secret: bool
 ) -> ClientClaim:
-    """Return the claim with the clients that it does not cover, and with what the others state of their bundle.
+    """Return the claim with the clients that it does not cover, and the covered clients' premise of the bundle.
 
-    Where no client is covered, the claim has no guarantee.
+    If no client is covered, the claim has no guarantee.
 
     Args:
         claim: about all clients.
-        heard: number of requests by what the replies state; empty: there were none.
-        covered: statements of what the run asks for.
-        secret: whether numbers of replies are.
+        heard: number of requests by the attestation in their reply; empty: there were no requests.
+        covered: attestations of the releases that the run requests.
+        secret: whether numbers of replies are secret.
     """
     others = sum(count for said, count in heard.items() if said not in covered)
     if heard and not covered:
@@ -268,13 +266,13 @@ def _covering(
         f"the clients of {told}: no reply that was read in time states that they applied {claim.mechanism} {AS_ASKED}"
     )
     checked = bool(covered) and all(asked.checked for asked in covered.values())
-    # Code of the bundle says so itself, which the server ships.
+    # The code of the bundle attests this, and the server ships that code.
     premises = known_by(claim.premises, [BUNDLE.known_as("stated")] if checked else [])
     return replace(claim, not_covered=missing if others else "", premises=premises)
 
 
 def _asked_for(said: bytes, plan: Plan, layout: Layout) -> Attestation | None:
-    """Return what a reply states, if it is what this run asks a client of the stated size for; else None."""
+    """Return the attestation of a reply if this run requests it from a client of its size; otherwise None."""
     if (found := size_and_checked(said)) is None:
         return None
     size, checked = found
@@ -298,7 +296,7 @@ def _asked_for(said: bytes, plan: Plan, layout: Layout) -> Attestation | None:
 
 
 def _beside_the_noise(plan: Plan, are_shared: bool) -> Iterator[str]:
-    """Yield what clients let leave in this run that their own noise does not cover."""
+    """Yield the releases of clients that their own noise does not cover."""
     if are_shared and plan.config.privacy.chooses_privately:
         yield "several clients hold data of one unit, and each chooses among hypotheses: no bound on their sum is shown"
     if are_shared and plan.config.evaluation.held_out_clients:

@@ -55,7 +55,7 @@ class LaplaceClustering(StrategyWrapper):
 
     @property
     def hypotheses(self) -> int:
-        """Number k of hypotheses."""
+        """Return the number k of hypotheses."""
         return self._hypotheses
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:

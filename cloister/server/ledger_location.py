@@ -11,6 +11,7 @@ from cloister.privacy.accounting.filters import share
 from cloister.privacy.accounting.ledger import Ledger, other_names, warning
 from cloister.server.build import Plan, data_identity, place_of
 from cloister.server.polling_grid import PollingGrid, transport_of
+from cloister.server.reports.rundir import LEDGER
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import ConfigError, PrivacyError
 from cloister.utils.text import at_least, at_most
@@ -38,7 +39,7 @@ def use_run_local_ledger(plan: Plan, grid: Grid, directory: Path) -> None:
         directory: of the run.
     """
     if not needs_lasting_ledger(plan, grid):
-        plan.budget.ledger = Ledger(directory / "ledger.jsonl")
+        plan.budget.ledger = Ledger(directory / LEDGER)
 
 
 def needs_lasting_ledger(plan: Plan, grid: Grid) -> bool:

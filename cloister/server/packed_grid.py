@@ -1,20 +1,20 @@
 """Flower's grid over HTTP, with packed messages, and with replies that are fetched one by one.
 
-Messages to nodes are packed (`core/packing.py`): the model once for all messages of a round, the rest of each message
-by itself. A node whose app does not know packed messages answers with an error of Flower's: it is asked again with
-named arrays. After `MAX_REFUSED` such rounds it is sent those at once. So other frameworks' clients take part, and the
-run no longer says that all of its messages were packed.
+Messages to nodes are packed (`cloister.utils.wire`): the model once for all messages of a round, and the rest of each
+message by itself. A node whose app cannot open packed messages answers with an error of Flower. It then receives the
+message with named arrays. After `MAX_REFUSED` such rounds it receives named arrays from the start. So clients of other
+frameworks can take part. The run then no longer claims that all of its messages were packed.
 
-A node whose app has its key signs its packed replies (`core/signatures.py`). The server checks each signature by the
-key that the SuperLink lists for the node that was asked, before anything of the reply counts as heard. From the first
-signed reply of a node on, an unsigned one in its name is refused. An unsigned error then says that this node failed,
-and nothing else. A node that has signed nothing counts, and the run no longer says that all of its replies were signed:
-for a node without authentication the SuperLink lists a key that its app cannot read.
+A node whose app has its key signs its packed replies (`cloister.utils.keys`). The server checks each signature by the
+key that the SuperLink lists for the asked node, before any part of the reply counts. After a node's first signed reply,
+an unsigned reply in its name is refused. An unsigned error then reports only that this node failed. Replies of a node
+that never signed count. The run then no longer claims that all of its replies were signed: for a node without
+authentication, the SuperLink lists a key that its app cannot read.
 
-Flower's own grid asks for many replies at once, waits for the parts of each, and raises an error that a client caused:
-a reply that is half sent, or malformed, costs those of other nodes. Here each message is asked about by itself, some at
-a time. What a node did not send yet is asked for at the next look. What is too large or cannot be read is an error of
-that node, and nothing else. Who replied is known from the message that was asked about.
+Flower's own grid requests many replies at once, waits for the parts of each, and raises errors that a client caused. An
+incomplete or malformed reply would then cost the replies of other nodes. This grid requests each reply by itself, a few
+at a time. Missing parts are requested again at the next look. A reply that is too large or unreadable becomes an error
+of its node alone. The request, not the reply, identifies the node.
 """
 
 import logging
@@ -66,15 +66,15 @@ logger = logging.getLogger("cloister.server")
 
 @dataclass
 class _Asked:
-    """A message that a node was sent.
+    """Request to a node.
 
     Attributes:
-        message: as the server made it.
-        id: of what was sent last for it.
-        is_packed: whether that was packed.
-        is_signed: whether its reply is signed by the node.
-        failures: looks for its reply at which the SuperLink failed.
-        reply: what was announced of the reply, with the objects that are there; None: nothing was announced.
+        message: of the server.
+        id: of the message that was sent last for it.
+        is_packed: whether that message was packed.
+        is_signed: whether the node signed its reply.
+        failures: number of looks for its reply at which the SuperLink failed.
+        reply: the announced reply, with the objects fetched so far; None: nothing was announced.
     """
 
     message: Message
@@ -91,13 +91,13 @@ class _Asked:
 
 @dataclass
 class _Reply:
-    """A reply that is being fetched.
+    """Reply that is being fetched.
 
     Attributes:
-        announced: its metadata, as the SuperLink checked them.
-        missing: names of the objects that are to be fetched, the last one first.
-        contents: of the others.
-        size: bytes of these together.
+        announced: its metadata, as checked by the SuperLink.
+        missing: names of the objects to be fetched, from the last to the first.
+        contents: the fetched objects by name.
+        size: bytes of the fetched objects together.
     """
 
     announced: message_pb2.Metadata
@@ -107,15 +107,15 @@ class _Reply:
 
 
 class Unreadable(Exception):
-    """Why a reply does not count. The text holds nothing that a node wrote."""
+    """Reason why a reply does not count. Its text contains nothing that a node wrote."""
 
 
 class PackedGrid(HttpGrid):
-    """Flower's grid, which sends packed messages and fetches replies one by one.
+    """Grid of Flower over HTTP that sends packed messages and fetches replies one by one.
 
     Attributes:
-        maximum: how large a reply may be.
-        transport: what this run's transport was until now.
+        maximum: of the size of a reply.
+        transport: of this run until now.
     """
 
     maximum: MaximumSize
@@ -132,8 +132,8 @@ class PackedGrid(HttpGrid):
         """Return a grid with the connection of another one.
 
         Args:
-            grid: of Flower over HTTP, with its run. It is Flower that closes it.
-            maximum: how large a reply may be.
+            grid: of Flower over HTTP, with its run. Flower closes it.
+            maximum: of the size of a reply.
         """
         made = cls.__new__(cls)
         made.__dict__ = grid.__dict__
@@ -143,32 +143,49 @@ class PackedGrid(HttpGrid):
         return made
 
     def _is_gated(self) -> bool:
-        """Return whether the SuperLink answers as `cloister superlink` does for a name that is no object's."""
+        """Return whether the SuperLink is `cloister superlink`, by its answer for a name without an object."""
         asked = message_pb2.PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=GATE)
         found = self._runtime_client.PullObject(asked)
-        # Flower's SuperLink never answers so, though a node may announce an object of this name: an object that is
-        # there has content.
+        # Flower's SuperLink never answers like this, even if a node announces an object of this name: every stored
+        # object has content.
         return bool(found.object_available and not found.object_content)
 
     def get_nodes(self) -> Iterable[Any]:
-        """Return the connected nodes, and remember the key that the SuperLink lists for each.
+        """Return the connected nodes, and store the key that the SuperLink lists for each.
 
-        A run sends messages to nodes of such a list alone.
+        A run sends messages only to nodes of such a list.
         """
         nodes = list(super().get_nodes())
         self._keys |= {node.node_id: node.public_key for node in nodes}
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; return the id of each, or nothing for one that the SuperLink does not take.
+        """Send messages; return the id of each, or an empty one for a message that the SuperLink refuses.
+
+        A SuperLink declines a part that it had stored when it was killed and did not confirm, and a part of a message
+        that its node has confirmed by then. If it declines one, each message is announced again by itself. To the
+        SuperLink it is then the same message.
 
         Raises:
-            HTTPStatusError: the SuperLink does not take the announcement of any.
+            HTTPStatusError: the SuperLink refuses the announcement of all messages.
             ObjectPushError: it declines a part of each message, or does so for too long.
         """
         messages = list(messages)
         shared: dict[tuple[object, ...], Value] = {}
-        ids = self._sent([self._sendable(message, shared) for message in messages])
+        sendable = [self._sendable(message, shared) for message in messages]
+        begun = time.monotonic()
+        try:
+            ids = list(super().push_messages(sendable))
+        except ObjectPushError:
+            logger.log(WARNING, "the SuperLink declined a part of a message; each message is announced again")
+            ids = []
+            for message in sendable:
+                # Later it may have given messages up, and would take them for new: a node may have a whole one.
+                if time.monotonic() - begun > SAFE_TO_ANNOUNCE_AGAIN:
+                    raise
+                ids.append(self._sent_again(message))
+            if not any(ids):
+                raise
         self._asked = {
             found: _Asked(message, found, not self._is_plain(message.metadata.dst_node_id))
             for found, message in zip(ids, messages, strict=False)
@@ -176,29 +193,8 @@ class PackedGrid(HttpGrid):
         }
         return ids
 
-    def _sent(self, messages: list[Message]) -> list[str]:
-        """Send packed messages at once; where a part is declined, announce each again by itself.
-
-        A SuperLink declines a part that it had stored when it was killed, and of which it did not say so; and one of a
-        message that its node has confirmed by then. Announced again, a message is the same to it.
-        """
-        begun = time.monotonic()
-        try:
-            return list(super().push_messages(messages))
-        except ObjectPushError:
-            logger.log(WARNING, "the SuperLink declined a part of a message; each message is announced again")
-            ids = []
-            for message in messages:
-                # Later it may have given messages up, and would take them for new: a node may have a whole one.
-                if time.monotonic() - begun > SAFE_TO_ANNOUNCE_AGAIN:
-                    raise
-                ids.append(self._sent_again(message))
-            if not any(ids):
-                raise
-            return ids
-
     def _sent_again(self, message: Message) -> str:
-        """Announce a message again; return its id, or nothing where the SuperLink does not take all of it."""
+        """Announce a message again; return its id, or an empty one if the SuperLink refuses a part."""
         try:
             return next(iter(super().push_messages([message])), "")
         except (ObjectPushError, HTTPStatusError) as error:
@@ -207,11 +203,11 @@ class PackedGrid(HttpGrid):
             return ""
 
     def _sendable(self, message: Message, shared: dict[tuple[object, ...], Value]) -> Message:
-        """Return the message that is sent for one: with the same metadata, so that its id is known here too.
+        """Return the packed message for a message, with the same metadata and so the same id.
 
         Args:
-            message: as the server made it.
-            shared: the packed values of this round, by the records in them; one that is made is added.
+            message: of the server.
+            shared: the packed values of this round by their records; receives each new one.
         """
         if self._is_plain(message.metadata.dst_node_id):
             return message
@@ -226,15 +222,15 @@ class PackedGrid(HttpGrid):
         return make_message(message.metadata, content)
 
     def _is_plain(self, node: int) -> bool:
-        """Return whether a node is sent named arrays at once."""
+        """Return whether a node receives named arrays from the start."""
         return self._refused[node] >= MAX_REFUSED
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Return the replies that are there as a whole, each when it has been read.
+        """Yield the complete replies, each as soon as it is read.
 
         Raises:
             RunNotRunningException: the run is over.
-            TransportError: the SuperLink is not to be reached, and Flower has given up.
+            TransportError: the SuperLink is unreachable, and Flower has given up.
         """
         waiting = iter(message_ids)
         readers = ThreadPoolExecutor(AT_ONCE, "replies")
@@ -246,11 +242,11 @@ class PackedGrid(HttpGrid):
                 if found is not None:
                     yield found
         finally:
-            # An operator who stops the run does not wait for a SuperLink that is away.
+            # An operator who stops the run does not wait for an unreachable SuperLink.
             readers.shutdown(wait=False, cancel_futures=True)
 
     def _look(self, name: str) -> Message | None:
-        """Return the reply to a message, if all of it is there; an error of its node, if it cannot be read."""
+        """Return the reply to a message, or an error of its node if it is unreadable; None if it is incomplete."""
         asked = self._asked[name]
         try:
             asked.reply = asked.reply or self._announced(asked)
@@ -262,7 +258,7 @@ class PackedGrid(HttpGrid):
                 return None
             self._note(signed=asked.is_signed or asked.reply.announced.src_node_id == SUPERLINK_NODE_ID)
         except HTTPStatusError as error:
-            # What was fetched is kept for the next look: the SuperLink announces a reply once.
+            # Fetched objects are kept for the next look: the SuperLink announces a reply once.
             asked.failures += 1
             if asked.failures < MAX_FAILURES:
                 return None
@@ -276,7 +272,7 @@ class PackedGrid(HttpGrid):
         return self._as_reply(name, asked, content)
 
     def _announced(self, asked: _Asked) -> _Reply | None:
-        """Return what is announced of the reply to a message, and drop all else that Flower hands out.
+        """Return the announced reply to a message; drop everything else that Flower returns.
 
         Raises:
             Unreadable: it has too many objects.
@@ -288,10 +284,10 @@ class PackedGrid(HttpGrid):
         return None
 
     def _is_fetched(self, reply: _Reply) -> bool:
-        """Fetch the objects that are there; return whether all are.
+        """Fetch the available objects; return whether the reply is complete.
 
         Raises:
-            Unreadable: the reply is too large, or an object of it is there no more.
+            Unreadable: the reply is too large, or one of its objects was removed.
         """
         while reply.missing:
             name = reply.missing[-1]
@@ -300,8 +296,8 @@ class PackedGrid(HttpGrid):
             if not answer.object_found:
                 raise Unreadable("its node did not send all of it")
             if not answer.object_available:
-                # All half-sent replies may have `AT_ONCE` times the bytes of one. What does not fit is fetched anew, as
-                # soon as the object is there that was missing now.
+                # Incomplete replies together may have `AT_ONCE` times the bytes of one. A reply beyond that is fetched
+                # again as soon as the missing object is available.
                 with self._lock:
                     held = sum(asked.reply.size for asked in [*self._asked.values()] if asked.reply)
                     if held > AT_ONCE * self.maximum.total:
@@ -314,10 +310,10 @@ class PackedGrid(HttpGrid):
         return True
 
     def _read(self, asked: _Asked, reply: _Reply) -> RecordDict | Error:
-        """Return what a reply holds. Which node sent it, the message says that was asked about, not the reply.
+        """Return the content of a reply. The request, not the reply, determines the sender.
 
         Raises:
-            Unreadable: it cannot be put together, or is not signed as it has to be.
+            Unreadable: it cannot be decoded, or its required signature is absent or invalid.
         """
         try:
             self.maximum.require(reply.contents)
@@ -340,17 +336,17 @@ class PackedGrid(HttpGrid):
             raise
         except FederationError as error:
             raise Unreadable(f"a reply cannot be put together: {error}") from None
-        except Exception as error:  # of any bytes that a client writes; without its text, which quotes them
+        except Exception as error:  # any bytes of a client may raise it; its text quotes them and is left out
             raise Unreadable(f"a reply cannot be put together: {type(error).__name__}") from None
         self._packs.add(asked.node)
         return content
 
     def _require_signature(self, asked: _Asked, reply: Message) -> None:
-        """Refuse a reply whose signature is not the node's, and one without, of a node that has signed before.
+        """Refuse a reply with an invalid signature, or without one if the node has signed before.
 
         Raises:
-            Unreadable: it is such a reply.
-            FederationError: its packed value is none.
+            Unreadable: the reply is refused.
+            FederationError: its packed value is invalid.
         """
         is_value = reply.has_content() and is_packed(reply.content)
         part = signed_part(reply.content[PACKED]) if is_value else None
@@ -368,7 +364,7 @@ class PackedGrid(HttpGrid):
         self._signs.add(asked.node)
 
     def _is_refused_as_packed(self, asked: _Asked, content: RecordDict | Error) -> bool:
-        """Return whether an app answered that knows no packed messages: by an error that is none of ours."""
+        """Return whether the reply is the error of an app without support for packed messages."""
         assert asked.reply is not None
         return (
             asked.is_packed
@@ -382,7 +378,7 @@ class PackedGrid(HttpGrid):
         """Send a node the same message with named arrays.
 
         Raises:
-            Unreadable: the SuperLink does not take it.
+            Unreadable: the SuperLink refuses it.
         """
         self._confirm(asked)
         logger.log(WARNING, "node %s has not opened a packed message: it is sent named arrays", asked.node)
@@ -394,13 +390,13 @@ class PackedGrid(HttpGrid):
             raise Unreadable("the message with named arrays could not be sent to it")
 
     def _note(self, packed: bool = True, signed: bool = True) -> None:
-        """Note how a message, or a reply that counts, was carried."""
+        """Record the transport of a message, or of a reply that counts."""
         with self._lock:
             now = self.transport
             self.transport = replace(now, packed=now.packed and packed, signed=now.signed and signed)
 
     def _confirm(self, asked: _Asked) -> None:
-        """Have the SuperLink delete a reply; one that it keeps costs space alone."""
+        """Ask the SuperLink to delete a reply. If it keeps the reply, that costs only space."""
         if asked.reply is None:
             return
         name = asked.reply.announced.message_id
@@ -413,7 +409,7 @@ class PackedGrid(HttpGrid):
             logger.log(WARNING, "the SuperLink keeps a reply of node %s: %s", asked.node, error.response.status_code)
 
     def _as_reply(self, name: str, asked: _Asked, content: RecordDict | Error) -> Message:
-        """Return the reply to a message, under the name by which the round knows that."""
+        """Return the reply to a message, under the id that the round has for the message."""
         metadata = copy(asked.message.metadata)
         source = asked.reply.announced.src_node_id if asked.reply else asked.node
         metadata.__dict__.update(

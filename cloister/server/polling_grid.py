@@ -24,6 +24,37 @@ Standing = Literal["waiting", "training", "scoring", "sent", "rejected"]
 """State of a client: before its request; asked to train or to score; replied; replied with an error or too late."""
 Watch = Callable[[int, Standing], None]
 """Function that receives the id of a node and its new state."""
+FACTOR, SLACK = 2, 8 * 2**20
+"""Bounds on the arrays of a reply: this factor of the sent model's bytes, plus this slack in bytes."""
+MAX_NAMES = 4 * 2**20
+"""Encoded bytes of all objects other than array chunks: names and descriptions of arrays."""
+MAX_DESCRIPTION = 2**16
+"""Bytes of the description of one array."""
+MAX_METRICS = 2**18
+"""Bytes of metrics and settings; parsed, they take thirty times as much."""
+MAX_ROOT = 2**18
+"""Bytes of the object that names all others, and holds the text of an error."""
+CHUNK = "ArrayChunk"
+"""Flower's type name for a part of an array. Objects of another type count as names, of which a reply may have few."""
+DIVIDER = b"\0"
+"""Flower's separator between the head of an object and its body."""
+MAX_PACKED = MAX_IN_RECORD + 2**10
+"""Encoded bytes of the records of a reply, one of which may be a packed value."""
+POLL_SECONDS = 0.1
+"""Flower's own grid looks every three seconds."""
+POLL_SECONDS_EACH = 0.01
+"""For each reply that is waited for: the SuperLink takes some milliseconds to look whether it is there."""
+AT_ONCE = 32
+"""Replies that are pulled together."""
+GRACE_SECONDS = 5.0
+"""The shortest time that a node which missed its last deadline has, however quick the others are."""
+ANNOUNCING = "/push-messages"
+"""How the address of the request ends in which a SuperLink hears of messages, before their parts."""
+RENEWALS = 10
+"""Maximum number of times that messages are sent anew after they expired on their way to the SuperLink."""
+AHEAD = 5.0
+"""Seconds that the clock of the SuperLink may be ahead: messages have expired for it, and not yet here."""
+logger = logging.getLogger("cloister.server")
 
 
 class WatchedGrid(Grid):
@@ -49,24 +80,6 @@ def asked_to(message: Message) -> Standing:
 def answered(reply: Message) -> Standing:
     """Return `rejected` for an error reply, otherwise `sent`."""
     return "rejected" if reply.has_error() else "sent"
-
-
-FACTOR, SLACK = 2, 8 * 2**20
-"""Bounds on the arrays of a reply: this factor of the sent model's bytes, plus this slack in bytes."""
-MAX_NAMES = 4 * 2**20
-"""Encoded bytes of all objects other than array chunks: names and descriptions of arrays."""
-MAX_DESCRIPTION = 2**16
-"""Bytes of the description of one array."""
-MAX_METRICS = 2**18
-"""Bytes of metrics and settings; parsed, they take thirty times as much."""
-MAX_ROOT = 2**18
-"""Bytes of the object that names all others, and holds the text of an error."""
-CHUNK = "ArrayChunk"
-"""Flower's type name for a part of an array. Objects of another type count as names, of which a reply may have few."""
-DIVIDER = b"\0"
-"""Flower's separator between the head of an object and its body."""
-MAX_PACKED = MAX_IN_RECORD + 2**10
-"""Encoded bytes of the records of a reply, one of which may be a packed value."""
 
 
 @dataclass
@@ -192,32 +205,14 @@ def later_quorum(config: RunConfig) -> int:
     return config.strategy.min_nodes if config.strategy.quorum == "auto" else config.strategy.quorum
 
 
-POLL_SECONDS = 0.1
-"""Flower's own grid looks every three seconds."""
-POLL_SECONDS_EACH = 0.01
-"""For each reply that is waited for: the SuperLink takes some milliseconds to look whether it is there."""
-AT_ONCE = 32
-"""Replies that are pulled together."""
-GRACE_SECONDS = 5.0
-"""The shortest time that a node which missed its last deadline has, however quick the others are."""
-ANNOUNCING = "/push-messages"
-"""How the address of the request ends in which a SuperLink hears of messages, before their parts."""
-RENEWALS = 10
-"""Maximum number of times that messages are sent anew after they expired on their way to the SuperLink."""
-AHEAD = 5.0
-"""Seconds that the clock of the SuperLink may be ahead: messages have expired for it, and not yet here."""
-
-logger = logging.getLogger("cloister.server")
-
-
 @dataclass(frozen=True)
 class Transport(Contributor):
-    """What the transport of a run keeps nodes from learning about each other.
+    """Separation of nodes by the transport of a run.
 
     Attributes:
-        packed: every message and every reply was one salted value: no node can compute the name of another one's part.
-        gated: the SuperLink is `cloister superlink`. It hides totals, and gives a node parts of its own messages alone.
-        signed: every reply that counted was signed with the key that the SuperLink lists for the node that was asked.
+        packed: every message and every reply was one salted value. No node can compute the name of another node's part.
+        gated: the SuperLink is `cloister superlink`. It hides totals, and sends a node only parts of its own messages.
+        signed: every reply that counted was signed with the key that the SuperLink lists for the asked node.
     """
 
     packed: bool
@@ -228,10 +223,10 @@ class Transport(Contributor):
 
 
 class PollingGrid(WatchedGrid):
-    """Another grid, with a quicker `send_and_receive`.
+    """Wrapper of a grid with a quicker `send_and_receive`.
 
-    A node that lets a deadline pass is late. From then on it is asked as before, but has less time; when it replies
-    within it, it is late no more. So a client that hangs costs a run one deadline, and not one in every round.
+    A node that misses a deadline is late. A late node receives further requests, with less time for each. If it replies
+    within that time, it is no longer late. So a client that hangs costs a run one deadline, and not one in every round.
 
     Under a guarantee that time is a constant. If it followed from how long the others took, a client that replied, or
     was slow, would decide whether late ones count: it would move the release by all of their contributions, where its
@@ -249,7 +244,7 @@ class PollingGrid(WatchedGrid):
         self.late: set[int] = set()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """The replies that came before the deadline, in the order of their arrival, each as soon as it is there."""
+        """Yield the replies that arrive before the deadline, in the order of their arrival."""
         messages = list(messages)
         for message in messages:
             self.watch(message.metadata.dst_node_id, asked_to(message))
@@ -281,7 +276,7 @@ class PollingGrid(WatchedGrid):
         self.late.update(asked.values())
 
     def _pushed(self, messages: list[Message]) -> list[str]:
-        """Send messages; those that expired while no SuperLink answered are sent anew. Return their ids.
+        """Send messages, and again if they expire before a SuperLink answers; return their ids.
 
         Raises:
             HTTPStatusError: the SuperLink refuses messages that have not expired, or parts of messages, or has refused
@@ -291,15 +286,20 @@ class PollingGrid(WatchedGrid):
             try:
                 return list(self._inner.push_messages(messages))
             except HTTPStatusError as error:
-                # Its text is that of any error of the SuperLink, so only the messages can tell. Once their parts are on
-                # the way a node may have a whole one: it would train, and release, twice.
-                if not error.request.url.path.endswith(ANNOUNCING) or not _renewed(messages):
+                # All errors of the SuperLink have the same text, so only the messages show whether they have expired by
+                # its clock. Once their parts are on the way a node may have a whole one: it would train, and release,
+                # twice.
+                now = datetime.now(UTC).timestamp()
+                expired = any(one.metadata.created_at + one.metadata.ttl < now + AHEAD for one in messages)
+                if not error.request.url.path.endswith(ANNOUNCING) or not expired:
                     raise
+                for message in messages:
+                    message.metadata.created_at = now
                 logger.log(WARNING, "messages expired while no SuperLink answered; they are sent anew")
         return list(self._inner.push_messages(messages))
 
     def _pulled(self, ids: list[str]) -> Iterator[Message]:
-        """The replies that are there, a few at a time: a thousand large ones would fill the memory."""
+        """Yield the available replies, a few at a time: a thousand large ones would fill the memory."""
         for start in range(0, len(ids), AT_ONCE):
             yield from self._inner.pull_messages(ids[start : start + AT_ONCE])
 
@@ -315,55 +315,46 @@ class PollingGrid(WatchedGrid):
 
     @property
     def inner(self) -> Grid:
-        """The other grid."""
+        """Return the inner grid."""
         return self._inner
 
     def set_run(self, run: Run) -> None:
-        """As the other grid."""
+        """Set the run of the inner grid."""
         self._inner.set_run(run)
 
     @property
     def run(self) -> Run:
-        """As the other grid's."""
+        """Return the run of the inner grid."""
         return self._inner.run
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """As the other grid."""
+        """Create a message by the inner grid."""
         return self._inner.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """As the other grid."""
+        """Return the ids of the connected nodes."""
         return self._inner.get_node_ids()
 
     def get_nodes(self) -> Iterable[Any]:
-        """As the other grid."""
+        """Return the connected nodes."""
         return self._inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """As the other grid."""
+        """Send messages through the inner grid."""
         return self._inner.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """As the other grid."""
+        """Return the available replies to messages."""
         return self._inner.pull_messages(message_ids)
 
 
 def transport_of(grid: Grid) -> Transport | None:
-    """Return what is known of the transport of a run; None where no SuperLink hands messages on.
+    """Return the observed transport of a run; None if no SuperLink relays messages.
 
     Args:
         grid: of the run.
     """
     found: Transport | None = getattr(getattr(grid, "inner", grid), "transport", None)
     return found
-
-
-def _renewed(messages: list[Message]) -> bool:
-    """Make all messages new if one of them has expired, by the clock of the SuperLink; whether one had."""
-    now = datetime.now(UTC).timestamp()
-    expired = any(message.metadata.created_at + message.metadata.ttl < now + AHEAD for message in messages)
-    for message in messages if expired else ():
-        message.metadata.created_at = now
-    return expired

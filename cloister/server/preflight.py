@@ -38,6 +38,10 @@ from cloister.utils.errors import BudgetExhausted, CloisterError
 from cloister.utils.text import at_least, at_most, rounded_up
 
 NOISE, CLIENT_NOISE = "privacy.noise-multiplier", "privacy.client-noise-multiplier"
+SNR_WARN, SNR_FAIL = 1.5, 5.0
+"""Ratios of noise to signal at which a model learns little, and nothing.
+
+Logistic regression on digits has 50 % accuracy at 2, and one in six at 8."""
 
 
 def refuse_impossible_budget(prepared: Prepared) -> None:
@@ -170,12 +174,6 @@ def share_needed(runs: Iterable[tuple[Prepared, int]]) -> float:
             spent = sum(each.rounds * cost(chosen, event, relation) for each in spenders for event in each.events)
             needed.append(spent / room if room > 0 else math.inf)
     return max(needed)
-
-
-SNR_WARN, SNR_FAIL = 1.5, 5.0
-"""Ratios of noise to signal at which a model learns little, and nothing.
-
-Logistic regression on digits has 50 % accuracy at 2, and one in six at 8."""
 
 
 @dataclass(frozen=True)

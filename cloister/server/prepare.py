@@ -22,6 +22,55 @@ APART = 0.01
 """Standard deviation of the perturbation that separates hypotheses with identical initial weights."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Run that is ready to begin.
+
+    Attributes:
+        plan: the objects of the run, with calibrated noise.
+        model: of the task.
+        initial: the model to start from, or several of them under hypotheses.
+        layout: of everything that the server sends.
+    """
+
+    plan: Plan
+    model: Model
+    initial: ArrayRecord
+    layout: Layout
+
+
+def prepare(
+    config: RunConfig, pretrain: bool = True, earlier: ResumedRun | None = None, draws_are_seen: bool = False
+) -> Prepared:
+    """Prepare the run of a configuration. Nothing is sent, charged or written.
+
+    Args:
+        config: of the run.
+        pretrain: as in `initial_model`.
+        earlier: the run to resume. Its model is the initial one, and its saved state replaces the calibration.
+        draws_are_seen: whether nodes may learn which nodes were drawn. Sampling then gives no amplification.
+
+    Raises:
+        ConfigError: the configuration contradicts itself, or the model differs from that of `earlier`.
+        PluginError: a name is unknown.
+        LedgerError: the ledger of this data is damaged.
+        BudgetExhausted: the noise is to be calibrated to a budget that is spent.
+    """
+    plan = build(config)
+    plan.strategy.draws_are_seen = draws_are_seen or (earlier is not None and earlier.draws_are_seen)
+    if earlier is not None:
+        plan = replace(plan, seed=earlier.seed, resumes=earlier.resumes)
+    progress = None if earlier is None else earlier.progress
+    model = explained_model_of(plan.task)
+    initial = to_record(initial_model(plan, model, pretrain and progress is None))
+    layout = Layout.of(from_record(initial))
+    if earlier is not None and progress is not None:
+        earlier.refuse_layout(layout)
+        return Prepared(plan, model, to_record(progress.model), layout)
+    plan = replace(plan, strategy=plan.strategy.calibrated(layout, config.num_rounds))
+    return Prepared(plan, model, initial, layout)
+
+
 def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, NDArray]:
     """Return the initial weights of all models, determined by the seed.
 
@@ -77,52 +126,3 @@ def _pretrained(plan: Plan, model: Model, models: list[dict[str, NDArray]]) -> l
                 "infinite or NaN; use a smaller rate"
             )
     return trained
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Run that is ready to begin.
-
-    Attributes:
-        plan: the objects of the run, with calibrated noise.
-        model: of the task.
-        initial: the model to start from, or several of them under hypotheses.
-        layout: of everything that the server sends.
-    """
-
-    plan: Plan
-    model: Model
-    initial: ArrayRecord
-    layout: Layout
-
-
-def prepare(
-    config: RunConfig, pretrain: bool = True, earlier: ResumedRun | None = None, draws_are_seen: bool = False
-) -> Prepared:
-    """Prepare the run of a configuration. Nothing is sent, charged or written.
-
-    Args:
-        config: of the run.
-        pretrain: as in `initial_model`.
-        earlier: the run to resume. Its model is the initial one, and its saved state replaces the calibration.
-        draws_are_seen: whether nodes may learn which nodes were drawn. Sampling then gives no amplification.
-
-    Raises:
-        ConfigError: the configuration contradicts itself, or the model differs from that of `earlier`.
-        PluginError: a name is unknown.
-        LedgerError: the ledger of this data is damaged.
-        BudgetExhausted: the noise is to be calibrated to a budget that is spent.
-    """
-    plan = build(config)
-    plan.strategy.draws_are_seen = draws_are_seen or (earlier is not None and earlier.draws_are_seen)
-    if earlier is not None:
-        plan = replace(plan, seed=earlier.seed, resumes=earlier.resumes)
-    progress = None if earlier is None else earlier.progress
-    model = explained_model_of(plan.task)
-    initial = to_record(initial_model(plan, model, pretrain and progress is None))
-    layout = Layout.of(from_record(initial))
-    if earlier is not None and progress is not None:
-        earlier.refuse_layout(layout)
-        return Prepared(plan, model, to_record(progress.model), layout)
-    plan = replace(plan, strategy=plan.strategy.calibrated(layout, config.num_rounds))
-    return Prepared(plan, model, initial, layout)

@@ -29,6 +29,7 @@ from cloister.privacy.mechanisms.clipping import FixedClip
 from cloister.privacy.mechanisms.gaussian import DistanceOptions, Placement, global_dp, metric
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, Mechanism, Released
 from cloister.privacy.mechanisms.noise import GaussianNoise, noised
+from cloister.privacy.mechanisms.selection import SEEDED
 from cloister.server.canaries import NO_CANARIES, Canaries
 from cloister.server.screening import Screening, screen
 from cloister.server.strategy_wrapper import Measurements, StrategyWrapper, make_reply
@@ -46,6 +47,8 @@ FLOWER: Mapping[str, Callable[[Any], Capabilities]] = {
     **dict.fromkeys(("MultiKrum", "Bulyan", "QFedAvg"), lambda _: SELECTION),
 }
 """Capabilities by the Flower class that defines `aggregate_train`, without Flower's wrappers and tree strategies."""
+SPENT = 0.99
+"""Spent share of a budget above which calibration to the rest is refused."""
 
 
 def capabilities_of(strategy: Strategy) -> Capabilities | None:
@@ -66,10 +69,6 @@ def capabilities_of(strategy: Strategy) -> Capabilities | None:
         return declared if isinstance(declared, Capabilities) else None
     known = FLOWER.get(aggregates.__name__) if aggregates.__module__.startswith("flwr.") else None
     return known(strategy) if known else None
-
-
-SPENT = 0.99
-"""Spent share of a budget above which calibration to the rest is refused."""
 
 
 class PrivateStrategy(StrategyWrapper):
@@ -348,7 +347,7 @@ class PrivateStrategy(StrategyWrapper):
 
     def caveats(self) -> tuple[str, ...]:
         """Return the reasons why the claim is not sound; empty if it is."""
-        seeded = ("the noise is seeded: whoever knows privacy.noise-seed can remove it",) if self.noise.seeded else ()
+        seeded = (SEEDED,) if self.noise.seeded else ()
         return (*seeded, *self.mechanism.caveats())
 
     @property

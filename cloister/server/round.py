@@ -1,4 +1,4 @@
-"""Rounds on the server: `RoundLoop.run` has one after another, `RoundLoop.run_round` has one from sample to stop."""
+"""Rounds on the server: `RoundLoop.run` runs all of them, and `RoundLoop.run_round` one, from sampling to observers."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +15,14 @@ from cloister.server.stopping import EarlyStopping, Ended, Ending, Stop, StopAsk
 from cloister.server.strategy_wrapper import Measurements, StrategyWrapper
 from cloister.utils.errors import BudgetExhausted, FederationError, TooFewNodes
 from cloister.utils.files import DAY
+
+SECRET = ("asked", "accepted", "rejected")
+"""Measurements that reveal the drawn cohort."""
+SILENT_ROUNDS = 3
+"""Successive rounds without enough counted replies after which a run without a guarantee stops.
+
+The run also stops after round 1 if replies came and none counted."""
+Score = Callable[[ArrayRecord], Mapping[str, float]]
 
 
 class Sites:
@@ -34,14 +42,6 @@ class Sites:
     def named(self, rejected: Iterable[Rejection]) -> tuple[Rejection, ...]:
         """Return the rejections with the names of their sites, where there are any."""
         return tuple(replace(item, site=self._names.get(item.node_id, "")) for item in rejected)
-
-
-SECRET = ("asked", "accepted", "rejected")
-"""Measurements that reveal the drawn cohort."""
-SILENT_ROUNDS = 3
-"""Successive rounds without enough counted replies after which a run without a guarantee stops.
-
-The run also stops after round 1 if replies came and none counted."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,6 @@ def published(seconds: float, hides_times: bool) -> float:
     return seconds // DAY * DAY if hides_times else seconds
 
 
-Score = Callable[[ArrayRecord], Mapping[str, float]]
 Observer = Callable[[Round, ArrayRecord], None]
 
 
@@ -271,7 +270,7 @@ class RoundLoop:
             return {}
 
     def _trained(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
-        """Send requests to train; yield the replies, each counted by what its node states."""
+        """Send requests to train; return the replies, each counted by the attestation of its node."""
         messages = list(messages)
         return self.attested.counted(messages, self._send(number, messages))
 

@@ -71,15 +71,15 @@ class Outcome:
     """Result of a run that ended without an exception.
 
     Attributes:
-        arrays: the global model that it keeps.
-        rounds: number 0 is the initial model. Those before the run was resumed have their scores alone.
-        directory: where everything is.
-        plan: what it was made of.
-        statement: what may be said about its privacy.
-        stopped: why it ended early; empty if it did not.
-        ended: how it ended, by one of the words of `Ending`; never `no-replies` nor `error`, which are raised.
-        transport: what kept nodes from learning about each other; None: no SuperLink handed messages on.
-        attested: what nodes stated of their clients and ledgers.
+        arrays: the global model that the run keeps.
+        rounds: number 0 is the initial model. Rounds before a resume have scores only.
+        directory: of the run.
+        plan: objects of the run.
+        statement: the privacy statement.
+        stopped: reason for an early end; empty: the run was not ended early.
+        ended: a word of `Ending`; `no-replies` and `error` are raised instead.
+        transport: separation of nodes by the transport; None: no SuperLink relayed messages.
+        attested: statements of nodes about their clients and ledgers.
     """
 
     arrays: ArrayRecord
@@ -94,7 +94,7 @@ class Outcome:
 
     @property
     def privacy(self) -> dict[str, object]:
-        """The content of `privacy.json`."""
+        """Return the content of `privacy.json`."""
         return record(self.statement) | Ending(self.ended, self.stopped).facts() | self.attested.facts()
 
 
@@ -437,13 +437,13 @@ def _statement(context: RunContext, loop: RoundLoop) -> Statement:
 
 
 def as_shown(claim: AnyClaim, grid: Grid, resumed: bool, ended: bool = True) -> AnyClaim:
-    """Return a claim whose premises are known as the grid of the run shows them.
+    """Return a claim with the premises that the grid of the run shows.
 
     Args:
         claim: of the mechanism on the server, or on the clients.
         grid: of the run.
-        resumed: whether the run was: what carried its earlier messages is not known.
-        ended: whether all messages were sent; one that is still to come may be neither packed nor signed.
+        resumed: whether the run was resumed; the transport of its earlier messages is then unknown.
+        ended: whether all messages were sent. A later message may be neither packed nor signed.
     """
     found = (None if resumed else transport_of(grid)) or Transport(False, False)
     in_process = is_in_process(grid)

@@ -61,7 +61,7 @@ class Rejection:
 
     @property
     def who(self) -> str:
-        """Name of the node, or its number."""
+        """Return the name of the node, or its number."""
         return self.site or f"node {self.node_id}"
 
     @property
@@ -301,7 +301,7 @@ def average_metrics(
     for name in usual:
         weighed = [(count, metrics[name]) for count, metrics in scores if name in metrics]
         means[name] = sum(count * value for count, value in weighed) / sum(count for count, _ in weighed)
-    return means, tuple(sorted(rejected, key=lambda rejection: rejection.node_id))
+    return means, _by_node(rejected)
 
 
 def _scores(message: Message) -> tuple[float, dict[str, float]]:

@@ -66,6 +66,9 @@ from cloister.utils.wire import (
 
 Said = TypeVar("Said")
 Answer = TypeVar("Answer", bound=protocol.Message)
+logger = logging.getLogger("cloister.server")
+BY_PROVISIONER = "by-provisioner"
+"""Name in the state: names of members whose keys the provisioner made, as JSON."""
 
 
 class Introduction(NamedTuple):
@@ -120,7 +123,7 @@ class SecureRound:
         coordinator = self._named(introduced)
         cohort = coordinator.cohort(introduced[node].advertisement for node in self.names)
         for node in [node for node, name in self.names.items() if name not in cohort.names]:
-            self._reject(node, "protocol", "the node has keys that nobody can agree with, or those of another node")
+            self._reject(node, "protocol", "the node has keys that permit no key agreement, or those of another node")
             del self.names[node]
         shares = self._answers(SHARE, dict.fromkeys(self.names, cohort.encode()), protocol.SealedShares)
         deliveries = coordinator.deliveries(shares.values())
@@ -245,11 +248,6 @@ def _bytes(reply: Message, name: str) -> bytes:
     return array.tobytes()
 
 
-logger = logging.getLogger("cloister.server")
-BY_PROVISIONER = "by-provisioner"
-"""Name in the state: names of members whose keys the provisioner made, as JSON."""
-
-
 @dataclass(frozen=True)
 class Summed(Screening):
     """Result of a secure round: one sum, and no client's row.
@@ -307,7 +305,7 @@ class SecureSum(PrivateStrategy):
         return self.mechanism.events(layout, by_provisioner=len(self._by_provisioner))
 
     def claim(self) -> Claim:
-        """As in `PrivateStrategy`, with the members whose keys the provisioner made."""
+        """Return the claim of `PrivateStrategy`, with the members whose keys the provisioner made."""
         base = super().claim()
         if self._by_provisioner is None:
             return base
@@ -371,20 +369,21 @@ class SecureSum(PrivateStrategy):
         layout = Layout.of(from_record(self.sent))
         plan = self.mechanism.plan(layout.size)
         attempt = SecureRound(self._terms(server_round, plan, asked), plan.terms(), asked, send)
+
+        def charged() -> AbstractContextManager[None]:
+            """Record the provisioner's members on the roster; return the context that charges the round."""
+            found = attempt.roster.by_provisioner if attempt.roster else ()
+            if new := [name for name in found if name not in (self._by_provisioner or ())]:
+                logger.log(WARNING, "counted as working with the server: %s; %s", provisioner_of(new), REMEDY)
+            self._by_provisioner = (self._by_provisioner or frozenset()).union(found)
+            return self.recorded(layout, server_round)
+
         try:
-            total = attempt.total(lambda: self._charged(attempt, layout, server_round))
+            total = attempt.total(charged)
         except (RoundAbandoned, ProtocolError) as error:
             logger.log(WARNING, "round %d was abandoned: %s", server_round, error)
             return self._summed(layout, attempt.rejected)
         return self._summed(layout, attempt.rejected, total, plan)
-
-    def _charged(self, attempt: SecureRound, layout: Layout, server_round: int) -> AbstractContextManager[None]:
-        """Record the provisioner's members on the roster; return the context that charges the round."""
-        found = attempt.roster.by_provisioner if attempt.roster else ()
-        if new := [name for name in found if name not in (self._by_provisioner or ())]:
-            logger.log(WARNING, "counted as working with the server: %s; %s", provisioner_of(new), REMEDY)
-        self._by_provisioner = (self._by_provisioner or frozenset()).union(found)
-        return self.recorded(layout, server_round)
 
     def receive(self, replies: Messages) -> Screening:
         """Refuse replies that came without the steps of the protocol.

@@ -11,10 +11,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import FrameType
+from typing import Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -27,6 +28,10 @@ ECHO_SECONDS = 30.0
 """Seconds after the first request during which a SIGINT counts as its echo."""
 WAKE_SECONDS = 0.1
 """Seconds between attempts to wake the main thread."""
+CRITERION = "loss"
+"""Score of every task, for which a smaller value is better."""
+Ended = Literal["as-asked", "budget", "operator", "too-few-nodes", "disk", "no-replies", "error"]
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StopAsked(BaseException):
@@ -44,7 +49,7 @@ class Stop:
         self.asked = ""
         self._since = 0.0
         self._waiting = False
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
@@ -107,7 +112,7 @@ class Stop:
                 signal.pthread_kill(main_thread, signal.SIGURG)
                 done.wait(WAKE_SECONDS)
 
-    def _hear(self, number: int, _: Any) -> None:
+    def _hear(self, number: int, _: object) -> None:
         if self.asked:  # only SIGINT still has this handler
             if time.monotonic() - self._since > ECHO_SECONDS:
                 self._restore()
@@ -124,10 +129,6 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
-
-
-CRITERION = "loss"
-"""Score of every task, for which a smaller value is better."""
 
 
 class EarlyStopping:
@@ -193,10 +194,6 @@ class EarlyStopping:
             f"stopped: {self.patience} evaluations without a {CRITERION} below {self._smallest:.4g}, that of round "
             f"{self.best_round}, whose model is kept"
         )
-
-
-Ended = Literal["as-asked", "budget", "operator", "too-few-nodes", "disk", "no-replies", "error"]
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,11 @@ from cloister.utils.registry import Aggregated, Draw, Messages
 from cloister.utils.threads import free_memory
 from cloister.utils.wire import ARRAYS, EXAMPLES, METRICS, TRAIN_LOSS
 
+NamedArrays = Mapping[str, NDArray]
+Send = Callable[[Messages], Messages]
+SERVER_NODE = 0
+"""Node id of a reply that the server itself makes."""
+
 
 def require_memory(component: str, layout: Layout, clients: int) -> None:
     """Refuse a round whose replies do not fit into memory, before a client is asked.
@@ -58,12 +63,6 @@ def _read(count: int) -> str:
         (each for each in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")) if count >= each[0]), (1, "bytes")
     )
     return f"{count / unit:.3g} {name}"
-
-
-NamedArrays = Mapping[str, NDArray]
-Send = Callable[[Messages], Messages]
-SERVER_NODE = 0
-"""Node id of a reply that the server itself makes."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class StrategyWrapper(Strategy):
 
     @property
     def hypotheses(self) -> int:
-        """Number of models trained side by side; 0 for one model under its own array names."""
+        """Return the number of models trained side by side; 0 for one model under its own array names."""
         return 0
 
     def caveats(self) -> tuple[str, ...]:

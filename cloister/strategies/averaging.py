@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from logging import INFO
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -322,7 +322,7 @@ class FedProx(FedAvg):
     Source: Li et al. (2020), arXiv:1812.06127.
     """
 
-    def __init__(self, *, proximal_mu: float = 0.5, **sampling: Any) -> None:
+    def __init__(self, *, proximal_mu: float = 0.5, **sampling: Sampling | None) -> None:
         super().__init__(**sampling)
         check.non_negative(**{"strategy.proximal-mu": proximal_mu})
         self.proximal_mu = proximal_mu

@@ -11,14 +11,13 @@ corrects the bias with the exponent of the next round.) The state is plain array
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from cloister.strategies.averaging import FedAvg
+from cloister.strategies.averaging import FedAvg, Sampling
 from cloister.utils import check
 from cloister.utils.arrays import Layout, State, from_record, joined, part, to_record
 from cloister.utils.errors import ConfigError, FederationError
@@ -154,7 +153,7 @@ class Finalized(FedAvg):
 
     capabilities = OPTIMIZER
 
-    def __init__(self, optimizer: Optimizer, **sampling: Any) -> None:
+    def __init__(self, optimizer: Optimizer, **sampling: Sampling | None) -> None:
         super().__init__(**sampling)
         self.optimizer = optimizer
         self.state: State | None = None
@@ -195,7 +194,9 @@ class Finalized(FedAvg):
 class FedAvgM(Finalized):
     """FedAvg with server momentum. The defaults are those of Sáinz-Pardo Díaz et al. (2026)."""
 
-    def __init__(self, *, server_learning_rate: float = 0.1, momentum: float = 0.5, **sampling: Any) -> None:
+    def __init__(
+        self, *, server_learning_rate: float = 0.1, momentum: float = 0.5, **sampling: Sampling | None
+    ) -> None:
         super().__init__(Momentum(server_learning_rate, momentum), **sampling)
 
 
@@ -211,7 +212,7 @@ class FedAdam(Finalized):
         beta_1: float = 0.9,
         beta_2: float = 0.99,
         tau: float = 1e-3,
-        **sampling: Any,
+        **sampling: Sampling | None,
     ) -> None:
         super().__init__(self.kind(server_learning_rate, beta_1, tau, beta_2), **sampling)
 
@@ -225,7 +226,7 @@ class FedYogi(FedAdam):
 class FedAdagrad(Finalized):
     """Adagrad as the server optimizer, with β₁ = 0. Source: Reddi et al. (2021), Algorithm 2."""
 
-    def __init__(self, *, server_learning_rate: float = 0.1, tau: float = 1e-3, **sampling: Any) -> None:
+    def __init__(self, *, server_learning_rate: float = 0.1, tau: float = 1e-3, **sampling: Sampling | None) -> None:
         super().__init__(Adagrad(server_learning_rate, 0.0, tau), **sampling)
 
 
@@ -251,7 +252,7 @@ class FedOpt(Finalized):
         beta_1: float = 0.9,
         beta_2: float = 0.99,
         tau: float = 1e-3,
-        **sampling: Any,
+        **sampling: Sampling | None,
     ) -> None:
         choices: dict[str, Optimizer] = {
             "sgd": Sgd(server_learning_rate),

@@ -1,13 +1,12 @@
 """Robust aggregation rules with checked options. Each needs all replies of a round."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
-from cloister.strategies.averaging import Sampled
+from cloister.strategies.averaging import Sampled, Sampling
 from cloister.utils import check
 from cloister.utils.arrays import from_record
 from cloister.utils.errors import ConfigError
@@ -34,7 +33,7 @@ class FedTrimmedAvg(Sampled, flower.FedTrimmedAvg):
     Source: Yin et al. (2018), arXiv:1803.01498, Definition 2.
     """
 
-    def __init__(self, *, trim_fraction: float = 0.2, **sampling: Any) -> None:
+    def __init__(self, *, trim_fraction: float = 0.2, **sampling: Sampling | None) -> None:
         super().__init__(**sampling)
         if not 0 <= trim_fraction < 0.5:
             raise ConfigError(f"strategy.trim-fraction must be at least 0 and below 0.5, got {trim_fraction}")
@@ -42,7 +41,7 @@ class FedTrimmedAvg(Sampled, flower.FedTrimmedAvg):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of a trimmed mean with this share cut off."""
+        """Return the capabilities of a trimmed mean with this share cut off."""
         return trimmed_mean(self.beta)
 
 
@@ -64,7 +63,7 @@ class Krum(Sampled):
 
     capabilities = SELECTION
 
-    def __init__(self, *, num_malicious: int = 0, **sampling: Any) -> None:
+    def __init__(self, *, num_malicious: int = 0, **sampling: Sampling | None) -> None:
         super().__init__(**sampling)
         check.non_negative(**{"strategy.num-malicious": num_malicious})
         minimum, nodes = 2 * num_malicious + 3, self.train_sampling.min_nodes

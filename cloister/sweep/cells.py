@@ -29,6 +29,9 @@ OF_ALL_CELLS = (
     *("privacy.max-epsilon", "privacy.target-delta", "privacy.data-identity", "privacy.ledger-dir"),
 )
 """Keys that are equal in all cells: the places of results, and the budget, which belongs to the data."""
+BUDGET = "privacy.max-epsilon"
+"""Key of the budget. It affects only the end of a run: with a larger budget, finished cells stay finished."""
+State = Literal["absent", "done", "broken", "running"]
 
 
 class Description(Section):
@@ -117,23 +120,16 @@ def _base(given: str | Mapping[str, object], path: Path) -> dict[str, Scalar]:
 def _grid(given: Mapping[str, object], path: Path) -> dict[str, list[Scalar]]:
     flat: Mapping[str, object] = _flat(given)
     _refuse(path, "grid", flat, (*OF_THE_SWEEP, *OF_ALL_CELLS))
-    grid = {key: _values(values) for key, values in flat.items()}
-    wrong = [
-        f"{path}: grid.{key} = {flat[key]!r} is not valid: it must be a list of different values"
-        for key, values in grid.items()
-        if not values
-    ]
+    grid: dict[str, list[Scalar]] = {}
+    wrong = []
+    for key, found in flat.items():
+        listed = found if isinstance(found, list) else []
+        grid[key] = [value for value in listed if isinstance(value, str | int | float | bool)]
+        if not listed or len({repr(value) for value in grid[key]}) != len(listed):
+            wrong.append(f"{path}: grid.{key} = {found!r} is not valid: it must be a list of different values")
     if wrong:
         raise ConfigError("\n".join(wrong))
     return grid
-
-
-def _values(found: object) -> list[Scalar]:
-    """Return the values of a key; empty if they are not a list of different scalars."""
-    listed = found if isinstance(found, list) else []
-    values = [value for value in listed if isinstance(value, str | int | float | bool)]
-    different = len({repr(value) for value in values}) == len(listed)
-    return values if different else []
 
 
 def _refuse(path: Path, table: str, settings: Mapping[str, object], refused: tuple[str, ...]) -> None:
@@ -143,11 +139,6 @@ def _refuse(path: Path, table: str, settings: Mapping[str, object], refused: tup
             "the sweep names its runs" if found[0] in OF_THE_SWEEP else "it is the same in all cells: put it into base"
         )
         raise ConfigError(f"{path}: {table}.{found[0]} is not valid: {why}")
-
-
-BUDGET = "privacy.max-epsilon"
-"""Key of the budget. It affects only the end of a run: with a larger budget, finished cells stay finished."""
-State = Literal["absent", "done", "broken", "running"]
 
 
 @dataclass(frozen=True)
@@ -216,23 +207,20 @@ def cells_of(sweep: Sweep) -> tuple[Cell, ...]:
             cells += _cells(sweep, settings)
         except CloisterError as error:
             wrong.setdefault(str(error), []).append(" ".join(f"{key}={value!r}" for key, value in settings.items()))
-    if wrong:
-        raise ConfigError(
-            "\n".join(f"{_named(labels, len(sweep.seeds))}: {message}" for message, labels in wrong.items())
-        )
+    lines = []
+    for message, labels in wrong.items():
+        named, seeds = labels if len(labels) <= 2 else labels[:1], len(sweep.seeds)
+        more = f" and {len(labels) - 1} more" if len(labels) > len(named) else ""
+        runs = f" ({len(labels) * seeds} runs, with its {seeds} seeds)" if more and seeds > 1 else ""
+        lines.append(f"cell {' and '.join(named) or 'base'}{more}{runs}: {message}")
+    if lines:
+        raise ConfigError("\n".join(lines))
     if len(cells) > 1 and any(cell.config.flat()["privacy.noise-multiplier"] == "auto" for cell in cells):
         raise ConfigError(
             "privacy.noise-multiplier = 'auto' lets the first run take all that privacy.max-epsilon has left, and "
             f"there are {len(cells)} runs; name multipliers (cloister plan --epsilon says which fit a part of it)"
         )
     return tuple(cells)
-
-
-def _named(labels: Sequence[str], seeds: int) -> str:
-    shown = labels if len(labels) <= 2 else labels[:1]
-    more = f" and {len(labels) - 1} more" if len(labels) > len(shown) else ""
-    runs = f" ({len(labels) * seeds} runs, with its {seeds} seeds)" if more and seeds > 1 else ""
-    return f"cell {' and '.join(shown) or 'base'}{more}{runs}"
 
 
 def _cells(sweep: Sweep, settings: Mapping[str, Scalar]) -> list[Cell]:

@@ -22,6 +22,15 @@ from cloister.utils.threads import free_memory
 
 COMMAND = "from cloister.cli import app; app()"
 """Code of the installed command, which may not be on the path."""
+MAX_WORKERS = 2
+"""Default limit of cells that run at a time."""
+SPARE = 1.25
+"""Assumed memory of a cell, relative to the peak of the first one."""
+PAUSE = 0.1
+"""Seconds between two polls of the processes."""
+BUDGET, INTERRUPTED = 3, 130
+"""Exit codes of a run that a budget ended, and of an interrupted run."""
+Told = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -89,17 +98,6 @@ def as_toml(settings: Mapping[str, Scalar]) -> str:
         settings: dotted keys.
     """
     return "".join(f"{key} = {toml_of(value)}\n" for key, value in settings.items())
-
-
-MAX_WORKERS = 2
-"""Default limit of cells that run at a time."""
-SPARE = 1.25
-"""Assumed memory of a cell, relative to the peak of the first one."""
-PAUSE = 0.1
-"""Seconds between two polls of the processes."""
-BUDGET, INTERRUPTED = 3, 130
-"""Exit codes of a run that a budget ended, and of an interrupted run."""
-Told = Callable[[str], None]
 
 
 class Runner:

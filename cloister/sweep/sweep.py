@@ -15,6 +15,9 @@ from cloister.sweep.runner import BUDGET, INTERRUPTED, Runner, Told, held
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import atomic_path
 
+FAILED = 1
+"""Exit code if a cell has no result."""
+
 
 def results_of(sweep: Sweep, cells: Sequence[Cell]) -> Comparison | None:
     """Compare the finished cells, grouped over their seeds; None without any.
@@ -109,10 +112,6 @@ def write_results(sweep: Sweep, comparison: Comparison, folder: Path) -> None:
     write_page(comparison, folder / "results.html", f"Sweep {sweep.name}")
     if pictures(comparison):
         write_png(comparison, folder / "results.png")
-
-
-FAILED = 1
-"""Exit code if a cell has no result."""
 
 
 def conduct(path: Path, told: Told, only_check: bool = False) -> int:

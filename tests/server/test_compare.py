@@ -74,7 +74,7 @@ Macro F1 is the mean F1 of the classes that have examples, macro AUC the mean ar
 curve of each class against the others: of the model that a run kept, on the server's own test data.
 ε of a run by itself, the largest in its claim: for one client, add-or-remove, δ = 1e-05, by the
 server's mechanism.
-Whoever chooses one of the runs by what they released has released all of them: their costs add up.
+A choice among the runs by what they released releases all of them: their costs add up.
 """
 
 

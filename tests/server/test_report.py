@@ -474,7 +474,7 @@ class TestTheOfficersPage:
         tree = tree_of(page_of(tmp_path, kind="none"))
         assert all(len(question.findall("div/p")) >= 2 for question in tree.findall(".//div[@class='question']"))
         text = " ".join(texts(tree, ".//section[@id='officer']"))
-        assert "whoever gets them may learn" in text and "claim holds" not in text and "ε =" not in text
+        assert "each recipient may learn" in text and "claim holds" not in text and "ε =" not in text
         assert "an entry stands for all rounds that follow it" in text and "Releases are not rounds" not in text
 
     @pytest.mark.usefixtures("undrawn")

@@ -37,6 +37,7 @@ RECENT = 5
 AT_WORK = ("training", "scoring")
 REFRESHES = 2
 """Refreshes per second."""
+WIDTH = 110
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,6 @@ class Screen:
         return Group(head, *(Text(line) for line in board.lines(self._sites)))
 
 
-WIDTH = 110
-
-
 class ConsoleReporter:
     """Console reporter of a run, for a terminal or a log.
 
@@ -182,13 +180,13 @@ class ConsoleReporter:
         self.hides_times = plan.hides_times
 
     def opening(self, plan: Plan, directory: RunDirectory, claim: Claim, epsilon: float | None = None) -> None:
-        """Name the run, what its configuration changes of the defaults, and in one line what is promised.
+        """Print the name of the run, its changed settings, and its claim in one line.
 
         Args:
             plan: of the run.
             directory: of the run.
-            claim: of the plan, with its premises as far as the grid shows them.
-            epsilon: that all its rounds come to; None where nothing is promised.
+            claim: of the plan, with the premises that the grid shows.
+            epsilon: of all its rounds together; None without a guarantee.
         """
         config = plan.config
         self.begin(plan)
@@ -347,7 +345,7 @@ class JsonReporter(ConsoleReporter):
     draws = False
 
     def opening(self, plan: Plan, directory: RunDirectory, claim: Claim, epsilon: float | None = None) -> None:
-        """The event `start`, with the settings that are not at their defaults.
+        """Print the event `start`, with the settings that differ from their defaults.
 
         Args: as `ConsoleReporter.opening`.
         """

@@ -21,6 +21,22 @@ from cloister.server.stopping import Ending
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import expanded
 
+FORMAT = "brain.Event:2"
+logger = logging.getLogger("cloister.server")
+EXPERIMENT = "cloister"
+DATABASE, ARTIFACTS = "mlflow.db", "mlartifacts"
+"""Default store, in the output-dir."""
+SQLITE = "sqlite:///"
+PLACE = "MLFLOW_TRACKING_URI"
+NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true"}
+"""Setting that disables MLflow's usage telemetry."""
+ENVIRONMENT = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""Settings that silence MLflow and shorten its wait for an absent server."""
+BATCH, LONGEST = 100, 6000
+"""Maximum number of parameters in one MLflow request, and maximum characters of one."""
+STATUS = {"as-asked": "FINISHED", "budget": "FINISHED", "operator": "KILLED"}
+"""MLflow status by the end of a run; every other end is a failure."""
+
 
 def scalars(done: Round, secret_cohorts: bool) -> dict[str, float]:
     """Return the scores and the publishable measurements of a round, by name.
@@ -42,9 +58,6 @@ def scalars(done: Round, secret_cohorts: bool) -> dict[str, float]:
         }
         found |= {name: float(value) for name, value in known.items() if value is not None}
     return found
-
-
-FORMAT = "brain.Event:2"
 
 
 class TensorBoardObserver:
@@ -92,22 +105,6 @@ class TensorBoardObserver:
         return published(time.time(), self.hides_times)
 
 
-logger = logging.getLogger("cloister.server")
-EXPERIMENT = "cloister"
-DATABASE, ARTIFACTS = "mlflow.db", "mlartifacts"
-"""Default store, in the output-dir."""
-SQLITE = "sqlite:///"
-PLACE = "MLFLOW_TRACKING_URI"
-NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true"}
-"""Setting that disables MLflow's usage telemetry."""
-ENVIRONMENT = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""Settings that silence MLflow and shorten its wait for an absent server."""
-BATCH, LONGEST = 100, 6000
-"""Maximum number of parameters in one MLflow request, and maximum characters of one."""
-STATUS = {"as-asked": "FINISHED", "budget": "FINISHED", "operator": "KILLED"}
-"""MLflow status by the end of a run; every other end is a failure."""
-
-
 class MlflowTracker:
     """Observer that sends a run to an MLflow store; a failed request is logged and the run continues.
 
@@ -145,7 +142,9 @@ class MlflowTracker:
         if (found := self._client.get_experiment_by_name(EXPERIMENT)) is not None:
             experiment = str(found.experiment_id)
         else:
-            place = _artifacts(self._store).as_uri() if self._store.startswith(SQLITE) else None
+            place = None
+            if self._store.startswith(SQLITE):
+                place = (Path(self._store.removeprefix(SQLITE)).resolve().parent / ARTIFACTS).as_uri()
             experiment = str(self._client.create_experiment(EXPERIMENT, artifact_location=place))
         made = self._client.create_run(experiment, start_time=self._now(), run_name=self._directory.name)
         run = made.info.run_id
@@ -194,10 +193,6 @@ def _store(plan: Plan) -> str:
     config = plan.config
     default = f"{SQLITE}{expanded(config.output_dir).resolve() / DATABASE}"
     return config.tracking_uri or os.environ.get(PLACE) or default
-
-
-def _artifacts(store: str) -> Path:
-    return Path(store.removeprefix(SQLITE)).resolve().parent / ARTIFACTS
 
 
 def _installed() -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from flwr.app import ArrayRecord
 
@@ -129,7 +129,14 @@ class RunDirectory:
         running = self.path / RUNNING
         # Do not follow a link or truncate the file: another user may have created the directory.
         with os.fdopen(os.open(running, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as lock:
-            if not _is_locked(lock, running):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The previous holder deletes the file, maybe after this process opened it. Another process may own a
+                # new one.
+                is_held = os.path.samestat(os.fstat(lock.fileno()), os.stat(running, follow_symlinks=False))
+            except (BlockingIOError, FileNotFoundError):
+                is_held = False
+            if not is_held:
                 raise ConfigError(f"resume: a process of this machine is at the run in {self.path}")
             try:
                 yield self
@@ -292,16 +299,6 @@ def _unnamed(root: Path, config: RunConfig) -> Path:
             continue
         return root / (name + suffix)
     raise ConfigError(f"output-dir = {config.output_dir!r} holds too many runs of this second")
-
-
-def _is_locked(lock: IO[bytes], path: Path) -> bool:
-    """Return whether this process holds the lock on a file still at its path."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The previous holder deletes the file, maybe after this process opened it. Another process may own a new one.
-        return os.path.samestat(os.fstat(lock.fileno()), os.stat(path, follow_symlinks=False))
-    except (BlockingIOError, FileNotFoundError):
-        return False
 
 
 def _version(package: str) -> str:

@@ -27,6 +27,8 @@ from cloister.utils.text import at_least, at_most, clean
 STOPPED_AFTER = 60
 """Timeout in seconds of Flower's command line."""
 State = Literal["running", "ended", "dead"]
+Budgets = Mapping[tuple[str, str], float]
+"""Share of the budget that is spent, by ledger and unit."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +37,28 @@ class RunState:
 
     Attributes:
         path: of its directory.
-        task: and strategy: of its configuration.
-        privacy: the mechanism on the server, and that on the clients if there is one.
-        round: the last finished one, of `rounds`.
+        task, strategy: of its configuration.
+        privacy: the mechanism on the server, and the mechanism on the clients if there is one.
+        round, rounds: number of the last finished round, and of all planned rounds.
         written: time of the last write in seconds since 1970, truncated to the day if times are hidden.
-        replies: numbers of counted and requested replies in it; None before the first round or if cohorts are secret.
+        replies: numbers of counted and requested replies in the last round; None before the first round or if cohorts
+            are secret.
         rejected: reasons of the last round, a line each.
-        codes: number of replies that did not count in it, by code.
-        seconds: its duration; None if times are hidden.
+        codes: number of rejected replies in the last round, by code.
+        seconds: duration of the last round; None if times are hidden.
         timeout: seconds for which a round waits for replies.
         quorum: nodes that must be connected for a round to begin.
         epsilon: of everything in the ledger so far; None without a claim.
-        claimed: the largest ε that an ended run claims for itself, of its server's mechanism or else of its clients'.
+        claimed: the largest ε that an ended run claims for itself, for its server's mechanism, otherwise its clients'.
             A run that ended early by choice claims more than it released. None without a claim.
         claimed_for: the unit of `claimed`; empty without one.
         budget_left: of `privacy.max-epsilon`; None without a budget or without a claim.
-        ended: whether its last words are written.
-        state: `ended`; `running`: a process of this machine is at it; `dead`: none is, and it had no last words.
-        how: it ended, as `privacy.json` has it; empty until then.
-        why: for a person; empty where all rounds were run.
-        premises: of what is claimed, by name, with the status that follows from them; empty without a claim.
+        ended: whether the run has recorded its end.
+        state: `ended`; `running`: a process of this machine executes the run; `dead`: no process executes it, and it
+            recorded no end.
+        how: kind of its end in `privacy.json`; empty before the end.
+        why: reason for a person; empty after all rounds.
+        premises: of the claim, by name, with the resulting status; empty without a claim.
     """
 
     path: str
@@ -211,7 +215,7 @@ def _last_round(written: Path) -> dict[str, Any]:
     return last
 
 
-def _mechanisms(config: Mapping[str, Any]) -> str:
+def _mechanisms(config: Mapping[str, object]) -> str:
     """Return the mechanisms in words, with secure aggregation; configurations of older runs lack its key."""
     server, clients = config["privacy.server"], config["privacy.client"]
     on_server = f"{server} (secure aggregation)" if config.get("secure-aggregation.enabled") else str(server)
@@ -241,7 +245,7 @@ def _ending(said: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def _claimed(said: Mapping[str, Any]) -> tuple[Claim, Figure] | tuple[None, None]:
-    """Return the claim that is shown, the server's before the clients', and its weakest figure for the run itself."""
+    """Return the displayed claim, of the server or else of the clients, and its weakest figure for the run itself."""
     try:
         statement = statement_of(said)
     except ValueError:
@@ -292,10 +296,6 @@ def superlink_runs(connection: str) -> list[Any]:
     if not answer.get("success"):
         raise FederationError(f"flwr {' '.join(command)}: {' '.join(answer.get('error-message', 'it failed').split())}")
     return list(answer["runs"])
-
-
-Budgets = Mapping[tuple[str, str], float]
-"""Share of the budget that is spent, by ledger and unit."""
 
 
 def told(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Budgets | None = None) -> list[str]:

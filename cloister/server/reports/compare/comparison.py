@@ -40,6 +40,13 @@ OF_KEPT = (
 VAGUE = ("name", "server", "client", "options")
 """Last parts of keys that are ambiguous without the first."""
 COLUMNS = ("run", "cell", "rounds", "ended", "seconds")
+UNKNOWN = "–"
+VALUE = 40
+"""Maximum characters of a setting."""
+NUMBER = 20
+"""Maximum characters of a number with its deviation."""
+WIDTH = 100
+"""Columns of a terminal."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +328,19 @@ def record(comparison: Comparison) -> dict[str, object]:
             "final": _spread_facts(group.final(score, on_clients)),
             "best": _spread_facts(group.best(score, on_clients)),
             "over-classes": {name: _spread_facts(group.over_classes(name)) for name in comparison.over_classes},
-            "claims": [_cost(cost) for cost in group.costs],
+            "claims": [
+                {"status": cost.status}
+                if cost.kind is None
+                else {
+                    "status": cost.status,
+                    "epsilon": cost.epsilon,
+                    "unit": cost.kind.unit,
+                    "relation": cost.kind.relation,
+                    "delta": cost.kind.delta,
+                    "side": cost.kind.side,
+                }
+                for cost in group.costs
+            ],
             "seconds": _spread_facts(group.seconds),
             "runs": [
                 {
@@ -342,23 +361,6 @@ def record(comparison: Comparison) -> dict[str, object]:
 
 def _spread_facts(spread: Spread | None) -> dict[str, object] | None:
     return None if spread is None else {"mean": spread.mean, "std": spread.std, "runs": spread.count}
-
-
-def _cost(cost: Cost) -> dict[str, object]:
-    if cost.kind is None:
-        return {"status": cost.status}
-    kind = cost.kind
-    about = {"unit": kind.unit, "relation": kind.relation, "delta": kind.delta, "side": kind.side}
-    return {"status": cost.status, "epsilon": cost.epsilon, **about}
-
-
-UNKNOWN = "–"
-VALUE = 40
-"""Maximum characters of a setting."""
-NUMBER = 20
-"""Maximum characters of a number with its deviation."""
-WIDTH = 100
-"""Columns of a terminal."""
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from cloister.config.run import RunConfig
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation
-from cloister.privacy.claims.claim import Claim, DpSgdClaim, LocalClaim
+from cloister.privacy.claims.claim import DpSgdClaim, LocalClaim
 from cloister.privacy.claims.premises import BUDGET_FIXED
 from cloister.privacy.claims.render import weakest
 from cloister.privacy.claims.server import ALL_RUNS, RUN
 from cloister.server.reports.html.compliance import claims_of
 from cloister.server.reports.html.data import Facts, RoundFacts
+from cloister.server.reports.rundir import LEDGER
 from cloister.server.reports.status import run_state
 from cloister.tasks.scores import Classification
 from cloister.utils.errors import ConfigError
@@ -31,6 +32,18 @@ AMOUNTS = tuple(f"privacy.{side}{name}" for side in ("", "client-") for name in 
 BUDGETS = ("privacy.max-epsilon", "privacy.client-max-epsilon", "privacy.max-leakage")
 """Keys for which 0 means that there is no budget."""
 Settings = Mapping[str, Scalar]
+AS_ASKED = "as-asked"
+NOT_ENDED = "not ended"
+SMALLER = ("loss", "rmse", "mse", "mae", "error")
+"""Scores for which a smaller value is better; for every other score, a larger value is better."""
+OVER_CLASSES: Mapping[str, Callable[[Classification], float | None]] = {
+    "macro F1": lambda found: found.macro_f1,
+    "macro AUC": lambda found: found.auc,
+}
+"""Figures of the kept model on the server's test data, by column name."""
+DATA = ("task.name", "task.data-path", "privacy.data-identity")
+"""Keys that identify the data of a run."""
+EACH = "A choice among the runs by what they released releases all of them: their costs add up."
 
 
 def in_force(facts: Facts) -> dict[str, Scalar]:
@@ -77,18 +90,6 @@ def telling(configs: Sequence[Settings]) -> list[str]:
         return key in AMOUNTS or values != {repr(defaults.get(key))}
 
     return [key for key in differing(configs) if tells(key)]
-
-
-AS_ASKED = "as-asked"
-NOT_ENDED = "not ended"
-SMALLER = ("loss", "rmse", "mse", "mae", "error")
-"""Scores for which a smaller value is better; for every other score, a larger value is better."""
-
-OVER_CLASSES: Mapping[str, Callable[[Classification], float | None]] = {
-    "macro F1": lambda found: found.macro_f1,
-    "macro AUC": lambda found: found.auc,
-}
-"""Figures of the kept model on the server's test data, by column name."""
 
 
 @dataclass(frozen=True)
@@ -245,18 +246,18 @@ def costs_of(facts: Facts) -> tuple[Cost, ...]:
     """Return the costs of a run, one for each mechanism."""
     if facts.statement is None:
         return (Cost(NOT_ENDED),)
-    task = str(facts.config.get("task.name"))
-    return tuple(_cost(claim, task) for claim in claims_of(facts)) or (Cost("none"),)
-
-
-def _cost(claim: Claim, task: str) -> Cost:
-    of_clients = isinstance(claim, DpSgdClaim | LocalClaim)
-    of_run = (figure for figure in claim.figures if figure.scope == RUN)
-    figure = weakest(claim) if isinstance(claim, DpSgdClaim | LocalClaim) else next(of_run, None)
-    if figure is None or figure.epsilon is None or not math.isfinite(figure.epsilon):
-        return Cost("heuristic" if claim.is_guaranteed else claim.status)
-    side, relation = ("clients" if of_clients else "server"), figure.relation or claim.relation
-    return Cost(claim.status, figure.epsilon, Kind(task, side, figure.unit, relation, figure.delta or 0.0))
+    task, costs = str(facts.config.get("task.name")), []
+    for claim in claims_of(facts):
+        of_clients = isinstance(claim, DpSgdClaim | LocalClaim)
+        of_run = (figure for figure in claim.figures if figure.scope == RUN)
+        figure = weakest(claim) if isinstance(claim, DpSgdClaim | LocalClaim) else next(of_run, None)
+        if figure is None or figure.epsilon is None or not math.isfinite(figure.epsilon):
+            costs.append(Cost("heuristic" if claim.is_guaranteed else claim.status))
+            continue
+        side, relation = ("clients" if of_clients else "server"), figure.relation or claim.relation
+        kind = Kind(task, side, figure.unit, relation, figure.delta or 0.0)
+        costs.append(Cost(claim.status, figure.epsilon, kind))
+    return tuple(costs) or (Cost("none"),)
 
 
 def _seconds(directory: Path) -> float | None:
@@ -268,12 +269,6 @@ def _seconds(directory: Path) -> float | None:
         return sum(found) if found else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ConfigError(f"{path} is not what a run writes: the seconds of a round are no numbers") from None
-
-
-LEDGER = "ledger.jsonl"
-DATA = ("task.name", "task.data-path", "privacy.data-identity")
-"""Keys that identify the data of a run."""
-EACH = "Whoever chooses one of the runs by what they released has released all of them: their costs add up."
 
 
 def composition_note(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> str:
@@ -289,7 +284,7 @@ def composition_note(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> str:
     if math.isinf(epsilon):
         return "No ε bounds all runs together, nor a choice among them: some of them released without a guarantee."
     budget = _budget(runs)
-    kept = f"; the budget of ε = {at_most(budget, 6)} holds whatever they were set up by" if budget else ""
+    kept = f"; the budget of ε = {at_most(budget, 6)} holds for any way to set them up" if budget else ""
     return (
         f"All of them together, with what else is in their ledgers, come to ε = {at_most(epsilon)} if none was set up, "
         "or resumed, because of what had been released, and no other run in those ledgers was ended because of "

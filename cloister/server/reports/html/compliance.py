@@ -62,6 +62,14 @@ OTHER_THAN_ROUNDS = (
 ONE_FOR_ALL = (
     "Without a mechanism on the server an entry stands for all rounds that follow it: no number of them costs less."
 )
+SCORES = (
+    "scores on the server's test data and the replies on this page: they are for the operator and the officer, and no "
+    "claim counts them if this page is published"
+)
+"""Unprotected information that the page itself publishes."""
+Answer = Callable[[Facts], Iterator[str]]
+REGISTRY = "registry.yaml"
+Line = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
 @dataclass(frozen=True)
@@ -81,15 +89,6 @@ class Question:
     facts: tuple[str, ...]
     open: str
     stated: str
-
-
-SCORES = (
-    "scores on the server's test data and the replies on this page: they are for the operator and the officer, and no "
-    "claim counts them if this page is published"
-)
-"""Unprotected information that the page itself publishes."""
-
-Answer = Callable[[Facts], Iterator[str]]
 
 
 def questions(facts: Facts, statements: Statements) -> tuple[Question, ...]:
@@ -143,23 +142,20 @@ def variant(figure: Figure) -> str:
 def _parameters(facts: Facts) -> Iterator[str]:
     for claim in claims_of(facts):
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
-        if found:
-            told = f"{_epsilons(claim, found)} for one {claim.unit}, {variant(found[0])}"
-            beside = ", those for whole clients in privacy.json" if isinstance(claim, DpSgdClaim) else ""
-            yield f"{claim.mechanism}: {told}; all figures are on page 1{beside}."
-        else:
+        if not found:
             yield f"{claim.mechanism}: no ε is claimed; its status is {claim.status}."
+            continue
+        values = sorted({figure.bound for figure in found})
+        if isinstance(claim, DpSgdClaim) and values[1:]:
+            epsilons = f"ε from {at_most(values[0])} to {at_most(values[-1])}, by the size of a client,"
+        else:
+            scoped = [at_most(figure.epsilon) + (f" ({figure.scope})" if values[1:] else "") for figure in found]
+            epsilons = f"ε = {' and '.join(scoped if values[1:] else scoped[:1])}"
+        told = f"{epsilons} for one {claim.unit}, {variant(found[0])}"
+        beside = ", those for whole clients in privacy.json" if isinstance(claim, DpSgdClaim) else ""
+        yield f"{claim.mechanism}: {told}; all figures are on page 1{beside}."
     if not claims_of(facts):
         yield NO_MECHANISM
-
-
-def _epsilons(claim: Claim, found: list[Figure]) -> str:
-    """Return the values of ε in words; for several client sizes, the range."""
-    values = sorted({figure.bound for figure in found})
-    if isinstance(claim, DpSgdClaim) and values[1:]:
-        return f"ε from {at_most(values[0])} to {at_most(values[-1])}, by the size of a client,"
-    scoped = [at_most(figure.epsilon) + (f" ({figure.scope})" if values[1:] else "") for figure in found]
-    return f"ε = {' and '.join(scoped if values[1:] else scoped[:1])}"
 
 
 def _unit(facts: Facts) -> Iterator[str]:
@@ -182,7 +178,7 @@ def _mechanism(facts: Facts) -> Iterator[str]:
         yield NO_MECHANISM
     for claim in claims_of(facts):
         values = [f"{key.removeprefix('privacy.')} {setting(key, value)}" for key, value in claim.parameters.items()]
-        noise = "noise from a seed, which whoever knows it removes" if claim.seeded else "noise that no seed repeats"
+        noise = "noise from a seed, with which it can be removed" if claim.seeded else "noise that no seed repeats"
         yield f"{claim.mechanism} ({claim.status}), {noise}: {', '.join(values)}."
 
 
@@ -259,7 +255,7 @@ def _access(facts: Facts) -> Iterator[str]:
     if any(claim.is_guaranteed for claim in claims_of(facts)):
         yield "The models may be seen by those against whom the claim holds."
     else:
-        yield "Nothing bounds what the models tell: whoever gets them may learn about the data."
+        yield "Nothing bounds what the models tell: each recipient may learn about the data."
     yield (
         "The run directory, and in it rounds.jsonl and the ledger, is for the operator of the server alone; the "
         "replies and the scores on this page are for the operator and the officer."
@@ -288,17 +284,11 @@ ASKED: tuple[tuple[str, str, str, Answer], ...] = (
 """Questions in the order of the pyramid of NIST SP 800-226, top down: key, title, open part, answers."""
 
 
-REGISTRY = "registry.yaml"
-
-
 def _day(text: str) -> str:
     try:
         return date.fromisoformat(text).isoformat()
     except ValueError:
         raise ValueError(f"publication-date = {text!r} must be a day, as in '2026-01-31'") from None
-
-
-Line = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
 class Entry(Section):

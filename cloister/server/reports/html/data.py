@@ -34,6 +34,17 @@ NOTES: Mapping[str, Callable[[float], str]] = {
     "confidence": lambda share: f"{percent_at_least(share)} sure",
     "delta": lambda delta: f"δ = {at_least(delta)}",
 }
+STATED = "statements.json"
+"""File in the run directory with the latest statements, for later reports."""
+LONGEST = 240
+"""Maximum characters of one statement; nine of them share one page with the facts."""
+Stated = Annotated[str, Field(max_length=LONGEST)]
+MODELS = ("model.*", "hypothesis-*")
+SHOWN = ("noise_std", "noise_multiplier", "clipping_norm", "released_distance", "epsilon")
+"""Measurements that a page may show.
+
+Measurements of un-noised updates (the clipped fraction, an exact distance) stay on the server."""
+Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,7 @@ class Audit:
     contradicted: bool
 
 
-def audit_of(content: Any) -> Audit | None:
+def audit_of(content: object) -> Audit | None:
     """Read the content of `audit.json`; return None for None.
 
     Args:
@@ -109,7 +120,7 @@ def audit_of(content: Any) -> Audit | None:
     return Audit(lines, findings, skipped, bool(table.get("contradicted")))
 
 
-def _rank(item: Mapping[str, Any]) -> int:
+def _rank(item: Mapping[str, object]) -> int:
     """Return the rank of a quantity on the page, which shows only the first."""
     return FIRST.index(item["quantity"]) if item.get("quantity") in FIRST else len(FIRST)
 
@@ -140,23 +151,16 @@ def _figure(item: Mapping[str, Any]) -> Figure:
     )
 
 
-def _tables(content: Any) -> list[Mapping[str, Any]]:
+def _tables(content: object) -> list[Mapping[str, Any]]:
     return [item for item in _list(content) if isinstance(item, Mapping)]
 
 
-def _list(content: Any) -> list[Any]:
+def _list(content: object) -> list[Any]:
     return list(content) if isinstance(content, list | tuple) else []
 
 
-def _number(value: Any, form: str = ".4g") -> str:
+def _number(value: object, form: str = ".4g") -> str:
     return f"{value:{form}}" if isinstance(value, float) else str(value)
-
-
-STATED = "statements.json"
-"""File in the run directory with the latest statements, for later reports."""
-LONGEST = 240
-"""Maximum characters of one statement; nine of them share one page with the facts."""
-Stated = Annotated[str, Field(max_length=LONGEST)]
 
 
 class Statements(Section):
@@ -205,14 +209,6 @@ def kept(directory: Path) -> Statements:
     """
     path = directory / STATED
     return checked(Statements, read_json(path), f"{path}: ") if path.is_file() else Statements()
-
-
-MODELS = ("model.*", "hypothesis-*")
-SHOWN = ("noise_std", "noise_multiplier", "clipping_norm", "released_distance", "epsilon")
-"""Measurements that a page may show.
-
-Measurements of un-noised updates (the clipped fraction, an exact distance) stay on the server."""
-Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -341,6 +337,10 @@ class Facts:
             evaluation = Evaluation.of(_json(directory / EVALUATION))
         with _named(directory / "config.json"):
             config = shown(settings["config"])
+            models = {}
+            for path in sorted(path for pattern in MODELS for path in directory.glob(pattern) if path.is_file()):
+                with path.open("rb") as file:
+                    models[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
             return cls(
                 name=directory.resolve().name,
                 config=config,
@@ -353,7 +353,7 @@ class Facts:
                 rounds=rounds,
                 evaluation=evaluation,
                 audit=audit_of(_json(directory / "audit.json")),
-                models=_hashes(directory),
+                models=models,
                 parameters=Parameters(**counted) if (counted := _json(directory / PARAMETERS)) else None,
             )
 
@@ -393,12 +393,3 @@ def cohorts_are_secret(rounds: Sequence[RoundFacts]) -> bool:
 def _finite(scores: Mapping[str, float]) -> Scores:
     """Return the finite scores; a diverged model has others."""
     return {name: value for name, value in scores.items() if math.isfinite(value)}
-
-
-def _hashes(directory: Path) -> dict[str, str]:
-    paths = sorted(path for pattern in MODELS for path in directory.glob(pattern) if path.is_file())
-    found = {}
-    for path in paths:
-        with path.open("rb") as file:
-            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found

@@ -1,6 +1,6 @@
 """Report of a run as one HTML page. The same run directory gives the same bytes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,29 @@ WORDS = 140
 """Maximum characters of a reason or a value, in a table."""
 BOUNDS = {"epsilon": at_most, "noise multiplier": at_least}
 """Rounding of bounds in the table by round."""
+REASONS = 6
+"""Maximum rows of the table of replies that did not count, for the most frequent reasons."""
+SETTINGS, HASHES = 24, 8
+"""Maximum rows in print; the page on a screen shows all of them below."""
+HOW = {
+    "budget": "a budget ended it",
+    "operator": "the operator ended it",
+    "too-few-nodes": "too few nodes stayed connected",
+    "disk": "the disk was full",
+    "no-replies": "no reply counted",
+    "error": "it has not ended in order",
+}
+UNKNOWN_OVER_ALL = (
+    "There is no curve of ε: the ledger holds releases without a guarantee, so that ε over everything in it is "
+    "unknown. What is claimed is about this run alone."
+)
+NONE_CLAIMED = "There is no curve of ε: nothing on the server claims one."
+OF_CLIENTS = "Sites with data of their own keep ledgers of what they have spent; simulated clients keep none."
+NONE_WRITTEN = "There is no curve of ε: no round has written one down."
+EPSILON = (
+    "ε by round is that of everything in the ledger, earlier runs on the same data included, as it was counted while "
+    "the run went on; the claim counts the whole run by the tightest accountant."
+)
 
 
 @dataclass(frozen=True)
@@ -121,16 +144,17 @@ def by_round(rounds: Sequence[RoundFacts], columns: Sequence[str]) -> list[tuple
         rounds: in their order.
         columns: names, from `columns_of`.
     """
-    return [
-        (rounds[place].number, [_number(name, _cells(rounds[place]).get(name, "")) for name in columns])
-        for place in thinned(range(len(rounds)), ROUNDS)
-    ]
-
-
-def _number(name: str, value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    return BOUNDS[name](value) if name in BOUNDS else f"{value:.4g}"
+    found = []
+    for place in thinned(range(len(rounds)), ROUNDS):
+        texts = []
+        for name in columns:
+            value = _cells(rounds[place]).get(name, "")
+            if isinstance(value, str):
+                texts.append(value)
+            else:
+                texts.append(BOUNDS[name](value) if name in BOUNDS else f"{value:.4g}")
+        found.append((rounds[place].number, texts))
+    return found
 
 
 def hashes_of(facts: Facts) -> list[tuple[str, str]]:
@@ -177,31 +201,6 @@ def short(text: str, most: int = WORDS) -> str:
         most: maximum characters.
     """
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-REASONS = 6
-"""Maximum rows of the table of replies that did not count, for the most frequent reasons."""
-SETTINGS, HASHES = 24, 8
-"""Maximum rows in print; the page on a screen shows all of them below."""
-HOW = {
-    "budget": "a budget ended it",
-    "operator": "the operator ended it",
-    "too-few-nodes": "too few nodes stayed connected",
-    "disk": "the disk was full",
-    "no-replies": "nobody's reply counted",
-    "error": "it has not ended in order",
-}
-UNKNOWN_OVER_ALL = (
-    "There is no curve of ε: the ledger holds releases without a guarantee, so that ε over everything in it is "
-    "unknown. What is claimed is about this run alone."
-)
-NONE_CLAIMED = "There is no curve of ε: nothing on the server claims one."
-OF_CLIENTS = "Sites with data of their own keep ledgers of what they have spent; simulated clients keep none."
-NONE_WRITTEN = "There is no curve of ε: no round has written one down."
-EPSILON = (
-    "ε by round is that of everything in the ledger, earlier runs on the same data included, as it was counted while "
-    "the run went on; the claim counts the whole run by the tightest accountant."
-)
 
 
 def write_report(directory: Path, statements: Statements | None = None) -> Path:
@@ -268,10 +267,19 @@ def _course(facts: Facts) -> dict[str, object]:
     if facts.statement is not None and facts.statement.released_nothing:
         how = f"nothing was released; {how}"
     why = f": {short(facts.ending.why, 300)}" if facts.ending.why else ""
+    statement = facts.statement
+    if any("epsilon" in done.measured for done in facts.rounds):
+        notes = [EPSILON]
+    elif statement is None:
+        notes = [NONE_WRITTEN]
+    elif not statement.claim.is_guaranteed:
+        notes = [NONE_CLAIMED, *([] if statement.clients is None else [OF_CLIENTS])]
+    else:
+        notes = [UNKNOWN_OVER_ALL if statement.ledger.holds_releases_without_a_guarantee else NONE_WRITTEN]
     return {
         "ending": f"{last} of {facts.config.get('num-rounds')} rounds were run; {how}{why}.",
         "curves": curves(facts.rounds),
-        "notes": list(_about_epsilon(facts)),
+        "notes": notes,
         "secret": facts.secret_cohorts,
         "rejected": rows[:REASONS],
         "left_out": f", the {REASONS} most frequent of {len(rows)} reasons" if len(rows) > REASONS else "",
@@ -283,20 +291,6 @@ def _course(facts: Facts) -> dict[str, object]:
         "parameters": str(facts.parameters or ""),
         "settings": [*sorted((key, str(value)) for key, value in facts.config.items()), *hashes],
     }
-
-
-def _about_epsilon(facts: Facts) -> Iterator[str]:
-    """Yield the explanation of ε by round, or the reason for its absence."""
-    statement = facts.statement
-    if any("epsilon" in done.measured for done in facts.rounds):
-        yield EPSILON
-    elif statement is None:
-        yield NONE_WRITTEN
-    elif not statement.claim.is_guaranteed:
-        yield NONE_CLAIMED
-        yield from () if statement.clients is None else (OF_CLIENTS,)
-    else:
-        yield UNKNOWN_OVER_ALL if statement.ledger.holds_releases_without_a_guarantee else NONE_WRITTEN
 
 
 def _results(facts: Facts) -> dict[str, object]:
