@@ -3,7 +3,7 @@
     nginx (cloister/deploy/nginx.conf) → shortcut or Flower's routes → what stands in front of Flower's functions
     → Flower's functions → state database
 
-serve, app, operators                  the process; what is in front of what; who may start runs
-in_front, gate, cleanup                methods in the place of Flower's functions, which they call
-database                               the state: patient, bounded
+serve       the process: what is in front of what, and the operators, who may start runs
+gate        methods in the place of Flower's functions, which they call
+database    the state: patient, bounded
 """

@@ -1,14 +1,16 @@
 """Mechanisms that bound and noise contributions: mathematics, independent of Flower and of the configuration.
 
 mechanism     the base class: a frozen value that bounds contributions, makes releases and returns their events
-gaussian      the Gaussian mechanisms on the server; noise_scale: the scale of their noise; named: their factories
-clipping, distance, release, trimmed_mean
-              the parts of these mechanisms
-keystream, noise
-              random numbers from the operating system's entropy, in blocks, on a grid
+gaussian      the Gaussian mechanisms on the server, and their factories
+clipping, metric, grid, release
+              the parts of these mechanisms: bound, distance and scale of the noise, integers, noised sums
+distributed   the mean under secure aggregation, with noise in shares
+local, selection
+              mechanisms that run on the client: noise on its update, and a choice among hypotheses
 discrete      integer noise with an exact discrete Gaussian law
-laplace, local, local_update, selection, kmeans
-              mechanisms that run on the client, and clustering of the models that the server receives
+noise, laplace
+              continuous noise from the operating system's entropy, on a grid
+kmeans        clustering of the models that the server receives
 """
 
 from cloister.utils.registry import Registry

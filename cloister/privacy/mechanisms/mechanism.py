@@ -1,7 +1,7 @@
 """Base class of the server's mechanisms: frozen values that determine ledger entries, budget, claim and promise.
 
 A mechanism bounds contributions, makes the release, and returns the worst-case events of a round and the caveats.
-`cloister.server.PrivateStrategy` screens replies first, and records the events before it hands on a release. A
+`PrivateStrategy` of `cloister.server` screens replies first, and records the events before it hands on a release. A
 plugin is a subclass registered under the entry point `cloister.mechanisms`; `cloister.audits.testing` checks it.
 """
 

@@ -2,10 +2,11 @@
 
     clip ─▶ truncate to steps ─▶ + share of the noise ─▶ (secure sum) ─▶ - surplus ─▶ in units of the weights
 
-shares         the components of each client's noise, and the remaining variance after some are subtracted
-beside         an additional number in the same sum, on a grid and with noise of its own
-plan           the public grid, the noise on it, the size of the ring, and the event of a round
-whole          a client's update in steps, its noise, and the removal of surplus noise from the sum
+shares         the components of each client's noise, and the remaining variance after some are subtracted;
+               additional numbers in the same sum, each on a grid and with noise of its own
+plan           the public grid, the noise on it, the size of the ring, and the event of a round;
+               a client's update in steps, its noise, and the removal of surplus noise from the sum
+mean           `DistributedMean`: the mechanism of a run, as server and clients compute it
 
 Mathematics only: `cloister.secure_aggregation` sums the numbers without revealing a single one.
 """

@@ -19,7 +19,7 @@ exceeds 10·√(n·V) with probability at most 2·e^-50. So if
 a sum of p numbers is decoded wrongly with probability at most 2p·e^-50, below 4.7e-16 for 1.2 million. A wrong
 decoding costs accuracy, not privacy: it is a function of the noised sum.
 
-**Auxiliary numbers** may be in the same sum, on grids and with noise of their own (`beside`). All numbers and all noise
+**Auxiliary numbers** may be in the same sum, on grids and with noise of their own (`shares`). All numbers and all noise
 are in steps, so they do not depend on C, which may change from round to round.
 
 | edge case | result |
