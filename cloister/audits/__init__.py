@@ -1,1 +1,1 @@
-"""Attacks on finished runs that measure a mechanism's leakage empirically."""
+"""Audits: attacks on finished runs, and tests of mechanisms and of DP-SGD's kernels."""

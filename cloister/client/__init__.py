@@ -1,1 +1,1 @@
-"""ClientApp: local training, local evaluation, and the checks on data that leaves a site."""
+"""ClientApp: the reply to a request, from its checks, charges and training to the noise on what leaves a site."""

@@ -2,8 +2,8 @@
 
 Flower documents `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and their parts. Every other module may change with a
 release. A test counts the names imported here, and refuses such an import elsewhere. `messages` is for every process,
-`http_grid` for a server's app, `control` for an operator's commands. `superlink` and `supernode` are for the process of
-that name. `serverapp` is run as a file, without this package.
+`http_grid` for a server's app, `control` for an operator's commands, `executor` for executors of apps. `superlink` and
+`supernode` are for the process of that name. `serverapp` is run as a file, without this package.
 """
 
 import logging

@@ -1,1 +1,1 @@
-"""ServerApp: construction of the strategy and its mechanism, the round loop, and the reports."""
+"""ServerApp: construction of the strategy and its mechanism, the rounds, the statement about a run, and the reports."""

@@ -1,1 +1,1 @@
-"""Federations in one process: the same app without Ray, network or copies."""
+"""Federations in one process: the same apps without Ray, network or copies of messages."""

@@ -1,1 +1,1 @@
-"""Base package without internal dependencies: errors, checks, plugins, named arrays, cohorts, threads."""
+"""Base of all other packages: errors, checks, plugins, named arrays, cohorts, messages, keys, files, threads."""

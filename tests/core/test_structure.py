@@ -6,7 +6,7 @@ from collections import Counter
 
 from structure import ROOT, modules
 
-DOCUMENTED = ("privacy", "aggregation", "tasks")
+DOCUMENTED = ("privacy", "server", "tasks")
 """Parts whose public functions say what their arguments are."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -38,7 +38,7 @@ def steps_with_canaries(
         seed: of the batches, for tests; None: the operating system's entropy.
 
     Returns:
-        The canaries with their scores, for `one_run.OneRun`. The claim of the steps is `steps.event(σ)`.
+        The canaries with their scores, for `canaries.OneRun`. The claim of the steps is `steps.event(σ)`.
     """
     present = np.flatnonzero(canaries.coins)
     for number, batch in enumerate(steps.batches(seed, present=len(present)), start=1):

@@ -1,1 +1,1 @@
-"""What may be said about a run, to whom it applies, and in which words."""
+"""Claims about the privacy of a run: values with figures and premises, as text and as JSON."""

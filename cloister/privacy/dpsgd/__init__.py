@@ -10,7 +10,7 @@
     tracing       losses and seeds of a traced call, one backward pass that keeps the inputs of chosen layers and the
                   gradients of their outputs, and exact execution of graphs without state
     forms         per-unit gradients of a layer: squared norms and weighted sums
-    batches       draws of the units of a step, and their number of places; without TensorFlow
+    batches       draws of the units of a step, their examples, and their places in a call; without TensorFlow
     local_steps   a client's steps in a round, and their event; without TensorFlow
     noise         the margin below S for roundings, integer rounding of the sum with exact noise, and the noised sum of
                   models that compute their own gradient; without TensorFlow

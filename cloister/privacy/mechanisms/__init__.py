@@ -3,12 +3,13 @@
 mechanism     the base class: a frozen value that bounds contributions, makes releases and returns their events
 gaussian      the Gaussian mechanisms on the server, and their factories
 clipping, metric, grid, release
-              the parts of these mechanisms: clip, scale of the noise, integers, released sums
-noise         random numbers from the operating system's entropy, in blocks, and Gaussian noise on a grid
+              the parts of these mechanisms: bound, distance and scale of the noise, integers, noised sums
+distributed   the mean under secure aggregation, with noise in shares
+local, selection
+              mechanisms that run on the client: noise on its update, and a choice among hypotheses
 discrete      integer noise with an exact discrete Gaussian law
-distributed   noise under secure aggregation, in shares of the clients
-local, laplace, selection
-              mechanisms that run on the client
+noise, laplace
+              continuous noise from the operating system's entropy, on a grid
 kmeans        clustering of the models that the server receives
 """
 

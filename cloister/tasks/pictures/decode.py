@@ -105,7 +105,7 @@ def grey(encoded: bytes, shape: tuple[int, int]) -> NDArray[np.float32] | None:
     Returns:
         Shape `shape`; None if the bytes are damaged.
     """
-    # OpenCV reads these limits when it is loaded. `formats` checks what OpenCV does not.
+    # OpenCV reads these limits when it is loaded. `is_safe_to_decode` checks what OpenCV does not.
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
     for side in ("WIDTH", "HEIGHT"):
         os.environ.setdefault(f"OPENCV_IO_MAX_IMAGE_{side}", str(MAX_SIDE))

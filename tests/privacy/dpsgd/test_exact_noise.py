@@ -28,7 +28,7 @@ from cloister.utils.threads import BLOCK
 
 S, SIGMA = 0.7, 1.3
 LARGEST_BATCH = 2**25
-"""Units for which `rounding` bounds how far one of them moves the sum."""
+"""Units for which `noise` bounds how far one of them moves the sum."""
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -10,7 +10,7 @@ almost 1; a refused pair is drawn anew. Every step compares bits of the keystrea
 real number computed to as many bits as the comparison needs.
 
 sampler        `DiscreteGaussian`: the stream of numbers, and their addition to sums
-tables         bounds for the weights of blocks, look-up tables from bits to blocks, and bounds on t in 64-bit integers
-numpy_kernel   one number from its bits, in Python integers: the reference; thousands at a time in NumPy
-numba_kernel   the same numbers in half of the time
+tables         bounds for the weights of blocks, to any number of bits, and look-up tables from bits to blocks
+numpy_kernel   `number_of`, one number from its bits in Python integers: the reference; thousands at a time in NumPy
+numba_kernel   the same numbers, compiled
 """

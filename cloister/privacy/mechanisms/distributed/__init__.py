@@ -2,9 +2,11 @@
 
     clip ─▶ truncate to steps ─▶ + share of the noise ─▶ (secure sum) ─▶ - surplus ─▶ in units of the weights
 
-shares         the components of each client's noise, and additional numbers in the same sum, with noise of their own
-plan           the public grid, noise, ring and event of a round; a client's update in steps, and surplus noise
-mean           the mechanism: the mean of updates under secure aggregation
+shares         the components of each client's noise, and the remaining variance after some are subtracted;
+               additional numbers in the same sum, each on a grid and with noise of its own
+plan           the public grid, the noise on it, the size of the ring, and the event of a round;
+               a client's update in steps, its noise, and the removal of surplus noise from the sum
+mean           `DistributedMean`: the mechanism of a run, as server and clients compute it
 
 Mathematics only: `cloister.secure_aggregation` sums the numbers without revealing a single one.
 """
