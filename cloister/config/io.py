@@ -94,7 +94,7 @@ def read_options(key: str, text: str) -> dict[str, Scalar]:
     except (ValueError, RecursionError):
         nested = None
     try:
-        return _from_pairs(text) if nested is None else dict(dotted(nested))
+        return _from_pairs(text) if nested is None else dict(_dotted(nested))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{key}: {error}") from None
 
@@ -161,10 +161,10 @@ def _from_file(path: Path, argument: str) -> dict[str, Scalar]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{argument} cannot be read as TOML: {reason}") from None
-    return dict(dotted(nested))
+    return dict(_dotted(nested))
 
 
-def dotted(nested: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+def _dotted(nested: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
     """Yield the keys of a nested mapping in dotted form, with their values.
 
     Args:
@@ -176,7 +176,7 @@ def dotted(nested: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
     """
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            yield from dotted(value, f"{prefix}{key}.")
+            yield from _dotted(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", _checked(f"{prefix}{key}", value)
 

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_serializer, model_validator
 
@@ -26,7 +26,6 @@ from cloister.config.io import (
     Whole,
     Word,
     checked,
-    dotted,
     kebab,
     nearest,
     read_options,
@@ -246,7 +245,7 @@ class RunConfig(Section):
 
     def flat(self) -> dict[str, Scalar]:
         """Return the configuration as flat dotted keys."""
-        return dict(dotted(self.model_dump(by_alias=True)))
+        return flatten(self.model_dump(by_alias=True))
 
     def digest(self) -> str:
         """Return the SHA-256 of the settings without confidential values: see `digest_of`."""
@@ -496,6 +495,19 @@ def _nested(flat: Mapping[str, Scalar]) -> dict[str, object]:
         section, _, name = key.rpartition(".")
         sections.setdefault(section, {})[name] = value
     return {**sections.pop("", {}), **sections}
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
+    """Return the keys of a nested mapping in dotted form.
+
+    Args:
+        nested: tables within tables, as in a TOML file.
+        prefix: put before every key.
+    """
+    flat: dict[str, Scalar] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def known_keys() -> list[str]:

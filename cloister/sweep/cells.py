@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from cloister.config.io import Auto, Count, Scalar, Section, as_pairs, read_settings, read_toml
-from cloister.config.run import RunConfig, parse, shown
+from cloister.config.run import RunConfig, flatten, parse, shown
 from cloister.server.build import build
 from cloister.server.preflight import share_needed
 from cloister.server.prepare import prepare
@@ -97,17 +97,9 @@ class Sweep:
             yield dict(zip(self.grid, values, strict=True))
 
 
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the keys of nested tables in dotted form, with values of any type."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
 def _base(given: str | Mapping[str, object], path: Path) -> dict[str, Scalar]:
     if isinstance(given, Mapping):
-        base = _flat(given)
+        base = flatten(given)
     else:
         try:
             base = read_settings([str(path.parent / expanded(given))])
@@ -118,7 +110,7 @@ def _base(given: str | Mapping[str, object], path: Path) -> dict[str, Scalar]:
 
 
 def _grid(given: Mapping[str, object], path: Path) -> dict[str, list[Scalar]]:
-    flat: Mapping[str, object] = _flat(given)
+    flat: Mapping[str, object] = flatten(given)
     _refuse(path, "grid", flat, (*OF_THE_SWEEP, *OF_ALL_CELLS))
     grid: dict[str, list[Scalar]] = {}
     wrong = []

@@ -114,7 +114,7 @@ def test_a_second_machine_is_noticed_where_locks_end_at_the_machine(tmp_path, mo
     def meanwhile():
         there.open(Gaussian(1.0), "client", "there", 1, lambda: None)
 
-    with pytest.raises(LedgerError, match=r"somebody else .* keep the ledger on a disk that one machine alone"):
+    with pytest.raises(LedgerError, match=r"another process .* keep the ledger on a disk that one machine alone"):
         here.open(Gaussian(1.0), "client", "here", 2, meanwhile)
     assert [(entry.run, entry.round) for entry in Ledger(path).entries] == [("here", 1), ("there", 1)]
     here.open(Gaussian(1.0), "client", "here", 2, lambda: None)

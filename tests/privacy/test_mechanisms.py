@@ -259,7 +259,7 @@ def test_one_that_is_not_calibrated_makes_no_claim_and_no_release():
 
 
 def test_a_budget_that_other_releases_pass_is_refused():
-    with pytest.raises(ConfigError, match=r"passed whatever privacy\.noise-multiplier is.* 200 %"):
+    with pytest.raises(ConfigError, match=r"passed for any privacy\.noise-multiplier.* 200 %"):
         made(noise_multiplier="auto").calibrated(lambda mechanism: 2.0, 1.0, "privacy.max-epsilon = 1")
 
 

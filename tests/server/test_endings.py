@@ -84,7 +84,7 @@ class TestSilence:
             go(tmp_path, HEURISTIC, client=silent_but())
         found = facts(tmp_path)
         assert found["ended"]["how"] == "no-replies" and "round 1" in found["ended"]["why"]
-        assert any("ends because nobody" in item for item in found["unprotected"])
+        assert any("ends because no reply counted" in item for item in found["unprotected"])
         assert (tmp_path / "r" / "model.npz").is_file()
 
     @pytest.mark.parametrize(("lost", "ended"), [(2, "as-asked"), (3, "no-replies")])

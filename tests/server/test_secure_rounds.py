@@ -723,7 +723,7 @@ class TestTheServer:
         run = SecureRun(settings(folder, 6, 5, z=0.0), updates, app=hostile)
         summed = run.collect()
         assert summed.survivors == 5
-        assert reasons(summed) == {1: "the node has keys that nobody can agree with, or those of another node"}
+        assert reasons(summed) == {1: "the node has keys that permit no key agreement, or those of another node"}
         assert [one.code for one in summed.rejected] == ["protocol"]
         assert np.array_equal(summed.total, sum_of(updates[1:], run.strategy.mechanism.plan(LAYOUT.size)))
 
