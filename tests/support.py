@@ -19,7 +19,8 @@ ClientFunction = Callable[[int, Arrays], Any]
 
 def failures(cases: Iterable[Any], check: Callable[..., None]) -> list[str]:
     """Return each case that fails `check`, with its error; a case that is a tuple holds all arguments."""
-    found = []
+    found, cases = [], list(cases)
+    assert cases, "there is no case"
     for case in cases:
         try:
             check(*(case if isinstance(case, tuple) else (case,)))

@@ -56,9 +56,9 @@ Work = Callable[[AnyRequest, Node], Reply]
 def reply_to(request: AnyRequest, node: Node, work: Work[AnyRequest]) -> Reply:
     """Return the reply to a request, after the refusals and the charge.
 
-    No data is read before the site's policy allows the request. No reply is computed before all budgets of the node
-    cover it and its ledger contains its releases. DP-SGD is within `work`; the bound and the noise on a whole update
-    follow it.
+    No data is read before every rule of the policy that needs none allows the request. No reply is computed before
+    all budgets of the node cover it and its ledger contains its releases. DP-SGD is within `work`; the bound and the
+    noise on a whole update follow it.
 
     Args:
         request: of the server.

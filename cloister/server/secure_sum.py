@@ -67,6 +67,8 @@ from cloister.utils.wire import (
 Said = TypeVar("Said")
 Answer = TypeVar("Answer", bound=protocol.Message)
 logger = logging.getLogger("cloister.server")
+EXCHANGES = "exchanges"
+"""Name in the state: exchanges of a round. A state without it has rounds that overlapped, and cannot be resumed."""
 BY_PROVISIONER = "by-provisioner"
 """Name in the state: names of members whose keys the provisioner made, as JSON."""
 
@@ -316,10 +318,13 @@ class SecureSum(PrivateStrategy):
     def state_dict(self) -> State:
         """Return the state, with the members whose keys the provisioner made."""
         known = None if self._by_provisioner is None else sorted(self._by_provisioner)
-        return {**super().state_dict(), BY_PROVISIONER: np.frombuffer(json.dumps(known).encode(), np.uint8)}
+        names = np.frombuffer(json.dumps(known).encode(), np.uint8)
+        return {**super().state_dict(), BY_PROVISIONER: names, EXCHANGES: np.array(5)}
 
     def load_state_dict(self, state: State) -> None:
         """Restore the state, with the members whose keys the provisioner made."""
+        if state[EXCHANGES] != 5:
+            raise ValueError(EXCHANGES)
         super().load_state_dict(state)
         known = json.loads(state[BY_PROVISIONER].tobytes())
         self._by_provisioner = None if known is None else frozenset(known)

@@ -252,7 +252,7 @@ def test_no_sequence_of_messages_learns_more_than_was_charged():
 
 @pytest.mark.slow(minutes=1)
 def test_no_long_sequence_of_messages_learns_more_than_was_charged():
-    run(examples=25, steps=20)
+    run(examples=50, steps=20)
 
 
 def _unclipped(*_):

@@ -146,7 +146,7 @@ def test_any_history():
 
 @pytest.mark.slow
 def test_many_histories():
-    machine, chosen = rules(30)
+    machine, chosen = rules(60)
     run_state_machine_as_test(machine, settings=chosen)
 
 

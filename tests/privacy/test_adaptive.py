@@ -74,7 +74,7 @@ def test_it_finds_the_quantile_of_the_norms():
         assert tolerance < 0.13
         assert np.abs(np.log(bounds[-200:] / true)).max() < tolerance
 
-    cases = [(*first, last) for first, last in product([(0.1, CLIENTS), (10.0, 0)], [0.1, 0.5, 0.9])]
+    cases = [(*first, last) for first, last in product([(0.1, CLIENTS), (10.0, 0)], [0.1, 0.25, 0.5, 0.75, 0.9])]
     assert failures(cases, check) == []
 
 

@@ -172,9 +172,10 @@ class TestSoundModes:
         assert keeps(global_dp(), least=0.2, models=[MODELS[0], broken, broken])
 
     @pytest.mark.slow
-    def test_a_rule_with_noise_of_its_own(self):
+    @pytest.mark.parametrize("kind", [FedMedian, FedTrimmedAvg])
+    def test_a_rule_with_noise_of_its_own(self, kind):
         """The canary decides between two halves that are as far apart as can be."""
-        make = cache(global_dp(lambda: everybody(FedTrimmedAvg), placement="rule"))
+        make = cache(global_dp(lambda: everybody(kind), placement="rule"))
         assert make(GaussianNoise(), None).is_accounted
         assert keeps(make, least=0.3, models=[MODELS[0], MODELS[0], MODELS[0], SENT, SENT], counts=[1.0] * 5)
 

@@ -15,7 +15,7 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.utils.errors import BudgetExhausted
 
-RELEASES = {"global-dp": 1, "metric": 2, "node": 1}
+RELEASES = {"global-dp": 1, "metric": 2, "rule": 1, "node": 1}
 """Of a round."""
 PLACES = {
     "before the ledger",

@@ -175,7 +175,7 @@ def draws(strategy, count, models=OPPOSED):
 
 @pytest.mark.parametrize(
     ("name", "count", "tolerance"),
-    [("l2", 2000, 0.1), pytest.param("cosine", 8000, 0.05, marks=pytest.mark.slow)],
+    [("l2", 2000, 0.1), *(pytest.param(name, 8000, 0.05, marks=pytest.mark.slow) for name in NAMES)],
 )
 def test_the_noise_on_the_distance(name, count, tolerance):
     strategy = private(distance=name)

@@ -232,10 +232,11 @@ class TestScripts:
         assert order == ["app-asked", "app-ended", "superexec-ended"] + ["superlink-ended"] * (part == "all")
         assert done == 0
 
-    def test_a_server_that_lost_its_executor_has_failed(self, make, tmp_path):
+    @pytest.mark.parametrize("part", ["superexec", pytest.param("superlink", marks=pytest.mark.slow)])
+    def test_a_server_that_lost_a_part_has_failed(self, make, part, tmp_path):
         self.programs(tmp_path)
         program = tmp_path / "bin" / "cloister"
-        program.write_text(program.read_text().replace("\n", "\n[ $1 != superexec ] || exit 0\n", 1))
+        program.write_text(program.read_text().replace("\n", f"\n[ $1 != {part} ] || exit 0\n", 1))
         done = subprocess.run(
             [str(make().folder / "server" / "start.sh")], env=self.environment(tmp_path), timeout=60, check=False
         )

@@ -187,7 +187,7 @@ class TestAKilledApp:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["app.py", "seen"], "its task is over"
         return int(done.stdout.split()[-1]), (tmp_path / "seen").read_text().split()
 
-    @pytest.mark.parametrize(("deaths", "resumes", "status", "starts"), [(2, 2, 7, 3), (9, 1, -9, 2)])
+    @pytest.mark.parametrize(("deaths", "resumes", "status", "starts"), [(2, 2, 7, 3), (9, 1, -9, 2), (1, 0, -9, 1)])
     def test_is_started_again_at_most_so_many_times(self, tmp_path, monkeypatch, deaths, resumes, status, starts):
         assert self.resumable(tmp_path, monkeypatch, deaths, resumes) == (status, [TOKEN] * starts)
 

@@ -50,7 +50,7 @@ def test_the_sum_is_exact_for_any_dropouts(schedule):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schedules(6))
 def test_the_sum_is_exact_for_many_schedules(schedule):
     check(schedule)
@@ -70,7 +70,7 @@ def remembered(key, name, signature, signed):
 
 @pytest.mark.slow
 def test_the_sum_is_exact_for_many_members():
-    members = 50
+    members = 100
     names, rng = names_of(members), np.random.default_rng(members)
     terms = terms_for(members, (2 * members) // 3 + 1, members // 20)
     inputs = vectors(names, terms)

@@ -74,7 +74,7 @@ class TestWithoutNoise:
         self.assert_goes_on(tmp_path, CASES["patience"], every=13)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(("case", "every"), [("moments", 1), ("patience", 2), ("hypotheses", 2)])
+    @pytest.mark.parametrize(("case", "every"), [("moments", 1), ("patience", 1), ("hypotheses", 1)])
     def test_killed_at_any_instant(self, tmp_path, case, every):
         self.assert_goes_on(tmp_path, CASES[case], every)
 

@@ -66,7 +66,7 @@ class TestTheSum:
 
     @pytest.mark.slow
     @given(data=st.data())
-    @effort(max_examples=30, deadline=None, derandomize=True)
+    @effort(max_examples=80, deadline=None, derandomize=True)
     def test_is_so_for_cohorts_of_all_sizes(self, data, tmp_path_factory):
         clients = data.draw(st.integers(3, 9))
         threshold = data.draw(st.integers(clients // 2 + 1, clients).filter(lambda t: t > 1))
@@ -545,7 +545,7 @@ class TestWhatANodeRemembers:
         assert resumed.collect(2).total is not None
 
     @given(gone=st.dictionaries(st.tuples(st.integers(1, 3), st.integers(1, 5)), st.sampled_from(PHASES), max_size=3))
-    @effort(max_examples=4, deadline=None, derandomize=True)
+    @effort(max_examples=10, deadline=None, derandomize=True)
     def test_each_round_has_an_exact_sum_and_one_vector_a_node_whoever_is_lost_and_comes_back(
         self, gone, tmp_path_factory
     ):

@@ -171,7 +171,13 @@ Rule: TypeAlias = Callable[[Step], Sequence[Label]]
 RULES: dict[str, Rule] = {}
 """Rule of each type of operation that may have inputs of units."""
 GUARDS = ("Assert", "CheckNumerics", "CheckNumericsV2")
-RAISING = dict.fromkeys(("FloorDiv", "FloorMod", "GatherV2", "Pow", "SparseSoftmaxCrossEntropyWithLogits"), 1)
+RAISING = dict.fromkeys(
+    (
+        *("Div", "FloorDiv", "FloorMod", "GatherV2", "Mod", "Pow", "ResourceGather"),
+        *("SparseSoftmaxCrossEntropyWithLogits", "TruncateDiv", "TruncateMod"),
+    ),
+    1,
+)
 """Types that raise an exception for some integers, and the index of the deciding input."""
 SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 """Types with equal outputs for all inputs of one static shape."""
@@ -336,7 +342,10 @@ def _on_examples(step: Step) -> Sequence[Label]:
     return [label] * len(step.operation.outputs)
 
 
-@_rule("BiasAddGrad Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter FusedBatchNormV3")
+@_rule(
+    "BiasAddGrad L2Loss Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter "
+    "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3"
+)
 def _adds_up_examples(step: Step) -> Sequence[Label]:
     along_first = all(label is None or (isinstance(label, Rows) and label.axis == 0) for label in step.labels)
     if along_first and step.attribute("is_training") is not False:

@@ -18,7 +18,7 @@ from cloister.privacy.claims.premises import listed
 from cloister.privacy.claims.render import tier, weakest
 from cloister.privacy.claims.server import RUN
 from cloister.privacy.claims.to_json import statement_of
-from cloister.server.reports.rundir import HIDES_TIMES, RUNNING
+from cloister.server.reports.rundir import BEGUN, HIDES_TIMES, RUNNING
 from cloister.server.round import published
 from cloister.utils.errors import ConfigError, FederationError
 from cloister.utils.files import DAY, read_json, read_text
@@ -136,8 +136,19 @@ def run_directories(output: Path) -> list[Path]:
     found: list[tuple[float, Path]] = []
     for path in output.glob("*/config.json"):
         with suppress(FileNotFoundError):  # a run that fails at its start removes its directory
-            found.append((path.stat().st_mtime, path.parent))
+            found.append((_begun(path), path.parent))
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def _begun(path: Path) -> float:
+    """Return when a run was last configured; an earlier version truncated the file's time to the day."""
+    changed = path.stat().st_mtime
+    if changed % DAY:
+        return changed
+    try:
+        return float(json.loads(read_text(path))[BEGUN])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return changed
 
 
 def run_state(directory: Path) -> RunState:
@@ -193,13 +204,16 @@ def run_state(directory: Path) -> RunState:
 def hides_progress(directory: Path) -> bool:
     """Return whether a run is under way whose progress must stay hidden.
 
-    A run under way whose `config.json` cannot be read counts as one.
+    A run under way whose `config.json` cannot be read counts as one. An earlier version marked such a run by a time of
+    the file that is a whole day.
 
     Args:
         directory: of the run.
     """
     try:
-        return _is_held(directory) and bool(json.loads(read_text(directory / "config.json")).get(HIDES_TIMES))
+        path = directory / "config.json"
+        is_marked = not path.stat().st_mtime % DAY
+        return _is_held(directory) and bool(json.loads(read_text(path)).get(HIDES_TIMES, is_marked))
     except FileNotFoundError:
         return False  # the directory was removed in the meantime
     except (OSError, ValueError, AttributeError, RecursionError):

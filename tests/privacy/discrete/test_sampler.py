@@ -72,9 +72,10 @@ class TestLaw:
         low, high = stats.poisson.ppf([FALSE_ALARM, 1 - FALSE_ALARM], 2e6 * 2 * stats.norm.sf(4.5))
         assert low <= count <= high
 
-    def test_it_is_the_law_of_the_published_sampler(self):
+    @pytest.mark.parametrize("size", [3_000, pytest.param(30_000, marks=pytest.mark.slow)])
+    def test_it_is_the_law_of_the_published_sampler(self, size):
         """A slow sampler in integers (Canonne, Kamath, Steinke, 2020), compared in forty cells of equal weight."""
-        slow, size = Slow(random.Random(6).randrange), 3_000
+        slow = Slow(random.Random(6).randrange)
         theirs = np.array([slow.gaussian(Fraction(300)) for _ in range(size)])
         ours = DiscreteGaussian(300, seed=6).integers(50 * size)
         edges = np.quantile(ours, np.linspace(0, 1, 41)[1:-1])

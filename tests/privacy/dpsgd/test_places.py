@@ -222,7 +222,7 @@ EQUAL = MODELS | TURNS | {"own": lambda: small(Scaled(), Reversed())}
 def sums_of_equal_calls(name, calls):
     """The different sums, beside a thread that keeps a core busy."""
     step, done = dp_sgd(perturbed(EQUAL[name]())), threading.Event()
-    x, y = batch(step.model, 4)  # calls in rows have one shape for any number of units, those in turn add them in order
+    x, y = batch(step.model, 8 if step.method == "in turn" else 4)  # calls in rows have one shape for any number
 
     def call():
         step.reseed(0)
@@ -298,7 +298,17 @@ class LooksUpInVain(LooksUp):
         return keras.KerasTensor(x.shape, "float32")
 
 
+class DividesInVain(LooksUpInVain):
+    """Uses the shape alone of what it divides."""
+
+    def call(self, x):
+        number = self.number(self, x)
+        shape = tf.raw_ops.ZerosLike(x=tf.truncatediv(tf.ones_like(number), number))
+        return keras.ops.cast(x, "float32") + keras.ops.cast(shape, "float32")[:, None]
+
+
 RAISING = {
+    "a division": lambda: functional((3,), lambda x: head(DividesInVain(of_pairs)(x)), "int32"),
     "numbers that were drawn": lambda: functional((3,), lambda x: head(LooksUp(of_draws)(x))),
     "numbers that were rounded": lambda: functional((3,), lambda x: head(LooksUp(of_floats)(x))),
     "the place": lambda: functional((3,), lambda x: head(LooksUp(of_places)(x)), "int32"),

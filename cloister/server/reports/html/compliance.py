@@ -246,7 +246,10 @@ def _implementation(facts: Facts) -> Iterator[str]:
     if not sound:
         yield "Nothing is claimed that rounding could break."
     if facts.secret_cohorts:
-        yield "Cohorts were drawn in secret: no record of the run has numbers of replies, or times of rounds."
+        yield (
+            "Cohorts were drawn in secret: records of the run contain no numbers of replies, and no times of rounds. "
+            "Dates of files, and of a saved Keras model, are exact."
+        )
     else:
         yield "How long a round takes, and who replies, can be seen on the network."
 
