@@ -219,9 +219,8 @@ class RoundLoop:
                 received = self.strategy.collect(number, messages, lambda asked: self._trained(number, asked))
             self.answered()
             clock.lap("train")
-            aggregated, train = self.strategy.aggregate_train(
-                number, received
-            )  # releases first; a secure sum is charged by `collect`
+            # It screens, charges and releases first; `collect` has charged a secure sum.
+            aggregated, train = self.strategy.aggregate_train(number, received)
             self.aggregated = number
             self.model = self.model if aggregated is None else aggregated
             clock.lap("aggregate")

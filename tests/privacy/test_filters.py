@@ -161,7 +161,7 @@ class TestWhoeverChooses:
             spent = adaptive_delta(self.EPSILON, first, full, full, threshold)
             assert spent == pytest.approx((1 - RESERVE) * self.DELTA, rel=1e-6)
 
-        assert failures([(3.5, -5.0), (4.0, 0.5), (5.5, 4.0), (3.5, 0.5), (5.5, -5.0)], check) == []
+        assert failures(product((3.5, 4.0, 5.5), (-5.0, 0.5, 4.0)), check) == []
 
     def test_and_would_not_stay_within_a_tenth_less(self):
         """The positive control: a filter that allows 10 % more is found out."""
