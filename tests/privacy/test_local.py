@@ -23,7 +23,7 @@ from cloister.utils.errors import ConfigError, PrivacyError
 in_poisoned_memory = pytest.mark.usefixtures("poisoned_memory")
 
 
-CASES = int(os.environ.get("CLOISTER_SENSITIVITY_CASES", "500"))
+CASES = int(os.environ.get("CLOISTER_SENSITIVITY_CASES", "1000"))
 """Of the search over adversarial models."""
 MECHANISMS = [LocalLaplace(0.7, 5.0), LocalLaplace(0.7, 5.0, per_layer=True), LocalGaussian(0.7, 1.5)]
 BOTH = [LocalLaplace(0.7, 5.0), LocalGaussian(0.7, 1.5)]
