@@ -1,4 +1,4 @@
-"""Verification of every request against the node's policy, before its data is read."""
+"""Verification of every request against the node's policy. Only `min-rows`, and simulations, read data for it."""
 
 import math
 import os

@@ -353,7 +353,7 @@ def _imported_app(*_: str) -> ClientApp:
 def _allowed(bundle: bytes, policy: Policy | None) -> bytes:
     """Return a bundle that the policy allows.
 
-    Its digest is stored in the environment for the policy's mod.
+    Its digest is stored in the environment for `enforce_policy`.
 
     Raises:
         PolicyError: the policy does not list it.
