@@ -118,7 +118,7 @@ OFTEN: dict[str, Callable[[Request], bytes]] = {
     **{f"/v1/fleet/{name.replace('_', '-')}": partial(_for_node, name) for name in ("send_node_heartbeat", *MESSAGES)},
     **{f"/v1/runtime/{name.replace('_', '-')}": partial(_for_app, name) for name in MESSAGES},
 }
-"""What answers the paths that are asked again and again. All else goes Flower's way."""
+"""Answers to the paths of frequent requests. All other requests go Flower's way."""
 HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 HEARTBEATS = CapacityLimiter(2)
 """Threads for heartbeats alone: a node gives one up after 5 s, and behind the messages of many it waited as long."""

@@ -49,7 +49,7 @@ AT_ONCE = 32
 GRACE_SECONDS = 5.0
 """The shortest time that a node which missed its last deadline has, however quick the others are."""
 ANNOUNCING = "/push-messages"
-"""How the address of the request ends in which a SuperLink hears of messages, before their parts."""
+"""End of the address of the request that announces messages to a SuperLink, before their parts."""
 RENEWALS = 10
 """Maximum number of times that messages are sent anew after they expired on their way to the SuperLink."""
 AHEAD = 5.0

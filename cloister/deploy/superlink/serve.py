@@ -125,7 +125,7 @@ def closed_app(config: Any) -> ASGIApp:
 
 
 IN_FRONT: tuple[type[HandlerOverride], ...] = (Gate, GateKnown, DeletesExpired, RunningRuns, NodeKeys, RevokedKeys)
-"""What is in front of Flower's functions:
+"""Wrappers of Flower's functions:
 
 | | for nodes | for the server's app | for operators |
 |---|---|---|---|

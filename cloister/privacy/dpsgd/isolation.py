@@ -21,6 +21,7 @@ from cloister.privacy.dpsgd.isolation_rules import (
     StaticValues,
     Step,
     Unproved,
+    has_rule,
     misfit,
     outputs,
 )
@@ -125,6 +126,9 @@ def _labels(
                 raise Unproved(operation, "branches or loops with units")
             if depends and kind in GUARDS:
                 raise Unproved(operation, "raises an exception that depends on a unit")
+            if depends and not has_rule(kind):
+                # At once, and not only if a target needs it: it is computed, and may raise an exception.
+                raise Unproved(operation, "has no rule, and depends on units")
             try:
                 made = outputs(Step(operation, before, units, values))
             except NotIsolated as error:

@@ -171,14 +171,8 @@ Rule: TypeAlias = Callable[[Step], Sequence[Label]]
 RULES: dict[str, Rule] = {}
 """Rule of each type of operation that may have inputs of units."""
 GUARDS = ("Assert", "CheckNumerics", "CheckNumericsV2")
-RAISING = dict.fromkeys(
-    (
-        *("Div", "FloorDiv", "FloorMod", "GatherV2", "Mod", "Pow", "ResourceGather"),
-        *("SparseSoftmaxCrossEntropyWithLogits", "TruncateDiv", "TruncateMod"),
-    ),
-    1,
-)
-"""Types that raise an exception for some integers, and the index of the deciding input."""
+RAISING = dict.fromkeys(("FloorDiv", "FloorMod", "GatherV2", "Pow", "SparseSoftmaxCrossEntropyWithLogits"), 1)
+"""Types with a rule that raise an exception for some integers, and the index of the deciding input."""
 SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 """Types with equal outputs for all inputs of one static shape."""
 KEYS = ("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg", "StatelessRandomGetAlg")
@@ -190,7 +184,7 @@ def outputs(step: Step) -> Sequence[Label]:
 
     Raises:
         Mixes: the operation combines several units.
-        Unproved: no rule covers it.
+        Unproved: its rule does not cover these axes or options.
     """
     operation, kind, labels = step.operation, step.operation.type, step.labels
     if kind == "AddN" and len(labels) > 2:
@@ -212,8 +206,13 @@ def outputs(step: Step) -> Sequence[Label]:
     if all(label is None for label in labels):
         return [None] * len(operation.outputs)
     if kind not in RULES:
-        raise Unproved(operation, "has no rule, and depends on units")
+        raise Unproved(operation, "has no rule for these axes or options")
     return RULES[kind](step)
+
+
+def has_rule(kind: str) -> bool:
+    """Return whether `outputs` covers a type of operation with inputs of units."""
+    return kind in RULES or kind in ("AddN", "Identity", "IdentityN", *SIZES) or kind.startswith("Stateless")
 
 
 def misfit(label: Label, tensor: Tensor, units: int) -> str | None:

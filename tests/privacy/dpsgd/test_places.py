@@ -298,6 +298,14 @@ class LooksUpInVain(LooksUp):
         return keras.KerasTensor(x.shape, "float32")
 
 
+class GathersInVain(LooksUpInVain):
+    """Uses the shape alone of what an operation without a rule looks up."""
+
+    def call(self, x):
+        shape = tf.raw_ops.ZerosLike(x=tf.gather_nd(tf.ones(6), self.number(self, x)[:, None]))
+        return keras.ops.cast(x, "float32") + shape[:, None]
+
+
 class DividesInVain(LooksUpInVain):
     """Uses the shape alone of what it divides."""
 
@@ -308,6 +316,7 @@ class DividesInVain(LooksUpInVain):
 
 
 RAISING = {
+    "a gather that no layer makes": lambda: functional((3,), lambda x: head(GathersInVain(of_pairs)(x)), "int32"),
     "a division": lambda: functional((3,), lambda x: head(DividesInVain(of_pairs)(x)), "int32"),
     "numbers that were drawn": lambda: functional((3,), lambda x: head(LooksUp(of_draws)(x))),
     "numbers that were rounded": lambda: functional((3,), lambda x: head(LooksUp(of_floats)(x))),
