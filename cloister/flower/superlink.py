@@ -19,6 +19,9 @@ from flwr.common.constant import ACCESS_TOKEN_KEY as ACCESS_TOKEN_KEY
 # The answers to nodes.
 from flwr.proto import fleet_pb2 as fleet_pb2
 
+# The states, in which no totals are kept.
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState as InMemoryLinkState
+
 # The state in a database, of which messages that have expired are deleted.
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState as SqlLinkState
 

@@ -4,6 +4,8 @@ import os
 
 import pytest
 from databases import Copies
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
 from flwr.superlink.routers.fleet import node_auth
 from flwr.superlink.servicer.control import control_handlers
@@ -11,7 +13,15 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import SuperLink, nodes_of
 
-from cloister.deploy.superlink.gate import DeletesExpired, Gate, GateKnown, NodeKeys, RevokedKeys, RunningRuns
+from cloister.deploy.superlink.gate import (
+    AppMessages,
+    Gate,
+    GateKnown,
+    NodeKeys,
+    RevokedKeys,
+    RunningRuns,
+    record_no_totals,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +55,7 @@ def put_back(monkeypatch):
     """Have Flower's own functions restored when the patch ends."""
     for module, names in [
         (fleet_handlers, (*Gate.names, *RunningRuns.names)),
-        (runtime_handlers, (*GateKnown.names, *DeletesExpired.names)),
+        (runtime_handlers, (*GateKnown.names, *AppMessages.names)),
         (control_handlers, RevokedKeys.names),
         (node_auth, NodeKeys.names),
         (sql_mixin, ("SQLITE_PRAGMAS",)),
@@ -53,15 +63,20 @@ def put_back(monkeypatch):
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(sql_mixin.SqlMixin, "session", sql_mixin.SqlMixin.session)
+    for state in (SqlLinkState, InMemoryLinkState):
+        for name in ("store_traffic", "add_clientapp_runtime"):
+            monkeypatch.setattr(state, name, getattr(state, name))
 
 
 @pytest.fixture
 def gate(monkeypatch):
     """Flower's functions behind the gate, until the test is over."""
     put_back(monkeypatch)
-    gate = Gate()
-    gate.install()
-    GateKnown().install()
+    app = AppMessages()
+    gate = Gate(app)
+    for each in (gate, GateKnown(), app):
+        each.install()
+    record_no_totals()
     return gate
 
 

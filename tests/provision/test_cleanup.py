@@ -12,12 +12,9 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import TRAINED, names_of
 from sqlalchemy import update
 
-from cloister.deploy.superlink.gate import DeletesExpired, delete_expired
+from cloister.deploy.superlink.gate import delete_expired
 
-
-@pytest.fixture(autouse=True)
-def deleting(gate):
-    DeletesExpired().install()
+pytestmark = pytest.mark.usefixtures("gate")
 
 
 def kept(link):

@@ -10,7 +10,7 @@ from cloister.deploy.superlink.gate import Gate
 from cloister.deploy.superlink.serve import install
 
 OF_NODES = {name: ["Gate"] for name in Gate.names} | {"check_abort": ["RunningRuns"]}
-OF_APPS = {"push_messages": ["DeletesExpired"], "pull_object": ["GateKnown"]}
+OF_APPS = {"push_messages": ["AppMessages"], "pull_object": ["GateKnown"]}
 OF_KEYS = {"bytes_to_public_key": ["NodeKeys"]}
 OF_OPERATORS = {"register_node": ["RevokedKeys"]}
 

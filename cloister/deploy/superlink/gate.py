@@ -1,9 +1,10 @@
 """Handlers in front of Flower's: the gate, checks of node keys, and the deletion of expired messages.
 
-The gate limits each node to its own messages and replies, and hides the totals of a run. Flower checks that a request
+The gate limits each node to its own messages and replies. Flower checks that a request
 names the node that signed it, and little else. Any node may send a message that another one takes for the server's,
 or a reply in another one's name; it may delete another one's message, and fetch any object whose name it has. What is
-refused here is logged with the node that asked.
+refused here is logged with the node that asked. Flower tells each node how much all nodes of a run have sent and how
+long they took. Here nothing is added up (`record_no_totals`).
 
 The names of others' objects are kept from a node by packing (`cloister.utils.wire`), not by the gate.
 
@@ -33,6 +34,7 @@ from cloister.flower.messages import SUPERLINK_NODE_ID, message_pb2, names_in
 from cloister.flower.superlink import (
     ApiErrorCode,
     FlowerError,
+    InMemoryLinkState,
     MessageIns,
     MessageRes,
     SqlLinkState,
@@ -44,7 +46,6 @@ from cloister.flower.superlink import (
     node_auth,
     runtime_handlers,
 )
-from cloister.utils.files import DAY
 from cloister.utils.wire import GATE
 
 PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\n([A-Za-z0-9+/=\n]{1,400})-----END PUBLIC KEY-----\n")
@@ -152,10 +153,6 @@ class RunningRuns(HandlerOverride):
         return found
 
 
-TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
-"""What Flower adds up over all nodes of a run."""
-MAX_RUNTIME = 7.0 * DAY
-"""Seconds that a client may say it worked: operators are shown their sum."""
 LOUD = 2**30
 """Bytes that a node sends in answer to one message, at each of which the log names it."""
 AT_ONCE = 500
@@ -165,31 +162,34 @@ AT_ONCE = 500
 class Gate(HandlerOverride):
     """Keeps every node to its own messages and replies.
 
+    Most requests ask for a message when there is none. The database is asked only if apps have sent messages since.
+
     Attributes:
         given: the message that each node was given last, and the names of its objects.
         sent: bytes that each node has sent since.
+        idle: `app.sent` when the database was asked for a node's next message and had none.
+
+    Args:
+        app: counts what apps send.
     """
 
-    names = ("get_run", "pull_messages", "pull_object", "confirm_message_received", "push_messages", "push_object")
+    names = ("pull_messages", "pull_object", "confirm_message_received", "push_messages", "push_object")
 
-    def __init__(self) -> None:
+    def __init__(self, app: "AppMessages") -> None:
         super().__init__()
+        self.app = app
         self.given: dict[int, tuple[str, frozenset[str]]] = {}
         self.sent: Counter[int] = Counter()
-
-    def get_run(self, request: object, **others: object) -> object:
-        """Describe a run, without what its nodes have sent and how long they took."""
-        answer = self.inner["get_run"](request=request, **others)
-        for name in TOTALS:
-            answer.run.ClearField(name)
-        return answer
+        self.idle: dict[int, int] = {}
 
     def pull_messages(self, request: fleet_pb2.PullMessagesRequest, state: Any, store: object) -> object:
         """Give a node its next message, once all of it is there.
 
         A node that is told of a message waits for the rest of it, three minutes if its app was killed meanwhile.
         """
-        node, cut = request.node.node_id, []
+        node, cut, app_sent = request.node.node_id, [], self.app.sent
+        if self.idle.get(node) == app_sent:
+            return fleet_pb2.PullMessagesResponse()
         try:
             while (answer := self.inner["pull_messages"](request=request, state=state, store=store)).messages_list:
                 (tree,) = answer.message_object_trees
@@ -204,6 +204,8 @@ class Gate(HandlerOverride):
                 with state.session() as session:
                     again = update(MessageIns).where(MessageIns.message_id.in_(cut))
                     session.execute(again.values(delivered_at=""))
+        if not cut and not answer.messages_list:
+            self.idle[node] = app_sent  # read before the database was: a message sent since then changes the number
         return answer if answer.messages_list else fleet_pb2.PullMessagesResponse()
 
     def pull_object(self, request: message_pb2.PullObjectRequest, state: Any) -> object:
@@ -253,8 +255,6 @@ class Gate(HandlerOverride):
         if why := _why_not(request):
             log(WARNING, "refused what node %s sent: %s", request.node.node_id, why)
             raise HTTPException(400, f"this is no reply of the node: {why}")
-        if not all(0 <= seconds <= MAX_RUNTIME for seconds in request.clientapp_runtime_list):  # nor NaN
-            del request.clientapp_runtime_list[:]
         answer = self.inner["push_messages"](request=request, state=state)
         message, _ = self.given.get(request.node.node_id, ("", frozenset()))
         if message == request.messages_list[0].metadata.reply_to_message_id:
@@ -313,16 +313,37 @@ def _is_whole(state: Any, names: Iterable[str]) -> bool:
     return True
 
 
-class DeletesExpired(HandlerOverride):
-    """Deletes a run's expired messages when its app sends the next ones; not in a state in memory."""
+class AppMessages(HandlerOverride):
+    """Counts how often apps send messages, and deletes a run's expired ones, except from a state in memory.
+
+    Attributes:
+        sent: the number.
+    """
 
     handlers: ClassVar[ModuleType] = runtime_handlers
     names = ("push_messages",)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = 0
+
     def push_messages(self, request: object, state: object, task: Any) -> object:
         """Delete the run's expired messages, then announce new ones."""
         delete_expired(state, task.run_id)
-        return self.inner["push_messages"](request, state, task)
+        try:
+            return self.inner["push_messages"](request, state, task)
+        finally:
+            self.sent += 1
+
+
+def record_no_totals() -> None:
+    """Have Flower add up no bytes and no seconds of the nodes of a run.
+
+    It would tell each node the sums, and write to its database at each request.
+    """
+    for state in (SqlLinkState, InMemoryLinkState):
+        for name in ("store_traffic", "add_clientapp_runtime"):
+            setattr(state, name, lambda *_args, **_kwargs: None)
 
 
 def delete_expired(state: object, run: int) -> None:

@@ -22,13 +22,13 @@ from cloister.deploy import credentials
 from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.superlink import database
 from cloister.deploy.superlink.gate import (
-    DeletesExpired,
+    AppMessages,
     Gate,
     GateKnown,
-    HandlerOverride,
     NodeKeys,
     RevokedKeys,
     RunningRuns,
+    record_no_totals,
 )
 from cloister.flower import log
 from cloister.flower.superlink import (
@@ -124,24 +124,22 @@ def closed_app(config: Any) -> ASGIApp:
     return Shortcut(app) if plain else app
 
 
-IN_FRONT: tuple[type[HandlerOverride], ...] = (Gate, GateKnown, DeletesExpired, RunningRuns, NodeKeys, RevokedKeys)
-"""Wrappers of Flower's functions:
-
-| | for nodes | for the server's app | for operators |
-|---|---|---|---|
-| `Gate` | `get_run`, all of messages and objects | | |
-| `GateKnown` | | `pull_object` | |
-| `DeletesExpired` | | `push_messages` | |
-| `RunningRuns` | `check_abort` | | |
-| `NodeKeys` | the key in a request | | |
-| `RevokedKeys` | | | `register_node` |
-"""
-
-
 def install() -> None:
-    """Put everything of ours in front of Flower's functions."""
-    for each in IN_FRONT:
-        each().install()
+    """Put everything of ours in front of Flower's functions, and have it add up no totals.
+
+    | | for nodes | for the server's app | for operators |
+    |---|---|---|---|
+    | `Gate` | all of messages and objects | | |
+    | `GateKnown` | | `pull_object` | |
+    | `AppMessages` | | `push_messages` | |
+    | `RunningRuns` | `check_abort` | | |
+    | `NodeKeys` | the key in a request | | |
+    | `RevokedKeys` | | | `register_node` |
+    """
+    app = AppMessages()
+    for each in (Gate(app), GateKnown(), app, RunningRuns(), NodeKeys(), RevokedKeys()):
+        each.install()
+    record_no_totals()
 
 
 class OperatorsOnly(ControlAuthnPlugin):
