@@ -1,4 +1,4 @@
-"""Prediction with a trained model: that of a run directory, or the one that a client keeps for itself."""
+"""Predictions with a trained model, of a run directory or of a client's `model-dir`."""
 
 import json
 import re
@@ -48,7 +48,8 @@ class Predictions:
         names: of the examples.
         outputs: class probabilities of shape (n, classes), or numbers of shape (n,).
         metrics: named metrics, if there were labels.
-        hypothesis, hypotheses: number of the model, and how many there are.
+        hypothesis: index of the model.
+        hypotheses: number of models.
         class_names: of the task; empty if it has none.
     """
 
@@ -97,9 +98,10 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
     """Score examples with a trained model.
 
     Args:
-        model_dir: a run directory, or a client's model-dir: a configuration, and a model or several hypotheses.
+        model_dir: a run directory or a client's `model-dir`. It holds a configuration, and one model or several
+            hypotheses.
         data: see `read`.
-        hypothesis: its number; None selects the only one, or the one of least loss on the labels.
+        hypothesis: its index. None selects the only one, or that of least loss on the labels.
 
     Raises:
         DataError: there is no model, or the examples are not in the task's format.
@@ -130,9 +132,9 @@ def read(task: Task, data: Path) -> Scored:
     """Read examples from a CSV file, an `.npz` file, or a folder of images.
 
     A CSV file has a header, and one column for each number of an example, in the task's order and units. A last column
-    `y` or `label` contains labels. If the task has a table format of its own, the file must be in that format; the
-    column of labels is optional. An `.npz` file has `x`, and optionally `y`. A folder contains images. If they are in
-    subfolders named 0, 1, ..., or by the task's class names, these are their labels.
+    `y` or `label` contains labels. If the task defines a table format of its own, the file must have that format; its
+    column of labels is optional. An `.npz` file has `x`, and optionally `y`. A folder contains images. If they lie in
+    subfolders that are named by class numbers or names, these names are their labels.
 
     Raises:
         DataError: the data has another format, or does not fit the task.
@@ -194,7 +196,7 @@ def _numbered(examples: Examples, data: Path, labelled: bool = True) -> Scored:
 def _checked(task: Task, x: NDArray, y: NDArray | None, data: Path) -> Scored:
     """Return the examples in the task's dtypes, after checking them.
 
-    Unlabelled ones are checked with zeros as labels.
+    If there are no labels, zeros stand in for them during the check.
     """
     if y is not None and len(x) != len(y):
         raise DataError(f"{data} must hold as many labels as inputs, found {len(y)} and {len(x)}")

@@ -1,7 +1,7 @@
 """Tests of the kernel properties that DP-SGD assumes, on this machine and with small models.
 
-In rows: for calls of one shape, each unit's stored results are bit-identical for all numbers in the other rows. In rows
-and in turn: equal calls give equal results. Trials can refute a premise, but cannot prove it.
+In rows, all calls have one shape, and a unit's stored bits must not depend on the numbers in other rows. In rows and
+in turn, equal calls must give equal results. Trials can refute a premise, but cannot prove it.
 """
 
 import itertools
@@ -45,7 +45,7 @@ class Trial:
         engine: as given.
         cases: number of cases so far.
         changed: cases in which a bit of a unit's stored results changed with the numbers in the other rows.
-        differed: cases in which two equal calls differed in a bit of the stored results or of the sums.
+        differed: cases in which two equal calls gave unequal bits, in stored results or in sums.
     """
 
     def __init__(self, engine: InRows, seed: int | None = None) -> None:
@@ -77,7 +77,7 @@ class Trial:
         self.differed += one != again
 
     def _bits(self, place: int, *given: NDArray | float) -> tuple[bytes, bytes]:
-        """Return the bytes stored of the unit at a place, and all bytes of the result."""
+        """Return the stored bytes of the unit at a place, and all bytes of the result."""
         with as_traced():
             found, held = self._call(*(tf.constant(each, spec.dtype) for each, spec in zip(given, self._specs)))
         every = [np.asarray(tensor).tobytes() for tensor in tf.nest.flatten((found, held))]
@@ -85,14 +85,14 @@ class Trial:
 
 
 class TrialInTurn:
-    """Test cases of one model that is computed in turn. Units are computed separately: only equal calls are compared.
+    """Test one model whose units are computed in turn. A case compares equal calls only.
 
     Args:
         engine: of the model, whose weights change from case to case.
         seed: of all random draws. None: the operating system's entropy.
 
     Attributes:
-        engine, cases, differed: as of a `Trial`.
+        engine, cases, differed: as in `Trial`.
         changed: 0.
     """
 
@@ -113,9 +113,9 @@ class TrialInTurn:
 
 
 def _amplify(model: Network, rng: np.random.Generator) -> None:
-    """Give each variable weights of a random scale from 1e-38 to 1e38.
+    """Draw each variable's weights at a random scale, from 1e-38 to 1e38.
 
-    Later layers may cancel the scale.
+    A later layer may cancel this scale.
     """
     for variable in model.trainable_variables:
         scale = 10.0 ** rng.uniform(-38, 38) if rng.random() < 0.5 else 10.0 ** rng.uniform(-3, 3)
@@ -161,11 +161,11 @@ MODELS: Mapping[str, tuple[Callable[[], Network], int, int]] = {
     "trained convolution": (lambda: _stack((12, 12, 2), layers.Conv2D(8, 3), layers.MaxPooling2D()), 16, 1),
     "trained recurrence": (lambda: _stack((5, 3), layers.GRU(6, use_cudnn=False)), 16, 1),
 }
-"""By name: builder of the model, B, and the most examples of a unit. Calls have from 18 to 189 places."""
+"""By name: the model's builder, the batch size B, and the most examples in a unit. Calls have from 18 to 189 places."""
 
 
 def tried(until: float) -> dict[str, Trial | TrialInTurn]:
-    """Run trials of all models alternately until the deadline.
+    """Run a case of each model in turn, again and again, until the deadline.
 
     Each has at least one case.
 

@@ -1,8 +1,8 @@
 """Signing key of a site in secure aggregations, and its trusted roster of members.
 
-Three files of the site determine them: its signing key, the signed roster, and the public key of the roster's signer.
-The policy may pin the fingerprints of all members in `peers` instead, or as well. The site makes its key at its first
-start, and no other party ever has the private half.
+The site keeps three files: its signing key, the signed roster, and the public key of the roster's signer. `peers` in
+the policy may pin the fingerprints of all members, in place of the signer's key or beside it. The site makes its key at
+its first start, and no other party ever has the private half.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ def make_key(folder: Path) -> str:
     """Make the signing key of a site if it has none; write its public half.
 
     Args:
-        folder: receives `signing.key`, readable by its owner only, and `signing.pub`. Each is complete or absent.
+        folder: receives `signing.key`, which only its owner can read, and `signing.pub`. Each is written atomically.
 
     Returns:
         The fingerprint of the key.
@@ -75,8 +75,8 @@ def identity(node: NodeConfig) -> Identity | None:
     """Return the identity of this site; None without a signing key.
 
     Raises:
-        NodeConfigError: a file cannot be read or is invalid; no trusted party certifies the roster, or it is older than
-            one that was seen earlier; or the site is not on it. The text is for the operator of the node only.
+        NodeConfigError: a file is unreadable or invalid; no trusted party signed the roster; the site has seen a newer
+            roster; or the roster lacks the site. The text is for the operator of the node only.
         PolicyError: the policy cannot be read.
     """
     if not node.signing_key:
@@ -107,7 +107,7 @@ def identity(node: NodeConfig) -> Identity | None:
 
 
 def _require(signed: SignedRoster, authority: Ed25519PublicKey, folder: Path) -> None:
-    """Refuse an unsigned roster or an older one than seen; record its number.
+    """Refuse a roster that is unsigned, or older than the newest one seen; record its number.
 
     Numbers are appended to the file, so that concurrent processes keep each other's entries.
     """

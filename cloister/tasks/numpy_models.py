@@ -35,7 +35,7 @@ class NumpyModel(ABC):
         """
 
     def predict_alone(self, x: NDArray) -> NDArray:
-        """Return the predictions for n > 0 inputs, each independent of the others.
+        """Return the predictions for n > 0 inputs, each computed by itself.
 
         To the last bit, the output for a row depends on that row and the weights only.
         """
@@ -63,7 +63,7 @@ class NumpyModel(ABC):
         return {name: array.copy() for name, array in self.weights.items()}
 
     def frozen(self) -> dict[str, NDArray]:
-        """Return a copy of every weight that is neither trained nor sent; none by default."""
+        """Return copies of the frozen weights, by default none. They are neither trained nor sent."""
         return {}
 
     def assign(self, arrays: NamedArrays) -> None:
@@ -83,7 +83,7 @@ class NumpyModel(ABC):
     def load(self, path: Path) -> None:
         """Replace every weight by those in a file that `save` wrote.
 
-        The file is read without pickles, and in no more memory than its size.
+        Reading loads no pickles. It takes no more memory than the file's size.
 
         Raises:
             DataError: the file is no archive of arrays.

@@ -1,4 +1,4 @@
-"""Splits of benchmark data: training and test files, one file that is divided, and the server's validation set."""
+"""Splits of benchmark data into training, test and validation sets, from two files or from one that is divided."""
 
 import csv
 import zipfile
@@ -16,7 +16,7 @@ from cloister.utils.errors import DataError
 from cloister.utils.files import expanded
 
 TESTED = 0.2
-"""Test share of each class of a single file."""
+"""Share of each class that becomes test data, if there is a single file."""
 
 
 def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
@@ -30,7 +30,8 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
         ending: of the names of files, such as `.csv`.
 
     Raises:
-        DataError: there is neither, a file is not in the task's format, or it lacks the array or column `task.group`.
+        DataError: the path is neither a file nor a complete folder; or a file has another format, or lacks the array or
+            column that `task.group` names.
     """
     file = expanded(path)
     wanted = f"a {ending} file, a fifth of which is kept to test on, or a folder with train{ending} and test{ending}"
@@ -40,7 +41,7 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
             strata, rng = task.strata(examples.y), np.random.default_rng(SPLIT_SEED)
             if examples.groups is None:
                 train, test = holdout(strata, TESTED, rng)
-            else:  # whole groups, stratified by the first row of each
+            else:  # whole groups go to one side, and the first row of a group decides its stratum
                 _, first, places = np.unique(examples.groups, return_index=True, return_inverse=True)
                 train, test = (np.flatnonzero(np.isin(places, part)) for part in holdout(strata[first], TESTED, rng))
             parts = examples.take(train), examples.take(test)
@@ -62,7 +63,7 @@ def _examples(task: Task, path: Path) -> Examples:
     """Return the examples of a file, in the groups that `task.group` names."""
     names: Sequence[str] = []
     if task.config.group:
-        # Only the user's own files are read for names: for a site's file, a message names only what is missing.
+        # Read names only from the user's own files. For a site's file, an error names only what is missing.
         with suppress(ValueError, OSError, csv.Error, StopIteration, zipfile.BadZipFile):
             if path.suffix.lower() == ".npz":
                 with np.load(path, allow_pickle=False) as archive:
@@ -82,7 +83,7 @@ def with_validation(task: Task, data: Dataset) -> Dataset:
     """Return the data with a validation set.
 
     If there is none, half of the test examples become it. The half is drawn from each class. If test examples have
-    owners, it is all examples of half of the owners.
+    owners, half of the owners are drawn instead, and all their examples become it.
 
     Args:
         task: of the data.
@@ -109,7 +110,7 @@ def with_validation(task: Task, data: Dataset) -> Dataset:
 def halves(labels: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Split test examples into two halves, class by class, and return their indices.
 
-    Equal labels, of shape (n,), give equal halves.
+    The split depends on the labels alone, of shape (n,).
 
     Raises:
         DataError: one half would be empty.

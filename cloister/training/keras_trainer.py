@@ -1,4 +1,4 @@
-"""Minibatch training of a Keras model, with one compiled function per epoch for any number of examples."""
+"""Training of a Keras model by minibatches. One compiled function runs an epoch, for any number of examples."""
 
 import keras
 import numpy as np
@@ -18,11 +18,11 @@ LOSSES = {
 
 
 class KerasTrainer:
-    """Trainer with any Keras optimizer on the model's loss, and FedProx's penalty if the plan has one.
+    """Trainer that minimises the model's loss with any Keras optimizer, and FedProx's penalty if the plan has one.
 
-    The optimizer and the task's callbacks start afresh in every `fit`, so that no state passes between clients. An
-    epoch is one graph. So callbacks receive the begin and end of training and of epochs, but no batch events. They may
-    end training by `model.stop_training`.
+    The optimizer and the task's callbacks start afresh in every `fit`, so that no state passes between clients. One
+    graph runs a whole epoch. So callbacks see the begin and end of training and of epochs, but no batches. They may end
+    training by `model.stop_training`.
 
     Args:
         model: trained in place.
@@ -44,7 +44,9 @@ class KerasTrainer:
         self._proximal = self._compile(proximal=True)
 
     def fit(self, examples: Examples, plan: TrainingPlan) -> float:
-        """Train from the model's weights, which are also the centre of the penalty.
+        """Train the model from its current weights, and return the last epoch's mean loss.
+
+        FedProx's penalty is centred on the weights at the start.
 
         Args:
             examples: to train on.
@@ -82,7 +84,7 @@ class KerasTrainer:
     def _compile(self, proximal: bool) -> Compiled:
         """Compile an epoch into one graph.
 
-        Its shapes are open, so that clients of any size share it.
+        The number of examples is open in the graph, so that clients of all sizes share it.
         """
         (spec,) = self.model.keras.inputs
         features = list(spec.shape[1:])

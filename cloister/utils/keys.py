@@ -1,11 +1,11 @@
 """Signing keys in files, and signatures of nodes on their replies.
 
-A node signs with the key by which its SuperNode authenticates: one key, whose public half the SuperLink lists.
+A node signs with its SuperNode's authentication key. The SuperLink lists the public half.
 
     signed = DOMAIN ‖ run id ‖ node id ‖ SHA-256 of the id of the message ‖ SHA-256 of the packed value
 
 Each field has a fixed length, so that no two statements have the same bytes. Flower signs the text of a time with the
-same key. That text begins with a digit, and `DOMAIN` with a letter: neither signature is one of the other.
+same key. Flower's text begins with a digit, `DOMAIN` with a letter. So neither signature is valid for the other text.
 
 A signature proves that the owner of the listed key made this reply to this message. It holds against other nodes,
 against strangers, and against replays. It proves nothing against the SuperLink, which lists the keys, and nothing
@@ -67,14 +67,14 @@ def signing_key(content: bytes, place: str) -> ed25519.Ed25519PrivateKey:
 
 
 def node_key(content: bytes, place: str) -> ec.EllipticCurvePrivateKey:
-    """Return the private key in a file by which a SuperNode authenticates.
+    """Read a SuperNode's private authentication key from a file.
 
     Args:
         content: of the file.
         place: names it in errors.
 
     Raises:
-        ConfigError: it holds no EC key in OpenSSH format without a passphrase.
+        ConfigError: the file has no EC key in OpenSSH format, or the key has a passphrase.
     """
     key = _private_key(content, place)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -137,11 +137,11 @@ def provisioner_of(names: Sequence[str]) -> str:
 
 DOMAIN = b"cloister: reply of a node, version 1\n"
 HALF = 66
-"""Bytes of each of the two numbers of a signature: as many as the largest curve of Flower's, P-521, needs."""
+"""Bytes of each of a signature's two numbers. P-521, Flower's largest curve, needs this many."""
 SIGNATURE = 2 * HALF
 """Bytes of a signature."""
 MAX_PUBLIC_KEY = 300
-"""Bytes of a public key in PEM: one of P-521 has 268. Of long keys of other kinds the parser tests prime numbers."""
+"""Most bytes of a public key in PEM; P-521 takes 268. The parser tests longer keys of other kinds for primes."""
 
 Sign = Callable[[bytes], bytes]
 """Returns the signature of a packed value."""
@@ -149,7 +149,7 @@ Sign = Callable[[bytes], bytes]
 
 @dataclass(frozen=True)
 class Answered:
-    """Message that a node answers, as its signature names it.
+    """Identify the message that a node answers. The node's signature covers these three ids.
 
     Attributes:
         run: id of the run.
@@ -179,7 +179,7 @@ class Answered:
 
         Args:
             value: of the reply.
-            signature: of it, by any party.
+            signature: to be checked; any party may have made it.
             public_key: of the node, in PEM, as the SuperLink lists it. A node chooses it.
         """
         if len(public_key) > MAX_PUBLIC_KEY or len(signature) != SIGNATURE:

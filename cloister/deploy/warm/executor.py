@@ -1,10 +1,10 @@
 """Executor for Flower that forks client processes instead of starting them.
 
-A process that has imported the heavy libraries, and computed nothing, asks the SuperNode for tasks. For each it forks
-a child, which runs `flwr-clientapp`'s own function once and ends. So all computed state, above all noise, ends with
+One process imports the heavy libraries and computes nothing. It asks the SuperNode for tasks, and forks a child for
+each. The child runs `flwr-clientapp`'s own function once and ends. So all computed state, above all noise, ends with
 its message. A child loads exactly the verified bundle, from a folder that no other process writes to. Flower's own
-loader uses names from the server, and a folder shared by all runs. If the bundle's source equals that of the
-installed package, the bundle is not loaded: the parent has imported the same code already.
+loader finds a bundle by names from the server, in a folder that all runs share. If the bundle's source equals that of
+the installed package, the bundle is not loaded: the parent has imported the same code already.
 """
 
 import gc
@@ -50,7 +50,7 @@ POLL_SECONDS = 0.2
 LEAVE_SECONDS = 5.0
 """Grace period of children between SIGTERM and SIGKILL."""
 APP = "cloister"
-"""Package in Flower's app bundles. A child imports it from the bundle of its run, not from this process."""
+"""Package in Flower's app bundles. A child imports its bundle's copy, unless both are equal."""
 LIBRARIES = (
     "cloister.client.app",
     "cloister.privacy.accounting.account",
@@ -59,7 +59,7 @@ LIBRARIES = (
     "pandas",
 )
 COMPILED = "cloister.privacy.mechanisms.discrete.numba_kernel"
-"""Numba kernel that returns the numbers of the NumPy code, slightly faster."""
+"""Numba kernel. It returns the same numbers as the NumPy code, slightly faster."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Link:
 
     Attributes:
         address: host:port of its Runtime API.
-        certificates: path of the CA certificate that issued its certificate; empty: plain HTTP.
+        certificates: path of the CA certificate for the SuperNode; empty for plain HTTP.
         secret: shared with it; None if it requires none.
     """
 
@@ -104,7 +104,7 @@ class Link:
 def warm_up(keras: bool) -> None:
     """Import the libraries of clients without computing anything.
 
-    A process that is forked after a computation may hang.
+    If this process computes first, its forked children may hang.
     """
     for name in LIBRARIES:
         importlib.import_module(name)
@@ -112,7 +112,7 @@ def warm_up(keras: bool) -> None:
         from cloister.tasks.keras_model import import_keras
 
         import_keras()
-    # A child's collector does not touch frozen objects, so that their memory stays shared.
+    # Garbage collection in a child skips frozen objects. So parent and child keep sharing their memory.
     gc.collect()
     gc.freeze()
 
@@ -136,7 +136,7 @@ class Executor:
 
     Args:
         link: to the SuperNode.
-        imported: source files of the package as this process has imported it.
+        imported: `sources()` at the time when this process imported the package.
         policy: returns the policy in force. Its `allowed-fabs` is enforced before any code of a bundle runs.
     """
 
@@ -147,7 +147,9 @@ class Executor:
     reachable: bool = True
 
     def serve(self, going_on: Callable[[], bool]) -> None:
-        """Run tasks as long as `going_on`; then terminate the children, and kill those that outlive the grace period.
+        """Run tasks while `going_on()` is true, then end the children.
+
+        They receive SIGTERM. Those that still run after `LEAVE_SECONDS` are killed.
 
         Raises:
             FederationError: the SuperNode's certificate is not trusted.
@@ -199,7 +201,7 @@ class Executor:
     def _asked(self, client: RuntimeHttpClient) -> runtime_pb2.AcquireTaskResponse | None:
         """Return a task and its token, or None.
 
-        There may be none, the SuperNode may have troubles of its own, or it cannot be reached now, which is said once.
+        None: there is no task, or the SuperNode fails or cannot be reached. Only the first failed connection is logged.
         """
         kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
         try:
@@ -226,7 +228,7 @@ class Executor:
     def _refuse(self, token: str) -> None:
         """Answer a task of another kind with an error.
 
-        Without an answer it would block all later messages.
+        An unanswered task would block all later messages.
         """
         log(ERROR, "refused a task that is none of a client: a warm node runs no agents")
         with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
@@ -236,10 +238,10 @@ class Executor:
             client.PushTaskOutput(runtime_pb2.PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
 
     def _give_up(self, token: str) -> None:
-        """Pull the message of a task whose child died before it did.
+        """Pull a task's message if its child died before pulling it.
 
-        Flower reports a failure only for a pulled message. If a task has begun and has no report, the SuperNode waits
-        forever for another one, and polls for no other message.
+        Flower reports a failure only for a pulled message. If a begun task has no report, the SuperNode waits for it
+        forever, and polls for no other message.
         """
         with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
             with suppress(httpx.HTTPStatusError):  # as from a task that had begun
@@ -290,7 +292,7 @@ def _as_child(work: Callable[[], None]) -> NoReturn:
 def _forget_app() -> None:
     """Unload this process's copy of the app.
 
-    The child imports that of its bundle, as a cold client would.
+    The child then imports its bundle's copy, as a cold client would.
     """
     for name in [name for name in sys.modules if name == APP or name.startswith(APP + ".")]:
         if name != COMPILED:
@@ -319,7 +321,7 @@ def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path,
     """
     names = vars(clientapp)
     unpack, loader = names["install_from_fab"], names["get_load_client_app_fn"]
-    # Path of the verified bundle, unpacked; None: it equals the installed package and is not unpacked.
+    # Path of the unpacked, verified bundle. None: the bundle equals the installed package, and stays packed.
     looked_at: list[Path | None] = []
 
     def install(bundle: bytes, **_: object) -> None:
@@ -380,8 +382,8 @@ def is_installed(bundle: bytes, imported: Mapping[str, bytes]) -> bool:
 
     Args:
         bundle: an app bundle of Flower, a zip archive.
-        imported: `sources` when this process imported the package. The current files on disk are compared too: after an
-            upgrade, a client would import files that the bundle does not contain.
+        imported: `sources()` at import time. The files on disk are compared too: after an upgrade, a client would
+            import those.
     """
     with ZipFile(BytesIO(bundle)) as archive:
         members = [member for member in archive.infolist() if member.filename.endswith(SUFFIX)]

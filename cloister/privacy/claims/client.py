@@ -1,11 +1,11 @@
 """Claims about mechanisms on the clients: local noise, and DP-SGD.
 
-A claim here does not need the server: the node bounds, noises and chooses by itself, and the server may have chosen
-everything that it was sent. It needs the node to run its own code: the premise `bundle`.
+These claims do not rely on the server, which may choose everything that it sends to the node. The node bounds, noises
+and chooses by itself. They need the node to run its own code: the premise `bundle`.
 
-**DP-SGD.** The method of the thesis on end-to-end privacy adds noise while clients train and claims it twice: for each
-example, and again for each client, on whose whole update the noise of its k local steps lies. Its formulas are here to
-reproduce its tables and to compare with; `docs/end-to-end.md` derives both sets and says what is wrong with the first.
+**DP-SGD.** The method of the thesis on end-to-end privacy adds noise while clients train. It claims this noise twice:
+for an example, and for a client, whose update has the noise of k local steps. Its formulas are here to reproduce its
+tables. `docs/end-to-end.md` derives the published and the sound formulas, and says what is wrong with the first.
 """
 
 import math
@@ -41,23 +41,23 @@ def laplace_claim(
     max_leakage: float = 0.0,
     counts: int = 1,
 ) -> LocalClaim:
-    """The claim about one client under `privacy.client = 'laplace'`.
+    """Return the claim about one client under `privacy.client = 'laplace'`.
 
-    With a radius: pure differential privacy for everything that the client holds, p/ν a release and ε of a private
-    choice where there are hypotheses, added up over rounds; and beside it d-privacy within the radius, where both add
-    up too (Galli et al., 2023, Theorem 4.2). Without one nothing.
+    With a radius, the claim is pure differential privacy for everything that the client holds. A release costs p/ν, and
+    a private choice its ε. Costs add up over rounds. d-privacy within the radius is claimed beside it, and adds up
+    alike (Galli et al., 2023, Theorem 4.2). Without a radius, the claim has no figures.
 
     Args:
         mechanism: of the client.
         parameters: p, of one model.
-        rounds: in which a client took part at most.
+        rounds: the most rounds in which a client took part.
         circumstances: of the run.
-        max_leakage: that a client lets out over all rounds; 0: no limit.
-        counts: how often a client without a ledger may have begun to count.
+        max_leakage: limit on a client's leakage over all rounds; 0 for none.
+        counts: how often a client without a ledger may have restarted its count at zero.
     """
     multiplier = mechanism.noise_multiplier
     claim = _claim("laplace", mechanism, circumstances, {"privacy.max-leakage": max_leakage})
-    # The figure of one release is about the noise alone, with or without a guarantee.
+    # One release's leakage follows from the noise alone. So the claim has it even without a guarantee.
     claim = replace(claim, leakage_of_a_release=parameters / multiplier if multiplier else None)
     if claim.reasons or not isinstance(mechanism, LocalLaplace):
         return claim
@@ -78,11 +78,11 @@ def laplace_claim(
 
 
 def gaussian_claim(mechanism: LocalGaussian, rounds: int, delta: float, circumstances: ReleaseContext) -> LocalClaim:
-    """The claim about one client under `privacy.client = 'gaussian'`.
+    """Return the claim about one client under `privacy.client = 'gaussian'`.
 
     Args:
         mechanism: of the client.
-        rounds: in which a client took part at most.
+        rounds: the most rounds in which a client took part.
         delta: at which ε is computed.
         circumstances: of the run; a private choice adds its ε to that of the releases.
     """
@@ -98,7 +98,7 @@ def gaussian_claim(mechanism: LocalGaussian, rounds: int, delta: float, circumst
 
 
 def _claim(name: str, mechanism: LocalMechanism, circumstances: ReleaseContext, limits: dict[str, float]) -> LocalClaim:
-    """Return the claim about a local mechanism without its figures."""
+    """Return a claim about a local mechanism, without figures."""
     return LocalClaim(
         mechanism=name,
         reasons=(*mechanism.caveats(), *circumstances.caveats()),
@@ -122,7 +122,7 @@ UNITS_ARE_NEIGHBOURS = {
     "example": "the gradients of one example count or not; how many examples a client has is public",
     "group": "the gradients of all examples of one group count or not; how many groups a client has is public",
 }
-AT_ALL_HOLDERS = "{}; it counts or not at all clients that hold data of it"
+AT_ALL_HOLDERS = "{}; all clients that hold data of it count it, or none does"
 CLIENTS_ARE_NEIGHBOURS = "the gradients of all examples of one client count or not; its noise is added in both cases"
 PUBLISHED_CLIENT_REASONS = (
     "the noise N(0, σ²S²) is on the sum of a batch, and the formula takes it for noise on the mean of a batch: it "
@@ -130,7 +130,7 @@ PUBLISHED_CLIENT_REASONS = (
 )
 PUBLISHED_EXAMPLE_REASONS = (
     "batches are parts of a shuffled order, and the formula takes them for Poisson draws",
-    "it counts on the draw of clients, which the server knows, and which the steps of a round share",
+    "it relies on a draw of clients, which the server knows, and which all steps of a round share",
 )
 
 
@@ -156,25 +156,33 @@ class Setting:
 
     @property
     def local_steps(self) -> float:
-        """k = E·|P|/B."""
+        """Return the local steps of a round, k = E·|P|/B."""
         return self.epochs * self.examples / self.batch_size
 
 
 def published_example(setting: Setting) -> Account:
-    """T·k Gaussians of multiplier σ, Poisson-sampled with q = C·B/|P|. Heuristic: `PUBLISHED_EXAMPLE_REASONS`."""
+    """Account for an example as the thesis does, by a heuristic (`PUBLISHED_EXAMPLE_REASONS`).
+
+    It counts T·k Gaussians of multiplier σ, Poisson-sampled with q = C·B/|P|.
+    """
     rate = setting.participation * setting.batch_size / setting.examples
     event = Gaussian(setting.noise_multiplier, Sampling("poisson", rate))
     return Account().plus(event, round(setting.rounds * setting.local_steps))
 
 
 def published_client(setting: Setting) -> Account:
-    """T Gaussians of multiplier σ/√k, Poisson-sampled with q = C. Heuristic: `PUBLISHED_CLIENT_REASONS`."""
+    """Account for a client as the thesis does, by a heuristic (`PUBLISHED_CLIENT_REASONS`).
+
+    It counts T Gaussians of multiplier σ/√k, Poisson-sampled with q = C.
+    """
     multiplier = recovered_multiplier(setting.noise_multiplier, setting.local_steps)
     return Account().plus(Gaussian(multiplier, Sampling("poisson", setting.participation)), setting.rounds)
 
 
 def recovered_multiplier(noise_multiplier: float, local_steps: float) -> float:
-    """σ/√k, which the thesis claims for a client: noise of σS√k over a sensitivity of S·k.
+    """Return σ/√k, the multiplier that the thesis claims for a client.
+
+    It divides noise of σS√k by a sensitivity of S·k.
 
     Args:
         noise_multiplier: σ.
@@ -185,24 +193,23 @@ def recovered_multiplier(noise_multiplier: float, local_steps: float) -> float:
 
 
 def client_multiplier(noise_multiplier: float, batch: int, local_steps: int) -> float:
-    """σ/(b√k): what a client's own noise is worth for the client.
+    """Return σ/(b√k), the multiplier at which a client's own noise hides the whole client.
 
     Args:
         noise_multiplier: σ; the noise on the sum of a batch is N(0, σ²S²).
-        batch: b, the most examples in a batch: together their clipped gradients move the sum by at most b·S.
+        batch: b, the most examples in a batch. Their clipped gradients move the sum by at most b·S.
         local_steps: k.
 
-    Guarantee: k adaptive Gaussian mechanisms, each of multiplier σ/b, are together as hard to tell apart as one of
-        multiplier σ/(b√k).
+    Guarantee: composed adaptively, k Gaussian mechanisms of multiplier σ/b cost as much as one of multiplier σ/(b√k).
     """
     check.positive(batch=batch, local_steps=local_steps)
     return noise_multiplier / (batch * math.sqrt(local_steps))
 
 
 def sound_unit(holders: Iterable[LocalSteps], noise_multiplier: float, rounds: int) -> Account:
-    """Return what a unit loses to everybody else, at all clients that hold data of it together.
+    """Account for the loss of one unit over all clients that hold its data.
 
-    Each client adds noise of its own, so that the releases of all of them compose as those of one client do.
+    Each client adds independent noise. So releases of several clients compose like releases of one.
 
     Args:
         holders: the steps in a round of each of these clients.
@@ -216,10 +223,10 @@ def sound_unit(holders: Iterable[LocalSteps], noise_multiplier: float, rounds: i
 
 
 def sound_client(steps: LocalSteps, noise_multiplier: float, rounds: int, delta: float) -> tuple[float, float]:
-    """ε at δ of a client that took part in so many rounds, against everybody, and the multiplier of a round.
+    """Return ε at δ of a whole client against all other parties, and the multiplier of a round.
 
-    Half of δ is for the chance that some Poisson batch is larger than the size that is counted on: sizes do not depend
-    on what the examples are, so that it is simply added.
+    Half of δ covers the chance of a Poisson batch larger than assumed. Batch sizes do not depend on the examples. So
+    this chance adds to δ.
 
     Args:
         steps: of a round.
@@ -229,7 +236,7 @@ def sound_client(steps: LocalSteps, noise_multiplier: float, rounds: int, delta:
     """
     if steps.sampling == "shuffle" or steps.rate == 1:
         batch, rest = min(steps.batch_size, steps.examples), delta
-    else:  # no batch of any round is larger than this one, except with a probability of half of δ
+    else:  # with probability at least 1 - δ/2, no batch of any round exceeds this size
         tail = delta / 2 / max(1, rounds * steps.count)
         batch, rest = int(stats.binom.isf(tail, steps.examples, steps.rate)), delta / 2
     multiplier = client_multiplier(noise_multiplier, batch, steps.count)
@@ -247,7 +254,7 @@ def standing_for_all(
     delta: float,
     shared: Collection[Holders] = (),
 ) -> tuple[LocalSteps, ...]:
-    """Return the private steps of the smallest, the middle, the largest, and the costliest of many clients.
+    """Return the steps of four clients that stand for all: the smallest, middle, largest and costliest.
 
     Args:
         sizes: the steps in a round of each client; at least one.
@@ -269,7 +276,7 @@ def costliest_of(
     delta: float,
     shared: Collection[Holders] = (),
 ) -> LocalSteps:
-    """The steps whose units a run costs most.
+    """Return the steps of the clients whose units lose most in a run.
 
     Args: as `standing_for_all`.
     """
@@ -284,7 +291,7 @@ def costliest_of(
 def _holders(
     steps: LocalSteps, shared: Collection[Holders], mechanism: LocalDpSgd, rounds: int, delta: float
 ) -> Holders:
-    """Return who holds the unit, of those of a client with these steps, that a run costs most."""
+    """Return the holders of the costliest unit of a client with these steps."""
     sigma = mechanism.noise_multiplier
     found = [(steps,), *(holders for holders in shared if steps in holders)]
     return max(found, key=lambda holders: sound_unit(holders, sigma, rounds).epsilon(delta)) if found[1:] else found[0]
@@ -303,14 +310,14 @@ def dp_sgd_claim(
     Args:
         mechanism: of the run.
         sizes: the steps in a round of clients of several sizes.
-        rounds: that a client trained in; more can only cost more.
+        rounds: in which a client trained. An upper bound is safe.
         delta: at which ε is computed.
         circumstances: of the run; each private choice is one more release about a unit.
-        shared: who holds a unit of which several clients have data, for each such combination; None: it is not known.
+        shared: each combination of clients that hold data of one unit. None: the combinations are unknown.
 
     Returns:
-        Figures for each size: sound ones, none where nothing is; and `heuristic` ones that are not guarantees, each
-        with its reasons.
+        Figures for each size. Sound ones are absent if the claim has reasons against them. A `heuristic` figure is no
+        guarantee, and has its reasons.
     """
     claim = DpSgdClaim(
         mechanism="dp-sgd",
@@ -342,7 +349,7 @@ def _sound_figures(
     delta: float,
     circumstances: ReleaseContext,
 ) -> tuple[Figure, ...]:
-    """For one unit, at all clients that hold data of it, and for the client as a whole."""
+    """Return the sound figures: for one unit over all its holders, and for the whole client."""
     sigma, account = mechanism.noise_multiplier, sound_unit(holders, mechanism.noise_multiplier, rounds)
     if circumstances.chooses_privately:
         account = account.plus(Pure(circumstances.choice_epsilon), len(holders) * rounds)
@@ -358,7 +365,7 @@ def _sound_figures(
         sampling=f"poisson, {rates}" if steps.sampling == "poisson" else "shuffle, no amplification claimed",
     )
     epsilon, multiplier = sound_client(steps, sigma, rounds, delta)
-    # What a choice tells of one unit, it tells of each of a client's.
+    # A choice costs ε for each unit of a client. So for the whole client these costs add up.
     choices = rounds * steps.examples * circumstances.choice_epsilon if circumstances.chooses_privately else 0.0
     client = Figure(
         "client",
@@ -375,7 +382,7 @@ def _sound_figures(
 
 
 def _published_figure(steps: LocalSteps, sigma: float, rounds: int, delta: float) -> Figure:
-    """The thesis' figure for a client, without the amplification that it takes from the draw of clients."""
+    """Return the thesis' figure for a client, without its amplification by the draw of clients."""
     multiplier = recovered_multiplier(sigma, steps.epochs * steps.examples / steps.batch_size)
     return Figure(
         "client",

@@ -22,18 +22,18 @@ from cloister.utils.cohort import NORM_ERROR, Cohort
 from cloister.utils.errors import ConfigError
 
 MIN_BOUND = 1e-12
-"""Smallest bound. Squares of numbers below 1e-19 vanish in float32, and sum to less than this for any model size."""
+"""Smallest bound. Float32 loses the squares of numbers below 1e-19; together they have a norm below this bound."""
 MAX_BOUND = 1e30
 """Largest adaptive bound: noise of this size still fits into float32."""
 MAX_RATE = 10.0
-"""Largest rate of an adaptive bound, which moves by a factor of e^η at most in a round: 22,000 here."""
+"""Largest rate η of an adaptive bound. A round moves the bound by at most e^η, here 22,000."""
 
 
 def clip(cohort: Cohort, bound: float) -> Cohort:
     """Scale every update into the L2 ball of radius `bound`.
 
     The factor is min(1, bound/‖U[i]‖), with the norm over all arrays together. An update of norm 0 is legal and keeps
-    factor 1. Norms are overstated by their own rounding error first, so that the bound holds for the true norm.
+    factor 1. The function first adds the rounding error to each norm. So the bound holds for the true norm.
 
     Args:
         cohort: of n unbounded updates.
@@ -65,7 +65,7 @@ def clip(cohort: Cohort, bound: float) -> Cohort:
 
 
 def clipped_fraction(cohort: Cohort) -> float:
-    """Return the share of updates that were scaled down, un-noised: not for release."""
+    """Return the share of updates that the clip shortened. It has no noise: do not release it."""
     return float(np.mean(cohort.factors < 1)) if len(cohort) else 0.0
 
 
@@ -76,7 +76,7 @@ def capped_weights(cohort: Cohort, examples: tuple[float, ...], cap: float) -> C
 
     Args:
         cohort: of n bounded updates.
-        examples: the count that each client reports, n of them, > 0.
+        examples: the n reported example counts, each above 0.
         cap: ŵ > 0, in examples.
 
     Returns:
@@ -98,7 +98,7 @@ def heaviest(quantile: float) -> float:
 
 
 def quantized_indicators(grid: Grid, quantile: float) -> tuple[int, int]:
-    """Return both values of a client's bit in an adaptive clip's sum, in steps.
+    """Return what a client adds to an adaptive clip's sum, in steps.
 
     The first is for an update within the bound, the second for one outside.
 
@@ -107,7 +107,7 @@ def quantized_indicators(grid: Grid, quantile: float) -> tuple[int, int]:
         quantile: γ.
 
     Returns:
-        1 - γ and -γ in whole steps, truncated toward zero: at most as many steps as the bound has.
+        1 - γ and -γ in whole steps, truncated toward zero. Neither exceeds the bound's number of steps.
     """
     return grid.whole((1 - quantile) / grid.bound), grid.whole(-quantile / grid.bound)
 
@@ -157,22 +157,23 @@ class FixedClip:
 class AdaptiveClip(FixedClip):
     """Clipping norm that follows a quantile γ of the norms of the updates.
 
-    After a round that was clipped and noised with C, the share of updates of norm at most C is released with noise of
-    its own, and C ← C·exp(-η·(share - γ)). The sum gets 1 - γ for an update within the bound, -γ for one outside
-    and 0 for a client that does not reply. So C converges to the quantile of the clients that reply. One client's
-    joining or leaving moves the sum by at most max(γ, 1 - γ), which is ½ for the median.
+    Each round clips and noises updates with C. It also releases a noised share of the updates of norm at most C. Then
+    C ← C·exp(-η·(share - γ)). To the sum, an update within the bound adds 1 - γ, one outside adds -γ, and a client
+    without a reply adds 0. So C converges to the quantile of the clients that reply. One client's joining or leaving
+    moves the sum by at most max(γ, 1 - γ), which is ½ for the median.
 
     Attributes:
         bound: C in force.
         quantile: γ, between 0 and 1.
         rate: η > 0, at most `MAX_RATE`.
         bits_multiplier: z_b > 0; the noise on the sum has standard deviation z_b·max(γ, 1 - γ).
-        initial: C of the first round; 0 in the first round itself.
+        initial: C of the first round, or 0 during it.
 
-    Guarantee: both sums of a round, of updates and of these bits, are one Gaussian release with multiplier
+    Guarantee: the two sums of a round, of updates and of bits, are together one Gaussian release of multiplier
         (z⁻² + z_b⁻²)^(-½). Both are sums of whole numbers with exact noise (`cloister.privacy.mechanisms.grid`).
 
-    Source: Andrew et al. (2021), arXiv:1905.03871, Algorithm 1 and Theorem 1, whose bits are centred at ½ for every γ.
+    Source: Andrew et al. (2021), arXiv:1905.03871, Algorithm 1 and Theorem 1. They centre bits at ½
+        for every γ, this class at γ.
     """
 
     quantile: float = 0.5
@@ -230,9 +231,9 @@ class AdaptiveClip(FixedClip):
         """Return this clip, moved towards its quantile.
 
         Args:
-            share: noised share of the clients within the bound, less γ.
+            share: noised share of the clients within the bound, minus γ.
         """
-        # A share without noise is within this range: noise alone must not move the bound further.
+        # An exact share lies within this range. A noised one is cut to it: noise moves the bound no further.
         step = min(1 - self.quantile, max(-self.quantile, share))
         moved = self.bound * math.exp(-self.rate * step)
         return replace(self, bound=max(MIN_BOUND, min(MAX_BOUND, moved)), initial=self.initial or self.bound)
