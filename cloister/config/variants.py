@@ -47,11 +47,11 @@ class AdaptiveClipping(Section):
     norm: Positive = Field(default=2.0, alias="clipping-norm")
     quantile: Inner = Field(default=0.5, alias="clipping-quantile")
     rate: Annotated[float, Field(gt=0, le=MAX_RATE)] = Field(default=0.2, alias="clipping-rate")
-    bits_noise_multiplier: Positive = 10.0
+    count_noise_multiplier: Positive = Field(default=10.0, alias="clipping-count-noise-multiplier")
 
     def clip(self) -> AdaptiveClip:
         """Return the bound of the updates of the first round."""
-        return AdaptiveClip(self.norm, self.quantile, self.rate, self.bits_noise_multiplier)
+        return AdaptiveClip(self.norm, self.quantile, self.rate, self.count_noise_multiplier)
 
 
 Clipping = Annotated[FixedClipping | AdaptiveClipping, Field(discriminator="name")]
@@ -225,6 +225,7 @@ class NoClientPrivacy(Section):
     has_delta: ClassVar[bool] = False
     counts_leakage: ClassVar[bool] = False
     noise_multiplier: ClassVar[float] = 0.0
+    noise_key: ClassVar[str] = ""
     max_epsilon: ClassVar[float] = 0.0
     max_leakage: ClassVar[float] = 0.0
     bound: ClassVar[float] = 0.0
@@ -233,10 +234,19 @@ class NoClientPrivacy(Section):
 
 
 class _ClientNoise(Section):
-    """Clients that add noise to what they send, or to their gradients."""
+    """Clients that add noise to what they send, or to their gradients.
 
-    noise_multiplier: NonNegative = Field(default=1.0, alias="client-noise-multiplier")
+    The unit of the noise differs, so each mechanism has a key of its own.
+    """
+
+    name: str
+    noise_multiplier: NonNegative
     is_on: ClassVar[bool] = True
+
+    @property
+    def noise_key(self) -> str:
+        """Return the dotted key of the noise multiplier."""
+        return f"privacy.{self.name}-noise-multiplier"
 
 
 class _ClippedNoise(_ClientNoise):
@@ -266,6 +276,7 @@ class DpSgdPrivacy(_ClippedNoise):
     """
 
     name: Literal["dp-sgd"] = Field(default="dp-sgd", alias="client")
+    noise_multiplier: NonNegative = Field(default=1.0, alias="dp-sgd-noise-multiplier")
     clipping_decay: Share = 0.0
     min_clipping_norm: NonNegative = 0.0
     batch_sampling: Literal["poisson", "shuffle"] = "poisson"
@@ -307,6 +318,7 @@ class GaussianPrivacy(_ClippedNoise):
     """Clients that clip their update and add Gaussian noise to it."""
 
     name: Literal["gaussian"] = Field(default="gaussian", alias="client")
+    noise_multiplier: NonNegative = Field(default=1.0, alias="gaussian-noise-multiplier")
     clips_gradients: ClassVar[bool] = False
 
     @property
@@ -319,6 +331,7 @@ class LaplacePrivacy(_ClientNoise):
     """Clients that add multivariate Laplace noise to their model."""
 
     name: Literal["laplace"] = Field(default="laplace", alias="client")
+    noise_multiplier: NonNegative = Field(default=1.0, alias="laplace-noise-multiplier")
     radius: NonNegative = 0.0
     per_layer: bool = False
     max_leakage: NonNegative = 0.0

@@ -37,7 +37,7 @@ from cloister.utils.arrays import Layout
 from cloister.utils.errors import BudgetExhausted, CloisterError
 from cloister.utils.text import at_least, at_most, rounded_up
 
-NOISE, CLIENT_NOISE = "privacy.noise-multiplier", "privacy.client-noise-multiplier"
+NOISE = "privacy.noise-multiplier"
 SNR_WARN, SNR_FAIL = 1.5, 5.0
 """Ratios of noise to signal at which a model learns little, and nothing.
 
@@ -105,7 +105,7 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
     if each <= available or math.isinf(each):
         return
     remedy = _more_noise(
-        CLIENT_NOISE,
+        privacy.client.noise_key,
         lambda: minimum_multiplier(lambda z: rounds * max(dearest(z)), available, f"ε = {limit:g}"),
         rounds,
     )
@@ -251,4 +251,4 @@ def _noise_of_clients(plan: Plan, parameters: int, cohort: float, sizes: Sequenc
         ratio = z * math.sqrt(parameters / messages)
     else:
         ratio = z / math.sqrt(messages)
-    yield _Noise("the clients' noise", "privacy.client-noise-multiplier", z, ratio)
+    yield _Noise("the clients' noise", client.noise_key, z, ratio)

@@ -59,7 +59,10 @@ def test_what_cannot_be(tmp_path):
         ({"privacy.server": "some-plugin"}, "privacy.server = 'some-plugin'"),
         ({"privacy.placement": "rule"}, "privacy.placement = 'rule'"),
         ({"privacy.placement": "model"}, "privacy.placement = 'model'"),
-        ({"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 257.0}, "multiplier = 257: .* at most 256"),
+        (
+            {"privacy.clipping": "adaptive", "privacy.clipping-count-noise-multiplier": 257.0},
+            "multiplier = 257: .* at most 256",
+        ),
         ({"privacy.noise-multiplier": "auto", "privacy.max-epsilon": 5.0}, "privacy.noise-multiplier = 'auto'"),
         ({"privacy.examples-cap": 5.0, "strategy.weighting": "examples"}, "every update counts the same"),
         ({"privacy.client": "gaussian"}, "privacy.client = 'gaussian'"),
