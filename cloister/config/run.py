@@ -32,7 +32,7 @@ from cloister.config.io import (
 )
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
 from cloister.config.renamed import RENAMED, refusal
-from cloister.config.secure import ENABLED, SecureAggregationConfig
+from cloister.config.secure import ENABLED, SecureAggregationConfig, with_parties
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, LARGEST_MULTIPLIER, THRESHOLD
 from cloister.utils.errors import ConfigError
 
@@ -393,7 +393,7 @@ def _sum_of_distance(server: variants.MetricPrivacy) -> str:
     if server.distance != "rms":
         return (
             f"privacy.distance = {server.distance!r}: the distance of two clients needs single updates, and the server "
-            "sees none; use 'rms', which follows from sums"
+            "sees none; use 'rms', which follows from sums, or privacy.server = 'global-dp'"
         )
     if server.distance_release != "private" or server.distance_clip != "after":
         return (
@@ -475,7 +475,7 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
     known = known_keys()
     unknown = [key for key in flat if key not in known and not _OPTION.fullmatch(key)]
     if not unknown:
-        return checked(RunConfig, _nested(flat))
+        return checked(RunConfig, _nested(with_parties(flat)))
     if any(key.startswith(_TABLE) for key in unknown):
         raise ConfigError(
             f"unknown table [{_TABLE[:-1]}]: that of pyproject.toml; here keys stand outside of any table"

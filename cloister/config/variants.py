@@ -27,6 +27,7 @@ from cloister.privacy.mechanisms.clipping import MAX_RATE, AdaptiveClip, FixedCl
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism, global_dp
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.privacy.mechanisms.metric import CONSTANT, Constant, DistanceScaled
+from cloister.utils.errors import ConfigError
 
 
 class FixedClipping(Section):
@@ -222,6 +223,7 @@ class NoClientPrivacy(Section):
     name: Literal["none"] = Field(default="none", alias="client")
     is_on: ClassVar[bool] = False
     clips_gradients: ClassVar[bool] = False
+    is_calibrated: ClassVar[bool] = False
     has_delta: ClassVar[bool] = False
     counts_leakage: ClassVar[bool] = False
     noise_multiplier: ClassVar[float] = 0.0
@@ -240,13 +242,29 @@ class _ClientNoise(Section):
     """
 
     name: str
-    noise_multiplier: NonNegative
+    noise: NonNegative | Auto
     is_on: ClassVar[bool] = True
 
     @property
     def noise_key(self) -> str:
         """Return the dotted key of the noise multiplier."""
         return f"privacy.{self.name}-noise-multiplier"
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Return whether the noise is to be calibrated to the budget."""
+        return self.noise == "auto"
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Return the noise multiplier.
+
+        Raises:
+            ConfigError: it has not been calibrated yet.
+        """
+        if isinstance(self.noise, str):
+            raise ConfigError(f"{self.noise_key} = {self.noise!r} is no number before it is calibrated")
+        return self.noise
 
 
 class _ClippedNoise(_ClientNoise):
@@ -268,6 +286,12 @@ class _ClippedNoise(_ClientNoise):
         """Describe the bounds of a contribution in words."""
         return (f"client-clipping-norm {self.clipping_norm:.4g}",)
 
+    @model_validator(mode="after")
+    def _has_a_budget(self) -> "_ClippedNoise":
+        if self.is_calibrated and not self.max_epsilon:
+            raise ValueError(f"{self.noise_key} = 'auto' is calibrated to privacy.client-max-epsilon = 0; set a budget")
+        return self
+
 
 class DpSgdPrivacy(_ClippedNoise):
     """Clients that train with clipped and noised gradients.
@@ -276,7 +300,7 @@ class DpSgdPrivacy(_ClippedNoise):
     """
 
     name: Literal["dp-sgd"] = Field(default="dp-sgd", alias="client")
-    noise_multiplier: NonNegative = Field(default=1.0, alias="dp-sgd-noise-multiplier")
+    noise: NonNegative | Auto = Field(default=1.0, alias="dp-sgd-noise-multiplier")
     clipping_decay: Share = 0.0
     min_clipping_norm: NonNegative = 0.0
     batch_sampling: Literal["poisson", "shuffle"] = "poisson"
@@ -318,7 +342,7 @@ class GaussianPrivacy(_ClippedNoise):
     """Clients that clip their update and add Gaussian noise to it."""
 
     name: Literal["gaussian"] = Field(default="gaussian", alias="client")
-    noise_multiplier: NonNegative = Field(default=1.0, alias="gaussian-noise-multiplier")
+    noise: NonNegative | Auto = Field(default=1.0, alias="gaussian-noise-multiplier")
     clips_gradients: ClassVar[bool] = False
 
     @property
@@ -331,7 +355,7 @@ class LaplacePrivacy(_ClientNoise):
     """Clients that add multivariate Laplace noise to their model."""
 
     name: Literal["laplace"] = Field(default="laplace", alias="client")
-    noise_multiplier: NonNegative = Field(default=1.0, alias="laplace-noise-multiplier")
+    noise: NonNegative = Field(default=1.0, alias="laplace-noise-multiplier")
     radius: NonNegative = 0.0
     per_layer: bool = False
     max_leakage: NonNegative = 0.0
