@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.config.renamed import translated
 from cloister.config.run import parse
 from cloister.tasks.base import Examples, Task, are_targets, expected_targets
 from cloister.tasks.labels import classes_of
@@ -162,7 +163,7 @@ def _task(folder: Path) -> Task:
             f"{folder} is no run directory and no model-dir of a client: it has no config.json of one"
         ) from None
     try:
-        config = parse(settings).task
+        config = parse(translated(settings)).task
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
     return named_task(config)

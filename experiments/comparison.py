@@ -110,7 +110,7 @@ GLOBAL_DP = ON_SERVER | {"privacy.server": "global-dp"}
 METRIC = ON_SERVER | {"privacy.server": "metric"}
 ON_CLIENTS = {"privacy.server": "none", "strategy.weighting": "uniform"}
 LAPLACE = ON_CLIENTS | {"privacy.client": "laplace"}
-Z, NU = "privacy.noise-multiplier", "privacy.client-noise-multiplier"
+Z, NU = "privacy.noise-multiplier", "privacy.laplace-noise-multiplier"
 MECHANISMS: Mapping[str, Mechanism] = {
     "none": Mechanism({"privacy.server": "none"}),
     "global DP, fixed clip": Mechanism(GLOBAL_DP, Z, (1.0, 0.3, 3.0)),
@@ -133,7 +133,9 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "Laplace, as published": Mechanism(LAPLACE, NU, (3.0, 0.3, 30.0)),
     "Laplace, fixed radius": Mechanism(LAPLACE | {"privacy.radius": 0.5}, NU, (3.0, 0.3, 30.0)),
     "local Gaussian": Mechanism(
-        ON_CLIENTS | {"privacy.client": "gaussian", "privacy.client-clipping-norm": 0.5}, NU, (0.5, 0.1, 2.0)
+        ON_CLIENTS | {"privacy.client": "gaussian", "privacy.client-clipping-norm": 0.5},
+        "privacy.gaussian-noise-multiplier",
+        (0.5, 0.1, 2.0),
     ),
     "DP-SGD": Mechanism(
         ON_CLIENTS
@@ -142,7 +144,7 @@ MECHANISMS: Mapping[str, Mechanism] = {
             "client.batch-size": 32,
             "client.learning-rate": 1.0,
         },
-        NU,
+        "privacy.dp-sgd-noise-multiplier",
         (1.5, 0.5, 5.0),
     ),
     "secure aggregation": Mechanism(

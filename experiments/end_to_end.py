@@ -98,7 +98,7 @@ def settings_of(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "num-rounds": arguments.rounds,
     }
     if arguments.sigma is not None:
-        found["privacy.client-noise-multiplier"] = arguments.sigma
+        found["privacy.dp-sgd-noise-multiplier"] = arguments.sigma
     overrides = tomllib.loads("\n".join(arguments.config or []))
     return found | flatten(overrides)
 

@@ -71,7 +71,7 @@ RESULTS = Path(__file__).parent / "results" / "hospital_charges"
 
 def trained(hypotheses: int, multiplier: float, seed: int, given: dict[str, Any]) -> dict[str, Any]:
     """One run, in figures."""
-    settings = SETTINGS | given | {"privacy.clusters": hypotheses, "privacy.client-noise-multiplier": multiplier}
+    settings = SETTINGS | given | {"privacy.clusters": hypotheses, "privacy.laplace-noise-multiplier": multiplier}
     outcome = simulate(settings | {"seed": seed}, CLIENTS, ConsoleReporter(1, Console(quiet=True)))
     leakage = json.loads((outcome.directory.path / "leakage.json").read_text())
     return {

@@ -31,7 +31,7 @@ from cloister.utils.arrays import from_record
 
 PERSONAL = {"privacy.server": "laplace-clustering", "privacy.clusters": 2}
 PUBLISHED = {"privacy.client": "laplace", "privacy.choice": "exact"}
-NOISED = PERSONAL | PUBLISHED | {"privacy.client-noise-multiplier": 5.0}
+NOISED = PERSONAL | PUBLISHED | {"privacy.laplace-noise-multiplier": 5.0}
 METHODS: Mapping[str, dict[str, Any]] = {
     "FedAvg": {"privacy.server": "none"},
     "IFCA": PERSONAL,

@@ -48,11 +48,11 @@ def settings_of(task: str, mechanism: str, epsilon: float, bound: float, rounds:
     chosen = TASKS[task] | {"num-rounds": rounds, "task.test-fraction": 0.0, "tensorboard": False}
     if mechanism == "laplace":
         nu = PARAMETERS[task] * rounds / epsilon
-        own = {"privacy.client-noise-multiplier": nu, "privacy.radius": bound}
+        own = {"privacy.laplace-noise-multiplier": nu, "privacy.radius": bound}
         return chosen | {"privacy.server": "none", "privacy.client": "laplace"} | own
     z = noise_multiplier_for(epsilon, DELTA, rounds)
     if mechanism == "gaussian":
-        own = {"privacy.client-noise-multiplier": z, "privacy.client-clipping-norm": bound}
+        own = {"privacy.gaussian-noise-multiplier": z, "privacy.client-clipping-norm": bound}
         return chosen | {"privacy.server": "none", "privacy.client": "gaussian"} | own
     return chosen | {
         "privacy.server": "global-dp",

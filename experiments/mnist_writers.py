@@ -64,7 +64,7 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
     last = outcome.rounds[-1].measured
     return {
         "k": settings["privacy.clusters"],
-        "nu": settings["privacy.client-noise-multiplier"],
+        "nu": settings["privacy.laplace-noise-multiplier"],
         "seed": settings["seed"],
         "rounds": len(outcome.rounds) - 1,
         "best-round": best.number,
@@ -108,7 +108,7 @@ class Cell(NamedTuple):
             "task.model": self.model,
             "strategy.fraction-train": (cohort + 0.5) / WRITERS,
             "privacy.clusters": self.k,
-            "privacy.client-noise-multiplier": self.nu,
+            "privacy.laplace-noise-multiplier": self.nu,
             "num-rounds": self.rounds,
             "seed": self.seed,
         }

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import json
 import re
 import runpy
 import shlex
@@ -137,19 +138,24 @@ def test_the_examples_of_what_users_call_first_run(name):
     assert not result.failed
 
 
-EXAMPLE = re.compile(r'^cloister run (.*-c "(.*)")\n(?:cloister ledger show (.*)\n)?', re.MULTILINE)
+EXAMPLE = re.compile(r'^cloister run (.*-c )"?(.*?)"?\n(?:cloister ledger show (.*)\n)?', re.MULTILINE)
 """A command of the README, its settings, and where the README shows the run's ledger."""
 EXAMPLES = EXAMPLE.findall(README)
+
+
+def in_the_repository(settings):
+    """Return settings as they are, or the path of their file from any folder."""
+    return str(ROOT / settings) if settings.endswith(".toml") else settings
 
 
 @pytest.mark.parametrize(("command", "settings", "ledger"), EXAMPLES)
 def test_the_readmes_examples_run_and_leave_the_ledgers_that_it_shows(command, settings, ledger, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = shlex.split(command)[:-1]
-    result = CliRunner().invoke(app, ["run", *options, re.sub(r"num-rounds=\d+", "", settings) + " num-rounds=1"])
+    options = [*shlex.split(command), in_the_repository(settings)]
+    result = CliRunner().invoke(app, ["run", *options, "-c", "num-rounds=1"])
     assert result.exit_code == 0, result.output
     assert "Result" in result.output
-    if "privacy.max-epsilon" in settings:
+    if ledger:
         (path,) = tmp_path.glob(ledger)
         shown = CliRunner().invoke(app, ["ledger", "show", str(path)])
         assert shown.exit_code == 0 and "ε = 4 at δ = 1e-05" in shown.output
@@ -162,13 +168,27 @@ ONCE_SIGNED = 10
 def test_what_the_readme_shows_as_a_guarantee_is_one_to_sign():
     budgets = []
     for _, settings, _ in EXAMPLES:
-        privacy = parse(read_settings([settings])).privacy
+        privacy = parse(read_settings([in_the_repository(settings)])).privacy
         if privacy.server.name == "global-dp":
             budgets.append((settings, privacy.server.max_epsilon))
         if privacy.client.name in ("dp-sgd", "gaussian"):
             budgets.append((settings, privacy.client.max_epsilon))
     assert len(budgets) >= 2
     assert not [(settings, epsilon) for settings, epsilon in budgets if not 0 < epsilon <= ONCE_SIGNED]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_the_first_run_ends_in_a_guarantee_and_a_model_that_learnt(seed, tmp_path):
+    command, settings, _ = EXAMPLES[0]
+    options = [*shlex.split(command), in_the_repository(settings)]
+    result = CliRunner().invoke(app, ["run", *options, "-c", f"seed={seed} output-dir='{tmp_path}' run-name='first'"])
+    assert result.exit_code == 0, result.output
+    privacy = json.loads((tmp_path / "first" / "privacy.json").read_text())
+    assert privacy["status"] == "sound"
+    assert all(claim["epsilon"] <= 4 and claim["unit"] == "client" for claim in privacy["claims"])
+    *_, last = (tmp_path / "first" / "rounds.jsonl").read_text().splitlines()
+    assert json.loads(last)["central"]["accuracy"] >= 0.80
 
 
 def test_the_readme_does_not_show_how_to_rename_data():

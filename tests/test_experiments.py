@@ -160,7 +160,7 @@ def test_another_noise_multiplier_has_a_result_of_its_own(script, arguments, sys
     arguments.system, arguments.sigma = system, 3.0
     assert script.name_of(arguments) == name and name.replace("-4-", "-100-") in {*script.PUBLISHED, "central-sigma-3"}
     assert "--sigma 3" in script.provenance(arguments)["command"]
-    assert script.settings_of("proposed", arguments)["privacy.client-noise-multiplier"] == 3.0
+    assert script.settings_of("proposed", arguments)["privacy.dp-sgd-noise-multiplier"] == 3.0
 
 
 @pytest.mark.parametrize(("system", "name"), [("baseline", "baseline-iid-100-cnn"), ("central", "central-cnn")])
@@ -277,7 +277,7 @@ def test_writers_that_stopped_early_are_not_run_again(load, monkeypatch, capsys)
 
     def trained(settings):
         ran.append(settings)
-        own = {"k": settings["privacy.clusters"], "nu": settings["privacy.client-noise-multiplier"]}
+        own = {"k": settings["privacy.clusters"], "nu": settings["privacy.laplace-noise-multiplier"]}
         return own | {"seed": 0, "rounds": 7, "accuracy": 0.844, "leakage-maximum": 12345.0}
 
     monkeypatch.setattr(script, "trained", trained)

@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from cloister.audits.findings import Audited, Finding, Skipped, earlier
+from cloister.config.renamed import translated
 from cloister.config.run import RunConfig, parse
 from cloister.tasks.base import Model, Task
 from cloister.tasks.making import model_of, named_task
@@ -61,7 +62,7 @@ class FinishedRun:
         if "status" not in privacy:
             raise ConfigError(f"{path / 'privacy.json'} is not what a run writes: it has no status")
         try:
-            config, seed = parse(facts["config"]), int(facts["seed"])
+            config, seed = parse(translated(facts["config"])), int(facts["seed"])
         except ConfigError as error:
             raise ConfigError(f"{path / 'config.json'}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError):

@@ -198,12 +198,12 @@ def _why_off(name: str, policy: Policy, request: TrainRequest) -> str:
             maker = provisioner_of(request.by_provisioner)
             return f"one share of the noise counts, {less}, against {maker}; {REMEDY}"
         return f"the server promises {less}" if is_too_little else ""
-    multiplier, floor = privacy.client.noise_multiplier, policy.min_client_noise_multiplier
+    key, multiplier = privacy.client.noise_key, privacy.client.noise_multiplier
     if not multiplier:
-        return f"privacy.client-noise-multiplier = {multiplier!r}, demanded: a number above 0"
+        return f"{key} = {multiplier!r}, demanded: a number above 0"
     if name == "laplace":
         return _laplace_noise(policy, request.config)
-    return next(_outside("privacy.client-noise-multiplier", multiplier, floor, 0), "")
+    return next(_outside(key, multiplier, policy.min_client_noise_multiplier, 0), "")
 
 
 def _laplace_noise(policy: Policy, config: RunConfig) -> str:
@@ -213,10 +213,9 @@ def _laplace_noise(policy: Policy, config: RunConfig) -> str:
     radius, and noise of that size. A radius of 0 means the length of the update. A server could then send a model that
     one specific row moves, and recognise that row. A site with a minimum therefore refuses a radius of 0.
     """
-    found, radius = config.privacy.client.noise_multiplier, config.privacy.client.bound
-    if too_little := next(
-        _outside("privacy.client-noise-multiplier", found, policy.min_laplace_noise_multiplier, 0), ""
-    ):
+    client, radius = config.privacy.client, config.privacy.client.bound
+    minimum = policy.min_laplace_noise_multiplier
+    if too_little := next(_outside(client.noise_key, client.noise_multiplier, minimum, 0), ""):
         return too_little
     if radius == 0 and not policy.min_radius:
         return ""

@@ -9,7 +9,7 @@ from cloister.client.node import Node, stricter
 from cloister.client.request import KeepRequest, Reply, Request, TrainRequest
 from cloister.privacy.accounting.budget import PrivacyBudget, Store
 from cloister.privacy.accounting.events import Event, Laplace, Pure, Unaccounted
-from cloister.privacy.mechanisms.local import NO_NOISE
+from cloister.privacy.mechanisms.local import no_noise
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.selection import EXACT, SEEDED
 from cloister.utils.arrays import Layout
@@ -117,7 +117,7 @@ def leaked(request: TrainRequest) -> tuple[Event, ...]:
     radius, noise = privacy.client.bound or 1.0, privacy.client.noise_multiplier
     release: Event
     if privacy.noise_seed != -1 or not noise:
-        release = Unaccounted(NO_NOISE if not noise else SEEDED)
+        release = Unaccounted(no_noise("laplace") if not noise else SEEDED)
     else:
         release = Laplace(parameters / noise / radius, radius)
     if privacy.chooses_exactly:

@@ -20,6 +20,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from cloister.config.calibration import calibrated
 from cloister.config.io import Scalar
 from cloister.config.run import RunConfig, parse
 from cloister.config.secure import shared_mean
@@ -302,7 +303,7 @@ def run_config(context: Context) -> RunConfig:
 @lru_cache(maxsize=4)
 def _parsed(items: tuple[tuple[str, str, Scalar], ...], has_own_data: bool) -> RunConfig:
     # Types are part of the key: True equals 1, but is a different value of a configuration.
-    config = parse({key: value for key, _, value in items})
+    config = calibrated(parse({key: value for key, _, value in items}))
     if not has_own_data:
         return config
     return config.model_copy(update={"task": config.task.model_copy(update={"data_path": ""})})

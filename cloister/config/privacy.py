@@ -175,10 +175,11 @@ def _jointly_idle(nested: Mapping[str, Any], chosen: Mapping[str, Any]) -> Itera
 
 CHOICE = ("choice", "choice-epsilon", "max-loss")
 KEYS = """
-server noise-multiplier clipping-norm clipping clipping-quantile clipping-rate bits-noise-multiplier examples-cap
-placement distance distance-release distance-noise-multiplier distance-direction distance-clip min-distance
-max-distance noise-seed target-delta max-epsilon canaries population ledger-dir data-identity close-budget clusters
-clusters-split-round options client client-noise-multiplier client-clipping-norm clipping-decay min-clipping-norm
+server noise-multiplier clipping-norm clipping clipping-quantile clipping-rate clipping-count-noise-multiplier
+examples-cap placement distance distance-release distance-noise-multiplier distance-direction distance-clip
+min-distance max-distance noise-seed target-delta max-epsilon canaries population ledger-dir data-identity close-budget
+clusters clusters-split-round options client dp-sgd-noise-multiplier gaussian-noise-multiplier
+laplace-noise-multiplier client-clipping-norm clipping-decay min-clipping-norm
 batch-sampling client-max-epsilon radius per-layer max-leakage choice choice-epsilon max-loss group-cap
 """.split()  # noqa: SIM905
 """All keys, in the order in which they are written."""

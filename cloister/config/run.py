@@ -31,7 +31,8 @@ from cloister.config.io import (
     read_options,
 )
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
-from cloister.config.secure import ENABLED, SecureAggregationConfig
+from cloister.config.renamed import RENAMED, refusal
+from cloister.config.secure import ENABLED, SecureAggregationConfig, with_parties
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, LARGEST_MULTIPLIER, THRESHOLD
 from cloister.utils.errors import ConfigError
 
@@ -371,10 +372,10 @@ def _sum_of_server(config: RunConfig) -> str:
     if server.placement != "update":
         return f"privacy.placement = {server.placement!r}, which needs single updates; use 'update'"
     clipping = server.clipping
-    if isinstance(clipping, variants.AdaptiveClipping) and clipping.bits_noise_multiplier > LARGEST_MULTIPLIER:
+    if isinstance(clipping, variants.AdaptiveClipping) and clipping.count_noise_multiplier > LARGEST_MULTIPLIER:
         return (
-            f"privacy.bits-noise-multiplier = {clipping.bits_noise_multiplier:g}: no shares of so much noise are made; "
-            f"use at most {LARGEST_MULTIPLIER:g}"
+            f"privacy.clipping-count-noise-multiplier = {clipping.count_noise_multiplier:g}: no shares of so much "
+            f"noise are made; use at most {LARGEST_MULTIPLIER:g}"
         )
     if server.is_calibrated:
         return (
@@ -392,7 +393,7 @@ def _sum_of_distance(server: variants.MetricPrivacy) -> str:
     if server.distance != "rms":
         return (
             f"privacy.distance = {server.distance!r}: the distance of two clients needs single updates, and the server "
-            "sees none; use 'rms', which follows from sums"
+            "sees none; use 'rms', which follows from sums, or privacy.server = 'global-dp'"
         )
     if server.distance_release != "private" or server.distance_clip != "after":
         return (
@@ -474,13 +475,13 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
     known = known_keys()
     unknown = [key for key in flat if key not in known and not _OPTION.fullmatch(key)]
     if not unknown:
-        return checked(RunConfig, _nested(flat))
+        return checked(RunConfig, _nested(with_parties(flat)))
     if any(key.startswith(_TABLE) for key in unknown):
         raise ConfigError(
             f"unknown table [{_TABLE[:-1]}]: that of pyproject.toml; here keys stand outside of any table"
         )
     meant = [*known, *(kebab(key) for key in unknown if _OPTION.fullmatch(kebab(key)))]
-    lines = [f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown]
+    lines = [refusal(key, flat) if key in RENAMED else f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown]
     # Rules between keys are skipped: a misspelt key may be the one that they need.
     try:
         checked(RunConfig, _nested({key: value for key, value in flat.items() if key not in unknown}))

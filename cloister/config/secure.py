@@ -19,6 +19,9 @@ the same.
 """
 LARGEST_COHORT = 100
 """Largest cohort of a round: every client shares secrets with every other one."""
+NODES = "strategy.min-nodes"
+SMALLEST = 4
+"""Least number of nodes from which t and c follow: of 3 or fewer none could collude, or none could be lost."""
 
 
 class SecureAggregationConfig(Section):
@@ -26,7 +29,8 @@ class SecureAggregationConfig(Section):
 
     Args:
         enabled: whether it is on.
-        threshold: t: the number of clients that must stay to the end of a round; with fewer there is no sum.
+        threshold: t: the number of clients that must stay to the end of a round; with fewer there is no sum. 0: t and c
+            follow from the number of nodes (`with_parties`).
         colluding: c: the largest number of clients that may collude with the server or each other; 0: none.
     """
 
@@ -50,12 +54,35 @@ class SecureAggregationConfig(Section):
                     f"{THRESHOLD} = {self.threshold} and {COLLUDING} = {self.colluding} have no effect with {ENABLED} ="
                     " False"
                 )
+        elif not self.threshold and not self.colluding:
+            raise ValueError(
+                f"{THRESHOLD} = 0 follows from {NODES} of {SMALLEST} or more: set that to the number of nodes of a "
+                f"round, or set {THRESHOLD} and {COLLUDING}"
+            )
         elif not max(1, self.colluding) < self.threshold <= LARGEST_COHORT:
             raise ValueError(
                 f"{THRESHOLD} = {self.threshold} must be at least 2, above {COLLUDING} = {self.colluding} and at most "
                 f"{LARGEST_COHORT}"
             )
         return self
+
+
+def with_parties(settings: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+    """Return the settings with t and c of a secure aggregation that sets neither.
+
+    They follow from n = `strategy.min-nodes`: c = ⌊(n - 1)/3⌋ clients may collude, and as many may be lost: t = n - c.
+    This is the largest c with an honest signer in common to any two lists of survivors, 2t > n + c, and as many losses.
+
+    Args:
+        settings: dotted keys of a run. A smaller n, or an invalid one, adds nothing.
+    """
+    nodes = settings.get(NODES)
+    if settings.get(ENABLED) is not True or settings.get(THRESHOLD) or settings.get(COLLUDING):
+        return settings
+    if type(nodes) is not int or nodes < SMALLEST:
+        return settings
+    colluding = (nodes - 1) // 3
+    return {**settings, THRESHOLD: nodes - colluding, COLLUDING: colluding}
 
 
 class Private(Protocol):

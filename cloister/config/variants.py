@@ -27,6 +27,7 @@ from cloister.privacy.mechanisms.clipping import MAX_RATE, AdaptiveClip, FixedCl
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism, global_dp
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.privacy.mechanisms.metric import CONSTANT, Constant, DistanceScaled
+from cloister.utils.errors import ConfigError
 
 
 class FixedClipping(Section):
@@ -47,11 +48,11 @@ class AdaptiveClipping(Section):
     norm: Positive = Field(default=2.0, alias="clipping-norm")
     quantile: Inner = Field(default=0.5, alias="clipping-quantile")
     rate: Annotated[float, Field(gt=0, le=MAX_RATE)] = Field(default=0.2, alias="clipping-rate")
-    bits_noise_multiplier: Positive = 10.0
+    count_noise_multiplier: Positive = Field(default=10.0, alias="clipping-count-noise-multiplier")
 
     def clip(self) -> AdaptiveClip:
         """Return the bound of the updates of the first round."""
-        return AdaptiveClip(self.norm, self.quantile, self.rate, self.bits_noise_multiplier)
+        return AdaptiveClip(self.norm, self.quantile, self.rate, self.count_noise_multiplier)
 
 
 Clipping = Annotated[FixedClipping | AdaptiveClipping, Field(discriminator="name")]
@@ -222,9 +223,11 @@ class NoClientPrivacy(Section):
     name: Literal["none"] = Field(default="none", alias="client")
     is_on: ClassVar[bool] = False
     clips_gradients: ClassVar[bool] = False
+    is_calibrated: ClassVar[bool] = False
     has_delta: ClassVar[bool] = False
     counts_leakage: ClassVar[bool] = False
     noise_multiplier: ClassVar[float] = 0.0
+    noise_key: ClassVar[str] = ""
     max_epsilon: ClassVar[float] = 0.0
     max_leakage: ClassVar[float] = 0.0
     bound: ClassVar[float] = 0.0
@@ -233,10 +236,35 @@ class NoClientPrivacy(Section):
 
 
 class _ClientNoise(Section):
-    """Clients that add noise to what they send, or to their gradients."""
+    """Clients that add noise to what they send, or to their gradients.
 
-    noise_multiplier: NonNegative = Field(default=1.0, alias="client-noise-multiplier")
+    The unit of the noise differs, so each mechanism has a key of its own.
+    """
+
+    name: str
+    noise: NonNegative | Auto
     is_on: ClassVar[bool] = True
+
+    @property
+    def noise_key(self) -> str:
+        """Return the dotted key of the noise multiplier."""
+        return f"privacy.{self.name}-noise-multiplier"
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Return whether the noise is to be calibrated to the budget."""
+        return self.noise == "auto"
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Return the noise multiplier.
+
+        Raises:
+            ConfigError: it has not been calibrated yet.
+        """
+        if isinstance(self.noise, str):
+            raise ConfigError(f"{self.noise_key} = {self.noise!r} is no number before it is calibrated")
+        return self.noise
 
 
 class _ClippedNoise(_ClientNoise):
@@ -258,6 +286,12 @@ class _ClippedNoise(_ClientNoise):
         """Describe the bounds of a contribution in words."""
         return (f"client-clipping-norm {self.clipping_norm:.4g}",)
 
+    @model_validator(mode="after")
+    def _has_a_budget(self) -> "_ClippedNoise":
+        if self.is_calibrated and not self.max_epsilon:
+            raise ValueError(f"{self.noise_key} = 'auto' is calibrated to privacy.client-max-epsilon = 0; set a budget")
+        return self
+
 
 class DpSgdPrivacy(_ClippedNoise):
     """Clients that train with clipped and noised gradients.
@@ -266,6 +300,7 @@ class DpSgdPrivacy(_ClippedNoise):
     """
 
     name: Literal["dp-sgd"] = Field(default="dp-sgd", alias="client")
+    noise: NonNegative | Auto = Field(default=1.0, alias="dp-sgd-noise-multiplier")
     clipping_decay: Share = 0.0
     min_clipping_norm: NonNegative = 0.0
     batch_sampling: Literal["poisson", "shuffle"] = "poisson"
@@ -307,6 +342,7 @@ class GaussianPrivacy(_ClippedNoise):
     """Clients that clip their update and add Gaussian noise to it."""
 
     name: Literal["gaussian"] = Field(default="gaussian", alias="client")
+    noise: NonNegative | Auto = Field(default=1.0, alias="gaussian-noise-multiplier")
     clips_gradients: ClassVar[bool] = False
 
     @property
@@ -319,6 +355,7 @@ class LaplacePrivacy(_ClientNoise):
     """Clients that add multivariate Laplace noise to their model."""
 
     name: Literal["laplace"] = Field(default="laplace", alias="client")
+    noise: NonNegative = Field(default=1.0, alias="laplace-noise-multiplier")
     radius: NonNegative = 0.0
     per_layer: bool = False
     max_leakage: NonNegative = 0.0

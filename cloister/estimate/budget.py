@@ -102,7 +102,6 @@ def _of(budget: PrivacyBudget, events: tuple[Event, ...], whose: str, rounds: in
     )
 
 
-CLIENT_NOISE = "privacy.client-noise-multiplier"
 LARGEST = 1e4
 """Largest ε of a budget that the search considers: a larger one bounds nothing."""
 CLOSE = 1e-4
@@ -237,11 +236,11 @@ def within_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon
     configured = _events(config, node)
 
     def cost(multiplier: float) -> float:
-        changed = parse({**settings, CLIENT_NOISE: multiplier})
+        changed = parse({**settings, client.noise_key: multiplier})
         return config.num_rounds * sum(map(budget.cost, _events(changed, node)))
 
     noise, why = _found(lambda: minimum_multiplier(cost, budget.limit, f"a budget of {epsilon:g}"))
-    yield Within(budget.unit, whose, CLIENT_NOISE, noise, why, *_room(budget, configured, config.num_rounds))
+    yield Within(budget.unit, whose, client.noise_key, noise, why, *_room(budget, configured, config.num_rounds))
 
 
 def _events(config: RunConfig, node: Asked) -> Sequence[Event]:

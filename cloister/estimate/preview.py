@@ -37,10 +37,15 @@ from cloister.privacy.claims.claim import ClientClaim
 from cloister.privacy.dpsgd.local_steps import Holders
 from cloister.server.client_claims import client_claim, shared_units
 from cloister.server.forecast import Forecast, NoiseOnRelease, draft, first_messages, forecast, noise_on_release
-from cloister.server.preflight import low_snr_warnings
+from cloister.server.preflight import calibrated_for, low_snr_warnings
 from cloister.server.prepare import Prepared, prepare
 from cloister.simulation.grid import LocalGrid
-from cloister.simulation.simulate import refuse_other_population, refuse_too_few, refuse_what_clients_would
+from cloister.simulation.simulate import (
+    refuse_other_population,
+    refuse_too_few,
+    refuse_what_clients_would,
+    with_cohort,
+)
 from cloister.utils import check
 from cloister.utils.errors import BudgetExhausted, ConfigError
 
@@ -115,7 +120,7 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
     """
     from cloister.client.app import app
 
-    config = parse(settings)
+    config = parse(with_cohort(settings, options.clients))
     clips = config.privacy.client.clips_gradients
     refuse_too_few(config, options.clients)
     refuse_other_population(config, options.clients)
@@ -128,6 +133,9 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
                 f"--public-size {options.sizes[0]} has no effect with privacy.client = {config.privacy.client.name!r}: "
                 "only 'dp-sgd' counts from it"
             )
+    configured = configurations(config, options.clients, options.sizes, options.policy)
+    stated = [int(node["public-size"]) for node in configured if "public-size" in node]
+    config = calibrated_for(config, LocalGrid.simulated(app, {}, options.clients), stated)
     if options.timing:
         refuse_what_clients_would(config, options.clients)
     prepared = prepare(config, pretrain=False)
@@ -140,13 +148,12 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
     with TemporaryDirectory() as folder:
         nodes: list[Asked] = []
         if messages:
-            configured = configurations(config, options.clients, options.sizes, options.policy)
             # With DP-SGD the sizes of all nodes matter. Otherwise one node stands for all.
             nodes = asked(config, messages[0], configured if clips else configured[:1], Path(folder))
         # If clients of DP-SGD have the sizes of a simulation, the run will have the same ones.
         are_dealt = clips and all(node.node.config.partition_id is not None for node in nodes)
         shared = shared_units(prepared.plan, grid) if are_dealt else None
-        return _worked_out(settings, options, prepared, messages, nodes, shared)
+        return _worked_out(config.flat(), options, prepared, messages, nodes, shared)
 
 
 def _worked_out(

@@ -3,6 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from cloister.config.calibration import calibrated
 from cloister.config.run import parse
 from cloister.utils.crash import one_line
 from cloister.utils.errors import FederationError
@@ -22,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     from cloister.server.run import run
 
     with one_line():
-        config = parse(context.run_config)
+        config = calibrated(parse(context.run_config))
         outcome = run(PollingGrid(_packing(grid), config.late_timeout if config.is_private else None), config)
         if outcome.ended in ("too-few-nodes", "disk"):
             raise FederationError(outcome.stopped)

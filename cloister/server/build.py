@@ -370,8 +370,8 @@ def build(config: RunConfig) -> Plan:
         )
     if client.counts_leakage and client.max_leakage and not client.noise_multiplier:
         raise ConfigError(
-            f"privacy.max-leakage = {client.max_leakage:g} cannot be kept with "
-            "privacy.client-noise-multiplier = 0: a release without noise leaks without limit"
+            f"privacy.max-leakage = {client.max_leakage:g} cannot be kept with {client.noise_key} = 0: a "
+            "release without noise leaks without limit"
         )
     if limit and config.evaluates_on_clients:
         raise ConfigError(

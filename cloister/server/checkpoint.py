@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from cloister.config.io import Scalar
+from cloister.config.renamed import translated
 from cloister.config.run import RunConfig, parse
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.build import Plan
@@ -393,7 +394,7 @@ def _facts(directory: RunDirectory) -> tuple[RunConfig, int, tuple[int, ...], bo
     try:
         directory.name = str(facts.get(NAME, directory.name))
         resumed_after = tuple(map(int, facts.get(RESUMED, ())))
-        return parse(facts["config"]), int(facts["seed"]), resumed_after, bool(facts.get(SEEN, False))
+        return parse(translated(facts["config"])), int(facts["seed"]), resumed_after, bool(facts.get(SEEN, False))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise _foreign(path, error) from None
 

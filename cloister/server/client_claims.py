@@ -136,7 +136,7 @@ def sizes_known(plan: Plan, grid: Grid) -> tuple[LocalSteps, ...]:
     """
     if not plan.config.privacy.client.clips_gradients or not isinstance(grid, SimulatedGrid):
         return ()
-    return tuple(_steps(plan, len(units)) for units in grid.units(plan.config, plan.seed))
+    return tuple(private_steps(plan, len(units)) for units in grid.units(plan.config, plan.seed))
 
 
 def shared_units(plan: Plan, grid: Grid) -> frozenset[Holders] | None:
@@ -152,7 +152,7 @@ def shared_units(plan: Plan, grid: Grid) -> frozenset[Holders] | None:
     held = grid.units(plan.config, plan.seed)
     if not held:
         return None
-    steps = [_steps(plan, len(units)) for units in held]
+    steps = [private_steps(plan, len(units)) for units in held]
     _, places, counts = np.unique(np.concatenate(held), return_inverse=True, return_counts=True)
     clients = np.repeat(np.arange(len(held)), list(map(len, held)))
     by_unit = np.split(clients[np.argsort(places, kind="stable")], np.cumsum(counts)[:-1])
@@ -162,7 +162,13 @@ def shared_units(plan: Plan, grid: Grid) -> frozenset[Holders] | None:
     )
 
 
-def _steps(plan: Plan, units: int) -> LocalSteps:
+def private_steps(plan: Plan, units: int) -> LocalSteps:
+    """Return the private steps in a round of a client with this number of examples or groups.
+
+    Args:
+        plan: of the run.
+        units: their public number.
+    """
     sampling = plan.config.privacy.dp_sgd.batch_sampling
     return LocalSteps(max(1, units), plan.recipe.batch_size, plan.recipe.local_epochs, sampling)
 
@@ -200,7 +206,8 @@ def client_claim(
     else:
         heard = attested.by_statement()
         covered = {said: asked for said in heard if (asked := _asked_for(said, plan, layout)) is not None}
-        stated = [_steps(plan, asked.size) for asked in covered.values()] if privacy.client.clips_gradients else []
+        of_sites = covered.values() if privacy.client.clips_gradients else ()
+        stated = [private_steps(plan, asked.size) for asked in of_sites]
         of_all = _claim(plan, layout, rounds, sizes or stated, shared)
         claim = _covering(of_all, heard, covered, attested.secret)
     claim = replace(claim, premises=(*claim.premises, *plan.resumed_on))
@@ -228,7 +235,7 @@ def _claim(
             # The server has no sizes of clients: these are examples. Just above one batch an epoch has two steps with
             # almost no subsampling. With little noise, some sizes of two or three batches cost a tenth more. A
             # client's own ledger records its actual spending.
-            steps = tuple(_steps(plan, units) for units in (batch, batch + 1, 10 * batch, 100 * batch))
+            steps = tuple(private_steps(plan, units) for units in (batch, batch + 1, 10 * batch, 100 * batch))
         claim = dp_sgd_claim(dp_sgd, steps, rounds, privacy.target_delta, privacy.circumstances, shared)
         claim = replace(claim, known=bool(sizes))
     elif isinstance(mechanism, LocalGaussian):
@@ -279,7 +286,7 @@ def _asked_for(said: bytes, plan: Plan, layout: Layout) -> Attestation | None:
     privacy, group = plan.config.privacy, plan.config.task.group
     try:
         if privacy.client.clips_gradients:
-            steps, dp_sgd = _steps(plan, size), privacy.dp_sgd.mechanism()
+            steps, dp_sgd = private_steps(plan, size), privacy.dp_sgd.mechanism()
             unit = "group" if group else "example"
             events = privacy.circumstances.events(dp_sgd.caveats(), lambda: [steps.event(dp_sgd.noise_multiplier)])
         else:

@@ -20,24 +20,25 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from cloister.config.run import parse
+from cloister.config.calibration import calibrated, events_of_clients, smallest_multiplier
+from cloister.config.run import RunConfig, parse
 from cloister.config.secure import SWITCHED_OFF
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Event, Gaussian, Pure
-from cloister.privacy.accounting.filters import OverflowFilter, cost, filter_for, minimum_multiplier
+from cloister.privacy.accounting.events import Event
+from cloister.privacy.accounting.filters import OverflowFilter, cost, filter_for
 from cloister.privacy.accounting.vocabulary import Relation
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.local import LocalGaussian
 from cloister.server.build import Plan, build
-from cloister.server.client_claims import sizes_known
+from cloister.server.client_claims import private_steps, sizes_known
 from cloister.server.prepare import Prepared
 from cloister.server.private_strategy import PrivateStrategy
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import BudgetExhausted, CloisterError
 from cloister.utils.text import at_least, at_most, rounded_up
 
-NOISE, CLIENT_NOISE = "privacy.noise-multiplier", "privacy.client-noise-multiplier"
+NOISE = "privacy.noise-multiplier"
 SNR_WARN, SNR_FAIL = 1.5, 5.0
 """Ratios of noise to signal at which a model learns little, and nothing.
 
@@ -73,6 +74,26 @@ def refuse_impossible_budget(prepared: Prepared) -> None:
     )
 
 
+def calibrated_for(config: RunConfig, grid: Grid, stated: Sequence[int] = ()) -> RunConfig:
+    """Return the configuration with a number in place of `'auto'` for the noise of the clients.
+
+    The sizes of simulated clients follow from the partition. A seed that is drawn for it becomes that of the run.
+
+    Args:
+        config: of the run.
+        grid: to the clients.
+        stated: numbers of examples or groups that sites state; empty: those of the grid.
+
+    Raises:
+        ConfigError: as `calibrated`.
+    """
+    if not config.privacy.client.clips_gradients or not config.privacy.client.is_calibrated:
+        return calibrated(config)
+    plan = build(config)
+    sizes = [private_steps(plan, units) for units in stated] or sizes_known(plan, grid)
+    return calibrated(parse(config.flat() | {"seed": plan.seed}), sizes)
+
+
 def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
     """Refuse a client budget that covers one round for no simulated client.
 
@@ -90,23 +111,17 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
         return
     sizes, kept = sizes_known(plan, grid), filter_for("renyi", limit, privacy.target_delta)
     draws = OverflowFilter()  # refuses a δ that does not cover the steps of one round, at any noise
-    dear = [sum(cost(draws, event) for event in at) for at in _events_of_clients(plan, sizes, 1.0)]
+    dear = [sum(cost(draws, event) for event in at) for at in events_of_clients(privacy, sizes, 1.0)]
     if min(dear, default=0.0) > draws.limit(limit, privacy.target_delta):
         raise BudgetExhausted(draws.refusal(0.0, min(dear), limit, privacy.target_delta, "a client of this run"))
     available = kept.limit(limit, privacy.target_delta)
-
-    def dearest(multiplier: float) -> list[float]:
-        return [
-            sum(cost(kept, event, "add-or-remove") for event in at)
-            for at in _events_of_clients(plan, sizes, multiplier)
-        ]
-
-    each = min(dearest(privacy.client.noise_multiplier), default=0.0)
+    configured = events_of_clients(privacy, sizes, privacy.client.noise_multiplier)
+    each = min((sum(cost(kept, event) for event in at) for at in configured), default=0.0)
     if each <= available or math.isinf(each):
         return
     remedy = _more_noise(
-        CLIENT_NOISE,
-        lambda: minimum_multiplier(lambda z: rounds * max(dearest(z)), available, f"ε = {limit:g}"),
+        privacy.client.noise_key,
+        lambda: smallest_multiplier(privacy, sizes, rounds),
         rounds,
     )
     raise BudgetExhausted(
@@ -114,18 +129,6 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
         f"{privacy.target_delta:g}, so that no client would train: one takes {at_most(100 * each / available)} % of "
         f"it, or more; use a larger budget{remedy}"
     )
-
-
-def _events_of_clients(plan: Plan, sizes: Sequence[LocalSteps], multiplier: float) -> list[list[Event]]:
-    """Return the events of one round for each known client size.
-
-    With noise on the update, one entry stands for every client. The list is empty if the events are unknown.
-    """
-    privacy = plan.config.privacy
-    choice: list[Event] = [Pure(privacy.choice_epsilon)] if privacy.chooses_privately else []
-    if privacy.client.clips_gradients:
-        return [[steps.event(multiplier), *choice] for steps in sizes]
-    return [[Gaussian(multiplier), *choice]] if isinstance(privacy.client.noise_on_update, LocalGaussian) else []
 
 
 def _more_noise(key: str, minimum: Callable[[], float], rounds: int) -> str:
@@ -251,4 +254,4 @@ def _noise_of_clients(plan: Plan, parameters: int, cohort: float, sizes: Sequenc
         ratio = z * math.sqrt(parameters / messages)
     else:
         ratio = z / math.sqrt(messages)
-    yield _Noise("the clients' noise", "privacy.client-noise-multiplier", z, ratio)
+    yield _Noise("the clients' noise", client.noise_key, z, ratio)

@@ -141,7 +141,7 @@ def without_noise(config: RunConfig) -> RunConfig:
     if isinstance(server, GlobalPrivacy | MetricPrivacy):
         silent["privacy.noise-multiplier"] = 0.0
     if client.is_on:
-        silent |= {"privacy.client-noise-multiplier": 0.0, "privacy.client-max-epsilon": 0.0}
+        silent |= {client.noise_key: 0.0, "privacy.client-max-epsilon": 0.0}
         silent["privacy.max-leakage"] = 0.0
     return parse(config.flat() | silent)
 

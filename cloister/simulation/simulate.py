@@ -5,10 +5,12 @@ from pathlib import Path
 
 from cloister.config.io import Scalar
 from cloister.config.run import RunConfig, parse
+from cloister.config.secure import ENABLED, NODES, SWITCHED_OFF
 from cloister.privacy.claims.report import leakage_report
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
 from cloister.server.build import build
 from cloister.server.checkpoint import clients_of, settings_of
-from cloister.server.preflight import refuse_idle_clients
+from cloister.server.preflight import calibrated_for, refuse_idle_clients
 from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.rundir import refuse_name
 from cloister.server.run import Outcome, run
@@ -42,9 +44,11 @@ def simulate(
     if earlier := str(settings.get("resume", "")):
         settings = settings_of(Path(earlier)) | settings
         clients = clients_of(Path(earlier)) or CLIENTS if clients is None else clients
-    config, clients = parse(settings), CLIENTS if clients is None else clients
+    clients = CLIENTS if clients is None else clients
+    config = parse(with_cohort(settings, clients))
     refuse_name(config)
     refuse_too_few(config, clients)
+    config = calibrated_for(config, LocalGrid.simulated(app, {}, clients))
     refuse_what_clients_would(config, clients)
     grid = LocalGrid.simulated(app, config.flat(), clients)
     if not config.resume:
@@ -54,6 +58,22 @@ def simulate(
     if config.privacy.client.counts_leakage and not outcome.plan.strategy.has_secret_cohorts:
         outcome.directory.write_json("leakage.json", leakage_report(grid.leakages()))
     return outcome
+
+
+def with_cohort(settings: Mapping[str, Scalar], clients: int) -> dict[str, Scalar]:
+    """Return the settings, with the cohort's size if t and c of a secure aggregation follow from it.
+
+    Args:
+        settings: dotted keys of the run configuration.
+        clients: number of simulated clients, all of which are connected.
+
+    Raises:
+        ConfigError: the configuration contradicts itself without secure aggregation.
+    """
+    if settings.get(ENABLED) is not True or settings.get(THRESHOLD) or settings.get(COLLUDING):
+        return dict(settings)
+    plan = build(parse({**settings, **SWITCHED_OFF}))
+    return {**settings, NODES: max(int(plan.cohort(clients)), plan.config.strategy.min_nodes)}
 
 
 def refuse_too_few(config: RunConfig, clients: int) -> None:

@@ -87,12 +87,12 @@ TRAINING = {
 }
 CLIPPED = {"privacy.client-clipping-norm": numbers}
 OWN = {
-    "dp-sgd": CLIPPED | {"privacy.client-noise-multiplier": st.sampled_from((0.5, 1.0, 3.0, 50.0))},
-    "gaussian": CLIPPED | {"privacy.client-noise-multiplier": st.sampled_from((0.5, 3.0, 50.0, 1e6))},
+    "dp-sgd": CLIPPED | {"privacy.dp-sgd-noise-multiplier": st.sampled_from((0.5, 1.0, 3.0, 50.0))},
+    "gaussian": CLIPPED | {"privacy.gaussian-noise-multiplier": st.sampled_from((0.5, 3.0, 50.0, 1e6))},
     "laplace": {
         "privacy.radius": numbers,
         "privacy.per-layer": st.booleans(),
-        "privacy.client-noise-multiplier": st.sampled_from((0.5, 50.0, 650.0, 1e6)),
+        "privacy.laplace-noise-multiplier": st.sampled_from((0.5, 50.0, 650.0, 1e6)),
     },
     "none": {},
 }
@@ -107,7 +107,7 @@ ODD = {
     "privacy.batch-sampling": st.just("shuffle"),
     "privacy.noise-seed": st.just(3),
     "privacy.client-max-epsilon": numbers,
-    "privacy.client-noise-multiplier": numbers,
+    "privacy.dp-sgd-noise-multiplier": numbers,
     "strategy.weighting": st.sampled_from(("examples", "uniform")),
     "evaluation.federated": st.just("on"),
     "evaluation.held-out-clients": st.just(0.3),
@@ -207,7 +207,7 @@ class HostileServer(RuleBasedStateMachine):
 
     def bound(self, run):
         """How far apart what is noised may be, by the standard deviation of the noise."""
-        multiplier = run.get("privacy.client-noise-multiplier", 1.0)
+        multiplier = run.get(f"privacy.{run['privacy.client']}-noise-multiplier", 1.0)
         if run["privacy.client"] == "dp-sgd":
             return lambda std: (1 if self.other == "missing" else 2) * std / multiplier
         if run["privacy.client"] == "gaussian":

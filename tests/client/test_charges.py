@@ -85,7 +85,7 @@ class TestEachCombination:
 
         cases = [
             {"privacy.noise-seed": 3},
-            {"privacy.client-noise-multiplier": 0.0},
+            {"privacy.dp-sgd-noise-multiplier": 0.0},
             {"privacy.server": "laplace-clustering", "privacy.choice": "exact"},
         ]
         assert failures(cases, check) == []
@@ -119,7 +119,7 @@ class TestEachCombination:
         cases = [
             (LAPLACE, ["radius is 0"]),
             (GAUSSIAN | {"privacy.noise-seed": 3}, ["seeded"]),
-            (GAUSSIAN | {"privacy.client-noise-multiplier": 0.0}, ["is 0: there is no noise"]),
+            (GAUSSIAN | {"privacy.gaussian-noise-multiplier": 0.0}, ["is 0: there is no noise"]),
             (BALL | {"privacy.noise-seed": 3}, ["seeded"]),
             (LAPLACE | {"privacy.noise-seed": 3}, ["radius is 0", "seeded"]),
             (GAUSSIAN | {"privacy.server": "laplace-clustering", "privacy.choice": "exact"}, ["choice is 'exact'"]),
@@ -216,9 +216,9 @@ class TestEachCharge:
         assert failures(cases, check) == []
 
     def test_noise_that_protects_nobody(self, node):
-        settings = GAUSSIAN | {"privacy.client-noise-multiplier": 0.0, "privacy.noise-seed": 1}
+        settings = GAUSSIAN | {"privacy.gaussian-noise-multiplier": 0.0, "privacy.noise-seed": 1}
         none = Unaccounted(
-            "privacy.client-noise-multiplier is 0: there is no noise; "
+            "privacy.gaussian-noise-multiplier is 0: there is no noise; "
             "the noise is seeded: whoever knows privacy.noise-seed can remove it"
         )
         assert self.found(settings, node) == [

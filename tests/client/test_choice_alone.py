@@ -14,7 +14,7 @@ CHOICE = {
     "privacy.server": "laplace-clustering",
     "privacy.clusters": 2,
     "privacy.client": "dp-sgd",
-    "privacy.client-noise-multiplier": 1.0,
+    "privacy.dp-sgd-noise-multiplier": 1.0,
 }
 SOFTMAX = CHOICE | {"task.name": "mnist", "task.model": "softmax"}
 CNN = CHOICE | {"task.name": "mnist"}

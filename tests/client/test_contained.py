@@ -145,7 +145,7 @@ class TestOneBadRow:
     """With dp-sgd a row that cannot be used is one that is not there: the others train as without it."""
 
     def model(self, tmp_path, name, **arrays):
-        settings = DP_SGD | {"privacy.noise-seed": 3, "client.batch-size": 40, "privacy.client-noise-multiplier": 0.0}
+        settings = DP_SGD | {"privacy.noise-seed": 3, "client.batch-size": 40, "privacy.dp-sgd-noise-multiplier": 0.0}
         node = own_node(tmp_path / name, write_data(tmp_path, name=f"{name}.npz", **arrays))
         return arrays_of(answer(settings, node))
 
@@ -183,7 +183,7 @@ class TestOpenRuns:
 
 class TestChoice:
     def test_losses_that_fail_are_answered_too(self, tmp_path, monkeypatch):
-        settings = CLUSTERED | {"privacy.client": "gaussian", "privacy.client-noise-multiplier": 2.0}
+        settings = CLUSTERED | {"privacy.client": "gaussian", "privacy.gaussian-noise-multiplier": 2.0}
         two = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
         node = own_node(tmp_path)
         expected = shape_of(answer(settings, node, message_of(two, hypotheses=2)))

@@ -55,8 +55,8 @@ class TestMechanisms:
     def test_a_mechanism_without_noise_is_off(self, tmp_path):
         refused("privacy.noise-multiplier = 0 is no noise", tmp_path, GLOBAL | {"privacy.noise-multiplier": 0.0})
         for name, settings in {"dp-sgd": DP_SGD, "gaussian": GAUSSIAN, "laplace": LAPLACE}.items():
-            silent = settings | {"privacy.client-noise-multiplier": 0.0}
-            refused("privacy.client-noise-multiplier = 0.0, demanded: a number above 0", tmp_path, silent, **only(name))
+            silent = settings | {f"privacy.{name}-noise-multiplier": 0.0}
+            refused(f"{name}-noise-multiplier = 0.0, demanded: a number above 0", tmp_path, silent, **only(name))
 
     def test_the_minimum_is_of_all_promised_releases_together(self, tmp_path):
         def check(promise, enough):
@@ -101,17 +101,18 @@ class TestMechanisms:
 
     @pytest.mark.parametrize("name", ["gaussian", "laplace"])
     def test_a_choice_that_is_told(self, tmp_path, name):
-        noised = CLUSTERED | {"privacy.client": name, "privacy.client-noise-multiplier": 5.0}
+        noised = CLUSTERED | {"privacy.client": name, f"privacy.{name}-noise-multiplier": 5.0}
         ask(tmp_path, noised, **only(name))
         exact = noised | {"privacy.choice": "exact"}
         refused("privacy.choice = 'exact' tells the server which hypothesis suits", tmp_path, exact, **only(name))
 
     def test_the_minimum_of_a_client(self, tmp_path):
         def check(settings, key):
-            policy = only(settings["privacy.client"], **{key: 2.0})
-            ask(tmp_path, settings | {"privacy.client-noise-multiplier": 2.0}, **policy)
-            less = settings | {"privacy.client-noise-multiplier": 1.99}
-            refused("privacy.client-noise-multiplier = 1.99, demanded: at least 2", tmp_path, less, **policy)
+            name = settings["privacy.client"]
+            noise, policy = f"privacy.{name}-noise-multiplier", only(name, **{key: 2.0})
+            ask(tmp_path, settings | {noise: 2.0}, **policy)
+            less = settings | {noise: 1.99}
+            refused(f"{noise} = 1.99, demanded: at least 2", tmp_path, less, **policy)
 
         cases = [
             (DP_SGD, "min_client_noise_multiplier"),

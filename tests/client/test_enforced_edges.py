@@ -80,11 +80,11 @@ TEXTS = [
     ),
     *[
         (
-            settings | {"privacy.client-noise-multiplier": 0.0},
+            settings | {f"privacy.{settings['privacy.client']}-noise-multiplier": 0.0},
             TrainRequest,
             [],
             only(settings["privacy.client"]),
-            "privacy.client-noise-multiplier = 0.0, demanded: a number above 0",
+            f"privacy.{settings['privacy.client']}-noise-multiplier = 0.0, demanded: a number above 0",
         )
         for settings in (DP_SGD, GAUSSIAN, LAPLACE)
     ],
@@ -107,7 +107,7 @@ TEXTS = [
         TrainRequest,
         [],
         only("laplace", min_laplace_noise_multiplier=6.0),
-        "privacy.client-noise-multiplier = 5, demanded: at least 6",
+        "privacy.laplace-noise-multiplier = 5, demanded: at least 6",
     ),
     (
         LAPLACE,
@@ -203,12 +203,12 @@ class TestEdges:
 
     def test_mechanisms_of_the_server_are_not_those_of_the_client(self, tmp_path):
         """Noise of a client that is too little is told so, and none of the server's is asked for."""
-        weak = GAUSSIAN | {"privacy.client-noise-multiplier": 1.0}
+        weak = GAUSSIAN | {"privacy.gaussian-noise-multiplier": 1.0}
         rules = only("gaussian", min_client_noise_multiplier=2.0) | {"mechanisms": ["global-dp", "gaussian"]}
         text = refused(REFUSED, tmp_path, weak, **rules, max_epsilon=1e6)
         assert text == (
             f"{REFUSED}none of global-dp, gaussian is on as demanded: privacy.server = 'none', not 'global-dp'; "
-            "privacy.client-noise-multiplier = 1, demanded: at least 2"
+            "privacy.gaussian-noise-multiplier = 1, demanded: at least 2"
         )
 
     def test_a_policy_that_allows_bundles_goes_on_to_its_other_rules(self, tmp_path, monkeypatch):
@@ -273,15 +273,16 @@ class TestAttacks:
 
     @pytest.mark.parametrize("settings", [DP_SGD, GAUSSIAN])
     def test_less_noise_on_the_client_than_the_template_has(self, node, settings):
-        found = self.refusal(node, settings | {"privacy.client-noise-multiplier": 0.49})
-        assert "privacy.client-noise-multiplier = 0.49, demanded: at least 0.5" in found
+        key = f"privacy.{settings['privacy.client']}-noise-multiplier"
+        found = self.refusal(node, settings | {key: 0.49})
+        assert f"{key} = 0.49, demanded: at least 0.5" in found
 
     def test_laplace_noise_next_to_none(self, tmp_path, node):
         with pytest.raises(PolicyError, match="cannot be read"):
             ask(tmp_path, LAPLACE, mechanisms=["laplace"], min_server_noise_multiplier=None, min_radius=1.0)
         policy = only("laplace", min_radius=1.0, max_example_epsilon=8.0)
         policy_file(tmp_path, **policy)
-        found = self.refusal(node, LAPLACE | {"privacy.client-noise-multiplier": 1e-3, "privacy.radius": 1.0})
+        found = self.refusal(node, LAPLACE | {"privacy.laplace-noise-multiplier": 1e-3, "privacy.radius": 1.0})
         assert found.startswith("BudgetExhausted")
 
     @pytest.mark.parametrize("settings", [DP_SGD, CLUSTERED | {"privacy.client": "dp-sgd"}])

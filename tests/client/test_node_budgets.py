@@ -143,8 +143,8 @@ class TestBudgets:
         """What another process writes between the question and the entry counts."""
         data = write_data(tmp_path, who=np.arange(40))
         node = own_node(tmp_path, data, max_example_epsilon=4.0)
-        grouped = DP_SGD | {"task.group": "who", "privacy.client-noise-multiplier": 2.0}
-        alone = DP_SGD | {"privacy.client-noise-multiplier": 2.0}
+        grouped = DP_SGD | {"task.group": "who", "privacy.dp-sgd-noise-multiplier": 2.0}
+        alone = DP_SGD | {"privacy.dp-sgd-noise-multiplier": 2.0}
         of_groups = node | {"group": "who"}
         runs = (grouped, of_groups), (alone, node)
         first, then = runs if groups_first else reversed(runs)
@@ -183,7 +183,7 @@ class TestBudgets:
         for number, strict in enumerate(({}, {"privacy.client-max-epsilon": 1e-9, "privacy.target-delta": 1e-300})):
             node = own_node(tmp_path / str(number)) | {"max-example-epsilon": 8.0}
             assert self.until_refused(DP_SGD | strict, node, most=1) == (not strict)
-            made.append(self.until_refused(DP_SGD | {"privacy.client-noise-multiplier": 3.0}, node))
+            made.append(self.until_refused(DP_SGD | {"privacy.dp-sgd-noise-multiplier": 3.0}, node))
             assert ledger_of_node(node).was_set_beforehand("example") and len(ledger_of_node(node).budgets) == 1
         assert 0 < made[0] <= made[1]
 
@@ -207,7 +207,7 @@ class TestBudgets:
 
     def test_a_pure_release_that_fits_is_made(self, node):
         """ε = 0.65 for the client, twice that for an example; filters leave some of a budget for δ."""
-        settings = BALL | {"privacy.client-noise-multiplier": 1000.0}
+        settings = BALL | {"privacy.laplace-noise-multiplier": 1000.0}
         for key, less in (("max-epsilon", 0.6), ("max-example-epsilon", 1.2)):
             assert self.until_refused(settings, node | {key: less}) == 0
         assert self.until_refused(settings, node | {"max-epsilon": 8.0, "max-example-epsilon": 8.0}, 1) == 1
@@ -308,7 +308,7 @@ class TestBudgets:
         for _ in range(20):
             ledger.open(Gaussian(1.0, sampling), unit, "before", 1, lambda: None)
         key = "max-epsilon" if unit == "client" else "max-example-epsilon"
-        weak = GAUSSIAN | {"privacy.client-noise-multiplier": 100.0}
+        weak = GAUSSIAN | {"privacy.gaussian-noise-multiplier": 100.0}
         return self.until_refused(weak, node | {key: 5.0}, 1)
 
     def test_nor_in_a_tally(self):
@@ -484,7 +484,7 @@ class TestWhatABudgetWrites:
         assert (budget.unit, budget.epsilon) == ("example", 0.1) and not ledger_of_node(node).entries
 
     def test_pure_releases_choose_the_filter_of_either_unit(self, node):
-        self.spend(BALL | {"privacy.client-noise-multiplier": 1e6}, node | {"max-epsilon": 60.0})
+        self.spend(BALL | {"privacy.laplace-noise-multiplier": 1e6}, node | {"max-epsilon": 60.0})
         (budget,) = ledger_of_node(node).budgets
         assert (budget.unit, str(budget.filter).split(" of ")[0]) == ("client", "Rényi DP")
 

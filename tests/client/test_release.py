@@ -94,7 +94,7 @@ class TestWhichMechanism:
 
         assert caveats() == []
         assert "seeded" in caveats(noise_seed=3)[0]
-        assert "no noise" in caveats(client_noise_multiplier=0.0)[0]
+        assert "no noise" in caveats(**{f"{name}_noise_multiplier": 0.0})[0]
         assert caveats(server="laplace-clustering") == []
         assert "privacy.choice is 'exact'" in caveats(server="laplace-clustering", choice="exact")[0]
         assert caveats(server="laplace-clustering", choice="exact", clusters=1) == []
@@ -114,14 +114,14 @@ class TestTheReply:
     @pytest.mark.parametrize("name", ["gaussian", "laplace"])
     def test_an_update_of_any_length_is_bounded(self, name):
         """Noise without its randomness: 10³⁰ and 10 come to the same place, C or R from the start."""
-        settings = NOISED[name] | {"privacy.client-noise-multiplier": 1e-5, "privacy.noise-seed": 1}
+        settings = NOISED[name] | {f"privacy.{name}-noise-multiplier": 1e-5, "privacy.noise-seed": 1}
         settings |= {"privacy.radius": 3.0} if name == "laplace" else {"privacy.client-clipping-norm": 3.0}
         for length in (10.0, 1e30):
             assert distance(sent_by(moved(length), settings).arrays, SOFTMAX) == pytest.approx(3.0, rel=1e-2)
 
     @pytest.mark.parametrize("name", ["gaussian", "laplace"])
     def test_the_distance_is_from_the_hypothesis_that_was_trained(self, name):
-        settings = NOISED[name] | {"privacy.server": "laplace-clustering", "privacy.client-noise-multiplier": 1e-5}
+        settings = NOISED[name] | {"privacy.server": "laplace-clustering", f"privacy.{name}-noise-multiplier": 1e-5}
         models = [SOFTMAX, moved(100.0)]
         sent = sent_by(moved(100.5), settings, models=models, chosen=1).arrays
         assert distance(sent, models[1]) == pytest.approx(0.5, rel=0.01)
@@ -307,7 +307,7 @@ class TestLeakage:
             "releases": 1,
         }
 
-    @pytest.mark.parametrize("useless", [{"privacy.client-noise-multiplier": 0.0}, {"privacy.noise-seed": 7}])
+    @pytest.mark.parametrize("useless", [{"privacy.laplace-noise-multiplier": 0.0}, {"privacy.noise-seed": 7}])
     def test_what_no_limit_can_be_kept_for(self, node, useless):
         sent_by(moved(1.0), LAPLACE | useless, node)
         (entry,) = entries_of(node, "neighbourhood")
@@ -315,7 +315,7 @@ class TestLeakage:
         with pytest.raises(BudgetExhausted):
             sent_by(moved(1.0), LAPLACE | {"privacy.max-leakage": 1e9}, node)
 
-    @pytest.mark.parametrize("useless", [{"privacy.client-noise-multiplier": 0.0}, {"privacy.noise-seed": 7}])
+    @pytest.mark.parametrize("useless", [{"privacy.laplace-noise-multiplier": 0.0}, {"privacy.noise-seed": 7}])
     def test_nor_does_it_fit_into_any(self, node, useless):
         with pytest.raises(BudgetExhausted):
             sent_by(moved(1.0), LAPLACE | useless, node | {"max-leakage": 1e9})
@@ -438,8 +438,8 @@ class TestExactly:
                 Unaccounted("the noise is seeded: whoever knows privacy.noise-seed can remove it"),
             ),
             (
-                {"privacy.client-noise-multiplier": 0.0},
-                Unaccounted("privacy.client-noise-multiplier is 0: there is no noise"),
+                {"privacy.laplace-noise-multiplier": 0.0},
+                Unaccounted("privacy.laplace-noise-multiplier is 0: there is no noise"),
             ),
             ({}, Laplace(P / NU, 1.0)),
             ({"privacy.radius": 0.25}, Laplace(P / NU / 0.25, 0.25)),

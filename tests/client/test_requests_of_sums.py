@@ -31,7 +31,7 @@ from cloister.utils.arrays import Layout
 from cloister.utils.errors import FederationError, PrivacyError
 
 FIXED = settings("out") | {"privacy.clipping-norm": 0.75}
-ADAPTIVE = FIXED | {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 1.0}
+ADAPTIVE = FIXED | {"privacy.clipping": "adaptive", "privacy.clipping-count-noise-multiplier": 1.0}
 METRIC = FIXED | {
     "privacy.server": "metric",
     "privacy.distance": "rms",

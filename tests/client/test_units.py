@@ -124,7 +124,7 @@ class TestTheTrueNumberShowsNowhere:
         settings = DP_SGD | {
             "client.local-epochs": 2,
             "client.learning-rate": 1.0,
-            "privacy.client-noise-multiplier": 1000.0,
+            "privacy.dp-sgd-noise-multiplier": 1000.0,
             "privacy.client-clipping-norm": 1e-3,
         }
         for count in (0, 40, 90):
@@ -175,7 +175,7 @@ class TestGroups:
         "client.learning-rate": 1.0,
         "client.batch-size": 10,
         "privacy.noise-seed": 1,
-        "privacy.client-noise-multiplier": 0.0,
+        "privacy.dp-sgd-noise-multiplier": 0.0,
         "privacy.client-clipping-norm": 0.01,
         "privacy.group-cap": 7,
     }

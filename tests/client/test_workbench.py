@@ -65,7 +65,7 @@ def test_and_made_anew_for_whatever_it_depends_on():
         for change in [
             {"client.learning-rate": 0.1},
             {"client.batch-size": 7},
-            {"privacy.client-noise-multiplier": 3.0},
+            {"privacy.dp-sgd-noise-multiplier": 3.0},
             CANCER,
         ]
     ]

@@ -200,7 +200,7 @@ def stack(images: None, tmp_path_factory: pytest.TempPathFactory, request: pytes
 
 
 NOISY = (
-    "num-rounds=3 privacy.server='none' privacy.client='dp-sgd' privacy.client-noise-multiplier=1.0 "
+    "num-rounds=3 privacy.server='none' privacy.client='dp-sgd' privacy.dp-sgd-noise-multiplier=1.0 "
     "client.local-epochs=2 client.optimizer='sgd'"
 )
 """What the policy of the kits demands."""

@@ -32,15 +32,22 @@ SETTINGS = {
     "clipping": "adaptive",
     "clipping-quantile": 0.3,
     "clipping-rate": 0.1,
-    "bits-noise-multiplier": 5.0,
+    "clipping-count-noise-multiplier": 5.0,
     "examples-cap": 100.0,
     "canaries": 100,
 }
-DP_SGD_ONLY = {"clipping-decay": 0.1, "min-clipping-norm": 0.5, "batch-sampling": "shuffle", "group-cap": 3}
+DP_SGD_ONLY = {
+    "dp-sgd-noise-multiplier": 4.0,
+    "clipping-decay": 0.1,
+    "min-clipping-norm": 0.5,
+    "batch-sampling": "shuffle",
+    "group-cap": 3,
+}
 CLIPPED_ONLY = {"client-clipping-norm": 4.0, "client-max-epsilon": 2.0}
 CHOICE_ONLY = {"choice": "exact", "choice-epsilon": 0.5, "max-loss": 3.0}
-LAPLACE_ONLY = {"radius": 2.0, "per-layer": True, "max-leakage": 3.0}
-CLIENT_ONLY = {"client-noise-multiplier": 4.0, **DP_SGD_ONLY, **CLIPPED_ONLY, **LAPLACE_ONLY, **CHOICE_ONLY}
+GAUSSIAN_ONLY = {"gaussian-noise-multiplier": 4.0}
+LAPLACE_ONLY = {"laplace-noise-multiplier": 4.0, "radius": 2.0, "per-layer": True, "max-leakage": 3.0}
+CLIENT_ONLY = DP_SGD_ONLY | GAUSSIAN_ONLY | CLIPPED_ONLY | LAPLACE_ONLY | CHOICE_ONLY
 NEEDED = {
     "clipping-decay": {"privacy.min-clipping-norm": 0.5},
     "group-cap": {"task.group": "patient"},
@@ -48,7 +55,7 @@ NEEDED = {
 }
 METRIC_ONLY = [key for key in SETTINGS if "distance" in key]
 OF_THE_LEDGER = ("ledger-dir", "data-identity")
-ADAPTIVE_ONLY = ["clipping-quantile", "clipping-rate", "bits-noise-multiplier"]
+ADAPTIVE_ONLY = ["clipping-quantile", "clipping-rate", "clipping-count-noise-multiplier"]
 
 
 def test_the_settings_tried_here_are_all_there_are():
@@ -66,9 +73,9 @@ def test_the_settings_tried_here_are_all_there_are():
 def test_a_setting_of_another_client_mechanism_is_refused():
     others = {
         "none": CLIENT_ONLY,
-        "laplace": (*DP_SGD_ONLY, *CLIPPED_ONLY),
+        "laplace": (*DP_SGD_ONLY, *GAUSSIAN_ONLY, *CLIPPED_ONLY),
         "gaussian": (*DP_SGD_ONLY, *LAPLACE_ONLY),
-        "dp-sgd": LAPLACE_ONLY,
+        "dp-sgd": (*GAUSSIAN_ONLY, *LAPLACE_ONLY),
     }
 
     def check(client, key):
@@ -81,7 +88,7 @@ def test_a_setting_of_another_client_mechanism_is_refused():
 
 def test_every_client_setting_has_an_effect_somewhere():
     def check(key):
-        client = "laplace" if key in LAPLACE_ONLY else "dp-sgd"
+        client = "laplace" if key in LAPLACE_ONLY else "gaussian" if key in GAUSSIAN_ONLY else "dp-sgd"
         assert parse({"privacy.client": client, f"privacy.{key}": CLIENT_ONLY[key]} | NEEDED.get(key, {}))
 
     assert failures(CLIENT_ONLY, check) == []

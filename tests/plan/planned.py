@@ -19,7 +19,7 @@ from cloister.simulation.simulate import simulate
 CLIENTS = 4
 TINY = {"task.model": "softmax", "num-rounds": 2, "seed": 1, "tensorboard": False, "client.local-epochs": 1}
 GLOBAL = {"privacy.server": "global-dp", "privacy.noise-multiplier": 2.0}
-DP_SGD = {"privacy.server": "none", "privacy.client": "dp-sgd", "privacy.client-noise-multiplier": 2.5}
+DP_SGD = {"privacy.server": "none", "privacy.client": "dp-sgd", "privacy.dp-sgd-noise-multiplier": 2.5}
 
 
 @dataclass(frozen=True)

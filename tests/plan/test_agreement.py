@@ -18,11 +18,11 @@ METRIC = {"privacy.server": "metric", "privacy.noise-multiplier": 1.7}
 PRIVATE = METRIC | {"privacy.distance-release": "private"}
 FEW = {"strategy.fraction-train": 0.5, "strategy.min-nodes": 1}
 POISSON = FEW | {"strategy.sampling": "poisson"}
-LAPLACE = {"privacy.server": "none", "privacy.client": "laplace", "privacy.client-noise-multiplier": 400.0}
+LAPLACE = {"privacy.server": "none", "privacy.client": "laplace", "privacy.laplace-noise-multiplier": 400.0}
 CASES = {
     "none": {"privacy.server": "none"},
     "fixed clip": GLOBAL | {"num-rounds": 11},
-    "adaptive clip": GLOBAL | {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 4.0},
+    "adaptive clip": GLOBAL | {"privacy.clipping": "adaptive", "privacy.clipping-count-noise-multiplier": 4.0},
     "noise that can be repeated": GLOBAL | {"privacy.noise-seed": 3},
     "rule": GLOBAL | {"privacy.placement": "rule", "strategy.name": "fedmedian"},
     "trimmed mean": GLOBAL | {"privacy.placement": "rule", "strategy.name": "fedtrimmedavg"},
@@ -43,7 +43,7 @@ CASES = {
 SLOW = {
     "registered clients": GLOBAL | FEW | {"privacy.population": 4, "seed": -1},
     "adaptive clip of a sum": GLOBAL
-    | {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 4.0, "strategy.min-nodes": 4}
+    | {"privacy.clipping": "adaptive", "privacy.clipping-count-noise-multiplier": 4.0, "strategy.min-nodes": 4}
     | {"secure-aggregation.enabled": True, "secure-aggregation.threshold": 3, "secure-aggregation.colluding": 1},
     "distance of a sum": PRIVATE
     | {"privacy.distance": "rms", "privacy.max-distance": 1.5, "strategy.min-nodes": 4}

@@ -30,7 +30,7 @@ from cloister.utils.errors import ConfigError, FederationError
 TINILY = "task.model='softmax' num-rounds=2 seed=1 tensorboard=false client.local-epochs=1"
 GLOBALLY = f"{TINILY} privacy.server='global-dp' privacy.noise-multiplier=2.0"
 DP_SGDLY = f"{TINILY} privacy.server='none' privacy.client='dp-sgd'"
-GAUSSIANLY = f"{TINILY} privacy.server='none' privacy.client='gaussian' privacy.client-noise-multiplier=2.0"
+GAUSSIANLY = f"{TINILY} privacy.server='none' privacy.client='gaussian' privacy.gaussian-noise-multiplier=2.0"
 POLICY = """
 mechanisms = ["gaussian"]
 tasks = ["digits"]
@@ -125,7 +125,8 @@ def test_the_readme_shows_what_is_printed():
     (command,) = re.findall(r"^cloister plan (.*)$", README, re.MULTILINE)
     shown = re.search(r"^cloister plan .*\n```\n\n```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[1]
     assert f"cloister plan {command}\n" in (ROOT / "docs" / "plan.md").read_text()
-    lines = printed(*shlex.split(command), "--no-timing").splitlines()
+    options = [str(ROOT / part) if part.endswith(".toml") else part for part in shlex.split(command)]
+    lines = printed(*options, "--no-timing").splitlines()
     for line in shown.splitlines():
         assert line in lines or line.strip() in ("", "…"), line
 
@@ -174,12 +175,12 @@ def test_a_budget_that_not_one_round_fits_is_one_error_with_the_remedy():
         (
             GAUSSIANLY,
             ("--epsilon", 0.5),
-            "each client's of 0.5 for one client: set privacy.client-noise-multiplier=",
+            "each client's of 0.5 for one client: set privacy.gaussian-noise-multiplier=",
         ),
         (
             f"{GAUSSIANLY} privacy.client-max-epsilon=0.5",
             (),
-            "each client's of 0.5 for one client: set privacy.client-",
+            "each client's of 0.5 for one client: set privacy.gaussian-noise-multiplier=",
         ),
     ]
     assert failures(cases, check) == []
@@ -189,11 +190,11 @@ def test_a_budget_that_not_one_round_fits_is_one_error_with_the_remedy():
 def test_clients_of_several_sizes_get_one_answer():
     settings, options = f"{DP_SGDLY} client.batch-size=64", ("--no-timing", "--epsilon")
     (line,) = invoke("-c", settings, *options, 1).stderr.splitlines()
-    (noise,) = re.findall(r"set privacy.client-noise-multiplier=(\S+), or a budget", line)
+    (noise,) = re.findall(r"set privacy.dp-sgd-noise-multiplier=(\S+), or a budget", line)
     assert "every client's of 1 for one example: " in line and "more strictly than the ε that a run claims" in line
-    told = printed("-c", f"{settings} privacy.client-noise-multiplier={noise}", *options, 1)
+    told = printed("-c", f"{settings} privacy.dp-sgd-noise-multiplier={noise}", *options, 1)
     assert told.count("a client's with ") > 1
-    assert f"  every client's: privacy.client-noise-multiplier={noise} for all rounds" in told
+    assert f"  every client's: privacy.dp-sgd-noise-multiplier={noise} for all rounds" in told
 
 
 def test_a_run_that_closes_budgets_says_so_before():
@@ -248,7 +249,7 @@ class TestPolicy:
         little = GAUSSIANLY.replace("=2.0", "=0.5")
         told = printed("-c", little, "--policy", "policy.toml", "--no-timing")
         assert "would refuse: refused by the policy" in told
-        assert "privacy.client-noise-multiplier = 0.5, demanded: at least 1" in told and "budgets" not in told
+        assert "privacy.gaussian-noise-multiplier = 0.5, demanded: at least 1" in told and "budgets" not in told
 
     def test_its_size_of_the_data_counts_for_dp_sgd(self, tmp_path):
         path = tmp_path / "policy.toml"
@@ -274,7 +275,7 @@ class TestPolicy:
 
 
 def gaussian(z):
-    return {"privacy.server": "none", "privacy.client": "gaussian", "privacy.client-noise-multiplier": z}
+    return {"privacy.server": "none", "privacy.client": "gaussian", "privacy.gaussian-noise-multiplier": z}
 
 
 ERRORS = [

@@ -6,7 +6,7 @@ import pytest
 from planned import CLIENTS, DP_SGD, GLOBAL, TINY, planned, run
 
 from cloister.config.run import parse
-from cloister.estimate.budget import CLIENT_NOISE, Within, for_all, within_server
+from cloister.estimate.budget import Within, for_all, within_server
 from cloister.estimate.render import _all_within
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
@@ -17,6 +17,7 @@ from cloister.utils.errors import ConfigError, PrivacyError
 
 GAUSSIAN = {"privacy.server": "none", "privacy.client": "gaussian"}
 LAPLACE = {"privacy.server": "none", "privacy.client": "laplace", "privacy.radius": 1.0}
+SIGMA = "privacy.dp-sgd-noise-multiplier"
 
 
 def drawn(q):
@@ -104,8 +105,8 @@ def test_a_run_with_that_budget_has_that_many_rounds(tmp_path):
 @pytest.mark.parametrize(
     ("mechanism", "budget", "epsilon", "rounds"),
     [
-        (GAUSSIAN | {"privacy.client-noise-multiplier": 2.0}, "privacy.client-max-epsilon", 5.0, 4),
-        (LAPLACE | {"privacy.client-noise-multiplier": 400.0}, "privacy.max-leakage", 5.0, 3),
+        (GAUSSIAN | {"privacy.gaussian-noise-multiplier": 2.0}, "privacy.client-max-epsilon", 5.0, 4),
+        (LAPLACE | {"privacy.laplace-noise-multiplier": 400.0}, "privacy.max-leakage", 5.0, 3),
     ],
 )
 def test_clients_with_that_budget_reply_in_that_many_rounds(tmp_path, mechanism, budget, epsilon, rounds):
@@ -114,8 +115,8 @@ def test_clients_with_that_budget_reply_in_that_many_rounds(tmp_path, mechanism,
     (answer,), (allowed,) = told["within"], told["budgets"]
     assert answer["rounds"] == allowed["rounds"] == rounds and allowed["more"] == 0
     assert answered(settings) == rounds
-    assert answered(settings | {CLIENT_NOISE: answer["noise"]}) == rounds + 1
-    assert answered(settings | {CLIENT_NOISE: 0.99 * answer["noise"]}) == rounds
+    assert answered(settings | {answer["key"]: answer["noise"]}) == rounds + 1
+    assert answered(settings | {answer["key"]: 0.99 * answer["noise"]}) == rounds
 
 
 def answered(settings):
@@ -126,12 +127,12 @@ def answered(settings):
 
 def test_clients_of_several_sizes_get_the_answer_of_those_who_need_the_most_noise():
     server = Within("client", "the server's", "privacy.noise-multiplier", 1.5, "", 3)
-    small = Within("example", "a client's with 38 examples", CLIENT_NOISE, 2.135, "", 0, 12.84)
-    large = Within("example", "a client's with 39 examples", CLIENT_NOISE, 2.095, "", 2)
+    small = Within("example", "a client's with 38 examples", SIGMA, 2.135, "", 0, 12.84)
+    large = Within("example", "a client's with 39 examples", SIGMA, 2.095, "", 2)
     together = replace(small, whose="every client's")
     assert for_all([server, large, small]) == (server, together) and for_all([small]) == (small,)
     told = list(_all_within([server, large, small]))
-    assert len(told) == 4 and told[-1] == f"every client's: {CLIENT_NOISE}=2.135 for all rounds"
+    assert len(told) == 4 and told[-1] == f"every client's: {SIGMA}=2.135 for all rounds"
     none = replace(large, noise=None, why="no noise does", rounds=0, smallest=None)
     (found,) = for_all([small, none])
     assert found.is_nothing and found.why == "no noise does" and found.noise is found.smallest is None
@@ -146,4 +147,4 @@ def test_examples_with_that_budget_are_trained_on_in_that_many_rounds(tmp_path):
     assert fewest == min(allowed["rounds"] for allowed in told["budgets"])
     assert 1 < fewest < 6 and answered(settings) == fewest
     most = max(answer["noise"] for answer in told["within"])
-    assert answered(settings | {CLIENT_NOISE: most}) == 6
+    assert answered(settings | {SIGMA: most}) == 6

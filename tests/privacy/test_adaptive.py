@@ -315,7 +315,9 @@ def test_the_ledger_holds_both(tmp_path):
 
 def test_parameters_out_of_range():
     def check(name, value):
-        key = {"bound": "clipping_norm", "bits_multiplier": "bits_noise_multiplier"}.get(name, f"clipping_{name}")
+        key = {"bound": "clipping_norm", "bits_multiplier": "clipping_count_noise_multiplier"}.get(
+            name, f"clipping_{name}"
+        )
         with pytest.raises(ConfigError, match=key):
             AdaptiveClip(**({"bound": 1.0} | {name: value}))
 

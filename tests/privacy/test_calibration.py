@@ -113,7 +113,7 @@ def test_where_no_noise_on_the_sum_is_enough(tmp_path):
     assert str(refused.value) == (
         "privacy.max-epsilon = 2 is passed for any privacy.noise-multiplier: what the ledger holds and what is "
         "released beside the sum in all rounds (a distance, with privacy.distance-noise-multiplier; the share of an "
-        "adaptive clip, with privacy.bits-noise-multiplier) already take "
+        "adaptive clip, with privacy.clipping-count-noise-multiplier) already take "
         f"{100 * 100 / 16 / budget.limit:.4g} % of it"
     )
 

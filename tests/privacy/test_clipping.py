@@ -124,7 +124,7 @@ def test_what_a_clip_says_it_was_made_with():
             "privacy.clipping-norm": 3.0,
             "privacy.clipping-quantile": 0.5,
             "privacy.clipping-rate": 0.2,
-            "privacy.bits-noise-multiplier": 10.0,
+            "privacy.clipping-count-noise-multiplier": 10.0,
         }
     assert fixed.joint_multiplier(0.7) == 0.7
     assert AdaptiveClip(1.0, bits_multiplier=4.0).joint_multiplier(3.0) == pytest.approx(2.4)
@@ -153,7 +153,7 @@ def test_what_is_said_of_a_clip_that_is_none():
         ({"quantile": 1.0}, "clipping_quantile must be above 0 and below 1, got 1.0"),
         ({"rate": 0.0}, "clipping_rate must be > 0, got 0.0"),
         ({"rate": 10.1}, "clipping_rate must be <= 10, got 10.1"),
-        ({"bits_multiplier": 0.0}, "bits_noise_multiplier must be > 0, got 0.0"),
+        ({"bits_multiplier": 0.0}, "clipping_count_noise_multiplier must be > 0, got 0.0"),
         ({"bound": 0.0}, "clipping_norm must be > 0, got 0.0"),
     ]
     assert failures(cases, check) == []

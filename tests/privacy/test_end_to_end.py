@@ -32,7 +32,7 @@ from cloister.privacy.claims.client import (
 from cloister.privacy.claims.premises import BUNDLE, CARRIED, CRYPTOGRAPHY, KERNELS
 from cloister.privacy.claims.to_json import record_clients
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
-from cloister.privacy.mechanisms.local import NO_NOISE
+from cloister.privacy.mechanisms.local import no_noise
 from cloister.privacy.mechanisms.selection import SEEDED, ReleaseContext
 from cloister.utils.errors import ConfigError
 
@@ -200,8 +200,8 @@ LARGE, SMALL = LocalSteps(640, 100, 2), LocalSteps(50, 100, 2)
 
 
 class TestStatement:
-    def of(self, rounds=64, delta=DELTA, client_noise_multiplier=4.0, batch_sampling="poisson", noise_seed=-1):
-        mechanism = LocalDpSgd(client_noise_multiplier, 1.0, sampling=batch_sampling)
+    def of(self, rounds=64, delta=DELTA, noise_multiplier=4.0, batch_sampling="poisson", noise_seed=-1):
+        mechanism = LocalDpSgd(noise_multiplier, 1.0, sampling=batch_sampling)
         steps = LocalSteps(600, 100, 1, batch_sampling)
         facts = record_clients(dp_sgd_claim(mechanism, [steps], rounds, delta, ReleaseContext(noise_seed != -1)))
         (size,) = facts["by-examples"]
@@ -288,7 +288,7 @@ class TestStatement:
         assert (seeded.reasons, seeded.seeded) == ((SEEDED,), True)
         assert [(size.size, size.figures, len(size.heuristic)) for size in seeded.sizes] == [(8, (), 1), (16, (), 1)]
         silent = dp_sgd_claim(LocalDpSgd(0.0, 1.0), sizes, 2, DELTA, ReleaseContext(True))
-        assert silent.reasons == (NO_NOISE, SEEDED) and silent.sizes == (OfSize(8, 2), OfSize(16, 2))
+        assert silent.reasons == (no_noise("dp-sgd"), SEEDED) and silent.sizes == (OfSize(8, 2), OfSize(16, 2))
         sound = dp_sgd_claim(LocalDpSgd(4.0, 1.0), sizes, 2, DELTA, ReleaseContext())
         alone = [dp_sgd_claim(LocalDpSgd(4.0, 1.0), [steps], 2, DELTA, ReleaseContext()).sizes for steps in sizes]
         assert sound.sizes == alone[0] + alone[1] and not sound.seeded
@@ -370,7 +370,7 @@ class TestStatement:
             facts = self.of(**broken)
             assert facts["status"] == "heuristic" and facts["reasons"] and facts["claims"] == []
 
-        assert failures([{"client_noise_multiplier": 0.0}, {"noise_seed": 1}], check) == []
+        assert failures([{"noise_multiplier": 0.0}, {"noise_seed": 1}], check) == []
 
     def test_is_json(self):
         import json

@@ -11,7 +11,7 @@ from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Unaccoun
 from cloister.privacy.mechanisms import local
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.laplace import deviation, public_step
-from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace, no_noise
 from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise, grid_step
 from cloister.utils.errors import ConfigError, PrivacyError
 
@@ -211,14 +211,14 @@ def test_what_is_told_of_an_update_that_is_none():
 
 
 def test_events_by_hand():
-    none = [Unaccounted("privacy.client-noise-multiplier is 0: there is no noise")]
+    laplace, gaussian = ([Unaccounted(no_noise(name))] for name in ("laplace", "gaussian"))
     for mechanism, expected in (
         (LocalLaplace(2.0, 5.0), [Pure(4.0)]),
         (LocalGaussian(2.0, 1.5), [Gaussian(1.5)]),
         (PublishedLaplace(5.0), [Laplace(4.0, 1.0)]),
-        (LocalLaplace(2.0, 0.0), none),
-        (LocalGaussian(2.0, 0.0), none),
-        (PublishedLaplace(0.0), none),
+        (LocalLaplace(2.0, 0.0), laplace),
+        (LocalGaussian(2.0, 0.0), gaussian),
+        (PublishedLaplace(0.0), laplace),
     ):
         assert mechanism.events(20) == expected
         assert mechanism.events(1)
@@ -231,12 +231,12 @@ def test_caveats_and_parameters_by_hand():
         "privacy.radius is 0: the scale of the noise follows from how far a client's own data moved its model, and "
         "tells it; what is leaked within that distance is nominal"
     )
-    none = "privacy.client-noise-multiplier is 0: there is no noise"
+    none = "privacy.laplace-noise-multiplier is 0: there is no noise"
     assert PublishedLaplace(5.0).caveats() == [own] and PublishedLaplace(0.0).caveats() == [none, own]
-    for make in (LocalLaplace, LocalGaussian):
-        assert make(1.0, 5.0).caveats() == [] and make(1.0, 0.0).caveats() == [none]
+    for make, reason in ((LocalLaplace, none), (LocalGaussian, none.replace("laplace", "gaussian"))):
+        assert make(1.0, 5.0).caveats() == [] and make(1.0, 0.0).caveats() == [reason]
     assert PublishedLaplace(5.0, True).parameters() == {
-        "privacy.client-noise-multiplier": 5.0,
+        "privacy.laplace-noise-multiplier": 5.0,
         "privacy.radius": 0.0,
         "privacy.per-layer": True,
     }
@@ -244,12 +244,13 @@ def test_caveats_and_parameters_by_hand():
 
 
 def test_the_range_of_a_multiplier():
-    for make in (lambda z: LocalLaplace(1.0, z), lambda z: LocalGaussian(1.0, z), PublishedLaplace):
+    makers = {"laplace": lambda z: LocalLaplace(1.0, z), "gaussian": lambda z: LocalGaussian(1.0, z)}
+    for name, make in (*makers.items(), ("laplace", PublishedLaplace)):
         assert make(1e-6).noise_multiplier == 1e-6 and make(0.0).noise_multiplier == 0
         with pytest.raises(ConfigError) as refused:
             make(9e-7)
-        assert str(refused.value) == "client_noise_multiplier must be 0 or at least 1e-06, got 9e-07"
-        with pytest.raises(ConfigError, match=r"^client_noise_multiplier must be >= 0, got -1.0$"):
+        assert str(refused.value) == f"{name}_noise_multiplier must be 0 or at least 1e-06, got 9e-07"
+        with pytest.raises(ConfigError, match=rf"^{name}_noise_multiplier must be >= 0, got -1.0$"):
             make(-1.0)
     with pytest.raises(PrivacyError, match="noise multiplier"):
         LocalGaussian(1.0, 1.1e6)

@@ -13,7 +13,7 @@ from cloister.privacy.claims.client import NEIGHBOURS, UNPROTECTED, gaussian_cla
 from cloister.privacy.claims.premises import BUNDLE, CARRIED, CRYPTOGRAPHY
 from cloister.privacy.claims.render import render_clients
 from cloister.privacy.claims.to_json import record_clients
-from cloister.privacy.mechanisms.local import NO_NOISE, LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace, no_noise
 from cloister.privacy.mechanisms.selection import SEEDED, ReleaseContext
 
 
@@ -21,17 +21,15 @@ def circumstances(hypotheses, noise_seed=-1, choice="private", choice_epsilon=1.
     return ReleaseContext(noise_seed != -1, hypotheses, choice == "private", choice_epsilon)
 
 
-def claim_of_laplace(
-    hypotheses=1, radius=0.0, client_noise_multiplier=5.0, per_layer=False, max_leakage=0.0, **settings
-):
-    mechanism = PublishedLaplace(client_noise_multiplier, per_layer)
+def claim_of_laplace(hypotheses=1, radius=0.0, noise_multiplier=5.0, per_layer=False, max_leakage=0.0, **settings):
+    mechanism = PublishedLaplace(noise_multiplier, per_layer)
     if radius:
-        mechanism = LocalLaplace(radius, client_noise_multiplier, per_layer)
+        mechanism = LocalLaplace(radius, noise_multiplier, per_layer)
     return laplace_claim(mechanism, 20, 10, circumstances(hypotheses, **settings), max_leakage)
 
 
-def claim_of_gaussian(hypotheses=1, client_noise_multiplier=4.0, target_delta=1e-5, **settings):
-    mechanism = LocalGaussian(1.0, client_noise_multiplier)
+def claim_of_gaussian(hypotheses=1, noise_multiplier=4.0, target_delta=1e-5, **settings):
+    mechanism = LocalGaussian(1.0, noise_multiplier)
     return gaussian_claim(mechanism, 10, target_delta, circumstances(hypotheses, **settings))
 
 
@@ -112,9 +110,9 @@ def test_every_reason_is_said_that_of_the_mechanism_first():
 
     cases = [
         (claim_of_laplace, {"radius": 0.5}, (SEEDED,), 4.0),
-        (claim_of_laplace, {"radius": 0.5, "client_noise_multiplier": 0.0}, (NO_NOISE, SEEDED), None),
+        (claim_of_laplace, {"radius": 0.5, "noise_multiplier": 0.0}, (no_noise("laplace"), SEEDED), None),
         (claim_of_gaussian, {}, (SEEDED,), None),
-        (claim_of_gaussian, {"client_noise_multiplier": 0.0}, (NO_NOISE, SEEDED), None),
+        (claim_of_gaussian, {"noise_multiplier": 0.0}, (no_noise("gaussian"), SEEDED), None),
     ]
     assert failures(cases, check) == []
 
@@ -188,7 +186,7 @@ class TestBoth:
         ("settings", "reason"),
         [
             ({"noise_seed": 3}, "seeded"),
-            ({"client_noise_multiplier": 0.0}, "no noise"),
+            ({"noise_multiplier": 0.0}, "no noise"),
             ({"choice": "exact", "hypotheses": 2}, "without noise"),
         ],
     )
@@ -201,5 +199,5 @@ class TestBoth:
         assert "the server" in claim().adversary and BUNDLE in claim().premises
 
     def test_an_epsilon_that_is_worth_nothing_is_called_so(self, claim):
-        assert any(", weak" in line for line in render_clients(claim(client_noise_multiplier=0.5)))
-        assert not any("weak" in line for line in render_clients(claim(client_noise_multiplier=1e4)))
+        assert any(", weak" in line for line in render_clients(claim(noise_multiplier=0.5)))
+        assert not any("weak" in line for line in render_clients(claim(noise_multiplier=1e4)))

@@ -124,7 +124,7 @@ def test_the_clip_decays_as_the_published_loop_does(high, decay, low, rounds):
 @pytest.mark.parametrize("unit", [{}, {"privacy.group-cap": 3}])
 def test_it_tells_its_parameters_by_the_keys_of_the_configuration(unit):
     settings = {
-        "privacy.client-noise-multiplier": 1.5,
+        "privacy.dp-sgd-noise-multiplier": 1.5,
         "privacy.client-clipping-norm": 0.4,
         "privacy.clipping-decay": 0.1,
         "privacy.min-clipping-norm": 0.2,
@@ -138,7 +138,7 @@ class TestNothingIsClaimed:
     @pytest.mark.parametrize(
         ("mechanism", "circumstances", "reason"),
         [
-            (LocalDpSgd(0.0, 1.0), ReleaseContext(), "client-noise-multiplier is 0"),
+            (LocalDpSgd(0.0, 1.0), ReleaseContext(), "dp-sgd-noise-multiplier is 0"),
             (LocalDpSgd(1.0, 1.0), ReleaseContext(seeded=True), "the noise is seeded"),
             (LocalDpSgd(1.0, 1.0), ReleaseContext(hypotheses=2, private=False), "found out without noise"),
         ],

@@ -89,7 +89,7 @@ ADDED = (
 BESIDE = (
     "a budget is passed for any privacy.noise-multiplier: what the ledger holds and what is released beside the "
     "sum in all rounds (a distance, with privacy.distance-noise-multiplier; the share of an adaptive clip, with "
-    "privacy.bits-noise-multiplier) already take 133.3 % of it"
+    "privacy.clipping-count-noise-multiplier) already take 133.3 % of it"
 )
 ON_ONE = (
     "strategy X declares no capabilities, so it is not known whether it means anything on one reply, the release; "

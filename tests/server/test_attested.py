@@ -32,7 +32,7 @@ DP_SGD = {
     "client.batch-size": 32,
     "privacy.server": "none",
     "privacy.client": "dp-sgd",
-    "privacy.client-noise-multiplier": 1.5,
+    "privacy.dp-sgd-noise-multiplier": 1.5,
     "tensorboard": False,
     "report": False,
 }
@@ -86,7 +86,7 @@ def test_noise_on_an_update_is_claimed_where_it_is_stated(tmp_path):
         "task.model": "softmax",
         "privacy.server": "none",
         "privacy.client": "laplace",
-        "privacy.client-noise-multiplier": 2.0,
+        "privacy.laplace-noise-multiplier": 2.0,
         "privacy.radius": 1.0,
     }
     own = stated(mechanism="laplace", unit="client", events=(Laplace(2.0, 1.0),))

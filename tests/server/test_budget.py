@@ -92,8 +92,8 @@ def test_a_budget_of_clients_that_not_one_round_fits_is_refused_with_the_noise_t
     with pytest.raises(BudgetExhausted, match=r"not one round fits privacy\.client-max-epsilon = 0\.5 at") as refused:
         go(tmp_path, **settings)
     assert not list(tmp_path.iterdir()), "nothing was begun"
-    noise = float(re.search(r"client-noise-multiplier of (\S+) or more for 4 rounds", str(refused.value)).group(1))
-    outcome = go(tmp_path, **settings, privacy__client_noise_multiplier=noise)
+    noise = float(re.search(r"dp-sgd-noise-multiplier of (\S+) or more for 4 rounds", str(refused.value)).group(1))
+    outcome = go(tmp_path, **settings, privacy__dp_sgd_noise_multiplier=noise)
     assert len(outcome.rounds) == 5 and all(done.measured.accepted == 4 for done in outcome.rounds[1:])
 
 
@@ -268,7 +268,7 @@ def test_scores_that_left_without_noise_count_in_later_runs(tmp_path):
 
 def test_an_adaptive_clip_pays_for_its_bits(tmp_path):
     """z = 2 and z_b = 4 are together one release with (1/4 + 1/16)^(-½) = 1.789."""
-    go(tmp_path, privacy__clipping="adaptive", privacy__bits_noise_multiplier=4.0)
+    go(tmp_path, privacy__clipping="adaptive", privacy__clipping_count_noise_multiplier=4.0)
     multipliers = [entry.event.noise_multiplier for entry in ledger_of(tmp_path).entries]
     assert multipliers == pytest.approx([1.7888543819998317] * 4)
 

@@ -272,7 +272,7 @@ def test_scores_of_those_who_may_have_trained_under_another_id_do(tmp_path):
 @pytest.mark.parametrize("hypotheses", [1, 3])
 def test_under_laplace_a_client_is_charged_for_the_one_hypothesis_it_sends(tmp_path, hypotheses):
     """The softmax model of digits has 650 parameters, however many of them the server trains side by side."""
-    laplace = {"privacy.client": "laplace", "privacy.radius": 1.0, "privacy.client-noise-multiplier": 5.0}
+    laplace = {"privacy.client": "laplace", "privacy.radius": 1.0, "privacy.laplace-noise-multiplier": 5.0}
     cluster = {"privacy.server": "laplace-clustering", "privacy.clusters": hypotheses}
     plan = build(parse(SETTINGS | laplace | cluster | {"output-dir": str(tmp_path), "task.test-fraction": 0.0}))
     one = plan.task.build().arrays()
@@ -294,8 +294,9 @@ def test_under_laplace_a_client_is_charged_for_the_one_hypothesis_it_sends(tmp_p
 @pytest.mark.parametrize("choice", [{}, {"privacy.server": "laplace-clustering", "privacy.choice": "exact"}])
 def test_the_server_claims_for_the_mechanism_that_its_clients_have(tmp_path, changes, choice):
     """Each side reads the configuration by itself; what they read is the same."""
-    noisy = {"privacy.client-noise-multiplier": 3.0, "output-dir": str(tmp_path)}
-    config = parse(SETTINGS | noisy | changes | choice)
+    settings = SETTINGS | changes | choice
+    noisy = {f"privacy.{settings['privacy.client']}-noise-multiplier": 3.0, "output-dir": str(tmp_path)}
+    config = parse(settings | noisy)
     mechanism = config.privacy.client.noise_on_update or config.privacy.dp_sgd.mechanism()
     circumstances = config.privacy.circumstances
     claim = client_claim(build(config), LAYOUT, 1)

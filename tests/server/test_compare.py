@@ -152,7 +152,7 @@ class TestTable:
         ).values()
         told = [dict(zip(columns, row, strict=True)) for row in rows]
         assert [row["noise-multiplier"] for row in told] == ["1.5", "3.0", "–"]
-        assert [row["client-noise-multiplier"] for row in told] == ["–", "–", "1.0"]
+        assert [row["dp-sgd-noise-multiplier"] for row in told] == ["–", "–", "1.0"]
         assert not {"max-epsilon", "batch-sampling", "placement", "clipping"} & set(columns)
 
     def test_in_place_of_auto_stands_what_was_found(self, two, tmp_path):

@@ -39,7 +39,7 @@ SETTINGS = {
     "client.learning-rate": 0.5,
     "privacy.server": "none",
     "privacy.client": "dp-sgd",
-    "privacy.client-noise-multiplier": 2.0,
+    "privacy.dp-sgd-noise-multiplier": 2.0,
     "tensorboard": False,
     "num-rounds": 3,
     "seed": 1,
@@ -173,7 +173,7 @@ class TestBudget:
         assert limit(local, 0.0, "client") == (1e-6, 2.0) and limit(local, 3.0) == (1e-6, 3.0)
 
     def test_a_node_with_one_takes_no_part_without_dp_sgd(self, tmp_path):
-        changes = {"privacy__client": "none", "privacy__client_noise_multiplier": 1.0, "num_rounds": 1}
+        changes = {"privacy__client": "none", "privacy__dp_sgd_noise_multiplier": 1.0, "num_rounds": 1}
         outcome = federated(tmp_path, nodes(tmp_path, n1={EXAMPLE_BUDGET: 100.0}), **changes)
         assert outcome.rounds[1].measured.accepted == 3
         assert entries(tmp_path, 1) == []

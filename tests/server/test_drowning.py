@@ -37,10 +37,10 @@ def test_it_begins_where_the_noise_is_longer_than_all_updates_and_drowns_them_at
 
     cases = [
         (SERVER, "privacy.noise-multiplier", 5 * 10 * 2 / 20),
-        (CLIENTS | {"privacy.client": "gaussian"}, "privacy.client-noise-multiplier", 5 * math.sqrt(40) / 20),
+        (CLIENTS | {"privacy.client": "gaussian"}, "privacy.gaussian-noise-multiplier", 5 * math.sqrt(40) / 20),
         (
             CLIENTS | {"privacy.client": "laplace", "privacy.radius": 2.0},
-            "privacy.client-noise-multiplier",
+            "privacy.laplace-noise-multiplier",
             5 * math.sqrt(40),
         ),
     ]
@@ -64,10 +64,10 @@ def test_steps_of_dp_sgd():
     sizes = [LocalSteps(64, 32, 1)] * 10
     at_5 = 5 * 80 * 32 / (20 * math.sqrt(80))
     settings = CLIENTS | {"privacy.client": "dp-sgd", "client.batch-size": 32}
-    assert not told(settings | {"privacy.client-noise-multiplier": 0.29 * at_5}, sizes=sizes)
-    assert "drowns" not in told(settings | {"privacy.client-noise-multiplier": 0.98 * at_5}, sizes=sizes)[0]
-    assert "drowns" in told(settings | {"privacy.client-noise-multiplier": 1.02 * at_5}, sizes=sizes)[0]
-    assert not told(settings | {"privacy.client-noise-multiplier": 1e6}), "sizes are not known"
+    assert not told(settings | {"privacy.dp-sgd-noise-multiplier": 0.29 * at_5}, sizes=sizes)
+    assert "drowns" not in told(settings | {"privacy.dp-sgd-noise-multiplier": 0.98 * at_5}, sizes=sizes)[0]
+    assert "drowns" in told(settings | {"privacy.dp-sgd-noise-multiplier": 1.02 * at_5}, sizes=sizes)[0]
+    assert not told(settings | {"privacy.dp-sgd-noise-multiplier": 1e6}), "sizes are not known"
 
 
 def test_batches_larger_than_any_client():

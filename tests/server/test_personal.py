@@ -31,7 +31,7 @@ from cloister.utils.errors import ConfigError, FederationError
 
 LINEAR = {"task.name": "linear", "task.test-fraction": 0.0, "tensorboard": False, "keep-checkpoints": 1, "seed": 1}
 CLUSTERS = {"privacy.server": "laplace-clustering"}
-NOISE = CLUSTERS | {"privacy.client": "laplace", "privacy.client-noise-multiplier": 5.0}
+NOISE = CLUSTERS | {"privacy.client": "laplace", "privacy.laplace-noise-multiplier": 5.0}
 
 
 def quiet():
@@ -171,7 +171,7 @@ class TestWhatLeaves:
     @pytest.mark.parametrize(
         ("settings", "says"),
         [
-            ({"privacy.max-leakage": 1.0, "privacy.client-noise-multiplier": 0.0}, "cannot be kept"),
+            ({"privacy.max-leakage": 1.0, "privacy.laplace-noise-multiplier": 0.0}, "cannot be kept"),
             (
                 {"privacy.server": "global-dp", "strategy.weighting": "examples", "privacy.examples-cap": 5.0},
                 "no example count",

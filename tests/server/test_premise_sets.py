@@ -35,7 +35,12 @@ from cloister.utils.registry import Registry
 LAYOUT = Layout.of({"w": np.zeros(4, np.float32)})
 COMMON = {"task.model": "softmax", "client.local-epochs": 1, "client.batch-size": 32}
 GLOBAL = {"privacy.server": "global-dp", "privacy.noise-multiplier": 2.0}
-NOISE = {"privacy.server": "none", "privacy.client-noise-multiplier": 1.5}
+
+
+def noised(client):
+    return {"privacy.server": "none", "privacy.client": client, f"privacy.{client}-noise-multiplier": 1.5}
+
+
 SECURE = GLOBAL | {"secure-aggregation.enabled": True, "secure-aggregation.threshold": 3, "strategy.min-nodes": 4}
 SETTINGS = {
     "global-dp": GLOBAL,
@@ -43,10 +48,10 @@ SETTINGS = {
     "global-dp, rule": GLOBAL | {"privacy.placement": "rule", "strategy.name": "fedmedian"},
     "metric": GLOBAL | {"privacy.server": "metric", "privacy.distance-release": "private"},
     "secure aggregation": SECURE,
-    "gaussian": NOISE | {"privacy.client": "gaussian"},
-    "laplace": NOISE | {"privacy.client": "laplace", "privacy.radius": 1.0},
-    "laplace, as published": NOISE | {"privacy.client": "laplace", "privacy.radius": 0.0},
-    "dp-sgd": NOISE | {"privacy.client": "dp-sgd"},
+    "gaussian": noised("gaussian"),
+    "laplace": noised("laplace") | {"privacy.radius": 1.0},
+    "laplace, as published": noised("laplace") | {"privacy.radius": 0.0},
+    "dp-sgd": noised("dp-sgd"),
 }
 GRIDS = {
     "in process": LocalGrid.simulated(app, {}, 4),

@@ -160,7 +160,7 @@ class TestWhatGoesOn:
         assert resume(tmp_path).plan.seed == stopped.plan.seed
 
     def test_what_simulated_clients_have_released(self, tmp_path):
-        settings = LINEAR | {"privacy.client": "laplace", "privacy.client-noise-multiplier": 5.0}
+        settings = LINEAR | {"privacy.client": "laplace", "privacy.laplace-noise-multiplier": 5.0}
         go(tmp_path / "whole", settings)
         stopped_after(tmp_path / "parts", settings, 1)
         resume(tmp_path / "parts")
@@ -168,7 +168,7 @@ class TestWhatGoesOn:
         assert found[0] == found[1]
 
     def test_not_how_often_clients_were_drawn_where_that_is_secret(self, tmp_path):
-        settings = PRIVATE | {"privacy.client": "laplace", "privacy.client-noise-multiplier": 5.0}
+        settings = PRIVATE | {"privacy.client": "laplace", "privacy.laplace-noise-multiplier": 5.0}
         go(tmp_path / "public", settings)
         assert (tmp_path / "public" / "r" / "nodes.json").exists()
         stopped_after(tmp_path / "secret", settings | DRAWN, 2)

@@ -44,7 +44,7 @@ GROUPS = {"privacy.server": "laplace-clustering", "privacy.noise-multiplier": No
 def test_what_cannot_be(tmp_path):
     cases = [
         ({"secure-aggregation.enabled": False}, "have no effect with secure-aggregation.enabled = False"),
-        ({"secure-aggregation.threshold": 0}, "threshold = 0 must be at least 2"),
+        ({"secure-aggregation.threshold": 0, "strategy.min-nodes": 3}, "threshold = 0 follows from strategy.min-nodes"),
         ({"secure-aggregation.threshold": 1}, "threshold = 1 must be at least 2"),
         ({"secure-aggregation.threshold": 101}, "and at most 100"),
         ({"secure-aggregation.colluding": 4}, "above secure-aggregation.colluding = 4"),
@@ -59,7 +59,10 @@ def test_what_cannot_be(tmp_path):
         ({"privacy.server": "some-plugin"}, "privacy.server = 'some-plugin'"),
         ({"privacy.placement": "rule"}, "privacy.placement = 'rule'"),
         ({"privacy.placement": "model"}, "privacy.placement = 'model'"),
-        ({"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 257.0}, "multiplier = 257: .* at most 256"),
+        (
+            {"privacy.clipping": "adaptive", "privacy.clipping-count-noise-multiplier": 257.0},
+            "multiplier = 257: .* at most 256",
+        ),
         ({"privacy.noise-multiplier": "auto", "privacy.max-epsilon": 5.0}, "privacy.noise-multiplier = 'auto'"),
         ({"privacy.examples-cap": 5.0, "strategy.weighting": "examples"}, "every update counts the same"),
         ({"privacy.client": "gaussian"}, "privacy.client = 'gaussian'"),

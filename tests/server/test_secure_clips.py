@@ -17,7 +17,11 @@ from cloister.privacy.mechanisms.distributed.plan import add_noise
 from cloister.privacy.mechanisms.distributed.shares import STEPS
 from cloister.utils.wire import CLIPPING_NORM, CONFIG
 
-ADAPTIVE = {"privacy.clipping": "adaptive", "privacy.clipping-rate": 1.0, "privacy.bits-noise-multiplier": 1e-3}
+ADAPTIVE = {
+    "privacy.clipping": "adaptive",
+    "privacy.clipping-rate": 1.0,
+    "privacy.clipping-count-noise-multiplier": 1e-3,
+}
 """With the least noise on the bits that is made: it moves C by a thousandth."""
 
 
@@ -77,7 +81,7 @@ class TestTheClip:
 
     @pytest.mark.slow
     def test_finds_the_norm_of_most(self, tmp_path):
-        keys = {"privacy.bits-noise-multiplier": 0.3}
+        keys = {"privacy.clipping-count-noise-multiplier": 0.3}
         run = run_of(tmp_path, long_updates(0.2, 0.2, 0.2, 0.2, 5.0), **keys)
         for number in range(1, 7):
             one_round(run, number)
@@ -94,7 +98,7 @@ class TestTheNoise:
         monkeypatch.setattr(
             DistributedMean, "plan", lambda own, size: replace(plan(own, size), beside=(own.bits,) * 1500)
         )
-        keys = {"threshold": 3, "privacy.bits-noise-multiplier": 2.0}
+        keys = {"threshold": 3, "privacy.clipping-count-noise-multiplier": 2.0}
         run, noise = run_of(folder, updates, gone, **keys), []
         for number in range(1, 6):
             summed = run.collect(number)
@@ -120,7 +124,7 @@ class TestCharges:
         policy.write_text('tasks = ["digits"]\nmechanisms = ["global-dp"]\nmax-epsilon = 90.0\nmin-colluding = 1\n')
         own = [{"policy": str(policy), "ledger-dir": str(tmp_path / str(n))} for n in range(5)]
         nodes = [{"partition-id": n, "num-partitions": 5, **node} for n, node in enumerate(own)]
-        keys = {"colluding": 1, "privacy.bits-noise-multiplier": 2.0}
+        keys = {"colluding": 1, "privacy.clipping-count-noise-multiplier": 2.0}
         run = run_of(tmp_path, random_updates(5), {2: "share"}, nodes, **keys)
         run.strategy.mechanism = replace(run.strategy.mechanism, clip=replace(run.strategy.mechanism.clip, bound=0.25))
         run.collect()
@@ -195,7 +199,7 @@ class TestWhatAServerTells:
         policy.write_text(f'tasks = ["digits"]\nmechanisms = ["global-dp"]\n{rules}\n')
         own = [{"policy": str(policy), "ledger-dir": str(tmp_path / str(n))} for n in range(5)]
         nodes = [{"partition-id": n, "num-partitions": 5, **node} for n, node in enumerate(own)]
-        bits = {"privacy.bits-noise-multiplier": 2.0} if clipping == "adaptive" else {}
+        bits = {"privacy.clipping-count-noise-multiplier": 2.0} if clipping == "adaptive" else {}
         run = run_of(tmp_path, random_updates(5), nodes=nodes, **keys, **bits)
         summed = run.collect()
         assert (summed.total is None, bool(run.spent())) == (bool(says), not says)

@@ -761,7 +761,11 @@ class TestTheServer:
         [
             ({}, {}),
             (
-                {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 1.0, "privacy.noise-multiplier": 0.5},
+                {
+                    "privacy.clipping": "adaptive",
+                    "privacy.clipping-count-noise-multiplier": 1.0,
+                    "privacy.noise-multiplier": 0.5,
+                },
                 {CLIPPING_NORM: 1.0},
             ),
             (

@@ -117,8 +117,8 @@ def test_the_contract_of_every_mechanism_on_clients():
         assert contract_of_clients(PrivacyConfig(server="none", client=client, **bound)) == says
 
     cases = [
-        ("dp-sgd", "dp-sgd (client-noise-multiplier 1, client-clipping-norm 0.5, poisson batches)"),
-        ("gaussian", "gaussian (client-noise-multiplier 1, client-clipping-norm 0.5)"),
-        ("laplace", "laplace (client-noise-multiplier 1, radius of the update)"),
+        ("dp-sgd", "dp-sgd (dp-sgd-noise-multiplier 1, client-clipping-norm 0.5, poisson batches)"),
+        ("gaussian", "gaussian (gaussian-noise-multiplier 1, client-clipping-norm 0.5)"),
+        ("laplace", "laplace (laplace-noise-multiplier 1, radius of the update)"),
     ]
     assert failures(cases, check) == []

@@ -11,7 +11,7 @@ from cloister.privacy.accounting.events import Event, Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, KERNELS, Contributor
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
-from cloister.privacy.mechanisms.local import NO_NOISE
+from cloister.privacy.mechanisms.local import no_noise
 from cloister.utils import check
 from cloister.utils.errors import ConfigError, PrivacyError
 
@@ -136,12 +136,12 @@ class LocalDpSgd(Contributor):
 
     def caveats(self) -> list[str]:
         """Return a caveat if there is no noise."""
-        return [] if self.noise_multiplier else [NO_NOISE]
+        return [] if self.noise_multiplier else [no_noise("dp-sgd")]
 
     def parameters(self) -> dict[str, float | str]:
         """Return the parameters, by configuration key."""
         named: dict[str, float | str] = {
-            "privacy.client-noise-multiplier": self.noise_multiplier,
+            "privacy.dp-sgd-noise-multiplier": self.noise_multiplier,
             "privacy.client-clipping-norm": self.clipping_norm,
             "privacy.clipping-decay": self.clipping_decay,
             "privacy.min-clipping-norm": self.min_clipping_norm,

@@ -183,7 +183,7 @@ class AdaptiveClip(FixedClip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.positive(clipping_rate=self.rate, bits_noise_multiplier=self.bits_multiplier)
+        check.positive(clipping_rate=self.rate, clipping_count_noise_multiplier=self.bits_multiplier)
         if self.rate > MAX_RATE:
             raise ConfigError(f"clipping_rate must be <= {MAX_RATE:g}, got {self.rate:g}")
         if not 0 < self.quantile < 1:
@@ -196,7 +196,7 @@ class AdaptiveClip(FixedClip):
             "privacy.clipping-norm": self.initial or self.bound,
             "privacy.clipping-quantile": self.quantile,
             "privacy.clipping-rate": self.rate,
-            "privacy.bits-noise-multiplier": self.bits_multiplier,
+            "privacy.clipping-count-noise-multiplier": self.bits_multiplier,
         }
 
     def refuse_canaries(self) -> None:

@@ -222,7 +222,8 @@ class GaussianMechanism(Mechanism):
             raise ConfigError(
                 f"{budget} is passed for any privacy.noise-multiplier: what the ledger holds and what is released "
                 "beside the sum in all rounds (a distance, with privacy.distance-noise-multiplier; the share of an "
-                f"adaptive clip, with privacy.bits-noise-multiplier) already take {100 * beside / limit:.4g} % of it"
+                "adaptive clip, with privacy.clipping-count-noise-multiplier) already take "
+                f"{100 * beside / limit:.4g} % of it"
             )
         z = minimum_multiplier(lambda z: spent(replace(self, noise_multiplier=z)), limit, budget)
         return replace(self, noise_multiplier=z)

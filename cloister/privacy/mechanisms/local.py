@@ -55,7 +55,6 @@ numbers. `math.hypot` joins blocks with an error of an ulp; the factor and each 
 """
 MIN_FACTOR = 2.0**-1000
 """Least factor: a smaller one lacks accurate bits and could round up, so that its update counts as zero."""
-NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 NOT_THE_ARRAYS = "the trained arrays are not those that training began with"
 NOT_FINITE = "training has diverged: the update is not finite"
 Arrays = Mapping[str, NDArray]
@@ -143,7 +142,7 @@ class LocalLaplace(LocalMechanism):
 
     def __post_init__(self) -> None:
         check.positive(radius=self.radius)
-        _check_multiplier(self.noise_multiplier)
+        _check_multiplier(laplace_noise_multiplier=self.noise_multiplier)
 
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
         """Return start + projection of (trained - start) + noise; see `LocalMechanism`.
@@ -166,17 +165,17 @@ class LocalLaplace(LocalMechanism):
         """Return one pure release of p/ν."""
         check.positive(parameters=parameters)
         if not self.noise_multiplier:
-            return [Unaccounted(NO_NOISE)]
+            return [Unaccounted(no_noise("laplace"))]
         public_step(parameters, self._rate(parameters))
         return [Pure(parameters / self.noise_multiplier)]
 
     def caveats(self) -> list[str]:
         """Return a caveat if there is no noise."""
-        return [] if self.noise_multiplier else [NO_NOISE]
+        return [] if self.noise_multiplier else [no_noise("laplace")]
 
     def parameters(self) -> dict[str, float | bool]:
         """Return ν, the radius, and whether noise is drawn per array."""
-        return _by_key(client_noise_multiplier=self.noise_multiplier, radius=self.radius, per_layer=self.per_layer)
+        return _by_key(laplace_noise_multiplier=self.noise_multiplier, radius=self.radius, per_layer=self.per_layer)
 
     def _rate(self, size: int) -> float:
         """Return ε per unit of distance."""
@@ -203,7 +202,7 @@ class LocalGaussian(LocalMechanism):
 
     def __post_init__(self) -> None:
         check.positive(client_clipping_norm=self.clipping_norm)
-        _check_multiplier(self.noise_multiplier)
+        _check_multiplier(gaussian_noise_multiplier=self.noise_multiplier)
         Gaussian(self.noise_multiplier)
 
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
@@ -224,15 +223,15 @@ class LocalGaussian(LocalMechanism):
     def events(self, parameters: int) -> list[Event]:
         """Return one Gaussian release of multiplier z, relative to zeroing the contribution."""
         check.positive(parameters=parameters)
-        return [Gaussian(self.noise_multiplier)] if self._std() else [Unaccounted(NO_NOISE)]
+        return [Gaussian(self.noise_multiplier)] if self._std() else [Unaccounted(no_noise("gaussian"))]
 
     def caveats(self) -> list[str]:
         """Return a caveat if there is no noise."""
-        return [] if self.noise_multiplier else [NO_NOISE]
+        return [] if self.noise_multiplier else [no_noise("gaussian")]
 
     def parameters(self) -> dict[str, float | bool]:
         """Return z and C."""
-        return _by_key(client_noise_multiplier=self.noise_multiplier, client_clipping_norm=self.clipping_norm)
+        return _by_key(gaussian_noise_multiplier=self.noise_multiplier, client_clipping_norm=self.clipping_norm)
 
     def _std(self) -> float:
         """Return z·C.
@@ -268,7 +267,7 @@ class PublishedLaplace(LocalMechanism):
     premises = (BUNDLE, CRYPTOGRAPHY)
 
     def __post_init__(self) -> None:
-        _check_multiplier(self.noise_multiplier)
+        _check_multiplier(laplace_noise_multiplier=self.noise_multiplier)
 
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
         """Return trained + noise; see `LocalMechanism`.
@@ -292,7 +291,9 @@ class PublishedLaplace(LocalMechanism):
     def events(self, parameters: int) -> list[Event]:
         """Return one Laplace release, with the update's own norm as the unit of distance."""
         check.positive(parameters=parameters)
-        return [Laplace(parameters / self.noise_multiplier, 1.0)] if self.noise_multiplier else [Unaccounted(NO_NOISE)]
+        if not self.noise_multiplier:
+            return [Unaccounted(no_noise("laplace"))]
+        return [Laplace(parameters / self.noise_multiplier, 1.0)]
 
     def caveats(self) -> list[str]:
         """Return the caveat that the scale of the noise is private."""
@@ -300,21 +301,31 @@ class PublishedLaplace(LocalMechanism):
             "privacy.radius is 0: the scale of the noise follows from how far a client's own data moved its model, and "
             "tells it; what is leaked within that distance is nominal"
         )
-        return [own] if self.noise_multiplier else [NO_NOISE, own]
+        return [own] if self.noise_multiplier else [no_noise("laplace"), own]
 
     def parameters(self) -> dict[str, float | bool]:
         """Return ν, a radius of 0, and whether noise is drawn per array."""
-        return _by_key(client_noise_multiplier=self.noise_multiplier, radius=0.0, per_layer=self.per_layer)
+        return _by_key(laplace_noise_multiplier=self.noise_multiplier, radius=0.0, per_layer=self.per_layer)
 
 
 def _by_key(**values: float | bool) -> dict[str, float | bool]:
     return {f"privacy.{name.replace('_', '-')}": value for name, value in values.items()}
 
 
-def _check_multiplier(multiplier: float) -> None:
-    check.non_negative(client_noise_multiplier=multiplier)
-    if 0 < multiplier < MIN_MULTIPLIER:
-        raise ConfigError(f"client_noise_multiplier must be 0 or at least {MIN_MULTIPLIER:g}, got {multiplier}")
+def _check_multiplier(**multiplier: float) -> None:
+    check.non_negative(**multiplier)
+    for name, value in multiplier.items():
+        if 0 < value < MIN_MULTIPLIER:
+            raise ConfigError(f"{name} must be 0 or at least {MIN_MULTIPLIER:g}, got {value}")
+
+
+def no_noise(mechanism: str) -> str:
+    """Return the caveat of a client's mechanism without noise.
+
+    Args:
+        mechanism: its name in `privacy.client`.
+    """
+    return f"privacy.{mechanism}-noise-multiplier is 0: there is no noise"
 
 
 def factor_for(norm: float, bound: float) -> float:

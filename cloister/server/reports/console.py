@@ -318,9 +318,8 @@ class ConsoleReporter:
 def contract_of_clients(privacy: PrivacyConfig) -> str:
     """Return one line on the mechanism of the clients."""
     client = privacy.client
-    return (
-        f"{client.name} ({', '.join([f'client-noise-multiplier {at_least(client.noise_multiplier)}', *client.bounds])})"
-    )
+    noise = f"{client.noise_key.removeprefix('privacy.')} {at_least(client.noise_multiplier)}"
+    return f"{client.name} ({', '.join([noise, *client.bounds])})"
 
 
 def render_canaries(count: int) -> str:

@@ -34,7 +34,7 @@ class TestDropout:
 
     @pytest.mark.parametrize(("noise_seed", "repeats"), mostly_slow([(-1, False), (7, True)], [(-1, False)]))
     def test_a_trainer_draws_them_anew_whatever_the_server_knows(self, noise_seed, repeats):
-        privacy = PrivacyConfig(server="none", client="dp-sgd", client_noise_multiplier=1e-3, noise_seed=noise_seed)
+        privacy = PrivacyConfig(server="none", client="dp-sgd", dp_sgd_noise_multiplier=1e-3, noise_seed=noise_seed)
         model = KerasModel(with_dropout)
         trainer = PrivateKerasTrainer(model, Recipe(1, 4, 0.1), privacy)
         plan = TrainingPlan(epochs=1, batch_size=4, learning_rate=0.1, proximal_mu=0.0, seed=(1, 1, 0), round=1)

@@ -27,7 +27,10 @@ from cloister.utils.text import at_most
 
 PLACES = ("run-name", "output-dir")
 """Keys of a run's name and place, without effect on its results."""
-AMOUNTS = tuple(f"privacy.{side}{name}" for side in ("", "client-") for name in ("noise-multiplier", "clipping-norm"))
+AMOUNTS = (
+    *("privacy.noise-multiplier", "privacy.clipping-norm", "privacy.client-clipping-norm"),
+    *(f"privacy.{client}-noise-multiplier" for client in ("dp-sgd", "gaussian", "laplace")),
+)
 """Keys that distinguish mechanisms even at their defaults."""
 BUDGETS = ("privacy.max-epsilon", "privacy.client-max-epsilon", "privacy.max-leakage")
 """Keys for which 0 means that there is no budget."""

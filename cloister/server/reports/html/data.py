@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from cloister.config.io import Scalar, Section, checked
+from cloister.config.renamed import translated
 from cloister.config.run import digest_of, shown
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.to_json import schema_refused, statement_of
@@ -336,7 +337,7 @@ class Facts:
         with _named(directory / EVALUATION):
             evaluation = Evaluation.of(_json(directory / EVALUATION))
         with _named(directory / "config.json"):
-            config = shown(settings["config"])
+            config = shown(translated(settings["config"]))
             models = {}
             for path in sorted(path for pattern in MODELS for path in directory.glob(pattern) if path.is_file()):
                 with path.open("rb") as file:
@@ -344,7 +345,7 @@ class Facts:
             return cls(
                 name=directory.resolve().name,
                 config=config,
-                digest=digest_of(config),
+                digest=digest_of(settings["config"]),
                 seed=settings["seed"],
                 bundle=settings.get("bundle-sha256", ""),
                 versions=dict(settings["versions"]),

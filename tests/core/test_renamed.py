@@ -1,0 +1,65 @@
+"""Keys of earlier versions: refused by their new name in new settings, and read in the records of earlier runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shipped import refusal
+
+from cloister.config.privacy import DEFAULTS
+from cloister.config.renamed import CLIENTS, RENAMED, translated
+from cloister.config.run import known_keys, parse
+
+OLD = "privacy.client-noise-multiplier"
+GOLDEN = Path(__file__).parents[1] / "upgrade/golden/runs"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_noise_of_a_client_is_refused_with_the_key_of_its_mechanism(client):
+    message = refusal(**{"privacy.client": client, OLD: 2.0})
+    assert message == f"{OLD} = 2.0 has a new name: use privacy.{client}-noise-multiplier"
+
+
+@pytest.mark.parametrize("settings", [{}, {"privacy.client": "none"}, {"privacy.client": "gausian"}])
+def test_without_a_mechanism_all_of_its_names_are_told(settings):
+    told, *_ = refusal(**settings, **{OLD: 2.0}).splitlines()
+    assert told.endswith(
+        "use privacy.dp-sgd-noise-multiplier, privacy.gaussian-noise-multiplier or privacy.laplace-noise-multiplier"
+    )
+
+
+def test_every_other_old_key_is_refused_with_its_name():
+    for old, new in RENAMED.items():
+        assert old not in known_keys()
+        if old != OLD:
+            assert refusal(**{old: 5.0}) == f"{old} = 5.0 has a new name: use {new}" and new in known_keys()
+
+
+@given(client=st.sampled_from(CLIENTS), multiplier=st.floats(1e-6, 1e6))
+def test_recorded_noise_is_that_of_its_mechanism_and_of_no_other(client, multiplier):
+    privacy = parse(translated({"privacy.client": client, OLD: multiplier})).privacy
+    assert (privacy.client.name, privacy.client.noise_multiplier) == (client, multiplier)
+    others = [f"{each}-noise-multiplier" for each in CLIENTS if each != client]
+    assert all(privacy.model_dump()[key] == DEFAULTS[key] for key in others)
+
+
+def test_a_recorded_adaptive_clip_keeps_its_noise():
+    recorded = {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 3.0}
+    assert parse(translated(recorded)).privacy.server.clipping.count_noise_multiplier == 3.0
+
+
+@pytest.mark.parametrize("run", ["examples", "finished", "global", "secure"])
+def test_recorded_runs_keep_every_other_setting(run):
+    recorded = json.loads((GOLDEN / run / "config.json").read_text())["config"]
+    read = parse(translated(recorded)).flat()
+    assert {key: read[key] for key in recorded.keys() - RENAMED} == {
+        key: value for key, value in recorded.items() if key not in RENAMED
+    }
+    assert parse(translated(read)).flat() == read
+
+
+def test_the_keys_of_another_mechanism_do_nothing_and_are_refused():
+    message = refusal(**{"privacy.client": "gaussian", "privacy.dp-sgd-noise-multiplier": 50.0})
+    assert message.startswith("privacy.dp-sgd-noise-multiplier = 50.0 has no effect with privacy.client = 'gaussian'")

@@ -1,0 +1,54 @@
+"""Noise of the clients that is calibrated to their budget: what a plan says is what a run does."""
+
+import json
+
+import pytest
+from planned import TINY, planned, run
+
+from cloister.config.run import parse
+from cloister.estimate.preview import Options, preview
+from cloister.utils.errors import ConfigError
+
+OWN = TINY | {"privacy.server": "none", "privacy.client-max-epsilon": 6.0, "num-rounds": 3}
+NOISE = {name: f"privacy.{name}-noise-multiplier" for name in ("dp-sgd", "gaussian")}
+DEALT = {"dp-sgd": {"task.partition": "dirichlet", "task.alpha": 2.0, "client.batch-size": 64}, "gaussian": {}}
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_all_clients_train_in_all_rounds_of_a_run_and_stay_within(tmp_path, name):
+    settings = OWN | DEALT[name] | {"privacy.client": name, NOISE[name]: "auto", "output-dir": str(tmp_path)}
+    expected = preview(settings, Options(4, timing=False)).config.flat()[NOISE[name]]
+    outcome = run(settings)
+    assert [done.measured.accepted for done in outcome.rounds[1:]] == [4, 4, 4]
+    recorded = json.loads((outcome.directory.path / "config.json").read_text())["config"]
+    assert recorded[NOISE[name]] == expected == outcome.plan.config.privacy.client.noise_multiplier
+    claim = json.loads((outcome.directory.path / "privacy.json").read_text())["clients"]
+    assert claim["parameters"][NOISE[name]] == expected
+    for figures in [size["claims"] for size in claim.get("by-examples", [claim])]:
+        assert min(figure["epsilon"] for figure in figures) <= 6.0, "that of the relation that the budget has"
+
+
+def test_a_drawn_seed_is_the_one_whose_sizes_count(tmp_path):
+    settings = OWN | DEALT["dp-sgd"] | {"privacy.client": "dp-sgd", NOISE["dp-sgd"]: "auto", "seed": -1}
+    outcome = run(settings | {"output-dir": str(tmp_path), "task.alpha": 0.3})
+    assert [done.measured.accepted for done in outcome.rounds[1:]] == [4, 4, 4]
+    assert outcome.plan.config.seed == outcome.plan.seed
+
+
+def test_a_plan_for_sites_prints_a_number_that_lets_them_train_in_all_rounds():
+    settings = OWN | {"privacy.client": "dp-sgd", NOISE["dp-sgd"]: "auto", "client.batch-size": 64}
+    found = preview(settings, Options(4, sizes=(300, 900), timing=False))
+    number = found.config.privacy.client.noise_multiplier
+    assert all(each.rounds == 3 for each in found.allowances)
+    content = planned(settings | {NOISE["dp-sgd"]: number}, sizes=(300, 900))
+    assert all(each["rounds"] == 3 for each in content["budgets"])
+    less = preview(settings | {NOISE["dp-sgd"]: 0.95 * number}, Options(4, sizes=(300, 900), timing=False))
+    assert min(each.rounds for each in less.allowances) < 3
+
+
+def test_a_server_without_its_clients_data_refuses_it():
+    from cloister.config.calibration import calibrated
+
+    settings = OWN | {"privacy.client": "dp-sgd", NOISE["dp-sgd"]: "auto"}
+    with pytest.raises(ConfigError, match="only `cloister run` knows"):
+        calibrated(parse(settings))
