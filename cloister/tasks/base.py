@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cloister.config.run import ClientConfig, TaskConfig, listed
 from cloister.tasks.labels import classes_of, described
+from cloister.tasks.scores import class_figures
 from cloister.utils.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -397,14 +398,16 @@ class Task(ABC):
         return cross_entropies(y, scores)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Return named metrics of class probabilities against labels.
+        """Return named metrics of class probabilities against labels: loss, accuracy, macro F1, and AUC if defined.
+
+        A client that evaluates sends them without noise; no claim covers its scored examples.
 
         Args:
             y: shape (n,).
             scores: class probabilities that the model predicts, shape (n, classes).
         """
         loss = float(cross_entropies(y, scores).mean())
-        return {"loss": loss, "accuracy": float(np.mean(scores.argmax(axis=1) == y))}
+        return {"loss": loss, "accuracy": float(np.mean(scores.argmax(axis=1) == y))} | class_figures(y, scores)
 
 
 class Regression(Task):
