@@ -64,18 +64,21 @@ class Predictions:
     def lines(self) -> Iterator[str]:
         """Yield CSV lines with a header.
 
-        Columns are the example and its prediction. For classes they include the probability, and the class name if
-        there is one.
+        Columns are the example and its prediction. For classes they include the probability of the predicted class, its
+        name if there is one, and the probability of each class.
         """
         columns = ["example", "prediction"]
-        columns += ["probability", *(["class"] if self.class_names else [])] if self.outputs.ndim == 2 else []
-        yield ",".join(columns)
+        if self.outputs.ndim == 2:
+            columns += ["probability", *(["class"] if self.class_names else [])]
+            columns += [f"probability of {name}" for name in self.class_names or range(self.outputs.shape[1])]
+        yield ",".join(map(_quoted, columns))
         for name, output in zip(self.names, self.outputs, strict=True):
             cells = [_quoted(name)]
             if output.ndim:
                 number = int(output.argmax())
                 cells += [str(number), f"{output[number]:.6g}"]
                 cells += [_quoted(self.class_names[number])] if self.class_names else []
+                cells += [f"{probability:.6g}" for probability in output]
             else:
                 cells.append(f"{output:.9g}")
             yield ",".join(cells)

@@ -9,7 +9,6 @@ import pytest
 from sklearn import datasets
 
 from cloister.privacy.accounting import accountants
-from cloister.tasks import scores
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -21,8 +20,6 @@ def quick_runs() -> Iterator[None]:
         # Each server parses the same text of 1,797 digits, and solves the same equation for ε.
         patch.setattr(datasets, "load_digits", _digits)
         patch.setattr(accountants, "gaussian_epsilon", functools.cache(accountants.gaussian_epsilon))
-        # The area of ten classes in `evaluation.json`, which tests of `tasks.scores` check.
-        patch.setattr(scores, "_macro_auc", _no_area)
         yield
 
 
@@ -40,7 +37,3 @@ def _digits(return_X_y: bool) -> tuple[np.ndarray, np.ndarray]:
 
 def _left_to_the_system(handle: object) -> None:
     """Sync nothing."""
-
-
-def _no_area(y: object, found: object) -> None:
-    """Return no area."""

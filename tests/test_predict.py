@@ -22,6 +22,7 @@ from cloister.utils.errors import ConfigError, DataError, FederationError
 
 LINEAR = {"task.name": "linear", "privacy.server": "laplace-clustering"}
 DIGITS = {"task.name": "digits", "task.model": "softmax"}
+COLUMNS = ["example", "prediction", "probability", "class"]
 
 
 def kept(folder, settings, *models):
@@ -165,7 +166,9 @@ class TestData:
         raw = [[low for low, _ in RANGES.values()] + [1]]
         found = predict(run, table(tmp_path / "x.csv", raw, ",".join([*RANGES, "target"])))
         np.testing.assert_allclose(found.outputs, [[0.5, 0.5]])
-        assert list(found.lines()) == ["example,prediction,probability,class", f"0,0,0.5,{task.class_names[0]}"]
+        head, row = csv.reader(found.lines())
+        assert head == [*COLUMNS, *(f"probability of {name}" for name in task.class_names)]
+        assert row == ["0", "0", "0.5", task.class_names[0], "0.5", "0.5"]
         with pytest.raises(DataError, match="lacks the columns"):
             predict(run, table(tmp_path / "x.csv", [[0.0] * 30], ",".join(map(str, range(30)))))
 
@@ -302,14 +305,23 @@ class TestCommand:
         result = self.run(digits(tmp_path / "run"), tmp_path / "x.npz", "--out", tmp_path / "out.csv")
         assert result.exit_code == 0 and result.stdout == ""
         head, *lines = (tmp_path / "out.csv").read_text().splitlines()
-        assert head == "example,prediction,probability" and len(lines) == 3
-        assert all(0 <= int(line.split(",")[1]) <= 9 and 0.1 <= float(line.split(",")[2]) <= 1 for line in lines)
+        assert head.split(",") == [*COLUMNS[:3], *(f"probability of {number}" for number in range(10))]
+        assert len(lines) == 3
+        for _, chosen, largest, *every in csv.reader(lines):
+            assert largest == every[int(chosen)] == max(every, key=float)
+            assert sum(map(float, every)) == pytest.approx(1, abs=1e-4)
 
     def test_a_class_that_has_a_name_is_called_by_it(self):
         scores, named = np.array([[0.25, 0.75], [1.0, 0.0]]), ("healthy", 'ill, "mild"')
         head, *lines = Predictions(("a", "b"), scores, {}, class_names=named).lines()
-        assert head == "example,prediction,probability,class"
-        assert lines == ['a,1,0.75,"ill, ""mild"""', "b,0,1,healthy"]
+        assert next(csv.reader([head])) == [*COLUMNS, "probability of healthy", 'probability of ill, "mild"']
+        assert lines == ['a,1,0.75,"ill, ""mild""",0.25,0.75', "b,0,1,healthy,1,0"]
+
+    def test_a_name_of_a_class_is_no_name_of_another_column(self):
+        named = ("class", "prediction", "=1+1")
+        head, row = csv.reader(Predictions(("a",), np.array([[0.25, 0.5, 0.25]]), {}, class_names=named).lines())
+        assert len(set(head)) == 7 and dict(zip(head, row, strict=True))["probability of prediction"] == "0.5"
+        assert not any(cell.startswith("=") for cell in (*head, *row))
 
     def test_an_error_is_one_line(self, tmp_path):
         result = self.run(linear(tmp_path / "run", *OPTIMA), table(tmp_path / "x.csv", [(1, 2)]))

@@ -91,4 +91,4 @@ def test_whoever_follows_the_tutorial_trains_with_two_sites(tmp_path, monkeypatc
         for command in COMMANDS[11:]:
             follow(command)
     lines = (tmp_path / "predictions.csv").read_text().splitlines()
-    assert lines[0] == "example,prediction,probability,class" and len(lines) == 201
+    assert lines[0].startswith("example,prediction,probability,class,probability of ") and len(lines) == 201

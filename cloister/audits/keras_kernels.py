@@ -70,7 +70,7 @@ class Trial:
         extremes = rng.choice(numbers, x.shape)
         labels, others = rng.integers(model.outputs[0].shape[-1], size=(2, *y.shape))
         extremes[own], others[own] = examples[own], labels[own]
-        rest = (np.ones(mask.shape, bool), rng.integers(1 << 31, size=seeds.shape), 1.0)
+        rest = (np.ones(mask.shape, bool), rng.integers(1 << 31, size=seeds.shape), np.ones(mask.shape[0]))
         one, again = (self._bits(place, examples, labels, *rest) for _ in range(2))
         self.cases += 1
         self.changed += one[0] != self._bits(place, extremes, others, *rest)[0]

@@ -147,7 +147,11 @@ class Units:
 
     def examples_of(self, number: int) -> Examples:
         """Return the examples of one unit."""
-        return self._taken(np.array([number]) if self.members is None else self.members[number])
+        return self._taken(self.members_of(number))
+
+    def members_of(self, number: int) -> NDArray[np.intp]:
+        """Return the indices of one unit's examples."""
+        return np.array([number]) if self.members is None else self.members[number]
 
     def of_batch(self, batch: NDArray[np.intp]) -> Examples:
         """Return the examples of a batch of units.
@@ -171,6 +175,11 @@ class PrivateTrainer(ABC):
     """Trainer by gradient descent on clipped and noised sums of the gradients of examples or groups.
 
     A subclass for each kind of model defines the start of a round and a step.
+
+    **Class weights.** A clip to S gives a long gradient the same length at any weight, so that weights would not act.
+    A unit is therefore clipped to c·S: c is its class weight relative to the largest, for a group the mean over its
+    examples (`Recipe.clip_shares`). The weights are public settings, and c depends on the unit's own labels alone. So
+    one unit moves a sum by c·S ≤ S at most, and costs what it costs without weights.
 
     Args:
         privacy: the run's `privacy.*`.
@@ -243,11 +252,16 @@ class PrivateNumpyTrainer(PrivateTrainer):
             clipping_norm=bound,
             noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
             noise=self._noise,
+            shares=(self._share(units.examples.y[units.members_of(number)]) for number in batch),
         )
         # The weights may overflow, and depend on noised sums only.
         with np.errstate(all="ignore"):
             for weight, piece in zip(self.model.weights.values(), total, strict=True):
                 weight -= (rate / self._batch_size * piece).reshape(weight.shape).astype(weight.dtype)
+
+    def _share(self, labels: NDArray) -> float:
+        """Return a unit's share of S: the mean of its examples' shares."""
+        return float(self._recipe.clip_shares(labels).mean())
 
     def _gradient(self, unit: Examples) -> Row:
         """Return the mean gradient of a unit's examples, weighted and flat."""

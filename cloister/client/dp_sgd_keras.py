@@ -41,6 +41,7 @@ class PrivateKerasTrainer(PrivateTrainer):
             raise ConfigError(f"privacy.client = 'dp-sgd' is for classifiers; this model's loss is {model.loss!r}")
         super().__init__(privacy, group_cap)
         self.model = model
+        self._recipe = recipe
         self._optimizer, batch_size = optimizer_named(recipe.optimizer), recipe.batch_size
         self._dp_sgd = DpSgd(
             model.keras,
@@ -72,7 +73,7 @@ class PrivateKerasTrainer(PrivateTrainer):
     def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
         self._optimizer.learning_rate = rate
         chosen = units.of_batch(batch)
-        self._dp_sgd.step(chosen.x, chosen.y, bound, chosen.groups)
+        self._dp_sgd.step(chosen.x, chosen.y, bound, chosen.groups, self._recipe.clip_shares(chosen.y))
 
 
 def _loss(recipe: Recipe) -> Loss:

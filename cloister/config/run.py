@@ -186,6 +186,7 @@ class EvaluationConfig(Section):
     held_out_clients: Share = 0.0
     every: Count = 1
     patience: Whole = 0
+    criterion: Annotated[str, Field(min_length=1)] = "loss"
 
 
 class RunConfig(Section):
@@ -273,6 +274,16 @@ def _evaluation_has_clients(config: RunConfig) -> str:
             f"strategy.fraction-evaluate = {fraction} above 0"
         )
     return ""
+
+
+def _criterion_stops(config: RunConfig) -> str:
+    found = config.evaluation
+    if found.patience or found.criterion == "loss":
+        return ""
+    return (
+        f"evaluation.criterion = {found.criterion!r} has no effect with evaluation.patience = 0, with which no run "
+        "stops early"
+    )
 
 
 def _weights_are_bounded(config: RunConfig) -> str:
@@ -443,6 +454,7 @@ def _sum_of_clients(config: RunConfig) -> str:
 
 RULES: tuple[Callable[[RunConfig], str], ...] = (
     _evaluation_has_clients,
+    _criterion_stops,
     _weights_are_bounded,
     _groups_are_clipped,
     _population_is_drawn_from,

@@ -7,10 +7,12 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from cloister.tasks.base import Model, Task
+from cloister.tasks.faults import tried
 from cloister.tasks.making import dataset_of
 from cloister.tasks.scores import Classification
 from cloister.tasks.splits import with_validation
 from cloister.utils.arrays import from_record, unstacked
+from cloister.utils.errors import ConfigError
 
 
 class CentralEvaluation:
@@ -37,6 +39,12 @@ class CentralEvaluation:
         self.examples = data.test
         owners = data.test_owners
         self._owners = np.zeros(len(data.test), np.int64) if owners is None else owners
+
+    @property
+    def majority(self) -> float | None:
+        """Return the accuracy of always answering the most frequent class of the examples; None for a regression."""
+        y = self.examples.y
+        return float(np.bincount(y).max() / len(y)) if self.task.classes and y.ndim == 1 else None
 
     def __call__(self, arrays: ArrayRecord) -> dict[str, float]:
         """Return the metrics of a global model by name."""
@@ -69,3 +77,30 @@ class CentralEvaluation:
         # A diverged hypothesis counts as infinite loss.
         best = np.argmin(np.nan_to_num(losses, nan=np.inf, posinf=np.inf), axis=0)[self._owners]
         return np.stack(predicted)[best, np.arange(len(best))]
+
+
+def refuse_unknown_score(task: Task, model: Model, name: str, judged: CentralEvaluation | None) -> None:
+    """Refuse early stopping by a score that the task does not report of an untrained model.
+
+    Args:
+        task: of the run.
+        model: that the task built.
+        name: `evaluation.criterion`.
+        judged: the evaluation that decides; None: clients' examples do, for which made-up ones of every class stand in.
+
+    Raises:
+        ConfigError: the task has no such score, or it is undefined on these examples.
+    """
+    if name == "loss":
+        return
+    if judged is not None:
+        x, y = judged.examples.x, judged.examples.y
+    else:
+        y = np.arange(max(task.classes, 2)) % max(task.classes, 2)
+        x = np.random.default_rng(0).random((len(y), *task.input_shape), np.float32)
+    known, problem = tried(lambda: task.metrics(y, model.predict(x)))
+    if not problem and name not in known:
+        raise ConfigError(
+            f"evaluation.criterion = {name!r} is no score of task {task.config.name!r} on the scored examples; "
+            f"it has {', '.join(known)}"
+        )

@@ -32,7 +32,7 @@ from cloister.server.checkpoint import (
     stateful_objects,
 )
 from cloister.server.client_claims import Attested, client_claim, personalise, shared_units, sizes_known
-from cloister.server.evaluation import CentralEvaluation
+from cloister.server.evaluation import CentralEvaluation, refuse_unknown_score
 from cloister.server.ledger_location import (
     check_budget_invalidation,
     draws_are_seen,
@@ -225,7 +225,9 @@ def _set_up(
     score = _central(plan, model)
     refuse_faulty(plan.task, model, score.examples if score else None)
     narrator = narrator or (JsonReporter if config.log_format == "json" else ConsoleReporter)(config.num_rounds)
-    stopping = EarlyStopping(config.evaluation.patience, config.privacy.split_round)
+    asked = config.evaluation
+    refuse_unknown_score(plan.task, model, asked.criterion, None if config.evaluates_on_clients else score)
+    stopping = EarlyStopping(asked.patience, config.privacy.split_round, asked.criterion)
     if earlier is None:
         directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
     else:
@@ -292,6 +294,7 @@ def _begin(context: RunContext, grid: Grid, stack: ExitStack, clients: int) -> N
         plan.budget.record_unprotected(reason)
     note_ledger(directory, plan.budget.ledger)
     epsilon = plan.maximum_epsilon(layout)
+    narrator.majority = None if context.score is None else context.score.majority
     narrator.opening(plan, directory, as_shown(plan.claim, grid, plan.resumes > 0, ended=False), epsilon)
     remarks = low_snr_warnings(plan, layout, clients or plan.config.strategy.min_nodes, context.sizes)
     warnings = [f"warning: {remark}" for remark in remarks]

@@ -1,4 +1,4 @@
-"""Ends of a run: requests by signals, early stopping on the best loss, and the reason that is reported.
+"""Ends of a run: requests by signals, early stopping on the best score, and the reason that is reported.
 
 A request is SIGTERM (a service manager, `docker stop`) or SIGINT (Ctrl-C). Flower sends SIGINT to the ServerApp when
 the run is stopped, or the SuperLink or the ServerApp's parent has ended. A second request ends the process at once. A
@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 from flwr.app import ArrayRecord
 
+from cloister.tasks.scores import SMALLER
 from cloister.utils.arrays import State, from_record, joined, part, to_record
 from cloister.utils.errors import BudgetExhausted, CloisterError, TooFewNodes
 
@@ -28,8 +29,6 @@ ECHO_SECONDS = 30.0
 """Seconds after the first request during which a SIGINT counts as its echo."""
 WAKE_SECONDS = 0.1
 """Seconds between attempts to wake the main thread."""
-CRITERION = "loss"
-"""Score of every task, for which a smaller value is better."""
 Ended = Literal["as-asked", "budget", "operator", "too-few-nodes", "disk", "no-replies", "error"]
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -135,17 +134,20 @@ class EarlyStopping:
     """Early stopping that keeps the best model.
 
     Args:
-        patience: evaluations without a better loss after which to stop; 0: never.
+        patience: evaluations without a better score after which to stop; 0: never.
         first_round: evaluations before it do not count.
+        criterion: name of the score; `SMALLER` says which are best at their least.
 
     Attributes:
-        best: the model of the least loss from `first_round` on; None before the first.
+        best: the model of the best score from `first_round` on; None before the first.
         best_round: its round.
     """
 
-    def __init__(self, patience: int, first_round: int = 0) -> None:
+    def __init__(self, patience: int, first_round: int = 0, criterion: str = "loss") -> None:
         self.patience = patience
         self.first_round = first_round
+        self.criterion = criterion
+        self._sign = 1 if criterion in SMALLER else -1
         self.best: ArrayRecord | None = None
         self.best_round = 0
         self._smallest = math.inf
@@ -154,20 +156,20 @@ class EarlyStopping:
     def observe(self, number: int, scores: Mapping[str, float], arrays: ArrayRecord) -> bool:
         """Record the scores of a round and return whether to stop.
 
-        Without a loss, it returns False.
+        Without scores, it returns False. Scores without the criterion, such as of a diverged model, are no better ones.
         """
-        loss = scores.get(CRITERION)
-        if not self.patience or loss is None or number < self.first_round:
+        if not self.patience or not scores or number < self.first_round:
             return False
-        if loss < self._smallest:
-            self._smallest, self._since, self.best, self.best_round = loss, 0, arrays, number
+        signed = self._sign * scores.get(self.criterion, math.nan)
+        if signed < self._smallest:
+            self._smallest, self._since, self.best, self.best_round = signed, 0, arrays, number
         else:
             self._since += 1
         return self.is_over
 
     @property
     def is_over(self) -> bool:
-        """Return whether `patience` evaluations in a row had no better loss."""
+        """Return whether `patience` evaluations in a row had no better score."""
         return 0 < self.patience <= self._since
 
     def state_dict(self) -> State:
@@ -189,9 +191,10 @@ class EarlyStopping:
     def why(self) -> str:
         """Return the message about the stop."""
         if self.best is None:
-            return f"stopped: {self.patience} evaluations without a {CRITERION} that is a number"
+            return f"stopped: {self.patience} evaluations without a number as the score {self.criterion!r}"
+        found = self._sign * self._smallest
         return (
-            f"stopped: {self.patience} evaluations without a {CRITERION} below {self._smallest:.4g}, that of round "
+            f"stopped: {self.patience} evaluations without a better {self.criterion} than {found:.4g}, that of round "
             f"{self.best_round}, whose model is kept"
         )
 

@@ -39,6 +39,7 @@ QUIET: dict[str, Scalar] = {
     "evaluation.federated": "off",
     "evaluation.held-out-clients": 0.0,
     "evaluation.patience": 0,
+    "evaluation.criterion": "loss",
     "privacy.ledger-dir": "",
     **SWITCHED_OFF,
     "privacy.noise-seed": -1,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cloister.config.run import ClientConfig, TaskConfig, listed
 from cloister.tasks.labels import classes_of, described
+from cloister.tasks.scores import class_figures
 from cloister.utils.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class Recipe:
         schedule: learning rate schedule over the rounds of a run, see `Schedule`.
         warmup_rounds: number of rounds in which the rate rises to s.
         final_rate_share: the share of s that `linear` and `cosine` end with, from 0 to 1.
-        class_weights: factor of the loss for each class, above 0; empty: 1 for every class.
+        class_weights: factor of the loss for each class, above 0; empty: 1 for every class. DP-SGD clips the
+            gradient of the weighted loss to S times `clip_shares`.
         loss_scale: factor of every loss, above 0.
         augmentation: names of random transforms, applied to each example in each step, in this order.
         callbacks: makes the Keras callbacks of one client's training; None: no callbacks. Callbacks see losses and
@@ -146,6 +148,16 @@ class Recipe:
         if not self.class_weights:
             return None if self.loss_scale == 1 else np.full(len(y), self.loss_scale, np.float32)
         return np.array(self.class_weights, np.float32)[y] * np.float32(self.loss_scale)
+
+    def clip_shares(self, y: NDArray) -> NDArray[np.float64]:
+        """Return each example's class weight, relative to the largest one: from 0 to 1, shape (n,).
+
+        Under DP-SGD it scales the clipping norm. A share depends on its own label alone; any label has one.
+        """
+        if not self.class_weights:
+            return np.ones(len(y))
+        weights = np.array(self.class_weights)
+        return np.take(weights / weights.max(), y.astype(np.int64), mode="clip")
 
 
 class Model(Protocol):
@@ -386,14 +398,16 @@ class Task(ABC):
         return cross_entropies(y, scores)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Return named metrics of class probabilities against labels.
+        """Return named metrics of class probabilities against labels: loss, accuracy, macro F1, and AUC if defined.
+
+        A client that evaluates sends them without noise; no claim covers its scored examples.
 
         Args:
             y: shape (n,).
             scores: class probabilities that the model predicts, shape (n, classes).
         """
         loss = float(cross_entropies(y, scores).mean())
-        return {"loss": loss, "accuracy": float(np.mean(scores.argmax(axis=1) == y))}
+        return {"loss": loss, "accuracy": float(np.mean(scores.argmax(axis=1) == y))} | class_figures(y, scores)
 
 
 class Regression(Task):

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+SMALLER = ("loss", "rmse", "mse", "mae", "error")
+"""Scores for which a smaller value is better; for every other score, a larger value is better."""
 
-def binary_auc(y: NDArray, scores: NDArray) -> dict[str, float]:
-    """Return the area under the ROC curve of class 1, as `{"auc": area}`.
+
+def class_figures(y: NDArray, scores: NDArray) -> dict[str, float]:
+    """Return the macro F1 and AUC of a classifier, which show what accuracy hides if classes are imbalanced.
 
     Args:
-        y: labels 0 and 1, shape (n,).
-        scores: class probabilities, shape (n, 2).
+        y: labels, shape (n,).
+        scores: class probabilities, shape (n, classes).
 
     Returns:
-        An empty mapping if the area is undefined: a class is absent, or the model has diverged to NaN.
+        `f1` and `auc`, as in `Classification`; no `auc` if it is undefined.
     """
-    if np.unique(y).size < 2 or not np.isfinite(scores).all():
-        return {}
-    from sklearn.metrics import roc_auc_score
-
-    return {"auc": float(roc_auc_score(y, scores[:, 1]))}
+    found = Classification.of(y, scores)
+    return {"f1": found.macro_f1} | ({} if found.auc is None else {"auc": found.auc})
 
 
 def macro_figures(y: NDArray, scores: NDArray) -> dict[str, float]:
@@ -82,6 +82,12 @@ class Classification:
     macro_f1: float
     auc: float | None
 
+    @property
+    def majority(self) -> float:
+        """Return the accuracy of always answering the most frequent class; 0 without examples."""
+        supports = [scored.support for scored in self.classes]
+        return max(supports) / max(1, sum(supports))
+
     @classmethod
     def of(cls, y: NDArray, scores: NDArray, names: Sequence[str] = ()) -> "Classification":
         """Score predictions; the predicted class is the one with the largest score.
@@ -111,8 +117,16 @@ def _macro_auc(y: NDArray, scores: NDArray) -> float | None:
     count = scores.shape[1]
     if np.unique(y).size < count or not np.isfinite(scores).all():
         return None
-    if count == 2:
-        return binary_auc(y, scores)["auc"]
-    from sklearn.metrics import roc_auc_score
+    # Two classes have complementary scores, so that class 1 alone decides.
+    numbers = [1] if count == 2 else range(count)
+    return float(np.mean([_auc(scores[y == number, number], scores[y != number, number]) for number in numbers]))
 
-    return float(np.mean([roc_auc_score(y == number, scores[:, number]) for number in range(count)]))
+
+def _auc(inside: NDArray, outside: NDArray) -> float:
+    """Return the share of pairs in which the member of a class has the larger score; ties count as half.
+
+    This is the area under the ROC curve. scikit-learn takes a hundred times as long on a client's few examples.
+    """
+    ordered = np.sort(outside)
+    below = np.searchsorted(ordered, inside, "left") + np.searchsorted(ordered, inside, "right")
+    return float(below.mean() / (2 * len(outside)))

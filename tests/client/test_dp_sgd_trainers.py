@@ -265,26 +265,53 @@ class TestRecipe:
         cases = [{"class_weights": (1.0, 1e-60, 1e-60)}, {"loss_scale": 1e-60}, {"loss_scale": 1e38}]
         assert failures(cases, check) == []
 
+    @pytest.mark.parametrize("clip", [0.3, 100.0])
     @pytest.mark.parametrize("kind", ["keras", "numpy"])
-    def test_weights_scale_gradients_before_they_are_clipped(self, kind):
-        trainer = self.make(kind, self.WEIGHTS)
-        own = gradients(*started(trainer)) * (3.0 * np.array([1.0, 50.0, 0.02]))[DATA.y][:, None]
-        norms = np.linalg.norm(own, axis=1)
-        assert (norms > 0.3).any() and (norms < 0.3).any()
-        expected = -RATE / 40 * (own * np.minimum(1, 0.3 / norms)[:, None]).sum(axis=0)
+    def test_a_weighted_gradient_is_clipped_to_the_share_of_its_class(self, kind, clip):
+        """All gradients are clipped at 0.3, and some at 100."""
+        trainer, weights = self.make(kind, self.WEIGHTS, clip=clip), np.array([1.0, 50.0, 0.02])[DATA.y]
+        own = gradients(*started(trainer)) * 3.0 * weights[:, None]
+        factors = np.minimum(1, clip * weights / 50 / np.linalg.norm(own, axis=1))
+        assert (factors < 1).all() == (clip == 0.3) and (factors < 1).any()
+        expected = -RATE / 40 * (own * factors[:, None]).sum(axis=0)
         np.testing.assert_allclose(moved(trainer), expected, rtol=2e-3, atol=2e-5)
 
+    @pytest.mark.parametrize("label", [0, 1])
     @pytest.mark.parametrize("kind", ["keras", "numpy"])
-    def test_however_much_a_class_weighs_one_row_moves_a_step_by_s_at_most(self, kind):
+    def test_however_much_a_class_weighs_one_row_moves_a_step_by_s_at_most(self, kind, label):
         """All rows but one, and all of them, in one step of everybody: they differ by one clipped gradient."""
         trainer = self.make(kind, self.WEIGHTS)
-        heavy = int(np.flatnonzero(DATA.y == 1)[0])
-        order = np.append(np.delete(np.arange(40), heavy), heavy)
+        last = int(np.flatnonzero(DATA.y == label)[0])
+        order = np.append(np.delete(np.arange(40), last), last)
         steps = []
         for count in (39, 40):
             started(trainer)
             steps.append(moved(trainer, DATA.take(order[:count]), public_size=40) * 40 / RATE)
-        assert np.linalg.norm(steps[1] - steps[0]) == pytest.approx(0.3, rel=2e-3)
+        assert np.linalg.norm(steps[1] - steps[0]) == pytest.approx(0.3 * (1.0 if label else 0.02), rel=5e-3)
+
+    def test_weights_raise_the_recall_of_a_rare_class_although_every_gradient_is_clipped(self):
+        rng = np.random.default_rng(4)
+        y = (np.arange(400) < 20).astype(np.int64)
+        data = Examples((rng.normal(0, 1, (400, 6)) + y[:, None]).astype(np.float32), y)
+        recalls = []
+        for weights in ((), (1.0, 19.0)):
+            recipe, model = replace(SGD, class_weights=weights), SoftmaxRegression(6, 2)
+            trainer = PrivateNumpyTrainer(model, recipe, privacy(0.5, 0.01, noise_seed=1))
+            trainer.fit(data, plan(epochs=10, learning_rate=20.0))
+            recalls.append(np.mean(model.predict(data.x)[:20].argmax(axis=1)))
+        assert recalls[0] < 0.5 and recalls[1] > 0.8
+
+    def test_a_group_is_clipped_to_the_mean_share_of_its_examples(self):
+        trainer = PrivateNumpyTrainer(SoftmaxRegression(6, 3), self.WEIGHTS, privacy(0.0, 0.3), group_cap=10)
+        grouped = Examples(DATA.x[:4], np.array([0, 0, 1, 2]), np.zeros(4, np.int64))
+        started(trainer)
+        found = np.linalg.norm(moved(trainer, grouped, public_size=40)) * 40 / RATE
+        assert found == pytest.approx(0.3 * (0.02 + 0.02 + 1.0 + 0.0004) / 4, rel=2e-3)
+
+    def test_any_label_has_a_share_of_its_own(self):
+        shares = self.WEIGHTS.clip_shares(np.array([0, 1, 2, -5, 9]))
+        np.testing.assert_allclose(shares, [0.02, 1.0, 0.0004, 0.02, 0.0004])
+        assert (SGD.clip_shares(np.zeros((4, 3))) == np.ones(4)).all()
 
     @pytest.mark.parametrize("kind", ["keras", "numpy"])
     def test_a_row_s_joining_changes_nobody_else_s_random_changes(self, kind):

@@ -72,6 +72,7 @@ TABLE = """
 ╰─────┴──────────────────┴────────┴──────────┴──────────┴────────┴────────┴───┴─────────╯
 Macro F1 is the mean F1 of the classes that have examples, macro AUC the mean area under the ROC
 curve of each class against the others: of the model that a run kept, on the server's own test data.
+Always answering the most frequent class of that data has an accuracy of 0.3333.
 ε of a run by itself, the largest in its claim: for one client, add-or-remove, δ = 1e-05, by the
 server's mechanism.
 A choice among the runs by what they released releases all of them: their costs add up.

@@ -217,6 +217,7 @@ class Scores:
     losses: list
     asked: int = 0
     examples: None = None
+    majority: None = None
 
     def __call__(self, arrays):
         self.asked += 1
@@ -254,6 +255,30 @@ class TestStopping:
         monkeypatch.setattr("cloister.server.run.CentralEvaluation", lambda *_: Scores([9, 1, 4, 4, 4, 4, 3, 4, 4, 4]))
         split = {"num-rounds": 50, "evaluation.patience": 3, "privacy.clusters-split-round": 6}
         assert "round 6" in go(tmp_path, NOISE | split).stopped
+
+    def test_a_score_that_is_better_at_its_most(self):
+        def check(name, values, stops, best, told):
+            stopping, models = EarlyStopping(2, criterion=name), random_models(len(values))
+            stopped = None
+            for number, (value, model) in enumerate(zip(values, models, strict=True), start=1):
+                # A model that has diverged has a loss, and no area.
+                scores = {"loss": number} | ({} if value is None else {name: value})
+                if stopping.observe(number, scores, to_record(model)):
+                    stopped = number
+                    break
+            again = EarlyStopping(2, criterion=name)
+            again.load_state_dict(stopping.state_dict())
+            for each in (stopping, again):
+                assert (each.best_round, each.is_over) == (best, stopped is not None) and told in each.why()
+
+        cases = [
+            ("auc", [0.5, 0.7, 0.6, 0.7, 0.9], 4, 2, "2 evaluations without a better auc than 0.7, that of round 2"),
+            ("accuracy", [0.5, 0.7, 0.8, 0.9], None, 4, "accuracy than 0.9"),
+            ("rmse", [0.5, 0.7, 0.6, 0.1], 3, 1, "rmse than 0.5"),
+            ("auc", [0.6, None, None], 3, 1, "auc than 0.6"),
+            ("f1", [None, None], 2, 0, "2 evaluations without a number as the score 'f1'"),
+        ]
+        assert failures(cases, check) == []
 
     def test_without_patience_nothing_is_remembered(self):
         stopped, stopping = self.observed([1, 2, 3, 4], patience=0)

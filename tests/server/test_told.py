@@ -72,7 +72,7 @@ def test_early_stopping_shows_the_scores_of_the_model_it_keeps(tmp_path, monkeyp
     losses = iter([0.9, 0.5, 0.1, 0.7, 0.8, 0.6])
 
     class Scores:
-        examples = None
+        examples = majority = None
 
         def __call__(self, arrays):
             return {"loss": next(losses)}

@@ -1,10 +1,13 @@
-"""What is counted class by class."""
+"""What is counted class by class, and the figures that imbalance does not flatter."""
 
 import numpy as np
 import pytest
 from sklearn import metrics
+from support import failures
 
-from cloister.tasks.scores import Classification
+from cloister.config.run import parse
+from cloister.tasks import TASKS
+from cloister.tasks.scores import Classification, class_figures
 
 
 def one_hot(predicted, classes):
@@ -51,3 +54,39 @@ def test_two_classes_have_the_area_of_class_one():
 
 def test_a_model_that_diverged_has_no_area():
     assert Classification.of(np.array([0, 1]), np.full((2, 2), np.nan)).auc is None
+
+
+def test_figures_of_imbalanced_classes_are_those_of_scikit_learn():
+    def check(share, classes, digits):
+        rng = np.random.default_rng(classes)
+        y = np.where(rng.random(300) < share, 0, rng.integers(0, classes, 300))
+        scores = rng.dirichlet(np.ones(classes), 300) + np.eye(classes)[y]
+        scores = np.round(scores / scores.sum(axis=1, keepdims=True), digits)  # few digits: many ties
+        found, ovr = class_figures(y, scores), [metrics.roc_auc_score(y == k, scores[:, k]) for k in range(classes)]
+        assert found["f1"] == pytest.approx(metrics.f1_score(y, scores.argmax(axis=1), average="macro"))
+        assert found["auc"] == pytest.approx(ovr[1] if classes == 2 else np.mean(ovr))
+
+    assert failures([(0.9, 2, 9), (0.9, 2, 1), (0.8, 3, 1), (0.5, 7, 2)], check) == []
+
+
+def test_the_majority_flatters_accuracy_and_neither_figure():
+    y, constant = (np.arange(100) < 5).astype(int), np.tile([0.9, 0.1], (100, 1))
+    found = class_figures(y, constant)
+    assert Classification.of(y, constant).majority == 0.95 == np.mean(constant.argmax(axis=1) == y)
+    assert found["auc"] == 0.5 and found["f1"] < 0.5
+
+
+def test_of_one_class_there_is_an_f1_and_no_area():
+    assert class_figures(np.zeros(3, int), one_hot([0, 0, 1], 2)).keys() == {"f1"}
+
+
+def test_tasks_of_classes_report_them_and_others_do_not():
+    def check(name, figures):
+        task = TASKS.load(name)(parse({"task.name": name}).task)
+        classes = task.classes or 2
+        y = np.arange(2 * classes) % classes
+        found = task.metrics(y, np.full((len(y), classes), 1 / classes) if task.classes else np.zeros(len(y)))
+        assert figures <= set(found) and (task.classes or not {"f1", "auc"} & set(found))
+
+    cases = [(name, {"loss", "accuracy", "f1", "auc"}) for name in ("digits", "breast-cancer", "heart-disease")]
+    assert failures([*cases, ("linear", {"loss", "rmse"})], check) == []

@@ -374,12 +374,12 @@ def test_real_hospitals_have_the_published_rows_and_diagnoses():
 # Scores
 
 
-def test_binary_tasks_report_the_auc():
+def test_binary_tasks_report_the_auc_of_class_one():
     def check(name):
         y = np.array([0, 0, 1, 1])
         scores = np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5], [0.2, 0.8]])
         metrics = task(name).metrics(y, scores)
-        assert set(metrics) == {"loss", "accuracy", "auc"}
+        assert set(metrics) == {"loss", "accuracy", "f1", "auc"}
         assert metrics["auc"] == 0.75
 
     assert not failures(["breast-cancer", "heart-disease"], check)

@@ -145,12 +145,21 @@ class Members:
 
     def __init__(self, groups: NDArray) -> None:
         _, group = np.unique(groups, return_inverse=True)
-        self._order = np.argsort(group.ravel(), kind="stable")
-        self._sizes = np.bincount(group.ravel())
+        self._group = group.ravel()
+        self._order = np.argsort(self._group, kind="stable")
+        self._sizes = np.bincount(self._group)
         self._starts = np.cumsum(self._sizes) - self._sizes
 
     def __len__(self) -> int:
         return len(self._sizes)
+
+    def means(self, values: NDArray) -> NDArray[np.float64]:
+        """Return the mean of each group's values, added in their order, to the last bit independent of other groups.
+
+        Args:
+            values: of each example, shape (n,).
+        """
+        return np.bincount(self._group, values, len(self)) / self._sizes
 
     def table(self, numbers: NDArray[np.intp], cap: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
         """Return a table of the examples of some groups, a row each, in groups × cap of memory.

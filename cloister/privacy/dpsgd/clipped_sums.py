@@ -15,6 +15,10 @@ premise. A unit that raises an exception contributes zero, and whether it does m
 **Claim.** A step is dominated by a Poisson-sampled Gaussian mechanism of sensitivity S, except in an event of
 probability at most β = `OVERFLOW`. So T steps that would be (ε, δ)-DP are (ε, δ + T·β)-DP.
 
+**Shares.** A unit may be clipped to c·S in place of S, for a share c in (0, 1]. If c is a function of the unit alone,
+so is its contribution, and its norm is at most c·S ≤ S. So assumption, claim and proof hold for any shares. Numbers
+outside of (0, 1] count as its nearest end, NaN as 1.
+
 **Proof.** Take any other units, those B' that were drawn, n = |B'| < M, their places π, and ω. If x is drawn too, the
 lot is uniform over injective choices for B' and x. Restricted to B' it is uniform, and the place of x is uniform over
 the empty ones. So there is a coupling in which all units of B' keep places and random numbers. Let a be their clipped
@@ -45,6 +49,8 @@ from cloister.utils.threads import in_threads
 
 EMPTY = -1
 """Number of the unit at an empty place."""
+SMALLEST_SHARE = 1e-200
+"""Least share of S that a unit is clipped to: a bound of 0 would divide a gradient of 0 by 0."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +98,22 @@ class ClippedSums:
             except Exception:  # not isolated, not captured, or not traceable in rows: a single unit is traceable
                 self.engine = InTurn(model, loss, probe, batch_size, group_cap)
 
-    def of(self, x: Examples, y: Examples, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
-        """Return Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
+    def of(
+        self,
+        x: Examples,
+        y: Examples,
+        clipping_norm: float,
+        groups: NDArray | None = None,
+        shares: NDArray | None = None,
+    ) -> ClippedSum:
+        """Return Σ gradient·min(1, c·S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
 
         Args:
             x, y: n examples.
             clipping_norm: S.
             groups: shape (n,): examples with the same value are one unit. None: each example is one.
+            shares: shape (n,), each a function of its own example. The share c of a unit is the mean of its examples'
+                shares. None: every c is 1.
 
         Raises:
             ConfigError: S is out of range, lengths differ, groups are missing, or products are coarser than float32.
@@ -106,12 +121,13 @@ class ClippedSums:
         check_clipping_norm(clipping_norm)
         refuse_coarse_precision()
         x, y, count = as_probed(x, y, self._probe)
-        units = self._units(count, groups)
-        bound = clipping_norm / (1 + self.engine.overstatement)
+        units = self._units(count, groups, shares)
+        own = np.ones(len(units)) if shares is None else np.fmax(np.fmin(units.means(shares), 1.0), SMALLEST_SHARE)
+        bounds = clipping_norm / (1 + self.engine.overstatement) * own
         calls = [(numbers, self.engine.seeds(self.draws)) for numbers in self._calls(len(units))]
 
         def computed(call: tuple[NDArray[np.intp], NDArray[np.int64]]) -> list[Sums]:
-            return list(self._computed(x, y, units, call[0], bound, call[1]))
+            return list(self._computed(x, y, units, call[0], bounds, call[1]))
 
         total: list[NDArray] = []
         clipped, non_finite = 0, 0
@@ -126,11 +142,12 @@ class ClippedSums:
         variables = self._model.trainable_variables
         return [np.zeros(variable.shape, variable.dtype) for variable in variables]
 
-    def _units(self, count: int, groups: NDArray | None) -> Members:
+    def _units(self, count: int, groups: NDArray | None, shares: NDArray | None = None) -> Members:
         if groups is None and self._cap > 1:
             raise ConfigError(f"groups must be given where group_cap is {self._cap}")
-        if groups is not None and len(groups) != count:
-            raise ConfigError(f"groups must have the length of x and y, {count}; got {len(groups)}")
+        for name, given in (("groups", groups), ("shares", shares)):
+            if given is not None and len(given) != count:
+                raise ConfigError(f"{name} must have the length of x and y, {count}; got {len(given)}")
         return Members(np.arange(count) if groups is None else groups)
 
     def _calls(self, count: int) -> Iterator[NDArray[np.intp]]:
@@ -153,24 +170,24 @@ class ClippedSums:
         y: Examples,
         units: Members,
         numbers: NDArray[np.intp],
-        bound: float,
+        bounds: NDArray,
         seeds: NDArray[np.int64],
     ) -> Iterator[Sums]:
-        """Yield sums and counts; a unit that raises contributes zero.
+        """Yield sums and counts, each unit clipped to its bound; a unit that raises contributes zero.
 
         The other units keep their places and random numbers. An empty place repeats a unit: an example of zeros could
         raise an exception that the units do not raise.
         """
         drawn = np.flatnonzero(numbers != EMPTY)
         if self.engine.in_fixed_places:
-            table, mask = units.table(np.where(numbers == EMPTY, numbers[drawn[0]], numbers), self._cap)
+            placed, own = np.where(numbers == EMPTY, numbers[drawn[0]], numbers), seeds
+            table, mask = units.table(placed, self._cap)
             mask[numbers == EMPTY] = False
-            own = seeds
         else:
-            table, mask = units.table(numbers[drawn], self._cap)
-            own = seeds[drawn]
+            placed, own = numbers[drawn], seeds[drawn]
+            table, mask = units.table(placed, self._cap)
         try:
-            yield self.engine(take(x, table.ravel()), take(y, table.ravel()), mask, bound, own)
+            yield self.engine(take(x, table.ravel()), take(y, table.ravel()), mask, bounds[placed], own)
         except Exception:  # of any kind: the sum of the other units must not depend on it
             if len(drawn) == 1:
                 yield Sums(self._nothing(), 0, 1)
@@ -178,4 +195,4 @@ class ClippedSums:
             for half in np.array_split(drawn, 2):
                 kept = np.full_like(numbers, EMPTY)
                 kept[half] = numbers[half]
-                yield from self._computed(x, y, units, kept, bound, seeds)
+                yield from self._computed(x, y, units, kept, bounds, seeds)

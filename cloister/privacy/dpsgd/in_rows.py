@@ -106,19 +106,22 @@ class InRows:
         """Return the seeds of a call: one for each random layer."""
         return draws.seeds(len(seeds_of(self.model)))
 
-    def __call__(self, x: Examples, y: Examples, mask: NDArray, bound: float, seeds: NDArray[np.int64]) -> Sums:
+    def __call__(
+        self, x: Examples, y: Examples, mask: NDArray, bound: NDArray | float, seeds: NDArray[np.int64]
+    ) -> Sums:
         """Return Σ gradient·min(1, bound/‖gradient‖) over the units.
 
         Args:
             x, y: places·cap examples, adjacent for each unit.
             mask: shape (places, cap), False for padding and for empty places.
-            bound: above 0.
+            bound: above 0, for each unit or for all.
             seeds: of random layers.
         """
+        bounds = np.broadcast_to(np.asarray(bound, np.float64), self.places)
         pairs = zip(self._probe, (x, y), strict=True)
         x, y = (tf.nest.map_structure(lambda like, rows: tf.constant(cast(rows, like.dtype)), *pair) for pair in pairs)
         with as_traced():
-            return Sums.of(*self._compiled(x, y, tf.constant(mask), tf.constant(seeds), tf.constant(bound, tf.float64)))
+            return Sums.of(*self._compiled(x, y, tf.constant(mask), tf.constant(seeds), tf.constant(bounds)))
 
     def with_held(self) -> Compiled:
         """Return the graph of a call that also returns `held`, for `audits.keras_kernels`."""
@@ -138,7 +141,7 @@ class InRows:
             *(specs_of([self.places * self._cap], examples) for examples in self._probe),
             tf.TensorSpec([self.places, self._cap], tf.bool),
             tf.TensorSpec([len(seeds_of(self.model)), 2], tf.int64),
-            tf.TensorSpec([], tf.float64),
+            tf.TensorSpec([self.places], tf.float64),
         ]
         # Functions compiled by a layer keep the options under which they are traced.
         with as_traced():
@@ -203,7 +206,7 @@ def clip(parts: Sequence[Part], real: Tensor, bound: Tensor) -> tuple[list[list[
     Args:
         parts: gradients of U units with respect to some of the variables each.
         real: shape (U,), False for an empty place, which gets factor 0.
-        bound: above 0, double.
+        bound: above 0, of shape (U,), or one for all; double.
 
     Returns:
         Sums for each part; number of clipped units; number of non-finite units; squared norms, shape (U,).

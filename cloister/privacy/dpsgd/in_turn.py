@@ -50,8 +50,15 @@ CONVOLUTION = ("Conv", "DepthwiseConv")
 
 
 class _Unit(NamedTuple):
-    """Gradients of one unit with respect to variables outside of wide layers, and each wide layer's input and delta."""
+    """One unit.
 
+    Attributes:
+        bound: largest norm of its contribution.
+        gradients: with respect to variables outside of wide layers.
+        inputs, deltas: of each wide layer.
+    """
+
+    bound: Tensor
     gradients: list[Tensor]
     inputs: list[Tensor]
     deltas: list[Tensor]
@@ -117,20 +124,24 @@ class InTurn:
         """Return the seeds of a call, separate ones for each unit."""
         return draws.seeds(self.places, len(seeds_of(self.model)))
 
-    def __call__(self, x: Examples, y: Examples, mask: NDArray, bound: float, seeds: NDArray[np.int64]) -> Sums:
+    def __call__(
+        self, x: Examples, y: Examples, mask: NDArray, bound: NDArray | float, seeds: NDArray[np.int64]
+    ) -> Sums:
         """Return Σ gradient·min(1, bound/‖gradient‖) over at most `places` units, in double precision.
 
         Args:
             x, y, mask, bound, seeds: as in `InRows`, without empty places; there are seeds for each unit.
         """
+        bounds = np.ones(self.places)
+        bounds[: len(mask)] = bound
         shares = np.zeros((self.places, self._cap))
         shares[: len(mask)] = mask / np.maximum(mask.sum(axis=1, keepdims=True), 1)
         given = (
             *(tf.nest.map_structure(self._by_unit, *pair) for pair in zip(self._probe, (x, y), strict=True)),
             tf.constant(shares),
             tf.constant(np.concatenate([seeds, np.zeros((self.places - len(seeds), *seeds.shape[1:]), np.int64)])),
+            tf.constant(bounds),
             tf.constant(len(mask)),
-            tf.constant(bound, tf.float64),
         )
         with as_traced():
             return Sums.of(*self._compiled(*given))
@@ -172,22 +183,23 @@ class InTurn:
             *(specs_of(rows, examples) for examples in self._probe),
             tf.TensorSpec(rows, tf.float64),
             tf.TensorSpec([self.places, len(seeds_of(self.model)), 2], tf.int64),
+            tf.TensorSpec([self.places], tf.float64),
             tf.TensorSpec([], tf.int32),
-            tf.TensorSpec([], tf.float64),
         ]
 
     def _sums(
-        self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, count: Tensor, bound: Tensor
+        self, x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, bounds: Tensor, count: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         values = [tf.convert_to_tensor(variable.value) for variable in self._variables]
 
         def step(number: Tensor, pending: _Unit, found: _Found) -> tuple[Tensor, _Unit, _Found]:
-            unit = self._unit(values, *tf.nest.map_structure(lambda every: every[number], (x, y, shares, seeds)))
-            return number + 1, unit, self._added(number, pending, bound, found)
+            given = tf.nest.map_structure(lambda every: every[number], (x, y, shares, seeds, bounds))
+            return number + 1, self._unit(values, *given), self._added(number, pending, found)
 
         others = [variable for variable in self._variables if not self._is_wide(variable)]
         kernels = [layer.kernel for layer in self._wide]
         unit = _Unit(
+            tf.ones([], tf.float64),
             [tf.zeros(variable.shape, variable.dtype) for variable in others],
             [tf.zeros(kernel.shape[0], kernel.dtype) for kernel in kernels],
             [tf.zeros(kernel.shape[1], kernel.dtype) for kernel in kernels],
@@ -204,7 +216,7 @@ class InTurn:
         with chained_sums():
             start = (tf.constant(0), unit, nothing)
             last, pending, found = tf.while_loop(lambda number, *_: number < count, step, start)
-            found = self._added(last, pending, bound, found)
+            found = self._added(last, pending, found)
             sums: dict[int, Tensor] = {}
             for layer, ins, outs in zip(self._wide, found.inputs, found.deltas, strict=True):
                 every = outs.stack()
@@ -214,8 +226,8 @@ class InTurn:
             in_order = [sums[id(each)] if self._is_wide(each) else next(rest) for each in self._variables]
             return in_order, found.clipped, found.non_finite
 
-    def _added(self, number: Tensor, pending: _Unit, bound: Tensor, found: _Found) -> _Found:
-        """Add a unit's gradient, clipped to the bound.
+    def _added(self, number: Tensor, pending: _Unit, found: _Found) -> _Found:
+        """Add a unit's gradient, clipped to its bound.
 
         The gradient is a result in memory of the previous iteration. XLA could compute a gradient of this iteration
         twice, with different roundings for its norm and for the sum.
@@ -227,7 +239,7 @@ class InTurn:
             squares.append((of_input + float(layer.use_bias)) * of_delta)
         norm = tf.sqrt(tf.add_n(squares) * (1 + ROUNDED * self._size))
         is_finite = tf.math.is_finite(norm)
-        factor = tf.where(is_finite, bound / tf.maximum(norm, bound), tf.zeros_like(norm))
+        factor = tf.where(is_finite, unit.bound / tf.maximum(norm, unit.bound), tf.zeros_like(norm))
 
         def scaled(tensors: list[Tensor], by: Tensor) -> list[Tensor]:
             # A factor of 0 gives 0, for non-finite numbers too.
@@ -238,15 +250,15 @@ class InTurn:
             [total + part for total, part in zip(found.totals, scaled(unit.gradients, factor), strict=True)],
             [kept.write(number, each) for kept, each in zip(found.inputs, inputs, strict=True)],
             [kept.write(number, each) for kept, each in zip(found.deltas, scaled(unit.deltas, factor), strict=True)],
-            found.clipped + tf.cast(is_finite & (norm > bound), tf.int32),
+            found.clipped + tf.cast(is_finite & (norm > unit.bound), tf.int32),
             found.non_finite + tf.cast(~is_finite, tf.int32),
         )
 
     def _is_wide(self, variable: Variable) -> bool:
         return any(variable is own for layer in self._wide for own in layer.trainable_variables)
 
-    def _unit(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor) -> _Unit:
-        """Return one unit's gradients."""
+    def _unit(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, bound: Tensor) -> _Unit:
+        """Return one unit, with its gradients."""
 
         def losses() -> Tensor:
             found = losses_of(self.model, self._loss, x, y)
@@ -258,7 +270,7 @@ class InTurn:
             for variable, value, gradient in zip(self._variables, values, recorded.gradients, strict=True)
             if not self._is_wide(variable)
         ]
-        unit = _Unit(gradients, [], [])
+        unit = _Unit(bound, gradients, [], [])
         for layer, calls in zip(self._wide, recorded.calls, strict=True):
             shapes = [[list(call.first_input.shape), list(call.output.shape)] for call in calls]
             if shapes != [[[1, size] for size in layer.kernel.shape]]:

@@ -42,6 +42,7 @@ Source: Higham (2002), Accuracy and Stability of Numerical Algorithms, 2nd ed.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 
@@ -172,8 +173,9 @@ def noisy_sum(
     clipping_norm: float,
     noise_multiplier: float,
     noise: GaussianNoise,
+    shares: Iterable[float] = repeat(1.0),
 ) -> Row:
-    """Return Σ gradient·min(1, S/‖gradient‖) + exact noise of deviation σS, in float64.
+    """Return Σ gradient·min(1, c·S/‖gradient‖) + exact noise of deviation σS, in float64.
 
     Args:
         gradients: functions, one for each unit of the batch, possibly none; each is called once and returns its unit's
@@ -182,6 +184,8 @@ def noisy_sum(
         clipping_norm: S, from `MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`.
         noise_multiplier: σ ≥ 0.
         noise: source of the key of the noise.
+        shares: c of each unit, a function of this unit alone. Numbers outside of [0, 1] count as its nearest end, NaN
+            as 1.
 
     Guarantee: among at most 2^17 units one unit's joining or leaving moves the un-noised sum by at most S in L2, and
         noise is exact. The cost is that of a Gaussian mechanism of noise multiplier σ. Contributions are clipped to
@@ -196,14 +200,15 @@ def noisy_sum(
     check_clipping_norm(clipping_norm)
     sums = tuple(np.zeros(piece.size) for piece in like)
     grid = grid_of(clipping_norm, noise_multiplier, sum(piece.size for piece in like))
-    for gradient in gradients:
+    for gradient, share in zip(gradients, shares, strict=False):
         try:
             found = tuple(
                 np.asarray(part, np.float64).reshape(piece.shape) for part, piece in zip(gradient(), like, strict=True)
             )
         except Exception:  # of any kind: the sum of the other units must not depend on it
             continue
-        if factor := _factor(found, clipping_norm / (1 + SLACK)):
+        # `min` returns its first argument for NaN.
+        if factor := _factor(found, max(0.0, min(1.0, share)) * clipping_norm / (1 + SLACK)):
             for total, part in zip(sums, found, strict=True):
                 total += factor * part
     noised_sum(sums, grid, noise, out=sums)

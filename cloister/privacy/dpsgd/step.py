@@ -123,7 +123,12 @@ class DpSgd:
         self._clipped_sums.draws = Draws(seed)
 
     def step(
-        self, x: Examples, y: Examples, clipping_norm: float | None = None, groups: NDArray | None = None
+        self,
+        x: Examples,
+        y: Examples,
+        clipping_norm: float | None = None,
+        groups: NDArray | None = None,
+        shares: NDArray | None = None,
     ) -> StepCounts:
         """Take one step on a batch, which may be empty; noise is released in either case.
 
@@ -132,16 +137,25 @@ class DpSgd:
             clipping_norm: S of this step.
             groups: of each example; examples with the same value are one unit, of which at most `group_cap` count. See
                 `batches.rows_of`.
+            shares: of each example, from 0 to 1: a unit is clipped to S times the mean share of its examples. A share
+                must depend on its own example alone. None: 1. See `clipped_sums`.
         """
         bound = self.clipping_norm if clipping_norm is None else clipping_norm
         grid = grid_of(bound, self.noise_multiplier, self._parameters)
-        found = self.clipped_sum(x, y, bound, groups)
+        found = self.clipped_sum(x, y, bound, groups, shares)
         self._descend(*[_shared(mean) for mean in self._noised_mean(found.sums, grid)])
         return StepCounts(found.examples, found.clipped, found.non_finite)
 
-    def clipped_sum(self, x: Examples, y: Examples, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
-        """Return Σ gradient·min(1, S/‖gradient‖) over the units, without noise; see `ClippedSums.of`."""
-        return self._clipped_sums.of(x, y, clipping_norm, groups)
+    def clipped_sum(
+        self,
+        x: Examples,
+        y: Examples,
+        clipping_norm: float,
+        groups: NDArray | None = None,
+        shares: NDArray | None = None,
+    ) -> ClippedSum:
+        """Return Σ gradient·min(1, c·S/‖gradient‖) over the units, without noise; see `ClippedSums.of`."""
+        return self._clipped_sums.of(x, y, clipping_norm, groups, shares)
 
     def _noised_mean(self, sums: Sequence[NDArray], grid: Grid) -> list[NDArray]:
         """Return (sums + noise)/B, in new memory for each step: an optimizer may keep a gradient."""

@@ -162,6 +162,7 @@ class ConsoleReporter:
 
     Attributes:
         draws: whether to show the state of the clients, if the console is a terminal.
+        majority: accuracy of always answering the most frequent class of the server's examples; None: not known.
     """
 
     draws = True
@@ -170,6 +171,7 @@ class ConsoleReporter:
         self.rounds = rounds
         self.console = console or Console(width=WIDTH, highlight=False, soft_wrap=True, markup=False)
         self.last: Round | None = None
+        self.majority: float | None = None
         self.secret_cohorts = False
         self.hides_times = False
         self.screen: Screen | None = None
@@ -201,6 +203,8 @@ class ConsoleReporter:
             self.console.print(f"               because {reason}")
         if count := len(plan.strategy.canaries):
             self.console.print(f"canaries       {count}: {render_canaries(count)}")
+        if self.majority is not None:
+            self.console.print(f"majority       accuracy {self.majority:.4f}, by answering the commonest class only")
 
     @contextmanager
     def live(self, grid: Grid, sites: Sites) -> Iterator[None]:
@@ -288,6 +292,8 @@ class ConsoleReporter:
         if ending.why:
             self.console.print(ending.why)
         rows = [(name, f"{value:.4f}") for name, value in (kept.central if kept else {}).items()]
+        if rows and self.majority is not None:
+            rows.append(("accuracy of the majority class alone", f"{self.majority:.4f}"))
         rows += [(f"{name} (on clients)", f"{value:.4f}") for name, value in (kept.federated if kept else {}).items()]
         if kept and self.last and kept.number != self.last.number:
             rows.append(("the model kept is that of round", str(kept.number)))
@@ -351,7 +357,7 @@ class JsonReporter(ConsoleReporter):
         self.begin(plan)
         self.run = directory.path.name
         facts: dict[str, object] = {"privacy": claim.mechanism, "status": claim.status, "epsilon": epsilon}
-        facts["premises"] = to_json(claim.premises)
+        facts |= {"premises": to_json(claim.premises), "majority": self.majority}
         settings = changed(shown(plan.config.flat()))
         self._say("start", directory=str(directory.path), rounds=self.rounds, settings=settings, **facts)
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
 from cloister.tasks.partition import SPLIT_SEED, holdout
-from cloister.tasks.scores import binary_auc
 from cloister.tasks.tables import Table
 from cloister.utils.errors import DataError
 from cloister.utils.files import expanded
@@ -119,15 +118,6 @@ class BreastCancer(Task):
         from cloister.tasks.numpy_models import SoftmaxRegression
 
         return SoftmaxRegression(features=len(RANGES), classes=2)
-
-    def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Return loss and accuracy, and the AUC if both classes occur.
-
-        Args:
-            y: shape (n,).
-            scores: class probabilities that the model predicts, shape (n, 2).
-        """
-        return super().metrics(y, scores) | binary_auc(y, scores)
 
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -285,15 +275,6 @@ class HeartDisease(Task):
         from cloister.tasks.numpy_models import SoftmaxRegression
 
         return SoftmaxRegression(features=FEATURES, classes=2)
-
-    def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Return loss and accuracy, and the AUC if both classes occur.
-
-        Args:
-            y: shape (n,).
-            scores: class probabilities that the model predicts, shape (n, 2).
-        """
-        return super().metrics(y, scores) | binary_auc(y, scores)
 
 
 def _joined(parts: tuple[Examples, ...]) -> Examples:

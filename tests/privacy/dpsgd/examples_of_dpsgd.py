@@ -54,18 +54,18 @@ def made(kind: type[DpSgd], model: Any, noise: Any = None, **options: Any) -> Dp
     return step
 
 
-def coupled(step: DpSgd, x: np.ndarray, y: np.ndarray, bound: float, leaving: int, seed: int = 0) -> list[Any]:
+def coupled(
+    step: DpSgd, x: np.ndarray, y: np.ndarray, bound: float | np.ndarray, leaving: int, seed: int = 0
+) -> list[Any]:
     """The sums of a batch with and without a unit: the others keep their places and their random numbers."""
-    sums, own = [], step._clipped_sums
+    sums, own, bounds = [], step._clipped_sums, np.broadcast_to(bound / (1 + step.overstatement), len(x))
     units = own._units(len(y), None)
     for left in (None, leaving):
         step.reseed(seed)
         total = own._nothing()
         for numbers in list(own._calls(len(x))):
             numbers = np.where(numbers == left, clipped_sums.EMPTY, numbers)
-            for found in own._computed(
-                x, y, units, numbers, bound / (1 + step.overstatement), own.engine.seeds(own.draws)
-            ):
+            for found in own._computed(x, y, units, numbers, bounds, own.engine.seeds(own.draws)):
                 total = [np.add(old, new, dtype=np.float64) for old, new in zip(total, found.arrays, strict=True)]
         sums.append(total)
     return sums

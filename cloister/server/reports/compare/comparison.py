@@ -243,6 +243,9 @@ class Comparison:
             told.append(f"The {self.score} is that on the clients' own examples: no run has one on the server's.")
         if self.over_classes:
             told.append(OF_KEPT)
+        if shares := sorted({run.majority for run in runs if run.majority is not None}):
+            span = " to ".join(f"{share:.4f}" for share in dict.fromkeys((shares[0], shares[-1])))
+            told.append(f"Always answering the most frequent class of that data has an accuracy of {span}.")
         told += [
             f"{run.name} has diverged: its last {self.score} is no finite number, and it has no final one."
             for run in runs
@@ -350,6 +353,7 @@ def record(comparison: Comparison) -> dict[str, object]:
                     "ended": run.ended,
                     "rounds": run.rounds,
                     "final": run.final(score, on_clients),
+                    "majority": run.majority,
                 }
                 for run in group.runs
             ],

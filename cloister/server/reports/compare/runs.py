@@ -20,7 +20,7 @@ from cloister.server.reports.html.compliance import claims_of
 from cloister.server.reports.html.data import Facts, RoundFacts
 from cloister.server.reports.rundir import LEDGER
 from cloister.server.reports.status import run_state
-from cloister.tasks.scores import Classification
+from cloister.tasks.scores import SMALLER, Classification
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import read_text
 from cloister.utils.text import at_most
@@ -37,8 +37,6 @@ BUDGETS = ("privacy.max-epsilon", "privacy.client-max-epsilon", "privacy.max-lea
 Settings = Mapping[str, Scalar]
 AS_ASKED = "as-asked"
 NOT_ENDED = "not ended"
-SMALLER = ("loss", "rmse", "mse", "mae", "error")
-"""Scores for which a smaller value is better; for every other score, a larger value is better."""
 OVER_CLASSES: Mapping[str, Callable[[Classification], float | None]] = {
     "macro F1": lambda found: found.macro_f1,
     "macro AUC": lambda found: found.auc,
@@ -187,6 +185,13 @@ class RunSummary:
         evaluation = self.facts.evaluation
         found = None if evaluation is None else evaluation.classification
         return None if found is None else OVER_CLASSES[name](found)
+
+    @property
+    def majority(self) -> float | None:
+        """Return the accuracy of always answering the most frequent class; None as `over_classes`."""
+        evaluation = self.facts.evaluation
+        found = None if evaluation is None else evaluation.classification
+        return None if found is None else found.majority
 
     def has_diverged(self, score: str, on_clients: bool) -> bool:
         """Return whether the last score on the server's data is not finite.
