@@ -4,8 +4,17 @@ Everything that a user needs can be imported from here. It is imported when it i
 never imports TensorFlow, and a command that only reads a ledger imports neither.
 """
 
+import os
+import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+if find_spec("fcntl") is None or not hasattr(os, "posix_fallocate"):
+    _REFUSED = "Cloister runs on Linux only; on Windows use it in WSL 2, on macOS in a container or a virtual machine"
+    # The command ends with the sentence alone.
+    raise SystemExit(_REFUSED) if Path(sys.argv[0]).stem == "cloister" else ImportError(_REFUSED)
 
 __version__ = "0.1.0"
 

@@ -17,11 +17,11 @@ from cloister.config.io import read_settings
 from cloister.deploy.commands import site
 from cloister.monitoring.commands import check_once, dashboard, watch
 from cloister.privacy.commands import ledger
-from cloister.utils.crash import FULL, Crash, one_line
+from cloister.utils.crash import FULL, INTERRUPTED, Crash, one_line
 from cloister.utils.errors import BudgetExhausted, ConfigError, SettingsError
 from cloister.utils.text import clean
 
-FAILED, MISUSED, BUDGET_SPENT, INTERRUPTED = 1, 2, 3, 130
+FAILED, MISUSED, BUDGET_SPENT = 1, 2, 3
 """Exit codes; 0: what was asked for was done."""
 WIDTH = 110
 """Of what is printed, in characters."""

@@ -151,6 +151,12 @@ SETTINGS = [
     run("num-rounds=3 num-rounds=4", "num-rounds is there twice"),
     run("num-rounds=0", "num-rounds = 0 is not valid: it must be greater than 0"),
     run("num-rounds='3'", "num-rounds = '3' is not valid: it must be a valid integer"),
+    run("privacy.client='gausian'", "privacy.client = 'gausian' is not valid", "did you mean 'gaussian'?"),
+    run("privacy.clipping='adaptiv'", "privacy.clipping = 'adaptiv' is not valid", "did you mean 'adaptive'?"),
+    quick("privacy.server='globaldp'", "privacy.server = 'globaldp'", "did you mean 'global-dp'?"),
+    quick("privacy.distance='cosin'", "privacy.distance = 'cosin'", "did you mean 'cosine'?"),
+    run("task.name='breastcancer'", "task.name = 'breastcancer'", "did you mean 'breast-cancer'?"),
+    quick("strategy.name='fed-adam'", "strategy.name = 'fed-adam'", "did you mean 'fedadam'?"),
     run("num_rounds=3", "unknown key 'num_rounds'; did you mean 'num-rounds'?"),
     run("seed=99999999999", "seed = 99999999999 is not valid", "less than 2147483648"),
     run("tensorboard=yes", "tensorboard = yes is not valid", "true or false"),
@@ -158,7 +164,7 @@ SETTINGS = [
     run("run-name='a/b' task.model='softmax'", "run-name = 'a/b' must be", "letters, digits"),
     run(f"run-name='{LONG}' task.model='softmax'", "run-name = 'xxx", "at most 200"),
     run("task.name=digits", "task.name = digits is not valid", "in quotes"),
-    run("task.name='didgits'", "unknown task 'didgits'", "did you mean 'digits'?"),
+    run("task.name='didgits'", "unknown task task.name = 'didgits'", "did you mean 'digits'?"),
     quick("privacy.server='dp-sgd'", "is a mechanism of the clients: use privacy.client = 'dp-sgd' and privacy.server"),
     run("num-round=3 evaluation.patience=-1", "unknown key 'num-round'", "evaluation.patience = -1 is not valid"),
     run("task.model='cnn'", "task.model must be one of mlp, softmax", "'cnn'"),
@@ -167,7 +173,7 @@ SETTINGS = [
     run("task.alpha=0.1", "task.alpha = 0.1 has no effect", "'dirichlet'"),
     quick("task.partition='table'", "task.table is empty", "'10,20;30,0'"),
     quick("task.partition='natural'", "task.partition = 'natural' needs examples with owners"),
-    quick("strategy.name='fedavgg'", "unknown strategy 'fedavgg'", "fedavg"),
+    quick("strategy.name='fedavgg'", "strategy.name = 'fedavgg'", "did you mean 'fedavg'?"),
     quick("strategy.learning-rate=0.1", "strategy.learning-rate = 0.1 is not an option of 'fedavg'"),
     run("strategy.fraction-train=10", "strategy.fraction-train = 10 is not valid: it must be less than or equal to 1"),
     quick("strategy.name='krum'", "privacy.placement = 'update'", "privacy.placement = 'model'"),
@@ -176,7 +182,7 @@ SETTINGS = [
     quick("privacy.server='global_dp'", "privacy.server = 'global_dp'", "did you mean 'global-dp'?"),
     run("privacy.noise-multiplier=nan", "privacy.noise-multiplier = nan is not valid: it must be a finite number"),
     run("privacy.noise-multiplier=1e400", "privacy.noise-multiplier = inf is not valid"),
-    run("privacy.client='dpsgd'", "privacy.client = 'dpsgd' is not valid", "'dp-sgd'"),
+    run("privacy.client='dpsgd'", "privacy.client = 'dpsgd' is not valid", "did you mean 'dp-sgd'?"),
     quick("privacy.max-epsilon=1.0", "privacy.max-epsilon = 1 is a budget for a guarantee, and there is none"),
     run("privacy.server='none' privacy.noise-multiplier=2.0", "privacy.noise-multiplier = 2.0 has no effect"),
     run(
@@ -211,6 +217,16 @@ FILES_OF_SETTINGS = [
     wrong("policy a.toml", "must have at least 1 item", a_toml="mechanisms = []\ntasks = []\n"),
     wrong("policy a.toml", "'dp-sdg'; did you mean 'dp-sgd'?", a_toml="mechanisms = ['dp-sdg']\ntasks = ['digits']\n"),
     wrong("policy a.toml", "min-client-noise-multiplier", a_toml="mechanisms = ['dp-sgd']\ntasks = ['digits']\n"),
+    *(
+        wrong("policy a.toml", f"unknown key {key!r}; {how} {near!r}", a_toml=f"{key} = 1\n")
+        for how, key, near in (
+            ("did you mean", "max-exmple-epsilon", "max-example-epsilon"),
+            ("did you mean", "mechanism", "mechanisms"),
+            ("did you mean", "learning-rate", "max-learning-rate"),
+            ("the nearest valid key is", "steps-max", "max-steps"),
+            ("the nearest valid key is", "size", "public-size"),
+        )
+    ),
     wrong("policy a.toml", "'key0'", "and 36 more", a_toml="mechanisms = []\ntasks = ['digits']\n" + MANY),
     wrong(f'plan --no-timing --policy a.toml -c "{QUICK}"', "policy a.toml is no TOML", a_toml="x"),
     wrong("report run/ --statements nowhere.toml", "nowhere.toml: No such file"),
@@ -285,7 +301,7 @@ def scored(*says: str, **arrays: object) -> Wrong:
 
 
 DATA = [
-    wrong("check task didgits", "unknown task 'didgits'"),
+    wrong("check task didgits", "unknown task task.name = 'didgits'"),
     wrong("check task breast-cancer --data nowhere.npz", "no file at nowhere.npz", "x (numbers) and y"),
     wrong("check task breast-cancer --data ~nosuchuser/a.npz", "no file at ~nosuchuser/a.npz"),
     wrong("check task breast-cancer --data .", "data-path: no file at ."),
@@ -362,7 +378,7 @@ RUNS = [
         "run/config.json: num-rounds = 'x' is not valid",
         run__config_json=configured(**{"num-rounds": "x"}),
     ),
-    wrong("audit run/", "unknown task 'gone'", run__config_json=configured(task_name="gone")),
+    wrong("audit run/", "unknown task task.name = 'gone'", run__config_json=configured(task_name="gone")),
     wrong("audit run/", "run/simulation.json is not what a run writes", "clients", run__simulation_json="{}"),
     wrong("audit run/", "run/model.npz holds no model", run__model_npz=cut),
     wrong("audit run/", "run/model.npz: array 'a'", "are the tasks the same?", run__model_npz=npz(a=X)),
@@ -379,6 +395,9 @@ RUNS = [
     wrong(f"ledger verify {LONG}", "File name too long"),
     wrong("ledger verify run/ledger.jsonl", "ledger.jsonl, line 1: not JSON", run__ledger_jsonl=b"\xff\xff\n"),
     wrong("ledger verify run/ledger.jsonl", "ledger.jsonl, line 1: not a line", run__ledger_jsonl="[]\n"),
+    wrong("ledger verify a.jsonl", "a.jsonl: there is no whole line to verify", a_jsonl=b""),
+    wrong("ledger verify a.jsonl", "a.jsonl: there is no whole line to verify", a_jsonl=b'{"v": 3, "seq": 0'),
+    wrong("ledger verify b.jsonl", "b.jsonl: there is no whole line to verify", b_jsonl=b"x"),
     wrong(
         "ledger verify run/ledger.jsonl",
         "ledger.jsonl, line 1: the chain is broken",

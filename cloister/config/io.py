@@ -259,10 +259,15 @@ def explain(error: ValidationError, root: type[Section]) -> list[str]:
             valid = [kebab(name) for name in section.model_fields]
             listed = "" if section in unknown else f"; valid keys: {', '.join(valid)}"
             unknown.add(section)
-            line = f"unknown key {key!r}{listed}{suggestion(own, valid)}"
+            # The nearest key stands first: a long list may be cut where the message is shown.
+            near = difflib.get_close_matches(kebab(own), valid, n=1, cutoff=0.0)
+            meant = suggestion(own, valid) or f"; the nearest valid key is {near[0]!r}"
+            line = f"unknown key {key!r}{meant}{listed}"
         elif item["type"] == "union_tag_invalid":
             *most, last = item["ctx"]["expected_tags"].split(", ")
-            line = f"{key} = {item['input'][own]!r}{INVALID}it must be {', '.join(most)} or {last}"
+            found = item["input"][own]
+            meant = suggestion(str(found), [tag.strip("'") for tag in (*most, last)])
+            line = f"{key} = {found!r}{INVALID}it must be {', '.join(most)} or {last}{meant}"
         else:
             line = f"{key} = {item['input']!r}{INVALID}{SHOULD.sub('it must', item['msg'])}"
         if item["type"] != "value_error" and key in lines:

@@ -26,10 +26,16 @@ def verify(
 ) -> None:
     """Check that no line was changed, removed or swapped; with --head or --anchors, that none was cut off either."""
     from cloister.privacy.accounting.anchors import read_anchors, verify_anchors
+    from cloister.privacy.accounting.ledger import GENESIS
 
     if key and not anchors:
         raise ConfigError("--key has no effect without --anchors")
     opened = _opened(path)
+    if opened.head == GENESIS and not head and not anchors:
+        raise LedgerError(
+            f"{path}: there is no whole line to verify: no release was recorded here, or its lines were cut off. A "
+            "head or anchors that were kept elsewhere tell which"
+        )
     typer.echo(f"{path}: unbroken; {len(opened.entries)} releases; last hash {opened.head}")
     if head:
         if not re.fullmatch("[0-9a-f]{64}", head):

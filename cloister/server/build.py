@@ -40,7 +40,7 @@ from cloister.tasks.base import Recipe, Task
 from cloister.tasks.making import named_task
 from cloister.tasks.recipe import recipe_of
 from cloister.utils.arrays import Layout
-from cloister.utils.errors import ConfigError, PluginError
+from cloister.utils.errors import ConfigError
 from cloister.utils.files import expanded
 
 NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -220,11 +220,7 @@ def mechanism_of(server: variants.GlobalPrivacy | variants.MetricPrivacy | varia
                 f"privacy.server = {server.name!r} is a mechanism of the clients: use privacy.client = {server.name!r} "
                 "and privacy.server = 'none'"
             )
-        known = sorted({*MECHANISMS.names(), *variants.BY_NAME["server"]})
-        raise PluginError(
-            f"unknown mechanism privacy.server = {server.name!r}{suggestion(server.name, known)}; "
-            f"known: {', '.join(known)}"
-        )
+        raise MECHANISMS.unknown(server.name, {*MECHANISMS.names(), *variants.BY_NAME["server"]})
     factory = MECHANISMS.load(server.name)
     options = options_of(factory, server.options, "privacy.options", server.name)
     try:

@@ -228,13 +228,16 @@ def _set_up(
     asked = config.evaluation
     refuse_unknown_score(plan.task, model, asked.criterion, None if config.evaluates_on_clients else score)
     stopping = EarlyStopping(asked.patience, config.privacy.split_round, asked.criterion)
+    sizes, shared = sizes_known(plan, grid), shared_units(plan, grid)
+    # Numbers for which no ε can be computed are refused here: training would end without a claim.
+    plan.maximum_epsilon(layout)
+    client_claim(plan, layout, config.num_rounds + plan.resumes, sizes, shared)
     if earlier is None:
         directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
     else:
         directory = earlier.directory
     directory.announce()  # at once: a process killed from here on is resumed; begun anew, it would find its name taken
     attested = Attested(plan.strategy.has_secret_cohorts)
-    sizes, shared = sizes_known(plan, grid), shared_units(plan, grid)
     # Reserve twice the size of the model: a new archive is written before it replaces the old one.
     directory.reserve(2 * layout.size * np.dtype(layout.dtype).itemsize)
     write_traces_to(directory.path, plan.hides_times)

@@ -239,6 +239,8 @@ def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
     if outcome is None:
         yield Line("fault", f"one round of {CLIENTS} clients: {problem}")
         return
+    if outcome.ended == "operator":
+        raise KeyboardInterrupt  # a run ends in order, and the check at once
     last = outcome.rounds[-1]
     if last.unscored:
         yield Line("note", f"one round of {CLIENTS} clients: one was not scored: {last.unscored[0].detail}")

@@ -17,4 +17,5 @@ STRATEGIES = Registry(
         "fedtrimmedavg": "cloister.strategies.robust:FedTrimmedAvg",
         "krum": "cloister.strategies.robust:Krum",
     },
+    "strategy.name",
 )

@@ -16,11 +16,12 @@ from cloister.config.io import Scalar, toml_of
 from cloister.config.run import changed
 from cloister.server.stopping import Stop
 from cloister.sweep.cells import Cell
+from cloister.utils.crash import INTERRUPTED
 from cloister.utils.errors import ConfigError
 from cloister.utils.text import clean
 from cloister.utils.threads import free_memory
 
-COMMAND = "from cloister.cli import app; app()"
+COMMAND = "from cloister.__main__ import main; main()"
 """Code of the installed command, which may not be on the path."""
 MAX_WORKERS = 2
 """Default limit of cells that run at a time."""
@@ -28,8 +29,8 @@ SPARE = 1.25
 """Assumed memory of a cell, relative to the peak of the first one."""
 PAUSE = 0.1
 """Seconds between two polls of the processes."""
-BUDGET, INTERRUPTED = 3, 130
-"""Exit codes of a run that a budget ended, and of an interrupted run."""
+BUDGET = 3
+"""Exit code of a run that a budget ended."""
 Told = Callable[[str], None]
 
 
@@ -174,6 +175,8 @@ def how_ended(found: Ended) -> str:
         return "done"
     if found.code == INTERRUPTED:
         return "stopped in order; it will be done anew"
+    if found.code == -signal.SIGTERM:
+        return "stopped before it began; it will be done anew"
     return f"failed with exit code {found.code}: {clean(found.last) or 'it wrote nothing'}"
 
 

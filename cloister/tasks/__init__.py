@@ -16,5 +16,6 @@ TASKS = Registry(
         "mnist": "cloister.tasks.datasets.characters:Mnist",
         "mnist-writers": "cloister.tasks.datasets.characters:MnistWriters",
     },
+    "task.name",
 )
 """All tasks: built in, or installed as plugins."""

@@ -6,7 +6,9 @@ logged or written. Only the exception's type and the lines of code that led to i
 
 import errno
 import os
+import signal
 import site
+import sys
 import sysconfig
 import tempfile
 import time
@@ -15,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from types import FrameType
 
 from cloister.utils.errors import CloisterError
 
@@ -22,6 +25,8 @@ LINES, WIDTH = 5, 600
 """Most lines of a displayed error, and most characters of each: enough for the longest remedies."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, a reached quota or a reached file size limit."""
+INTERRUPTED = 130
+"""Exit code of an interrupted command."""
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(
     {*site.getsitepackages(), site.getusersitepackages(), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))}
@@ -29,6 +34,41 @@ _LIBRARIES = tuple(
 _folders: ContextVar[list[tuple[Path, bool]] | None] = ContextVar(
     "folders for tracebacks, of the block of one_line", default=None
 )
+
+AGAIN_SECONDS = 0.05
+"""Time from an ignored KeyboardInterrupt to its repetition."""
+_interrupts: list[int] = []
+
+
+def hear_interrupts() -> None:
+    """Record each SIGINT of this process, and raise KeyboardInterrupt as Python does.
+
+    Python ignores an exception in a callback of an import or of its garbage collector. It is then raised once more,
+    soon after.
+    """
+    earlier = sys.unraisablehook
+
+    def hear(number: int, _: FrameType | None) -> None:
+        _interrupts.append(number)
+        raise KeyboardInterrupt
+
+    def again(ignored: "sys.UnraisableHookArgs") -> None:
+        if ignored.exc_type is KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+        else:
+            earlier(ignored)
+
+    sys.unraisablehook = again
+    signal.signal(signal.SIGINT, hear)
+    signal.signal(signal.SIGALRM, hear)
+
+
+def is_interrupted() -> bool:
+    """Return whether a SIGINT was recorded.
+
+    A library that is interrupted during its import may raise an error of its own in place of KeyboardInterrupt.
+    """
+    return bool(_interrupts)
 
 
 class Crash(Exception):
@@ -59,6 +99,7 @@ def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
 
     Raises:
         Crash: in place of any other `Exception`. The traceback of a third-party exception has been written to a file.
+        KeyboardInterrupt: in place of an `Exception` after a recorded SIGINT.
     """
     token = _folders.set([])
     try:
@@ -66,6 +107,8 @@ def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     except unchanged:
         raise
     except Exception as error:
+        if is_interrupted():
+            raise KeyboardInterrupt from None
         raise Crash(shortened(told(error)), error) from None
     finally:
         _folders.reset(token)

@@ -24,10 +24,12 @@ class Registry:
         kind: noun for a plugin of this registry, in the singular (for messages).
         group: the entry-point group of other packages.
         builtin: name -> "module:attribute".
+        key: of the configuration that names one of them, for messages; empty: there is none.
     """
 
-    def __init__(self, kind: str, group: str, builtin: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, group: str, builtin: Mapping[str, str], key: str = "") -> None:
         self.kind = kind
+        self.key = key
         self.group = group
         self._builtin = dict(builtin)
 
@@ -57,9 +59,7 @@ class Registry:
         """
         table = self._table
         if name not in table:
-            close = get_close_matches(name, table, n=1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
-            raise PluginError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(table))}{meant}")
+            raise self.unknown(name, table)
         try:
             return EntryPoint(name, table[name], self.group).load()
         except PluginError as error:  # of a base class of Cloister's, which names the class and the remedy
@@ -68,6 +68,18 @@ class Registry:
             where = place(error)
             reason = kind(error) if "importlib" in where else f"{kind(error)} at {where}"
             raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {reason}") from error
+
+    def unknown(self, name: str, known: Iterable[str]) -> PluginError:
+        """Return the error for a name that no plugin has: it names the key and the most similar name.
+
+        Args:
+            name: that was found.
+            known: all valid names.
+        """
+        found = f"{self.key} = {name!r}" if self.key else repr(name)
+        close = get_close_matches(name, valid := sorted(known), n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        return PluginError(f"unknown {self.kind} {found}{meant}; known: {', '.join(valid)}")
 
 
 Messages = Iterable[Message]

@@ -110,7 +110,7 @@ class TestExactly:
             Account([Pure(501.0)]).epsilon(SMALL, "pld")
         assert str(refused.value) == (
             "pld covers neither draws without replacement, nor very many different sampled releases, nor a pure ε "
-            "above 500"
+            "above 500, nor sampled releases with an ε above 7e+07"
         )
 
     @pytest.mark.parametrize("z", [3.0, 0.05])

@@ -28,6 +28,7 @@ from cloister.privacy.accounting.account import (
     MAX_CURVES,
     Account,
     best_epsilon,
+    by_accountant,
 )
 from cloister.privacy.accounting.accountants import sampled_curve
 from cloister.privacy.accounting.events import (
@@ -332,6 +333,30 @@ class TestDrawsWithoutReplacement:
         assert not drawn.has_pld
         with pytest.raises(PrivacyError, match="without replacement"):
             drawn.epsilon(SMALL, "pld")
+
+
+class TestNoiseThatIsTooSmallToCount:
+    """Losses so large that their exponentials are no numbers."""
+
+    @pytest.mark.parametrize("relation", RELATIONS)
+    @pytest.mark.parametrize("share", [1e-6, 0.079, 0.999])
+    @pytest.mark.parametrize("z", [1e-6, 1e-4, 1e-3, 5e-3])
+    def test_has_a_figure_by_every_accountant_that_applies(self, z, share, relation):
+        tiny = Account([Repeated(Gaussian(z, poisson(share)), 10_000)], relation)
+        found = by_accountant(tiny, SMALL)
+        assert found and all(1 < epsilon < math.inf for epsilon in found.values())
+        assert not tiny.has_pld and by_accountant(tiny.plus(Gaussian(1.0)), SMALL).keys() == {"rdp"}
+        with pytest.raises(PrivacyError, match="nor sampled releases with an ε above 7e"):
+            tiny.epsilon(SMALL, "pld")
+
+    def test_leaves_the_closed_form_without_a_draw(self):
+        assert Account([Gaussian(1e-6)]).has_pld and Account([Gaussian(1e-6)]).epsilon(SMALL, "pld") > 1e11
+
+    def test_is_refused_at_the_step_that_dp_accounting_cannot_take(self):
+        """Just below the limit there is a distribution."""
+        for rounds, known in ((3, True), (300, False)):
+            assert Account([Repeated(Gaussian(1e-3, poisson(0.5)), rounds)]).has_pld is known
+        assert Account([Repeated(Gaussian(1e-3, poisson(0.5)), 3)]).epsilon(SMALL, "pld") < math.inf
 
 
 class TestRoundsThatDiffer:

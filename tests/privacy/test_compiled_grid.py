@@ -15,7 +15,7 @@ from cloister.utils.errors import PrivacyError
 from cloister.utils.threads import BLOCK, Span
 
 compiled_grid = pytest.importorskip(
-    "cloister.privacy.mechanisms.discrete.numba_kernel", reason="the compiled kernel comes with cloister[fast]"
+    "cloister.privacy.mechanisms.discrete.numba_kernel", reason="the compiled kernel comes with cloister-fl[fast]"
 )
 WIDTH = 1001
 ODD = (np.nan, np.inf, -np.inf, 1e200, 3e38, -3e38, 1e-45, -0.0, 1e-19, -1e-30)

@@ -155,5 +155,5 @@ def test_arrays_of_several_blocks_count_once(monkeypatch, widest):
 
 
 def test_an_unknown_distance_lists_the_known():
-    with pytest.raises(PluginError, match="unknown distance 'l3'; known: cosine, l2, mean-layer-frobenius, rms"):
+    with pytest.raises(PluginError, match=r"privacy\.distance = 'l3'; .*known: cosine, l2, mean-layer-frobenius, rms"):
         DISTANCES.load("l3")

@@ -25,9 +25,11 @@ from flwr.common.config import parse_config_args
 from support import failures
 from two_sites import FEDERATION, KITS, POLICY, SECRETS, contents, made
 
+from cloister.client.policy import read_policy
 from cloister.deploy.credentials import addresses_of
 from cloister.deploy.provision.federation import read_federation
 from cloister.deploy.provision.kits import provision
+from cloister.deploy.provision.scripts import policy_for
 from cloister.deploy.superlink.gate import REVOKED
 from cloister.utils.errors import ConfigError
 
@@ -41,6 +43,33 @@ def make(tmp_path):
 def folder(tmp_path_factory):
     """Kits that no test changes."""
     return made(tmp_path_factory.mktemp("federation")).folder
+
+
+class TestAStatedSize:
+    @pytest.mark.parametrize("size", [0, 7, 300])
+    def test_is_the_same_in_the_policy_and_in_the_script(self, tmp_path, size):
+        description = tmp_path / "federation.toml"
+        description.write_text(FEDERATION.replace('file.npz"', f'file.npz"\npublic-size = {size}'))
+        kit = provision(description, tmp_path / "kits", policy_for).folder / "sites" / "north"
+        assert read_policy(kit / "policy.toml").public_size == size
+        script = (kit / "start.sh").read_text()
+        assert f"public-size={size} " in f"{script} ".replace("'", " ") if size else "public-size" not in script
+
+    def test_that_was_changed_since_is_told(self, tmp_path):
+        description = tmp_path / "federation.toml"
+        for size, told in ((300, 0), (300, 0), (400, 1)):
+            description.write_text(FEDERATION.replace('file.npz"', f'file.npz"\npublic-size = {size}'))
+            notes = provision(description, tmp_path / "kits", policy_for).notes
+            differ = [note for note in notes if "policy.toml has public-size = 300, which counts" in note]
+            assert len(differ) == told
+
+    def test_that_only_the_policy_has_is_the_sites_own(self, tmp_path):
+        description = tmp_path / "federation.toml"
+        description.write_text(FEDERATION)
+        policy = provision(description, tmp_path / "kits", policy_for).folder / "sites" / "north" / "policy.toml"
+        policy.write_text(policy.read_text().replace("public-size = 0", "public-size = 50"))
+        notes = provision(description, tmp_path / "kits", policy_for).notes
+        assert not [note for note in notes if "public-size" in note]
 
 
 class TestFirstRun:
@@ -328,7 +357,7 @@ BAD = {
     "an unknown key": (
         "port = 8443",
         "prot = 8443",
-        "unknown key 'server.prot'; valid keys: addresses, port, superlink",
+        "unknown key 'server.prot'; did you mean 'port'?; valid keys: addresses, port, superlink",
     ),
     "an unknown section": ("[server]", "[autority]\n[server]", "unknown key 'autority'"),
     "a mistyped key": ("port = 8443", 'port = "8443"', "server.port = '8443' is not valid"),

@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord
 from rich.console import Console
 from support import failures, zeros
 
+import cloister
 from cloister.client.app import app
 from cloister.config.run import parse
 from cloister.server.build import build, data_identity
@@ -41,7 +42,7 @@ class TestWhatIsLeftBehind:
         facts = json.loads((outcome.directory.path / "config.json").read_text())
         assert facts["config"]["task.model"] == "softmax" and facts["seed"] == 3
         assert facts["config-sha256"] == parse(facts["config"]).digest()
-        assert facts["versions"]["flwr"]
+        assert facts["versions"]["flwr"] and facts["versions"]["cloister-fl"] == cloister.__version__
 
     def test_a_line_a_round(self, outcome):
         lines = [json.loads(line) for line in (outcome.directory.path / "rounds.jsonl").read_text().splitlines()]
@@ -122,6 +123,21 @@ def test_federated_evaluation_is_on_without_privacy_and_by_name_with_it(tmp_path
     assert "scores" in " ".join(outcome.plan.claim.unprotected)
 
 
+@pytest.mark.parametrize("error", [OverflowError("math range error"), ConfigError("no price"), ValueError("order")])
+def test_numbers_without_a_claim_end_a_run_before_anybody_trains(tmp_path, monkeypatch, error):
+    asked = []
+    settings = {"privacy.server": "none", "privacy.client": "dp-sgd", "client.batch-size": 32}
+    config = parse(FAST | settings | {"output-dir": str(tmp_path)})
+
+    def claim(*_):
+        raise error
+
+    monkeypatch.setattr("cloister.server.run.client_claim", claim)
+    with pytest.raises(type(error)):
+        run(LocalGrid.simulated(lambda message, context: asked.append(message), config.flat(), 4), config, quiet())
+    assert not asked and not [*tmp_path.iterdir()]
+
+
 class TestOneClearError:
     def test_of_the_configuration(self, tmp_path):
         def check(settings, error, says):
@@ -129,9 +145,9 @@ class TestOneClearError:
                 go(tmp_path, settings)
 
         cases = [
-            ({"task.name": "digit"}, PluginError, "unknown task 'digit'; known: .*digits"),
-            ({"strategy.name": "fedsgd"}, PluginError, "unknown strategy 'fedsgd'; known: .*fedavg"),
-            ({"privacy.distance": "l7"}, PluginError, "unknown distance 'l7'; known: cosine"),
+            ({"task.name": "digit"}, PluginError, "task.name = 'digit'; did you mean 'digits'.; known: .*digits"),
+            ({"strategy.name": "fedsgd"}, PluginError, "strategy.name = 'fedsgd'; .*known: .*fedavg"),
+            ({"privacy.distance": "l7"}, PluginError, "privacy.distance = 'l7'; .*known: cosine"),
             ({"task.model": "cnn"}, ConfigError, "task.model must be one of mlp, softmax"),
             ({"strategy.momentum": 0.5}, ConfigError, "strategy.momentum = 0.5 is not an option of 'fedavg'"),
             ({"strategy.name": "fedavgm", "strategy.momentum": "high"}, ConfigError, "strategy.momentum = 'high'"),

@@ -26,7 +26,7 @@ from cloister.simulation.simulate import simulate
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import DAY
 
-pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="the extra cloister[mlflow] is not installed")
+pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="the extra cloister-fl[mlflow] is not installed")
 QUICK = {"task.model": "softmax", "num-rounds": 2, "tensorboard": False, "tracking": "mlflow", "client.local-epochs": 1}
 SOUND = {"privacy.server": "global-dp", "privacy.noise-multiplier": 2.0}
 POISSON = SOUND | {"strategy.sampling": "poisson", "strategy.fraction-train": 0.8}
@@ -238,7 +238,7 @@ def test_a_store_that_breaks_costs_a_warning_and_not_the_run(tmp_path, monkeypat
 
 def test_without_mlflow_one_line_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ConfigError, match=r"needs MLflow: pip install 'cloister\[mlflow\]'"):
+    with pytest.raises(ConfigError, match=r"needs MLflow: pip install 'cloister-fl\[mlflow\]'"):
         ran(tmp_path, SOUND)
     assert not list(tmp_path.glob("*/*"))
 

@@ -212,7 +212,7 @@ def test_labels_of_a_parquet_file_may_be_names(tmp_path):
 def test_without_pyarrow_the_error_names_the_extra(tmp_path, monkeypatch):
     path = parquet(tmp_path / "own.parquet", [0, 1])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"needs pyarrow to be read: pip install 'cloister\[parquet\]'"):
+    with pytest.raises(DataError, match=r"needs pyarrow to be read: pip install 'cloister-fl\[parquet\]'"):
         mri("").read(path)
     assert len(mri("").read(folders(tmp_path / "folders", 1))) == 4, "folders need none"
 

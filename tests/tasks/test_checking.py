@@ -93,7 +93,8 @@ def test_an_unbalanced_file_is_noted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("tumours", "unknown task 'tumours'; known: "), ("heart-disease", "load(): task.data-path")]
+    ("name", "says"),
+    [("tumours", "unknown task task.name = 'tumours'; known: "), ("heart-disease", "load(): task.data-path")],
 )
 def test_a_task_that_cannot_be_made_or_has_no_data(name, says):
     lines = found(name)

@@ -96,7 +96,7 @@ class Report:
 def provision(
     description: Path,
     folder: Path,
-    policy: str | Callable[[Sequence[str]], str],
+    policy: str | Callable[[Federation, Site], str],
     renew: bool = False,
     renew_authority: bool = False,
     remake: Sequence[str] = (),
@@ -106,7 +106,7 @@ def provision(
     Args:
         description: its `federation.toml`.
         folder: for the kits; made if absent.
-        policy: text of the initial policy of a new site, or a function that returns it for the federation's tasks.
+        policy: text of the initial policy of a new site, or a function that returns it for a site of the federation.
         renew: make a new server certificate.
         renew_authority: make a new certificate of an own authority, with its old key, and of the server. Nodes with the
             old certificate trust the server until the old one ends.
@@ -135,7 +135,7 @@ def provision(
         _write_server(kits, federation, renew or renew_authority)
         _write_operator(kits, federation)
         for site in federation.sites:
-            _write_site(kits, federation, site, policy if isinstance(policy, str) else policy(federation.tasks))
+            _write_site(kits, federation, site, policy if isinstance(policy, str) else policy(federation, site))
         if federation.server.is_proxied:
             scripts.list_nodes(kits, "operator/", "server/" if kits.has(HEART["server"]) else "")
         rosters.write_roster(kits, federation.sites)
@@ -304,6 +304,12 @@ def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> 
     rosters.add_site(kits, site)
     if is_here:
         kits.add(f"{home}/policy.toml", policy, PUBLIC)
+        stated = scripts.stated_size(kits.read(f"{home}/policy.toml").decode(errors="replace"))
+        if stated and site.public_size and stated != site.public_size:
+            kits.notes.append(
+                f"{home}/policy.toml has public-size = {stated}, which counts, and federation.toml {site.public_size}: "
+                "make them equal"
+            )
         kits.add(f"{home}/superexec.secret", secrets.token_hex(32), SECRET)
         kits.add_text(f"{home}/start.sh", scripts.site_script(federation, site), SCRIPT)
     # Last: a site whose public key is there counts as one whose kit was made.

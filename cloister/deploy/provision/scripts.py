@@ -15,7 +15,6 @@ import json
 import re
 import shlex
 from base64 import b64encode
-from collections.abc import Sequence
 from importlib import resources
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -80,10 +79,22 @@ def policy_template() -> str:
     return resources.files("cloister.deploy").joinpath("policy.toml").read_text()
 
 
-def policy_for(tasks: Sequence[str]) -> str:
-    """Return the initial policy of a new site, for the tasks of its federation."""
-    allowed = f"tasks = {json.dumps(list(tasks))}"
-    return re.sub(r"^tasks = \[.*\]$", allowed, policy_template(), flags=re.MULTILINE)
+def policy_for(federation: Federation, site: Site) -> str:
+    """Return the initial policy of a new site: the template with what `federation.toml` says.
+
+    Args:
+        federation: of the site; its tasks are allowed.
+        site: its stated size is the same in the policy and in `start.sh`.
+    """
+    said = {"tasks": federation.tasks, "public-size": site.public_size}
+    lines = {key: f"{key} = {json.dumps(value)}" for key, value in said.items()}
+    return re.sub(rf"^({'|'.join(lines)}) = .*$", lambda line: lines[line[1]], policy_template(), flags=re.MULTILINE)
+
+
+def stated_size(policy: str) -> int:
+    """Return `public-size` of a policy's text; 0: it states none."""
+    found = re.search(r"^public-size *= *([0-9]+)", policy, flags=re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def _filled(script: str, **values: str) -> str:

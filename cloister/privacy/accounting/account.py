@@ -50,6 +50,8 @@ LOSS_STEP = 1e-4
 LOSS_STEPS = 10**5
 """Most steps of the largest loss. If `LOSS_STEP` needs more, steps are longer, to limit time and memory. Losses are
 rounded up, so that this can only increase ε."""
+LONGEST_STEP = 700.0
+"""Longest step of a privacy loss distribution: dp-accounting computes its exponential, which is below 10^308."""
 
 
 class Account:
@@ -192,10 +194,13 @@ class Account:
     def has_pld(self) -> bool:
         """Return whether `pld` applies.
 
-        It excludes draws without replacement, very many different releases, and a huge pure ε.
+        It excludes draws without replacement, very many different releases, a huge pure ε, and sampled releases whose
+        losses need steps above `LONGEST_STEP`.
         """
+        if self.is_unsampled:
+            return True
         known = all(event.has_losses(self.relation) for event in self._others)
-        return known and len(self._others) <= MAX_CURVES
+        return known and len(self._others) <= MAX_CURVES and self._loss_step() <= LONGEST_STEP
 
     @property
     def is_unsampled(self) -> bool:
@@ -267,11 +272,15 @@ class Account:
         if not self.has_pld:
             raise PrivacyError(
                 "pld covers neither draws without replacement, nor very many different sampled releases, nor a pure ε "
-                f"above {MAX_PURE:g}"
+                f"above {MAX_PURE:g}, nor sampled releases with an ε above {LONGEST_STEP * LOSS_STEPS:g}"
             )
-        step = max(LOSS_STEP, self._rdp_epsilon(SMALL_DELTA) / LOSS_STEPS)
+        step = self._loss_step()
         unsampled = 1 / math.sqrt(self._precision) if self._precision else 0.0
         return accountants().composed_losses(unsampled, self._others, self.relation, step)
+
+    def _loss_step(self) -> float:
+        """Return the length of a step of the privacy loss distribution."""
+        return max(LOSS_STEP, self._rdp_epsilon(SMALL_DELTA) / LOSS_STEPS)
 
 
 def composed(events: Mapping[Event, int], relation: Relation, insiders: bool) -> Account:

@@ -22,5 +22,6 @@ MECHANISMS = Registry(
         "global-dp": "cloister.privacy.mechanisms.gaussian:global_dp",
         "metric": "cloister.privacy.mechanisms.gaussian:metric",
     },
+    "privacy.server",
 )
 """Factories of mechanisms by the name in `privacy.server`: built in, or installed as a plugin."""

@@ -73,6 +73,7 @@ DISTANCES = Registry(
         "cosine": "cloister.privacy.mechanisms.metric:COSINE",
         "rms": "cloister.privacy.mechanisms.metric:RMS",
     },
+    "privacy.distance",
 )
 
 GRAM_BYTES = 32 << 20

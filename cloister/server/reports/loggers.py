@@ -208,6 +208,6 @@ def _installed() -> Any:
         import mlflow
         from mlflow.telemetry import set_telemetry_client
     except ImportError:
-        raise ConfigError("tracking = 'mlflow' needs MLflow: pip install 'cloister[mlflow]'") from None
+        raise ConfigError("tracking = 'mlflow' needs MLflow: pip install 'cloister-fl[mlflow]'") from None
     set_telemetry_client()  # again, with telemetry off: another module may have imported MLflow earlier
     return mlflow

@@ -14,6 +14,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 
+from cloister import __version__
 from cloister.config.run import RunConfig
 from cloister.server.build import Plan
 from cloister.utils.arrays import from_record
@@ -48,7 +49,7 @@ RESUMABLE = ("operator", "too-few-nodes", "disk", "no-replies", "error")
 """Values of `how` in `privacy.json` for a run that may be resumed."""
 SPARE_BYTES = 4 << 20
 """Disk space, beside that for a model, that is reserved for the final files of a run."""
-PACKAGES = ("cloister", "flwr", "tensorflow", "keras", "numpy", "scikit-learn", "dp-accounting", "cryptography")
+PACKAGES = ("flwr", "tensorflow", "keras", "numpy", "scikit-learn", "dp-accounting", "cryptography")
 
 
 class RunDirectory:
@@ -252,7 +253,8 @@ class RunDirectory:
             "config": config.flat(),
             "config-sha256": config.digest(),
             "seed": plan.seed,
-            "versions": {name: found for name in PACKAGES if (found := _version(name))},
+            # A bundle's own version, wherever it runs.
+            "versions": {"cloister-fl": __version__} | {name: found for name in PACKAGES if (found := _version(name))},
             **({"bundle-sha256": bundle} if bundle else {}),
             **({SEEN: True} if plan.strategy.draws_are_seen else {}),
             **({HIDES_TIMES: True} if plan.hides_times else {}),

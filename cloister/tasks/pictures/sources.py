@@ -318,7 +318,7 @@ def _opened(path: Path) -> "ParquetFile":
     try:
         from pyarrow import parquet
     except ImportError:
-        remedy = "pip install 'cloister[parquet]'"
+        remedy = "pip install 'cloister-fl[parquet]'"
         raise DataError(f"{path} is a parquet file, which needs pyarrow to be read: {remedy}") from None
     try:
         return parquet.ParquetFile(path)

@@ -205,7 +205,7 @@ class TestTheStreamByHand:
 
     @pytest.mark.parametrize("scale", [1 << 24, Fraction(1000, 3), (1 << 25) - 1], ids=str)
     def test_kernels_make_the_same_numbers(self, scale):
-        pytest.importorskip("numba", reason="the compiled kernel comes with cloister[fast]")
+        pytest.importorskip("numba", reason="the compiled kernel comes with cloister-fl[fast]")
         from cloister.privacy.mechanisms.discrete import numba_kernel
 
         made = []
@@ -371,7 +371,7 @@ class TestChoiceOfKernel:
 
     def test_where_nothing_can_be_written_machine_code_is_made_anew(self, monkeypatch):
         numba_kernel = pytest.importorskip(
-            "cloister.privacy.mechanisms.discrete.numba_kernel", reason="comes with cloister[fast]"
+            "cloister.privacy.mechanisms.discrete.numba_kernel", reason="comes with cloister-fl[fast]"
         )
 
         def without_a_folder(**options):
@@ -384,7 +384,7 @@ class TestChoiceOfKernel:
 
     def test_a_kernel_that_makes_other_numbers_is_refused(self, monkeypatch):
         numba_kernel = pytest.importorskip(
-            "cloister.privacy.mechanisms.discrete.numba_kernel", reason="comes with cloister[fast]"
+            "cloister.privacy.mechanisms.discrete.numba_kernel", reason="comes with cloister-fl[fast]"
         )
         assert sampler.agree(numpy_kernel, numba_kernel)
         right = numba_kernel.decide
@@ -401,7 +401,7 @@ class TestChoiceOfKernel:
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     def test_kernels_write_the_same_onto_a_grid(self, dtype):
         numba_kernel = pytest.importorskip(
-            "cloister.privacy.mechanisms.discrete.numba_kernel", reason="comes with cloister[fast]"
+            "cloister.privacy.mechanisms.discrete.numba_kernel", reason="comes with cloister-fl[fast]"
         )
         rng = np.random.default_rng(4)
         sums = np.concatenate([rng.standard_normal(999), np.arange(-40, 40) / 2, [-0.0, np.inf, -np.inf]]).astype(dtype)

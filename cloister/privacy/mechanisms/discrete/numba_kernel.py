@@ -1,6 +1,6 @@
 """Kernels compiled by numba: the exact sampler's, and integer sums of updates.
 
-They come with the extra `cloister[fast]`. The sampler's returns the numbers of `numpy_kernel`, bit for bit. Types are
+They come with the extra `fast`. The sampler's returns the numbers of `numpy_kernel`, bit for bit. Types are
 explicit: numba turns a mix of signed and unsigned integers into floating-point numbers, and every comparison here must
 be one of integers.
 
