@@ -103,10 +103,14 @@ def key_of(*parts: object) -> bytes:
 def transforms_of(task: Task) -> dict[str, Transform]:
     """Return the transforms of a task by name.
 
-    These are its own, and those of pictures if its examples are pictures.
+    These are its own, and those of pictures if its examples are pictures. There are none for several inputs, nor for
+    pictures with targets of places (a mask), which would have to be changed alike.
     """
-    shape = task.input_shape if len(task.input_shape) in (2, 3) else task.image_shape or ()
-    if prod(shape) != prod(task.input_shape):
+    if set(task.input_shapes) != {""}:
+        return {}
+    own = task.input_shapes[""]
+    shape = own if len(own) in (2, 3) else task.image_shape or ()
+    if prod(shape) != prod(own) or any(len(target.shape) > 1 for target in task.targets.values()):
         shape = ()  # not a picture, which may be flattened
     pictures: Mapping[str, Transform] = PICTURES if shape else {}
     return {name: _on_pictures(transform, shape) for name, transform in pictures.items()} | dict(task.transforms)
