@@ -5,6 +5,7 @@ client. By then the server has sent a message, and clients have spent budget.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from cloister.utils.crash import kind, place
 from cloister.utils.errors import CloisterError, ConfigError
 from cloister.utils.rows import cast, each_field, fields, from_fields, shapes_of
 
+NAME = re.compile(r"([A-Za-z0-9]\w{0,19})?", re.ASCII)
+"""Valid names of targets; that of a single one is empty."""
 SAMPLE = 64
 """Number of examples that the model is tried on."""
 ROWS_AT_ONCE = 1024
@@ -92,11 +95,7 @@ def faults_of_attributes(task: Task) -> Iterator[Fault]:
     elif task.target is not None and task.classes:
         yield Fault("classes", f"{task.classes} beside a target", "leave them out; Target(classes=...) states them")
     else:
-        yield from (
-            Fault("target", f"{name}: {each.fault}".removeprefix(": "), "correct it in the task")
-            for name, each in task.targets.items()
-            if each.fault
-        )
+        yield from _faults_of_target(task)
     names = task.class_names
     if isinstance(names, str) or len(names) not in (0, task.classes) or len(set(names)) != len(names):
         yield Fault("class_names", f"{len(names)} names", f"give {task.classes} different names, or leave them out")
@@ -109,6 +108,19 @@ def faults_of_attributes(task: Task) -> Iterator[Fault]:
         yield from (
             Fault("recipe", found, "change it in the task's recipe") for found in recipe_faults(task, task.recipe)
         )
+
+
+def _faults_of_target(task: Task) -> Iterator[Fault]:
+    """Yield the faults of the targets that a task states."""
+    for name, each in task.targets.items() if task.target is not None else ():
+        if not NAME.fullmatch(name):
+            remedy = "use 1 to 20 letters, digits and _, as metrics are called after it"
+            yield Fault("target", f"the name {name!r}", remedy)
+        elif each.fault:
+            yield Fault("target", f"{name}: {each.fault}".removeprefix(": "), "correct it in the task")
+        elif not name and each.classes and not each.shape:
+            remedy = f"state classes = {each.classes} in its place; a loss of your own is an argument of KerasModel"
+            yield Fault("target", "one label for each example", remedy)
 
 
 def _are_shapes(shapes: object) -> bool:

@@ -196,7 +196,7 @@ def recipe_faults(task: Task, recipe: Recipe) -> Iterator[str]:
         yield "client.class-weights and client.loss-scale must be finite numbers above 0"
     weights, name = recipe.class_weights, task.config.name
     if weights and len(weights) != task.classes:
-        needed = f"one for each of its {task.classes} classes" if task.classes else "none, as it has no classes"
+        needed = f"one for each of its {task.classes} classes" if task.classes else "none, as no example has one class"
         yield f"client.class-weights has {len(weights)} numbers, and task {name!r} takes {needed}"
     if len(set(recipe.augmentation)) < len(recipe.augmentation):
         # Repeated transforms would let a server prolong each example, and infer their number from the time.

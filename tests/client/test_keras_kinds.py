@@ -22,7 +22,7 @@ from cloister.training.keras_trainer import KerasTrainer
 from cloister.training.plan import TrainingPlan
 from cloister.utils.errors import ConfigError
 
-FAST = [kinds.Findings, kinds.Lesions, kinds.Words, kinds.Scans, kinds.Subclassed]
+FAST = [kinds.Findings, kinds.Scans, kinds.Subclassed]
 REST = [kind for kind in kinds.KINDS if kind not in FAST]
 each_kind = pytest.mark.parametrize("kind", [*FAST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in REST)])
 SILENT = {"privacy.client-noise-multiplier": 0.0, "privacy.client-clipping-norm": 1.0}

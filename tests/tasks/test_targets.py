@@ -125,7 +125,10 @@ def test_targets_that_no_model_can_be_trained_on():
     assert not failures(
         [
             (Target("crossentropy", classes=3), "loss 'crossentropy' is none of cross-entropy, binary-cross-entropy"),
-            (Target(classes=1), "'cross-entropy' needs the number of classes, 2 or more; found classes 1"),
+            (Target(classes=3), "one label for each example; state classes = 3 in its place"),
+            ({"5 year risk": Target("mse")}, "the name '5 year risk'; use 1 to 20 letters, digits and _"),
+            ({"a": Target("mse"), "b" * 21: Target("mse")}, "letters, digits and _"),
+            (Target(classes=1, shape=(2,)), "'cross-entropy' needs the number of classes, 2 or more; found classes 1"),
             (Target("mse", classes=3), "'mse' takes numbers; leave out classes"),
             (Target("mse", shape=(3, 0)), "shape (3, 0) must be a tuple of whole numbers above 0"),
             (Target("mse", weight=0.0), "weight 0.0 must be a finite number above 0"),
@@ -260,7 +263,7 @@ def test_partitions_by_class_are_refused_without_a_class_of_each_example():
         parts = deal(TaskConfig(name="mine"), "iid", data, 3, kind.classes, 0)
         assert sorted(np.concatenate(parts)) == list(range(len(data.train)))
         for partition in ("shards", "dirichlet", "table"):
-            with pytest.raises(ConfigError, match=r"deals by class, and task\.name = 'mine' has none"):
+            with pytest.raises(ConfigError, match=r"deals by class, and an example of .*'mine' has none"):
                 deal(TaskConfig(name="mine", partition=partition), "iid", data, 3, kind.classes, 0)
 
     assert not failures([kinds.Findings, kinds.Masks, kinds.Autoencoder, kinds.Scans], check)
