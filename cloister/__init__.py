@@ -40,6 +40,7 @@ _HOMES = {
     "tasks.base": "Dataset Examples Recipe Task",
     "tasks.keras_model": "KerasModel",
     "tasks.numpy_models": "NumpyModel",
+    "tasks.targets": "Target",
     "utils.errors": "CloisterError",
     "utils.registry": "Capabilities",
 }

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from cloister.config.renamed import translated
 from cloister.config.run import parse
-from cloister.tasks.base import Examples, Task, are_targets, expected_targets
+from cloister.tasks.base import Examples, Task, are_targets, expected_targets, stored_as
 from cloister.tasks.labels import classes_of
 from cloister.tasks.making import model_of, named_task
 from cloister.tasks.pictures.decode import SUFFIXES, grey, is_image
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import atomic_path, read_text
+from cloister.utils.rows import fields, from_fields
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
@@ -47,7 +48,7 @@ class Predictions:
 
     Attributes:
         names: of the examples.
-        outputs: class probabilities of shape (n, classes), or numbers of shape (n,).
+        outputs: class probabilities of shape (n, classes), or other predictions of n rows.
         metrics: named metrics, if there were labels.
         hypothesis: index of the model.
         hypotheses: number of models.
@@ -60,13 +61,18 @@ class Predictions:
     hypothesis: int = 0
     hypotheses: int = 1
     class_names: tuple[str, ...] = ()
+    is_labelled: bool = True
 
     def lines(self) -> Iterator[str]:
         """Yield CSV lines with a header.
 
         Columns are the example and its prediction. For classes they include the probability of the predicted class, its
-        name if there is one, and the probability of each class.
+        name if there is one, and the probability of each class. Other predictions have a column for each of their
+        numbers, which the header numbers from 1.
         """
+        if not self.is_labelled:
+            yield from self._numbers()
+            return
         columns = ["example", "prediction"]
         if self.outputs.ndim == 2:
             columns += ["probability", *(["class"] if self.class_names else [])]
@@ -82,6 +88,17 @@ class Predictions:
             else:
                 cells.append(f"{output:.9g}")
             yield ",".join(cells)
+
+    def _numbers(self) -> Iterator[str]:
+        columns, parts = ["example"], []
+        for name, outputs in fields(self.outputs).items():
+            flat = outputs.reshape(len(outputs), -1)
+            stem = f"prediction {name}".strip()
+            columns += [stem] if outputs.ndim == 1 else [f"{stem} {place}" for place in range(1, flat.shape[1] + 1)]
+            parts.append(flat)
+        yield ",".join(map(_quoted, columns))
+        for name, numbers in zip(self.names, np.concatenate(parts, axis=1), strict=True):
+            yield ",".join([_quoted(name), *(f"{number:.9g}" for number in numbers)])
 
     def write(self, path: Path) -> None:
         """Write the CSV atomically.
@@ -128,7 +145,8 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
         model.load(files[number])
         outputs = model.predict(scored.x)
         metrics = {} if scored.y is None else task.metrics(scored.y, outputs)
-        found.append(Predictions(scored.names, outputs, metrics, number, len(files), tuple(task.class_names)))
+        names, has_labels = tuple(task.class_names), bool(task.classes)
+        found.append(Predictions(scored.names, outputs, metrics, number, len(files), names, has_labels))
     return min(found, key=_loss)
 
 
@@ -204,31 +222,40 @@ def _checked(task: Task, x: NDArray, y: NDArray | None, data: Path) -> Scored:
     """
     if y is not None and len(x) != len(y):
         raise DataError(f"{data} must hold as many labels as inputs, found {len(y)} and {len(x)}")
-    stand_ins = np.zeros(len(x), np.int64 if task.classes else np.float32)
+    targets = task.placeholders(len(x)).y if y is None else y
     try:
-        return _numbered(task.checked(Examples(x, stand_ins if y is None else y), data), data, y is not None)
+        return _numbered(task.checked(Examples(x, targets), data), data, y is not None)
     except DataError as error:
         raise DataError(str(error).removeprefix("data-path: ")) from None
 
 
 def _archive(task: Task, data: Path) -> Scored:
-    expected = expected_targets(task.classes, task.class_names)
-    refused = DataError(f"{data} must be an .npz file with an array x (numbers), and may hold y ({expected})")
+    arrays = ", ".join(stored_as("x", name) for name in task.input_shapes)
+    targets = ", ".join(stored_as("y", name) for name in task.targets)
+    refused = DataError(
+        f"{data} must be an .npz file with an array {arrays} (numbers), and may hold {targets} "
+        f"({expected_targets(task)})"
+    )
     try:
         with np.load(data, allow_pickle=False) as archive:
-            x, y = archive["x"], archive.get("y")
+            x = {name: archive[stored_as("x", name)] for name in task.input_shapes}
+            y = {name: archive[key] for name in task.targets if (key := stored_as("y", name)) in archive}
     except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile):
         raise refused from None
-    if x.dtype.kind not in "fiu" or (y is not None and not are_targets(y, task.classes, task.class_names)):
+    are_wrong = bool(y) and (len(y) < len(task.targets) or not are_targets(y, task))
+    if are_wrong or any(array.dtype.kind not in "fiu" for array in x.values()):
         raise refused
-    return _checked(
-        task, x, classes_of(y, task.classes, task.class_names) if y is not None and task.classes else y, data
-    )
+    labels = from_fields(y) if y else None
+    if labels is not None and task.classes:
+        labels = classes_of(labels, task.classes, task.class_names)
+    return _checked(task, from_fields(x), labels, data)
 
 
 def _table(task: Task, data: Path) -> Scored:
     import pandas
 
+    if set(task.input_shapes) != {""}:
+        raise DataError(f"{data}: a task of several inputs reads .npz files, with an array x_NAME for each")
     if data.suffix.lower() in SPREADSHEETS:
         raise DataError(f"{data} is a spreadsheet; save it as a CSV file")
     # Not chained: the messages of pandas quote cells.
@@ -239,7 +266,8 @@ def _table(task: Task, data: Path) -> Scored:
         raise refused from None
     if frame.empty:
         raise DataError(f"{data} has no rows below its header")
-    last = str(frame.columns[-1]) if str(frame.columns[-1]).strip().lower() in LABELS else None
+    takes_labels = [target.shape for target in task.targets.values()] == [()]
+    last = str(frame.columns[-1]) if takes_labels and str(frame.columns[-1]).strip().lower() in LABELS else None
     y: NDArray | None = None
     if last is not None and task.classes:
         # Labels are names or whole numbers. A number with a fraction is invalid.
@@ -251,13 +279,13 @@ def _table(task: Task, data: Path) -> Scored:
     if np.isnan(numbers).any():
         raise DataError(f"{data} has empty cells; every cell needs a number")
     x, y = (numbers[:, :-1], numbers[:, -1]) if last is not None and y is None else (numbers, y)
-    features = int(np.prod(task.input_shape))
+    features = int(np.prod(task.input_shapes[""]))
     if x.shape[1] != features:
         raise DataError(
             f"{data} must have {features} columns in the task's order, and may have a last one called y or label; "
             f"found {x.shape[1]}"
         )
-    return _checked(task, x.reshape(len(x), *task.input_shape), y, data)
+    return _checked(task, x.reshape(len(x), *task.input_shapes[""]), y, data)
 
 
 def _images(task: Task, folder: Path) -> Scored:
@@ -272,7 +300,7 @@ def _images(task: Task, folder: Path) -> Scored:
         if image is None:
             raise DataError(f"{path} is not an image that can be read")
         images.append(image)
-    x = np.stack(images).reshape(len(paths), *task.input_shape)
+    x = np.stack(images).reshape(len(paths), *task.input_shapes[""])
     labels = [None if path.parent == folder else task.label_of_folder(path.parent.name) for path in paths]
     y = None if None in labels else np.array(labels)
     if y is None and any(label is not None for label in labels):

@@ -19,6 +19,7 @@ from cloister.predict import Predictions, predict
 from cloister.tasks import TASKS
 from cloister.tasks.datasets.regressions import OPTIMA
 from cloister.utils.errors import ConfigError, DataError, FederationError
+from cloister.utils.rows import as_rows
 
 LINEAR = {"task.name": "linear", "privacy.server": "laplace-clustering"}
 DIGITS = {"task.name": "digits", "task.model": "softmax"}
@@ -322,6 +323,24 @@ class TestCommand:
         head, row = csv.reader(Predictions(("a",), np.array([[0.25, 0.5, 0.25]]), {}, class_names=named).lines())
         assert len(set(head)) == 7 and dict(zip(head, row, strict=True))["probability of prediction"] == "0.5"
         assert not any(cell.startswith("=") for cell in (*head, *row))
+
+    def test_every_number_of_other_targets_is_a_column(self):
+        def check(outputs, lines):
+            assert list(Predictions(("a", "b"), outputs, {}, is_labelled=False).lines()) == lines
+
+        pair = as_rows({"stage": np.array([[0.25, 0.75], [1, 0]]), "age": np.array([3.5, 4])})
+        assert not failures(
+            [
+                (np.array([1.0, 2.5]), ["example,prediction", "a,1", "b,2.5"]),
+                (np.eye(2), ["example,prediction 1,prediction 2", "a,1,0", "b,0,1"]),
+                (np.arange(4.0).reshape(2, 2, 1), ["example,prediction 1,prediction 2", "a,0,1", "b,2,3"]),
+                (
+                    pair,
+                    ["example,prediction stage 1,prediction stage 2,prediction age", "a,0.25,0.75,3.5", "b,1,0,4"],
+                ),
+            ],
+            check,
+        )
 
     def test_an_error_is_one_line(self, tmp_path):
         result = self.run(linear(tmp_path / "run", *OPTIMA), table(tmp_path / "x.csv", [(1, 2)]))

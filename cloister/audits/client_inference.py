@@ -26,6 +26,7 @@ from cloister.audits.scores import Evidence, Scores
 from cloister.audits.testing import Trials, flat
 from cloister.simulation.shadow import Shadow, dealt, outsiders, without_noise, without_privacy
 from cloister.tasks.base import Examples, Task
+from cloister.utils.rows import each_field
 
 SHARE = 0.1
 """Share of the target's examples that the attacker has, as published."""
@@ -51,8 +52,12 @@ def blurred(examples: Examples, seed: int) -> Examples:
         examples: of the shadow set.
         seed: of the noise.
     """
-    noise = np.random.default_rng(seed).normal(0, BLUR * np.abs(examples.x).max(), examples.x.shape)
-    return replace(examples, x=(examples.x + noise).astype(examples.x.dtype))
+    rng = np.random.default_rng(seed)
+
+    def noised(_: str, x: NDArray) -> NDArray:
+        return (x + rng.normal(0, BLUR * np.abs(x).max(), x.shape)).astype(x.dtype)
+
+    return replace(examples, x=each_field(noised, examples.x))
 
 
 def most_unlike(parts: Sequence[Examples], classes: int) -> int:

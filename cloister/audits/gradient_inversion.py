@@ -222,6 +222,8 @@ class GradientInversion:
         """
         if run.task.image_shape is None:
             return f"examples of task {run.config.task.name!r} are no images"
+        if not run.task.classes:
+            return f"targets of task {run.config.task.name!r} are no labels"
         return ""
 
     def conduct(self, run: FinishedRun, effort: Effort) -> Finding:

@@ -7,6 +7,7 @@ and read the node, or refuse the message, and `reply_to` replies.
 
 import json
 import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -203,9 +204,7 @@ def _examples(request: TrainRequest, node: Node) -> Examples:
 def _nothing(request: TrainRequest) -> Examples:
     """Return an empty set of examples in the task's shapes."""
     task = task_of(request.config.task)
-    labels = np.zeros(0, np.int64 if task.classes else np.float32)
-    groups = np.zeros(0, np.int64) if request.config.task.group else None
-    return Examples(np.zeros((0, *task.input_shape), np.float32), labels, groups)
+    return replace(task.placeholders(0), groups=np.zeros(0, np.int64) if request.config.task.group else None)
 
 
 def _choice(bench: ModelAndTrainer, request: TrainRequest, examples: Examples) -> int:
@@ -229,7 +228,10 @@ def evaluate(request: EvaluateRequest, node: Node) -> Reply:
         raise DataError("this client keeps no examples back to score with; raise task.test-fraction")
     model = _bench(request).model
     best(model, request.models, task, data.train if len(data.train) else test)
-    return Reply(metrics={EXAMPLES: len(test), **task.metrics(test.y, model.predict(test.x))})
+    found = task.metrics(test.y, model.predict(test.x))
+    # A metric that these examples do not define, such as the AUC of one class, must not cost the others.
+    defined = {name: value for name, value in found.items() if name == "loss" or not math.isnan(value)}
+    return Reply(metrics={EXAMPLES: len(test), **defined})
 
 
 def keep_personal(request: KeepRequest, node: Node) -> Reply:

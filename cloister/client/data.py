@@ -30,6 +30,7 @@ from cloister.tasks.partition import deal, holdout
 from cloister.tasks.tables import LONGEST
 from cloister.utils.errors import ConfigError, DataError, NodeConfigError
 from cloister.utils.files import expanded
+from cloister.utils.rows import shapes_of
 from cloister.utils.text import only_text
 
 KEY_BYTES = 32
@@ -127,7 +128,7 @@ def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
         examples = task.read(place)
     else:
         examples = task.rows(place)
-        if examples.x.shape[1:] == task.input_shape:  # else every row has the wrong shape
+        if shapes_of(examples.x) == task.input_shapes:  # else every row has the wrong shape
             keep = task.usable(examples)
             if not keep.all():
                 said = "%d of %d rows are left out: a number or a label is out of range"

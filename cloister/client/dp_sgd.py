@@ -252,16 +252,16 @@ class PrivateNumpyTrainer(PrivateTrainer):
             clipping_norm=bound,
             noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
             noise=self._noise,
-            shares=(self._share(units.examples.y[units.members_of(number)]) for number in batch),
+            shares=(self._share(units.examples_of(number)) for number in batch),
         )
         # The weights may overflow, and depend on noised sums only.
         with np.errstate(all="ignore"):
             for weight, piece in zip(self.model.weights.values(), total, strict=True):
                 weight -= (rate / self._batch_size * piece).reshape(weight.shape).astype(weight.dtype)
 
-    def _share(self, labels: NDArray) -> float:
+    def _share(self, unit: Examples) -> float:
         """Return a unit's share of S: the mean of its examples' shares."""
-        return float(self._recipe.clip_shares(labels).mean())
+        return float(self._recipe.clip_shares(unit).mean())
 
     def _gradient(self, unit: Examples) -> Row:
         """Return the mean gradient of a unit's examples, weighted and flat."""

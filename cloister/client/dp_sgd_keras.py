@@ -1,6 +1,5 @@
 """DP-SGD for Keras models."""
 
-import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
@@ -8,7 +7,7 @@ from numpy.typing import NDArray
 from cloister.client.dp_sgd import PrivateTrainer, Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.dpsgd.step import DpSgd
-from cloister.privacy.dpsgd.tracing import Loss, made_up
+from cloister.privacy.dpsgd.tracing import MADE_UP, Loss, Probe
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Recipe
 from cloister.tasks.keras_model import KerasModel
@@ -24,7 +23,7 @@ class PrivateKerasTrainer(PrivateTrainer):
     The optimizer is reset in every `fit`, so that no state of one client's training reaches another's.
 
     Args:
-        model: a classifier, trained in place.
+        model: trained in place; each example has a loss of its own.
         recipe: of the run: its optimizer, the batch size B of every later plan, and the class weights.
         privacy: the run's `privacy.*`.
         group_cap: largest number of a unit's examples; 1: each example is a unit.
@@ -32,16 +31,18 @@ class PrivateKerasTrainer(PrivateTrainer):
     Guarantee: that of `LocalSteps` and `DpSgd`; the optimizer's use of a noised sum is post-processing.
 
     Raises:
-        ConfigError: Keras does not have the optimizer, or the loss is not that of a classifier.
+        ConfigError: Keras does not have the optimizer, or a loss is `rmse`. The root of a batch's mean is not a sum
+            over examples.
         UnsupportedModel: the model has no gradients of single examples.
     """
 
     def __init__(self, model: KerasModel, recipe: Recipe, privacy: PrivacyConfig, group_cap: int = 1) -> None:
-        if model.loss != "cross-entropy":
-            raise ConfigError(f"privacy.client = 'dp-sgd' is for classifiers; this model's loss is {model.loss!r}")
+        if any(target.loss == "rmse" for target in model.targets.values()):
+            raise ConfigError(
+                "privacy.client = 'dp-sgd' needs a loss of each example, and 'rmse' is one of a whole batch; use 'mse'"
+            )
         super().__init__(privacy, group_cap)
-        self.model = model
-        self._recipe = recipe
+        self.model, self._recipe = model, recipe
         self._optimizer, batch_size = optimizer_named(recipe.optimizer), recipe.batch_size
         self._dp_sgd = DpSgd(
             model.keras,
@@ -49,8 +50,8 @@ class PrivateKerasTrainer(PrivateTrainer):
             noise_multiplier=privacy.dp_sgd.noise_multiplier,
             clipping_norm=privacy.dp_sgd.clipping_norm,
             optimizer=self._optimizer,
-            loss=_loss(recipe),
-            probe=made_up(model.keras),
+            loss=_loss(model),
+            probe=_probe(model),
             group_cap=group_cap,
         )
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
@@ -73,19 +74,35 @@ class PrivateKerasTrainer(PrivateTrainer):
     def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
         self._optimizer.learning_rate = rate
         chosen = units.of_batch(batch)
-        self._dp_sgd.step(chosen.x, chosen.y, bound, chosen.groups, self._recipe.clip_shares(chosen.y))
+        factors = self._recipe.weights(chosen)
+        weights = np.ones(len(chosen), np.float32) if factors is None else factors
+        x, y = self.model.given(chosen.x), [*self.model.expected(chosen.y), weights]
+        self._dp_sgd.step(x, y, bound, chosen.groups, self._recipe.clip_shares(chosen))
 
 
-def _loss(recipe: Recipe) -> Loss:
-    """Return an example's loss times its class weight, before clipping."""
-    found = recipe.weights(np.arange(len(recipe.class_weights) or 1))
-    if found is None:
-        return keras.losses.sparse_categorical_crossentropy
-    weights = tf.constant(found)
+def _probe(model: KerasModel) -> Probe:
+    """Return dummy examples in the structure, the shapes and the dtypes of the model: zeros.
 
-    def weighted(labels: Tensor, outputs: Tensor) -> Tensor:
-        losses = keras.losses.sparse_categorical_crossentropy(labels, outputs)
-        own = tf.gather(weights, labels) if recipe.class_weights else weights[0]
-        return losses * tf.cast(own, losses.dtype)
+    The last of the targets are the weights of examples.
+    """
+    x = tf.nest.map_structure(lambda spec: np.zeros((MADE_UP, *spec.shape[1:]), spec.dtype.as_numpy_dtype), model.specs)
+    y = [np.zeros((MADE_UP, *target.shape), target.dtype) for target in model.targets.values()]
+    return x, [*y, np.zeros(MADE_UP, np.float32)]
+
+
+def _loss(model: KerasModel) -> Loss:
+    """Return the sum of an example's losses times its weight, before clipping.
+
+    The weight is a function of the example alone: of its class, or its own.
+    """
+
+    def weighted(y: list[Tensor], outputs: Tensor) -> Tensor:
+        *targets, weights = y
+        first, *rest = (
+            target.weight * losses
+            for target, losses in zip(model.targets.values(), model.losses(targets, outputs), strict=True)
+        )
+        total = sum(rest, first)
+        return total * tf.cast(weights, total.dtype)
 
     return weighted

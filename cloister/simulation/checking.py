@@ -34,6 +34,7 @@ from cloister.tasks.faults import (
 from cloister.tasks.labels import NO_CLASS
 from cloister.tasks.making import Parameters, explained_model_of
 from cloister.utils.errors import ConfigError, DataError
+from cloister.utils.rows import fields
 
 CLIENTS = 2
 ONE_ROUND: Mapping[str, Scalar] = {"num-rounds": 1, "privacy.server": "none", "tensorboard": False}
@@ -164,7 +165,7 @@ def _about_examples(task: Task, examples: Examples, where: str) -> Iterator[Line
     yield from (Line("fault", "; ".join(filter(None, (str(fault), fault.first)))) for fault in faults)
     if faults:
         return
-    kind, counts = "numbers as targets", np.zeros(0, np.intp)
+    kind, counts = "; ".join(target.described() for target in task.targets.values()), np.zeros(0, np.intp)
     if task.classes:
         counts = np.bincount(examples.y, minlength=task.classes)
         low, high = counts.min(), counts.max()
@@ -173,13 +174,11 @@ def _about_examples(task: Task, examples: Examples, where: str) -> Iterator[Line
     if task.config.group and examples.groups is not None:
         sizes = np.unique(examples.groups, return_counts=True)[1]
         yield Line("ok", f"{where}: {len(sizes)} groups of {sizes.min()} to {sizes.max()} examples each")
-    if examples.x.dtype != np.float32:
-        note = (
-            f"{where}: inputs of {examples.x.dtype} are used as float32, with the same values; scale them in the task"
-        )
+    inputs = [x for x in fields(sample(task, examples)).values() if x.dtype.kind == "f" and np.abs(x).max() > LARGE]
+    if inputs:
+        ids = " unless they are ids for an Embedding" if all((x == np.rint(x)).all() for x in inputs) else ""
+        note = f"{where}: inputs beyond {LARGE:g}, on which networks train badly; scale them in the task{ids}"
         yield Line("note", note)
-    elif np.abs(sample(task, examples)).max() > LARGE:
-        yield Line("note", f"{where}: inputs beyond {LARGE:g}, on which networks train badly; scale them in the task")
     if not task.classes:
         return
     names = task.class_names or tuple(map(str, range(task.classes)))

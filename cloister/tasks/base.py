@@ -12,8 +12,20 @@ from numpy.typing import NDArray
 
 from cloister.config.run import ClientConfig, TaskConfig, listed
 from cloister.tasks.labels import classes_of, described
-from cloister.tasks.scores import class_figures
+from cloister.tasks.targets import Target, cast_targets, losses_of, metrics_of
 from cloister.utils.errors import ConfigError, DataError
+from cloister.utils.rows import (
+    Shape,
+    Shapes,
+    as_rows,
+    cast,
+    each_field,
+    fields,
+    finite_rows,
+    from_fields,
+    named_shapes,
+    shapes_of,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -21,39 +33,51 @@ if TYPE_CHECKING:
 NamedArrays = Mapping[str, NDArray]
 ClassCounts = tuple[tuple[int, ...], ...]
 """Number of examples of each class, per client."""
-Loss = Literal["cross-entropy", "squared-error"]
-"""Training loss: cross-entropy of class probabilities against labels, or squared error of numbers."""
 ScheduleName = Literal["constant", "linear", "cosine"]
+WEIGHTS = "weights"
+"""Name of the array of weights in an `.npz` file."""
 Transform = Callable[[NDArray, np.random.Generator], NDArray]
 """Random change of one example: maps its inputs and a generator of its own to inputs of the same shape."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs x of shape (n, ...) and targets y of shape (n,): integer labels, or the floats of a regression.
+    """Inputs x of shape (n, ...) and targets y of shape (n, ...), such as integer labels or the floats of a regression.
+
+    Several inputs, or several targets, are a dict or a tuple of arrays of n rows. They become the fields of one
+    structured array (`cloister.utils.rows`).
 
     `groups`, of shape (n,), contains the group of each example (a patient, a writer). None: each example is a group.
+    `weights`, of shape (n,), contains the factor of each example's training loss, at least 0. None: 1 for each.
     """
 
     x: NDArray
     y: NDArray
     groups: NDArray | None = None
+    weights: NDArray | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.x, np.ndarray) or not isinstance(self.y, np.ndarray):
+        if not all(isinstance(rows, np.ndarray | Mapping | tuple) for rows in (self.x, self.y)):
             found = f"{type(self.x).__name__} and {type(self.y).__name__}"
             raise DataError(f"x and y must be NumPy arrays, found {found}; np.asarray makes them")
+        object.__setattr__(self, "x", as_rows(self.x))
+        object.__setattr__(self, "y", as_rows(self.y))
         if len(self.x) != len(self.y):
             raise DataError(f"x and y: {len(self.x)} inputs but {len(self.y)} targets; each input needs one")
         if self.groups is not None and len(self.groups) != len(self.y):
             raise DataError(f"{len(self.y)} examples but {len(self.groups)} of them in groups")
+        if self.weights is not None and self.weights.shape != (len(self.y),):
+            raise DataError(
+                f"weights must have shape ({len(self.y)},), a number for each example; got {self.weights.shape}"
+            )
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, indices: NDArray) -> "Examples":
         """Return the examples at `indices`, in that order."""
-        return Examples(self.x[indices], self.y[indices], None if self.groups is None else self.groups[indices])
+        groups, weights = (None if each is None else each[indices] for each in (self.groups, self.weights))
+        return Examples(self.x[indices], self.y[indices], groups, weights)
 
 
 @dataclass(frozen=True)
@@ -86,7 +110,7 @@ class Dataset:
                 "array}, and owners=array for the sites of examples"
             )
         for name, array in self.groups.items():
-            if array.shape != self.train.y.shape[:1] or array.dtype.kind not in "iuU":
+            if array.shape != (len(self.train),) or array.dtype.kind not in "iuU":
                 raise DataError(
                     f"Dataset.groups[{name!r}] must hold a whole number or a text for each of {len(self.train)} "
                     f"training examples; found {array.dtype} of shape {array.shape}"
@@ -137,27 +161,30 @@ class Recipe:
         """Return the largest factor of an example's loss."""
         return self.loss_scale * max(self.class_weights, default=1.0)
 
-    def weights(self, y: NDArray) -> NDArray[np.float32] | None:
-        """Return the factors of the losses of examples, shape (n,).
+    def weights(self, examples: Examples) -> NDArray[np.float32] | None:
+        """Return the factors of the losses of examples, shape (n,): scale, class weight and the example's own weight.
 
-        None: the recipe has no class weights, and a loss scale of 1.
+        None: the recipe has no class weights and a loss scale of 1, and examples have no weights.
 
         Args:
-            y: labels or targets, shape (n,).
+            examples: with labels, if the recipe has class weights.
         """
-        if not self.class_weights:
-            return None if self.loss_scale == 1 else np.full(len(y), self.loss_scale, np.float32)
-        return np.array(self.class_weights, np.float32)[y] * np.float32(self.loss_scale)
+        if not self.class_weights and self.loss_scale == 1 and examples.weights is None:
+            return None
+        factors = np.full(len(examples), self.loss_scale, np.float32)
+        if self.class_weights:
+            factors = np.array(self.class_weights, np.float32)[examples.y] * np.float32(self.loss_scale)
+        return factors if examples.weights is None else factors * cast(examples.weights, np.float32)
 
-    def clip_shares(self, y: NDArray) -> NDArray[np.float64]:
+    def clip_shares(self, examples: Examples) -> NDArray[np.float64]:
         """Return each example's class weight, relative to the largest one: from 0 to 1, shape (n,).
 
         Under DP-SGD it scales the clipping norm. A share depends on its own label alone; any label has one.
         """
         if not self.class_weights:
-            return np.ones(len(y))
+            return np.ones(len(examples))
         weights = np.array(self.class_weights)
-        return np.take(weights / weights.max(), y.astype(np.int64), mode="clip")
+        return np.take(weights / weights.max(), examples.y.astype(np.int64), mode="clip")
 
 
 class Model(Protocol):
@@ -188,7 +215,8 @@ class Model(Protocol):
     def predict(self, x: NDArray) -> NDArray:
         """Return the predictions for inputs.
 
-        They are class probabilities of shape (n, classes), or the numbers of a regression, of shape (n,).
+        They are class probabilities of shape (n, classes), or those of another target (`targets.Target`), of several
+        outputs in the fields of n rows.
         """
         ...
 
@@ -218,13 +246,16 @@ class Task(ABC):
     Attributes:
         recipe: training defaults; a task may have others for one of its models.
         partition: the partition that `task.partition = "auto"` selects.
-        classes: number of classes; 0 for a regression.
+        classes: number of classes, if the target is one label for each example; else 0, with a `target`.
+        target: what a model is trained on; a dict or a tuple for several outputs. None: a label of `classes`.
         class_names: names of the classes, in the order of their numbers. A file may contain these names, or one-hot
             rows in this order, in place of numbers. Empty: labels are numbers from 0.
-        input_shape: of one example, as the model takes it.
+        input_shape: of one example, as the model takes it; a dict or a tuple of shapes for several inputs.
+        input_dtype: of inputs read from a site's file, and of a model that is built for `input_shape`.
         models: the names `task.model` may take, the default first.
         rotates: whether the task supports `task.rotated-fraction`.
         decodes: whether the task supports `task.image-size` and `task.skip-damaged`.
+        weighted: whether each example has a weight: `Examples.weights`, or the array `weights` of a site's file.
         bundled: whether `load` works without files, so that `task.data-path` has no effect.
         tables: published partitions, by the name that `task.partition` takes: the number of training examples of each
             class, per client.
@@ -236,12 +267,15 @@ class Task(ABC):
 
     recipe: Recipe
     partition: ClassVar[str] = "iid"
-    classes: ClassVar[int]
+    classes: ClassVar[int] = 0
+    target: ClassVar[Target | Mapping[str, Target] | tuple[Target, ...] | None] = None
     class_names: ClassVar[tuple[str, ...]] = ()
-    input_shape: tuple[int, ...]
+    input_shape: Shapes
+    input_dtype: ClassVar[str] = "float32"
     models: ClassVar[tuple[str, ...]]
     rotates: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
+    weighted: ClassVar[bool] = False
     bundled: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, ClassCounts]] = {}
     image_shape: tuple[int, int] | None = None
@@ -276,6 +310,25 @@ class Task(ABC):
                 f"task.partition = {config.partition!r} is no table of task.name = {config.name!r}, which has {known}"
             )
 
+    @property
+    def targets(self) -> dict[str, Target]:
+        """Return the targets by the names of the outputs, as in `rows.fields`; the name of a single one is empty."""
+        target = self.target or Target(classes=self.classes)
+        if isinstance(target, Target):
+            return {"": target}
+        return dict(target if isinstance(target, Mapping) else {str(place): each for place, each in enumerate(target)})
+
+    @property
+    def input_shapes(self) -> dict[str, Shape]:
+        """Return the shapes of the inputs by name, as in `rows.fields`; the name of a single one is empty."""
+        return named_shapes(self.input_shape)
+
+    def placeholders(self, count: int) -> Examples:
+        """Return examples of zeros, in the shapes and dtypes of the task."""
+        x = {name: np.zeros((count, *shape), self.input_dtype) for name, shape in self.input_shapes.items()}
+        y = {name: np.zeros((count, *each.shape), each.dtype) for name, each in self.targets.items()}
+        return Examples(from_fields(x), from_fields(y))
+
     @abstractmethod
     def load(self) -> Dataset:
         """Return the benchmark data for a simulation. Deterministic.
@@ -287,7 +340,8 @@ class Task(ABC):
     def read(self, path: Path) -> Examples:
         """Return a node's own data, after checking it.
 
-        By default this is an `.npz` file with arrays `x` and `y` in the task's units.
+        By default this is an `.npz` file with arrays `x` and `y` in the task's units; of several inputs or targets, the
+        arrays are `x_NAME` and `y_NAME`.
 
         Raises:
             DataError: the file is absent, or is not in the task's format.
@@ -300,7 +354,7 @@ class Task(ABC):
         Raises:
             DataError: the file is absent, or is not in the task's format.
         """
-        return read_npz(path, self.classes, self.class_names, self.config.group)
+        return read_npz(path, self)
 
     def unlabelled(self, path: Path) -> NDArray | None:
         """Return the inputs of a file without labels, shape (n, *input_shape).
@@ -327,12 +381,15 @@ class Task(ABC):
 
         Each row is checked by itself: its inputs are finite as float32, and its target is valid.
         """
-        finite = np.isfinite(_single(examples.x)).reshape(len(examples), -1).all(axis=1)
-        return finite & self.usable_targets(examples.y)
+        weighted = np.True_ if examples.weights is None else valid_weights(examples.weights)
+        return finite_rows(examples.x) & self.usable_targets(examples.y) & weighted
 
     def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:
-        """Return a mask of the targets that are valid class numbers, shape (n,)."""
-        return (y >= 0) & (y < self.classes)
+        """Return a mask of the valid targets, such as class numbers, shape (n,)."""
+        usable = np.ones(len(y), np.bool_)
+        for name, array in fields(y).items():
+            usable &= self.targets[name].usable(array)
+        return usable
 
     def checked(self, examples: Examples, path: Path) -> Examples:
         """Return the examples in the dtypes of the model, after checking them.
@@ -345,202 +402,165 @@ class Task(ABC):
             DataError: the input shape differs from the task's, inputs or targets are not finite, or a label is not a
                 class number.
         """
-        if examples.x.shape[1:] != self.input_shape:
+        if (found := shapes_of(examples.x)) != self.input_shapes:
             raise DataError(
-                f"data-path: {path} must hold inputs of shape {self.input_shape}, found {examples.x.shape[1:]}"
+                f"data-path: {path} must hold inputs of shape {self.input_shape}, found {found.get('', found)}"
             )
-        inputs = _single(examples.x)
-        bad = np.flatnonzero(~np.isfinite(inputs).all(axis=tuple(range(1, inputs.ndim))))
+        bad = np.flatnonzero(~finite_rows(examples.x))
         if len(bad):
             first = f"x[{bad[0]}] is the first of {len(bad)}"
             raise DataError(f"data-path: {path} holds inputs that are NaN or infinite as float32", first)
-        return Examples(inputs, self.checked_targets(examples.y, path), examples.groups)
+        if examples.weights is not None and not valid_weights(examples.weights).all():
+            raise DataError(f"data-path: {path} holds weights that are not finite numbers of at least 0")
+        inputs = each_field(lambda _, array: cast(array, self.input_dtype), examples.x)
+        return replace(examples, x=inputs, y=self.checked_targets(examples.y, path))
 
     def checked_targets(self, y: NDArray, path: Path) -> NDArray:
-        """Return the targets in the dtype of this task's metrics and losses.
+        """Return the targets in the dtypes of this task's metrics and losses.
 
         Args:
-            y: shape (n,).
+            y: n targets.
             path: of the file that contains them, for the message.
 
         Raises:
-            DataError: a label is not a class number.
+            DataError: a target is not valid, such as a label that is not a class number.
         """
-        if len(y) and not (y.min() >= 0 and y.max() < self.classes):
+        usable = self.usable_targets(y)
+        if self.classes and not usable.all():
             raise DataError(
                 f"data-path: {path} must hold labels {described(self.classes, self.class_names)}; subtract 1 from each "
                 "where they begin one too high",
-                f"y[{((y >= 0) & (y < self.classes)).argmin()}] is the first that is none of them",
+                f"y[{usable.argmin()}] is the first that is none of them",
             )
-        return y.astype(np.int64)
+        if not usable.all():
+            expected = "; ".join(f"{name} {each.described()}".strip() for name, each in self.targets.items())
+            raise DataError(
+                f"data-path: {path} holds targets that are not {expected}", f"y[{usable.argmin()}] is the first"
+            )
+        return cast_targets(self.targets, y)
 
     def label_of_folder(self, name: str) -> int | None:
         """Return the class, or the target of a regression, of the images in a folder of this name; None: no class."""
         return int(name) if name.isdecimal() else None
 
     def strata(self, y: NDArray) -> NDArray:
-        """Return integers of shape (n,) that stratify a client's holdout split."""
-        return y
+        """Return integers of shape (n,) that stratify a client's holdout split: labels, or zeros without classes."""
+        return y if self.classes else np.zeros(len(y), np.int64)
 
     @abstractmethod
     def build(self) -> Model:
         """Return a new, untrained model."""
 
     def losses(self, y: NDArray, scores: NDArray) -> NDArray:
-        """Return the loss of each example in nats, shape (n,).
+        """Return the loss of each example, shape (n,), such as the cross-entropy in nats.
 
         Their mean is the `loss` of `metrics`.
 
         Args:
-            y: shape (n,).
-            scores: class probabilities that the model predicts, shape (n, classes).
+            y: n targets.
+            scores: n predictions of the model, such as class probabilities of shape (n, classes).
         """
-        return cross_entropies(y, scores)
+        return losses_of(self.targets, y, scores)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Return named metrics of class probabilities against labels: loss, accuracy, macro F1, and AUC if defined.
+        """Return named metrics of predictions against targets, those of the losses (`targets.Target`).
 
         A client that evaluates sends them without noise; no claim covers its scored examples.
 
         Args:
-            y: shape (n,).
-            scores: class probabilities that the model predicts, shape (n, classes).
+            y: n targets.
+            scores: n predictions of the model, such as class probabilities of shape (n, classes).
         """
-        loss = float(cross_entropies(y, scores).mean())
-        return {"loss": loss, "accuracy": float(np.mean(scores.argmax(axis=1) == y))} | class_figures(y, scores)
+        return metrics_of(self.targets, y, scores)
 
 
 class Regression(Task):
-    """Task with numeric targets: `classes` is 0, the loss is the squared error, and the metric is the RMSE."""
+    """Task with one number as target: the loss is the squared error, and the metric is the RMSE."""
 
-    classes = 0
-
-    def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:
-        """Return a mask of the targets that are finite as float32, shape (n,)."""
-        with np.errstate(over="ignore"):
-            finite: NDArray[np.bool_] = np.isfinite(y.astype(np.float32))
-        return finite
-
-    def checked_targets(self, y: NDArray, path: Path) -> NDArray:
-        """Return the targets as float32.
-
-        Args:
-            y: shape (n,).
-            path: of the file that contains them, for the message.
-
-        Raises:
-            DataError: a target is not finite as float32.
-        """
-        targets = y.astype(np.float32)
-        if not np.isfinite(targets).all():
-            raise DataError(f"data-path: {path} holds targets that are NaN or infinite as float32")
-        return targets
-
-    def strata(self, y: NDArray) -> NDArray:
-        """Return a single stratum: targets of a regression need not repeat."""
-        return np.zeros(len(y), np.int64)
-
-    def losses(self, y: NDArray, scores: NDArray) -> NDArray:
-        """Return the squared error of each example, shape (n,).
-
-        Args:
-            y: shape (n,).
-            scores: predictions of the model, shape (n,), in the units of y.
-        """
-        return np.square(scores.astype(np.float64) - y)
-
-    def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Return the mean squared error as `loss`, and its root as `rmse`.
-
-        Args:
-            y: shape (n,).
-            scores: predictions of the model, shape (n,), in the units of y.
-        """
-        mean = float(self.losses(y, scores).mean())
-        return {"loss": mean, "rmse": mean**0.5}
+    target = Target("mse")
 
 
-def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:
-    """Return the negative log-likelihood of each example, in nats.
-
-    Like Keras, floor probabilities at 1e-7.
-
-    Args:
-        y: labels, shape (n,).
-        scores: class probabilities, shape (n, classes).
-
-    Returns:
-        Shape (n,).
-    """
-    chosen = np.take_along_axis(scores, y.astype(np.int64)[:, None], axis=1)[:, 0]
-    return -np.log(np.maximum(chosen, 1e-7))
+def valid_weights(weights: NDArray) -> NDArray[np.bool_]:
+    """Return a mask of the weights that are finite as float32 and at least 0, shape (n,)."""
+    return finite_rows(weights) & (weights >= 0)
 
 
-def _single(x: NDArray) -> NDArray[np.float32]:
-    """Cast inputs to float32, integers by way of float64.
-
-    If a row contains a fraction, NumPy stores the whole file as float64. The detour gives every other row the same
-    float32 value in both cases.
-    """
-    with np.errstate(over="ignore"):  # overflow gives infinity, which the caller refuses or leaves out
-        return (x.astype(np.float64) if x.dtype.kind in "iu" else x).astype(np.float32, copy=False)
-
-
-def read_npz(path: Path, classes: int, names: tuple[str, ...] = (), group: str = "") -> Examples:
-    """Read `x`, `y` and any groups from an `.npz` file, without pickles.
+def read_npz(path: Path, task: Task) -> Examples:
+    """Read the inputs, the targets and any groups and weights of a task from an `.npz` file, without pickles.
 
     Args:
         path: of the file.
-        classes: number of classes; 0: y contains numbers.
-        names: of the classes; empty: y contains whole numbers (see `classes_of`).
-        group: name of an array of whole numbers or text, shape (n,); empty: no groups.
+        task: names the arrays, and the array of groups.
 
     Raises:
         DataError: the file is absent or lacks these arrays. The message quotes no values.
     """
-    expected = f"an .npz file with arrays x (numbers) and y ({expected_targets(classes, names)})"
+    group, arrays = task.config.group, ", ".join(stored_as("x", name) for name in task.input_shapes)
+    targets = ", ".join(stored_as("y", name) for name in task.targets)
+    expected = f"an .npz file with arrays {arrays} (numbers) and {targets} ({expected_targets(task)})"
     if group:
         expected += f" and {group} (whole numbers or text, one a row)"
+    if task.weighted:
+        expected += f" and {WEIGHTS} (numbers, one a row)"
     if not path.is_file():
         raise DataError(f"data-path: no file at {path}; expected {expected}")
     try:
         with np.load(path, allow_pickle=False) as archive:
             there = f"the file holds {', '.join(archive.files) or 'no array'}"
-            x, y, groups = archive["x"], archive["y"], archive[group] if group else None
+            x = {name: archive[stored_as("x", name)] for name in task.input_shapes}
+            y = {name: archive[stored_as("y", name)] for name in task.targets}
+            groups = archive[group] if group else None
+            weights = archive[WEIGHTS] if task.weighted else None
     except KeyError:
         raise DataError(f"data-path: {path} must be {expected}", there) from None
     except (ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile):
         raise DataError(f"data-path: {path} must be {expected}") from None
-    if x.dtype.kind not in "fiu" or not are_targets(y, classes, names):
-        raise DataError(f"data-path: {path} must be {expected}; found x of {x.dtype} and y of {y.dtype} {y.shape}")
-    if groups is not None and (groups.dtype.kind not in "iuU" or groups.shape != y.shape[:1]):
+    if not all(array.dtype.kind in "fiu" for array in x.values()) or not are_targets(y, task):
+        found = " and ".join(
+            f"{stored_as(letter, name)} of {array.dtype}{f' {array.shape}' if letter == 'y' else ''}"
+            for letter, arrays in (("x", x), ("y", y))
+            for name, array in arrays.items()
+        )
+        raise DataError(f"data-path: {path} must be {expected}; found {found}")
+    count = len(next(iter(y.values())))
+    if groups is not None and (groups.dtype.kind not in "iuU" or groups.shape != (count,)):
         raise DataError(f"data-path: {path} must be {expected}; found {group} of {groups.dtype} {groups.shape}")
-    inputs = len(x) if x.ndim else 0
-    if inputs != len(y):
-        raise DataError(f"data-path: {path} holds {inputs} inputs but {len(y)} targets; each input needs one")
-    return Examples(x, classes_of(y, classes, names) if classes else y, groups)
+    if weights is not None and (weights.dtype.kind not in "fiu" or weights.shape != (count,)):
+        raise DataError(f"data-path: {path} must be {expected}; found {WEIGHTS} of {weights.dtype} {weights.shape}")
+    inputs = {len(array) if array.ndim else 0 for array in x.values()}
+    if inputs != {count}:
+        counts = " or ".join(map(str, sorted(inputs)))
+        raise DataError(f"data-path: {path} holds {counts} inputs but {count} targets; each input needs one")
+    targets_read = classes_of(y[""], task.classes, task.class_names) if task.classes else from_fields(y)
+    return Examples(from_fields(x), targets_read, groups, weights)
 
 
-def expected_targets(classes: int, names: tuple[str, ...]) -> str:
-    """Describe the valid targets of a file in words.
+def stored_as(letter: str, name: str) -> str:
+    """Return the name of an array in an `.npz` file: `x`, or of several inputs `x_NAME`; likewise `y`."""
+    return f"{letter}_{name}" if name else letter
+
+
+def expected_targets(task: Task) -> str:
+    """Describe the valid targets of a task's file in words."""
+    if task.classes:
+        return "integer labels, class names or one-hot rows" if task.class_names else "integer labels"
+    return "; ".join(target.described() for target in task.targets.values())
+
+
+def are_targets(y: Mapping[str, NDArray], task: Task) -> bool:
+    """Return whether arrays have the shapes and the dtype kinds of a task's targets.
 
     Args:
-        classes, names: as in `read_npz`.
+        y: as a file contains them, by the names of the targets.
+        task: of the file.
     """
-    if not classes:
-        return "numbers"
-    return "integer labels, class names or one-hot rows" if names else "integer labels"
-
-
-def are_targets(y: NDArray, classes: int, names: tuple[str, ...]) -> bool:
-    """Return whether an array has the shape and the dtype kind of targets.
-
-    Args:
-        y: as a file contains it.
-        classes, names: as in `read_npz`.
-    """
-    if not classes:
-        return y.ndim == 1 and y.dtype.kind in "fiu"
-    if names and (y.ndim == 2 or y.dtype.kind in "US"):
-        return y.ndim == 1 or (y.shape[1] == classes and y.dtype.kind in "biuf")
-    return y.ndim == 1 and y.dtype.kind in "iu"
+    if not task.classes:
+        fit = (
+            array.dtype.kind in "fiub" and array.ndim > 0 and array.shape[1:] == task.targets[name].shape
+            for name, array in y.items()
+        )
+        return all(fit) and len(set(map(len, y.values()))) == 1
+    labels = y[""]
+    if task.class_names and (labels.ndim == 2 or labels.dtype.kind in "US"):
+        return labels.ndim == 1 or (labels.shape[1] == task.classes and labels.dtype.kind in "biuf")
+    return labels.ndim == 1 and labels.dtype.kind in "iu"

@@ -4,6 +4,8 @@ A task is user code. Without these checks, a wrong shape or label raises an erro
 client. By then the server has sent a message, and clients have spent budget.
 """
 
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.base import Examples, Model, Task
+from cloister.tasks.base import Examples, Model, Task, valid_weights
+from cloister.tasks.keras_model import KerasModel
 from cloister.tasks.labels import described
-from cloister.tasks.making import frozen_digest
+from cloister.tasks.making import frozen_digest, model_of
 from cloister.tasks.recipe import recipe_faults
+from cloister.tasks.targets import Target
 from cloister.utils.crash import kind, place
 from cloister.utils.errors import CloisterError, ConfigError
+from cloister.utils.rows import cast, each_field, fields, from_fields, shapes_of
 
+NAME = re.compile(r"([A-Za-z0-9]\w{0,19})?", re.ASCII)
+"""Valid names of targets; that of a single one is empty."""
 SAMPLE = 64
 """Number of examples that the model is tried on."""
 ROWS_AT_ONCE = 1024
@@ -82,22 +89,49 @@ def _refuse(task: Task, faults: Iterable[Fault]) -> None:
 
 def faults_of_attributes(task: Task) -> Iterator[Fault]:
     """Yield the faults of a task's class attributes."""
-    if task.classes < 0 or task.classes == 1:
-        yield Fault(
-            "classes", str(task.classes), "give the number of classes, 2 or more; subclass Regression for numbers"
-        )
+    if task.target is None and task.classes < 2:
+        remedy = "give the number of classes, 2 or more; state a target for other targets, such as Target('mse')"
+        yield Fault("classes", str(task.classes), remedy)
+    elif task.target is not None and task.classes:
+        yield Fault("classes", f"{task.classes} beside a target", "leave them out; Target(classes=...) states them")
+    else:
+        yield from _faults_of_target(task)
     names = task.class_names
     if isinstance(names, str) or len(names) not in (0, task.classes) or len(set(names)) != len(names):
         yield Fault("class_names", f"{len(names)} names", f"give {task.classes} different names, or leave them out")
     shape = task.input_shape
-    if not isinstance(shape, tuple) or not all(isinstance(size, int) and size > 0 for size in shape):
+    if not _are_shapes(shape):
         yield Fault("input_shape", repr(shape), "give a tuple of whole numbers above 0, such as (13,) for 13 columns")
-    elif task.image_shape and int(np.prod(task.image_shape)) != int(np.prod(shape)):
+    elif task.image_shape and {math.prod(own) for own in task.input_shapes.values()} != {math.prod(task.image_shape)}:
         yield Fault("image_shape", repr(task.image_shape), f"it must have as many pixels as input_shape {shape}")
     else:
         yield from (
             Fault("recipe", found, "change it in the task's recipe") for found in recipe_faults(task, task.recipe)
         )
+
+
+def _faults_of_target(task: Task) -> Iterator[Fault]:
+    """Yield the faults of the targets that a task states."""
+    for name, each in task.targets.items() if task.target is not None else ():
+        if not NAME.fullmatch(name):
+            remedy = "use 1 to 20 letters, digits and _, as metrics are called after it"
+            yield Fault("target", f"the name {name!r}", remedy)
+        elif each.fault:
+            yield Fault("target", f"{name}: {each.fault}".removeprefix(": "), "correct it in the task")
+        elif not name and each.classes and not each.shape:
+            remedy = f"state classes = {each.classes} in its place; a loss of your own is an argument of KerasModel"
+            yield Fault("target", "one label for each example", remedy)
+
+
+def _are_shapes(shapes: object) -> bool:
+    """Return whether an `input_shape` is one shape, or a dict or tuple of them."""
+    if isinstance(shapes, Mapping):
+        return bool(shapes) and all(isinstance(name, str) and _is_shape(own) for name, own in shapes.items())
+    return _is_shape(shapes) or (isinstance(shapes, tuple) and all(map(_is_shape, shapes)))
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, tuple) and all(isinstance(size, int) and size > 0 for size in shape)
 
 
 def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[Fault]:
@@ -108,30 +142,71 @@ def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[F
         examples: as the task returns them.
         where: source of the examples, for the message.
     """
-    x, y = examples.x, examples.y
     if not len(examples):
         yield Fault(where, "no examples", "at least one is needed")
         return
-    if x.shape[1:] != task.input_shape:
-        remedy = f"reshape them, or set input_shape to {x.shape[1:]}"
-        yield Fault(where, f"inputs of shape {x.shape[1:]}, where input_shape is {task.input_shape}", remedy)
-    if x.dtype.kind not in "fiu":
-        yield Fault(where, f"inputs of {x.dtype}", "make them numbers: float32")
-    elif x.dtype.kind == "f" and (bad := _rows_not_finite(x)).any():
-        found, first = f"NaN or infinity in {bad.sum()} of {len(x)} inputs", f"x[{bad.argmax()}] is the first"
-        yield Fault(where, found, "leave these rows out, or fill them in", first)
-    if y.ndim != 1:
-        yield Fault(where, f"targets of shape {y.shape}", "give shape (n,): use .argmax(axis=1) on one-hot rows")
-    elif not task.classes:
-        if y.dtype.kind not in "fiu" or _rows_not_finite(y).any():
-            yield Fault(where, f"targets of {y.dtype} that are not finite numbers", "make them finite float32")
-    elif y.dtype.kind not in "iu":
-        remedy = "make them integers, the places in class_names; cloister.tasks.labels.classes_of does"
-        yield Fault(where, f"labels of {y.dtype}", remedy)
-    elif (unknown := (y < 0) | (y >= task.classes)).any():
-        found, at = f"labels from {y.min()} to {y.max()}, where classes is {task.classes}", int(unknown.argmax())
-        remedy = f"they must lie {described(task.classes, ())}; labels from 1 need - 1"
-        yield Fault(where, found, remedy, f"y[{at}] = {y[at]} is the first")
+    found = shapes_of(examples.x)
+    if found != task.input_shapes:
+        own = found.get("", found)
+        remedy = f"reshape them, or set input_shape to {own}"
+        yield Fault(where, f"inputs of shape {own}, where input_shape is {task.input_shape}", remedy)
+    for name, x in fields(examples.x).items():
+        what = f"inputs {name}".strip()
+        if x.dtype.kind not in "fiu":
+            yield Fault(where, f"{what} of {x.dtype}", "make them numbers: float32")
+        elif x.dtype.kind == "f" and (bad := _rows_not_finite(x)).any():
+            count, first = f"NaN or infinity in {bad.sum()} of {len(x)} {what}", f"x[{bad.argmax()}] is the first"
+            yield Fault(where, count, "leave these rows out, or fill them in", first)
+    if task.weighted != (examples.weights is not None):
+        held = "no weights of examples" if task.weighted else "weights of examples"
+        yield Fault(where, held, "give Examples weights and state weighted = True, or neither")
+    elif examples.weights is not None and not valid_weights(examples.weights).all():
+        yield Fault(where, "weights that are negative or not finite", "give each example a number of at least 0")
+    yield from _faults_of_targets(task, examples.y, where)
+
+
+def _faults_of_targets(task: Task, y: NDArray, where: str) -> Iterator[Fault]:
+    """Yield the faults of targets, by the number of their axes first: other numbers cannot be judged."""
+    arrays = fields(y)
+    if set(arrays) != set(task.targets):
+        remedy = f"the task states the targets {', '.join(map(repr, task.targets))}"
+        yield Fault(where, f"targets {', '.join(map(repr, arrays))}", f"give a dict of arrays by name: {remedy}")
+        return
+    for name, target in task.targets.items():
+        own, what = arrays[name], f"targets {name}".strip()
+        if own.shape[1:] != target.shape:
+            yield Fault(where, f"{what} of shape {own.shape}", _remedy_for_shape(task, own, target))
+        elif not target.classes:
+            usable = target.usable(own) if own.dtype.kind in "fiub" else np.zeros(len(own), np.bool_)
+            if not usable.all():
+                remedy = "make them 0 or 1" if target.loss == "binary-cross-entropy" else "make them finite float32"
+                bad, first = f"{what} of {own.dtype} that are not {target.described()}", usable.argmin()
+                yield Fault(where, bad, remedy, f"y[{first}] is the first")
+        elif own.dtype.kind not in "iu":
+            remedy = "make them integers, the places in class_names; cloister.tasks.labels.classes_of does"
+            yield Fault(where, f"labels of {own.dtype}", remedy)
+        elif (unknown := ~target.usable(own)).any():
+            at = int(unknown.argmax())
+            found = f"labels from {own.min()} to {own.max()}, where classes is {target.classes}"
+            remedy = f"they must lie {described(target.classes, ())}; labels from 1 need - 1"
+            yield Fault(where, found, remedy, f"y[{at}] = {own[at]} is the first" if own.ndim == 1 else "")
+
+
+def _remedy_for_shape(task: Task, y: NDArray, target: Target) -> str:
+    """Return how a task states targets of the shape that was found; only rows with exactly one 1 are one-hot labels."""
+    shape = y.shape[1:]
+    if task.target is not None:
+        return f"reshape them to {('n', *target.shape)}, or state shape={shape} in the target".replace("'n'", "n")
+    is_hot = y.ndim == 2 and y.shape[1] == task.classes and ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all()
+    if shape == (1,):
+        return "give shape (n,): use y[:, 0]"
+    if is_hot:
+        return "give shape (n,): use .argmax(axis=1) on one-hot rows"
+    if y.dtype.kind == "f" and not np.isin(y, (0, 1)).all():
+        return f"leave out classes, and state target = Target('mse', shape={shape})"
+    if ((y == 0) | (y == 1)).all():
+        return f"leave out classes, and state target = Target('binary-cross-entropy', shape={shape})"
+    return f"leave out classes, and state target = Target('cross-entropy', shape={shape}, classes={task.classes})"
 
 
 def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
@@ -150,27 +225,35 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
             yield Fault(
                 "build()", f"weight {name} of {array.dtype}", "use a layer with float weights; only these are sent"
             )
+    if isinstance(model, KerasModel):
+        _, problem = tried(model.configuration)
+        if problem:
+            remedy = "write get_config() in every layer and model of your own that takes arguments"
+            yield Fault("build()", f"the model cannot be saved: {problem}", remedy)
     outputs, problem = tried(lambda: model.predict(x))
-    expected = (len(x), task.classes) if task.classes else (len(x),)
-    fault: Fault | None = None
     if problem:
         remedy = f"it must take inputs of shape {task.input_shape}"
-        fault = Fault("build()", f"the model cannot predict: {problem}", remedy)
-    elif outputs.shape != expected:
-        remedy = f"end it with {task.classes} units" if task.classes else "end it with one unit"
-        fault = Fault("build()", f"outputs of shape {outputs.shape}, expected {expected}", remedy)
-    elif not np.isfinite(outputs).all():
-        remedy = "check the initial weights, and the scale of inputs"
-        fault = Fault("build()", "outputs that are NaN or infinite", remedy)
-    elif task.classes and (outputs.min() < 0 or np.abs(outputs.sum(axis=1) - 1).max() > SUM):
-        remedy = "end the model with activation='softmax', as it is trained on probabilities"
-        fault = Fault("build()", "outputs that are no probabilities, such as logits", remedy)
-    if fault:
-        yield fault
+        yield Fault("build()", f"the model cannot predict: {problem}", remedy)
+        outputs = None
+    found = {} if outputs is None else fields(outputs)
+    plausible: dict[str, NDArray] = {}
+    for name, target in task.targets.items():
+        own, what = found.get(name), f"outputs {name}".strip()
+        expected = (len(x), *target.output_shape)
+        fault: Fault | None = None
+        if own is not None and own.shape != expected:
+            fault = Fault("build()", f"{what} of shape {own.shape}, expected {expected}", target.remedy_for_outputs)
+        elif own is not None and not np.isfinite(own).all():
+            remedy = "check the initial weights, and the scale of inputs"
+            fault = Fault("build()", f"{what} that are NaN or infinite", remedy)
+        elif own is not None and any(complaint := target.fault_of_outputs(own)):
+            fault = Fault("build()", *complaint)
+        if fault:
+            yield fault
         # Plausible outputs stand in for the model's own, so that one run reports all faults.
-        full = np.full((len(x), task.classes), 1 / task.classes) if task.classes else np.zeros(len(x))
-        outputs = full.astype(np.float32)
-    yield from _faults_of_scores(task, outputs)
+        made_up = np.full(expected, 1 / target.classes if target.classes else 0, np.float32)
+        plausible[name] = made_up if own is None or fault else own
+    yield from _faults_of_scores(task, from_fields(plausible))
 
 
 def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
@@ -182,7 +265,7 @@ def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
         task: that built it.
         model: one that it built.
     """
-    again, problem = tried(task.build)
+    again, problem = tried(lambda: model_of(task))
     if problem:
         yield Fault("build()", f"an error when it is called again: {problem}", "let it leave nothing behind")
         return
@@ -197,10 +280,11 @@ def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
 
 def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
     """Yield the faults of `metrics` and `losses`."""
-    labels = np.arange(len(outputs)) % task.classes if task.classes else np.zeros(len(outputs), np.float32)
+    count = len(outputs)
+    labels = np.arange(count) % task.classes if task.classes else task.placeholders(count).y
     found, problem = tried(lambda: task.metrics(labels, outputs))
     if problem:
-        yield Fault("metrics()", problem, "it takes y of shape (n,) and scores as the model predicts them")
+        yield Fault("metrics()", problem, "it takes y as the task states it, and scores as the model predicts them")
     else:
         numbers = (int, float, np.number)
         if not isinstance(found, Mapping) or not all(isinstance(n, numbers) and np.isfinite(n) for n in found.values()):
@@ -237,7 +321,7 @@ def _rows_not_finite(x: NDArray) -> NDArray[np.bool_]:
         return np.concatenate([~np.isfinite(part).all(axis=1) for part in parts])
 
 
-def sample(task: Task, examples: Examples | None) -> NDArray[np.float32]:
+def sample(task: Task, examples: Examples | None) -> NDArray:
     """Return inputs to try a model on.
 
     These are some of the examples, or random ones if there are none.
@@ -247,5 +331,6 @@ def sample(task: Task, examples: Examples | None) -> NDArray[np.float32]:
         examples: of the task.
     """
     if examples is not None:
-        return np.asarray(examples.x[:SAMPLE], np.float32)
-    return np.random.default_rng(0).random((2, *task.input_shape), np.float32)
+        return each_field(lambda _, x: cast(x, task.input_dtype), examples.x[:SAMPLE])
+    rng = np.random.default_rng(0)
+    return each_field(lambda _, x: cast(rng.random(x.shape, np.float32), x.dtype), task.placeholders(2).x)

@@ -5,18 +5,21 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.base import Loss, NamedArrays
+from cloister.tasks.base import NamedArrays, Task
 from cloister.tasks.numpy_models import check_same
+from cloister.tasks.targets import NO_LOSSES, Loss, Target
 from cloister.utils.arrays import Compiled, Network, Tensor, Variable, is_seed, sent_weights
-from cloister.utils.errors import DataError, FederationError
+from cloister.utils.errors import ConfigError, DataError, FederationError
 from cloister.utils.files import atomic_path
+from cloister.utils.rows import as_rows, cast, fields, named_shapes
 
 
 def import_keras() -> ModuleType:
@@ -53,13 +56,16 @@ class KerasModel:
 
     The weights of layers with `trainable = False` are frozen: they are not sent and keep the values that `build` gives.
 
+    A subclassed model, or a `Sequential` without `Input`, is built for the task's `input_shape` by `bind`.
+
     Args:
-        build: makes the uncompiled model; its last layer returns class probabilities, or one number for a regression.
-        loss: of training.
+        build: makes the uncompiled model; its outputs are the predictions of the task's targets (`targets.Target`).
+        loss: of training, for a model of one output; None: that of the task's target.
         predict_batch: examples that `predict` scores at once; the activations of a batch must fit into memory.
 
     Attributes:
         keras: the Keras model.
+        targets: of training, in the order of the model's outputs.
         variables: the weights that are sent, by path, in Keras' order. Some may not be trained, such as the statistics
             of batch normalisation.
 
@@ -71,23 +77,89 @@ class KerasModel:
     suffix = ".keras"
 
     def __init__(
-        self, build: Callable[[], Network], loss: Loss = "cross-entropy", predict_batch: int = PREDICT_BATCH
+        self, build: Callable[[], Network], loss: Loss | None = None, predict_batch: int = PREDICT_BATCH
     ) -> None:
-        self._build = build
-        self.loss: Loss = loss
+        self._build, self._loss = build, loss
+        self._task: Task | None = None
         self._predict_batch = predict_batch
-        self.keras = _fresh(build)
+        self._use(self._fresh())
+
+    def bind(self, task: Task) -> None:
+        """Adopt the targets of a task, and build a model without inputs for the task's input shape.
+
+        Args:
+            task: that made the model.
+
+        Raises:
+            ConfigError: the model's inputs or outputs are not those of the task.
+        """
+        self._task = task
+        try:
+            if not _has_inputs(self.keras):
+                self._use(self._fresh())
+            self.targets = self._ordered_targets()
+            self._order_of_inputs(list(task.input_shapes))
+        except ConfigError as error:
+            raise ConfigError(f"task {task.config.name!r}: build(): {error}") from None
+
+    def _use(self, model: Network) -> None:
+        """Adopt a Keras model with its weights and, if it states its outputs, the targets that they imply."""
+        self.keras = model
         if len({weight.path for weight in self.keras.weights}) != len(self.keras.weights):
             raise FederationError("two weights of the model have the same path; give its layers different names")
         self.variables = {weight.path: weight for weight in sent_weights(self.keras)}
         self._frozen = {weight.path: weight for weight in self.keras.weights if weight.path not in self.variables}
+        self.targets = self._ordered_targets() if _has_inputs(model) else {}
         self._forward: Compiled | None = None
         self._forward_alone: Compiled | None = None
+
+    def _fresh(self) -> Network:
+        """Return a new model with reproducible automatic names.
+
+        They are independent of models built earlier in this process.
+        """
+        keras = import_keras()
+        keras.utils.clear_session(free_memory=False)
+        model = self._build()
+        if self._task is None or _has_inputs(model):
+            return model
+        dtype, shape = self._task.input_dtype, self._task.input_shape
+        named, by_name = named_shapes(shape), isinstance(shape, Mapping)
+        inputs = {name: keras.Input(own, name=name if by_name else None, dtype=dtype) for name, own in named.items()}
+        # The model's `call` takes its inputs as the task states their shapes: by name, in order, or alone.
+        given = inputs[""] if "" in inputs else inputs if by_name else list(inputs.values())
+        outputs = model(given)
+        return model if _has_inputs(model) else keras.Model(given, outputs)
+
+    def _ordered_targets(self) -> dict[str, Target]:
+        """Return the targets in the order of the model's outputs; without a task, those that the outputs imply.
+
+        Raises:
+            ConfigError: the task has targets of other names than the model's outputs.
+        """
+        outputs = self.keras.outputs
+        if self._task is not None:
+            stated, names = self._task.targets, _names(self.keras.output if len(outputs) > 1 else None, outputs)
+            order = _places("outputs", names, [output.shape[1:] for output in outputs], list(stated), "target")
+            targets = {list(stated)[place]: list(stated.values())[place] for place in order}
+        else:
+            loss = self._loss or "cross-entropy"
+            targets = {}
+            for name, output in zip(_names(None, outputs), outputs, strict=True):
+                shape = tuple(output.shape[1:])
+                if loss == "cross-entropy":
+                    target = Target(loss, shape[:-1], shape[-1])
+                else:
+                    target = Target(loss, shape[:-1] if shape[-1:] == (1,) else shape)
+                targets[name if len(outputs) > 1 else ""] = target
+        if self._loss is not None and len(targets) == 1:
+            targets = {name: replace(target, loss=self._loss) for name, target in targets.items()}
+        return targets
 
     def initialise(self, seed: int) -> None:
         """Draw new initial weights; equal seeds give equal weights. Frozen weights stay."""
         import_keras().utils.set_random_seed(seed)
-        fresh = {weight.path: weight for weight in _fresh(self._build).weights}
+        fresh = {weight.path: weight for weight in self._fresh().weights}
         for path, variable in self.variables.items():
             variable.assign(fresh[path])
 
@@ -119,16 +191,84 @@ class KerasModel:
         for number, state in enumerate(filter(is_seed, states)):
             state.assign(np.array([(seed + number) % 2**31, 0], state.dtype))
 
+    def given(self, x: NDArray) -> Tensor:
+        """Return inputs as the Keras model takes them, in its own dtypes.
+
+        Training, DP-SGD and predictions pass their inputs through this function.
+
+        Args:
+            x: n rows; each field is one of several inputs.
+
+        Returns:
+            An array of n inputs, or the list or dict of them that the model has.
+
+        Raises:
+            ConfigError: the model has other inputs.
+        """
+        own = fields(x)
+        arrays, order = list(own.values()), self._order_of_inputs(list(own))
+        pairs = zip(order, self.keras.inputs, strict=True)
+        return self._packed([cast(arrays[place], like.dtype) for place, like in pairs])
+
+    def _order_of_inputs(self, stated: list[str]) -> list[int]:
+        """Return the place among stated arrays of each of the model's inputs.
+
+        Raises:
+            ConfigError: the model has other inputs.
+        """
+        inputs = self.keras.inputs
+        names = _names(self.keras.input if len(inputs) > 1 else None, inputs)
+        return _places("inputs", names, [each.shape[1:] for each in inputs], stated, "input_shape")
+
+    def expected(self, y: NDArray) -> list[NDArray]:
+        """Return the targets of training, in the order of the model's outputs and in their dtypes.
+
+        Args:
+            y: n rows; each field is one of several targets.
+        """
+        own = fields(y)
+        return [cast(own[name], target.dtype) for name, target in self.targets.items()]
+
+    @property
+    def specs(self) -> Tensor:
+        """Return a `tf.TensorSpec` of a batch of any size, for each of the inputs of `given`."""
+        import tensorflow as tf
+
+        return self._packed([tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in self.keras.inputs])
+
+    def _packed(self, inputs: Sequence[object]) -> Tensor:
+        """Return one value for each input in the structure of the model's inputs."""
+        if len(inputs) == 1:
+            return inputs[0]
+        return import_keras().tree.pack_sequence_as(self.keras.input, list(inputs))
+
+    def losses(self, y: Sequence[Tensor], outputs: Tensor) -> list[Tensor]:
+        """Return the losses of each output for each example: tensors of shape (n,), each depending on its row alone.
+
+        Args:
+            y: targets, as `expected` returns them.
+            outputs: of the Keras model.
+
+        Raises:
+            ConfigError: a loss function of the task returns no loss for each example.
+        """
+        import tensorflow as tf
+
+        flat = tf.nest.flatten(outputs)
+        return [_each(target, *pair) for target, *pair in zip(self.targets.values(), y, flat, strict=True)]
+
     def predict(self, x: NDArray) -> NDArray:
         """Return the predictions for inputs.
 
         They are class probabilities of shape (n, classes), or the numbers of a regression, of shape (n,).
         """
+        import tensorflow as tf
+
         if self._forward is None:
             self._forward = self._compile(self._at_once)
         size = self._predict_batch
-        pieces = [self._forward(x[start : start + size]).numpy() for start in range(0, len(x), size)]
-        return self._shaped(np.concatenate(pieces))
+        pieces = [self._forward(self.given(x[start : start + size])) for start in range(0, len(x), size)]
+        return self._shaped(tf.nest.map_structure(lambda *parts: np.concatenate(parts), *pieces))
 
     def predict_alone(self, x: NDArray) -> NDArray:
         """Return the predictions for n > 0 inputs, each independent of the others.
@@ -140,28 +280,41 @@ class KerasModel:
             # Inside the graph: for a small model, calls from Python take eight times as long.
             import tensorflow as tf
 
-            (output,) = self.keras.outputs
-            like = tf.TensorSpec(output.shape[1:], output.dtype)
-            return tf.map_fn(
-                lambda row: self._at_once(row[None])[0], x, parallel_iterations=1, fn_output_signature=like
-            )
+            like = [tf.TensorSpec(output.shape[1:], output.dtype) for output in self.keras.outputs]
+
+            def alone(row: Tensor) -> Tensor:
+                return [output[0] for output in self._at_once(tf.nest.map_structure(lambda each: each[None], row))]
+
+            return tf.map_fn(alone, x, parallel_iterations=1, fn_output_signature=like)
 
         if self._forward_alone is None:
             self._forward_alone = self._compile(one_by_one)
-        return self._shaped(self._forward_alone(x).numpy())
+        return self._shaped(self._forward_alone(self.given(x)))
 
-    def _shaped(self, outputs: NDArray) -> NDArray:
-        return outputs if self.loss == "cross-entropy" else outputs.reshape(len(outputs))
+    def _shaped(self, outputs: Sequence[Tensor]) -> NDArray:
+        """Return the outputs in the shapes of predictions, with a field for each of several."""
+        pairs = zip(self.targets.items(), outputs, strict=True)
+        shaped = {name: target.shaped(np.asarray(output)) for (name, target), output in pairs}
+        return shaped[""] if set(shaped) == {""} else as_rows(shaped)
 
     def _at_once(self, x: Tensor) -> Tensor:
-        return self.keras(x, training=False)
+        import tensorflow as tf
+
+        found: list[Tensor] = tf.nest.flatten(self.keras(x, training=False))
+        return found
 
     def _compile(self, forward: Compiled) -> Compiled:
         import tensorflow as tf
 
-        (spec,) = self.keras.inputs
-        shape = tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-        return tf.function(forward, input_signature=[shape])
+        return tf.function(forward, input_signature=[self.specs])
+
+    def configuration(self) -> object:
+        """Return the architecture as `save` writes it.
+
+        Raises:
+            NotImplementedError: a class of the task's own has no `get_config`, and arguments that Keras cannot store.
+        """
+        return import_keras().saving.serialize_keras_object(self.keras)
 
     def save(self, path: Path) -> None:
         """Write the model in Keras' own format."""
@@ -194,13 +347,69 @@ class KerasModel:
             raise DataError(f"{path} holds no model of this task: a .keras file of it was expected") from None
 
 
-def _fresh(build: Callable[[], Network]) -> Network:
-    """Return a new model with reproducible automatic names.
+def _has_inputs(model: Network) -> bool:
+    """Return whether a model states its inputs and outputs, as functional models do."""
+    return bool(getattr(model, "inputs", None))
 
-    They are independent of models built earlier in this process.
+
+def _names(structure: object, tensors: Sequence[Tensor]) -> list[str]:
+    """Return the names of a model's inputs or outputs, in Keras' order.
+
+    Args:
+        structure: of several tensors; the names are the keys of a dict.
+        tensors: of the model. A list of inputs is named by `Input`, a list of outputs by their layers.
     """
-    import_keras().utils.clear_session(free_memory=False)
-    return build()
+    if isinstance(structure, dict):
+        return sorted(structure)
+    return [tensor._keras_history.operation.name for tensor in tensors]
+
+
+def _places(what: str, names: list[str], shapes: Sequence[object], stated: list[str], key: str) -> list[int]:
+    """Return, for each input or output of the model, the place of the task's array for it.
+
+    Args:
+        what: `inputs` or `outputs`.
+        names, shapes: of the model's.
+        stated: names of the task's arrays; numbers stand for the order of the model.
+        key: attribute of the task that names the arrays.
+
+    Raises:
+        ConfigError: the two do not agree.
+    """
+    if len(names) == len(stated) == 1 or stated == [str(place) for place in range(len(names))]:
+        return list(range(len(names)))
+    if sorted(names) == sorted(stated):
+        return [stated.index(name) for name in names]
+    own = ", ".join(f"{name!r} {shape}" for name, shape in zip(names, shapes, strict=True))
+    task = "one array without a name" if stated == [""] else ", ".join(map(repr, stated))
+    raise ConfigError(
+        f"the model has the {what} {own}, and the task {task}; give Examples a tuple of arrays in this order, or a "
+        f"dict by these names, and state {key} alike"
+    )
+
+
+def _each(target: Target, y: Tensor, outputs: Tensor) -> Tensor:
+    """Return the loss of each example, shape (n,): the mean over the numbers of its target."""
+    import keras
+
+    is_column = len(outputs.shape) == len(target.shape) + 2 and outputs.shape[-1] == 1
+    if is_column and target.loss == "binary-cross-entropy":
+        y = keras.ops.expand_dims(y, -1)  # Keras takes the logits of a sigmoid only where its output is not reshaped
+    elif tuple(outputs.shape[1:]) != target.output_shape:
+        outputs = keras.ops.reshape(outputs, (-1, *target.output_shape))
+    if callable(target.loss):
+        each = target.loss(y, outputs)
+        if not len(each.shape):
+            raise ConfigError(NO_LOSSES.format(shape=tuple(each.shape)))
+    elif target.loss == "cross-entropy":
+        each = keras.losses.sparse_categorical_crossentropy(y, outputs)
+    elif target.loss == "binary-cross-entropy":
+        each = keras.ops.binary_crossentropy(y, outputs)
+    elif target.loss == "mae":
+        each = keras.ops.absolute(outputs - y)
+    else:
+        each = keras.ops.square(outputs - y)
+    return keras.ops.mean(each, axis=tuple(range(1, len(each.shape)))) if len(each.shape) > 1 else each
 
 
 def _copied(variables: Mapping[str, Variable]) -> dict[str, NDArray]:

@@ -10,6 +10,7 @@ import numpy as np
 from cloister.config.run import TaskConfig
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
+from cloister.tasks.keras_model import KerasModel
 from cloister.utils.crash import kind, place
 from cloister.utils.errors import CloisterError, ConfigError, PluginError
 from cloister.utils.text import clean
@@ -66,7 +67,6 @@ class Parameters:
 
 STATED = {
     "recipe": "Recipe(local_epochs=1, batch_size=16, learning_rate=0.1)",
-    "classes": "2",
     "models": '("mlp",)',
 }
 """Attributes that every task class must have, each with an example."""
@@ -122,10 +122,10 @@ def dataset_of(task: Task) -> Dataset:
 
 
 def model_of(task: Task) -> Model:
-    """Return a new model of a task.
+    """Return a new model of a task. A Keras model adopts the task's targets and input shape.
 
     Raises:
-        ConfigError: `build` returned another type.
+        ConfigError: `build` returned another type, or a Keras model of other inputs or outputs.
     """
     model = task.build()
     if not all(hasattr(model, name) for name in METHODS):
@@ -133,6 +133,8 @@ def model_of(task: Task) -> Model:
             f"task {task.config.name!r}: build() gives {_kind(model)}; return a model of Cloister, such as "
             "KerasModel(function that makes a Keras model)"
         )
+    if isinstance(model, KerasModel):
+        model.bind(task)
     return model
 
 

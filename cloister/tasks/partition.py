@@ -68,7 +68,8 @@ def deal(
     kind = default if config.partition == "auto" else config.partition
     if not classes and kind in BY_LABEL:
         raise ConfigError(
-            f"task.partition = {kind!r} deals by class, and task.name = {config.name!r} has none; use iid or natural"
+            f"task.partition = {kind!r} deals by class, and an example of task.name = {config.name!r} has none; use "
+            "iid or natural"
         )
     if kind == "natural" and not config.examples_per_client:
         if dataset.owners is None:

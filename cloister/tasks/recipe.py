@@ -103,10 +103,14 @@ def key_of(*parts: object) -> bytes:
 def transforms_of(task: Task) -> dict[str, Transform]:
     """Return the transforms of a task by name.
 
-    These are its own, and those of pictures if its examples are pictures.
+    These are its own, and those of pictures if its examples are pictures. There are none for several inputs, nor for
+    pictures with targets of places (a mask), which would have to be changed alike.
     """
-    shape = task.input_shape if len(task.input_shape) in (2, 3) else task.image_shape or ()
-    if prod(shape) != prod(task.input_shape):
+    if set(task.input_shapes) != {""}:
+        return {}
+    own = task.input_shapes[""]
+    shape = own if len(own) in (2, 3) else task.image_shape or ()
+    if prod(shape) != prod(own) or any(len(target.shape) > 1 for target in task.targets.values()):
         shape = ()  # not a picture, which may be flattened
     pictures: Mapping[str, Transform] = PICTURES if shape else {}
     return {name: _on_pictures(transform, shape) for name, transform in pictures.items()} | dict(task.transforms)
@@ -192,7 +196,7 @@ def recipe_faults(task: Task, recipe: Recipe) -> Iterator[str]:
         yield "client.class-weights and client.loss-scale must be finite numbers above 0"
     weights, name = recipe.class_weights, task.config.name
     if weights and len(weights) != task.classes:
-        needed = f"one for each of its {task.classes} classes" if task.classes else "none, as it has no classes"
+        needed = f"one for each of its {task.classes} classes" if task.classes else "none, as no example has one class"
         yield f"client.class-weights has {len(weights)} numbers, and task {name!r} takes {needed}"
     if len(set(recipe.augmentation)) < len(recipe.augmentation):
         # Repeated transforms would let a server prolong each example, and infer their number from the time.

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
@@ -10,11 +11,8 @@ from cloister.training.plan import TrainingPlan
 from cloister.utils.arrays import Compiled, Optimizer, Tensor
 from cloister.utils.errors import ConfigError
 
-LOSSES = {
-    "cross-entropy": (keras.losses.SparseCategoricalCrossentropy, tf.int32),
-    "squared-error": (keras.losses.MeanSquaredError, tf.float32),
-}
-"""Keras class of a model's loss, and the dtype of its targets."""
+LEAST_SQUARE = 1e-12
+"""Added below the root of a mean square, whose slope at 0 is infinite."""
 
 
 class KerasTrainer:
@@ -34,8 +32,6 @@ class KerasTrainer:
 
     def __init__(self, model: KerasModel, recipe: Recipe) -> None:
         self.model, self._recipe = model, recipe
-        loss, self._target = LOSSES[model.loss]
-        self.loss = loss()
         self.optimizer = optimizer_named(recipe.optimizer)
         self.optimizer.build(model.keras.trainable_variables)
         self._initial = [np.array(variable.numpy()) for variable in self.optimizer.variables]
@@ -59,9 +55,9 @@ class KerasTrainer:
             for anchor, variable in zip(self._anchors, self.model.keras.trainable_variables, strict=True):
                 anchor.assign(variable.value)
         train = self._proximal if plan.proximal_mu else self._plain
-        x, y = tf.constant(examples.x), tf.constant(examples.y, self._target)
-        factors = self._recipe.weights(examples.y)
-        weights = tf.zeros([0]) if factors is None else tf.constant(factors)
+        x, y = self._tensors(examples.x), [tf.constant(each) for each in self.model.expected(examples.y)]
+        factors = self._recipe.weights(examples)
+        weights = tf.ones([len(examples)]) if factors is None else tf.constant(factors)
         self.model.keras.stop_training = False
         made = list(self._recipe.callbacks()) if self._recipe.callbacks else []
         callbacks = keras.callbacks.CallbackList(made, model=self.model.keras, epochs=plan.epochs)
@@ -71,7 +67,7 @@ class KerasTrainer:
         for epoch in range(plan.epochs):
             callbacks.on_epoch_begin(epoch)
             if plan.augmentation is not None:
-                x = tf.constant(plan.seen(examples, epoch).x)
+                x = self._tensors(plan.seen(examples, epoch).x)
             self.optimizer.learning_rate = plan.rate(epoch)
             order = rng.permutation(len(examples)).astype(np.int32)
             loss = float(train(x, y, weights, order, np.int32(plan.batch_size), np.float32(plan.proximal_mu)))
@@ -81,23 +77,23 @@ class KerasTrainer:
         callbacks.on_train_end()
         return loss
 
+    def _tensors(self, x: NDArray) -> Tensor:
+        return tf.nest.map_structure(tf.constant, self.model.given(x))
+
     def _compile(self, proximal: bool) -> Compiled:
         """Compile an epoch into one graph.
 
         The number of examples is open in the graph, so that clients of all sizes share it.
         """
-        (spec,) = self.model.keras.inputs
-        features = list(spec.shape[1:])
+        specs = self.model.specs
         signature = [
-            tf.TensorSpec([None, *features], spec.dtype),
-            tf.TensorSpec([None], self._target),
+            specs,
+            [tf.TensorSpec([None, *target.shape], target.dtype) for target in self.model.targets.values()],
             tf.TensorSpec([None], tf.float32),
             tf.TensorSpec([None], tf.int32),
             tf.TensorSpec([], tf.int32),
             tf.TensorSpec([], tf.float32),
         ]
-
-        weighs = self._recipe.maximum_weight != 1 or bool(self._recipe.class_weights)
 
         def epoch(
             x: Tensor, y: Tensor, weights: Tensor, order: Tensor, batch_size: Tensor, proximal_mu: Tensor
@@ -105,21 +101,31 @@ class KerasTrainer:
             total = tf.constant(0.0)
             for start in tf.range(0, tf.size(order), batch_size):
                 chosen = order[start : start + batch_size]
-                # Gathering loses the static shape of an example, which layers need.
-                inputs = tf.ensure_shape(tf.gather(x, chosen), [None, *features])
-                chosen_weights = tf.gather(weights, chosen) if weighs else None
-                loss = self._step(inputs, tf.gather(y, chosen), chosen_weights, proximal_mu if proximal else None)
+                inputs, targets = _taken(x, y, specs, chosen)
+                loss = self._step(inputs, targets, tf.gather(weights, chosen), proximal_mu if proximal else None)
                 # The last minibatch may be smaller: weight losses by batch size.
                 total += loss * tf.cast(tf.size(chosen), tf.float32)
             return total / tf.cast(tf.size(order), tf.float32)
 
         return tf.function(epoch, input_signature=signature)
 
-    def _step(self, x: Tensor, y: Tensor, weights: Tensor, proximal_mu: Tensor) -> Tensor:
+    def _loss(self, y: list[Tensor], outputs: Tensor, weights: Tensor) -> Tensor:
+        """Return the loss of a minibatch: of each output the weighted mean over examples, for `rmse` its root."""
+        total = tf.constant(0.0)
+        for target, losses in zip(self.model.targets.values(), self.model.losses(y, outputs), strict=True):
+            losses *= tf.cast(weights, losses.dtype)
+            loss = tf.reduce_sum(losses) / tf.cast(tf.size(losses), losses.dtype)
+            if target.loss == "rmse":
+                # The mean has the loss scale as a factor: so it is one of the root too.
+                loss = tf.sqrt(loss * self._recipe.loss_scale + LEAST_SQUARE)
+            total += target.weight * tf.cast(loss, tf.float32)
+        return total
+
+    def _step(self, x: Tensor, y: list[Tensor], weights: Tensor, proximal_mu: Tensor) -> Tensor:
         """Train on one minibatch, and return its loss without the penalty."""
         variables = self.model.keras.trainable_variables
         with tf.GradientTape() as tape:
-            loss = self.loss(y, self.model.keras(x, training=True), sample_weight=weights)
+            loss = self._loss(y, self.model.keras(x, training=True), weights)
             objective = tf.add_n([loss, *self.model.keras.losses])
             if proximal_mu is not None:
                 # μ/2·‖w - w_global‖² over the trainable weights
@@ -128,6 +134,15 @@ class KerasTrainer:
                 objective += proximal_mu / 2 * tf.add_n(squares)
         self.optimizer.apply(tape.gradient(objective, variables), variables)
         return loss
+
+
+def _taken(x: Tensor, y: list[Tensor], specs: Tensor, chosen: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the inputs and targets of a minibatch.
+
+    Gathering loses the static shape of an example, which layers need.
+    """
+    inputs = tf.nest.map_structure(lambda spec, each: tf.ensure_shape(tf.gather(each, chosen), spec.shape), specs, x)
+    return inputs, [tf.gather(each, chosen) for each in y]
 
 
 def optimizer_named(name: str) -> Optimizer:

@@ -44,18 +44,18 @@ class Trainer(Protocol):
 def weighted_gradients(model: NumpyModel, batch: Examples, recipe: Recipe) -> tuple[float, dict[str, NDArray]]:
     """Return the mean of wᵢ·lossᵢ over a batch, and its gradient.
 
-    The gradient is with respect to every weight of the model. Examples of one class share a weight, so the model
-    computes the mean of each class.
+    The gradient is with respect to every weight of the model. The model computes the mean of examples that share a
+    factor, such as those of one class.
 
     Args:
         model: whose gradient of a batch is the mean of the examples' gradients.
         batch: n > 0 examples.
-        recipe: with the weight of each class.
+        recipe: with the factors of the losses.
 
     Returns:
         The loss, and for each weight by name an array of its shape.
     """
-    weights = recipe.weights(batch.y)
+    weights = recipe.weights(batch)
     if weights is None:
         return model.loss_and_gradients(batch.x, batch.y)
     loss, total = 0.0, {name: np.zeros_like(array) for name, array in model.weights.items()}

@@ -211,9 +211,9 @@ def test_batch_normalisation_is_refused_with_its_replacement():
         PrivateKerasTrainer(KerasModel(lambda: linear(keras.layers.BatchNormalization())), SGD, privacy())
 
 
-def test_what_is_no_classifier_is_refused():
-    with pytest.raises(ConfigError, match="is for classifiers"):
-        PrivateKerasTrainer(KerasModel(linear, "squared-error"), SGD, privacy())
+def test_a_loss_of_a_whole_batch_is_refused():
+    with pytest.raises(ConfigError, match="'rmse' is one of a whole batch; use 'mse'"):
+        PrivateKerasTrainer(KerasModel(linear, "rmse"), SGD, privacy())
 
 
 def test_numpy_models_know_one_optimizer():

@@ -6,9 +6,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from cloister.tasks.base import Examples, Recipe, cross_entropies
+from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
 from cloister.tasks.recipe import Augmentation
+from cloister.tasks.targets import cross_entropies
 from cloister.training.keras_trainer import KerasTrainer
 from cloister.training.plan import Schedule, TrainingPlan
 from cloister.utils.errors import ConfigError, FederationError

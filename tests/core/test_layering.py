@@ -106,7 +106,7 @@ PUBLIC = """
 CRYPTOGRAPHY Premise
 Account AdaptiveClip Capabilities Claim CloisterError Contributions Dataset DiscreteGaussian Distance DpSgd Examples
 GaussianNoise GlobalDP KerasModel LaplaceClustering LaplaceNoise Ledger Mechanism MetricDP NumpyModel
-PrivacyBudget PrivateStrategy Recipe Released RunConfig Task bounded_sum check_mechanism clip leave_one_out
+PrivacyBudget PrivateStrategy Recipe Released RunConfig Target Task bounded_sum check_mechanism clip leave_one_out
 noisy_mean parse simulate try_to_tell
 """
 """What a user imports from `cloister` itself."""

@@ -109,7 +109,7 @@ def test_a_node_s_own_file_holds_numbers(tmp_path):
     with pytest.raises(DataError, match="integer labels"):
         task("digits").read(path)
     np.savez(path, x=np.ones((3, 2)), y=np.array([0.5, np.nan, 7.0]))
-    with pytest.raises(DataError, match="targets that are NaN or infinite"):
+    with pytest.raises(DataError, match="targets that are not finite numbers"):
         task("linear").read(path)
 
 

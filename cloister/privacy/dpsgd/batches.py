@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from cloister.privacy.accounting.vocabulary import OVERFLOW
 from cloister.utils import check
@@ -174,21 +174,6 @@ class Members:
         column = np.arange(cap)
         mask = column < self._sizes[numbers, None]
         return self._order[self._starts[numbers, None] + np.where(mask, column, 0)], mask
-
-
-def cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
-    """Return the rows in a dtype; cut floats to the range of narrow integers.
-
-    NaN becomes 0 in these types: integers of fewer than 4 bytes, and uint32.
-
-    NumPy's own cast of such numbers depends on their position, and so on the other examples. Refusing them would
-    reveal a row that determines the dtype of a file.
-    """
-    rows, target = np.asarray(rows), np.dtype(dtype)
-    if rows.dtype.kind == "f" and target.kind in "iu" and (target.itemsize < 4 or target == np.uint32):
-        limits = np.iinfo(target)
-        rows = np.clip(np.nan_to_num(rows.astype(np.float64)), limits.min, limits.max)
-    return rows.astype(target, copy=False)
 
 
 def _uniform(seed: int | None) -> Callable[[int], NDArray[np.uint64]]:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.privacy.dpsgd.batches import Draws, cast, places_of
+from cloister.privacy.dpsgd.batches import Draws, places_of
 from cloister.privacy.dpsgd.forms import Form, Part, Rows, form_of
 from cloister.privacy.dpsgd.isolation import prove
 from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR, most_at_once, overstatement
@@ -31,6 +31,7 @@ from cloister.privacy.dpsgd.tracing import (
     specs_of,
 )
 from cloister.utils.arrays import Compiled, Layer, Network, Tensor, Variable
+from cloister.utils.rows import cast
 
 MEMORY = 1 << 30
 """Most bytes of units in the inputs and held tensors of a call, without outputs of layers. A larger batch takes several

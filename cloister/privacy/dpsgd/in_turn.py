@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.privacy.dpsgd.batches import Draws, cast, places_of
+from cloister.privacy.dpsgd.batches import Draws, places_of
 from cloister.privacy.dpsgd.in_rows import Sums
 from cloister.privacy.dpsgd.noise import SLACK
 from cloister.privacy.dpsgd.tracing import (
@@ -35,6 +35,7 @@ from cloister.privacy.dpsgd.tracing import (
     with_functions,
 )
 from cloister.utils.arrays import Compiled, Network, Tensor, Variable
+from cloister.utils.rows import cast
 from cloister.utils.threads import THREADS
 
 AT_ONCE = 1024

@@ -98,7 +98,7 @@ class AlzheimerMri(PictureTask):
         if self.model_name == "cnn":
             from cloister.tasks.keras_model import KerasModel
 
-            return KerasModel(lambda: mri_network(self.input_shape), predict_batch=PREDICT_BATCH)
+            return KerasModel(lambda: mri_network(self.input_shapes[""]), predict_batch=PREDICT_BATCH)
         from cloister.tasks.numpy_models import SoftmaxRegression
 
         return SoftmaxRegression(features=self.size**2, classes=self.classes)

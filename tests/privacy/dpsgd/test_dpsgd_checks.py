@@ -24,9 +24,9 @@ from examples_of_dpsgd import (
 )
 from support import failures, mostly_slow
 
-from cloister.privacy.dpsgd.batches import cast
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.utils.errors import ConfigError, UnsupportedModel
+from cloister.utils.rows import cast
 
 layers = keras.layers
 
