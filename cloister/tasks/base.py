@@ -32,11 +32,13 @@ class Examples:
     """Inputs x of shape (n, ...) and targets y of shape (n,): integer labels, or the floats of a regression.
 
     `groups`, of shape (n,), contains the group of each example (a patient, a writer). None: each example is a group.
+    `faults` are for the owner of the file: how many of its rows are of no use, a sentence for each column and reason.
     """
 
     x: NDArray
     y: NDArray
     groups: NDArray | None = None
+    faults: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.x, np.ndarray) or not isinstance(self.y, np.ndarray):
@@ -223,7 +225,7 @@ class Task(ABC):
     """
 
     recipe: Recipe
-    partition: ClassVar[str] = "iid"
+    partition: str = "iid"
     classes: ClassVar[int]
     class_names: ClassVar[tuple[str, ...]] = ()
     input_shape: tuple[int, ...]
@@ -315,7 +317,8 @@ class Task(ABC):
 
         Each row is checked by itself: its inputs are finite as float32, and its target is valid.
         """
-        finite = np.isfinite(_single(examples.x)).reshape(len(examples), -1).all(axis=1)
+        inputs = _single(examples.x)
+        finite = np.asarray(np.isfinite(inputs).all(axis=tuple(range(1, inputs.ndim))), np.bool_)
         return finite & self.usable_targets(examples.y)
 
     def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:

@@ -303,7 +303,7 @@ def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> 
     is_here = is_new or kits.path(home).is_dir()
     rosters.add_site(kits, site)
     if is_here:
-        kits.add(f"{home}/policy.toml", policy, PUBLIC)
+        kits.add(f"{home}/policy.toml", scripts.grouped(policy, federation.group), PUBLIC)
         kits.add(f"{home}/superexec.secret", secrets.token_hex(32), SECRET)
         kits.add_text(f"{home}/start.sh", scripts.site_script(federation, site), SCRIPT)
     # Last: a site whose public key is there counts as one whose kit was made.

@@ -21,6 +21,7 @@ from importlib import resources
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
+from cloister.config.io import toml_of
 from cloister.deploy.provision.federation import Federation, Site
 from cloister.deploy.provision.folder import PUBLIC, Kits
 from cloister.utils.errors import ConfigError
@@ -84,6 +85,16 @@ def policy_for(tasks: Sequence[str]) -> str:
     """Return the initial policy of a new site, for the tasks of its federation."""
     allowed = f"tasks = {json.dumps(list(tasks))}"
     return re.sub(r"^tasks = \[.*\]$", allowed, policy_template(), flags=re.MULTILINE)
+
+
+def grouped(policy: str, group: str) -> str:
+    """Return the text of an initial policy with the federation's column of groups.
+
+    Args:
+        policy: with the line `group = ""`, or with a line of its own choice, which stays.
+        group: name of the array or column; empty: rows are people.
+    """
+    return re.sub(r'^group = ""$', lambda _: f"group = {toml_of(group)}", policy, flags=re.MULTILINE)
 
 
 def _filled(script: str, **values: str) -> str:
