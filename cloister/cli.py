@@ -266,22 +266,40 @@ def check_kernels(
 def new(
     kind: Annotated[str, typer.Argument(metavar="task|strategy|mechanism")],
     name: Annotated[str, typer.Argument()],
-    data: Annotated[str, typer.Option("--from", help="Of a task: csv, npz or images.")] = "csv",
+    source: Annotated[str, typer.Option("--from", help="Of a task: csv, npz or images.")] = "csv",
     folder: Annotated[Path | None, typer.Option("--to", help="Folder to make; by default, one of that name.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With csv: your table, or a folder with one of each site; its rows stay there.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="With --data: the column to predict; else the last.")] = "",
+    site: Annotated[str, typer.Option(help="With --data: the column that says at which site a row is.")] = "",
+    patient: Annotated[str, typer.Option(help="With --data: the column that says whose a row is.")] = "",
+    columns: Annotated[str, typer.Option(help="With --data without a header: names of all columns, by commas.")] = "",
 ) -> None:
     """Write a package of your own that runs at once: code to change, tests, example data and a README.
 
     The first word says what to write: a task (data and model), a strategy (how the server combines models) or a
     mechanism (how it protects them). NAME is what it will be called: small letters, digits and '-'.
 
-    Example: cloister new task ward-rows --from csv
+    Example: cloister new task ward-rows --from csv --data rows.csv --target outcome --patient "Patient ID"
     """
+    from cloister.scaffold.inference import Asked, guess
     from cloister.scaffold.package import write_package
     from cloister.simulation.checking import refuse_taken
 
     refuse_taken(kind, name)
-    made = write_package(kind, name, data, folder or Path(name))
-    typer.echo(f"made {made}; next: pip install -e {made}, then read {made / 'README.md'}")
+    if data is None and (about := target or site or patient or columns):
+        raise ConfigError(f"{about!r} is about a table: name that too, by --data FILE")
+    if data is not None and (kind, source) != ("task", "csv"):
+        raise ConfigError(f"--data {data}: only a task with --from csv is made from a table")
+    names = tuple(name.strip() for name in columns.split(",")) if columns else ()
+    table = None if data is None else guess(Asked(data, target, site, patient, names))
+    made = write_package(kind, name, source, folder or Path(name), table)
+    then = ""
+    if table is not None and data is not None:
+        typer.echo("\n".join(map(clean, table.told(data))))
+        then = f"""cloister check task {name} -c "task.data-path='{data.resolve()}'", """
+    typer.echo(f"made {made}; next: pip install -e {made}, {then}then read {made / 'README.md'}")
 
 
 @app.command()

@@ -170,8 +170,15 @@ def read(task: Task, data: Path) -> Scored:
     if data.suffix.lower() == ".npz":
         return _archive(task, data)
     if type(task).read is not Task.read or type(task).rows is not Task.rows:
-        inputs = task.unlabelled(data)
-        return _numbered(task.read(data), data) if inputs is None else _checked(task, inputs, None, data)
+        if (inputs := task.unlabelled(data)) is not None:
+            return _checked(task, inputs, None, data)
+        examples = task.read(data)
+        if examples.faults:
+            # Predictions are numbered like rows.
+            raise DataError(
+                f"{data} has rows that cannot be scored: {'; '.join(examples.faults)}; remove or correct them"
+            )
+        return _numbered(examples, data)
     return _table(task, data)
 
 

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from cloister.client.node import NodeConfig
 from cloister.config.run import TaskConfig
 from cloister.tasks.base import Dataset, Examples, Task
+from cloister.tasks.columns import LONGEST
 from cloister.tasks.making import dataset_of, named_task
 from cloister.tasks.partition import deal, holdout
-from cloister.tasks.tables import LONGEST
 from cloister.utils.errors import ConfigError, DataError, NodeConfigError
 from cloister.utils.files import expanded
 from cloister.utils.rows import shapes_of
@@ -126,13 +126,16 @@ def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
     task, place = task_of(config), expanded(path)
     if not tolerant:
         examples = task.read(place)
+        _tell(examples)
     else:
         examples = task.rows(place)
         if shapes_of(examples.x) == task.input_shapes:  # else every row has the wrong shape
             keep = task.usable(examples)
             if not keep.all():
-                said = "%d of %d rows are left out: a number or a label is out of range"
-                logger.log(WARNING, said, (~keep).sum(), len(keep))
+                reasons = "; ".join(examples.faults) or "a number or a label is out of range"
+                logger.log(WARNING, "%d of %d rows are left out: %s", (~keep).sum(), len(keep), reasons)
+            if not keep.any():
+                logger.log(WARNING, "%s has no row that can be used: this site trains on noise alone", place)
             examples = examples.take(np.flatnonzero(keep))
         examples = task.checked(examples, place)
     if not config.group:
@@ -144,6 +147,12 @@ def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
     groups, named = _one_spelling(examples.groups)
     examples = replace(examples, groups=groups)
     return examples if named.all() else examples.take(np.flatnonzero(named))
+
+
+def _tell(examples: Examples) -> None:
+    """Tell the owner of data which rows are left out. The log stays at the site."""
+    if examples.faults:
+        logger.log(WARNING, "rows are left out: %s", "; ".join(examples.faults))
 
 
 def _one_spelling(groups: NDArray) -> tuple[NDArray, NDArray[np.bool_]]:
@@ -251,6 +260,7 @@ def benchmark_of(config: TaskConfig) -> Dataset:
         DataError: the data is not on this machine, or has no groups of this name.
     """
     data = dataset_of(task_of(config))
+    _tell(data.train)
     if not config.group:
         return replace(data, train=replace(data.train, groups=None), groups={})
     if config.group not in data.groups:

@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 from pydantic import ConfigDict, Field, model_validator
 
 from cloister.client.policy import Policy, policy_of
-from cloister.config.io import Count, Inner, NonNegative, Scalar, Section, Whole, Word, checked
+from cloister.config.io import Count, Heading, Inner, NonNegative, Scalar, Section, Whole, checked
 from cloister.utils.errors import NodeConfigError
 from cloister.utils.files import expanded
 
@@ -57,7 +57,7 @@ class NodeConfig(Section):
     max_leakage: NonNegative = 0.0
     min_radius: NonNegative = 0.0
     public_size: Annotated[int, Field(ge=0, le=MAXIMUM_SIZE)] = 0
-    group: Word = ""
+    group: Heading = ""
     policy: Place = ""
     model_dir: Place = ""
     signing_key: Place = ""

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cloister.config.io import Inner, NonNegative, Section, Whole, Word, kebab, read_toml, suggestion
+from cloister.config.io import Heading, Inner, NonNegative, Section, Whole, kebab, read_toml, suggestion
 from cloister.utils.errors import ConfigError, PolicyError
 from cloister.utils.files import expanded
 from cloister.utils.text import at_least, at_most
@@ -90,7 +90,7 @@ class Policy(Section):
     mechanisms: list[Annotated[str, AfterValidator(_known)]]
     tasks: Annotated[list[str], Field(min_length=1)]
     public_size: Whole = 0
-    group: Word = ""
+    group: Heading = ""
     min_server_noise_multiplier: NonNegative = 0.0
     min_client_noise_multiplier: NonNegative = 0.0
     min_laplace_noise_multiplier: NonNegative = 0.0

@@ -24,7 +24,8 @@ NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Inner = Annotated[float, Field(gt=0, lt=1)]
-Word = Annotated[str, Field(pattern=r"^\w{0,200}$")]
+Heading = Annotated[str, Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]{0,200}$")]
+"""Name of an array or of a table's column, such as `Patient ID`: printable, at most 200 characters."""
 
 
 def kebab(name: str) -> str:

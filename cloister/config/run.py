@@ -19,12 +19,12 @@ from cloister.config.io import (
     Auto,
     Count,
     Fraction,
+    Heading,
     Positive,
     Scalar,
     Section,
     Share,
     Whole,
-    Word,
     checked,
     kebab,
     nearest,
@@ -52,7 +52,7 @@ class TaskConfig(Section):
     examples_per_client: Whole = 0
     rotated_fraction: Fraction = 0.0
     test_fraction: Share = 0.2
-    group: Word = ""
+    group: Heading = ""
     image_size: Annotated[int, Field(ge=1, le=256)] | Auto = "auto"
     skip_damaged: bool = False
 

@@ -1,7 +1,9 @@
 """Packages from templates: every file rendered, with synthetic data for a task."""
 
+import json
 import keyword
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -11,6 +13,8 @@ from shutil import rmtree
 import numpy as np
 from numpy.random import Generator
 
+from cloister.config.io import as_pairs
+from cloister.scaffold.inference import Guess
 from cloister.utils.errors import ConfigError
 
 ENDINGS = {"csv": ".csv", "npz": ".npz", "images": ""}
@@ -19,12 +23,24 @@ PUBLIC, SITES = {"train": 400, "test": 100}, {"site-a": 200, "site-b": 200}
 """Number of examples in each public part, and in the data of each site."""
 GROUPS = {"task": "tasks", "strategy": "strategies", "mechanism": "mechanisms"}
 """Kind of package -> its group of entry points."""
+MADE_UP = Guess(
+    {"age": "Number(18, 100)", "pressure": "Number(60, 260)", "dose": "Number(0, 10)"},
+    notes={},
+    target="outcome",
+    site="",
+    patient="",
+    names=(),
+    classes={"healthy": ("healthy",), "ill": ("ill",)},
+    span=None,
+    sites=0,
+)
+"""The tables of made-up examples."""
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 SUFFIX = ".jinja"
 RENAMED = {"gitignore": ".gitignore"}
 
 
-def write_package(kind: str, name: str, source: str, folder: Path) -> Path:
+def write_package(kind: str, name: str, source: str, folder: Path, table: Guess | None = None) -> Path:
     """Write a package that can be installed and run unchanged.
 
     Args:
@@ -32,6 +48,7 @@ def write_package(kind: str, name: str, source: str, folder: Path) -> Path:
         name: of the plugin in Cloister.
         source: data format of a task: csv, npz or images.
         folder: of the package; it must not exist.
+        table: what a task's own tables hold, for csv; None: made-up examples are written.
 
     Returns:
         The folder.
@@ -51,9 +68,14 @@ def write_package(kind: str, name: str, source: str, folder: Path) -> Path:
         "name": name,
         "module": module,
         "klass": "".join(part.capitalize() for part in name.split("-")),
-        "group": GROUPS[kind],
+        "points": GROUPS[kind],
         "ending": ENDINGS[source],
         "what": "folder" if source == "images" else "file",
+        "table": table or MADE_UP,
+        "is_made_up": table is None,
+        "clients": f"--clients {table.sites} " if table and table.sites else "",
+        # Commands are pasted into a shell.
+        "group": _quoted(as_pairs({"task.group": table.patient})) if table and table.patient else "",
     }
     try:
         folder.mkdir(parents=True)
@@ -64,7 +86,7 @@ def write_package(kind: str, name: str, source: str, folder: Path) -> Path:
     try:
         for part in ("common", kind, *([source] if kind == "task" else [])):
             _render(part, facts, folder)
-        if kind == "task":
+        if kind == "task" and table is None:
             write_examples(source, folder / module / "data", folder)
     except OSError as error:
         rmtree(folder, ignore_errors=True)  # an incomplete package is useless
@@ -72,12 +94,20 @@ def write_package(kind: str, name: str, source: str, folder: Path) -> Path:
     return folder
 
 
-def _render(part: str, facts: Mapping[str, str], folder: Path) -> None:
+def _quoted(setting: str) -> str:
+    """Return a setting as one word of the shell, in the plainest quotes."""
+    return shlex.quote(setting) if set(setting) & set('"$`\\!') else f'"{setting}"'
+
+
+def _render(part: str, facts: Mapping[str, object], folder: Path) -> None:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True, autoescape=False)
+    environment.filters["code"] = lambda text: json.dumps(text, ensure_ascii=False)  # any text, as a string of Python
     for path, template in _templates(files("cloister.scaffold").joinpath("templates", part)):
-        place = folder / path.with_name(RENAMED.get(path.name, path.name)).as_posix().replace("MODULE", facts["module"])
+        place = folder / path.with_name(RENAMED.get(path.name, path.name)).as_posix().replace(
+            "MODULE", str(facts["module"])
+        )
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(environment.from_string(template).render(facts), encoding="utf-8")
 

@@ -211,7 +211,7 @@ class Transport(Contributor):
 
     Attributes:
         packed: every message and every reply was one salted value. No node can compute the name of another node's part.
-        gated: the SuperLink is `cloister superlink`. It keeps no totals, and sends a node only parts of its own messages.
+        gated: the SuperLink is `cloister superlink`: it keeps no totals, and sends a node only its own messages.
         signed: every reply that counted was signed with the key that the SuperLink lists for the asked node.
     """
 

@@ -130,7 +130,8 @@ def _data_and_model(config: RunConfig, data: Path | None) -> Iterator[Line]:
         try:
             if data is not None:
                 return {"read()": task.read(data)}
-            loaded = benchmark_of(task.config)
+            with quiet("cloister.client"):  # the lines below report rows that are left out
+                loaded = benchmark_of(task.config)
             return {"load(), train": loaded.train, "load(), test": loaded.test}
         except DataError as error:
             rows.append(error.first)
@@ -161,6 +162,8 @@ def _data_and_model(config: RunConfig, data: Path | None) -> Iterator[Line]:
 
 def _about_examples(task: Task, examples: Examples, where: str) -> Iterator[Line]:
     """Yield the results about one part of the data: shape, classes or targets, groups, inputs and balance."""
+    if examples.faults:
+        yield Line("warn", f"{where}: rows are left out: {'; '.join(examples.faults)}")
     faults = list(faults_of_examples(task, examples, where))
     yield from (Line("fault", "; ".join(filter(None, (str(fault), fault.first)))) for fault in faults)
     if faults:

@@ -49,12 +49,14 @@ class Examples:
 
     `groups`, of shape (n,), contains the group of each example (a patient, a writer). None: each example is a group.
     `weights`, of shape (n,), contains the factor of each example's training loss, at least 0. None: 1 for each.
+    `faults` are for the owner of the file: how many of its rows are of no use, a sentence for each column and reason.
     """
 
     x: NDArray
     y: NDArray
     groups: NDArray | None = None
     weights: NDArray | None = None
+    faults: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not all(isinstance(rows, np.ndarray | Mapping | tuple) for rows in (self.x, self.y)):
@@ -266,7 +268,7 @@ class Task(ABC):
     """
 
     recipe: Recipe
-    partition: ClassVar[str] = "iid"
+    partition: str = "iid"
     classes: ClassVar[int] = 0
     target: ClassVar[Target | Mapping[str, Target] | tuple[Target, ...] | None] = None
     class_names: ClassVar[tuple[str, ...]] = ()

@@ -1,6 +1,5 @@
 """Splits of benchmark data into training, test and validation sets, from two files or from one that is divided."""
 
-import csv
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.tasks.base import Dataset, Examples, Task
+from cloister.tasks.csv_files import header_of, is_header, is_table, lines_of
 from cloister.tasks.partition import SPLIT_SEED, holdout
 from cloister.utils.errors import DataError
 from cloister.utils.files import expanded
@@ -38,13 +38,8 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
     try:
         if file.is_file():
             examples = _examples(task, file)
-            strata, rng = task.strata(examples.y), np.random.default_rng(SPLIT_SEED)
-            if examples.groups is None:
-                train, test = holdout(strata, TESTED, rng)
-            else:  # whole groups go to one side, and the first row of a group decides its stratum
-                _, first, places = np.unique(examples.groups, return_index=True, return_inverse=True)
-                train, test = (np.flatnonzero(np.isin(places, part)) for part in holdout(strata[first], TESTED, rng))
-            parts = examples.take(train), examples.take(test)
+            train, test = _divided(examples, task.strata(examples.y))
+            parts = replace(examples.take(train), faults=examples.faults), examples.take(test)
         elif not file.is_dir():
             raise DataError(f"there is no file or folder at {file}; name {wanted}")
         else:
@@ -59,18 +54,54 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
         raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}", error.first) from None
 
 
+def dataset_of_owners(task: Task, parts: Sequence[Examples], owners: NDArray[np.intp]) -> Dataset:
+    """Return the benchmark data of several sites. A fifth of each class of each site is test data.
+
+    Args:
+        task: of the examples.
+        parts: all with groups, those that `task.group` names, or all without.
+        owners: the site of each example of all parts, from 0.
+    """
+    groups = [part.groups for part in parts if part.groups is not None]
+    examples = Examples(
+        np.concatenate([part.x for part in parts]),
+        np.concatenate([part.y for part in parts]),
+        np.concatenate(groups) if groups else None,
+    )
+    _, classes = np.unique(task.strata(examples.y), return_inverse=True)
+    train, test = _divided(examples, owners * (int(classes.max(initial=0)) + 1) + classes)
+    own = replace(examples.take(train), faults=tuple(fault for part in parts for fault in part.faults))
+    return Dataset(
+        own,
+        examples.take(test),
+        owners=owners[train],
+        groups={} if own.groups is None else {task.config.group: own.groups},
+    )
+
+
+def _divided(examples: Examples, strata: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the indices of training and test examples: a fifth of each stratum tests, in whole groups."""
+    rng = np.random.default_rng(SPLIT_SEED)
+    if examples.groups is None:
+        return holdout(strata, TESTED, rng)
+    # A group is in the stratum of its first row.
+    _, first, places = np.unique(examples.groups, return_index=True, return_inverse=True)
+    train, test = (np.flatnonzero(np.isin(places, part)) for part in holdout(strata[first], TESTED, rng))
+    return train, test
+
+
 def _examples(task: Task, path: Path) -> Examples:
     """Return the examples of a file, in the groups that `task.group` names."""
     names: Sequence[str] = []
     if task.config.group:
         # Read names only from the user's own files. For a site's file, an error names only what is missing.
-        with suppress(ValueError, OSError, csv.Error, StopIteration, zipfile.BadZipFile):
+        with suppress(ValueError, OSError, DataError, zipfile.BadZipFile):
             if path.suffix.lower() == ".npz":
                 with np.load(path, allow_pickle=False) as archive:
                     names = list(archive.files)
-            elif path.suffix.lower() == ".csv":
-                with path.open(newline="", encoding="utf-8-sig") as file:
-                    names = [name.strip() for name in next(csv.reader(file))]
+            elif is_table(path):
+                found, _ = header_of(lines_of(path)[0], (task.config.group,))
+                names = found if is_header(found) else ()
     if names and task.config.group not in names:
         raise DataError(
             f"task.group = {task.config.group!r} names no array or column of {path}, which has {', '.join(names)}; "

@@ -1,26 +1,28 @@
-"""CSV files with named columns, scaled by public ranges."""
+"""CSV files with named columns, and tasks whose data they are. All that preprocessing needs is stated in the task."""
 
-import csv
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.base import Examples
-from cloister.tasks.labels import classes_of, described
+from cloister.config.run import TaskConfig
+from cloister.tasks.base import Dataset, Examples, Regression, Task
+from cloister.tasks.columns import LONGEST, MISSING, NO_NUMBER, NOT_FINITE, Column, Number, plain
+from cloister.tasks.csv_files import Cells, number_of, read_cells, tables_in
+from cloister.tasks.labels import NO_CLASS, classes_of, described
+from cloister.tasks.partition import SPLIT_SEED, numbered
+from cloister.tasks.splits import dataset_at, dataset_of_owners
 from cloister.utils.errors import DataError
+from cloister.utils.files import expanded
 
-LONGEST = 200
-"""Largest number of characters of a cell."""
 QUOTED = 40
 """Largest number of characters of a cell that a message to its owner quotes."""
-NAMED = 5
-"""Largest number of missing columns that a message names."""
-Cells = Mapping[str, Sequence[str]]
-"""Text of every column, by its name."""
+UNEVEN = "has another number of cells than the header"
+EMPTY = "is empty"
 
 
 @dataclass(frozen=True)
@@ -28,172 +30,171 @@ class Table:
     """Meaning of the columns of a task's CSV files. Other columns are ignored.
 
     Attributes:
-        columns: name -> (smallest, largest) value; the range is scaled to 0 to 1. Ranges are constants of the task.
-            Ranges of a site's own rows would leak them, and give the same number another meaning at each site.
+        columns: name -> kind of the column. A pair (smallest, largest) is a `Number` that every row needs.
         target: name of the column of labels, or of the numbers of a regression.
         classes: number of classes; 0 for a regression.
-        names: of the classes (see `classes_of`).
-        tolerance: share of its range by which a value may exceed it, as published ranges are rounded.
+        names: of the classes (see `classes_of`); or name -> the texts that cells of this class hold.
+        tolerance: that of the pairs in `columns`.
+        span: range of the targets of a regression, which is scaled to 0 to 1; None: targets are used as they are.
+        missing: what a cell of a missing value holds, in small letters.
+        order: names of all columns of files without a header; empty: files have one.
+        site: name of the column of sites, which counts in simulations only; empty: there is none.
     """
 
-    columns: Mapping[str, tuple[float, float]]
+    columns: Mapping[str, Column | tuple[float, float]]
     target: str
     classes: int
-    names: tuple[str, ...] = ()
+    names: Sequence[str] | Mapping[str, Sequence[str]] = ()
     tolerance: float = 0.0
+    span: tuple[float, float] | None = None
+    missing: Sequence[str] = MISSING
+    order: Sequence[str] = ()
+    site: str = ""
+
+    @property
+    def width(self) -> int:
+        """Return the number of inputs of a row."""
+        return sum(column.width for column in self._kinds.values())
+
+    @property
+    def _kinds(self) -> dict[str, Column]:
+        return {
+            name: Number(*column, needed=True, tolerance=self.tolerance) if isinstance(column, tuple) else column
+            for name, column in self.columns.items()
+        }
 
     def rows(self, path: Path, group: str = "") -> Examples:
         """Read every line by itself.
 
-        An unreadable line gets NaN as inputs, and a label that is no class. A value outside its range becomes NaN too.
-        Under DP-SGD an unusable row must not change any other row.
+        A row of no use gets NaN as inputs, and a target that is none. Under DP-SGD it must not change any other row.
 
         Args:
             path: of the file.
             group: name of the column of groups, the run's `task.group`; empty: each row is a group.
 
+        Returns:
+            The examples, with their `faults` by column and reason.
+
         Raises:
-            DataError: the file is absent or lacks a column.
+            DataError: the file is absent, is no table, or lacks a column.
         """
-        examples = self._examples(self._cells(path, self._labelled(group), tolerant=True), group)
-        beyond = (examples.x < -self.tolerance) | (examples.x > 1 + self.tolerance)
-        return Examples(np.where(beyond, np.float32(np.nan), examples.x), examples.y, examples.groups)
+        cells = read_cells(path, self._labelled(group), self.order)
+        x, reasons = self._inputs(cells)
+        y, of_target = self._targets(cells)
+        reasons[self.target] = of_target
+        first = ["" if whole else UNEVEN for whole in cells.whole]
+        for name, found in reasons.items():
+            first = [was or (f"column {name} {now}" if now else "") for was, now in zip(first, found, strict=True)]
+        bad = np.array([bool(reason) for reason in first], bool)
+        x[bad] = np.nan
+        counts = Counter(filter(None, first)).most_common()
+        groups = None
+        if group:
+            # NumPy stores text at the length of the longest cell, for every row.
+            groups = np.array([cell if len(cell) <= LONGEST else "" for cell in cells.columns[group]], np.str_)
+        return Examples(x, y, groups, tuple(f"{count} where {reason}" for reason, count in counts))
 
     def read(self, path: Path, group: str = "") -> Examples:
-        """Read a file as `rows` does, and refuse it if a row is faulty.
+        """Read a file as `rows` does, and refuse it if a row is of no use.
 
         Args: as `rows`.
 
         Raises:
-            DataError: as `rows`; or a cell is not finite, is outside its range, or is no class. The message names the
+            DataError: as `rows`; or there is no row, or a cell is none that its column may hold. The message names the
                 column and quotes no cell.
         """
-        cells = self._cells(path, self._labelled(group), tolerant=False)
-        self._refuse_faulty_inputs(cells, path)
-        if not self.classes:
-            _refuse_faults(cells[self.target], self.target, path)
-        examples = self._examples(cells, group)
-        known = (examples.y >= 0) & (examples.y < self.classes)
-        if self.classes and not known.all():
-            raise DataError(
-                f"data-path: {path}: column {self.target} must hold {'' if self.names else 'labels '}"
-                f"{described(self.classes, self.names)} only",
-                _first(cells[self.target], ~known),
-            )
-        return examples
+        cells = read_cells(path, self._labelled(group), self.order)
+        _, reasons = self._inputs(cells)
+        self._refuse(path, cells, reasons | {self.target: self._targets(cells)[1]})
+        return self.rows(path, group)
 
     def unlabelled(self, path: Path) -> NDArray[np.float32] | None:
-        """Return the inputs of a file without targets, shape (n, columns).
+        """Return the inputs of a file without targets, shape (n, width).
 
         A file without targets has no such column, or an empty one. None: a target is set.
 
         Raises:
             DataError: as `read`.
         """
-        cells = self._cells(path, tuple(self.columns), tolerant=False)
-        if any(cell.strip() for cell in cells.get(self.target, ())):
+        try:
+            found = read_cells(path, (self.target,), self.order)
+        except DataError:
+            found = Cells({self.target: []}, [], "")  # without this column, or `read_cells` below reports the fault
+        if any(found.columns[self.target]):
             return None
-        self._refuse_faulty_inputs(cells, path)
-        return self._inputs(cells)
-
-    def _refuse_faulty_inputs(self, cells: Cells, path: Path) -> None:
-        for name, (low, high) in self.columns.items():
-            if not cells[name]:
-                raise DataError(f"data-path: {path} has no rows below its header")
-            _refuse_faults(cells[name], name, path)
-            numbers, slack = _numbers(cells[name]), self.tolerance * (high - low)
-            beyond = (numbers < low - slack) | (numbers > high + slack)
-            if beyond.any():
-                raise DataError(
-                    f"data-path: {path}: column {name} must hold numbers from {low:g} to {high:g}, the range that the "
-                    "task states for it; correct the file, or widen the range in the task, at every site alike",
-                    _first(cells[name], beyond),
-                )
+        order = [name for name in self.order if name != self.target or any(found.whole)]
+        cells = read_cells(path, tuple(self.columns), order)
+        x, reasons = self._inputs(cells)
+        self._refuse(path, cells, reasons)
+        return x
 
     def scaled(self, features: NDArray) -> NDArray[np.float32]:
         """Scale numbers to shares of their columns' ranges.
 
-        The numbers are in the units of the columns, of shape (n, columns).
+        The numbers are in the units of the columns, of shape (n, columns). Every column is a pair.
         """
         low, high = np.array(list(self.columns.values()), np.float64).T
-        with np.errstate(over="ignore"):
-            scaled: NDArray[np.float32] = ((features - low) / (high - low)).astype(np.float32)
+        scaled: NDArray[np.float32] = ((features - low) / (high - low)).astype(np.float32)
         return scaled
 
     def _labelled(self, group: str) -> tuple[str, ...]:
         """Return the columns that a training file needs."""
-        return (*self.columns, self.target, *([group] if group else []))
+        return tuple(dict.fromkeys((*self.columns, self.target, *([group] if group else []))))
 
-    def _cells(self, path: Path, needs: Sequence[str], tolerant: bool) -> Cells:
-        if not path.is_file():
-            expected = f"a .csv file with {len(self.columns)} features and {self.target}"
-            raise DataError(f"data-path: no file at {path}; expected {expected}")
-        try:
-            with path.open(newline="", encoding="utf-8-sig", errors="replace" if tolerant else "strict") as file:
-                if tolerant:
-                    # Each line is a row: otherwise an unclosed quotation mark would swallow the rows after it.
-                    header = next(csv.reader([file.readline()]))
-                    rows = [_cells_of(line, len(header)) for line in file if line.strip()]
-                else:
-                    header, *rows = (row for row in csv.reader(file, strict=True) if row)
-                    if uneven := [number for number, row in enumerate(rows, 1) if len(row) != len(header)]:
-                        raise DataError(
-                            f"data-path: {path}: row {uneven[0]} has another number of columns than the header"
-                        )
-            columns = list(zip(*rows, strict=True)) or [()] * len(header)
-            cells = {name.strip(): column for name, column in zip(header, columns, strict=True)}
-        except (ValueError, csv.Error, StopIteration):
-            # Not chained: the cause may quote a patient's cell.
-            raise DataError(f"data-path: {path} must be a .csv file with a header") from None
-        missing = [name for name in needs if name not in cells]
-        if missing:
-            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-            raise DataError(
-                f"data-path: {path} lacks the columns {', '.join(missing[:NAMED])}{more}; its header must name them"
-            )
-        return cells
+    def _inputs(self, cells: Cells) -> tuple[NDArray[np.float32], dict[str, list[str]]]:
+        """Return the inputs, and the reasons for rows of no use by column."""
+        parts, reasons = [], {}
+        for name, kind in self._kinds.items():
+            part, reasons[name] = kind.features(cells.columns[name], self.missing)
+            with np.errstate(over="ignore"):
+                parts.append(part.astype(np.float32))
+        return np.concatenate(parts, axis=1), reasons
 
-    def _examples(self, cells: Cells, group: str) -> Examples:
-        x, target = self._inputs(cells), cells[self.target]
-        y = classes_of(target, self.classes, self.names) if self.classes else _numbers(target)
-        groups = np.array(cells[group], np.str_) if group else None
-        return Examples(x, y if self.classes else y.astype(np.float32), groups)
+    def _targets(self, cells: Cells) -> tuple[NDArray, list[str]]:
+        """Return the targets, shape (n,), and the reasons for rows of no use."""
+        texts = cells.columns[self.target]
+        if not self.classes:
+            low, high = self.span or (0.0, 1.0)
+            numbers = np.array([number_of(text) for text in texts], np.float64)
+            reasons = [
+                "" if np.isfinite(number) else EMPTY if text.lower() in self.missing else NO_NUMBER
+                for number, text in zip(numbers.tolist(), texts, strict=True)
+            ]
+            if self.span:
+                outside = f"must hold numbers from {low:g} to {high:g}"
+                beyond = (numbers < low) | (numbers > high)
+                reasons = [reason or (outside if far else "") for reason, far in zip(reasons, beyond, strict=True)]
+            with np.errstate(over="ignore"):
+                y = ((numbers - low) / (high - low)).astype(np.float32)
+            return np.where([bool(reason) for reason in reasons], np.float32(np.nan), y), reasons
+        if isinstance(self.names, Mapping):
+            names = tuple(self.names)
+            places = {plain(text): place for place, name in enumerate(names) for text in self.names[name]}
+            labels = np.array([places.get(plain(text), NO_CLASS) for text in texts], np.int64)
+            must = f"must hold {', '.join(text for name in names for text in self.names[name])} only"
+        else:
+            names = tuple(self.names)
+            labels = classes_of([text[: LONGEST + 1] for text in texts], self.classes, names)
+            must = f"must hold {'' if names else 'labels '}{described(self.classes, names)} only"
+        unknown = ((labels < 0) | (labels >= self.classes)).tolist()
+        told = [EMPTY if isinstance(self.names, Mapping) and text.lower() in self.missing else must for text in texts]
+        return labels, [reason if bad else "" for reason, bad in zip(told, unknown, strict=True)]
 
-    def _inputs(self, cells: Cells) -> NDArray[np.float32]:
-        return self.scaled(np.stack([_numbers(cells[name]) for name in self.columns], axis=1))
-
-
-def _cells_of(line: str, width: int) -> list[str]:
-    """Return the cells of a line, parsed by itself; empty cells if it is unreadable."""
-    try:
-        cells = next(csv.reader([line]), [])
-    except csv.Error:
-        cells = []
-    # NumPy stores text at the length of the longest cell, for every row.
-    readable = len(cells) == width and max(map(len, cells)) <= LONGEST
-    return cells if readable else [""] * width
-
-
-def _numbers(cells: Sequence[str]) -> NDArray[np.float64]:
-    """Parse cells; NaN for a cell that is not a number."""
-    numbers = np.full(len(cells), np.nan)
-    for row, cell in enumerate(cells):
-        with suppress(ValueError):
-            # Python would read `1_000` as a number.
-            numbers[row] = np.nan if "_" in cell else float(cell)
-    return numbers
-
-
-def _refuse_faults(cells: Sequence[str], name: str, path: Path) -> None:
-    numbers = _numbers(cells)
-    words = np.array([cell.strip().lower() not in ("", "nan") for cell in cells], bool) & np.isnan(numbers)
-    if words.any():
-        raise DataError(f"data-path: {path}: column {name} must hold numbers only", _first(cells, words))
-    if not np.isfinite(numbers).all():
-        raise DataError(
-            f"data-path: {path}: column {name} has empty or infinite cells; every cell needs a number",
-            _first(cells, ~np.isfinite(numbers)),
-        )
+    def _refuse(self, path: Path, cells: Cells, reasons: Mapping[str, list[str]]) -> None:
+        """Raise DataError for the first line, or else the first column, with a fault."""
+        if not cells.whole:
+            raise DataError(f"data-path: {path} has no rows below its header")
+        if not all(cells.whole):
+            row = cells.whole.index(False) + 1
+            raise DataError(f"data-path: {path}: row {row} {UNEVEN.replace('cells', 'columns')}")
+        for name, found in reasons.items():
+            if reason := next(filter(None, found), ""):
+                more = {NOT_FINITE: "; every cell needs a number", EMPTY: "; every row needs one", NO_NUMBER: ""}.get(
+                    reason,
+                    ", as the task states; correct the file, or change the task at every site alike",
+                )
+                faulty = np.array([one == reason for one in found], bool)
+                raise DataError(f"data-path: {path}: column {name} {reason}{more}", _first(cells.columns[name], faulty))
 
 
 def _first(cells: Sequence[str], faulty: NDArray[np.bool_]) -> str:
@@ -201,3 +202,114 @@ def _first(cells: Sequence[str], faulty: NDArray[np.bool_]) -> str:
     row, more = int(faulty.argmax()), int(faulty.sum()) - 1
     held = cells[row] if len(cells[row]) <= QUOTED else f"{cells[row][:QUOTED]}..."
     return f"row {row + 1} below the header holds {held!r}" + (f", and {more} more rows are faulty" if more else "")
+
+
+def _holds_sites(place: Path) -> bool:
+    """Return whether this is a folder with a file for each site, and not with one for training and one for tests."""
+    return place.is_dir() and not all((place / f"{part}.csv").is_file() for part in ("train", "test"))
+
+
+class TableTask(Task):
+    """Classification of the rows of CSV files. `cloister new task NAME --from csv` writes subclasses.
+
+    Rows of no use are left out, and counted by column and reason for their owner.
+
+    Attributes:
+        table: meaning of the columns.
+        data: the benchmark data where `task.data-path` is empty; None: there is none.
+    """
+
+    table: ClassVar[Table]
+    data: ClassVar[Path | None] = None
+
+    def __init__(self, config: TaskConfig) -> None:
+        super().__init__(config)
+        place = config.data_path or self.data
+        self._place = expanded(place) if place else None
+        if self.table.site or (self._place and _holds_sites(self._place)):
+            self.partition = "natural"
+
+    def load(self) -> Dataset:
+        """Return the benchmark data at `task.data-path`.
+
+        It is a folder with `train.csv` and `test.csv`, a folder with a file for each site, or one file. If the table
+        has a column of sites, rows belong to these sites. A fifth of each class (and of each site) is test data.
+
+        Raises:
+            DataError: there is none, or it is not in the format of the table.
+        """
+        if self._place is None:
+            raise DataError("task.data-path is empty; name a table, or a folder with one for each site")
+        paths = tables_in(self._place)
+        if self.partition != "natural" or not paths:
+            return dataset_at(self, self._place, ".csv")
+        try:
+            parts = [self._at_sites(path) for path in paths]
+        except DataError as error:
+            raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}", error.first) from None
+        owners = numbered(np.concatenate([sites for _, sites in parts]), np.random.default_rng(SPLIT_SEED))
+        return dataset_of_owners(self, [examples for examples, _ in parts], owners)
+
+    def _at_sites(self, path: Path) -> tuple[Examples, NDArray[np.str_]]:
+        """Return the examples of a file, and the site of each."""
+        examples = self.rows(path)
+        keep, faults = self.usable(examples), examples.faults
+        sites = np.full(len(examples), path.name)
+        if name := self.table.site:
+            sites = np.array(
+                [plain(cell) for cell in read_cells(path, (name,), self.table.order).columns[name]], np.str_
+            )
+            if nowhere := int((keep & (sites == "")).sum()):
+                keep, faults = keep & (sites != ""), (*faults, f"{nowhere} where column {name} {EMPTY}")
+        return self._used(examples, keep, faults, path), sites[keep]
+
+    def _used(self, examples: Examples, keep: NDArray[np.bool_], faults: tuple[str, ...], path: Path) -> Examples:
+        """Return the examples to keep, with the faults of the others.
+
+        Raises:
+            DataError: there are none.
+        """
+        if not keep.any():
+            found = "has no row that can be used" if len(keep) else "has no rows below its header"
+            raise DataError(f"data-path: {path} {found}", "; ".join(faults))
+        return replace(self.checked(examples.take(np.flatnonzero(keep)), path), faults=faults)
+
+    def read(self, path: Path) -> Examples:
+        """Return the rows of a site's own file that can be used, with the faults of the others.
+
+        Raises:
+            DataError: there are none, or the file is no table with the columns of the task.
+        """
+        examples = self.rows(path)
+        return self._used(examples, self.usable(examples), examples.faults, path)
+
+    def rows(self, path: Path) -> Examples:
+        """Return all rows, of which some may be of no use. Under DP-SGD such a row changes no other.
+
+        Raises:
+            DataError: the file is no table with the columns of the task.
+        """
+        return self.table.rows(path, self.config.group)
+
+    def unlabelled(self, path: Path) -> NDArray[np.float32] | None:
+        """Return the inputs of a file without targets; None: it has targets.
+
+        Raises:
+            DataError: a row is of no use.
+        """
+        return self.table.unlabelled(path)
+
+
+class TableRegression(TableTask, Regression):
+    """Regression of the rows of CSV files. Targets and predictions are shares of the table's `span`."""
+
+    def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
+        """Return the mean squared error of the shares as `loss`, and `rmse` in the units of the column.
+
+        Args:
+            y: shape (n,).
+            scores: predictions of the model, shape (n,).
+        """
+        low, high = self.table.span or (0.0, 1.0)
+        found = super().metrics(y, scores)
+        return found | {"rmse": found["rmse"] * (high - low)}

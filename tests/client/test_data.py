@@ -16,9 +16,9 @@ from cloister.client.data import _parts, benchmark_of, handing_out, local_data, 
 from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
 from cloister.tasks.base import Dataset, Examples
+from cloister.tasks.columns import LONGEST
 from cloister.tasks.datasets.characters import Digits
 from cloister.tasks.datasets.regressions import Linear
-from cloister.tasks.tables import LONGEST
 from cloister.utils.errors import ConfigError, DataError
 
 WHOLE = TaskConfig(test_fraction=0.0)

@@ -64,7 +64,7 @@ class TestTheFile:
             ({"min_row": 5}, "unknown key 'min-row'; did you mean 'min-rows'\\?; valid keys: mechanisms, "),
             ({"min_rows": "5"}, "min-rows = '5' is not valid: it must be a valid integer"),
             ({"public_size": 40.0}, "public-size = 40.0 is not valid"),
-            ({"group": "a b"}, "group = 'a b' is not valid"),
+            ({"group": "a" * 201}, "group = 'a+' is not valid"),
             ({"target_delta": 1.0}, "target-delta = 1.0"),
             ({"target_delta": 0.0}, "target-delta = 0.0"),
             ({"scores_may_leave": 1}, "scores-may-leave = 1 "),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cloister.config.io import Count, Section, Whole, read_toml
+from cloister.config.io import Count, Heading, Section, Whole, read_toml
 from cloister.utils.files import expanded
 
 LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9])?"
@@ -141,6 +141,7 @@ class Federation(Section):
         authority: signs the server's certificate.
         sites: one or more; names are unique.
         tasks: allowed by the initial policy of a new site.
+        group: array or column with the owner of each row, in the initial policy of a new site; empty: rows are people.
     """
 
     name: Name
@@ -148,6 +149,7 @@ class Federation(Section):
     authority: Authority = Authority()
     sites: Annotated[list[Site], Field(min_length=1)]
     tasks: Annotated[list[Name], Field(min_length=1)] = Field(default_factory=lambda: ["digits"])
+    group: Heading = ""
 
     @model_validator(mode="after")
     def _agree(self) -> "Federation":

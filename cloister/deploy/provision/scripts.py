@@ -20,6 +20,7 @@ from importlib import resources
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
+from cloister.config.io import toml_of
 from cloister.deploy.provision.federation import Federation, Site
 from cloister.deploy.provision.folder import PUBLIC, Kits
 from cloister.utils.errors import ConfigError
@@ -95,6 +96,16 @@ def stated_size(policy: str) -> int:
     """Return `public-size` of a policy's text; 0: it states none."""
     found = re.search(r"^public-size *= *([0-9]+)", policy, flags=re.MULTILINE)
     return int(found[1]) if found else 0
+
+
+def grouped(policy: str, group: str) -> str:
+    """Return the text of an initial policy with the federation's column of groups.
+
+    Args:
+        policy: with the line `group = ""`, or with a line of its own choice, which stays.
+        group: name of the array or column; empty: rows are people.
+    """
+    return re.sub(r'^group = ""$', lambda _: f"group = {toml_of(group)}", policy, flags=re.MULTILINE)
 
 
 def _filled(script: str, **values: str) -> str:

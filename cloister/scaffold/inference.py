@@ -1,0 +1,205 @@
+"""What a table's columns hold, guessed from a file, as the lines of code that state it in a task.
+
+A package is public, and the file may not be. So no cell is copied, but for the texts of the classes. Words are hashed,
+and need no list. Ranges are rounded outwards. Both the ranges and the classes still tell about the rows: `Guess.told`
+says so, and the user replaces them by public knowledge. A file with a few made-up rows serves as well.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from cloister.tasks.columns import LONGEST, MISSING, day_of, plain
+from cloister.tasks.csv_files import header_of, is_header, lines_of, number_of, read_cells, tables_in
+from cloister.utils.errors import ConfigError, DataError
+from cloister.utils.files import expanded
+
+FORMS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%d.%m.%y")
+"""Of dates. The first that fits all cells counts."""
+MOST_CLASSES = 20
+NUMBERED = 10
+"""Largest number of different whole numbers of a target that are taken for classes."""
+FEW = 20
+"""Number of rows from which a column with another text in almost every row is taken for names or numbers of rows."""
+LARGELY = 0.9
+"""Share of the cells that must be numbers for the others to be taken for notes such as `pending`."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user says about a table.
+
+    Attributes:
+        data: a file, or a folder with a file for each site.
+        target: name of the column to predict; empty: the last.
+        site, patient: names of the columns of sites and of groups; empty: there are none.
+        names: of all columns of files without a header; empty: files have one.
+    """
+
+    data: Path
+    target: str = ""
+    site: str = ""
+    patient: str = ""
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a task states about its tables.
+
+    Attributes:
+        columns: name of a column -> the code of its kind; empty code: it is left out.
+        notes: name of a column -> why it was taken so.
+        target, site, patient, names: as in `Asked`, with the target named.
+        classes: name of a class -> what its cells hold; empty for a regression.
+        span: range of the target of a regression.
+        sites: number of sites in the data; 0: it has none.
+    """
+
+    columns: Mapping[str, str]
+    notes: Mapping[str, str]
+    target: str
+    site: str
+    patient: str
+    names: tuple[str, ...]
+    classes: Mapping[str, tuple[str, ...]]
+    span: tuple[float, float] | None
+    sites: int
+
+    def told(self, source: Path) -> Iterator[str]:
+        """Yield what the guess is, and what of the data it made public, in lines for the user.
+
+        Args:
+            source: the data, as the user named it.
+        """
+        used = [name for name, code in self.columns.items() if code]
+        kind = f"{len(self.classes)} classes" if self.classes else "a regression"
+        yield f"{self.target!r} is the target: {kind}; {len(used)} of {len(self.columns)} other columns are inputs"
+        for note in dict.fromkeys(self.notes.values()):
+            yield f"{', '.join(repr(name) for name in self.notes if self.notes[name] == note)}: {note}"
+        texts, sites = ", the texts of the classes" * bool(self.classes), ", the number of sites" * bool(self.sites)
+        yield (
+            f"of {source} the package has the names of columns, ranges (rounded outwards){texts}{sites}, and no row: a "
+            "package is public, so put public knowledge in their place first"
+        )
+
+
+def guess(asked: Asked) -> Guess:
+    """Guess what the columns of a table hold.
+
+    Raises:
+        ConfigError: the file cannot be read, has no header, lacks a column, or has a name twice.
+    """
+    place = expanded(asked.data)
+    paths = tables_in(place)
+    try:
+        if not place.exists() or not paths:
+            raise DataError(f"there is no table at {place}")
+        names, _ = header_of(lines_of(paths[0])[0])
+        if asked.names:
+            names = list(asked.names)
+        elif not is_header(names):
+            raise DataError(
+                f"{paths[0]} has no header: its first line holds {len(names)} values; name the columns in their order, "
+                "as in --columns 'age,sex,...'"
+            )
+        wanted = [name for name in names if name]
+        if twice := [name for name in dict.fromkeys(wanted) if wanted.count(name) > 1]:
+            raise DataError(f"the column {twice[0]!r} is there {wanted.count(twice[0])} times; rename or remove one")
+        target = asked.target or wanted[-1]
+        for option, name in (("target", target), ("site", asked.site), ("patient", asked.patient)):
+            if name and name not in wanted:
+                raise DataError(f"--{option} {name!r} is no column of {paths[0]}, which has {', '.join(wanted)}")
+        files = [read_cells(path, wanted, asked.names) for path in paths]
+    except DataError as error:
+        raise ConfigError(f"--data: {str(error).removeprefix('data-path: ')}") from None
+    if not any(any(file.whole) for file in files):
+        odd = "no row has as many cells as there are columns" if files[0].whole else "no rows below the header"
+        raise ConfigError(f"--data: {asked.data}: {odd}; a few made-up rows will do")
+    cells = {name: [cell for file in files for cell in file.columns[name]] for name in wanted}
+    columns: dict[str, str] = {}
+    notes: dict[str, str] = {}
+    for name in wanted:
+        if name not in (target, asked.site, asked.patient):
+            columns[name], note = _kind(cells[name])
+            notes |= {name: note} if note else {}
+    if not any(columns.values()):
+        why = "; ".join(f"{name!r} is {note}" for name, note in notes.items())
+        raise ConfigError(f"--data: {asked.data}: no column beside {target!r} can be an input; {why}")
+    classes, span = _target(target, cells[target])
+    sites = len(set(map(plain, cells[asked.site])) - {""}) if asked.site else len(paths) if place.is_dir() else 0
+    return Guess(columns, notes, target, asked.site, asked.patient, asked.names, classes, span, sites)
+
+
+def _kind(cells: Sequence[str]) -> tuple[str, str]:
+    """Return the code of a column's kind, and what the user should know of it."""
+    known = [cell for cell in cells if cell and cell.lower() not in MISSING]
+    texts = {plain(cell) for cell in known}
+    if not known:
+        return "", "left out: no row has a value"
+    if all(text.isdecimal() and len(text) == 1 for text in texts):
+        return "Category(DIGITS)", "single digits, taken for codes of categories; Number(0, 9) if they count something"
+    numbers = [number for cell in known if math.isfinite(number := number_of(cell))]
+    if len(numbers) >= LARGELY * len(known):
+        if len(texts) == len(known) > FEW and all(text.isdecimal() for text in texts):
+            return "", "left out: another whole number in every row, such as the number of a patient"
+        note = f"{len(known) - len(numbers)} cells hold no number; rows with them are left out, unless MISSING has them"
+        low, high = rounded(min(numbers), max(numbers))
+        return f"Number({low:.12g}, {high:.12g})", note if len(numbers) < len(known) else ""
+    for form in FORMS:
+        days = [day_of(cell, form) for cell in known]
+        if all(days):
+            years = [date.fromordinal(day).year for day in days]
+            twofold = form == "%d/%m/%Y" and all(day_of(cell, "%m/%d/%Y") for cell in known)
+            note = "taken for dates of day/month/year; month/day/year would fit as well" if twofold else ""
+            return f'Date("{form}", {min(years) // 10 * 10}, {max(years) // 10 * 10 + 9})', note
+    if len(texts) > max(FEW, len(known) / 2) or max(map(len, known)) > LONGEST:
+        return "", "left out: another text in most rows, such as names or remarks"
+    return "Hashed(64)", "words, by a hash; Category((...)) with the public list of words avoids collisions"
+
+
+def _target(name: str, cells: Sequence[str]) -> tuple[Mapping[str, tuple[str, ...]], tuple[float, float] | None]:
+    """Return the classes of a target, or the range of a regression.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    known = [cell for cell in cells if cell and cell.lower() not in MISSING]
+    numbers = [number for cell in known if math.isfinite(number := number_of(cell))]
+    texts = {plain(cell): cell for cell in known}
+    if len(numbers) == len(known) and known:
+        if len(texts) > NUMBERED or any(number % 1 for number in numbers):
+            return {}, rounded(min(numbers), max(numbers))
+        ordered = sorted(texts, key=float)
+        texts = {text: text for text in texts}
+    else:
+        ordered = sorted(texts)
+    if not 2 <= len(ordered) <= MOST_CLASSES:
+        raise ConfigError(
+            f"--target {name!r} holds {len(ordered)} different texts: neither numbers, nor 2 to {MOST_CLASSES} "
+            "classes; name another column"
+        )
+    return {texts[text]: (texts[text],) for text in ordered}, None
+
+
+def rounded(low: float, high: float) -> tuple[float, float]:
+    """Return a range around numbers, rounded outwards.
+
+    The ends are multiples of the spread, after it is rounded up to 1, 2 or 5 times a power of ten.
+
+    Args:
+        low, high: the smallest and the largest number.
+
+    Examples:
+        >>> rounded(29, 77), rounded(-2.6, 6.2)
+        ((0, 100), (-10, 10))
+    """
+    spread = (high - low) or abs(high) or 1.0
+    power = 10.0 ** math.floor(math.log10(spread))
+    step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= spread * (1 - 1e-9))
+    first, last = math.floor(low / step), math.ceil(high / step)
+    # The quotients are whole: products of them with a power below 1 would not be short numbers.
+    ends = [place * step if step >= 1 else place / round(1 / step) for place in (first, max(last, first + 1))]
+    return (ends[0], ends[1])

@@ -1,0 +1,167 @@
+"""What `cloister new task --from csv --data FILE` writes: a task that states columns, and no row of the file."""
+
+import json
+import os
+import random
+import re
+import sys
+from datetime import date
+
+import numpy as np
+import pytest
+from support import every, failures
+from test_new import IN_TURN, within
+from typer.testing import CliRunner
+
+from cloister.cli import app
+from cloister.config.run import TaskConfig
+from cloister.scaffold.inference import Asked, guess, rounded
+from cloister.scaffold.package import write_package
+from cloister.utils.errors import ConfigError
+
+HEARTS = "63.0,1.0,4.0,145.0,?,0\n41,0,2,130.5,204,1\n67,1,?,?,233,3\n"
+HEADLESS = ("age", "sex", "cp", "pressure", "chol", "num")
+
+
+def visits(folder, patients=40):
+    """A table after a public one: several rows a patient, `;`, decimal commas, dates, words, and remarks."""
+    rng = random.Random(0)
+    rows = ['Patient ID;Clinic;Sex;Admitted;Temp;Grade;Record;Remark;Out"come']
+    for number in range(patients * 3):
+        day = date(2021, 1, 1).fromordinal(date(2021, 1, 1).toordinal() + number)
+        temperature = f"{rng.uniform(35.5, 41.9):.1f}".replace(".", ",") if number % 7 else "NA"
+        word = ("recovered", "ill")[(number // 3) % 2]
+        sex, ward = ("female", "male", "")[number % 3], f"Ward{number // 3 % 3}"
+        rows.append(
+            f"P{number // 3:03};{ward};{sex};{day:%d.%m.%Y};{temperature};"
+            f"{number % 4};{90210 + 7 * number};remark{number}x;{word if number else ''}"
+        )
+    path = folder / "visits.csv"
+    path.write_bytes("\r\n".join(rows).encode("cp1252"))
+    return path
+
+
+def asked(path, **more):
+    return Asked(path, **({"target": 'Out"come', "site": "Clinic", "patient": "Patient ID"} | more))
+
+
+def test_kinds_of_columns_are_guessed(tmp_path):
+    found = guess(asked(visits(tmp_path)))
+    assert found.columns == {
+        "Sex": "Hashed(64)",
+        "Admitted": 'Date("%d.%m.%Y", 2020, 2029)',
+        "Temp": "Number(30, 50)",
+        "Grade": "Category(DIGITS)",
+        "Record": "",
+        "Remark": "",
+    }
+    assert "whole number in every row" in found.notes["Record"] and "another text" in found.notes["Remark"]
+    assert found.classes == {"ill": ("ill",), "recovered": ("recovered",)} and found.sites == 3
+
+
+def test_a_number_to_predict_is_a_regression(tmp_path):
+    found = guess(asked(visits(tmp_path), target="Temp"))
+    assert not found.classes and found.span == (30, 50)
+    assert "'Temp' is the target: a regression" in next(found.told(tmp_path))
+
+
+def test_files_without_a_header_need_names_and_codes_with_fractions_are_digits(tmp_path):
+    path = tmp_path / "processed.data"
+    path.write_text(HEARTS)
+    with pytest.raises(ConfigError, match="has no header: its first line holds 6 values; name the columns"):
+        guess(Asked(path))
+    found = guess(Asked(path, names=HEADLESS))
+    assert found.target == "num" and list(found.classes) == ["0", "1", "3"]
+    assert [found.columns[name] for name in ("sex", "cp")] == ["Category(DIGITS)"] * 2
+    assert found.columns["chol"] == "Number(200, 250)"
+
+
+def test_no_row_of_the_file_is_in_the_package(tmp_path):
+    path = visits(tmp_path)
+    made = write_package("task", "ward-visits", "csv", tmp_path / "made", guess(asked(path)))
+    texts = "".join(file.read_text() for file in made.rglob("*") if file.is_file())
+    cells = {cell for line in path.read_text("cp1252").splitlines()[1:] for cell in line.split(";") if len(cell) > 3}
+    assert {cell for cell in cells if cell in texts} == {"recovered"}, "the texts of the classes, as is said"
+    assert not (made / "ward_visits" / "data").exists() and "    public = True" not in texts
+
+
+NAMES = ['Patient "ID"', "it's", "a\\b", "größe (cm)", "{{ x }}", "x\ty", '"""', "#", "$HOME`id`"]
+
+
+def test_any_name_of_a_column_makes_a_module_that_reads_the_file(tmp_path):
+    def check(name):
+        quoted = '"' + name.replace('"', '""') + '"'
+        path = tmp_path / "odd.csv"
+        path.write_text(f'{quoted};{quoted[:-1]}2";who\n' + "".join(f"1{n % 9},5;w{n % 3};p{n}\n" for n in range(30)))
+        table = guess(Asked(path, target=f"{name}2", patient="who"))
+        made = write_package("task", "odd", "csv", tmp_path / f"made{NAMES.index(name)}", table)
+        space = {"__file__": str(made / "odd" / "task.py")}
+        exec(compile((made / "odd" / "task.py").read_text(), "task.py", "exec"), space)
+        assert len(space["Odd"](TaskConfig(name="odd", group="who")).read(path)) == 30
+
+    assert failures(NAMES, check) == []
+
+
+@every([(0.0, 1.0), (29, 77), (-2.6, 6.2), (1990, 2020), (0.053, 0.163), (1e-7, 1e9), (5, 5), (-3, -3), (0, 0)])
+def test_a_range_is_rounded_outwards(low, high):
+    first, last = rounded(low, high)
+    assert first <= low <= high <= last and first < last
+    assert last - first <= 10 * max(high - low, abs(high), 1) and len(f"{last:.12g}") <= len("10000000000")
+
+
+def test_what_was_guessed_and_what_becomes_public_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    visits(tmp_path)
+    arguments = ["--data", "visits.csv", "--target", 'Out"come', "--site", "Clinic", "--patient", "Patient ID"]
+    done = CliRunner().invoke(app, ["new", "task", "ward-visits", *arguments])
+    assert done.exit_code == 0, done.output
+    assert "2 classes; 4 of 6 other columns are inputs" in done.output
+    assert "put public knowledge in their place first" in done.output
+    assert '''-c "task.group='Patient ID'"''' in (tmp_path / "ward-visits" / "README.md").read_text()
+
+
+def test_what_no_task_can_be_made_of_is_refused(tmp_path):
+    def check(content, more, says):
+        path = tmp_path / "refused.csv"
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=says):
+            guess(Asked(path, **more))
+
+    assert not failures(
+        [
+            ("a,b\n", {}, "no rows below the header"),
+            ("a,a,b\n1,2,3\n", {}, "the column 'a' is there 2 times"),
+            ("a,b\n1,2\n", {"target": "c"}, "--target 'c' is no column of .*, which has a, b"),
+            ("a,b\n1,x\n2,x\n", {}, "--target 'b' holds 1 different texts"),
+            ("a,b\n,1\n?,2\n", {}, "no column beside 'b' can be an input; 'a' is left out: no row has a value"),
+            ("1,2\n3,4\n", {"names": ("a", "b", "c")}, "no row has as many cells as there are columns"),
+        ],
+        check,
+    )
+
+
+@pytest.mark.slow
+def test_from_a_table_to_a_report_with_noise_for_each_patient(tmp_path):
+    path = visits(tmp_path)
+    made = write_package("task", "ward-visits", "csv", tmp_path / "made", guess(asked(path)))
+    facts = made / "ward_visits-0.1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: ward-visits\nVersion: 0.1.0\n")
+    (facts / "entry_points.txt").write_text("[cloister.tasks]\nward-visits = ward_visits.task:WardVisits\n")
+    own = f"task.data-path='{path}' task.group='Patient ID'"
+    run = (
+        f"task.name='ward-visits' {own} num-rounds=2 privacy.server='none' privacy.client='dp-sgd' client.batch-size=8"
+    )
+    commands = [
+        ["check", "task", "ward-visits", "-c", own],
+        ["run", "--clients", "3", "-c", f"{run} output-dir='{tmp_path / 'runs'}'"],
+    ]
+    given = json.dumps([(str(made), command) for command in commands])
+    done = within(made, sys.executable, "-c", IN_TURN, given)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert re.search(r"^warn .* 1 where column Out\"come is empty", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^ok .* 32 groups of 2 to 3 examples", done.stdout, re.MULTILINE), done.stdout
+    (directory,) = (tmp_path / "runs").iterdir()
+    facts = json.loads((directory / "privacy.json").read_text())
+    assert "every group of examples" in done.stdout and "report.html" in os.listdir(directory)
+    assert np.isfinite(json.dumps(facts).count("epsilon"))
