@@ -40,6 +40,7 @@ from cloister.client.request import (
     request_of,
 )
 from cloister.client.secure import mask_update, open_masks, take_part
+from cloister.client.statistics import keep_statistics, restore_statistics
 from cloister.client.trainers import ModelAndTrainer, best, chosen_to_train, model_and_trainer_of
 from cloister.privacy.claims.premises import Attestation
 from cloister.tasks.base import Examples
@@ -139,7 +140,7 @@ def train(request: TrainRequest, node: Node) -> Reply:
     equals that of a client without examples, and contains the noise on a model that was not trained. The node logs the
     reason.
     """
-    bench = _bench(request)
+    bench = _bench(request, node)
     trainer, plan = bench.trainer, plan_of(request, node)
     attempt = _contained if _is_protected(request) else _open
     examples = attempt(lambda: _examples(request, node), lambda: _nothing(request))
@@ -148,7 +149,11 @@ def train(request: TrainRequest, node: Node) -> Reply:
 
     def trained_on(data: Examples) -> float | None:
         bench.model.assign(start)
-        return trainer.fit(data, plan) if len(data) or request.config.privacy.client.clips_gradients else None
+        if not len(data) and not request.config.privacy.client.clips_gradients:
+            return None
+        loss = trainer.fit(data, plan)
+        keep_statistics(bench.model, node)
+        return loss
 
     loss = attempt(lambda: trained_on(examples), lambda: trained_on(_nothing(request)))
     # The number of examples is not noised: if the client protects them, the reply contains the public size instead.
@@ -158,8 +163,8 @@ def train(request: TrainRequest, node: Node) -> Reply:
     return Reply(bench.model.arrays(), metrics, chosen)
 
 
-def _bench(request: Request) -> ModelAndTrainer:
-    """Return the workbench of a run after verifying the models of the request.
+def _bench(request: Request, node: Node) -> ModelAndTrainer:
+    """Return the workbench of a run after verifying the models of the request, with the statistics of the node.
 
     Raises:
         FederationError: arrays or frozen weights differ from the server's.
@@ -167,6 +172,7 @@ def _bench(request: Request) -> ModelAndTrainer:
     bench = model_and_trainer_of(request.config)
     refuse_misfit(request.models, bench.model.arrays())
     refuse_other_frozen(request, bench.frozen)
+    restore_statistics(bench.model, node)
     return bench
 
 
@@ -226,7 +232,7 @@ def evaluate(request: EvaluateRequest, node: Node) -> Reply:
     test = data.test if len(data.test) or not config.evaluation.held_out_clients else data.train
     if not len(test):
         raise DataError("this client keeps no examples back to score with; raise task.test-fraction")
-    model = _bench(request).model
+    model = _bench(request, node).model
     best(model, request.models, task, data.train if len(data.train) else test)
     found = task.metrics(test.y, model.predict(test.x))
     # A metric that these examples do not define, such as the AUC of one class, must not cost the others.
@@ -235,13 +241,13 @@ def evaluate(request: EvaluateRequest, node: Node) -> Reply:
 
 
 def keep_personal(request: KeepRequest, node: Node) -> Reply:
-    """Save the final hypothesis of least loss in the node's `model-dir`.
+    """Save the final hypothesis of least loss, with the node's own statistics, in the node's `model-dir`.
 
     The server does not learn which one it is. If the run protects the client, or the node has a policy or a limit, a
     failure stays hidden from the server too.
     """
     if node.config.model_dir:
-        _bench(request)
+        _bench(request, node)
         silent = _is_protected(request) or node.policy or node.config.has_limit
         attempt = _contained if silent else _open
 

@@ -14,6 +14,7 @@ from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.selection import EXACT, SEEDED
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import BudgetExhausted, PrivacyError
+from cloister.utils.state import Coordinates, is_state
 
 logger = logging.getLogger("cloister.client")
 
@@ -68,7 +69,15 @@ def add_local_noise(reply: Reply, request: Request, node: Node) -> Reply:
         # Log on the node only: for the server the reply is noise like any other.
         logger.log(WARNING, "%s; what is sent is noise on the model that came", reason)
 
-    return Reply(mechanism.release(reply.arrays or {}, request.models[reply.chosen], noise, note))
+    trained, start = reply.arrays or {}, request.models[reply.chosen]
+    if not any(map(is_state, start)):
+        return Reply(mechanism.release(trained, start, noise, note))
+    layout = Layout.of(start)
+    coordinates = Coordinates.of(layout, layout.rows(start), mechanism.ball)
+    if trained.keys() == start.keys():
+        trained = layout.named(coordinates.bounded(layout.rows(trained)))
+    released = mechanism.release(trained, layout.named(coordinates.origin), noise, note)
+    return Reply(layout.named(coordinates.decoded(layout.rows(released))))
 
 
 def count_leakage(request: Request, node: Node) -> None:

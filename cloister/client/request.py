@@ -133,7 +133,7 @@ class EvaluateRequest(Request):
 
 @dataclass(frozen=True)
 class KeepRequest(Request):
-    """Request to save the final model that suits the node best, without data in the reply."""
+    """Request to save the final model that suits the node best, or has its own statistics; the reply has no data."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from cloister.secure_aggregation.session import HASH, Complete, Terms
 from cloister.utils.arrays import Layout
 from cloister.utils.cohort import Cohort
 from cloister.utils.errors import ProtocolError
+from cloister.utils.state import Coordinates
 from cloister.utils.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK
 
 AnyStep = TrainRequest | ProtocolRequest
@@ -156,7 +157,9 @@ def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) 
         return reply
     (sent,) = request.models
     plan, layout = part.plan.at(request.bound), Layout.of(sent)
-    numbers = encode_client_input(Cohort.of(layout, layout.rows(sent), (layout.rows(reply.arrays or {}),)), plan)
+    coordinates = Coordinates.of(layout, layout.rows(sent), request.bound)
+    row = coordinates.bounded(layout.rows(reply.arrays or {}))
+    numbers = encode_client_input(Cohort.of(layout, coordinates.origin, (row,)), plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})

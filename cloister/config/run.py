@@ -55,6 +55,7 @@ class TaskConfig(Section):
     group: Heading = ""
     image_size: Annotated[int, Field(ge=1, le=256)] | Auto = "auto"
     skip_damaged: bool = False
+    statistics: Literal["average", "local"] = "average"
 
     @model_validator(mode="after")
     def _agree(self) -> "TaskConfig":

@@ -103,15 +103,16 @@ class Attested:
 
 
 def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, str | int], hypotheses: int) -> None:
-    """Send the final hypotheses to every connected node, which stores the best one; replies are ignored.
+    """Send the final model or hypotheses to every connected node, which stores its own; replies are ignored.
 
     Args:
         grid: to the clients.
-        arrays: of all hypotheses.
+        arrays: of the model, or of all hypotheses.
         public: configuration in every message of the run.
-        hypotheses: their number.
+        hypotheses: their number; 0: one model.
     """
-    content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**public, HYPOTHESES: hypotheses})})
+    several = {HYPOTHESES: hypotheses} if hypotheses else {}
+    content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**public, **several})})
     messages = [Message(content, node, MessageType.QUERY) for node in grid.get_node_ids()]
     for message in messages:
         message.metadata.ttl = SAVING_SECONDS

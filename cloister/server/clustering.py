@@ -17,11 +17,19 @@ from flwr.serverapp.strategy import Strategy
 
 from cloister.privacy.mechanisms.kmeans import clustered, scattered
 from cloister.server.screening import Screening
-from cloister.server.strategy_wrapper import Measurements, NamedArrays, StrategyWrapper, make_reply, restore, state_of
+from cloister.server.strategy_wrapper import (
+    Measurements,
+    NamedArrays,
+    StrategyWrapper,
+    aggregated_apart,
+    restore,
+    state_of,
+)
 from cloister.utils import check
 from cloister.utils.arrays import Layout, Row, State, from_record, joined, part, stacked, to_record, unstacked
 from cloister.utils.errors import FederationError
 from cloister.utils.registry import Aggregated, Messages
+from cloister.utils.state import only_weights, without_state
 from cloister.utils.wire import HYPOTHESES
 
 
@@ -77,7 +85,8 @@ class LaplaceClustering(StrategyWrapper):
         messages = super().configure_train(server_round, arrays, config, grid)
         for copy, model in zip(self.copies, models, strict=True):
             # A server optimizer steps from the model it was configured with.
-            list(copy.configure_train(server_round, to_record(model), ConfigRecord(dict(config)), grid))
+            weights = to_record(without_state(model))
+            list(copy.configure_train(server_round, weights, ConfigRecord(dict(config)), grid))
         return messages
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
@@ -115,19 +124,19 @@ class LaplaceClustering(StrategyWrapper):
         """
         sent, releases, found = unstacked(from_record(self.sent)), screening.cohort.rows, None
         layout = Layout.of(sent[0])
+        weights, trained = only_weights(layout, releases)  # state has other units, and makes no clusters
         members: list[Sequence[Row]] = [releases] * self.hypotheses
         if server_round >= self._split_round:
-            start = [layout.rows(model) for model in sent]
+            start = [weights.rows(model) for model in sent]
             if self._split_round and releases and all(all(map(np.array_equal, start[0], row)) for row in start):
-                chosen = scattered(layout, releases, len(start))
-                start[: len(chosen)] = [releases[number] for number in chosen]
+                chosen = scattered(weights, trained, len(start))
+                start[: len(chosen)] = [trained[number] for number in chosen]
             # k-means from the hypotheses; if they are all equal, from scattered releases.
-            found = clustered(layout, releases, start)
+            found = clustered(weights, trained, start)
             members = [[releases[i] for i in np.flatnonzero(found.labels == k)] for k in range(self.hypotheses)]
         models, metrics = list(sent), None
         for number, (copy, rows) in enumerate(zip(self.copies, members, strict=True)):
-            replies = [make_reply(layout, row) for row in rows]
-            aggregated, seen = copy.aggregate_train(server_round, replies) if replies else (None, None)
+            aggregated, seen = aggregated_apart(copy, server_round, layout, rows) if len(rows) else (None, None)
             models[number] = models[number] if aggregated is None else from_record(aggregated)
             metrics = seen or metrics  # of the last copy with clients
         if found is None:

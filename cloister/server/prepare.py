@@ -10,6 +10,7 @@ from cloister.config.run import RunConfig
 from cloister.server.build import Plan, build
 from cloister.server.checkpoint import ResumedRun
 from cloister.tasks.base import Model
+from cloister.tasks.faults import refuse_unlike_builds
 from cloister.tasks.making import explained_model_of
 from cloister.tasks.recipe import Augmentation
 from cloister.tasks.splits import with_validation
@@ -51,7 +52,8 @@ def prepare(
         draws_are_seen: whether nodes may learn which nodes were drawn. Sampling then gives no amplification.
 
     Raises:
-        ConfigError: the configuration contradicts itself, or the model differs from that of `earlier`.
+        ConfigError: the configuration contradicts itself, or the model differs from that of `earlier`, or has frozen
+            weights that differ from build to build.
         PluginError: a name is unknown.
         LedgerError: the ledger of this data is damaged.
         BudgetExhausted: the noise is to be calibrated to a budget that is spent.
@@ -62,6 +64,7 @@ def prepare(
         plan = replace(plan, seed=earlier.seed, resumes=earlier.resumes)
     progress = None if earlier is None else earlier.progress
     model = explained_model_of(plan.task)
+    refuse_unlike_builds(plan.task, model)  # before a seed is set, by which two builds would come out alike
     initial = to_record(initial_model(plan, model, pretrain and progress is None))
     layout = Layout.of(from_record(initial))
     if earlier is not None and progress is not None:

@@ -10,10 +10,10 @@ with state) is post-processing and costs no privacy.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
@@ -32,43 +32,16 @@ from cloister.privacy.mechanisms.noise import GaussianNoise, noised
 from cloister.privacy.mechanisms.selection import SEEDED
 from cloister.server.canaries import NO_CANARIES, Canaries
 from cloister.server.screening import Screening, screen
-from cloister.server.strategy_wrapper import Measurements, StrategyWrapper, make_reply
+from cloister.server.strategy_wrapper import Measurements, StrategyWrapper, aggregated_apart, capabilities_of
 from cloister.utils.arrays import Layout, Row, State, declares_state, from_record, joined, part, to_record
 from cloister.utils.errors import BudgetExhausted, ConfigError, PrivacyError
-from cloister.utils.registry import MEAN, MEDIAN, OPTIMIZER, SELECTION, Aggregated, Capabilities, Messages, trimmed_mean
+from cloister.utils.registry import Aggregated, Messages
+from cloister.utils.state import Coordinates
 from cloister.utils.text import at_most
 from cloister.utils.wire import LEDGER_HEAD, PROMISE
 
-FLOWER: Mapping[str, Callable[[Any], Capabilities]] = {
-    "FedAvg": lambda _: MEAN,
-    **dict.fromkeys(("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"), lambda _: OPTIMIZER),
-    "FedMedian": lambda _: MEDIAN,
-    "FedTrimmedAvg": lambda strategy: trimmed_mean(strategy.beta),
-    **dict.fromkeys(("MultiKrum", "Bulyan", "QFedAvg"), lambda _: SELECTION),
-}
-"""Capabilities by the Flower class that defines `aggregate_train`, without Flower's wrappers and tree strategies."""
 SPENT = 0.99
 """Spent share of a budget above which calibration to the rest is refused."""
-
-
-def capabilities_of(strategy: Strategy) -> Capabilities | None:
-    """Return the declared capabilities of a strategy, or those listed for its Flower class.
-
-    Args:
-        strategy: any Flower strategy.
-
-    Returns:
-        None if neither exists. A declaration counts only if the class that defines `aggregate_train`, or a subclass of
-        it, declares. Otherwise the declaration describes another aggregation.
-    """
-    mro = type(strategy).__mro__
-    aggregates = next(cls for cls in mro if "aggregate_train" in vars(cls))
-    declares = next((cls for cls in mro if "capabilities" in vars(cls)), None)
-    if declares is not None and issubclass(declares, aggregates):
-        declared: object = getattr(strategy, "capabilities", None)
-        return declared if isinstance(declared, Capabilities) else None
-    known = FLOWER.get(aggregates.__name__) if aggregates.__module__.startswith("flwr.") else None
-    return known(strategy) if known else None
 
 
 class PrivateStrategy(StrategyWrapper):
@@ -173,9 +146,10 @@ class PrivateStrategy(StrategyWrapper):
         Args:
             replies, layout, sent: as in `StrategyWrapper.screened`.
         """
+        coordinates = Coordinates.of(layout, sent, self.mechanism.clipping_norm)
         # The release with canaries needs the rows of all replies.
-        intake = None if len(self.canaries) else self.mechanism.intake(layout, sent, len(self._asked))
-        return screen(replies, self._asked, layout, sent, intake)
+        intake = None if len(self.canaries) else self.mechanism.intake(layout, coordinates.origin, len(self._asked))
+        return screen(replies, self._asked, layout, coordinates.origin, intake, coordinates.bounded)
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
         """Record the cost of the round, and let the wrapped strategy aggregate the release.
@@ -242,14 +216,17 @@ class PrivateStrategy(StrategyWrapper):
 
     def _aggregated(self, server_round: int, layout: Layout, released: Released) -> Aggregated:
         """Let the wrapped strategy aggregate the release, and add output noise if required."""
-        replies = [make_reply(layout, model) for model in released.models]
-        arrays, metrics = self.inner.aggregate_train(server_round, replies) if replies else (None, None)
+        sent = layout.rows(from_record(self.sent))
+        coordinates = Coordinates.of(layout, sent, self.mechanism.clipping_norm)
+        models = [coordinates.decoded(model) for model in released.models]
+        arrays, metrics = aggregated_apart(self.inner, server_round, layout, models) if models else (None, None)
         if arrays is None or not self.mechanism.noises_output:
             return arrays, metrics
         named = from_record(arrays)
         own = Layout.of(named)
-        made = noised(own.rows(named), released.noise_std, self.noise, released.widest_std)
-        return to_record(own.named(made)), metrics
+        output = coordinates.encoded(own.rows(named))
+        made = noised(output, released.noise_std, self.noise, released.widest_std)
+        return to_record(own.named(coordinates.decoded(made))), metrics
 
     def _measurements(self, screening: Screening, released: Released) -> Measurements:
         # Diagnostics of un-noised updates would be a further release: with a guarantee they are omitted.

@@ -50,9 +50,9 @@ from cloister.server.prepare import Prepared, prepare
 from cloister.server.reports.console import ConsoleReporter, JsonReporter
 from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory, refuse_name
 from cloister.server.round import Observer, Round, RoundLoop, Sites
-from cloister.server.stopping import EarlyStopping, Ended, Ending, Stop, StopAsked, ending_of, is_disk_full
+from cloister.server.stopping import EarlyStopping, Ended, Ending, Stop, StopAsked, diverged, ending_of, is_disk_full
 from cloister.tasks.base import Model
-from cloister.tasks.faults import refuse_faulty
+from cloister.tasks.faults import refuse_faulty, sample, tried
 from cloister.tasks.making import Parameters, frozen_digest_field
 from cloister.utils.arrays import Layout, from_record, unstacked
 from cloister.utils.crash import write_traces_to
@@ -191,7 +191,7 @@ def run(grid: Grid, config: RunConfig, narrator: ConsoleReporter | None = None, 
             with context.narrator.live(grid, context.sites):
                 failure = run_rounds(loop, prepared.initial, config.num_rounds, context.progress)
             said, ending = _save(context, loop)
-            if plan.hypotheses and failure is None:
+            if (plan.hypotheses or config.task.statistics == "local") and failure is None:
                 _send_final_models(context, loop, stop)
         seconds = time.perf_counter() - started
         _report(context, loop, ending)
@@ -305,8 +305,10 @@ def _begin(context: RunContext, grid: Grid, stack: ExitStack, clients: int) -> N
         narrator.note(line)
     parameters = Parameters.of(context.model)
     directory.write_json(PARAMETERS, asdict(parameters))
-    if parameters.frozen:
+    if not parameters.are_all_trained:
         narrator.note(f"model          {parameters}")
+    if parameters.kept:
+        narrator.note("               the released model holds no site's statistics: those of a new model, untrained")
     if context.rounds:
         narrator.resuming(context.rounds[-1], plan, epsilon)
     directory.write_json("privacy.json", running(plan.claim))
@@ -336,15 +338,20 @@ def run_rounds(
 def _save(context: RunContext, loop: RoundLoop) -> tuple[Statement, Ending]:
     """Write the model, the canaries, the ledger's copy and `privacy.json`."""
     directory, plan, model = context.directory, context.plan, context.model
+    unusable: list[str] = []
 
     def save_models() -> None:
-        """Write the final model, or every hypothesis."""
+        """Write the final model, or every hypothesis, and note those without finite predictions."""
         kept = from_record(loop.kept)
         several = unstacked(kept) if plan.hypotheses else []
         named = {f"hypothesis-{number}": arrays for number, arrays in enumerate(several)} or {"model": kept}
+        inputs = sample(plan.task, context.score.examples if context.score else None)
         for name, arrays in named.items():
             model.assign(arrays)
             model.save(directory.path / f"{name}{model.suffix}")
+            outputs, _ = tried(lambda: model.predict(inputs))
+            if not all(np.isfinite(array).all() for array in (*arrays.values(), 0 if outputs is None else outputs)):
+                unusable.append(f"{name}{model.suffix}")
 
     def save_canaries() -> None:
         if len(plan.strategy.canaries):
@@ -352,6 +359,8 @@ def _save(context: RunContext, loop: RoundLoop) -> tuple[Statement, Ending]:
 
     directory.make_room()
     ending = _tried("the model", save_models, loop.ending)
+    if unusable and ending.how not in ("error", "disk"):
+        ending = diverged(ending, unusable, {done.number: done.central for done in context.rounds})
     ending = _tried("canaries.json", save_canaries, ending)
     ending = _tried("the copy of the ledger", lambda: directory.copy_ledger(plan.budget.ledger.path), ending)
     said = _statement(context, loop)

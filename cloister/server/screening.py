@@ -116,6 +116,7 @@ def screen(
     layout: Layout,
     sent: Row,
     intake: StreamingAggregator | None = None,
+    encoded: Callable[[Row], Row] = lambda row: row,
 ) -> Screening:
     """Sort the replies of a training round into accepted and rejected ones.
 
@@ -123,12 +124,17 @@ def screen(
         replies: replies and error replies.
         asked: the messages of this round; a node without a reply to its message is rejected as `missing`.
         layout: of the model sent.
-        sent: that model.
+        sent: that model, in the coordinates of the cohort.
         intake: sums the accepted replies in batches as they come. The cohort then has no rows, and `accepted` is empty.
             None: all replies are kept, in an order that follows from their content.
+        encoded: returns a model in the coordinates of the cohort (`cloister.utils.state`), by itself alone.
     """
     rejected: list[Rejection] = []
-    fit = fitting(replies, asked, lambda message: _Reply(message, _row(message, layout), _count(message)), rejected)
+
+    def read(message: Message) -> _Reply:
+        return _Reply(message, encoded(_row(message, layout)), _count(message))
+
+    fit = fitting(replies, asked, read, rejected)
     if intake is None:
         kept = _finite(sorted(fit, key=_content_key), rejected, layout, sent)
         return replace(kept, rejected=_by_node(rejected))

@@ -47,6 +47,7 @@ from cloister.utils.cohort import Cohort
 from cloister.utils.errors import ConfigError, FederationError, ProtocolError, RoundAbandoned
 from cloister.utils.keys import REMEDY, provisioner_of
 from cloister.utils.registry import Aggregated, Messages
+from cloister.utils.state import Coordinates
 from cloister.utils.wire import (
     ADVERTISE,
     ARRAYS,
@@ -430,7 +431,7 @@ class SecureSum(PrivateStrategy):
     ) -> Summed:
         """Return the outcome of a round in the form of a screening."""
         count = len(total.survivors) if total else 0
-        sent = layout.rows(from_record(self.sent))
+        sent = Coordinates.of(layout, layout.rows(from_record(self.sent))).origin
         cohort = Cohort(layout, sent, (), np.zeros(count), np.ones(count))
         order = tuple(sorted(rejected, key=lambda one: one.node_id))
         numbers: NDArray[np.int64] | None = None

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -234,6 +234,23 @@ def ending_of(error: BaseException) -> Ending:
     if isinstance(error, BudgetExhausted):
         return Ending("budget", f"stopped: {error}")
     return Ending("error", f"stopped by {type(error).__name__}: {error}")
+
+
+def diverged(ending: Ending, models: Sequence[str], scores: Mapping[int, Mapping[str, float]]) -> Ending:
+    """Return the ending of a run whose released models cannot be used.
+
+    Args:
+        ending: without regard to the models.
+        models: names of the files whose weights or predictions are not finite.
+        scores: of the server, by round.
+    """
+    good = [number for number, found in scores.items() if math.isfinite(found.get("loss", math.nan))]
+    last = f"; the loss was last a finite number in round {good[-1]}" if good else ""
+    return Ending(
+        "error",
+        f"{f'{ending.why}; ' if ending.why else ''}{' and '.join(models)} cannot be used: weights or predictions are "
+        f"NaN or infinite{last}; lower client.learning-rate, or the rate of the strategy",
+    )
 
 
 def is_disk_full(error: BaseException) -> bool:

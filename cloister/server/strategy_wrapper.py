@@ -6,10 +6,10 @@ replies first: the wrapped strategy receives screened models, in `PrivateStrateg
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -23,14 +23,53 @@ from cloister.server.canaries import NO_CANARIES, Canaries
 from cloister.server.screening import Rejection, Screening, average_metrics, screen
 from cloister.utils.arrays import Layout, Row, State, Stateful, declares_state, from_record, joined, part, to_record
 from cloister.utils.errors import ConfigError, FederationError
-from cloister.utils.registry import Aggregated, Draw, Messages
+from cloister.utils.registry import (
+    MEAN,
+    MEDIAN,
+    OPTIMIZER,
+    SELECTION,
+    Aggregated,
+    Capabilities,
+    Draw,
+    Messages,
+    trimmed_mean,
+)
+from cloister.utils.state import averaged_state, is_state, with_valid_variances, without_state
 from cloister.utils.threads import free_memory
 from cloister.utils.wire import ARRAYS, EXAMPLES, METRICS, TRAIN_LOSS
 
 NamedArrays = Mapping[str, NDArray]
 Send = Callable[[Messages], Messages]
+FLOWER: Mapping[str, Callable[[Any], Capabilities]] = {
+    "FedAvg": lambda _: MEAN,
+    **dict.fromkeys(("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"), lambda _: OPTIMIZER),
+    "FedMedian": lambda _: MEDIAN,
+    "FedTrimmedAvg": lambda strategy: trimmed_mean(strategy.beta),
+    **dict.fromkeys(("MultiKrum", "Bulyan", "QFedAvg"), lambda _: SELECTION),
+}
+"""Capabilities by the Flower class that defines `aggregate_train`, without Flower's wrappers and tree strategies."""
 SERVER_NODE = 0
 """Node id of a reply that the server itself makes."""
+
+
+def capabilities_of(strategy: Strategy) -> Capabilities | None:
+    """Return the declared capabilities of a strategy, or those listed for its Flower class.
+
+    Args:
+        strategy: any Flower strategy.
+
+    Returns:
+        None if neither exists. A declaration counts only if the class that defines `aggregate_train`, or a subclass of
+        it, declares. Otherwise the declaration describes another aggregation.
+    """
+    mro = type(strategy).__mro__
+    aggregates = next(cls for cls in mro if "aggregate_train" in vars(cls))
+    declares = next((cls for cls in mro if "capabilities" in vars(cls)), None)
+    if declares is not None and issubclass(declares, aggregates):
+        declared: object = getattr(strategy, "capabilities", None)
+        return declared if isinstance(declared, Capabilities) else None
+    known = FLOWER.get(aggregates.__name__) if aggregates.__module__.startswith("flwr.") else None
+    return known(strategy) if known else None
 
 
 def require_memory(component: str, layout: Layout, clients: int) -> None:
@@ -181,7 +220,7 @@ class StrategyWrapper(Strategy):
             ConfigError: the replies of the first round must be held together and do not fit into memory.
         """
         Layout.of(from_record(arrays))  # refuses a model that cannot be federated before a node trains it
-        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        messages = self._with_state(arrays, server_round, config, grid)
         begins, self._sent = self._sent is None, arrays
         self._asked = tuple(messages)
         # If a strategy draws a random number of nodes, only the expected number is public.
@@ -196,6 +235,16 @@ class StrategyWrapper(Strategy):
             maximum = math.ceil(self._expected + 6 * math.sqrt(self._expected)) if secret else len(self._asked)
             if component := self.needs_all_replies(layout, layout.rows(expected)):
                 require_memory(component, layout, maximum)
+        return messages
+
+    def _with_state(self, arrays: ArrayRecord, server_round: int, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Return the wrapped strategy's messages, with the state of the model, which that strategy does not see."""
+        if not any(map(is_state, arrays)):
+            return list(self.inner.configure_train(server_round, arrays, config, grid))
+        weights = to_record(without_state(from_record(arrays)))
+        messages = list(self.inner.configure_train(server_round, weights, config, grid))
+        for message in messages:
+            message.content[ARRAYS] = arrays
         return messages
 
     def needs_all_replies(self, layout: Layout, sent: Row) -> str:
@@ -262,6 +311,8 @@ class StrategyWrapper(Strategy):
         arrays, metrics = self.aggregate(server_round, screening)
         if arrays is None:
             return None, metrics
+        if any(map(is_state, arrays)):
+            arrays = to_record(with_valid_variances(from_record(arrays)))
         layout = Layout.of(from_record(self.sent))
         if tuple(array.dtype for array in arrays.values()) == layout.dtypes and tuple(arrays) == layout.names:
             return arrays, metrics
@@ -390,15 +441,48 @@ class NoPrivacyStrategy(StrategyWrapper):
         shown = losses if all(loss is not None for loss in losses) else [None] * len(losses)
         weights = screening.examples if self.by_examples else [1.0] * len(losses)
         cohort = screening.cohort
-        replies = [
-            make_reply(cohort.layout, row, weight, loss)
-            for row, weight, loss in zip(cohort.rows, weights, shown, strict=True)
-        ]
-        return self.inner.aggregate_train(server_round, replies)
+        return aggregated_apart(self.inner, server_round, cohort.layout, cohort.rows, weights, shown)
+
+
+def aggregated_apart(
+    strategy: Strategy,
+    server_round: int,
+    layout: Layout,
+    rows: Sequence[Row],
+    examples: Sequence[float] | None = None,
+    losses: Sequence[float | None] | None = None,
+) -> Aggregated:
+    """Let a strategy aggregate the trained weights of some models, and average their state beside it.
+
+    State is a plain mean, with the weights of the replies. Beside a median, a trimmed mean or a selection it is a
+    median or that trimmed mean: one client must not decide it.
+
+    Args:
+        strategy: aggregates replies without state.
+        server_round: from 1 on.
+        layout: of the models.
+        rows: n ≥ 1 models.
+        examples: weights of the replies, > 0, shape (n,); None: 1 each.
+        losses: training losses, shape (n,); None: none.
+    """
+    examples = examples or [1.0] * len(rows)
+    replies = [
+        make_reply(layout, row, weight, loss)
+        for row, weight, loss in zip(rows, examples, losses or [None] * len(rows), strict=True)
+    ]
+    arrays, metrics = strategy.aggregate_train(server_round, replies)
+    if arrays is None or not any(map(is_state, layout.names)):
+        return arrays, metrics
+    known = capabilities_of(strategy) or MEAN
+    cuts = known.cuts or (MEDIAN.cuts if known.needs_every_reply else None)
+    named = {**from_record(arrays), **averaged_state(layout, rows, examples, cuts(len(rows)) if cuts else 0)}
+    if set(named) != set(layout.names):
+        raise FederationError("the wrapped strategy returned other arrays than it was given")
+    return to_record({name: named[name] for name in layout.names}), metrics
 
 
 def make_reply(layout: Layout, row: Row, examples: float = 1.0, loss: float | None = None) -> Message:
-    """Make a training reply as a node would send it, without copying the model.
+    """Make a training reply with the weights of a model, without copying them.
 
     Args:
         layout: of the model.
@@ -409,4 +493,5 @@ def make_reply(layout: Layout, row: Row, examples: float = 1.0, loss: float | No
     metrics = MetricRecord({EXAMPLES: examples})
     if loss is not None:
         metrics[TRAIN_LOSS] = loss
-    return Message(RecordDict({ARRAYS: to_record(layout.named(row)), METRICS: metrics}), SERVER_NODE, MessageType.TRAIN)
+    arrays = to_record(without_state(layout.named(row)))
+    return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), SERVER_NODE, MessageType.TRAIN)

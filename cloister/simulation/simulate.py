@@ -113,5 +113,6 @@ def refuse_what_clients_would(config: RunConfig, clients: int) -> None:
     refuse_faulty_data(task_of(config.task), benchmark_of(config.task).train)
     local_data(config.task, node_of({"partition-id": 0, "num-partitions": clients}), max(0, config.seed))
     workbench = model_and_trainer_of(config)
+    workbench.model.initialise(max(0, config.seed))  # it may hold what an earlier run has left
     refuse_faulty(task_of(config.task), workbench.model, benchmark_of(config.task).train)
     workbench.prepare()

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,6 +240,20 @@ class Model(Protocol):
             DataError: the file contains no such model.
         """
         ...
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """Model whose state, such as the statistics of batch normalisation, can stay at each site."""
+
+    def keep_state(self) -> None:
+        """Keep the state of the model out of what is sent, from now on."""
+
+    def kept(self) -> NamedArrays:
+        """Return a copy of the state that is not sent, by name."""
+
+    def assign_kept(self, arrays: NamedArrays | None) -> None:
+        """Replace the state that is not sent; None: by that of a new model."""
 
 
 class Task(ABC):

@@ -82,6 +82,20 @@ def refuse_faulty_data(task: Task, examples: Examples | None) -> None:
     _refuse(task, [*faults_of_attributes(task), *of_data])
 
 
+def refuse_unlike_builds(task: Task, model: Model) -> None:
+    """Raise one error if a model has frozen weights, and a second `build` gives others.
+
+    Args:
+        task: of a run that is about to start.
+        model: that the task built.
+
+    Raises:
+        ConfigError: every node would refuse the run.
+    """
+    if model.frozen():
+        _refuse(task, faults_of_naming(task, model))
+
+
 def _refuse(task: Task, faults: Iterable[Fault]) -> None:
     if lines := [f"task {task.config.name!r}: {fault}" for fault in faults]:
         raise ConfigError("\n".join(lines))

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from cloister.tasks.base import NamedArrays, Task
 from cloister.tasks.numpy_models import check_same
 from cloister.tasks.targets import NO_LOSSES, Loss, Target
-from cloister.utils.arrays import Compiled, Network, Tensor, Variable, is_seed, sent_weights
+from cloister.utils.arrays import Compiled, Network, Tensor, Variable, is_seed
 from cloister.utils.errors import ConfigError, DataError, FederationError
 from cloister.utils.files import atomic_path
 from cloister.utils.rows import as_rows, cast, fields, named_shapes
+from cloister.utils.state import STATE, is_state
 
 
 def import_keras() -> ModuleType:
@@ -54,7 +55,9 @@ WEIGHTS = "model.weights.h5"
 class KerasModel:
     """Model whose weights are identified by Keras' variable paths, not by position.
 
-    The weights of layers with `trainable = False` are frozen: they are not sent and keep the values that `build` gives.
+    What is sent is decided for each weight. Trained weights are sent, and state: weights that a training call writes
+    without a gradient, such as the statistics of batch normalisation. All other weights are frozen: those of layers
+    with `trainable = False`, and the base of LoRA. They keep the values that `build` gives.
 
     A subclassed model, or a `Sequential` without `Input`, is built for the task's `input_shape` by `bind`.
 
@@ -66,8 +69,7 @@ class KerasModel:
     Attributes:
         keras: the Keras model.
         targets: of training, in the order of the model's outputs.
-        variables: the weights that are sent, by path, in Keras' order. Some may not be trained, such as the statistics
-            of batch normalisation.
+        variables: the weights that are sent, by path, in Keras' order. `STATE` stands before the path of state.
 
     Raises:
         FederationError: two weights have the same path.
@@ -107,8 +109,18 @@ class KerasModel:
         self.keras = model
         if len({weight.path for weight in self.keras.weights}) != len(self.keras.weights):
             raise FederationError("two weights of the model have the same path; give its layers different names")
-        self.variables = {weight.path: weight for weight in sent_weights(self.keras)}
-        self._frozen = {weight.path: weight for weight in self.keras.weights if weight.path not in self.variables}
+        trained, written = {id(weight) for weight in self.keras.trainable_variables}, _written_in_training(self.keras)
+        self.variables: dict[str, Variable] = {}
+        self._frozen: dict[str, Variable] = {}
+        for weight in self.keras.weights:
+            if id(weight) in trained:
+                self.variables[weight.path] = weight
+            elif id(weight) in written:
+                self.variables[STATE + weight.path] = weight
+            else:
+                self._frozen[weight.path] = weight
+        self._kept: dict[str, Variable] = {}
+        self._new: dict[str, NDArray] = {}
         self.targets = self._ordered_targets() if _has_inputs(model) else {}
         self._forward: Compiled | None = None
         self._forward_alone: Compiled | None = None
@@ -157,19 +169,49 @@ class KerasModel:
         return targets
 
     def initialise(self, seed: int) -> None:
-        """Draw new initial weights; equal seeds give equal weights. Frozen weights stay."""
+        """Draw new initial weights and state; equal seeds give equal weights. Frozen weights stay."""
         import_keras().utils.set_random_seed(seed)
         fresh = {weight.path: weight for weight in self._fresh().weights}
-        for path, variable in self.variables.items():
-            variable.assign(fresh[path])
+        for variable in (*self.variables.values(), *self._kept.values()):
+            variable.assign(fresh[variable.path])
 
     def arrays(self) -> dict[str, NDArray]:
         """Return a copy of every weight that is sent, by path."""
         return _copied(self.variables)
 
     def frozen(self) -> dict[str, NDArray]:
-        """Return a copy of every weight of a frozen layer, by path."""
+        """Return a copy of every weight that is neither trained nor state, by path."""
         return _copied(self._frozen)
+
+    def keep_state(self) -> None:
+        """Keep the state of the model out of what is sent, from now on.
+
+        Raises:
+            ConfigError: the model has no state.
+        """
+        self._kept = {name: variable for name, variable in self.variables.items() if is_state(name)}
+        if not self._kept:
+            raise ConfigError(
+                "task.statistics = 'local' has no effect: no layer of the model has statistics, such as those of "
+                "BatchNormalization; remove it"
+            )
+        self.variables = {name: variable for name, variable in self.variables.items() if name not in self._kept}
+        self._new = self.kept()
+
+    def kept(self) -> dict[str, NDArray]:
+        """Return a copy of the state that is not sent, by name."""
+        return _copied(self._kept)
+
+    def assign_kept(self, arrays: NamedArrays | None) -> None:
+        """Replace the state that is not sent; None: by that of a new model.
+
+        Raises:
+            FederationError: names or shapes are not this model's.
+        """
+        arrays = self._new if arrays is None else arrays
+        check_same(arrays, self._kept)
+        for name, variable in self._kept.items():
+            variable.assign(arrays[name])
 
     def assign(self, arrays: NamedArrays) -> None:
         """Replace every weight that is sent.
@@ -410,6 +452,23 @@ def _each(target: Target, y: Tensor, outputs: Tensor) -> Tensor:
     else:
         each = keras.ops.square(outputs - y)
     return keras.ops.mean(each, axis=tuple(range(1, len(each.shape)))) if len(each.shape) > 1 else each
+
+
+def _written_in_training(model: Network) -> frozenset[int]:
+    """Return the identities of the weights that a training call writes without a gradient.
+
+    The call is on zeros, and its writes go to a scope that is dropped. Models whose weights are all trained, or in
+    layers that are not, need none.
+    """
+    settled = {id(weight) for layer in model._flatten_layers() if not layer.trainable for weight in layer.weights}
+    settled |= {id(weight) for weight in model.trainable_variables}
+    if all(id(weight) in settled for weight in model.weights):
+        return frozenset()
+    keras = import_keras()
+    inputs = [np.zeros([size or 2 for size in one.shape], one.dtype) for one in model.inputs]
+    with keras.StatelessScope() as scope:
+        model(inputs if len(inputs) > 1 else inputs[0], training=True)
+    return frozenset(id(weight) for weight in model.weights if scope.get_current_value(weight) is not None)
 
 
 def _copied(variables: Mapping[str, Variable]) -> dict[str, NDArray]:

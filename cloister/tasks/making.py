@@ -9,10 +9,11 @@ import numpy as np
 
 from cloister.config.run import TaskConfig
 from cloister.tasks import TASKS
-from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
+from cloister.tasks.base import Dataset, Examples, KeepsState, Model, Recipe, Task
 from cloister.tasks.keras_model import KerasModel
 from cloister.utils.crash import kind, place
 from cloister.utils.errors import CloisterError, ConfigError, PluginError
+from cloister.utils.state import is_state
 from cloister.utils.text import clean
 from cloister.utils.wire import FROZEN
 
@@ -47,22 +48,37 @@ class Parameters:
         sent: number of parameters that are sent, with noise if a mechanism adds some.
         frozen: number of parameters that every site builds for itself.
         digest: SHA-256 of the frozen weights; empty: there are none.
+        state: number of the sent parameters that are state, and averaged.
+        kept: number of parameters of state that stay at each site.
     """
 
     sent: int
     frozen: int
     digest: str
+    state: int = 0
+    kept: int = 0
 
     @classmethod
     def of(cls, model: Model) -> "Parameters":
         """Count the parameters of a model."""
-        sent, frozen = (sum(array.size for array in arrays.values()) for arrays in (model.arrays(), model.frozen()))
-        return cls(sent, frozen, frozen_digest(model))
+        arrays, kept = model.arrays(), model.kept() if isinstance(model, KeepsState) else {}
+        sent, frozen, own = (sum(array.size for array in each.values()) for each in (arrays, model.frozen(), kept))
+        state = sum(array.size for name, array in arrays.items() if is_state(name))
+        return cls(sent, frozen, frozen_digest(model), state, own)
+
+    @property
+    def are_all_trained(self) -> bool:
+        """Return whether the model has nothing but trained weights."""
+        return not (self.frozen or self.state or self.kept)
 
     def __str__(self) -> str:
-        if not self.frozen:
+        if self.are_all_trained:
             return f"{self.sent:,} parameters"
-        return f"{self.sent:,} parameters trained and sent, {self.frozen:,} frozen (SHA-256 {self.digest[:12]}…)"
+        told = [f"{self.sent - self.state:,} parameters trained and sent"]
+        told += [f"{self.state:,} of statistics averaged"] if self.state else []
+        told += [f"{self.kept:,} of statistics kept at each site"] if self.kept else []
+        told += [f"{self.frozen:,} frozen (SHA-256 {self.digest[:12]}…)"] if self.frozen else []
+        return ", ".join(told)
 
 
 STATED = {
@@ -124,8 +140,11 @@ def dataset_of(task: Task) -> Dataset:
 def model_of(task: Task) -> Model:
     """Return a new model of a task. A Keras model adopts the task's targets and input shape.
 
+    With `task.statistics = "local"` the model does not send its state.
+
     Raises:
-        ConfigError: `build` returned another type, or a Keras model of other inputs or outputs.
+        ConfigError: `build` returned another type, a Keras model of other inputs or outputs, or one without state while
+            it is to be kept.
     """
     model = task.build()
     if not all(hasattr(model, name) for name in METHODS):
@@ -135,6 +154,13 @@ def model_of(task: Task) -> Model:
         )
     if isinstance(model, KerasModel):
         model.bind(task)
+    if task.config.statistics == "local":
+        if not isinstance(model, KeepsState):
+            raise ConfigError(
+                f"task.statistics = 'local' has no effect: {_kind(model)} has no statistics that can stay at a site; "
+                "remove it"
+            )
+        model.keep_state()
     return model
 
 

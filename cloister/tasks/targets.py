@@ -2,7 +2,7 @@
 
 | loss | targets | predictions | metrics |
 |---|---|---|---|
-| `cross-entropy` | class numbers | probabilities of the classes, on a last axis | loss, accuracy; of one label f1, auc |
+| `cross-entropy` | class numbers | probabilities of the classes, on a last axis | loss, accuracy; one label: f1, auc |
 | `binary-cross-entropy` | 0 or 1 | probabilities of 1 | loss, accuracy, `auc` of one row of findings |
 | `mse`, `rmse` | numbers | numbers | loss (the mean squared error), rmse |
 | `mae` | numbers | numbers | loss (the mean absolute error), mae |

@@ -24,6 +24,7 @@ from cloister.tasks.keras_model import KerasModel
 from cloister.tasks.making import Parameters, frozen_digest, frozen_digest_field
 from cloister.training.keras_trainer import KerasTrainer
 from cloister.training.plan import TrainingPlan
+from cloister.utils.state import STATE
 from cloister.utils.wire import FROZEN
 
 RNG = np.random.default_rng(0)
@@ -102,9 +103,9 @@ class TestModel:
             still.trainable = False
             return keras.Sequential([keras.Input((4,)), normal, still, keras.layers.Dense(3, name="head")], name="net")
 
-        model, statistics = KerasModel(build), ("beta", "gamma", "moving_mean", "moving_variance")
-        assert {f"net/normal/{name}" for name in statistics} < set(model.arrays())
-        assert {f"net/still/{name}" for name in statistics} == set(model.frozen())
+        model, statistics = KerasModel(build), ("moving_mean", "moving_variance")
+        assert {f"{STATE}net/normal/{name}" for name in statistics} < set(model.arrays())
+        assert {f"net/still/{name}" for name in ("beta", "gamma", *statistics)} == set(model.frozen())
 
     def test_a_frozen_model_inside_a_model_is_frozen_as_a_whole(self):
         def build():
@@ -214,6 +215,8 @@ def test_a_run_says_what_is_frozen(task, tmp_path, capsys):
         "sent": 90,
         "frozen": 520,
         "digest": digest,
+        "state": 0,
+        "kept": 0,
     }
     assert Facts.read(outcome.directory.path).parameters == Parameters(90, 520, digest)
     write_report(outcome.directory.path)

@@ -81,6 +81,11 @@ class Scale:
 class LocalMechanism(Contributor, ABC, abstract=True):
     """What a client may do to its update, as a value."""
 
+    @property
+    def ball(self) -> float:
+        """Return the radius of the ball that holds a whole bounded update; 0: there is none."""
+        return 0.0
+
     @abstractmethod
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
         """Return the arrays to send in place of a trained model.
@@ -144,6 +149,11 @@ class LocalLaplace(LocalMechanism):
         check.positive(radius=self.radius)
         _check_multiplier(laplace_noise_multiplier=self.noise_multiplier)
 
+    @property
+    def ball(self) -> float:
+        """Return R; 0 per layer."""
+        return 0.0 if self.per_layer else self.radius
+
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
         """Return start + projection of (trained - start) + noise; see `LocalMechanism`.
 
@@ -204,6 +214,11 @@ class LocalGaussian(LocalMechanism):
         check.positive(client_clipping_norm=self.clipping_norm)
         _check_multiplier(gaussian_noise_multiplier=self.noise_multiplier)
         Gaussian(self.noise_multiplier)
+
+    @property
+    def ball(self) -> float:
+        """Return C."""
+        return self.clipping_norm
 
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
         """Return start + clipped (trained - start) + noise; see `LocalMechanism`.
