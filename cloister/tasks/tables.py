@@ -92,7 +92,7 @@ class Table:
         if group:
             # NumPy stores text at the length of the longest cell, for every row.
             groups = np.array([cell if len(cell) <= LONGEST else "" for cell in cells.columns[group]], np.str_)
-        return Examples(x, y, groups, tuple(f"{count} where {reason}" for reason, count in counts))
+        return Examples(x, y, groups, faults=tuple(f"{count} where {reason}" for reason, count in counts))
 
     def read(self, path: Path, group: str = "") -> Examples:
         """Read a file as `rows` does, and refuse it if a row is of no use.
