@@ -24,21 +24,6 @@ def binary_auc(y: NDArray, scores: NDArray) -> dict[str, float]:
     return {"auc": float(roc_auc_score(y, scores[:, 1]))}
 
 
-def mean_auc(y: NDArray, scores: NDArray) -> dict[str, float]:
-    """Return the mean area under the ROC curve over several findings, as `{"auc": area}`.
-
-    Args:
-        y: 0 or 1, shape (n, findings).
-        scores: probabilities of 1, shape (n, findings).
-
-    Returns:
-        The mean over the findings of which there are examples with and without; an empty mapping if there are none.
-    """
-    pairs = np.stack([1 - scores, scores], axis=-1)
-    areas = [area for place in range(y.shape[1]) for area in binary_auc(y[:, place], pairs[:, place]).values()]
-    return {"auc": float(np.mean(areas))} if areas else {}
-
-
 def macro_figures(y: NDArray, scores: NDArray) -> dict[str, float]:
     """Return the macro F1 score and precision, and the micro-averaged AUC.
 
@@ -131,3 +116,19 @@ def _macro_auc(y: NDArray, scores: NDArray) -> float | None:
     from sklearn.metrics import roc_auc_score
 
     return float(np.mean([roc_auc_score(y == number, scores[:, number]) for number in range(count)]))
+
+
+def mean_auc(y: NDArray, scores: NDArray) -> dict[str, float]:
+    """Return the mean area under the ROC curve over several findings, as `{"auc": area}`.
+
+    Args:
+        y: 0 or 1, shape (n, findings).
+        scores: probabilities of 1, shape (n, findings).
+
+    Returns:
+        The mean over the findings of which there are examples with and without; an empty mapping if there are none.
+    """
+    pairs = np.stack([1 - scores, scores], axis=-1)
+    areas = [_macro_auc(y[:, place], pairs[:, place]) for place in range(y.shape[1])]
+    defined = [area for area in areas if area is not None]
+    return {"auc": float(np.mean(defined))} if defined else {}
