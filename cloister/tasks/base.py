@@ -257,7 +257,7 @@ class KeepsState(Protocol):
 
 
 class Task(ABC):
-    """One learning problem: a classification, or a `Regression`. Subclasses are plugins, found by name.
+    """One learning problem: data, a model, and the targets it predicts. Subclasses are plugins, found by name.
 
     Attributes:
         recipe: training defaults; a task may have others for one of its models.

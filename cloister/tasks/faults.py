@@ -160,7 +160,7 @@ def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[F
         yield Fault(where, "no examples", "at least one is needed")
         return
     found = shapes_of(examples.x)
-    if found != task.input_shapes:
+    if _are_shapes(task.input_shape) and found != task.input_shapes:
         own = found.get("", found)
         remedy = f"reshape them, or set input_shape to {own}"
         yield Fault(where, f"inputs of shape {own}, where input_shape is {task.input_shape}", remedy)

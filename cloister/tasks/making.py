@@ -112,6 +112,10 @@ def named_task(config: TaskConfig) -> Task:
     for attribute, example in STATED.items():
         if not hasattr(kind, attribute):
             raise PluginError(f"task {config.name!r} states no {attribute}; such as: {attribute} = {example}")
+    if kind.target is None and not kind.classes:
+        raise PluginError(
+            f"task {config.name!r} states no classes; such as: classes = 2, or target = Target('mse') for numbers"
+        )
     if not isinstance(kind.recipe, Recipe):
         raise PluginError(f"task {config.name!r}: recipe must be a Recipe, such as {STATED['recipe']}")
     if not isinstance(kind.models, tuple) or not kind.models:

@@ -24,22 +24,6 @@ def class_figures(y: NDArray, scores: NDArray) -> dict[str, float]:
     return {"f1": found.macro_f1} | ({} if found.auc is None else {"auc": found.auc})
 
 
-def mean_auc(y: NDArray, scores: NDArray) -> dict[str, float]:
-    """Return the mean area under the ROC curve over several findings, as `{"auc": area}`.
-
-    Args:
-        y: 0 or 1, shape (n, findings).
-        scores: probabilities of 1, shape (n, findings).
-
-    Returns:
-        The mean over the findings of which there are examples with and without; an empty mapping if there are none.
-    """
-    pairs = np.stack([1 - scores, scores], axis=-1)
-    found = (_macro_auc(y[:, place], pairs[:, place]) for place in range(y.shape[1]))
-    areas = [area for area in found if area is not None]
-    return {"auc": float(np.mean(areas))} if areas else {}
-
-
 def macro_figures(y: NDArray, scores: NDArray) -> dict[str, float]:
     """Return the macro F1 score and precision, and the micro-averaged AUC.
 
@@ -146,3 +130,19 @@ def _auc(inside: NDArray, outside: NDArray) -> float:
     ordered = np.sort(outside)
     below = np.searchsorted(ordered, inside, "left") + np.searchsorted(ordered, inside, "right")
     return float(below.mean() / (2 * len(outside)))
+
+
+def mean_auc(y: NDArray, scores: NDArray) -> dict[str, float]:
+    """Return the mean area under the ROC curve over several findings, as `{"auc": area}`.
+
+    Args:
+        y: 0 or 1, shape (n, findings).
+        scores: probabilities of 1, shape (n, findings).
+
+    Returns:
+        The mean over the findings of which there are examples with and without; an empty mapping if there are none.
+    """
+    pairs = np.stack([1 - scores, scores], axis=-1)
+    areas = [_macro_auc(y[:, place], pairs[:, place]) for place in range(y.shape[1])]
+    defined = [area for area in areas if area is not None]
+    return {"auc": float(np.mean(defined))} if defined else {}
