@@ -133,7 +133,7 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "Laplace, as published": Mechanism(LAPLACE, NU, (3.0, 0.3, 30.0)),
     "Laplace, fixed radius": Mechanism(LAPLACE | {"privacy.radius": 0.5}, NU, (3.0, 0.3, 30.0)),
     "local Gaussian": Mechanism(
-        ON_CLIENTS | {"privacy.client": "gaussian", "privacy.client-clipping-norm": 0.5},
+        ON_CLIENTS | {"privacy.client": "gaussian", "privacy.gaussian-clipping-norm": 0.5},
         "privacy.gaussian-noise-multiplier",
         (0.5, 0.1, 2.0),
     ),

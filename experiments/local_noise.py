@@ -52,7 +52,7 @@ def settings_of(task: str, mechanism: str, epsilon: float, bound: float, rounds:
         return chosen | {"privacy.server": "none", "privacy.client": "laplace"} | own
     z = noise_multiplier_for(epsilon, DELTA, rounds)
     if mechanism == "gaussian":
-        own = {"privacy.gaussian-noise-multiplier": z, "privacy.client-clipping-norm": bound}
+        own = {"privacy.gaussian-noise-multiplier": z, "privacy.gaussian-clipping-norm": bound}
         return chosen | {"privacy.server": "none", "privacy.client": "gaussian"} | own
     return chosen | {
         "privacy.server": "global-dp",

@@ -151,7 +151,7 @@ def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
     privacy = config.privacy
     smallest, largest = policy.min_client_clipping_norm, policy.max_client_clipping_norm
     if privacy.client.has_delta:
-        yield from _outside("privacy.client-clipping-norm", privacy.client.bound, smallest, largest)
+        yield from _outside(f"privacy.{privacy.client.name}-clipping-norm", privacy.client.bound, smallest, largest)
     if privacy.client.clips_gradients:
         # S of every round lies between both norms: it decays from the first and never falls below the second.
         decays = smallest if privacy.dp_sgd.clipping_decay else 0

@@ -270,7 +270,7 @@ RANGES = {
     "secure-aggregation.threshold": ("min_threshold", ""),
     "secure-aggregation.colluding": ("min_colluding", "max_colluding"),
     "privacy.radius of laplace": ("min_radius", "max_radius"),
-    "what this node clips to (privacy.client-clipping-norm, privacy.clipping-norm of a sum)": (
+    "what this node clips to (clipping norm of dp-sgd or gaussian, privacy.clipping-norm of a sum)": (
         "min_client_clipping_norm",
         "max_client_clipping_norm",
     ),

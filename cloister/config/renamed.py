@@ -4,14 +4,25 @@ from collections.abc import Mapping
 
 from cloister.config.io import Scalar
 
-CHOICE = "privacy.client"
-"""Key whose value stands for `{client}` in a new name."""
-CLIENTS = ("dp-sgd", "gaussian", "laplace")
-RENAMED: Mapping[str, str] = {
-    "privacy.client-noise-multiplier": "privacy.{client}-noise-multiplier",
-    "privacy.bits-noise-multiplier": "privacy.clipping-count-noise-multiplier",
+RENAMED: Mapping[str, tuple[str, ...]] = {
+    "privacy.client-noise-multiplier": tuple(
+        f"privacy.{each}-noise-multiplier" for each in ("dp-sgd", "gaussian", "laplace")
+    ),
+    "privacy.client-clipping-norm": tuple(f"privacy.{each}-clipping-norm" for each in ("dp-sgd", "gaussian")),
+    "privacy.bits-noise-multiplier": ("privacy.clipping-count-noise-multiplier",),
 }
-"""Old keys with their new names. A value keeps its meaning."""
+"""Old keys with their new names; of several, that of the run's `privacy.client`. A value keeps its meaning."""
+
+
+def names_of(key: str, settings: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """Return the new names of an old key: the one of the run's mechanism, or all if it has none.
+
+    Args:
+        key: one of `RENAMED`.
+        settings: dotted keys of the run.
+    """
+    of_client = f"privacy.{settings.get('privacy.client')}-"
+    return tuple(name for name in RENAMED[key] if name.startswith(of_client)) or RENAMED[key]
 
 
 def refusal(key: str, settings: Mapping[str, Scalar]) -> str:
@@ -21,23 +32,22 @@ def refusal(key: str, settings: Mapping[str, Scalar]) -> str:
         key: one of `RENAMED`.
         settings: dotted keys of the run.
     """
-    client, new = settings.get(CHOICE), RENAMED[key]
-    names = [new.format(client=each) for each in CLIENTS if client == each or client not in CLIENTS]
-    *most, last = dict.fromkeys(names)
+    *most, last = names_of(key, settings)
     return f"{key} = {settings[key]!r} has a new name: use {', '.join(most)}{' or ' * bool(most)}{last}"
 
 
 def translated(recorded: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the settings of a recorded run with the present keys.
 
-    Runs without a mechanism of the clients recorded its noise too, without effect: it is left out.
+    A key that several mechanisms had in common was recorded without effect where the run had none of them: it is left
+    out.
 
     Args:
         recorded: dotted keys, as any version wrote them.
     """
-    client, found = recorded.get(CHOICE), dict(recorded)
+    found = dict(recorded)
     for key in RENAMED.keys() & recorded:
-        value, new = found.pop(key), RENAMED[key]
-        if "{client}" not in new or client in CLIENTS:
-            found[new.format(client=client)] = value
+        value, names = found.pop(key), names_of(key, recorded)
+        if len(names) == 1:
+            found[names[0]] = value
     return found

@@ -238,7 +238,7 @@ class NoClientPrivacy(Section):
 class _ClientNoise(Section):
     """Clients that add noise to what they send, or to their gradients.
 
-    The unit of the noise differs, so each mechanism has a key of its own.
+    Noise and clip are of other things in each mechanism, so each has keys of its own.
     """
 
     name: str
@@ -270,7 +270,7 @@ class _ClientNoise(Section):
 class _ClippedNoise(_ClientNoise):
     """Gaussian noise in proportion to a clipping norm."""
 
-    clipping_norm: Positive = Field(default=1.0, alias="client-clipping-norm")
+    clipping_norm: Positive
     max_epsilon: NonNegative = Field(default=0.0, alias="client-max-epsilon")
     has_delta: ClassVar[bool] = True
     counts_leakage: ClassVar[bool] = False
@@ -284,7 +284,7 @@ class _ClippedNoise(_ClientNoise):
     @property
     def bounds(self) -> tuple[str, ...]:
         """Describe the bounds of a contribution in words."""
-        return (f"client-clipping-norm {self.clipping_norm:.4g}",)
+        return (f"{self.name}-clipping-norm {self.clipping_norm:.4g}",)
 
     @model_validator(mode="after")
     def _has_a_budget(self) -> "_ClippedNoise":
@@ -301,6 +301,7 @@ class DpSgdPrivacy(_ClippedNoise):
 
     name: Literal["dp-sgd"] = Field(default="dp-sgd", alias="client")
     noise: NonNegative | Auto = Field(default=1.0, alias="dp-sgd-noise-multiplier")
+    clipping_norm: Positive = Field(default=1.0, alias="dp-sgd-clipping-norm")
     clipping_decay: Share = 0.0
     min_clipping_norm: NonNegative = 0.0
     batch_sampling: Literal["poisson", "shuffle"] = "poisson"
@@ -343,6 +344,7 @@ class GaussianPrivacy(_ClippedNoise):
 
     name: Literal["gaussian"] = Field(default="gaussian", alias="client")
     noise: NonNegative | Auto = Field(default=1.0, alias="gaussian-noise-multiplier")
+    clipping_norm: Positive = Field(default=1.0, alias="gaussian-clipping-norm")
     clips_gradients: ClassVar[bool] = False
 
     @property

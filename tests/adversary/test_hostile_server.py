@@ -85,10 +85,11 @@ TRAINING = {
     "client.class-weights": st.sampled_from(("auto", "1,2,3,4,5,6,7,8,9,10", "1e-30,1,1,1,1e38,1,1,1,1,1e30")),
     "client.augmentation": st.sampled_from(("auto", "flip", "shift,flip")),
 }
-CLIPPED = {"privacy.client-clipping-norm": numbers}
 OWN = {
-    "dp-sgd": CLIPPED | {"privacy.dp-sgd-noise-multiplier": st.sampled_from((0.5, 1.0, 3.0, 50.0))},
-    "gaussian": CLIPPED | {"privacy.gaussian-noise-multiplier": st.sampled_from((0.5, 3.0, 50.0, 1e6))},
+    "dp-sgd": {"privacy.dp-sgd-clipping-norm": numbers}
+    | {"privacy.dp-sgd-noise-multiplier": st.sampled_from((0.5, 1.0, 3.0, 50.0))},
+    "gaussian": {"privacy.gaussian-clipping-norm": numbers}
+    | {"privacy.gaussian-noise-multiplier": st.sampled_from((0.5, 3.0, 50.0, 1e6))},
     "laplace": {
         "privacy.radius": numbers,
         "privacy.per-layer": st.booleans(),

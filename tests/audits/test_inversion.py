@@ -116,7 +116,7 @@ class TestChannels:
         assert failures(cases, check) == []
 
     def test_what_a_client_sends_carries_its_own_noise(self, step):
-        private = {"privacy.server": "none", "privacy.client": "gaussian", "privacy.client-clipping-norm": 0.01}
+        private = {"privacy.server": "none", "privacy.client": "gaussian", "privacy.gaussian-clipping-norm": 0.01}
         seen = channels_of(parse(private), 4, None)[SENT](step)
         expected = 0.01 / step.rate * np.sqrt(sum(array.size for array in step.start.values()))
         assert length(seen) == pytest.approx(expected, rel=0.1)

@@ -164,7 +164,7 @@ class TestEachCharge:
 
     @pytest.mark.parametrize(("number", "clip"), [(1, 2.0), (3, 0.5)])
     def test_steps_at_the_clip_of_their_round(self, node, number, clip):
-        decaying = {"privacy.client-clipping-norm": 2.0, "privacy.clipping-decay": 0.5}
+        decaying = {"privacy.dp-sgd-clipping-norm": 2.0, "privacy.clipping-decay": 0.5}
         settings = DP_SGD | decaying | {"privacy.min-clipping-norm": 1e-3}
         assert self.found(settings, node, number=number) == [
             PrivacyCost("client", self.PROMISE, "as the server promised"),
@@ -208,7 +208,7 @@ class TestEachCharge:
         cases = [
             (settings, name, clip, client, example, chooses)
             for settings, name, clip, client, example in [
-                (GAUSSIAN | {"privacy.client-clipping-norm": 3.0}, "gaussian", 3.0, Gaussian(2.0), Gaussian(1.0)),
+                (GAUSSIAN | {"privacy.gaussian-clipping-norm": 3.0}, "gaussian", 3.0, Gaussian(2.0), Gaussian(1.0)),
                 (BALL, "laplace", 2.0, Pure(P / NU), Pure(2 * P / NU)),
             ]
             for chooses in [False, True]
@@ -285,10 +285,10 @@ class TestTheLedger:
         assert not any(entry.done for entry in ledger_of_node(node).entries)
 
     def test_who_reads_it_finds_mechanisms_and_clips(self, node):
-        answer(DP_SGD | {"privacy.client-clipping-norm": 0.5}, node)
+        answer(DP_SGD | {"privacy.dp-sgd-clipping-norm": 0.5}, node)
         (client,), (example,) = entries_of(node, "client"), entries_of(node, "example")
         assert (client.mechanism, example.mechanism, example.clip) == (PROMISED, "dp-sgd", 0.5)
-        answer(GAUSSIAN | {"privacy.client-clipping-norm": 0.25}, node)
+        answer(GAUSSIAN | {"privacy.gaussian-clipping-norm": 0.25}, node)
         assert (entries_of(node, "client")[1].mechanism, entries_of(node, "client")[1].clip) == ("gaussian", 0.25)
         answer(BALL, node)
         assert (entries_of(node, "client")[2].mechanism, entries_of(node, "client")[2].clip) == ("laplace", 2.0)

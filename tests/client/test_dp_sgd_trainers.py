@@ -32,7 +32,7 @@ def plan(**changes):
 
 def privacy(sigma=1.0, clip=1.0, **settings):
     return PrivacyConfig(
-        server="none", client="dp-sgd", dp_sgd_noise_multiplier=sigma, client_clipping_norm=clip, **settings
+        server="none", client="dp-sgd", dp_sgd_noise_multiplier=sigma, dp_sgd_clipping_norm=clip, **settings
     )
 
 

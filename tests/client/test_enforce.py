@@ -148,10 +148,10 @@ class TestMechanisms:
 
 BOUNDS = [
     # run, its key, the policy's rule, a number within it, one outside, how it is called
-    (DP_SGD, "privacy.client-clipping-norm", {"min_client_clipping_norm": 0.5}, 0.5, 0.4, ""),
-    (DP_SGD, "privacy.client-clipping-norm", {"max_client_clipping_norm": 2.0}, 2.0, 2.1, ""),
-    (GAUSSIAN, "privacy.client-clipping-norm", {"min_client_clipping_norm": 0.5}, 0.5, 0.4, ""),
-    (GAUSSIAN, "privacy.client-clipping-norm", {"max_client_clipping_norm": 2.0}, 2.0, 2.1, ""),
+    (DP_SGD, "privacy.dp-sgd-clipping-norm", {"min_client_clipping_norm": 0.5}, 0.5, 0.4, ""),
+    (DP_SGD, "privacy.dp-sgd-clipping-norm", {"max_client_clipping_norm": 2.0}, 2.0, 2.1, ""),
+    (GAUSSIAN, "privacy.gaussian-clipping-norm", {"min_client_clipping_norm": 0.5}, 0.5, 0.4, ""),
+    (GAUSSIAN, "privacy.gaussian-clipping-norm", {"max_client_clipping_norm": 2.0}, 2.0, 2.1, ""),
     (
         DP_SGD | {"privacy.clipping-decay": 0.5},
         "privacy.min-clipping-norm",
@@ -211,7 +211,7 @@ class TestLimits:
         passed = 0
         for norm, least, decay, number in product((0.1, 1.0, 9.0), (0.1, 0.5, 9.0), (0.0, 0.5), (0, 1, 2, 9)):
             settings = DP_SGD | {
-                "privacy.client-clipping-norm": norm,
+                "privacy.dp-sgd-clipping-norm": norm,
                 "privacy.min-clipping-norm": least,
                 "privacy.clipping-decay": decay,
             }

@@ -180,7 +180,7 @@ class TestEdges:
         ask(tmp_path, GAUSSIAN, **rules)
 
     def test_a_min_clipping_norm_has_no_maximum(self, tmp_path):
-        decaying = DP_SGD | {"privacy.clipping-decay": 0.5, "privacy.client-clipping-norm": 9.0}
+        decaying = DP_SGD | {"privacy.clipping-decay": 0.5, "privacy.dp-sgd-clipping-norm": 9.0}
         ask(tmp_path, decaying | {"privacy.min-clipping-norm": 3.0}, **(ANY | {"min_client_clipping_norm": 0.1}))
 
     def test_without_decay_a_min_clipping_norm_is_none(self, tmp_path):
@@ -293,7 +293,7 @@ class TestAttacks:
 
     def test_clipping_norms_whose_squares_underflow(self, node):
         for norm in (1e-33, 1e-46, 1e-7):
-            assert "demanded: at least 1e-06" in self.refusal(node, DP_SGD | {"privacy.client-clipping-norm": norm})
+            assert "demanded: at least 1e-06" in self.refusal(node, DP_SGD | {"privacy.dp-sgd-clipping-norm": norm})
 
     def test_scores(self, node):
         settings = DP_SGD | {"task.test-fraction": 0.2, "evaluation.federated": "on"}

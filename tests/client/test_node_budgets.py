@@ -457,7 +457,7 @@ class TestWhatABudgetWrites:
         charge(request, node_at(settings, node))
 
     def test_every_line_of_a_message(self, node):
-        self.spend(GAUSSIAN | CHOICE | {"privacy.client-clipping-norm": 3.0}, node, models=[SOFTMAX] * 2)
+        self.spend(GAUSSIAN | CHOICE | {"privacy.gaussian-clipping-norm": 3.0}, node, models=[SOFTMAX] * 2)
         found = [
             (entry.run, entry.round, entry.unit, entry.mechanism, entry.clip, entry.event, entry.done)
             for entry in ledger_of_node(node).entries

@@ -77,7 +77,7 @@ class TestWhichMechanism:
         cases = [
             (OPEN, None),
             (DP_SGD, None),
-            (GAUSSIAN | {"privacy.client-clipping-norm": 3.0}, LocalGaussian(3.0, 2.0)),
+            (GAUSSIAN | {"privacy.gaussian-clipping-norm": 3.0}, LocalGaussian(3.0, 2.0)),
             (LAPLACE, PublishedLaplace(NU)),
             (LAPLACE | {"privacy.per-layer": True}, PublishedLaplace(NU, True)),
             (LAPLACE | {"privacy.radius": 2.0}, LocalLaplace(2.0, NU)),
@@ -115,7 +115,7 @@ class TestTheReply:
     def test_an_update_of_any_length_is_bounded(self, name):
         """Noise without its randomness: 10³⁰ and 10 come to the same place, C or R from the start."""
         settings = NOISED[name] | {f"privacy.{name}-noise-multiplier": 1e-5, "privacy.noise-seed": 1}
-        settings |= {"privacy.radius": 3.0} if name == "laplace" else {"privacy.client-clipping-norm": 3.0}
+        settings |= {"privacy.radius": 3.0} if name == "laplace" else {"privacy.gaussian-clipping-norm": 3.0}
         for length in (10.0, 1e30):
             assert distance(sent_by(moved(length), settings).arrays, SOFTMAX) == pytest.approx(3.0, rel=1e-2)
 

@@ -125,7 +125,7 @@ class TestTheTrueNumberShowsNowhere:
             "client.local-epochs": 2,
             "client.learning-rate": 1.0,
             "privacy.dp-sgd-noise-multiplier": 1000.0,
-            "privacy.client-clipping-norm": 1e-3,
+            "privacy.dp-sgd-clipping-norm": 1e-3,
         }
         for count in (0, 40, 90):
             node = own_node(tmp_path / str(count), write_data(tmp_path, count, name=f"{count}.npz"))
@@ -176,7 +176,7 @@ class TestGroups:
         "client.batch-size": 10,
         "privacy.noise-seed": 1,
         "privacy.dp-sgd-noise-multiplier": 0.0,
-        "privacy.client-clipping-norm": 0.01,
+        "privacy.dp-sgd-clipping-norm": 0.01,
         "privacy.group-cap": 7,
     }
 
@@ -231,7 +231,7 @@ class TestGroups:
         def check(cap):
             tmp_path = tmp_path_factory.mktemp("case")
             data = write_data(tmp_path, x=np.full((10, 64), 0.5), y=np.arange(10), patient=np.zeros(10, int))
-            settings = self.SETTINGS | {"privacy.group-cap": cap, "privacy.client-clipping-norm": 1000.0}
+            settings = self.SETTINGS | {"privacy.group-cap": cap, "privacy.dp-sgd-clipping-norm": 1000.0}
             sent = arrays_of(answer(settings, own_node(tmp_path, data) | {"public-size": 10}))
             assert (sent["softmax/bias"] > 0).sum() == cap
 

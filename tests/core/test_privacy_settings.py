@@ -38,14 +38,15 @@ SETTINGS = {
 }
 DP_SGD_ONLY = {
     "dp-sgd-noise-multiplier": 4.0,
+    "dp-sgd-clipping-norm": 4.0,
     "clipping-decay": 0.1,
     "min-clipping-norm": 0.5,
     "batch-sampling": "shuffle",
     "group-cap": 3,
 }
-CLIPPED_ONLY = {"client-clipping-norm": 4.0, "client-max-epsilon": 2.0}
+CLIPPED_ONLY = {"client-max-epsilon": 2.0}
 CHOICE_ONLY = {"choice": "exact", "choice-epsilon": 0.5, "max-loss": 3.0}
-GAUSSIAN_ONLY = {"gaussian-noise-multiplier": 4.0}
+GAUSSIAN_ONLY = {"gaussian-noise-multiplier": 4.0, "gaussian-clipping-norm": 4.0}
 LAPLACE_ONLY = {"laplace-noise-multiplier": 4.0, "radius": 2.0, "per-layer": True, "max-leakage": 3.0}
 CLIENT_ONLY = DP_SGD_ONLY | GAUSSIAN_ONLY | CLIPPED_ONLY | LAPLACE_ONLY | CHOICE_ONLY
 NEEDED = {
@@ -170,7 +171,7 @@ def test_a_default_of_another_type_is_no_default():
 def test_variants_are_values_of_their_own():
     """The keys of one variant do not exist in another, and a section made of variants is the one made of keys."""
     privacy = PrivacyConfig(server=GlobalPrivacy(noise_multiplier=2.0), client=DpSgdPrivacy(clipping_norm=3.0))
-    keys = {"server": "global-dp", "noise-multiplier": 2.0, "client": "dp-sgd", "client-clipping-norm": 3.0}
+    keys = {"server": "global-dp", "noise-multiplier": 2.0, "client": "dp-sgd", "dp-sgd-clipping-norm": 3.0}
     assert privacy == parse({f"privacy.{key}": value for key, value in keys.items()}).privacy
     assert not hasattr(privacy.server, "distance") and not hasattr(privacy.client, "radius")
     with pytest.raises(ConfigError, match=r"privacy.client = 'none', expected 'dp-sgd'"):

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from shipped import refusal
 
 from cloister.config.privacy import DEFAULTS
-from cloister.config.renamed import CLIENTS, RENAMED, translated
+from cloister.config.renamed import RENAMED, translated
 from cloister.config.run import known_keys, parse
 
-OLD = "privacy.client-noise-multiplier"
+OLD, CLIP = "privacy.client-noise-multiplier", "privacy.client-clipping-norm"
+CLIENTS = ("dp-sgd", "gaussian", "laplace")
 GOLDEN = Path(__file__).parents[1] / "upgrade/golden/runs"
 
 
@@ -30,11 +31,18 @@ def test_without_a_mechanism_all_of_its_names_are_told(settings):
     )
 
 
-def test_every_other_old_key_is_refused_with_its_name():
-    for old, new in RENAMED.items():
-        assert old not in known_keys()
-        if old != OLD:
-            assert refusal(**{old: 5.0}) == f"{old} = 5.0 has a new name: use {new}" and new in known_keys()
+def test_every_old_key_is_refused_with_names_that_there_are():
+    for old, names in RENAMED.items():
+        assert old not in known_keys() and set(names) <= set(known_keys())
+        assert all(name in refusal(**{old: 5.0}) for name in names)
+
+
+def test_a_clip_is_that_of_its_mechanism():
+    for client in ("dp-sgd", "gaussian"):
+        recorded = {"privacy.client": client, CLIP: 3.0}
+        assert refusal(**recorded) == f"{CLIP} = 3.0 has a new name: use privacy.{client}-clipping-norm"
+        assert parse(translated(recorded)).privacy.client.bound == 3.0
+    assert parse(translated({"privacy.client": "laplace", CLIP: 1.0})).privacy.client.bound == 0, "it had no effect"
 
 
 @given(client=st.sampled_from(CLIENTS), multiplier=st.floats(1e-6, 1e6))

@@ -3,11 +3,15 @@
 import json
 
 import pytest
+from flwr.app import Context, RecordDict
 from planned import TINY, planned, run
 
+from cloister.client.app import app as client
 from cloister.config.run import parse
 from cloister.estimate.preview import Options, preview
-from cloister.utils.errors import ConfigError
+from cloister.server.app import main
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.crash import Crash
 
 OWN = TINY | {"privacy.server": "none", "privacy.client-max-epsilon": 6.0, "num-rounds": 3}
 NOISE = {name: f"privacy.{name}-noise-multiplier" for name in ("dp-sgd", "gaussian")}
@@ -46,9 +50,21 @@ def test_a_plan_for_sites_prints_a_number_that_lets_them_train_in_all_rounds():
     assert min(each.rounds for each in less.allowances) < 3
 
 
-def test_a_server_without_its_clients_data_refuses_it():
-    from cloister.config.calibration import calibrated
+def started_by_flower(settings, tmp_path):
+    """Run the ServerApp as Flower does: server and nodes receive the settings as they were written."""
+    flat = parse(settings | {"output-dir": str(tmp_path), "run-name": "r"}).flat()
+    main(LocalGrid.simulated(client, flat, 4), Context(1, 0, {}, RecordDict(), flat))
 
-    settings = OWN | {"privacy.client": "dp-sgd", NOISE["dp-sgd"]: "auto"}
-    with pytest.raises(ConfigError, match="only `cloister run` knows"):
-        calibrated(parse(settings))
+
+def test_server_and_nodes_calibrate_noise_on_the_update_alike(tmp_path):
+    started_by_flower(OWN | {"privacy.client": "gaussian", NOISE["gaussian"]: "auto"}, tmp_path)
+    recorded = json.loads((tmp_path / "r" / "config.json").read_text())["config"][NOISE["gaussian"]]
+    claim = json.loads((tmp_path / "r" / "privacy.json").read_text())["clients"]
+    assert claim["status"] == "sound" and "not-covered" not in claim, "all nodes state the releases that it is about"
+    assert claim["parameters"][NOISE["gaussian"]] == recorded > 0
+
+
+def test_a_server_without_its_clients_data_refuses_noise_that_depends_on_it(tmp_path):
+    with pytest.raises(Crash, match=r"'auto' needs the number of examples .* only `cloister run` knows"):
+        started_by_flower(OWN | {"privacy.client": "dp-sgd", NOISE["dp-sgd"]: "auto"}, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -624,7 +624,7 @@ def test_parameters_have_the_names_of_the_configuration():
     }
     assert LocalGaussian(0.7, 1.5).parameters() == {
         "privacy.gaussian-noise-multiplier": 1.5,
-        "privacy.client-clipping-norm": 0.7,
+        "privacy.gaussian-clipping-norm": 0.7,
     }
     assert PublishedLaplace(5.0).parameters()["privacy.radius"] == 0
 
@@ -642,7 +642,7 @@ def test_a_ball_that_is_none_is_refused():
     def check(bad):
         with pytest.raises(ConfigError, match="radius"):
             LocalLaplace(bad, 1.0)
-        with pytest.raises(ConfigError, match="client_clipping_norm"):
+        with pytest.raises(ConfigError, match="gaussian_clipping_norm"):
             LocalGaussian(bad, 1.0)
 
     assert failures([0.0, -1.0, math.nan, math.inf], check) == []

@@ -254,6 +254,6 @@ def test_the_range_of_a_multiplier():
             make(-1.0)
     with pytest.raises(PrivacyError, match="noise multiplier"):
         LocalGaussian(1.0, 1.1e6)
-    for make, name in ((LocalLaplace, "radius"), (LocalGaussian, "client_clipping_norm")):
+    for make, name in ((LocalLaplace, "radius"), (LocalGaussian, "gaussian_clipping_norm")):
         with pytest.raises(ConfigError, match=f"^{name} must be > 0, got 0.0$"):
             make(0.0, 1.0)

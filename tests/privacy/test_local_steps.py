@@ -125,7 +125,7 @@ def test_the_clip_decays_as_the_published_loop_does(high, decay, low, rounds):
 def test_it_tells_its_parameters_by_the_keys_of_the_configuration(unit):
     settings = {
         "privacy.dp-sgd-noise-multiplier": 1.5,
-        "privacy.client-clipping-norm": 0.4,
+        "privacy.dp-sgd-clipping-norm": 0.4,
         "privacy.clipping-decay": 0.1,
         "privacy.min-clipping-norm": 0.2,
         "privacy.batch-sampling": "shuffle",

@@ -285,7 +285,7 @@ def test_under_laplace_a_client_is_charged_for_the_one_hypothesis_it_sends(tmp_p
 @pytest.mark.parametrize(
     "changes",
     [
-        {"privacy.client": "gaussian", "privacy.client-clipping-norm": 0.5},
+        {"privacy.client": "gaussian", "privacy.gaussian-clipping-norm": 0.5},
         {"privacy.client": "laplace"},
         {"privacy.client": "laplace", "privacy.radius": 2.0, "privacy.per-layer": True},
         {"privacy.clipping-decay": 0.1, "privacy.min-clipping-norm": 0.2, "privacy.batch-sampling": "shuffle"},

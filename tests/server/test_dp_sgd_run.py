@@ -90,7 +90,7 @@ def spent(rounds, examples=359):
 
 @pytest.mark.parametrize("model", mostly_slow(["softmax", "mlp"], ["softmax"]))
 def test_a_run_learns_something(tmp_path, model):
-    changes = {"client__learning_rate": 1.0, "num_rounds": 4, "privacy__client_clipping_norm": 2.0}
+    changes = {"client__learning_rate": 1.0, "num_rounds": 4, "privacy__dp_sgd_clipping_norm": 2.0}
     outcome = simulate(settings(tmp_path, task__model=model, **changes), CLIENTS, silent())
     assert outcome.rounds[-1].central["accuracy"] > 0.5 > outcome.rounds[0].central["accuracy"]
     assert all(done.train == {} for done in outcome.rounds)

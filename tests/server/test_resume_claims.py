@@ -124,7 +124,7 @@ class TestClaimsOfADirectoryThatWasMoved:
     @pytest.mark.parametrize("client", ["gaussian", "laplace"])
     def test_what_clients_are_told_rests_on_the_same_condition(self, tmp_path, client):
         """The server decides how often it resumes, and clients' claims are about the server."""
-        bound = "privacy.client-clipping-norm" if client == "gaussian" else "privacy.radius"
+        bound = "privacy.gaussian-clipping-norm" if client == "gaussian" else "privacy.radius"
         noise = {"privacy.client": client, f"privacy.{client}-noise-multiplier": 50.0, bound: 1.0}
         stopped_after(tmp_path, LINEAR | noise, 1)
         assert claims(tmp_path)["clients"]["status"] == "sound"

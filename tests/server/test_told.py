@@ -113,12 +113,12 @@ def test_curves_show_what_may_be_shown(tmp_path, settings, shown, hidden):
 
 def test_the_contract_of_every_mechanism_on_clients():
     def check(client, says):
-        bound = {} if client == "laplace" else {"client_clipping_norm": 0.5}
+        bound = {} if client == "laplace" else {f"{client}_clipping_norm": 0.5}
         assert contract_of_clients(PrivacyConfig(server="none", client=client, **bound)) == says
 
     cases = [
-        ("dp-sgd", "dp-sgd (dp-sgd-noise-multiplier 1, client-clipping-norm 0.5, poisson batches)"),
-        ("gaussian", "gaussian (gaussian-noise-multiplier 1, client-clipping-norm 0.5)"),
+        ("dp-sgd", "dp-sgd (dp-sgd-noise-multiplier 1, dp-sgd-clipping-norm 0.5, poisson batches)"),
+        ("gaussian", "gaussian (gaussian-noise-multiplier 1, gaussian-clipping-norm 0.5)"),
         ("laplace", "laplace (laplace-noise-multiplier 1, radius of the update)"),
     ]
     assert failures(cases, check) == []

@@ -142,7 +142,7 @@ class LocalDpSgd(Contributor):
         """Return the parameters, by configuration key."""
         named: dict[str, float | str] = {
             "privacy.dp-sgd-noise-multiplier": self.noise_multiplier,
-            "privacy.client-clipping-norm": self.clipping_norm,
+            "privacy.dp-sgd-clipping-norm": self.clipping_norm,
             "privacy.clipping-decay": self.clipping_decay,
             "privacy.min-clipping-norm": self.min_clipping_norm,
             "privacy.batch-sampling": self.sampling,

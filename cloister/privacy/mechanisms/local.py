@@ -211,7 +211,7 @@ class LocalGaussian(LocalMechanism):
     premises = (BUNDLE, CRYPTOGRAPHY)
 
     def __post_init__(self) -> None:
-        check.positive(client_clipping_norm=self.clipping_norm)
+        check.positive(gaussian_clipping_norm=self.clipping_norm)
         _check_multiplier(gaussian_noise_multiplier=self.noise_multiplier)
         Gaussian(self.noise_multiplier)
 
@@ -246,7 +246,7 @@ class LocalGaussian(LocalMechanism):
 
     def parameters(self) -> dict[str, float | bool]:
         """Return z and C."""
-        return _by_key(gaussian_noise_multiplier=self.noise_multiplier, client_clipping_norm=self.clipping_norm)
+        return _by_key(gaussian_noise_multiplier=self.noise_multiplier, gaussian_clipping_norm=self.clipping_norm)
 
     def _std(self) -> float:
         """Return z·C.

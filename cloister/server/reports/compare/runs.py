@@ -28,8 +28,8 @@ from cloister.utils.text import at_most
 PLACES = ("run-name", "output-dir")
 """Keys of a run's name and place, without effect on its results."""
 AMOUNTS = (
-    *("privacy.noise-multiplier", "privacy.clipping-norm", "privacy.client-clipping-norm"),
-    *(f"privacy.{client}-noise-multiplier" for client in ("dp-sgd", "gaussian", "laplace")),
+    "privacy.laplace-noise-multiplier",
+    *(f"privacy.{who}{name}" for who in ("", "dp-sgd-", "gaussian-") for name in ("noise-multiplier", "clipping-norm")),
 )
 """Keys that distinguish mechanisms even at their defaults."""
 BUDGETS = ("privacy.max-epsilon", "privacy.client-max-epsilon", "privacy.max-leakage")
