@@ -15,7 +15,9 @@ from cloister.config.run import parse
 from cloister.tasks.base import Examples, Task, are_targets, expected_targets, stored_as
 from cloister.tasks.labels import classes_of
 from cloister.tasks.making import model_of, named_task
-from cloister.tasks.pictures.decode import SUFFIXES, grey, is_image
+from cloister.tasks.pictures.decode import SUFFIXES, content_of, decode, is_image
+from cloister.tasks.pictures.form import Form, Unreadable
+from cloister.tasks.pictures.task import PictureTask
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import atomic_path, read_text
 from cloister.utils.rows import fields, from_fields
@@ -296,17 +298,18 @@ def _table(task: Task, data: Path) -> Scored:
 
 
 def _images(task: Task, folder: Path) -> Scored:
-    if task.image_shape is None:
+    form = task.form if isinstance(task, PictureTask) else task.image_shape and Form(task.image_shape)
+    if form is None:
         raise DataError(f"{folder}: examples of this task are no images; give a CSV or an .npz file")
     paths = sorted(path for path in folder.rglob("*") if is_image(path))
     if not paths:
-        raise DataError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
+        raise DataError(f"{folder} holds no images ({', '.join(SUFFIXES)}, or DICOM under any name)")
     images = []
     for path in paths:
-        image = grey(path.read_bytes(), task.image_shape)
-        if image is None:
-            raise DataError(f"{path} is not an image that can be read")
-        images.append(image)
+        try:
+            images.append(decode(content_of(path), form)[0])
+        except Unreadable as reason:
+            raise DataError(f"{path} {reason}") from None
     x = np.stack(images).reshape(len(paths), *task.input_shapes[""])
     labels = [None if path.parent == folder else task.label_of_folder(path.parent.name) for path in paths]
     y = None if None in labels else np.array(labels)

@@ -263,8 +263,9 @@ class TestCommand:
         assert "no file at nowhere.toml" in self.run("-c", "nowhere.toml").output
 
 
-def test_images_named_by_person_become_the_array_that_a_run_protects(tmp_path, monkeypatch):
+def test_images_named_by_person_become_the_groups_that_a_run_protects(tmp_path, monkeypatch):
     from PIL import Image
+    from tasks.hospital import scans
 
     written = (ROOT / "docs" / "tasks.md").read_text().partition("**Several images of one person.**")[2]
     code = re.search(r"```python\n(.*?)```", written, re.DOTALL)
@@ -274,6 +275,6 @@ def test_images_named_by_person_become_the_array_that_a_run_protects(tmp_path, m
         Image.new("L", (40, 30), 10 * number).save(folder / f"p{number // 2:03d}_{number:05d}.png")
     monkeypatch.chdir(tmp_path)
     exec(code[1], {})
-    with np.load("site.npz") as site:
-        assert site["x"].shape == (6, 32, 32, 1) and 0 < site["x"].max() <= 1
-        assert sorted(zip(site["person"], site["y"], strict=True)) == [(f"p00{n}", y) for n in range(3) for y in (0, 1)]
+    site = scans({"group": "person"}, class_names=("ring", "square")).read(tmp_path / "images")
+    assert site.x.shape == (6, 4, 4, 1) and 0 < site.x.max() <= 1
+    assert sorted(zip(site.groups, site.y, strict=True)) == [(f"p00{n}", y) for n in range(3) for y in (0, 1)]

@@ -337,7 +337,7 @@ DATA = [
     scored("a.npz must hold as many labels as inputs, found 2 and 3", x=np.zeros((3, 64)), y=np.array([1, 2])),
     scored("a.npz holds no examples", x=np.zeros((0, 64))),
     wrong("predict run/ scans", "scans holds no images", ".png", scans__notes="mine"),
-    wrong("predict run/ scans", "scans/a.png is not an image", scans__a_png=b"PNG"),
+    wrong("predict run/ scans", "scans/a.png is damaged", scans__a_png=b"PNG"),
     wrong("predict run/ a.npz --hypothesis 3", "--hypothesis 3: run holds 1", a_npz=SCORED),
     wrong("predict run/ a.npz --out /proc/a.csv", "--out: /proc/a.csv cannot be written", a_npz=SCORED),
     wrong("predict run/ a.npz --out /dev/null", "--out: /dev/null is no file that could be replaced", a_npz=SCORED),

@@ -33,6 +33,7 @@ from cloister.tasks.faults import (
 )
 from cloister.tasks.labels import NO_CLASS
 from cloister.tasks.making import Parameters, explained_model_of
+from cloister.tasks.pictures.task import PictureTask
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.rows import fields
 
@@ -156,6 +157,8 @@ def _data_and_model(config: RunConfig, data: Path | None) -> Iterator[Line]:
         yield from (line for line in about if not attributes or line.kind == "fault")
         if all(line.kind != "fault" for line in about):
             found.append(examples)
+    if isinstance(task, PictureTask):
+        yield from (Line(kind, text) for kind, text in task.described())
     about_model = _about_model(config, task, found[0] if found else None)
     yield from (line for line in about_model if (found and not attributes) or line.kind == "fault")
 

@@ -184,6 +184,17 @@ class TestScripts:
         assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700 and not list(folder.iterdir())
         assert "--insecure" not in arguments
 
+    def test_two_sites_of_one_machine_have_different_ports_where_the_guide_is_followed(self, make, tmp_path):
+        ports, kits = {}, make().folder / "sites"
+        guide = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+        (told,) = set(re.findall(r"CLOISTER_PORT=(\d+) \./start\.sh", guide))
+        for site, chosen in (("north", {}), ("south", {"CLOISTER_PORT": told})):
+            (kits / site / "signing.key").touch()
+            (kits / site / "node.key").touch()
+            arguments = self.lines_of(kits / site / "start.sh", self.printing(tmp_path) | chosen)
+            ports[site] = arguments[arguments.index("--port") + 1]
+        assert ports == {"north": "9094", "south": told} and told != "9094"
+
     @staticmethod
     def printing(folder):
         """What makes the script of a site print the arguments of the node, with a folder for secrets."""

@@ -8,6 +8,8 @@ import numpy as np
 
 from cloister.config.run import TaskConfig
 from cloister.tasks.datasets.alzheimer_mri import CLASSES, AlzheimerMri
+from cloister.tasks.pictures.decode import decode
+from cloister.tasks.pictures.form import Form, Unreadable
 
 SIZE = 18
 """The smallest that the network takes."""
@@ -21,6 +23,14 @@ def scan(label, number, shape=(20, 24)):
     """Noise around a grey value that tells the class."""
     rng = np.random.default_rng([label, number])
     return np.clip(40 + 50 * label + rng.normal(0, 10, shape), 0, 255).astype(np.uint8)
+
+
+def grey(encoded, shape):
+    """The grey values of an image of this shape; None if it cannot be used."""
+    try:
+        return decode(encoded, Form(shape))[0][..., 0]
+    except Unreadable:
+        return None
 
 
 def jpeg(image):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 import pytest
-from mri import SIZE, folders, jpeg, mri, parquet, put, scan
+from mri import SIZE, folders, grey, jpeg, mri, parquet, put, scan
 from rich.console import Console
 from support import failures
 
@@ -19,7 +19,6 @@ from cloister.simulation.simulate import simulate
 from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.datasets.alzheimer_mri import CLASSES, PUBLISHED, PUBLISHED_TEST, TABLES, AlzheimerMri
 from cloister.tasks.partition import deal
-from cloister.tasks.pictures.decode import grey
 from cloister.tasks.pictures.sources import Picture, class_named
 from cloister.utils.errors import ConfigError, DataError
 
@@ -68,8 +67,9 @@ def test_pixels_are_grey_values_of_the_asked_size_beside_their_labels(tmp_path):
     assert 0 <= x.min() < x.max() <= 1
     for label in range(4):
         expected = [cv2.imdecode(np.frombuffer(jpeg(scan(label, n)), np.uint8), 0) for n in range(8)]
-        resized = {cv2.resize(each, (20, 20), interpolation=cv2.INTER_AREA).tobytes() for each in expected}
-        assert {np.rint(255 * row).astype(np.uint8).tobytes() for row in x[y == label]} == resized
+        shares = [each.astype(np.float32) / np.float32(255) for each in expected]
+        resized = {cv2.resize(each, (20, 20), interpolation=cv2.INTER_AREA).tobytes() for each in shares}
+        assert {row.tobytes() for row in x[y == label]} == resized
 
 
 def test_colours_become_grey(tmp_path):
@@ -236,14 +236,16 @@ def damaged(tmp_path):
     return tmp_path, list(broken)
 
 
-def test_damaged_images_are_named_in_one_error(damaged):
+def test_damaged_images_are_counted_in_one_error_and_named_to_their_owner_alone(damaged, caplog):
     root, names = damaged
-    with pytest.raises(DataError, match=r"task\.data-path: .* set task.skip-damaged = true") as caught:
-        mri(root).load()
-    with pytest.raises(DataError, match=r"data-path: .* set task.skip-damaged = true") as other:
-        mri("").read(root)
-    for error in (caught, other):
-        assert f"holds 4 damaged images: {', '.join(names)};" in str(error.value)
+    for where, read in (("task.data-path", mri(root).load), ("data-path", lambda: mri("").read(root))):
+        caplog.clear()
+        with pytest.raises(DataError, match=rf"^{where}: .*: 4 of 32 images cannot be used: ") as caught:
+            read()
+        assert "task.skip-damaged = true leaves them out" in str(caught.value)
+        for name in names:
+            assert name in caplog.text and name not in str(caught.value)
+        assert caught.value.first.startswith(f"{names[0]} (is absent")
 
 
 def test_damaged_images_are_left_out_if_asked_and_named_in_a_warning(damaged, caplog):
@@ -252,23 +254,27 @@ def test_damaged_images_are_left_out_if_asked_and_named_in_a_warning(damaged, ca
         caplog.clear()
         x, y = read(mri(root, skip_damaged=True))
         assert np.bincount(y).tolist() == [7] * 4 and np.isfinite(x).all() and len(x) == 28
-        assert f"4 damaged images: {', '.join(names)}; they are left out" in caplog.text
+        assert "4 images cannot be used" in caplog.text and all(name in caplog.text for name in names)
         means = [x[y == label].mean() for label in range(4)]
         np.testing.assert_allclose(means, (40 + 50 * np.arange(4)) / 255, atol=0.03)
 
 
-def test_many_damaged_images_are_counted(tmp_path):
+def test_many_damaged_images_are_counted(tmp_path, caplog):
     folders(tmp_path, 8)
     for path in tmp_path.rglob("*.jpg"):
         path.write_bytes(b"x")
-    with pytest.raises(DataError, match=r"holds 32 damaged images: Mild_Demented/.* and 22 more; remove them"):
+    with pytest.raises(DataError, match=r": 32 of 32 images cannot be used: is damaged, .* \(32 images\)"):
         mri(tmp_path).load()
+    assert caplog.messages[-1].endswith("and 22 more")
+    with pytest.raises(DataError, match="32 of 32 images cannot be used"):
+        mri(tmp_path, skip_damaged=True).load()
 
 
 def test_a_damaged_row_of_a_parquet_file_is_named(tmp_path):
     path = parquet(tmp_path / "own.parquet", [0, 1, 2], images=[jpeg(scan(0, 0)), b"", jpeg(scan(2, 0))])
-    with pytest.raises(DataError, match=r"holds 1 damaged image: own\.parquet row 1;"):
+    with pytest.raises(DataError, match="1 of 3 images cannot be used: is absent, unreadable or empty") as caught:
         mri("").read(path)
+    assert caught.value.first.startswith("own.parquet row 1 (")
 
 
 def test_a_client_that_protects_its_examples_leaves_single_damaged_ones_out(damaged, tmp_path, caplog):
@@ -276,7 +282,7 @@ def test_a_client_that_protects_its_examples_leaves_single_damaged_ones_out(dama
     root, _ = damaged
     config = TaskConfig(name="alzheimer-mri", image_size=SIZE, test_fraction=0.0)
     node = {"data-path": str(root), "ledger-dir": str(tmp_path / "ledgers")}
-    with pytest.raises(DataError, match="4 damaged images"):
+    with pytest.raises(DataError, match="4 of 32 images cannot be used"):
         local_data(config, node_of(node), 0)
     assert len(local_data(config, node_of(node), 0, tolerant=True).train) == 28
     assert "4 of 32 rows are left out" in caplog.text

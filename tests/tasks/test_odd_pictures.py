@@ -12,15 +12,15 @@ import cv2
 import numpy as np
 import pyarrow as pa
 import pytest
-from mri import folders, jpeg, mri, parquet, put, scan
+from mri import folders, grey, jpeg, mri, parquet, put, scan
 from pyarrow import parquet as pq
 from support import failures
 
 from cloister.tasks.datasets.alzheimer_mri import CLASSES
 from cloister.tasks.pictures import decode
 from cloister.tasks.pictures import sources as parquet_files
-from cloister.tasks.pictures.decode import MAX_SCANS, PNG, SCAN, grey
-from cloister.tasks.pictures.sources import every_picture
+from cloister.tasks.pictures.decode import MAX_SCANS, PNG, SCAN
+from cloister.tasks.pictures.finding import every_picture
 
 
 def a_link_to_no_name(place, _):
@@ -292,13 +292,16 @@ def test_a_tiff_that_holds_images_of_another_kind_is_damaged():
 
 def test_an_image_of_one_endless_row_is_damaged():
     code = (
-        "from cloister.tasks.pictures.decode import grey; import cv2, numpy as np\n"
-        "found = [grey(cv2.imencode('.bmp', np.zeros(shape, np.uint8))[1].tobytes(), (8, 8)) for shape in {}]\n"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from mri import grey; import cv2, numpy as np\n"
+        "found = [grey(cv2.imencode('.bmp', np.zeros(shape, np.uint8))[1].tobytes(), (8, 8)) for shape in SHAPES]\n"
         "print([each is not None for each in found])"
     )
     shapes = [(1, 8), (1, 2**16), (1, 2**16 + 1), (2**16, 1), (2**16 + 1, 1)]
     # In a process of its own: OpenCV asks for the limits once, when it is loaded.
-    said = subprocess.run([sys.executable, "-c", code.format(shapes)], check=True, capture_output=True, text=True)
+    said = subprocess.run(
+        [sys.executable, "-c", code.replace("SHAPES", str(shapes))], check=True, capture_output=True, text=True
+    )
     assert said.stdout.strip() == "[True, True, False, True, False]"
 
 

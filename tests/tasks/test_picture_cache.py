@@ -11,9 +11,10 @@ import pytest
 from mri import SIZE, folders, jpeg, mri, put, scan
 
 from cloister.tasks.datasets.alzheimer_mri import CLASSES
-from cloister.tasks.pictures import task
-from cloister.tasks.pictures.sources import find_pictures
-from cloister.tasks.pictures.task import FOLDER, KEPT, decoded
+from cloister.tasks.pictures import cache
+from cloister.tasks.pictures.cache import FOLDER, KEPT, decoded
+from cloister.tasks.pictures.finding import find_pictures
+from cloister.tasks.pictures.form import Form, Note
 from cloister.utils.errors import DataError
 
 
@@ -29,15 +30,15 @@ def images(tmp_path):
 
 
 def pixels(root, size=SIZE, order=range(12)):
-    return decoded(find_pictures(root, CLASSES), size, order)
+    return decoded(find_pictures(root, CLASSES), Form((size, size)), order).pixels
 
 
 @pytest.fixture
 def count(monkeypatch):
     """How many images were decoded."""
     calls = []
-    real = task.grey
-    monkeypatch.setattr(task, "grey", lambda *given: calls.append(1) or real(*given))
+    real = cache.decode
+    monkeypatch.setattr(cache, "decode", lambda *given: calls.append(1) or real(*given))
     return lambda: [len(calls), calls.clear()][0]
 
 
@@ -79,7 +80,7 @@ def test_files_that_change_are_decoded_anew(images, count, change):
     count()
     change(images)
     source = find_pictures(images, CLASSES)
-    found = decoded(source, SIZE, range(len(source.pictures)))
+    found = decoded(source, Form((SIZE, SIZE)), range(len(source.pictures))).pixels
     assert count() == len(found) == len(source.pictures)
 
 
@@ -103,19 +104,19 @@ def test_files_of_another_process_are_left_alone_or_gone(images, monkeypatch):
     source, listed = find_pictures(images, CLASSES), Path.glob
     order = range(len(source.pictures))
     writing = images / FOLDER / ".x.npy.1.partial.npy"
-    decoded(source, 7, order)
+    decoded(source, Form((7, 7)), order)
     writing.touch()
     os.utime(writing, (0, 0))
     monkeypatch.setattr(Path, "glob", lambda place, pattern: [*listed(place, pattern), place / "gone.npy"])
     for size in range(8, 9 + KEPT):
-        decoded(source, size, order)
+        decoded(source, Form((size, size)), order)
     assert writing.exists() and len(list(listed(images / FOLDER, "*.npy"))) == KEPT + 1
 
 
 def test_what_another_process_forgets_at_once_was_opened_before(images, monkeypatch):
     source = find_pictures(images, CLASSES)
-    monkeypatch.setattr(task, "_forget_the_oldest", lambda place: [path.unlink() for path in place.glob("*.npy")])
-    assert decoded(source, 7, range(len(source.pictures))).shape[1] == 7
+    monkeypatch.setattr(cache, "_forget_the_oldest", lambda place: [path.unlink() for path in place.glob("*.npy")])
+    assert decoded(source, Form((7, 7)), range(len(source.pictures))).pixels.shape[1] == 7
 
 
 @pytest.mark.parametrize(
@@ -170,9 +171,9 @@ def test_a_full_disk_leaves_no_part_of_a_cache(images, monkeypatch, caches):
     def grey(*_):
         if next(rows) == 4:
             raise OSError(28, "No space left on device")
-        return np.zeros((SIZE, SIZE), np.float32)
+        return np.zeros((SIZE, SIZE, 1), np.float32), Note()
 
-    monkeypatch.setattr(task, "grey", grey)
+    monkeypatch.setattr(cache, "decode", grey)
     caches.write_text("")
     with pytest.raises(DataError, match="No space left on device"):
         pixels(images)
@@ -184,7 +185,7 @@ def test_an_interrupted_process_leaves_no_cache_that_is_read(images, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(task, "grey", grey)
+        patched.setattr(cache, "decode", grey)
         pixels(images)
     assert np.isfinite(pixels(images)).all() and count() == 12
 
@@ -232,7 +233,9 @@ def test_folders_of_other_names_are_named_in_place_of_those_that_were_expected(t
         (tmp_path / name).mkdir()
     with pytest.raises(DataError) as refused:
         find_pictures(tmp_path, ("Mild", "Moderate"))
-    expected = "folders of images named Mild, Moderate, which may lie below train and test, or parquet files"
+    expected = (
+        "folders of images named Mild, Moderate, which may lie below train and test, or labels.csv, or parquet files"
+    )
     there = "there are folders named more-0, more-1, more-2, more-3, ring and 1 more"
     assert str(refused.value) == f"no images at {tmp_path}; expected {expected}; {there}"
     for name in ("more-0", "ring", "square"):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -152,6 +153,16 @@ def test_with_another_flower_a_node_that_pins_bundles_does_not_start(monkeypatch
     monkeypatch.setattr(node.os, "execvp", lambda *_: pytest.fail("it started"))
     with pytest.raises(PolicyError, match=r"allowed-fabs cannot be enforced with this flwr, only with 1\.41 or 1\.42"):
         node.run_node(["--insecure", "--node-config", f'policy="{policy}"'])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_that_another_site_has_is_refused_with_the_variable_of_the_kit(monkeypatch, host):
+    monkeypatch.setattr(node.subprocess, "Popen", lambda *_: pytest.fail("it started"))
+    monkeypatch.setattr(node, "_look_at_superlink", lambda _: None)
+    with socket.create_server((host, 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"--port {port} is in use .* CLOISTER_PORT={port + 1} \./start\.sh"):
+            node.run_node(["--insecure", "--superlink", "127.0.0.1:1", "--host", host, "--port", str(port)])
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -1,8 +1,10 @@
 """Command `cloister warm-node`: a SuperNode with warm clients."""
 
 import argparse
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -39,7 +41,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
 
     Raises:
         ConfigError: an option is not for this command; the node configuration has invalid keys, which the message
-            names; or its `secure-state` is not a folder for secrets.
+            names; its `secure-state` is not a folder for secrets; or another process has its port.
         FederationError: the SuperNode's certificate is not trusted, the clocks of this machine and the SuperLink are
             too far apart, or the SuperLink refused this node.
         PolicyError: the node's policy cannot be read, or cannot be enforced with this flwr.
@@ -56,6 +58,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
             raise PolicyError(f"allowed-fabs cannot be enforced with this flwr, only with {' or '.join(TESTED_WITH)}")
         # In place of this process: a signal to it is then one to the SuperNode.
         os.execvp(SUPERNODE, [SUPERNODE, *options])
+    _refuse_used_port(ours)
     _clear_secrets(node)
     pauses = [f"{seconds:g}" for seconds in polls]
     supernode = subprocess.Popen(
@@ -171,6 +174,23 @@ def _link(ours: argparse.Namespace) -> Link:
     file = ours.superexec_auth_secret_file
     secret = expanded(file).read_bytes() if file else None
     return Link(f"{host}:{ours.port}", str(expanded(ours.ssl_ca_certfile)) if ours.ssl_certfile else "", secret)
+
+
+def _refuse_used_port(ours: argparse.Namespace) -> None:
+    """Refuse a port on which another process listens, such as the node of a second site on this machine.
+
+    Raises:
+        ConfigError: names another port.
+    """
+    family = socket.AF_INET6 if ":" in ours.host else socket.AF_INET
+    try:
+        socket.create_server((ours.host, ours.port), family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"--port {ours.port} is in use on this machine, perhaps by another site's node; a second site takes "
+                f"another port: CLOISTER_PORT={ours.port + 1} ./start.sh"
+            ) from None
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -63,7 +63,7 @@ class AlzheimerMri(PictureTask):
             source: of all images.
         """
         train, validation, test = self.undamaged(source, self.parts(source))
-        return Dataset(train, test, validation=validation)
+        return Dataset(train, test, validation=validation, groups=self.groups_of(train))
 
     def parts(self, source: Source) -> tuple[NDArray[np.intp], ...]:
         """Return the indices of the training, validation and test images.

@@ -1,4 +1,4 @@
-"""Images in a folder per class or in parquet files, and detection of the layout at a path.
+"""Images in a folder per class or in parquet files.
 
 A parquet file has the layout of Hugging Face image datasets: a column `image` with encoded bytes, and `label`.
 """
@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.pictures.decode import MAX_BYTES, is_image
+from cloister.tasks.pictures.decode import DIRECTORY, MAX_BYTES, content_of, is_image
+from cloister.tasks.pictures.dicom import is_dicom, patient_of
+from cloister.tasks.pictures.form import Unreadable
 from cloister.utils.errors import DataError
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ MAX_IMAGE_BYTES, MAX_LABEL_BYTES = 2**29, 2**26
 """Largest uncompressed size in bytes of the image column, and of the label column, of one row group.
 Larger row groups are not read: reading takes a few times as much memory.
 """
+PATIENT = "PatientID"
+"""The patient's number in the header of a DICOM file: the name of its groups."""
 logger = logging.getLogger("cloister.tasks")
 
 
@@ -52,11 +55,15 @@ class Picture:
         name: for a message, relative to the folder of its source.
         label: the number of its class; -1: no class.
         part: of the published split.
+        group: name of the group of the run's `task.group`, such as a patient; empty: no group, or not known.
+        fault: reason why it cannot be used, known before it is decoded; empty: none.
     """
 
     name: str
     label: int
     part: Part
+    group: str = ""
+    fault: str = ""
 
 
 class Source(Protocol):
@@ -131,13 +138,14 @@ class FolderPerClass:
     stray: tuple[str, ...] = ()
 
     @classmethod
-    def at(cls, root: Path, classes: Sequence[str], tolerant: bool = False) -> "FolderPerClass":
+    def at(cls, root: Path, classes: Sequence[str], tolerant: bool = False, group: str = "") -> "FolderPerClass":
         """Find the images in the class folders, which may be below `train` and `test`.
 
         Args:
             root: see above.
             classes: the task's names, in its order.
             tolerant: leave out images in folders of no class.
+            group: name of the groups; empty: each image is a group. DICOM files have `PATIENT`.
 
         Raises:
             DataError: beside class folders there is a folder with images whose name matches no class.
@@ -158,11 +166,12 @@ class FolderPerClass:
             raise DataError(f"{root}: the folder {name} holds images and is named like no class: {', '.join(classes)}")
         files, pictures, stray = list[Path](), list[Picture](), list[Path]()
         for folder, number, half in folders:
-            for path in _files_below(folder):
+            for path in files_below(folder):
                 if is_image(path):
                     files.append(path)
-                    pictures.append(Picture(path.relative_to(root).as_posix(), number, half))
-                elif not path.name.startswith("."):
+                    patient, fault = patient_in(path) if group else ("", "")
+                    pictures.append(Picture(path.relative_to(root).as_posix(), number, half, patient, fault))
+                elif not path.name.startswith(".") and path.name.upper() != DIRECTORY:
                     stray.append(path)
         above = dict.fromkeys([root, *(folder.parent for folder, _, _ in folders)])
         beside = chain.from_iterable(map(_entries, above))
@@ -172,7 +181,19 @@ class FolderPerClass:
 
     def contents(self) -> Iterator[bytes]:
         """Yield the contents of the files, in order."""
-        return map(_content, self.files)
+        return map(content_of, self.files)
+
+
+def patient_in(path: Path) -> tuple[str, str]:
+    """Return the PatientID of a DICOM file, and the reason why there is none; both are empty for an unreadable file."""
+    content = content_of(path)
+    if content and not is_dicom(content):
+        return "", f"has no {PATIENT}, as only DICOM files have"
+    try:
+        patient = patient_of(content) if content else ""
+    except Unreadable as reason:
+        return "", str(reason)
+    return patient, f"has an empty {PATIENT}" if content and not patient else ""
 
 
 def folders_in(folder: Path) -> list[Path]:
@@ -200,7 +221,7 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
     """Return the files in a folder and all its subfolders, and links to files."""
     found, left = [], [folder]
     while left:
@@ -210,19 +231,6 @@ def _files_below(folder: Path) -> list[Path]:
             elif not os.path.isdir(path):
                 found.append(path)
     return sorted(found)
-
-
-def _content(path: Path) -> bytes:
-    """Return the bytes of a file.
-
-    They are empty if the file is unreadable, too large, or not regular (a pipe would block).
-    """
-    try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            found = os.fstat(file.fileno())
-            return file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_BYTES else b""
-    except OSError:
-        return b""
 
 
 @dataclass(frozen=True)
@@ -378,120 +386,3 @@ def _number(value: object, classes: Sequence[str]) -> int:
         text = value.decode("utf-8", "replace").strip()
         value = int(text) if text.isdecimal() and len(text) < MAX_LABEL_DIGITS else class_named(text, classes)
     return value if isinstance(value, int) and abs(value) < 10**MAX_LABEL_DIGITS else -1
-
-
-@dataclass(frozen=True)
-class Together:
-    """`Source` that combines several sources in one folder.
-
-    Attributes:
-        root: that folder.
-        sources: in it.
-    """
-
-    root: Path
-    sources: tuple[Source, ...]
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Return the files of all sources."""
-        return tuple(path for source in self.sources for path in source.files)
-
-    @property
-    def pictures(self) -> tuple[Picture, ...]:
-        """Return the pictures of all sources, in the order of `sources`."""
-        return tuple(picture for source in self.sources for picture in source.pictures)
-
-    def contents(self) -> Iterator[bytes]:
-        """Yield the encoded images of all sources."""
-        for source in self.sources:
-            yield from source.contents()
-
-
-def find_pictures(path: Path, classes: Sequence[str], below: bool = True) -> Source:
-    """Find the images at a path.
-
-    A path is a folder with a folder per class, a folder of parquet files, or one parquet file.
-
-    Args:
-        path: of a folder or a file.
-        classes: the task's names, in its order.
-        below: whether the images may be in a subfolder of `path`, if exactly one subfolder has images.
-
-    Raises:
-        DataError: there are no such images, or several such folders, or both layouts.
-    """
-    _refuse_missing(path)
-    found = _at(path, classes)
-    if not found and below and path.is_dir():
-        found = [source for folder in folders_in(path) for source in _at(folder, classes)]
-    if len(found) > 1:
-        raise DataError(f"{', '.join(str(source.root) for source in found)} all hold images; name one of them")
-    if not found:
-        raise _no_images(path, classes)
-    return found[0]
-
-
-def every_picture(path: Path, classes: Sequence[str]) -> Source:
-    """Find all images at exactly this path, in both layouts.
-
-    Each image is found independently of the others. Images in folders of no class and unreadable parquet files are left
-    out.
-
-    Args: as `find_pictures`.
-
-    Raises:
-        DataError: there are no images.
-    """
-    _refuse_missing(path)
-    sources: list[Source] = [FolderPerClass.at(path, classes, tolerant=True)] if path.is_dir() else []
-    for file in _parquet_files(path):
-        try:
-            sources.append(ParquetFiles.at([file], classes))
-        except DataError as error:
-            logger.warning("a parquet file is left out: %s", error)
-    found = [source for source in sources if source.pictures]
-    if not found:
-        raise _no_images(path, classes)
-    return found[0] if len(found) == 1 else Together(found[0].root, tuple(found))
-
-
-def _refuse_missing(path: Path) -> None:
-    if not path.exists():
-        raise DataError(f"there is no file or folder at {path}; name a folder with a folder of images for each class")
-
-
-def _no_images(path: Path, classes: Sequence[str]) -> DataError:
-    """Return an error that describes the folders found in place of the expected ones."""
-    there: list[str] = []
-    for folder in folders_in(path) if path.is_dir() else []:
-        # The folders inside `train` and `test` replace these two.
-        inner = folders_in(folder) if folder.name.lower() in PARTS else []
-        there += [each.relative_to(path).as_posix() for each in inner or [folder]]
-    others = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
-    instead = f"; there are folders named {', '.join(there[:NAMED])}{others}" if there else ""
-    return DataError(
-        f"no images at {path}; expected folders of images named {', '.join(classes)}, which may lie below train "
-        f"and test, or parquet files{instead}"
-    )
-
-
-def _parquet_files(path: Path) -> list[Path]:
-    """Return the parquet files at a path.
-
-    In a folder, only regular files count: a pipe of that name does not.
-    """
-    if path.is_dir():
-        return sorted(file for file in path.glob("*.parquet") if os.path.isfile(file))
-    return [path] if path.suffix.lower() == ".parquet" else []
-
-
-def _at(path: Path, classes: Sequence[str]) -> list[Source]:
-    """Return the source of the images at exactly this path, if there are any."""
-    sources: list[Source] = [FolderPerClass.at(path, classes)] if path.is_dir() else []
-    if parquet := _parquet_files(path):
-        sources.append(ParquetFiles.at(parquet, classes))
-    found = [source for source in sources if source.pictures]
-    if len(found) > 1:
-        raise DataError(f"{path} holds folders of images and parquet files; keep one of the two there")
-    return found

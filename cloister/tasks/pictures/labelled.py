@@ -1,0 +1,161 @@
+"""Images in a folder of any structure, whose labels are in a table beside them: `labels.csv`.
+
+| columns | each example |
+|---|---|
+| `file`, `label` | a row: the file, relative to the table, and its class |
+| `PatientID`, `label` | a DICOM file below the table's folder, with the class of its patient |
+
+`part` (train or test) is optional. Any further column may be the run's `task.group`. Each example depends on its own
+row and its own file alone, or with `PatientID` on the rows and files of its patient: otherwise one row more would
+change another patient's examples.
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from cloister.tasks.labels import classes_of
+from cloister.tasks.pictures.decode import content_of, is_image
+from cloister.tasks.pictures.sources import PARTS, PATIENT, Part, Picture, class_named, files_below, patient_in
+from cloister.utils.errors import DataError
+
+TABLE = "labels.csv"
+FILE, LABEL, PART = "file", "label", "part"
+"""Names of columns."""
+SEPARATORS = ",;\t"
+LONGEST = 2000
+"""Largest number of characters of a cell; a longer one counts as empty."""
+ABSENT = ".absent"
+"""Name in place of one that does not lead to a file in the table's folder. It is hidden, and never exists."""
+Row = Mapping[str, str]
+"""Cells of a row, by the names of the columns."""
+
+
+@dataclass(frozen=True)
+class LabelledFiles:
+    """`Source` of the files that a table labels.
+
+    Attributes:
+        root: the folder of the table.
+        files: of the images.
+        pictures: in the order of `files`.
+        stray: names, below the root, of images that the table does not name.
+    """
+
+    root: Path
+    files: tuple[Path, ...]
+    pictures: tuple[Picture, ...]
+    stray: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, table: Path, classes: Sequence[str], group: str) -> "LabelledFiles":
+        """Find the images of a table.
+
+        Args:
+            table: path of the CSV file. Its separator is a comma, a semicolon or a tab.
+            classes: the task's names, in its order.
+            group: name of the column of groups, or `PATIENT` of DICOM files; empty: each image is a group.
+
+        Raises:
+            DataError: the table lacks a column.
+        """
+        columns, rows = _read(table)
+        by_file = FILE in columns
+        if LABEL not in columns or not (by_file or PATIENT in columns):
+            raise DataError(
+                f"{table} must have a header with the columns {FILE} or {PATIENT}, and {LABEL}; found "
+                f"{', '.join(columns) or 'no header'}"
+            )
+        # Rows of one patient decide each other's labels: by patient, no other groups are possible.
+        groups = (*columns, PATIENT) if by_file else (PATIENT,)
+        if group and group not in groups:
+            raise DataError(
+                f"task.group = {group!r} is none of the groups of {table}: {', '.join(dict.fromkeys(groups))}"
+            )
+        found = _by_file(table.parent, rows, classes, group) if by_file else _by_patient(table.parent, rows, classes)
+        files, pictures = (tuple(part) for part in zip(*found, strict=True)) if found else ((), ())
+        named = set(files)
+        stray = [path for path in files_below(table.parent) if path not in named and is_image(path)] if by_file else []
+        return cls(table.parent, files, pictures, tuple(path.relative_to(table.parent).as_posix() for path in stray))
+
+    def contents(self) -> Iterator[bytes]:
+        """Yield the contents of the files, in order."""
+        return map(content_of, self.files)
+
+
+def _read(table: Path) -> tuple[list[str], list[Row]]:
+    """Return the columns of a table and its rows.
+
+    Each line is a row: otherwise an unclosed quotation mark would swallow the rows after it. An unreadable row has
+    no cells.
+    """
+    header, *lines = content_of(table).decode("utf-8-sig", "replace").splitlines() or [""]
+    separator = max(SEPARATORS, key=header.count)
+
+    def cells(line: str) -> list[str]:
+        try:
+            found = next(csv.reader([line], delimiter=separator), [])
+        except csv.Error:
+            return []
+        return [cell.strip() if len(cell) <= LONGEST else "" for cell in found]
+
+    columns = cells(header)
+    if len(set(columns)) < len(columns):
+        raise DataError(f"{table} has two columns of one name: {', '.join(columns)}")
+    split = [cells(line) for line in lines if line.strip()]
+    return columns, [dict(zip(columns, row)) if len(row) == len(columns) else {} for row in split]
+
+
+def _by_file(root: Path, rows: Sequence[Row], classes: Sequence[str], group: str) -> list[tuple[Path, Picture]]:
+    """Return an image for each row."""
+    found = []
+    for number, row in enumerate(rows, 1):
+        name = PurePosixPath(row.get(FILE, "").replace("\\", "/"))
+        is_inside = name.parts and not name.is_absolute() and ".." not in name.parts and "\0" not in str(name)
+        path = root / name if is_inside else root / ABSENT
+        label, fault = _label(row, classes), ""
+        if not row:
+            fault = "is a row with another number of cells than the header"
+        elif not 0 <= label < len(classes):
+            fault = f"has a {LABEL} that is no class: {', '.join(classes)}"
+        whose = row.get(group, "")
+        if group and not whose and not fault:
+            whose, fault = patient_in(path) if group == PATIENT else ("", f"has an empty cell in the column {group}")
+        place = f"{path.relative_to(root).as_posix()} (row {number} of the table)"
+        found.append((path, Picture(place, label, _part(row), whose, fault)))
+    return found
+
+
+def _by_patient(root: Path, rows: Sequence[Row], classes: Sequence[str]) -> list[tuple[Path, Picture]]:
+    """Return an image for each DICOM file, which has the label of its patient's rows."""
+    of_patient: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        of_patient[row.get(PATIENT, "")].append(row)
+    found = []
+    for path in files_below(root):
+        if not is_image(path):
+            continue
+        patient, fault = patient_in(path)
+        own = of_patient.get(patient, []) if patient else []
+        labels = {_label(row, classes) for row in own}
+        label = labels.pop() if len(labels) == 1 else -1
+        if not fault and not own:
+            fault = f"is of a {PATIENT} without a row in the table"
+        elif not fault and not 0 <= label < len(classes):
+            fault = f"is of a {PATIENT} with several labels, or with one that is no class: {', '.join(classes)}"
+        found.append(
+            (path, Picture(path.relative_to(root).as_posix(), label, _part(own[0] if own else {}), patient, fault))
+        )
+    return found
+
+
+def _label(row: Row, classes: Sequence[str]) -> int:
+    """Return the class of a row, by its name or number; -1: no class."""
+    label = class_named(cell := row.get(LABEL, ""), classes)
+    return int(classes_of([cell], len(classes), tuple(classes))[0]) if label is None else label
+
+
+def _part(row: Row) -> Part:
+    return PARTS.get(row.get(PART, "").lower(), "")
