@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cloister.config.run import parse
 from cloister.tasks.base import Examples, Task, are_targets, expected_targets
 from cloister.tasks.labels import classes_of
-from cloister.tasks.making import model_of, named_task
+from cloister.tasks.making import model_of, named_task, read_by
 from cloister.tasks.pictures.decode import SUFFIXES, grey, is_image
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import atomic_path, read_text
@@ -147,7 +147,7 @@ def read(task: Task, data: Path) -> Scored:
         return _archive(task, data)
     if type(task).read is not Task.read or type(task).rows is not Task.rows:
         inputs = task.unlabelled(data)
-        return _numbered(task.read(data), data) if inputs is None else _checked(task, inputs, None, data)
+        return _numbered(read_by(task, data), data) if inputs is None else _checked(task, inputs, None, data)
     return _table(task, data)
 
 

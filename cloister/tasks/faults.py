@@ -15,7 +15,7 @@ from cloister.tasks.base import Examples, Model, Task
 from cloister.tasks.labels import described
 from cloister.tasks.making import frozen_digest
 from cloister.tasks.recipe import recipe_faults
-from cloister.utils.crash import kind, place
+from cloister.utils.crash import explained, show_trace
 from cloister.utils.errors import CloisterError, ConfigError
 
 SAMPLE = 64
@@ -121,7 +121,9 @@ def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[F
         found, first = f"NaN or infinity in {bad.sum()} of {len(x)} inputs", f"x[{bad.argmax()}] is the first"
         yield Fault(where, found, "leave these rows out, or fill them in", first)
     if y.ndim != 1:
-        yield Fault(where, f"targets of shape {y.shape}", "give shape (n,): use .argmax(axis=1) on one-hot rows")
+        one_hot = y.ndim == 2 and ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all()
+        remedy = "use .argmax(axis=1) on these one-hot rows" if one_hot else "a task has one label or number a row"
+        yield Fault(where, f"targets of shape {y.shape}", f"give shape (n,): {remedy}")
     elif not task.classes:
         if y.dtype.kind not in "fiu" or _rows_not_finite(y).any():
             yield Fault(where, f"targets of {y.dtype} that are not finite numbers", "make them finite float32")
@@ -143,7 +145,10 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
         x: inputs to try it on, shape (n, *input_shape).
     """
     arrays = model.arrays()
-    if not arrays:
+    if not arrays and not getattr(getattr(model, "keras", None), "built", True):
+        remedy = f"call model.build({(None, *task.input_shape)}) in build(), or begin with keras.Input"
+        yield Fault("build()", "a model that is not built", remedy)
+    elif not arrays:
         yield Fault("build()", "a model without weights", "give it a layer that can be trained")
     for name, array in arrays.items():
         if array.dtype.kind != "f":
@@ -215,15 +220,14 @@ def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
 def tried(work: Callable[[], Any]) -> tuple[Any, str]:
     """Call user code, and return its result and a description of its failure.
 
-    The description contains the type and the place of an exception, never its message. The message of a third-party
-    exception may contain data, and other parties see a run's errors.
+    The description contains the type and the place of an exception. Its message may contain data, and other parties see
+    a run's errors. So only the owner of all data gets the message (`for_owner`).
     """
     try:
         return work(), ""
-    except CloisterError as error:
-        return None, str(error)
     except Exception as error:
-        return None, f"{kind(error)} at {place(error)}"
+        show_trace(error)
+        return None, str(error) if isinstance(error, CloisterError) else explained(error)
 
 
 def _rows_not_finite(x: NDArray) -> NDArray[np.bool_]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.tasks.base import Dataset, Examples, Task
+from cloister.tasks.making import read_by
 from cloister.tasks.partition import SPLIT_SEED, holdout
 from cloister.utils.errors import DataError
 from cloister.utils.files import expanded
@@ -75,7 +76,7 @@ def _examples(task: Task, path: Path) -> Examples:
             f"task.group = {task.config.group!r} names no array or column of {path}, which has {', '.join(names)}; "
             "task.group = '' protects each example by itself"
         )
-    return task.read(path)
+    return read_by(task, path)
 
 
 def with_validation(task: Task, data: Dataset) -> Dataset:
