@@ -41,7 +41,7 @@ class PrivateKerasTrainer(PrivateTrainer):
             raise ConfigError(f"privacy.client = 'dp-sgd' is for classifiers; this model's loss is {model.loss!r}")
         super().__init__(privacy, group_cap)
         self.model = model
-        self._optimizer, batch_size = optimizer_named(recipe.optimizer), recipe.batch_size
+        self._optimizer, batch_size = optimizer_named(recipe.optimizer, recipe.optimizer_options), recipe.batch_size
         self._dp_sgd = DpSgd(
             model.keras,
             batch_size=batch_size,
@@ -52,6 +52,7 @@ class PrivateKerasTrainer(PrivateTrainer):
             probe=made_up(model.keras),
             group_cap=group_cap,
         )
+        self.method, self.why_in_turn = self._dp_sgd.method, self._dp_sgd.why_in_turn
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
 
     def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
