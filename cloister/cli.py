@@ -4,7 +4,7 @@ import json as jsonlib
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from cloister.config.io import read_settings
 from cloister.deploy.commands import site
 from cloister.monitoring.commands import check_once, dashboard, watch
 from cloister.privacy.commands import ledger
-from cloister.utils.crash import FULL, INTERRUPTED, Crash, one_line
+from cloister.utils.crash import FULL, INTERRUPTED, Crash, for_owner, one_line
 from cloister.utils.errors import BudgetExhausted, ConfigError, SettingsError
 from cloister.utils.text import clean
 
@@ -103,6 +103,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--run-config", "-c", help="key=value pairs, or the path of a TOML file; a later -c wins."),
 ]
+AllOfIt = Annotated[bool, typer.Option("--traceback", help="Print whole tracebacks, with the texts of exceptions.")]
 Clients = Annotated[int, typer.Option("--clients", "-n", min=1, help="How many clients to simulate.")]
 
 
@@ -116,6 +117,7 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="The directory of a run that broke off: go on with it, with its settings.")
     ] = None,
+    traceback: AllOfIt = False,
 ) -> None:
     """Simulate a federation in this process; the defaults train digits under metric-aware noise.
 
@@ -125,7 +127,8 @@ def run(
     from cloister.simulation.simulate import simulate
 
     earlier = {} if resume is None else {"resume": str(resume)}
-    outcome = simulate(read_settings(settings or []) | earlier, clients)
+    with for_owner(traceback):
+        outcome = simulate(read_settings(settings or []) | earlier, clients)
     raise typer.Exit(EXIT_CODES.get(outcome.ended, FAILED))
 
 
@@ -143,6 +146,7 @@ def plan(
     timing: Annotated[bool, typer.Option(help="Let one client train in this process, to estimate the time.")] = True,
     png: Annotated[Path | None, typer.Option(help="Draw ε by round into this file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    traceback: AllOfIt = False,
 ) -> None:
     """Say what a run would cost before it runs: noise, ε by round, budgets, time and bytes.
 
@@ -152,7 +156,8 @@ def plan(
     from cloister.estimate.render import draw, record, render, render_nothing
 
     options = Options(clients, epsilon, policy, tuple(public_size or ()), timing)
-    found = preview(read_settings(settings or []), options)
+    with for_owner(traceback):
+        found = preview(read_settings(settings or []), options)
     if png is not None:
         draw(found, png)
     nothing = render_nothing(found)
@@ -223,6 +228,7 @@ def check_task(
         Path | None, typer.Option(help="A site's own file or folder; without it, the task's benchmark data is tried.")
     ] = None,
     settings: Settings = None,
+    traceback: AllOfIt = False,
 ) -> None:
     """Check a task's data and model, and run one round of two clients; a line a fault, with the remedy.
 
@@ -230,12 +236,16 @@ def check_task(
 
     Exit code 0: nothing is wrong; 1: there are faults.
     """
-    from cloister.simulation import checking
+    from rich.console import Console
 
-    kinds = set()
-    for line in checking.check_task(name, data, read_settings(settings or [])):
-        typer.echo(str(line))
-        kinds.add(line.kind)
+    from cloister.simulation import checking
+    from cloister.utils.terminal import can_redraw
+
+    console, kinds, given = Console(highlight=False, soft_wrap=True), set(), read_settings(settings or [])
+    with for_owner(traceback), console.status("") if can_redraw(console) else nullcontext() as status:
+        for line in checking.check_task(name, data, given, status.update if status else lambda _: None):
+            console.print(str(line), markup=False, emoji=False)
+            kinds.add(line.kind)
     if "fault" in kinds:
         raise typer.Exit(FAILED)
 

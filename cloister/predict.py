@@ -14,7 +14,7 @@ from cloister.config.renamed import translated
 from cloister.config.run import parse
 from cloister.tasks.base import Examples, Task, are_targets, expected_targets, stored_as
 from cloister.tasks.labels import classes_of
-from cloister.tasks.making import model_of, named_task
+from cloister.tasks.making import model_of, named_task, read_by
 from cloister.tasks.pictures.decode import SUFFIXES, content_of, decode, is_image
 from cloister.tasks.pictures.form import Form, Unreadable
 from cloister.tasks.pictures.task import PictureTask
@@ -174,7 +174,7 @@ def read(task: Task, data: Path) -> Scored:
     if type(task).read is not Task.read or type(task).rows is not Task.rows:
         if (inputs := task.unlabelled(data)) is not None:
             return _checked(task, inputs, None, data)
-        examples = task.read(data)
+        examples = read_by(task, data)
         if examples.faults:
             # Predictions are numbered like rows.
             raise DataError(

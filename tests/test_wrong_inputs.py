@@ -459,9 +459,11 @@ def plugin(*says: str, old: str = "", new: str = "", text: str = PLUGIN, points:
 
 X_OF_PLUGIN, Y_OF_PLUGIN = "np.random.default_rng(0).random((90, 4), np.float32)", "np.arange(90) % 3"
 PLUGINS = [
-    plugin("task 'ward' (", "does not load: ModuleNotFoundError at", ".py:1", text="import nosuchlibrary\n"),
+    plugin(
+        "task 'ward' (", "does not load: ModuleNotFoundError of 'nosuchlibrary'", ".py:1", text="import nosuchlibrary\n"
+    ),
     plugin("task 'ward' (", "does not load: SyntaxError", text="def (:\n"),
-    plugin("does not load: RuntimeError at", ".py:1", text="raise RuntimeError([1.5] * 400)\n"),
+    plugin("does not load: RuntimeError: ..., at", ".py:1", text="raise RuntimeError([1.5] * 400)\n"),
     plugin("does not load: AttributeError", text="other = 1\n"),
     plugin("task 'ward' (nosuchmodule:Ward) does not load", points="ward = nosuchmodule:Ward"),
     plugin("task 'digits' is claimed twice", points="digits = MODULE:Ward"),
@@ -489,7 +491,7 @@ PLUGINS = [
     plugin("build(): the model cannot predict", "inputs of shape (4,)", old="features=4", new="features=5"),
     plugin("outputs of shape (64, 4), expected (64, 3)", "3 units", old="classes=3)", new="classes=4)"),
     plugin("build() gives an object of type NoneType", "KerasModel", old="return Softmax", new="_ = Softmax"),
-    plugin("metrics(): KeyError at", new="\n    def metrics(self, y, scores):\n        raise KeyError(scores)\n"),
+    plugin("metrics(): KeyError: ..., at", new="\n    def metrics(self, y, scores):\n        raise KeyError(scores)\n"),
     plugin("metrics(): no 'loss'", new="\n    def metrics(self, y, scores):\n        return {'accuracy': 1.0}\n"),
     plugin(
         "metrics(): values that are no finite",

@@ -44,7 +44,7 @@ from cloister.client.statistics import keep_statistics, restore_statistics
 from cloister.client.trainers import ModelAndTrainer, best, chosen_to_train, model_and_trainer_of
 from cloister.privacy.claims.premises import Attestation
 from cloister.tasks.base import Examples
-from cloister.utils.crash import trace_without_values
+from cloister.utils.crash import note_failure, trace_without_values
 from cloister.utils.errors import CloisterError, DataError, PrivacyError
 from cloister.utils.files import expanded
 from cloister.utils.wire import EXAMPLES, SECURE, TRAIN_LOSS
@@ -185,10 +185,11 @@ def _contained(work: Callable[[], T], instead: Callable[[], T]) -> T:
     try:
         return work()
     except Exception as error:
-        told = f": {error}" if isinstance(error, CloisterError) else ""
+        text = note_failure(error)
+        told = str(error) if isinstance(error, CloisterError) else text
         trace = trace_without_values(error)
         said = "a step failed on this node; the reply is that of a node without examples, and does not show the failure"
-        logger.log(ERROR, "%s%s\n%s", said, told, trace)
+        logger.log(ERROR, "%s%s\n%s", said, f": {told}" if told else "", trace)
         return instead()
 
 

@@ -26,7 +26,7 @@ from cloister.client.node import NodeConfig
 from cloister.config.run import TaskConfig
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.columns import LONGEST
-from cloister.tasks.making import dataset_of, named_task
+from cloister.tasks.making import dataset_of, named_task, read_by, rows_by
 from cloister.tasks.partition import deal, holdout
 from cloister.utils.errors import ConfigError, DataError, NodeConfigError
 from cloister.utils.files import expanded
@@ -125,10 +125,10 @@ def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> Lo
 def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
     task, place = task_of(config), expanded(path)
     if not tolerant:
-        examples = task.read(place)
+        examples = read_by(task, place)
         _tell(examples)
     else:
-        examples = task.rows(place)
+        examples = rows_by(task, place)
         if shapes_of(examples.x) == task.input_shapes:  # else every row has the wrong shape
             keep = task.usable(examples)
             if not keep.all():

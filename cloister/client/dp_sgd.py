@@ -185,8 +185,14 @@ class PrivateTrainer(ABC):
         privacy: the run's `privacy.*`.
         group_cap: largest number of a unit's examples; 1: each example is a unit.
 
+    Attributes:
+        method: of a Keras model, `rows` or `in turn`; else empty.
+        why_in_turn: reason for `in turn`, with the layer.
+
     Guarantee: that of `LocalSteps`: the public size determines the number of steps, and each is a Gaussian mechanism.
     """
+
+    method = why_in_turn = ""
 
     def __init__(self, privacy: PrivacyConfig, group_cap: int) -> None:
         self.privacy, self.group_cap = privacy, group_cap

@@ -43,7 +43,7 @@ class PrivateKerasTrainer(PrivateTrainer):
             )
         super().__init__(privacy, group_cap)
         self.model, self._recipe = model, recipe
-        self._optimizer, batch_size = optimizer_named(recipe.optimizer), recipe.batch_size
+        self._optimizer, batch_size = optimizer_named(recipe.optimizer, recipe.optimizer_options), recipe.batch_size
         self._dp_sgd = DpSgd(
             model.keras,
             batch_size=batch_size,
@@ -54,6 +54,7 @@ class PrivateKerasTrainer(PrivateTrainer):
             probe=_probe(model),
             group_cap=group_cap,
         )
+        self.method, self.why_in_turn = self._dp_sgd.method, self._dp_sgd.why_in_turn
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
 
     def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:

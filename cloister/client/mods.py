@@ -17,7 +17,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE
 from cloister.flower.messages import CallNext, ErrorCode, make_message
-from cloister.utils.crash import trace_without_values
+from cloister.utils.crash import WITHHELD, note_failure, trace_without_values
 from cloister.utils.errors import (
     BudgetExhausted,
     CloisterError,
@@ -62,7 +62,7 @@ def open_and_pack(message: Message, context: Context, call_next: CallNext) -> Me
     except ConfigError as error:
         # What is said of the node's configuration is for its operator alone.
         logger.log(ERROR, "run %s: this client failed: %s", message.metadata.run_id, error)
-        return _sealed(_failed("NodeConfigError: details are in the log of the node"), message, None)
+        return _sealed(_failed(f"NodeConfigError: {WITHHELD}"), message, None)
     except FederationError as error:
         return _sealed(_failed(f"FederationError: {error}"), message, sign)
     reply = call_next(make_message(message.metadata, content), context)
@@ -103,14 +103,15 @@ def contain_errors(message: Message, context: Context, call_next: CallNext) -> M
 
     Messages about keys, names and budgets leave the node. Errors about data contain file names and row counts. Errors
     about the node's configuration quote it, and any other exception may quote an example. Of these only the type
-    leaves, and the rest is logged on the node.
+    leaves, and the rest is logged on the node. In a simulation its log has the text of any exception.
     """
     try:
         return call_next(message, context)
     except Exception as error:
         # Text from the server must not add lines to this node's log.
         place = f"run {message.metadata.run_id}, round {clean(message.metadata.group_id)}, node {context.node_id}"
-        logged = log_text(error)
+        text = note_failure(error)
+        logged = log_text(error) or (f": {text}" if text else "")
         if isinstance(error, BudgetExhausted):
             # An abstention is the purpose of a budget, not a failure.
             logger.log(WARNING, "%s: this client abstains%s", place, logged)
@@ -118,7 +119,7 @@ def contain_errors(message: Message, context: Context, call_next: CallNext) -> M
             trace = "\n".join(f"  {clean(line)}" for line in trace_without_values(error).splitlines())
             logger.log(ERROR, "%s: this client failed%s\n%s", place, logged, trace)
         told = isinstance(error, CloisterError) and not isinstance(error, DataError | NodeConfigError)
-        reason = f"{type(error).__name__}: {error if told else 'details are in the log of the node'}"
+        reason = f"{type(error).__name__}: {error if told else WITHHELD}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 

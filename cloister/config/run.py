@@ -130,6 +130,18 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def optimizer_options(text: str) -> dict[str, Scalar]:
+    """Return the options of an optimizer by the names of Keras' arguments.
+
+    Args:
+        text: `key=value` pairs with blanks between them, or a TOML document.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return {key.replace("-", "_"): value for key, value in read_options("client.optimizer-options", text).items()}
+
+
 class ClientConfig(Section):
     """Section `client.*`: local training. `auto` takes the value of the task's recipe, and an empty text none."""
 
@@ -144,9 +156,10 @@ class ClientConfig(Section):
     loss_scale: Positive | Auto = "auto"
     augmentation: str = "auto"
     callbacks: bool = True
+    optimizer_options: str = "auto"
     recipe_keys: ClassVar[tuple[str, ...]] = (
         *("local_epochs", "batch_size", "learning_rate", "optimizer", "schedule", "warmup_rounds", "final_rate_share"),
-        *("class_weights", "loss_scale", "augmentation"),
+        *("class_weights", "loss_scale", "augmentation", "optimizer_options"),
     )
     """Keys that override the task's recipe."""
 
@@ -162,6 +175,17 @@ class ClientConfig(Section):
             if not 0 < number < math.inf:
                 raise ValueError(
                     f"client.class-weights = {text!r} is not valid: {part!r} must be a finite number above 0"
+                )
+        return text
+
+    @field_validator("optimizer_options")
+    @classmethod
+    def _are_options(cls, text: str) -> str:
+        """Refuse values other than `auto` and options that are finite numbers, true or false."""
+        for key, value in optimizer_options(text).items() if text != "auto" else ():
+            if isinstance(value, str) or not math.isfinite(value):
+                raise ValueError(
+                    f"client.optimizer-options: {key} = {value!r} is not valid: it must be a number or a bool"
                 )
         return text
 

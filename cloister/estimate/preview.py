@@ -39,7 +39,7 @@ from cloister.server.client_claims import client_claim, shared_units
 from cloister.server.forecast import Forecast, NoiseOnRelease, draft, first_messages, forecast, noise_on_release
 from cloister.server.preflight import calibrated_for, low_snr_warnings
 from cloister.server.prepare import Prepared, prepare
-from cloister.simulation.grid import LocalGrid
+from cloister.simulation.grid import LocalGrid, explaining_failures
 from cloister.simulation.simulate import (
     refuse_other_population,
     refuse_too_few,
@@ -108,6 +108,7 @@ class Preview:
     timing: Timing | None
 
 
+@explaining_failures()
 def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
     """Compute the preview of a run. Nothing is sent, charged or written.
 

@@ -1,8 +1,9 @@
 """Quick check of a task: its data, its model, and one round of two clients; and of the name of a new package."""
 
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from cloister.client.data import benchmark_of, task_of
+from cloister.client.dp_sgd import PrivateTrainer
 from cloister.client.trainers import model_and_trainer_of
 from cloister.config.io import Scalar
 from cloister.config.run import RunConfig, parse
@@ -18,7 +20,7 @@ from cloister.privacy.mechanisms import MECHANISMS
 from cloister.server.build import STRATEGIES
 from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import Outcome, run
-from cloister.simulation.grid import LocalGrid, quiet
+from cloister.simulation.grid import LocalGrid, explaining_failures, quiet
 from cloister.simulation.simulate import simulate
 from cloister.tasks import TASKS
 from cloister.tasks.base import Examples, Task
@@ -32,10 +34,14 @@ from cloister.tasks.faults import (
     tried,
 )
 from cloister.tasks.labels import NO_CLASS
-from cloister.tasks.making import Parameters, explained_model_of
+from cloister.tasks.making import Parameters, explained_model_of, read_by, rows_by
 from cloister.tasks.pictures.task import PictureTask
+from cloister.tasks.recipe import Augmentation, recipe_of
+from cloister.training.plan import TrainingPlan
+from cloister.utils.crash import for_owner
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.rows import fields
+from cloister.utils.terminal import format_duration
 
 CLIENTS = 2
 ONE_ROUND: Mapping[str, Scalar] = {"num-rounds": 1, "privacy.server": "none", "tensorboard": False}
@@ -46,6 +52,10 @@ RARE = 0.02
 """Share of the examples below which a class is reported."""
 LARGE = 10.0
 """Absolute value of an input above which it seems to be unscaled."""
+TIMED_STEPS, QUICK_STEP = 8, 0.1
+"""Number of steps that are timed, and most seconds of one of them; of a slower one, a single step is timed."""
+Tell = Callable[[str], object]
+"""Receives what the check does next."""
 
 
 @dataclass(frozen=True)
@@ -65,29 +75,37 @@ class Line:
         return f"{self.kind:5}  {self.text}"
 
 
-def check_task(name: str, data: Path | None = None, given: Mapping[str, Scalar] = NOTHING) -> Iterator[Line]:
+def check_task(
+    name: str, data: Path | None = None, given: Mapping[str, Scalar] = NOTHING, tell: Tell = lambda _: None
+) -> Iterator[Line]:
     """Check a task, without leaving files behind.
+
+    The user who runs the check owns the data, so results contain the texts of exceptions.
 
     Args:
         name: of the task.
         data: a site's own file or folder, and the task's `task.data-path`; None: the task's benchmark data.
         given: settings of a run; only those of the task and of training are used.
+        tell: receives what the check does next.
 
     Yields:
         Results, as they are found. After a fault, checks that depend on it are skipped.
     """
-    config, problem = tried(lambda: _configuration(name, data, given))
-    if config is None:
-        yield Line("fault", problem)
-        return
-    if unused := ", ".join(key for key in given if not _counts(key) and key != "task.name"):
-        yield Line("note", f"one round without noise on the server is tried, independent of these settings: {unused}")
-    faults = []
-    for line in _data_and_model(config, data):
-        yield line
-        faults += [line] if line.kind == "fault" else []
-    if not faults:
-        yield from _round(config, data)
+    with explaining_failures():
+        config, problem = tried(lambda: _configuration(name, data, given))
+        if config is None:
+            yield Line("fault", problem)
+            return
+        if unused := ", ".join(key for key in given if not _counts(key) and key != "task.name"):
+            said = f"one round without noise on the server is tried, independent of these settings: {unused}"
+            yield Line("note", said)
+        faults, found = list[Line](), list[Examples]()
+        for line in _data_and_model(config, data, found, tell):
+            yield line
+            faults += [line] if line.kind == "fault" else []
+        if not faults:
+            tell(f"one round of {CLIENTS} clients")
+            yield from _round(config, data, found[0])
 
 
 def _configuration(name: str, data: Path | None, given: Mapping[str, Scalar]) -> RunConfig:
@@ -117,20 +135,19 @@ def _counts(key: str) -> bool:
     return key.startswith(("task.", "client.")) and key not in ("task.name", "client.warmup-rounds")
 
 
-def _data_and_model(config: RunConfig, data: Path | None) -> Iterator[Line]:
-    """Yield the results about data and model.
+def _data_and_model(config: RunConfig, data: Path | None, found: list[Examples], tell: Tell) -> Iterator[Line]:
+    """Yield the results about data and model, and append the examples without faults to `found`.
 
     If the task's attributes are faulty, only further faults are reported. The user who runs the check owns the data:
     errors contain the first faulty row, and the range of labels that are no classes.
     """
     task = task_of(config.task)
     rows: list[str] = []
-    found: list[Examples] = []
 
     def read() -> dict[str, Examples]:
         try:
             if data is not None:
-                return {"read()": task.read(data)}
+                return {"read()": read_by(task, data)}
             with quiet("cloister.client"):  # the lines below report rows that are left out
                 loaded = benchmark_of(task.config)
             return {"load(), train": loaded.train, "load(), test": loaded.test}
@@ -142,11 +159,12 @@ def _data_and_model(config: RunConfig, data: Path | None) -> Iterator[Line]:
     yield from (Line("fault", str(fault)) for fault in attributes)
     if any(fault.where != "recipe" for fault in attributes):
         return
+    tell("the data")
     parts, problem = tried(read)
     if problem := "; ".join(filter(None, (problem, *rows))):
         labels = ""
         if data is not None:
-            examples, _ = tried(lambda: task.rows(data))
+            examples, _ = tried(lambda: rows_by(task, data))
             if examples is not None and task.classes and len(examples):
                 low, high = examples.y.min(), examples.y.max()
                 if low != NO_CLASS and not 0 <= low <= high < task.classes:
@@ -159,7 +177,7 @@ def _data_and_model(config: RunConfig, data: Path | None) -> Iterator[Line]:
             found.append(examples)
     if isinstance(task, PictureTask):
         yield from (Line(kind, text) for kind, text in task.described())
-    about_model = _about_model(config, task, found[0] if found else None)
+    about_model = _about_model(config, task, found[0] if found else None, tell)
     yield from (line for line in about_model if (found and not attributes) or line.kind == "fault")
 
 
@@ -199,7 +217,8 @@ def _about_examples(task: Task, examples: Examples, where: str) -> Iterator[Line
         yield Line("note", f"{where}: fewer than {RARE:.0%} of the examples are of {', '.join(rare)}")
 
 
-def _about_model(config: RunConfig, task: Task, examples: Examples | None) -> Iterator[Line]:
+def _about_model(config: RunConfig, task: Task, examples: Examples | None, tell: Tell) -> Iterator[Line]:
+    tell("the model")
     model, problem = tried(lambda: explained_model_of(task))
     if model is None:
         yield Line("fault", problem.removeprefix(f"task {task.config.name!r}: "))
@@ -210,19 +229,63 @@ def _about_model(config: RunConfig, task: Task, examples: Examples | None) -> It
     if not faults:
         yield Line("ok", f"build(): a model of {Parameters.of(model)}, which predicts and is scored")
         # A failure is a note instead of a fault, as a run need not use DP-SGD.
+        tell("privacy.client='dp-sgd'")
         private = parse(config.flat() | {"privacy.client": "dp-sgd", "client.callbacks": False})
-        _, problem = tried(lambda: model_and_trainer_of(private).trainer)
-        if problem:
+        with for_owner() as failures:
+            cost, problem = tried(lambda: _cost(private, task, examples))
+        # A unit whose gradient fails contributes zero.
+        if problem := next((failure.text for failure in failures), problem):
             yield Line("note", f"it cannot be trained with privacy.client='dp-sgd': {problem}")
         else:
-            yield Line("ok", "it can be trained with privacy.client='dp-sgd'")
+            yield Line("ok", f"it can be trained with privacy.client='dp-sgd'{cost}")
         if task.recipe.callbacks is not None:
             yield Line(
                 "note", "recipe: a run with privacy.client refuses its Keras callbacks; use client.callbacks = false"
             )
 
 
-def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
+def _cost(config: RunConfig, task: Task, examples: Examples | None) -> str:
+    """Train for some steps; return how DP-SGD trains the model, and the time of a start, a step and a round.
+
+    A round here is one over all of these examples. In a simulation clients train one after another.
+    """
+    begun = time.perf_counter()
+    trainer, recipe = model_and_trainer_of(config).trainer, recipe_of(task, config.client, config.privacy)
+    way = ""
+    if isinstance(trainer, PrivateTrainer) and trainer.method:
+        way = f", in turn (the slow way): {trainer.why_in_turn}" if trainer.why_in_turn else ", in rows (the fast way)"
+    if examples is None:
+        return way
+    grouped = config.privacy.client.clips_gradients and bool(config.task.group)
+    own = examples if grouped else replace(examples, groups=None)
+    plan = TrainingPlan.of(replace(recipe, local_epochs=1), (0, 0, 0), augmentation=Augmentation.of(task, recipe))
+
+    def units(some: Examples) -> int:
+        return len(some) if some.groups is None else len(np.unique(some.groups))
+
+    count, size, noun = units(own), recipe.batch_size, "group" if grouped else "example"
+
+    def seconds(steps: int) -> float:
+        some, started = own.take(np.arange(min(len(own), -(-steps * size * len(own) // count)))), time.perf_counter()
+        trainer.fit(some, plan)
+        return (time.perf_counter() - started) / -(-units(some) // size)
+
+    seconds(1)  # compiles what is left
+    ready = time.perf_counter() - begun
+    step = seconds(1)
+    step = seconds(TIMED_STEPS) if step < QUICK_STEP else step
+    start = f" {_duration(ready)} to start," if ready > QUICK_STEP else ""
+    whole = _duration(recipe.local_epochs * -(-count // size) * step)
+    return f"{way};{start} {_duration(step)} a step of {size} {noun}s, about {whole} a round over {count} {noun}s"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 0.1:
+        return f"{1000 * seconds:.1f} ms"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{format_duration(seconds)} minutes"
+
+
+def _round(config: RunConfig, data: Path | None, examples: Examples) -> Iterator[Line]:
     """Run one round of two clients in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         settings = config.flat() | {"output-dir": folder}
@@ -239,19 +302,24 @@ def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
                 node["public-size"] = STATED
             return run(LocalGrid(app, own.flat(), [node] * CLIENTS), own, unheard)
 
-        with quiet("cloister.client"):  # the result line reports a client's failure
-            outcome, problem = tried(outcome_of_round)
+        with quiet("cloister.client"), for_owner() as failures:  # the result lines report a client's failure
+            outcome, problem = tried(explaining_failures()(outcome_of_round))
     if outcome is None:
         yield Line("fault", f"one round of {CLIENTS} clients: {problem}")
         return
     if outcome.ended == "operator":
         raise KeyboardInterrupt  # a run ends in order, and the check at once
+    # A round counts without a failing client, and under a mechanism such a client replies as one without examples.
+    if failed := [failure.text for failure in failures if not failure.is_foreseen]:
+        yield Line("fault", f"one round of {CLIENTS} clients: one failed with {failed[0]}")
+        return
     last = outcome.rounds[-1]
     if last.unscored:
         yield Line("note", f"one round of {CLIENTS} clients: one was not scored: {last.unscored[0].detail}")
     found = last.central or last.federated
     scores = ", ".join(f"{name} {found[name]:.4g}" for name in sorted(found, key=lambda name: (name != "loss", name)))
-    yield Line("ok", f"one round of {CLIENTS} clients: {scores or 'no scores'}")
+    cost, _ = tried(lambda: _cost(config, task_of(config.task), examples))
+    yield Line("ok", f"one round of {CLIENTS} clients: {scores or 'no scores'}{cost or ''}")
 
 
 KNOWN = {"task": TASKS, "strategy": STRATEGIES, "mechanism": MECHANISMS}

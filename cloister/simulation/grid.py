@@ -15,7 +15,8 @@ from cloister.config.io import Scalar
 from cloister.config.run import RunConfig
 from cloister.flower.messages import LOCAL_RUN, ErrorCode, Run, assume_run
 from cloister.server.polling_grid import WatchedGrid, answered, asked_to, noop
-from cloister.utils.errors import NodeConfigError
+from cloister.utils.crash import WITHHELD, Failure, for_owner
+from cloister.utils.errors import FederationError, NodeConfigError
 from cloister.utils.wire import LEAKAGE, NOISED_LEAKAGE, number
 
 MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD = -3, 32 << 20
@@ -197,6 +198,31 @@ class LocalGrid(WatchedGrid):
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+@contextmanager
+def explaining_failures() -> Iterator[list[Failure]]:
+    """Show this user what failed in clients of this process, with the texts of exceptions.
+
+    The replies of clients contain no such text. It is added to the error that ends the block, which only the terminal
+    shows.
+
+    Yields:
+        The failures of clients in the block.
+
+    Raises:
+        FederationError: in place of another one, with the texts of its clients' failures.
+    """
+    with for_owner() as failures:
+        try:
+            yield failures
+        except FederationError as error:
+            said = str(error)
+            for failure in failures:
+                said = said.replace(f"{failure.error}: {WITHHELD}", failure.text)
+            if failures and not any(failure.text in said for failure in failures):
+                said += f"; {failures[0].text}"
+            raise type(error)(said) from error
 
 
 @contextmanager

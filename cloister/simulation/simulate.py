@@ -14,13 +14,14 @@ from cloister.server.preflight import calibrated_for, refuse_idle_clients
 from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.rundir import refuse_name
 from cloister.server.run import Outcome, run
-from cloister.simulation.grid import LocalGrid
+from cloister.simulation.grid import LocalGrid, explaining_failures
 from cloister.utils.errors import ConfigError
 
 CLIENTS = 4
 """Default number of simulated clients."""
 
 
+@explaining_failures()
 def simulate(
     settings: Mapping[str, Scalar] | None = None, clients: int | None = None, narrator: ConsoleReporter | None = None
 ) -> Outcome:

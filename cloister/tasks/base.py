@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.config.run import ClientConfig, TaskConfig, listed
+from cloister.config.io import Scalar
+from cloister.config.run import ClientConfig, TaskConfig, listed, optimizer_options
 from cloister.tasks.labels import classes_of, described
 from cloister.tasks.targets import Target, cast_targets, losses_of, metrics_of
 from cloister.utils.errors import ConfigError, DataError
@@ -135,6 +136,7 @@ class Recipe:
         augmentation: names of random transforms, applied to each example in each step, in this order.
         callbacks: makes the Keras callbacks of one client's training; None: no callbacks. Callbacks see losses and
             weights without noise, so a client with a privacy mechanism trains without them.
+        optimizer_options: arguments of the Keras optimizer by name, such as {"momentum": 0.9}; numbers and booleans.
     """
 
     local_epochs: int
@@ -148,6 +150,7 @@ class Recipe:
     loss_scale: float = 1.0
     augmentation: tuple[str, ...] = ()
     callbacks: "Callable[[], Sequence[keras.callbacks.Callback]] | None" = None
+    optimizer_options: Mapping[str, Scalar] = field(default_factory=dict, hash=False)
 
     def resolved(self, client: ClientConfig) -> "Recipe":
         """Return this recipe with the values of `client.*` that are not `auto`."""
@@ -156,6 +159,10 @@ class Recipe:
             said["class_weights"] = tuple(map(float, listed(said["class_weights"])))
         if "augmentation" in said:
             said["augmentation"] = listed(said["augmentation"])
+        if "optimizer_options" in said:
+            said["optimizer_options"] = optimizer_options(said["optimizer_options"])
+        elif said.get("optimizer", self.optimizer) != self.optimizer:
+            said["optimizer_options"] = {}  # those of the recipe are of its own optimizer
         return replace(self, **said, callbacks=self.callbacks if client.callbacks else None)
 
     @property

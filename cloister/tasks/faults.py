@@ -19,7 +19,7 @@ from cloister.tasks.labels import described
 from cloister.tasks.making import frozen_digest, model_of
 from cloister.tasks.recipe import recipe_faults
 from cloister.tasks.targets import Target
-from cloister.utils.crash import kind, place
+from cloister.utils.crash import explained, show_trace
 from cloister.utils.errors import CloisterError, ConfigError
 from cloister.utils.rows import cast, each_field, fields, from_fields, shapes_of
 
@@ -232,7 +232,10 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
         x: inputs to try it on, shape (n, *input_shape).
     """
     arrays = model.arrays()
-    if not arrays:
+    if not arrays and not getattr(getattr(model, "keras", None), "built", True):
+        remedy = f"call model.build({(None, *task.input_shape)}) in build(), or begin with keras.Input"
+        yield Fault("build()", "a model that is not built", remedy)
+    elif not arrays:
         yield Fault("build()", "a model without weights", "give it a layer that can be trained")
     for name, array in arrays.items():
         if array.dtype.kind != "f":
@@ -313,15 +316,14 @@ def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
 def tried(work: Callable[[], Any]) -> tuple[Any, str]:
     """Call user code, and return its result and a description of its failure.
 
-    The description contains the type and the place of an exception, never its message. The message of a third-party
-    exception may contain data, and other parties see a run's errors.
+    The description contains the type and the place of an exception. Its message may contain data, and other parties see
+    a run's errors. So only the owner of all data gets the message (`for_owner`).
     """
     try:
         return work(), ""
-    except CloisterError as error:
-        return None, str(error)
     except Exception as error:
-        return None, f"{kind(error)} at {place(error)}"
+        show_trace(error)
+        return None, str(error) if isinstance(error, CloisterError) else explained(error)
 
 
 def _rows_not_finite(x: NDArray) -> NDArray[np.bool_]:

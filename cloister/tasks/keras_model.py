@@ -1,8 +1,7 @@
 """Keras models for the federation. Keras is imported when a model is made, not when this module is imported."""
 
-import os
+import logging
 import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,32 +17,21 @@ from cloister.tasks.numpy_models import check_same
 from cloister.tasks.targets import NO_LOSSES, Loss, Target
 from cloister.utils.arrays import Compiled, Network, Tensor, Variable, is_seed
 from cloister.utils.errors import ConfigError, DataError, FederationError
-from cloister.utils.files import atomic_path
+from cloister.utils.files import atomic_path, quiet_libraries
 from cloister.utils.rows import as_rows, cast, fields, named_shapes
 from cloister.utils.state import STATE, is_state
 
 
 def import_keras() -> ModuleType:
     """Import and return `keras` with the TensorFlow backend."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "keras" not in sys.modules:
-        # TensorFlow's libraries print while they are loaded, before a setting takes effect. Standard error is captured,
-        # and printed only if the import fails.
-        sys.stderr.flush()
-        original = os.dup(2)
-        with tempfile.TemporaryFile() as kept:
-            os.dup2(kept.fileno(), 2)
-            try:
-                import tensorflow  # noqa: F401
-            except BaseException:
-                kept.seek(0)
-                os.write(original, kept.read())
-                raise
-            finally:
-                os.dup2(original, 2)
-                os.close(original)
+        with quiet_libraries():
+            import tensorflow  # noqa: F401
     import keras
 
+    log = logging.getLogger("tensorflow")
+    if log.level == logging.NOTSET:  # else its user has chosen what it shows
+        log.setLevel(logging.ERROR)
     return keras
 
 

@@ -2,8 +2,8 @@
 
 import hashlib
 import inspect
-import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -11,10 +11,9 @@ from cloister.config.run import TaskConfig
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples, KeepsState, Model, Recipe, Task
 from cloister.tasks.keras_model import KerasModel
-from cloister.utils.crash import kind, place
+from cloister.utils.crash import kind, place, quoted
 from cloister.utils.errors import CloisterError, ConfigError, PluginError
 from cloister.utils.state import is_state
-from cloister.utils.text import clean
 from cloister.utils.wire import FROZEN
 
 
@@ -86,9 +85,6 @@ STATED = {
     "models": '("mlp",)',
 }
 """Attributes that every task class must have, each with an example."""
-WORDS = 240
-"""Largest number of characters quoted from a library's error about a network."""
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 METHODS = ("initialise", "arrays", "assign", "predict", "predict_alone", "save", "load")
 
 
@@ -141,6 +137,32 @@ def dataset_of(task: Task) -> Dataset:
     return data
 
 
+def read_by(task: Task, path: Path) -> Examples:
+    """Return a site's own data, as the task reads and checks it.
+
+    Raises:
+        DataError: the file is absent, or is not in the task's format.
+        ConfigError: `read` returned another type.
+    """
+    return _as_examples(task, "read", task.read(path))
+
+
+def rows_by(task: Task, path: Path) -> Examples:
+    """Return the contents of a site's file, before its rows are checked.
+
+    Raises:
+        DataError: the file is absent, or is not in the task's format.
+        ConfigError: `rows` returned another type.
+    """
+    return _as_examples(task, "rows", task.rows(path))
+
+
+def _as_examples(task: Task, method: str, found: object) -> Examples:
+    if not isinstance(found, Examples):
+        raise ConfigError(f"task {task.config.name!r}: {method}() gives {_kind(found)}; return Examples(x, y)")
+    return found
+
+
 def model_of(task: Task) -> Model:
     """Return a new model of a task. A Keras model adopts the task's targets and input shape.
 
@@ -182,8 +204,8 @@ def explained_model_of(task: Task) -> Model:
     except CloisterError:
         raise
     except Exception as error:
-        words = clean(" ".join(COLOURS.sub("", str(error)).split()))
-        said = f": {words[:WORDS]}{' ...' if len(words) > WORDS else ''}" if words else ""
+        words = quoted(error)
+        said = f": {words}" if words else ""
         raise ConfigError(
             f"task {task.config.name!r}: build() fails with {kind(error)} at {place(error)}{said}; change the network, "
             f"or what it is built for: inputs of shape {task.input_shape}"

@@ -188,6 +188,18 @@ def recipe_faults(task: Task, recipe: Recipe) -> Iterator[str]:
     # A task's own recipe bypasses the checks of the run configuration.
     if recipe.schedule not in get_args(ScheduleName):
         yield f"client.schedule = {recipe.schedule!r} is none of {', '.join(get_args(ScheduleName))}"
+    rate = recipe.learning_rate
+    if not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        found = repr(rate) if isinstance(rate, int | float) else f"of type {type(rate).__name__}"
+        yield (
+            f"client.learning-rate is {found}, and must be a number above 0; client.schedule and client.warmup-rounds "
+            "change it over the rounds"
+        )
+    if not isinstance(recipe.optimizer, str):
+        yield (
+            f"client.optimizer is of type {type(recipe.optimizer).__name__}, and must be the name of a Keras "
+            "optimizer; give its options as optimizer_options"
+        )
     if not 0 <= recipe.final_rate_share <= 1:
         yield f"client.final-rate-share = {recipe.final_rate_share} must be from 0 to 1"
     if recipe.warmup_rounds < 0:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.csv_files import header_of, is_header, is_table, lines_of
+from cloister.tasks.making import read_by
 from cloister.tasks.partition import SPLIT_SEED, holdout
 from cloister.utils.errors import DataError
 from cloister.utils.files import expanded
@@ -107,7 +108,7 @@ def _examples(task: Task, path: Path) -> Examples:
             f"task.group = {task.config.group!r} names no array or column of {path}, which has {', '.join(names)}; "
             "task.group = '' protects each example by itself"
         )
-    return task.read(path)
+    return read_by(task, path)
 
 
 def with_validation(task: Task, data: Dataset) -> Dataset:

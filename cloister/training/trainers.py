@@ -113,9 +113,14 @@ def refuse_what_needs_keras(recipe: Recipe) -> None:
     """Refuse recipes that NumPy models do not support.
 
     Raises:
-        ConfigError: the recipe has another optimizer than `sgd`, or Keras callbacks.
+        ConfigError: the recipe has another optimizer than `sgd`, options of one, or Keras callbacks.
     """
     if recipe.optimizer != "sgd":
         raise ConfigError(f"client.optimizer must be 'sgd' for a model in NumPy, got {recipe.optimizer!r}")
+    if recipe.optimizer_options:
+        named = ", ".join(recipe.optimizer_options)
+        raise ConfigError(
+            f"client.optimizer-options: {named} needs a model in Keras; plain SGD in NumPy has no options"
+        )
     if recipe.callbacks is not None:
         raise ConfigError("the task's Keras callbacks need a model in Keras; use client.callbacks = false")

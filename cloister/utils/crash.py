@@ -1,11 +1,15 @@
 """Reduction of exceptions to one line with type and place, without the values that they are about.
 
-The text of a third-party exception may quote an example, and so may the variables of a frame. Neither is ever printed,
-logged or written. Only the exception's type and the lines of code that led to it are kept.
+The text of a third-party exception may quote an example, and so may the variables of a frame. Neither is logged or
+written. Only the exception's type and the lines of code that led to it are kept.
+
+In a check, a plan or a simulation one user has server, clients and data (`for_owner`). The terminal of this user shows
+the text of an exception too. Replies, run directories and traceback files still never contain it.
 """
 
 import errno
 import os
+import re
 import signal
 import site
 import sys
@@ -16,13 +20,19 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from cloister.utils.errors import CloisterError
+from cloister.utils.errors import CloisterError, DataError
+from cloister.utils.text import clean
 
 LINES, WIDTH = 5, 600
 """Most lines of a displayed error, and most characters of each: enough for the longest remedies."""
+WORDS = 240
+"""Largest number of characters quoted from the text of a third-party exception."""
+WITHHELD = "details are in the log of the node"
+"""Text of an error reply in place of the text of an exception."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, a reached quota or a reached file size limit."""
 INTERRUPTED = 130
@@ -31,9 +41,46 @@ _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(
     {*site.getsitepackages(), site.getusersitepackages(), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))}
 )
-_folders: ContextVar[list[tuple[Path, bool]] | None] = ContextVar(
-    "folders for tracebacks, of the block of one_line", default=None
-)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_LIST, _NUMBER = re.compile(r"\[[^\[\]]*\]"), re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan\b|inf\b)")
+_NESTED = re.compile(r"\[(?:[\s.,]|\\n)*\]|array\(\s*\.\.\.[^()]*\)")
+SHAPE = 4
+"""Largest number of whole numbers in brackets that count as a shape, and not as an array."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Exception of a client in this process.
+
+    Attributes:
+        error: name of its type.
+        text: for the owner of the data.
+        is_foreseen: whether it is one of Cloister's own.
+    """
+
+    error: str
+    text: str
+    is_foreseen: bool
+
+
+@dataclass
+class _Reader:
+    """Reader of the messages of a block.
+
+    Attributes:
+        folders: for tracebacks, each with whether its names may reveal only the day.
+        is_owner: whether this user has all data that the block reads.
+        wants_all: whether whole tracebacks are printed.
+        failures: of clients in the innermost block of `for_owner`, equal ones once.
+    """
+
+    folders: list[tuple[Path, bool]] = field(default_factory=list)
+    is_owner: bool = False
+    wants_all: bool = False
+    failures: list[Failure] = field(default_factory=list)
+
+
+_reader: ContextVar[_Reader | None] = ContextVar("reader of messages about exceptions", default=None)
 
 AGAIN_SECONDS = 0.05
 """Time from an ignored KeyboardInterrupt to its repetition."""
@@ -101,7 +148,7 @@ def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         Crash: in place of any other `Exception`. The traceback of a third-party exception has been written to a file.
         KeyboardInterrupt: in place of an `Exception` after a recorded SIGINT.
     """
-    token = _folders.set([])
+    token = _reader.set(_Reader())
     try:
         yield
     except unchanged:
@@ -109,23 +156,104 @@ def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     except Exception as error:
         if is_interrupted():
             raise KeyboardInterrupt from None
+        show_trace(error)
         raise Crash(shortened(told(error)), error) from None
     finally:
-        _folders.reset(token)
+        _reader.reset(token)
+
+
+@contextmanager
+def for_owner(wants_all: bool = False) -> Iterator[list[Failure]]:
+    """Show the texts of exceptions on the terminal, as its user has all data that the block reads.
+
+    Within a block of `one_line`, this lasts until that block ends, so that its line has the text.
+
+    Args:
+        wants_all: whether to print whole tracebacks on standard error.
+
+    Yields:
+        The failures of clients in the block, equal ones once.
+    """
+    reader = _reader.get() or _Reader()
+    reader.is_owner, reader.wants_all = True, reader.wants_all or wants_all
+    token, outer = _reader.set(reader), reader.failures
+    found: list[Failure] = []
+    reader.failures = found
+    try:
+        yield found
+    finally:
+        outer += found
+        reader.failures = outer
+        _reader.reset(token)
+
+
+def note_failure(error: Exception) -> str:
+    """Return the text of a client's exception for the owner of all data, and keep it for the block of `for_owner`.
+
+    Outside such a block, the text is empty.
+    """
+    reader = _reader.get()
+    if reader is None or not reader.is_owner:
+        return ""
+    foreseen = isinstance(error, CloisterError)
+    text = f"{type(error).__name__}: {error}" if foreseen else explained(error)
+    if isinstance(error, DataError) and error.first:
+        text += f"; {error.first}"
+    failure = Failure(type(error).__name__, text, foreseen)
+    if failure not in reader.failures:
+        show_trace(error)
+        reader.failures.append(failure)
+    return text
+
+
+def explained(error: BaseException) -> str:
+    """Return the type and the place of an exception; within `for_owner`, its text too."""
+    reader = _reader.get()
+    if reader is None or not reader.is_owner:
+        return f"{kind(error)} at {place(error)}"
+    said = quoted(error)
+    return f"{kind(error)}: {said}, at {place(error)}" if said else f"{kind(error)} at {place(error)}"
+
+
+def quoted(error: BaseException) -> str:
+    """Return the text of an exception in one line of at most `WORDS` characters.
+
+    It may quote an example, so only the owner of the data may see it. Arrays are replaced by dots.
+    """
+    said = str(error)
+    if isinstance(error, SyntaxError):
+        said = f"{error.msg}: {error.text}" if error.text else error.msg
+    said = _LIST.sub(lambda found: found[0] if _is_shape(found[0]) else "...", _COLOURS.sub("", said))
+    while (inner := _NESTED.sub("...", said)) != said:
+        said = inner
+    words = clean(" ".join(said.split()))
+    return f"{words[:WORDS]} ..." if len(words) > WORDS else words
+
+
+def _is_shape(text: str) -> bool:
+    numbers = _NUMBER.findall(text)
+    return len(numbers) <= SHAPE and all(number.isdecimal() for number in numbers)
+
+
+def show_trace(error: BaseException) -> None:
+    """Print the whole traceback on standard error, if the block of `for_owner` asks for it."""
+    reader = _reader.get()
+    if reader is not None and reader.wants_all:
+        traceback.print_exception(error, file=sys.stderr)
 
 
 def write_traces_to(folder: Path, coarse: bool = False) -> None:
     """Set the folder of tracebacks until the block of `one_line` ends.
 
-    Outside such a block it does nothing.
+    Without such a block it has no effect.
 
     Args:
         folder: for tracebacks.
         coarse: True if their names may reveal only the day.
     """
-    folders = _folders.get()
-    if folders is not None:
-        folders.append((folder, coarse))
+    reader = _reader.get()
+    if reader is not None:
+        reader.folders.append((folder, coarse))
 
 
 def told(error: BaseException) -> str:
@@ -143,8 +271,8 @@ def told(error: BaseException) -> str:
         return f"{os.strerror(error.errno)}{at}; make room, and begin again"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename2 or error.filename}: {error.strerror}"  # of a renaming, the place that is meant
-    what, trace = f"{kind(error)} at {place(error)}", trace_without_values(error)
-    places: list[tuple[Path | None, bool]] = [*reversed(_folders.get() or []), (None, False)]
+    what, trace, reader = explained(error), trace_without_values(error), _reader.get()
+    places: list[tuple[Path | None, bool]] = [*reversed(reader.folders if reader else []), (None, False)]
     for parent, coarse in places:
         with suppress(OSError):
             name = time.strftime("traceback-%Y%m%d-" if coarse else "traceback-%Y%m%d-%H%M%S-", time.gmtime())
@@ -165,7 +293,12 @@ def shortened(text: str) -> str:
 
 
 def place(error: BaseException) -> str:
-    """Return `file:line` of the last frame in the user's code, or else of the last frame."""
+    """Return `file:line` of the last frame in the user's code, or else of the last frame.
+
+    For a syntax error of a file, it is the place of that error.
+    """
+    if isinstance(error, SyntaxError) and error.filename and os.path.isfile(error.filename):
+        return f"{error.filename}:{error.lineno}"
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [
         (path, line)
@@ -195,11 +328,12 @@ def trace_without_values(error: BaseException) -> str:
 def kind(error: BaseException) -> str:
     """Return the type of an exception.
 
-    A NameError includes the undefined name if the code contains it.
+    A NameError includes the undefined name, and an ImportError the module, if the code contains it.
     """
     of = type(error)
     told = of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
-    name = error.name if isinstance(error, NameError) else None
+    name = error.name if isinstance(error, NameError | ImportError) else None
     codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-    # A name that no code contains was made from a value, which may belong to an example.
-    return f"{told} of {name!r}" if name and any(name in code.co_names for code in codes) else told
+    # A name that no code contains was made from a value, which may belong to an example. `import a.b` contains "a.b".
+    known = (f"{each}." for code in codes for each in code.co_names)
+    return f"{told} of {name!r}" if name and any(each.startswith(f"{name}.") for each in known) else told

@@ -1,9 +1,10 @@
-"""Atomic writing and safe reading of files in run directories."""
+"""Atomic writing and safe reading of files in run directories, and libraries that write to standard error."""
 
 import errno
 import json
 import os
 import stat
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -109,3 +110,25 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Discard what the block writes to standard error, such as while TensorFlow is imported.
+
+    TensorFlow's libraries print while they are loaded, before a setting takes effect.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        original = os.dup(2)
+    except OSError:  # the process has no standard error
+        yield
+        return
+    sys.stderr.flush()
+    with open(os.devnull, "w") as discarded:
+        os.dup2(discarded.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(original, 2)
+        os.close(original)

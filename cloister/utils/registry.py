@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from cloister.utils.crash import kind, place
+from cloister.utils.crash import explained, place
 from cloister.utils.errors import PluginError
+from cloister.utils.files import quiet_libraries
 
 
 class Registry:
@@ -61,12 +62,14 @@ class Registry:
         if name not in table:
             raise self.unknown(name, table)
         try:
-            return EntryPoint(name, table[name], self.group).load()
+            with quiet_libraries():  # a plugin's module may import TensorFlow
+                return EntryPoint(name, table[name], self.group).load()
         except PluginError as error:  # of a base class of Cloister's, which names the class and the remedy
             raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {error}") from None
         except Exception as error:  # a plugin's module may raise anything, and its text may hold anything
-            where = place(error)
-            reason = kind(error) if "importlib" in where else f"{kind(error)} at {where}"
+            reason = explained(error)
+            if "importlib" in (where := place(error)):
+                reason = reason.removesuffix(f" at {where}").removesuffix(",")
             raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {reason}") from error
 
     def unknown(self, name: str, known: Iterable[str]) -> PluginError:

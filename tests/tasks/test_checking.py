@@ -52,7 +52,7 @@ def test_a_built_in_task_is_sound():
     lines = found("breast-cancer")
     assert [kind for kind, _ in lines] == ["ok"] * 5
     assert lines[0][1] == "load(), train: 456 examples of shape (30,), 2 classes, 170 to 286 examples in each"
-    assert lines[3][1] == "it can be trained with privacy.client='dp-sgd'"
+    assert lines[3][1].startswith("it can be trained with privacy.client='dp-sgd'; ")
     assert lines[4][1].startswith("one round of 2 clients: loss ")
 
 

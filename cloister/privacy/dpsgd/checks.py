@@ -5,27 +5,30 @@ several examples (`isolation`), adds a loss of its own or changes its state.
 """
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import keras
 import tensorflow as tf
 
-from cloister.privacy.dpsgd.isolation import Mixes, Unproved, prove
+from cloister.privacy.dpsgd.isolation import Mixes, NotIsolated, Unproved, prove
 from cloister.privacy.dpsgd.tracing import (
     LEARNT,
     Loss,
     Probe,
     chained_sums,
     check_probe,
+    layer_at,
+    layer_in,
     losses_of,
+    named,
     refuse_effects,
     seeded,
     seeds_of,
     specs_of,
 )
 from cloister.utils.arrays import Layer, Network, Tensor, is_seed
+from cloister.utils.crash import explained
 from cloister.utils.errors import CloisterError, ConfigError, UnsupportedModel
 
 DTYPES = ("float32", "float64")
@@ -36,26 +39,44 @@ PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 """Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
 UNITS = 11
 """Number of examples in a trace: a length that other axes of a model rarely have."""
-PENALTY = (
-    "a layer adds a loss of its own (add_loss or a regularizer), which is not an example's; add it to the loss "
-    "function, or use weight_decay of the optimizer"
-)
+DECAY = "client.optimizer-options = 'weight_decay={:g}', which decays every weight"
+"""Remedy for a penalty on weights: decay by d is the gradient of d/2 times their squares."""
+SOME_DECAY = 0.01
+"""Decay in place of a penalty that is no multiple of the squares."""
 COARSE_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE")
 """Environment variables that let oneDNN compute products of float32 numbers in fewer bits."""
 
 
 @contextmanager
-def as_unsupported_model() -> Iterator[None]:
-    """Convert third-party exceptions to UnsupportedModel, with type, without message."""
+def as_unsupported_model(model: Network) -> Iterator[None]:
+    """Convert third-party exceptions to UnsupportedModel, with the layer, the type and the place.
+
+    The message is omitted, except for the owner of the data (`crash.for_owner`).
+    """
     try:
         yield
     except CloisterError:
         raise
     except Exception as error:
         raise UnsupportedModel(
-            f"gradients of this model cannot be computed: {type(error).__name__} while its training was traced; "
-            "`model.fit` on a few examples with run_eagerly=False shows where"
+            f"{layer_at(error, model, 'the model or its loss')} fails while its training is traced, with "
+            f"{explained(error)}; it must work inside tf.function without autograph, such as with keras.ops"
         ) from error
+
+
+def why_in_turn(error: Exception, model: Network) -> str:
+    """Return why a model is not computed in rows, with the layer where it is known.
+
+    Args:
+        error: raised by `InRows`.
+        model: that is computed in turn.
+    """
+    if isinstance(error, NotIsolated):
+        place = layer_in(error.operation, model, "the model or its loss")
+        return f"{place} is not proved to keep examples apart: {error.kind} {error.reason}"
+    if isinstance(error, CloisterError):
+        return str(error)
+    return f"{layer_at(error, model, 'the model or its loss')} fails with several examples: {explained(error)}"
 
 
 def refuse(model: Network, loss: Loss, probe: Probe) -> None:
@@ -71,9 +92,10 @@ def refuse(model: Network, loss: Loss, probe: Probe) -> None:
     check_probe(probe)
     for layer in model._flatten_layers():
         for reason in _reasons(layer):
-            raise UnsupportedModel(f"layer {layer.name!r} ({type(layer).__name__}) {reason}")
+            raise UnsupportedModel(f"{named(layer)} {reason}")
     if not model.trainable_variables:
-        raise UnsupportedModel("the model has no trainable weights")
+        remedy = "set trainable = True on a layer" if model.built else "build it, such as by model.build((None, 13))"
+        raise UnsupportedModel(f"the model has no trainable weights; {remedy}")
     scopes: list[keras.StatelessScope] = []
 
     def losses(x: Tensor, y: Tensor, seeds: Tensor) -> Tensor:
@@ -86,7 +108,12 @@ def refuse(model: Network, loss: Loss, probe: Probe) -> None:
     seeds = tf.TensorSpec([len(seeds_of(model)), 2], tf.int64)
     graph = tf.function(losses, autograph=False).get_concrete_function(*specs, seeds).graph
     if model.losses or scopes[-1].losses:
-        raise UnsupportedModel(PENALTY)
+        penalised = [variable for variable in model.trainable_variables if variable.regularizer is not None]
+        if penalised:
+            decay = _decay(penalised[0].regularizer)
+            raise UnsupportedModel(f"weight {penalised[0].path!r} adds a penalty; leave it out, and set {decay}")
+        added = next((named(each) for each in model._flatten_layers() if getattr(each, "_loss_ids", None)), "the model")
+        raise UnsupportedModel(f"{added} adds a loss of its own (add_loss), which is not an example's; leave it out")
     state = [variable for variable in model.non_trainable_variables if not is_seed(variable)]
     changed = [variable.path for variable in state if scopes[-1].get_current_value(variable) is not None]
     if changed:
@@ -95,10 +122,7 @@ def refuse(model: Network, loss: Loss, probe: Probe) -> None:
     try:
         prove(graph, UNITS, graph.inputs[: len(tf.nest.flatten(specs))], graph.outputs)
     except Mixes as found:
-        # TensorFlow appends a number to the scopes of a layer that is called more than once.
-        names = {part for scope in found.operation.split("/") for part in (scope, re.sub(r"_\d+$", "", scope))}
-        layer = next((each for each in model._flatten_layers(include_self=False) if each.name in names), None)
-        place = f"layer {layer.name!r} ({type(layer).__name__})" if layer else "the model or its loss"
+        place = layer_in(found.operation, model, "the model or its loss")
         raise UnsupportedModel(
             f"{place} takes the examples of a batch together ({found.kind}: {found.reason}), so that none has a "
             "gradient of its own; use a layer that works on each example alone, as GroupNormalization does for "
@@ -124,10 +148,19 @@ def _reasons(layer: Layer) -> Iterator[str]:
         )
     if getattr(layer, "stateful", False):
         yield "carries state from batch to batch; set stateful=False"
-    if any(getattr(layer, name, None) for name in PENALTIES if layer.trainable or name == ACTIVITY):
-        yield "adds a penalty to the loss of the batch; use weight_decay of the optimizer, or add it to the loss"
+    for name in PENALTIES:
+        penalty = getattr(layer, name, None)
+        if penalty and (layer.trainable or name == ACTIVITY):
+            instead = "" if name == ACTIVITY else f", and set {_decay(penalty)}"
+            yield f"adds a penalty to the loss of the batch; leave its {name} out{instead}"
     if layer.compute_dtype != layer.variable_dtype or layer.compute_dtype not in DTYPES:
         yield f"computes in {layer.compute_dtype}, whose norms are too coarse to bound; use float32"
+
+
+def _decay(penalty: keras.regularizers.Regularizer) -> str:
+    """Return the setting of weight decay that takes the place of a penalty; for L2 they are the same."""
+    share = float(getattr(penalty, "l2", 0.0))
+    return DECAY.format(2 * share or SOME_DECAY)
 
 
 def use_single_precision() -> None:

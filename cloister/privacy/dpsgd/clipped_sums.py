@@ -38,12 +38,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd.batches import Draws, Members, places_of
-from cloister.privacy.dpsgd.checks import as_unsupported_model, refuse, refuse_coarse_precision
+from cloister.privacy.dpsgd.checks import as_unsupported_model, refuse, refuse_coarse_precision, why_in_turn
 from cloister.privacy.dpsgd.in_rows import InRows, Sums
 from cloister.privacy.dpsgd.in_turn import InTurn
 from cloister.privacy.dpsgd.noise import check_clipping_norm
 from cloister.privacy.dpsgd.tracing import Examples, Loss, Probe, as_probed, take
 from cloister.utils.arrays import Network
+from cloister.utils.crash import note_failure
 from cloister.utils.errors import ConfigError
 from cloister.utils.threads import in_threads
 
@@ -79,6 +80,7 @@ class ClippedSums:
     Attributes:
         engine: computation of the units, in rows or in turn.
         draws: of places, and of random layers.
+        why_in_turn: reason for which units are not computed in rows, with the layer; empty if they are.
 
     Guarantee: one unit's joining or leaving a batch of fewer than M units moves the sum by at most S in L2. That holds
         for any weights and inputs, and for each fixed choice of the other units' places and random numbers. In rows,
@@ -91,11 +93,13 @@ class ClippedSums:
     def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
         self._model, self._probe, self._cap, self._room = model, probe, group_cap, places_of(batch_size)
         self.draws = Draws()
-        with as_unsupported_model():
+        self.why_in_turn = ""
+        with as_unsupported_model(model):
             refuse(model, loss, probe)
             try:
                 self.engine: InRows | InTurn = InRows(model, loss, probe, batch_size, group_cap)
-            except Exception:  # not isolated, not captured, or not traceable in rows: a single unit is traceable
+            except Exception as error:  # not isolated, not captured, or not traceable in rows: one unit is traceable
+                self.why_in_turn = why_in_turn(error, model)
                 self.engine = InTurn(model, loss, probe, batch_size, group_cap)
 
     def of(
@@ -188,8 +192,9 @@ class ClippedSums:
             table, mask = units.table(placed, self._cap)
         try:
             yield self.engine(take(x, table.ravel()), take(y, table.ravel()), mask, bounds[placed], own)
-        except Exception:  # of any kind: the sum of the other units must not depend on it
+        except Exception as error:  # of any kind: the sum of the other units must not depend on it
             if len(drawn) == 1:
+                note_failure(error)
                 yield Sums(self._nothing(), 0, 1)
                 return
             for half in np.array_split(drawn, 2):

@@ -62,7 +62,7 @@ class Rows:
             NotCapturable: the tensor does not have an example in each row.
         """
         if tensor.shape[0] != self.count:
-            raise NotCapturable("a layer's inputs do not have an example in each row")
+            raise NotCapturable("a layer whose inputs do not have an example in each row")
         return tf.reshape(tensor, [self.units, -1, *tensor.shape[tensor.shape.rank - axes :]])
 
 

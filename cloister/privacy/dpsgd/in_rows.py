@@ -24,6 +24,7 @@ from cloister.privacy.dpsgd.tracing import (
     as_traced,
     chained_sums,
     losses_of,
+    named,
     record,
     refuse_effects,
     seeded,
@@ -91,7 +92,8 @@ class InRows:
         self._forms = list(_walk(model, set()))
         claimed = [id(variable) for layer, _ in self._forms for variable in layer.trainable_variables]
         if sorted(claimed) != sorted(id(variable) for variable in model.trainable_variables):
-            raise NotCapturable("a weight belongs to two layers, or to none")
+            shared = [variable.path for variable in model.trainable_variables if claimed.count(id(variable)) != 1]
+            raise NotCapturable(f"weight {shared[0]!r} belongs to two layers, or to none")
         self.kernels: dict[str, str] = {}
         self.held: list[Tensor] = []
         room = places_of(batch_size)
@@ -165,7 +167,10 @@ class InRows:
             parts: list[Part] = []
             for (layer, form), calls in zip(self._forms, recorded.calls, strict=True):
                 if needed := [call for call in calls if call.delta is not None]:
-                    parts.append(form(layer, needed, rows))
+                    try:
+                        parts.append(form(layer, needed, rows))
+                    except NotCapturable as error:
+                        raise NotCapturable(f"{named(layer)} is {error}") from error
                     owners.append(layer.trainable_variables)
                     self.kernels[layer.path] = parts[-1].kernel
             added, clipped, non_finite, squares = clip(parts, tf.reduce_any(mask, axis=1), bound)
@@ -193,7 +198,8 @@ def _walk(layer: Layer, seen: set[int]) -> Iterator[tuple[Layer, Form]]:
     if form:
         yield layer, form
     elif any(variable.trainable for variable in layer._trainable_variables):
-        raise NotCapturable(f"layer {layer.name!r} has no form of its own for the gradients of units")
+        what = f"layer {layer.path!r} ({type(layer).__name__})"
+        raise NotCapturable(f"{what} has weights, and no form for the gradients of several examples at once")
     else:
         for sublayer in layer._layers:
             yield from _walk(sublayer, seen)

@@ -52,6 +52,7 @@ from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.utils import check
 from cloister.utils.arrays import Row
+from cloister.utils.crash import note_failure
 from cloister.utils.errors import ConfigError
 from cloister.utils.threads import Span, for_each_span, spans
 
@@ -205,7 +206,8 @@ def noisy_sum(
             found = tuple(
                 np.asarray(part, np.float64).reshape(piece.shape) for part, piece in zip(gradient(), like, strict=True)
             )
-        except Exception:  # of any kind: the sum of the other units must not depend on it
+        except Exception as error:  # of any kind: the sum of the other units must not depend on it
+            note_failure(error)
             continue
         # `min` returns its first argument for NaN.
         if factor := _factor(found, max(0.0, min(1.0, share)) * clipping_norm / (1 + SLACK)):

@@ -110,6 +110,11 @@ class DpSgd:
         return self._clipped_sums.engine.method
 
     @property
+    def why_in_turn(self) -> str:
+        """Return the reason for which units are computed in turn, with the layer; empty in rows."""
+        return self._clipped_sums.why_in_turn
+
+    @property
     def kernels(self) -> dict[str, str]:
         """Return the form of each layer's gradients in rows, by its path."""
         return self._clipped_sums.engine.kernels

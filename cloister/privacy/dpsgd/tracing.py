@@ -14,6 +14,8 @@ Equal calls must give equal results, and a unit must not affect later units. Ten
 An adversary can choose weights with which the last bit of a sum changes the direction of a whole gradient.
 """
 
+import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -121,6 +123,41 @@ def seeded(model: Network, seeds: Tensor) -> list[tuple[Variable, Tensor]]:
     return [(state, tf.cast(seeds[number], state.dtype)) for number, state in enumerate(seeds_of(model))]
 
 
+def named(layer: Layer) -> str:
+    """Return the name and the type of a layer, for messages."""
+    return f"layer {layer.name!r} ({type(layer).__name__})"
+
+
+def layer_in(scope: str, model: Network, otherwise: str) -> str:
+    """Name the layer of a model in whose scope an operation was traced.
+
+    Args:
+        scope: the name of the operation.
+        model: with the layer.
+        otherwise: returned if the scope is of no layer.
+    """
+    # TensorFlow appends a number to the scopes of a layer that is called more than once.
+    names = {part for each in scope.split("/") for part in (each, re.sub(r"_\d+$", "", each))}
+    return next((named(each) for each in model._flatten_layers(include_self=False) if each.name in names), otherwise)
+
+
+def layer_at(error: BaseException, model: Network, otherwise: str) -> str:
+    """Name the innermost layer of a model whose call raised an exception.
+
+    Args:
+        error: that was raised.
+        model: with the layer.
+        otherwise: returned if no layer was being called.
+    """
+    layers = {id(layer): layer for layer in model._flatten_layers(include_self=False)}
+    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [each for each in reversed(callers) if id(each) in layers]
+    # Keras removes its own frames, and writes the type of the layer into the message.
+    if not found and (said := re.match(r"Exception encountered when calling (\w+)\.call", str(error))):
+        found = [each for each in layers.values() if type(each).__name__ == said[1]]
+    return named(found[0]) if found else otherwise
+
+
 class NotCapturable(PrivacyError):
     """Error for layers that cannot be captured separately, in a model that can be traced as a whole."""
 
@@ -213,8 +250,9 @@ def record(
         found_losses = losses()
         total = tf.reduce_sum(found_losses)
     every = [call for heard in calls for call in heard]
-    if any(call.output.graph is not total.graph for call in every):
-        raise NotCapturable("a layer is called within a loop, a branch or a function of its own")
+    for layer, heard in zip(layers, calls, strict=True):
+        if any(call.output.graph is not total.graph for call in heard):
+            raise NotCapturable(f"{named(layer)} is called within a loop, a branch or a function of its own")
     for call in every:
         _spread(call, found_losses.shape[0])
     found = tape.gradient(total, [*(call.output for call in every), *values])
@@ -383,7 +421,8 @@ def refuse_effects(graph: tf.Graph, model: Network) -> None:
         model: with all variables registered in Keras.
 
     Raises:
-        UnsupportedModel: contains the name of a read variable, or the operation; not that of a written variable.
+        UnsupportedModel: contains the name of a read variable, or the layer and the operation; not that of a written
+            variable.
     """
     known = {id(variable.value) for variable in model.variables}
     for used in graph.variables:
@@ -399,23 +438,25 @@ def refuse_effects(graph: tf.Graph, model: Network) -> None:
     for operation in (one for own in with_functions(graph) for one in own.get_operations()):
         kind, results = operation.type, {id(output) for output in operation.graph.outputs}
         if kind == "AssignVariableOp":
-            raise UnsupportedModel(f"the model may change a variable {LEARNT}")
+            raise UnsupportedModel(f"{layer_in(operation.name, model, 'the model')} may change a variable {LEARNT}")
         # A replaced sum is in the graph without being used.
         is_used = any(output.consumers() or id(output) in results for output in operation.outputs)
         if kind == "AddN" and len(operation.inputs) > 2 and is_used:
             raise UnsupportedModel(
-                f"the model adds {len(operation.inputs)} terms by a function that was traced before, in an order that "
-                "timing decides; leave tf.function out of its layers, or add terms with +"
+                f"{layer_in(operation.name, model, 'the model')} adds {len(operation.inputs)} terms by a function that "
+                "was traced before, in an order that timing decides; leave tf.function out of its layers, or add "
+                "terms with +"
             )
         if kind in UNORDERED:
             raise UnsupportedModel(
-                f"the model uses the gradient {kind}, which TensorFlow adds up in another order each time; "
+                f"{layer_in(operation.name, model, 'the model')} uses the gradient {kind}, which TensorFlow adds up in "
+                "another order each time; "
                 "crop images before they reach a trained layer"
             )
         if may_keep(operation):
             raise UnsupportedModel(
-                f"the model uses {kind}, which could keep something of an example; use operations without a "
-                "state, and random numbers of a keras.random.SeedGenerator"
+                f"{layer_in(operation.name, model, 'the model')} uses {kind}, which could keep something of an "
+                "example; use operations without a state, and random numbers of a keras.random.SeedGenerator"
             )
 
 
