@@ -232,10 +232,7 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
         x: inputs to try it on, shape (n, *input_shape).
     """
     arrays = model.arrays()
-    if not arrays and not getattr(getattr(model, "keras", None), "built", True):
-        remedy = f"call model.build({(None, *task.input_shape)}) in build(), or begin with keras.Input"
-        yield Fault("build()", "a model that is not built", remedy)
-    elif not arrays:
+    if not arrays:
         yield Fault("build()", "a model without weights", "give it a layer that can be trained")
     for name, array in arrays.items():
         if array.dtype.kind != "f":
