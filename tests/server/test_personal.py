@@ -266,10 +266,11 @@ class TestStopping:
                 if stopping.observe(number, scores, to_record(model)):
                     stopped = number
                     break
+            assert stopped == stops
             again = EarlyStopping(2, criterion=name)
             again.load_state_dict(stopping.state_dict())
             for each in (stopping, again):
-                assert (each.best_round, each.is_over) == (best, stopped is not None) and told in each.why()
+                assert (each.best_round, each.is_over) == (best, stops is not None) and told in each.why()
 
         cases = [
             ("auc", [0.5, 0.7, 0.6, 0.7, 0.9], 4, 2, "2 evaluations without a better auc than 0.7, that of round 2"),
