@@ -86,7 +86,7 @@ def _dataset(encoded: bytes, **given: Any) -> "Dataset":
     except ImportError:
         raise Unreadable("is a DICOM file, which needs pydicom: pip install 'cloister[dicom]'") from None
     if DEFLATED in encoded[:HEAD]:
-        raise Unreadable("is a deflated DICOM file: decompress it, for example with dcmconv +te")
+        raise Unreadable("is a deflated DICOM file: decompress it, for example with gdcmconv --raw")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
