@@ -11,6 +11,8 @@ from support import failures
 
 from cloister import predict
 from cloister.client.data import split
+from cloister.simulation.checking import check_task
+from cloister.tasks.datasets.alzheimer_mri import CLASSES
 from cloister.tasks.pictures.task import PictureTask
 from cloister.utils.errors import DataError
 
@@ -245,3 +247,20 @@ def test_files_to_predict_need_no_suffix_and_are_named_where_they_are_unusable(a
 
 def test_other_tasks_of_pictures_state_nothing():
     assert (PictureTask.channels, PictureTask.bits, PictureTask.window, PictureTask.slices) == (1, None, None, None)
+
+
+def test_the_check_states_what_was_found_or_what_is_missing(tmp_path):
+    given = {"task.image-size": 18, "task.model": "softmax"}
+    for number in range(10):
+        for label in CLASSES:
+            put(tmp_path / label / str(number), of(f"{number}", shade=number))
+    lines = [str(line) for line in check_task("alzheimer-mri", tmp_path, given)]
+    scale = (
+        "40 of 40 images can be used: DICOM (40); 8 bits (40); grey (40); one page (40); 4 to 4 rows, 4 to 4 columns"
+    )
+    assert f"ok     {tmp_path}: {scale}" in lines and lines[-1].startswith("ok     one round of 2 clients")
+    for path in [path for label in CLASSES for path in (tmp_path / label).iterdir()]:
+        path.write_bytes(png())
+        path.rename(path.with_suffix(".png"))
+    (fault, *_) = [str(line) for line in check_task("alzheimer-mri", tmp_path, given)]
+    assert fault.startswith("fault  read(): data-path: ") and "bits = 12" in fault and "(40 images)" in fault

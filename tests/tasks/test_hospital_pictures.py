@@ -11,7 +11,7 @@ import pytest
 from hospital import RAMP, SIDE, dicom, written
 from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
-from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit, RLELossless
+from pydicom.uid import DeflatedExplicitVRLittleEndian, JPEG2000Lossless, JPEGBaseline8Bit, RLELossless
 from support import failures
 
 from cloister.tasks.pictures.decode import MAX_SCANS, decode
@@ -282,6 +282,12 @@ def without(name):
     return written(data)
 
 
+def deflated():
+    data = dicom()
+    data.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
+    return written(data)
+
+
 def jpeg_2000():
     data = dicom(PixelData=encapsulate([b"\xff\x4f\xff\x51"]))
     data.file_meta.TransferSyntaxUID = JPEG2000Lossless
@@ -293,6 +299,7 @@ UNREAD = {
     "no scale": (written(dicom()), "is a DICOM file of 12 bits without a window, where the task states bits = None"),
     "another depth": (written(dicom(stored=16)), "of 16 bits without a window, where the task states bits = None"),
     "JPEG 2000": (jpeg_2000(), "is a DICOM file in JPEG 2000 Image Compression (Lossless Only): decompress it"),
+    "deflated": (deflated(), "is a deflated DICOM file: decompress it"),
     "a palette": (written(dicom(PhotometricInterpretation="PALETTE COLOR")), "another photometric interpretation"),
     "a report": (without("PixelData"), "without pixels of whole numbers, such as a report"),
     "half a file": (written(dicom())[:-10], "is a DICOM file whose pixels are damaged"),

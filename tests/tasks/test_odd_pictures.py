@@ -1,5 +1,6 @@
 """Odd files among images: whatever one of them is, the images beside it are used."""
 
+import gzip
 import os
 import resource
 import struct
@@ -9,9 +10,11 @@ import zlib
 from pathlib import Path
 
 import cv2
+import nibabel
 import numpy as np
 import pyarrow as pa
 import pytest
+from hospital import RAMP, dicom, written
 from mri import folders, grey, jpeg, mri, parquet, put, scan
 from pyarrow import parquet as pq
 from support import failures
@@ -62,6 +65,34 @@ def a_pipe_for_a_table(place, _):
 
 def an_image_above(place, _):
     put(place.parent.parent / place.name / "x.png", jpeg(scan(0, 0)))
+
+
+def a_scan_without_a_suffix(place, _):
+    put(place / "ST0" / "IM0", written(dicom(RAMP.astype(np.uint8), 8)))
+
+
+def a_scan_without_a_scale(place, _):
+    put(place / "1.2.840.1", written(dicom()))
+
+
+def a_list_of_a_medium(place, _):
+    put(place / "DICOMDIR", written(dicom()))
+
+
+def a_picture_of_unstated_bits(place, _):
+    put(place / "x.png", cv2.imencode(".png", RAMP)[1].tobytes())
+
+
+def a_picture_of_two_pages(place, _):
+    put(place / "x.tif", bytes(cv2.imencodemulti(".tiff", [RAMP.astype(np.uint8)] * 2)[1]))
+
+
+def a_picture_of_glass(place, _):
+    put(place / "x.png", cv2.imencode(".png", np.zeros((4, 4, 4), np.uint8))[1].tobytes())
+
+
+def a_volume(place, _):
+    put(place / "x.nii.gz", gzip.compress(nibabel.Nifti1Image(np.zeros((4, 4, 4), np.int16), None).to_bytes()))
 
 
 def a_folder_that_is_closed(_, monkeypatch):
@@ -115,6 +146,13 @@ ODD = [
     a_table,
     a_pipe_for_a_table,
     an_image_above,
+    a_scan_without_a_suffix,
+    a_scan_without_a_scale,
+    a_list_of_a_medium,
+    a_picture_of_unstated_bits,
+    a_picture_of_two_pages,
+    a_picture_of_glass,
+    a_volume,
     a_folder_that_is_closed,
     a_link_to_all,
     a_link_to_its_class,

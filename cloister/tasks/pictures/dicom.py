@@ -86,7 +86,7 @@ def _dataset(encoded: bytes, **given: Any) -> "Dataset":
     except ImportError:
         raise Unreadable("is a DICOM file, which needs pydicom: pip install 'cloister[dicom]'") from None
     if DEFLATED in encoded[:HEAD]:
-        raise Unreadable("is a deflated DICOM file: decompress it, for example with dcmconv +te")
+        raise Unreadable("is a deflated DICOM file: decompress it, for example with gdcmconv --raw")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -111,7 +111,7 @@ def _frames(
     if photometric not in GREY + COLOUR:
         raise Unreadable(f"is a DICOM file of another photometric interpretation than {', '.join(GREY + COLOUR)}")
     if dataset.BitsAllocated not in (8, 16) or not 1 < stored <= dataset.BitsAllocated or dataset.HighBit != stored - 1:
-        raise Unreadable("is a DICOM file whose samples are not the lowest bits of 8 or 16")
+        raise Unreadable("is a DICOM file whose samples are not the lowest bits of 8 or 16: convert it to one of these")
     height, width, count = int(dataset.Rows), int(dataset.Columns), int(dataset.get("NumberOfFrames") or 1)
     if height * width > max_pixels:
         raise Unreadable("is too large")
@@ -126,8 +126,7 @@ def _frames(
             _refuse_unstated(stored, form)
             grey, scale = samples / (2.0**stored - 1), f"{stored} bits"
         else:
-            spare = 8 * samples.itemsize - stored  # the upper bits may hold an overlay
-            grey, scale = _grey(dataset, number, (samples << spare) >> spare, form)
+            grey, scale = _grey(dataset, number, samples, form)
         frames.append((1 - grey if photometric == "MONOCHROME1" else grey).astype(np.float32))
     return frames, Note("DICOM", scale, 3 if photometric in COLOUR else 1, count, height, width)
 
