@@ -11,7 +11,8 @@ from cloister.server.reports.compare.comparison import Comparison, Group, compar
 from cloister.server.reports.compare.page import pictures, write_page, write_png
 from cloister.server.reports.compare.runs import better, differing, read_runs
 from cloister.sweep.cells import Cell, Sweep, cells_of, refuse_past_budget
-from cloister.sweep.runner import BUDGET, INTERRUPTED, Runner, Told, held
+from cloister.sweep.runner import BUDGET, Runner, Told, held
+from cloister.utils.crash import INTERRUPTED
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import atomic_path
 
