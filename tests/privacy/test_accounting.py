@@ -30,7 +30,7 @@ from cloister.privacy.accounting.account import (
     best_epsilon,
     by_accountant,
 )
-from cloister.privacy.accounting.accountants import sampled_curve
+from cloister.privacy.accounting.accountants import gaussian_parameter, sampled_curve
 from cloister.privacy.accounting.events import (
     KINDS,
     PRICES,
@@ -45,6 +45,7 @@ from cloister.privacy.accounting.events import (
 )
 from cloister.privacy.accounting.filters import GaussianFilter, LeakageFilter, RenyiFilter, cost
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
+from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.utils.errors import ConfigError, PrivacyError
 
 ACCOUNTANTS = ["rdp", "pld", "gdp", "published"]
@@ -348,6 +349,15 @@ class TestNoiseThatIsTooSmallToCount:
         assert not tiny.has_pld and by_accountant(tiny.plus(Gaussian(1.0)), SMALL).keys() == {"rdp"}
         with pytest.raises(PrivacyError, match="nor sampled releases with an ε above 7e"):
             tiny.epsilon(SMALL, "pld")
+
+    def test_of_two_sums_at_once_is_no_number_that_overflows(self):
+        for z, bits in ((1.0, 1e-300), (1e-300, 10.0), (1e-320, 1e-320), (1e300, 1e-200)):
+            joint = AdaptiveClip(1.0, bits_multiplier=bits).joint_multiplier(z)
+            assert 0 <= joint <= min(z, bits) * (1 + ROUNDING)
+
+    @pytest.mark.parametrize("epsilon", [1e151, 1e200, 1.7e308])
+    def test_has_a_filter_for_any_budget(self, epsilon):
+        assert 1e75 < gaussian_parameter(epsilon, SMALL) < math.sqrt(2 * epsilon)
 
     def test_leaves_the_closed_form_without_a_draw(self):
         assert Account([Gaussian(1e-6)]).has_pld and Account([Gaussian(1e-6)]).epsilon(SMALL, "pld") > 1e11

@@ -75,6 +75,10 @@ def gaussian_delta(multiplier: float, epsilon: float) -> float:
     return math.exp(gaussian_mechanism._get_log_delta(multiplier, epsilon))
 
 
+LARGEST_EPSILON = 1e150
+"""ε of the largest μ that is computed. Far above it, exponents are no floating-point numbers."""
+
+
 @functools.lru_cache(maxsize=4096)
 def gaussian_parameter(epsilon: float, delta: float) -> float:
     """Return the largest μ of an (ε, δ)-DP Gaussian release of multiplier 1/μ.
@@ -82,9 +86,10 @@ def gaussian_parameter(epsilon: float, delta: float) -> float:
     It is exact to one part in 10¹², the lower end of a bisection on the exact curve, which rises with μ.
 
     Args:
-        epsilon: ε.
+        epsilon: ε; above `LARGEST_EPSILON` it counts as that, which gives a smaller μ.
         delta: δ.
     """
+    epsilon = min(epsilon, LARGEST_EPSILON)
     low, high = 0.0, 1.0
     while gaussian_delta(1 / high, epsilon) <= delta:
         low, high = high, 2 * high

@@ -210,7 +210,7 @@ class AdaptiveClip(FixedClip):
         """Return z of both noised sums together."""
         if noise_multiplier == 0:
             return 0.0
-        return 1 / math.sqrt(noise_multiplier**-2 + self.bits_multiplier**-2)
+        return 1 / math.hypot(1 / noise_multiplier, 1 / self.bits_multiplier)  # no square of a tiny number overflows
 
     def followed(self, cohort: Cohort, size: float, noise: GaussianNoise) -> "AdaptiveClip":
         """Release the share of norms within the bound, and return the moved clip.
