@@ -394,7 +394,7 @@ def test_nifti_that_would_be_read_wrongly_is_refused_with_the_reason(content, fo
 def test_without_a_package_the_reason_names_the_extra(monkeypatch, package, content):
     monkeypatch.setitem(sys.modules, package, None)
     extra = {"pydicom": "dicom", "nibabel": "nifti"}[package]
-    assert f"needs {package}: pip install 'cloister[{extra}]'" in reason(content)
+    assert f"needs {package}: pip install 'cloister-fl[{extra}]'" in reason(content)
 
 
 def test_constants_of_a_task_are_checked():

@@ -84,7 +84,7 @@ def _dataset(encoded: bytes, **given: Any) -> "Dataset":
     try:
         import pydicom
     except ImportError:
-        raise Unreadable("is a DICOM file, which needs pydicom: pip install 'cloister[dicom]'") from None
+        raise Unreadable("is a DICOM file, which needs pydicom: pip install 'cloister-fl[dicom]'") from None
     if DEFLATED in encoded[:HEAD]:
         raise Unreadable("is a deflated DICOM file: decompress it, for example with gdcmconv --raw")
     try:

@@ -52,7 +52,7 @@ def read_nifti(encoded: bytes, form: Form, max_bytes: int, max_pixels: int) -> t
     try:
         import nibabel
     except ImportError:
-        raise Unreadable("is a NIfTI file, which needs nibabel: pip install 'cloister[nifti]'") from None
+        raise Unreadable("is a NIfTI file, which needs nibabel: pip install 'cloister-fl[nifti]'") from None
     try:
         plain = encoded
         if encoded.startswith(GZIP):
