@@ -72,7 +72,7 @@ class TestSettings:
 class TestUnexpectedErrors:
     """As a metric of a plugin would cause them."""
 
-    def test_one_line_with_the_place_and_no_value(self, tmp_path, monkeypatch):
+    def test_one_line_with_the_text_and_the_place_and_no_array(self, tmp_path, monkeypatch):
         shown = np.array2string(np.linspace(0, 1, 7), precision=8)
 
         def metrics(self, y, scores):
@@ -84,7 +84,8 @@ class TestUnexpectedErrors:
         result = invoke("run", "-c", quick(tmp_path))
         assert result.exit_code == 1
         error = result.output.strip().splitlines()[-1]
-        found = re.fullmatch(rf"KeyError at {re.escape(__file__)}:\d+; the traceback, .*, is in (\S+)", error)
+        said = rf"KeyError: 'no class ... ...', at {re.escape(__file__)}:\d+"
+        found = re.fullmatch(rf"{said}; the traceback, .*, is in (\S+)", error)
         assert found, result.output
         (run,) = (tmp_path / "runs").glob("*fedavg*")
         written = Path(found[1])

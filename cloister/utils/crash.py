@@ -43,7 +43,7 @@ _LIBRARIES = tuple(
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LIST, _NUMBER = re.compile(r"\[[^\[\]]*\]"), re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan\b|inf\b)")
-_NESTED = re.compile(r"\[(?:[\s.,]|\\n)*\]|array\(\s*\.\.\.[^()]*\)")
+_NESTED = re.compile(r"\[(?:[\s.,]|\\n)*\]|array\(\s*\.\.\.(?:[^()]|\([^()]*\))*\)")
 SHAPE = 4
 """Largest number of whole numbers in brackets that count as a shape, and not as an array."""
 
