@@ -75,14 +75,14 @@ class Guess:
             source: the data, as the user named it.
         """
         used = [name for name, code in self.columns.items() if code]
-        kind = f"{len(self.classes)} classes" if self.classes else "a regression"
-        yield f"{self.target!r} is the target: {kind}; {len(used)} of {len(self.columns)} other columns are inputs"
+        kind = f"classification in {len(self.classes)} classes" if self.classes else "regression"
+        yield f"target {self.target!r}: {kind}; {len(used)} of {len(self.columns)} other columns are inputs"
         for note in dict.fromkeys(self.notes.values()):
             yield f"{', '.join(repr(name) for name in self.notes if self.notes[name] == note)}: {note}"
-        texts, sites = ", the texts of the classes" * bool(self.classes), ", the number of sites" * bool(self.sites)
+        texts, sites = ", texts of classes" * bool(self.classes), ", the number of sites" * bool(self.sites)
         yield (
-            f"of {source} the package has the names of columns, ranges (rounded outwards){texts}{sites}, and no row: a "
-            "package is public, so put public knowledge in their place first"
+            f"from {source} the package holds names of columns, rounded ranges{texts}{sites}, and no row. A package is "
+            "public: put public knowledge in their place in task.py before you hand it on"
         )
 
 

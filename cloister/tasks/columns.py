@@ -214,7 +214,7 @@ def day_of(cell: str, form: str) -> int:
         cell: a date, with or without a time of day.
         form: as in `datetime.strptime`.
     """
-    words = cell.replace("T", " ").split()
-    with suppress(ValueError, IndexError):
-        return datetime.strptime(words[0], form).toordinal()
+    words = (cell if " " in form else cell.replace("T", " ")).split()
+    with suppress(ValueError):
+        return datetime.strptime(" ".join(words[: len(form.split())]), form).toordinal()
     return 0

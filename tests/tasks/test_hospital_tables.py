@@ -136,6 +136,19 @@ def test_spellings_of_one_category_are_one():
             assert (inputs == inputs[0]).all(), same
 
 
+@every(
+    [
+        ("2024-03-05T10:11:12", "%Y-%m-%d"),
+        ("2024-03-05 10:11", "%Y-%m-%d"),
+        ("5 Mar 2024", "%d %b %Y"),
+        ("05/03/2024", "%d/%m/%Y"),
+    ]
+)
+def test_a_time_of_day_does_not_count(cell, form):
+    (inputs,), (reason,) = Date(form, 2024, 2024).features([cell], ())
+    assert inputs[0] == pytest.approx(64 / 365) and not reason
+
+
 USELESS = {
     "column Größe must hold numbers only": ["a", "tall", "male", "w", "", "1"],
     "column Größe must hold numbers from 100 to 220": ["a", "999", "male", "w", "", "1"],
