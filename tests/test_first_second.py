@@ -124,6 +124,8 @@ def test_a_check_that_is_interrupted_in_its_round_is_interrupted(monkeypatch):
 
     ends = type("Outcome", (), {"ended": "operator", "rounds": []})()
     monkeypatch.setattr(checking, "simulate", lambda *_: ends)
-    monkeypatch.setattr(checking, "_data_and_model", lambda *_: iter(()))
+    monkeypatch.setattr(
+        checking, "_data_and_model", lambda _config, _data, found, _tell: iter(found.append(None) or ())
+    )
     with pytest.raises(KeyboardInterrupt):
         list(checking.check_task("digits"))

@@ -309,9 +309,10 @@ class TestRecipe:
         assert found == pytest.approx(0.3 * (0.02 + 0.02 + 1.0 + 0.0004) / 4, rel=2e-3)
 
     def test_any_label_has_a_share_of_its_own(self):
-        shares = self.WEIGHTS.clip_shares(np.array([0, 1, 2, -5, 9]))
+        labels = np.array([0, 1, 2, -5, 9])
+        shares = self.WEIGHTS.clip_shares(Examples(np.zeros((5, 2)), labels))
         np.testing.assert_allclose(shares, [0.02, 1.0, 0.0004, 0.02, 0.0004])
-        assert (SGD.clip_shares(np.zeros((4, 3))) == np.ones(4)).all()
+        assert (SGD.clip_shares(Examples(np.zeros((4, 2)), np.zeros((4, 3)))) == np.ones(4)).all()
 
     @pytest.mark.parametrize("kind", ["keras", "numpy"])
     def test_a_row_s_joining_changes_nobody_else_s_random_changes(self, kind):

@@ -25,7 +25,7 @@ from cloister.utils.errors import ConfigError
 FAST = [kinds.Findings, kinds.Scans, kinds.Subclassed]
 REST = [kind for kind in kinds.KINDS if kind not in FAST]
 each_kind = pytest.mark.parametrize("kind", [*FAST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in REST)])
-SILENT = {"privacy.client-noise-multiplier": 0.0, "privacy.client-clipping-norm": 1.0}
+SILENT = {"privacy.dp-sgd-noise-multiplier": 0.0, "privacy.dp-sgd-clipping-norm": 1.0}
 
 
 def privacy(**changes):
@@ -142,7 +142,7 @@ def test_a_weight_multiplies_an_example_s_gradient_before_it_is_clipped():
     plain = moved(lambda: KerasTrainer(model, recipe).fit(rows, plan(recipe)))
     np.testing.assert_allclose(plain, each.mean(axis=0), rtol=1e-4)
     bound = 5.0
-    trainer = PrivateKerasTrainer(model, recipe, privacy(**{"privacy.client-clipping-norm": bound}))
+    trainer = PrivateKerasTrainer(model, recipe, privacy(**{"privacy.dp-sgd-clipping-norm": bound}))
     factors = np.minimum(1, bound / np.maximum(np.linalg.norm(each, axis=1), 1e-9))
     clipped = (each * factors[:, None]).sum(axis=0) / 4
     units = Units.of(rows, 1)

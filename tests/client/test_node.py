@@ -27,7 +27,7 @@ BAD = {
     "max-leakage": NO_NUMBERS,
     "min-radius": NO_NUMBERS,
     "public-size": [-1, 10**9 + 1, 40.0, "40", True],
-    "group": ["two words", "../other", 7, True],
+    "group": ["line\n", "x" * 300, 7, True],
     "policy": NO_PATHS,
     "model-dir": NO_PATHS,
     "signing-key": NO_PATHS,

@@ -68,7 +68,7 @@ class TestOptions:
         check_training(replace(SGD, optimizer_options=options), plan(3), [0.5] * 3, **own)
 
     def test_they_act_under_dp_sgd_on_noised_sums(self):
-        private = parse({"privacy.client": "dp-sgd", "privacy.client-noise-multiplier": 0.0}).privacy
+        private = parse({"privacy.client": "dp-sgd", "privacy.dp-sgd-noise-multiplier": 0.0}).privacy
         moved = []
         for options in ({}, {"weight_decay": 0.5}):
             made = model()

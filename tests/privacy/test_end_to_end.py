@@ -312,7 +312,7 @@ class TestStatement:
         account = Account().plus(SMALL.event(4.0), 6).plus(LARGE.event(4.0), 3)
         assert found.by_accountant == {name: account.epsilon(DELTA, name) for name in ("rdp", "pld")}
         assert found.holders == 3 and found.steps == 3 * (2 * SMALL.count + LARGE.count)
-        assert found.sampling == "poisson, 1, 0.1562" and "at all clients that hold data of it" in found.neighbours
+        assert found.sampling == "poisson, 1, 0.1562" and "all clients that hold data of it" in found.neighbours
 
     def test_a_private_choice_of_each_of_them_counts(self):
         choosing = ReleaseContext(False, 2, True, 0.25)

@@ -75,8 +75,8 @@ def released(trained, sent=SENT):
 
 def sent_by_a_client(trained, start=SENT, noise=0.0, client="gaussian"):
     """What a client with a mechanism of its own sends, bounded by C."""
-    key = "privacy.client-clipping-norm" if client == "gaussian" else "privacy.radius"
-    settings = {"privacy.server": "none", "privacy.client": client, "privacy.client-noise-multiplier": noise, key: C}
+    key = "privacy.gaussian-clipping-norm" if client == "gaussian" else "privacy.radius"
+    settings = {"privacy.server": "none", "privacy.client": client, f"privacy.{client}-noise-multiplier": noise, key: C}
     request = TrainRequest(parse(settings), "1", 1, 3, (start,))
     node = Node.of(Context(1, 1, {"partition-id": 0, "num-partitions": 4}, RecordDict(), settings))
     return add_local_noise(Reply(trained), request, node).arrays

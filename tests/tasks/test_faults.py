@@ -106,7 +106,7 @@ def test_examples_that_cannot_be_trained_on():
             (X.astype(str), Y, "inputs of <U32; make them numbers: float32"),
             (np.where(X > 0.9, np.nan, X), Y, "inputs; leave these rows out"),
             (np.full((20, 4), 1e39), Y, "NaN or infinity in 20 of 20 inputs; leave these rows out"),
-            (X, np.eye(3)[Y], "targets of shape (20, 3); give shape (n,): use .argmax(axis=1) on these one-hot rows"),
+            (X, np.eye(3)[Y], "targets of shape (20, 3); give shape (n,): use .argmax(axis=1) on one-hot rows"),
             (X, Y.astype(float), "labels of float64; make them integers"),
             (X, np.array(["a", "b", "c"])[Y], "labels of <U1; make them integers, the places in class_names"),
             (X, Y + 1, "labels from 1 to 3, where classes is 3; they must lie from 0 to 2; labels from 1 need - 1"),
