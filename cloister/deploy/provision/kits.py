@@ -303,7 +303,7 @@ def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> 
     is_here = is_new or kits.path(home).is_dir()
     rosters.add_site(kits, site)
     if is_here:
-        kits.add(f"{home}/policy.toml", scripts.grouped(policy, federation.group), PUBLIC)
+        kits.add(f"{home}/policy.toml", policy, PUBLIC)
         stated = scripts.stated_size(kits.read(f"{home}/policy.toml").decode(errors="replace"))
         if stated and site.public_size and stated != site.public_size:
             kits.notes.append(

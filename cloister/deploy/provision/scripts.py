@@ -87,8 +87,12 @@ def policy_for(federation: Federation, site: Site) -> str:
         federation: of the site; its tasks are allowed.
         site: its stated size is the same in the policy and in `start.sh`.
     """
-    said = {"tasks": federation.tasks, "public-size": site.public_size}
-    lines = {key: f"{key} = {json.dumps(value)}" for key, value in said.items()}
+    said = {
+        "tasks": json.dumps(federation.tasks),
+        "public-size": str(site.public_size),
+        "group": toml_of(federation.group),
+    }
+    lines = {key: f"{key} = {value}" for key, value in said.items()}
     return re.sub(rf"^({'|'.join(lines)}) = .*$", lambda line: lines[line[1]], policy_template(), flags=re.MULTILINE)
 
 
@@ -96,16 +100,6 @@ def stated_size(policy: str) -> int:
     """Return `public-size` of a policy's text; 0: it states none."""
     found = re.search(r"^public-size *= *([0-9]+)", policy, flags=re.MULTILINE)
     return int(found[1]) if found else 0
-
-
-def grouped(policy: str, group: str) -> str:
-    """Return the text of an initial policy with the federation's column of groups.
-
-    Args:
-        policy: with the line `group = ""`, or with a line of its own choice, which stays.
-        group: name of the array or column; empty: rows are people.
-    """
-    return re.sub(r'^group = ""$', lambda _: f"group = {toml_of(group)}", policy, flags=re.MULTILINE)
 
 
 def _filled(script: str, **values: str) -> str:
