@@ -17,10 +17,14 @@ from cloister.server.reports.rundir import RunDirectory, refuse_name
 from cloister.server.run import run
 from cloister.simulation.grid import LocalGrid
 from cloister.simulation.simulate import simulate
+from cloister.tasks.base import Dataset, Examples, Recipe, Task
 from cloister.tasks.datasets.characters import Digits
+from cloister.tasks.numpy_models import NumpyModel
+from cloister.tasks.targets import Target
 from cloister.utils.arrays import to_record
 from cloister.utils.errors import CloisterError, ConfigError, DataError, FederationError, PluginError
 from cloister.utils.files import atomic_path
+from cloister.utils.rows import as_rows
 
 FAST = {"task.model": "softmax", "num-rounds": 3, "seed": 3, "client.local-epochs": 2}
 
@@ -311,3 +315,56 @@ def test_a_server_without_examples_scores_nothing_unless_it_is_told_to(tmp_path,
     outcome = run(grid, config, ConsoleReporter(1, Console(quiet=True)))
     assert outcome.ended == "as-asked" and not outcome.rounds[-1].central
     assert ("not scored on the server" in caplog.text) == (central == "auto")
+
+
+class Sums(NumpyModel):
+    """Two outputs: the sum of the inputs, and whether it is large."""
+
+    def __init__(self):
+        self.weights = {"bias": np.zeros(2, np.float32)}
+
+    def initialise(self, seed):
+        self.weights["bias"][:] = 0
+
+    def predict(self, x):
+        total = x.sum(axis=1)
+        likely = 1 / (1 + np.exp(-self.weights["bias"][1] - total))
+        return as_rows({"sum": total + self.weights["bias"][0], "large": likely})
+
+    def loss_and_gradients(self, x, y):
+        found = self.predict(x)
+        residual = np.stack([found["sum"] - y["sum"], found["large"] - y["large"]], axis=1)
+        return float(np.square(residual).mean()), {"bias": residual.mean(axis=0)}
+
+
+class TwoOutputs(Task):
+    recipe = Recipe(local_epochs=1, batch_size=8, learning_rate=0.1)
+    input_shape, models, public = (3,), ("sums",), True
+    target = {"sum": Target("mse"), "large": Target("binary-cross-entropy")}  # noqa: RUF012
+
+    def load(self):
+        x = np.random.default_rng(0).standard_normal((40, 3), np.float32)
+        examples = Examples(x, {"sum": x.sum(axis=1), "large": (x.sum(axis=1) > 0).astype(np.int64)})
+        return Dataset(examples, examples)
+
+    def build(self):
+        return Sums()
+
+
+class NotFinite(TwoOutputs):
+    """Its model is not finite once it is trained."""
+
+    def build(self):
+        model = Sums()
+        predict = model.predict
+        model.predict = lambda x: predict(x * (np.nan if model.weights["bias"].any() else 1))
+        return model
+
+
+def test_a_run_with_several_outputs_ends(tmp_path, monkeypatch):
+    settings = {"num-rounds": 1, "privacy.server": "none", "task.model": "sums", "tensorboard": False}
+    monkeypatch.setattr("cloister.tasks.making.TASKS.load", lambda name: TwoOutputs)
+    assert simulate(settings | {"output-dir": str(tmp_path)}, 2, quiet()).ended == "as-asked"
+    monkeypatch.setattr("cloister.tasks.making.TASKS.load", lambda name: NotFinite)
+    with pytest.raises(CloisterError, match=r"model.npz cannot be used: weights or predictions are NaN"):
+        simulate(settings | {"output-dir": str(tmp_path)}, 2, quiet())
