@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from flwr.app import ArrayRecord
 
-from cloister.tasks.scores import SMALLER
+from cloister.tasks.scores import is_smaller_better
 from cloister.utils.arrays import State, from_record, joined, part, to_record
 from cloister.utils.errors import BudgetExhausted, CloisterError, TooFewNodes
 
@@ -136,7 +136,7 @@ class EarlyStopping:
     Args:
         patience: evaluations without a better score after which to stop; 0: never.
         first_round: evaluations before it do not count.
-        criterion: name of the score; `SMALLER` says which are best at their least.
+        criterion: name of the score; `is_smaller_better` says which are best at their least.
 
     Attributes:
         best: the model of the best score from `first_round` on; None before the first.
@@ -147,7 +147,7 @@ class EarlyStopping:
         self.patience = patience
         self.first_round = first_round
         self.criterion = criterion
-        self._sign = 1 if criterion in SMALLER else -1
+        self._sign = 1 if is_smaller_better(criterion) else -1
         self.best: ArrayRecord | None = None
         self.best_round = 0
         self._smallest = math.inf

@@ -10,6 +10,15 @@ SMALLER = ("loss", "rmse", "mse", "mae", "error")
 """Scores for which a smaller value is better; for every other score, a larger value is better."""
 
 
+def is_smaller_better(name: str) -> bool:
+    """Return whether a smaller value of a score is better.
+
+    Args:
+        name: of the score, such as `loss`; an output's score has the output's name before it, such as `age.rmse`.
+    """
+    return name.rpartition(".")[2] in SMALLER
+
+
 def class_figures(y: NDArray, scores: NDArray) -> dict[str, float]:
     """Return the macro F1 and AUC of a classifier, which show what accuracy hides if classes are imbalanced.
 

@@ -13,7 +13,7 @@ from cloister import cli
 from cloister.config.run import parse
 from cloister.server.evaluation import CentralEvaluation, refuse_unknown_score
 from cloister.server.reports.compare.comparison import compared, each_alone
-from cloister.server.reports.compare.runs import read_runs
+from cloister.server.reports.compare.runs import better, read_runs
 from cloister.sweep.sweep import best_of
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples
@@ -72,6 +72,11 @@ def test_a_sweep_selects_by_the_area_where_accuracy_says_otherwise(tmp_path):
     groups = each_alone(read_runs([tmp_path / name for name in figures]))
     chosen = {score: best_of(compared(groups, score), score).name for score in figures["a"]}
     assert chosen == {"accuracy": "a", "f1": "b", "auc": "b"}
+
+
+def test_the_better_score_of_an_output_is_that_of_its_metric():
+    names = ["loss", "age.rmse", "age.loss", "0.mae", "ill.auc", "loss.accuracy"]
+    assert [better(name, [1.0, 2.0]) for name in names] == [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
 
 
 def test_the_log_of_a_service_has_it_too(tmp_path):

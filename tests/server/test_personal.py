@@ -276,6 +276,8 @@ class TestStopping:
             ("auc", [0.5, 0.7, 0.6, 0.7, 0.9], 4, 2, "2 evaluations without a better auc than 0.7, that of round 2"),
             ("accuracy", [0.5, 0.7, 0.8, 0.9], None, 4, "accuracy than 0.9"),
             ("rmse", [0.5, 0.7, 0.6, 0.1], 3, 1, "rmse than 0.5"),
+            ("age.rmse", [0.5, 0.7, 0.6, 0.1], 3, 1, "age.rmse than 0.5"),
+            ("loss.auc", [0.5, 0.7, 0.6, 0.7, 0.9], 4, 2, "loss.auc than 0.7"),
             ("auc", [0.6, None, None], 3, 1, "auc than 0.6"),
             ("f1", [None, None], 2, 0, "2 evaluations without a number as the score 'f1'"),
         ]

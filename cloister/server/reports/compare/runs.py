@@ -20,7 +20,7 @@ from cloister.server.reports.html.compliance import claims_of
 from cloister.server.reports.html.data import Facts, RoundFacts
 from cloister.server.reports.rundir import LEDGER
 from cloister.server.reports.status import run_state
-from cloister.tasks.scores import SMALLER, Classification
+from cloister.tasks.scores import Classification, is_smaller_better
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import read_text
 from cloister.utils.text import at_most
@@ -221,7 +221,7 @@ def better(score: str, values: Sequence[float]) -> float:
         score: its name, which determines whether a smaller value is better.
         values: at least one.
     """
-    return min(values) if score in SMALLER else max(values)
+    return min(values) if is_smaller_better(score) else max(values)
 
 
 def read_runs(directories: Sequence[Path]) -> tuple[RunSummary, ...]:
