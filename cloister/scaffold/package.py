@@ -26,6 +26,7 @@ GROUPS = {"task": "tasks", "strategy": "strategies", "mechanism": "mechanisms"}
 MADE_UP = Guess(
     {"age": "Number(18, 100)", "pressure": "Number(60, 260)", "dose": "Number(0, 10)"},
     notes={},
+    missing={},
     target="outcome",
     site="",
     patient="",
@@ -34,7 +35,7 @@ MADE_UP = Guess(
     span=None,
     sites=0,
 )
-"""The tables of made-up examples."""
+"""Columns and classes of the made-up examples."""
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 SUFFIX = ".jinja"
 RENAMED = {"gitignore": ".gitignore"}
