@@ -108,6 +108,18 @@ def test_a_mark_among_numbers_to_predict_is_a_missing_value(tmp_path):
     assert found.span == (0, 2) and found.missing == {"b": {"none": 1, "-": 1}}
 
 
+def test_the_commands_for_a_site_name_what_its_own_table_has(tmp_path):
+    own = guess(asked(visits(tmp_path)))
+    texts = {}
+    for name, table in (("own", own), ("made-up", None)):
+        write_package("task", name, "csv", tmp_path / name, table)
+        texts[name] = (tmp_path / name / "README.md").read_text()
+    assert """--node-config "data-path='FILE' public-size=N group='Patient ID'"\n""" in texts["own"]
+    assert """--node-config "data-path='site-a.csv' public-size=200"\n""" in texts["made-up"]
+    for word in ("site-a", "`public = True`"):
+        assert word in texts["made-up"] and word not in texts["own"]
+
+
 def test_no_row_of_the_file_is_in_the_package(tmp_path):
     path = visits(tmp_path)
     made = write_package("task", "ward-visits", "csv", tmp_path / "made", guess(asked(path)))

@@ -64,6 +64,8 @@ def write_package(kind: str, name: str, source: str, folder: Path, table: Guess 
     if source not in ENDINGS:
         raise ConfigError(f"--from {source!r} is not valid: it must be {', '.join(ENDINGS)}")
     module = name.replace("-", "_")
+    groups = {"group": table.patient} if table and table.patient else {}
+    own, size = ("FILE", "N") if table else (f"site-a{ENDINGS[source]}", SITES["site-a"])
     facts = {
         "kind": kind,
         "name": name,
@@ -76,7 +78,8 @@ def write_package(kind: str, name: str, source: str, folder: Path, table: Guess 
         "is_made_up": table is None,
         "clients": f"--clients {table.sites} " if table and table.sites else "",
         # Commands are pasted into a shell.
-        "group": _quoted(as_pairs({"task.group": table.patient})) if table and table.patient else "",
+        "group": _quoted(f"task.{as_pairs(groups)}") if groups else "",
+        "node": _quoted(f"data-path='{own}' public-size={size} {as_pairs(groups)}".strip()),
     }
     try:
         folder.mkdir(parents=True)
