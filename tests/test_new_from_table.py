@@ -74,6 +74,52 @@ def test_files_without_a_header_need_names_and_codes_with_fractions_are_digits(t
     assert found.columns["chol"] == "Number(200, 250)"
 
 
+WORDS = ("none", "mild", "severe", "-")
+
+
+def test_words_that_look_like_missing_values_are_classes_and_inputs_and_missing_cells_are_named(tmp_path):
+    path = tmp_path / "grades.csv"
+    rows = [
+        f"{'-' if n % 4 else 20 + n},{('none', 'NA')[n % 2]},0{1 + n % 9}.02.2020,{WORDS[n % 4]}" for n in range(40)
+    ]
+    path.write_text("\n".join(["age,smoking,seen,grade", *rows, "none,-,none,?", ""]))
+    found = guess(Asked(path))
+    assert list(found.classes) == ["-", "mild", "none", "severe"]
+    assert found.columns == {
+        "age": "Number(0, 100)",
+        "smoking": "Hashed(64)",
+        "seen": 'Date("%d.%m.%Y", 2020, 2029)',
+    }
+    says = "'age' has 30 '-', 'age' has 1 'none', 'smoking' has 20 'NA', 'seen' has 1 'none', 'grade' has 1 '?'; rows "
+    assert any(
+        f"cells taken for missing values: {says}without 'grade' are left out" in line for line in found.told(path)
+    )
+    made = write_package("task", "grades", "csv", tmp_path / "made", found)
+    space = {"__file__": str(made / "grades" / "task.py")}
+    exec(compile((made / "grades" / "task.py").read_text(), "task.py", "exec"), space)
+    examples = space["Grades"](TaskConfig(name="grades")).read(path)
+    assert len(examples) == 40 and examples.faults == ("1 where column grade is empty",)
+
+
+def test_a_mark_among_numbers_to_predict_is_a_missing_value(tmp_path):
+    path = tmp_path / "numbers.csv"
+    path.write_text("a,b\n1,0.5\n2,none\n3,-\n4,2\n")
+    found = guess(Asked(path))
+    assert found.span == (0, 2) and found.missing == {"b": {"none": 1, "-": 1}}
+
+
+def test_the_commands_for_a_site_name_what_its_own_table_has(tmp_path):
+    own = guess(asked(visits(tmp_path)))
+    texts = {}
+    for name, table in (("own", own), ("made-up", None)):
+        write_package("task", name, "csv", tmp_path / name, table)
+        texts[name] = (tmp_path / name / "README.md").read_text()
+    assert """--node-config "data-path='FILE' public-size=N group='Patient ID'"\n""" in texts["own"]
+    assert """--node-config "data-path='site-a.csv' public-size=200"\n""" in texts["made-up"]
+    for word in ("site-a", "`public = True`"):
+        assert word in texts["made-up"] and word not in texts["own"]
+
+
 def test_no_row_of_the_file_is_in_the_package(tmp_path):
     path = visits(tmp_path)
     made = write_package("task", "ward-visits", "csv", tmp_path / "made", guess(asked(path)))

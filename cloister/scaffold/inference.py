@@ -1,4 +1,4 @@
-"""What a table's columns hold, guessed from a file, as the lines of code that state it in a task.
+"""Guesses about the columns of a table, written as code of a task.
 
 A package is public, and the file may not be. So no cell is copied, but for the texts of the classes. Words are hashed,
 and need no list. Ranges are rounded outwards. Both the ranges and the classes still tell about the rows: `Guess.told`
@@ -6,12 +6,13 @@ says so, and the user replaces them by public knowledge. A file with a few made-
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from cloister.tasks.columns import LONGEST, MISSING, day_of, plain
+from cloister.tasks.columns import LONGEST, MARKS, MISSING, day_of, is_absent, plain
 from cloister.tasks.csv_files import header_of, is_header, lines_of, number_of, read_cells, tables_in
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import expanded
@@ -23,13 +24,15 @@ NUMBERED = 10
 """Largest number of different whole numbers of a target that are taken for classes."""
 FEW = 20
 """Number of rows from which a column with another text in almost every row is taken for names or numbers of rows."""
+NUMERIC = ("Number", "Date")
+"""Kinds of columns for which `MARKS` are missing values."""
 LARGELY = 0.9
 """Share of the cells that must be numbers for the others to be taken for notes such as `pending`."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user says about a table.
+    """A table, and the roles of its columns that the user named.
 
     Attributes:
         data: a file, or a folder with a file for each site.
@@ -47,11 +50,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Guess:
-    """What a task states about its tables.
+    """Facts about tables that the code of a task states.
 
     Attributes:
         columns: name of a column -> the code of its kind; empty code: it is left out.
-        notes: name of a column -> why it was taken so.
+        notes: name of a column -> the reason for its kind, or for leaving it out.
+        missing: name of an input or of the target -> texts taken for missing values -> number of such cells.
         target, site, patient, names: as in `Asked`, with the target named.
         classes: name of a class -> what its cells hold; empty for a regression.
         span: range of the target of a regression.
@@ -60,6 +64,7 @@ class Guess:
 
     columns: Mapping[str, str]
     notes: Mapping[str, str]
+    missing: Mapping[str, Mapping[str, int]]
     target: str
     site: str
     patient: str
@@ -69,7 +74,7 @@ class Guess:
     sites: int
 
     def told(self, source: Path) -> Iterator[str]:
-        """Yield what the guess is, and what of the data it made public, in lines for the user.
+        """Yield lines for the user: the guess, the cells taken for missing values, and what became public.
 
         Args:
             source: the data, as the user named it.
@@ -79,10 +84,19 @@ class Guess:
         yield f"target {self.target!r}: {kind}; {len(used)} of {len(self.columns)} other columns are inputs"
         for note in dict.fromkeys(self.notes.values()):
             yield f"{', '.join(repr(name) for name in self.notes if self.notes[name] == note)}: {note}"
+        if self.missing:
+            absent = ", ".join(
+                f"{name!r} has {count} {repr(text) if text else 'empty'}"
+                for name, found in self.missing.items()
+                for text, count in found.items()
+            )
+            rows = f"; rows without {self.target!r} are left out" if self.target in self.missing else ""
+            yield f"cells taken for missing values: {absent}{rows}"
+        dates = ", forms of dates" * any(code.startswith("Date") for code in self.columns.values())
         texts, sites = ", texts of classes" * bool(self.classes), ", the number of sites" * bool(self.sites)
         yield (
-            f"from {source} the package holds names of columns, rounded ranges{texts}{sites}, and no row. A package is "
-            "public: put public knowledge in their place in task.py before you hand it on"
+            f"from {source} the package holds names of columns, rounded ranges{dates}{texts}{sites}, and no row. "
+            "A package is public: put public knowledge in their place in task.py before you hand it on"
         )
 
 
@@ -129,30 +143,45 @@ def guess(asked: Asked) -> Guess:
         why = "; ".join(f"{name!r} is {note}" for name, note in notes.items())
         raise ConfigError(f"--data: {asked.data}: no column beside {target!r} can be an input; {why}")
     classes, span = _target(target, cells[target])
+    listed = {plain(text) for texts in classes.values() for text in texts}
+    missing = {
+        name: Counter(
+            cell
+            for cell in cells[name]
+            if plain(cell) in MISSING or (code.startswith(NUMERIC) and is_absent(cell, MISSING))
+        )
+        for name, code in columns.items()
+        if code
+    }
+    missing[target] = Counter(
+        cell for cell in cells[target] if (plain(cell) not in listed if classes else is_absent(cell, MISSING))
+    )
+    missing = {name: found for name, found in missing.items() if found}
     sites = len(set(map(plain, cells[asked.site])) - {""}) if asked.site else len(paths) if place.is_dir() else 0
-    return Guess(columns, notes, target, asked.site, asked.patient, asked.names, classes, span, sites)
+    return Guess(columns, notes, missing, target, asked.site, asked.patient, asked.names, classes, span, sites)
 
 
 def _kind(cells: Sequence[str]) -> tuple[str, str]:
     """Return the code of a column's kind, and what the user should know of it."""
     known = [cell for cell in cells if cell and cell.lower() not in MISSING]
-    texts = {plain(cell) for cell in known}
+    texts, counted = {plain(cell) for cell in known}, [cell for cell in known if cell.lower() not in MARKS]
     if not known:
         return "", "left out: no row has a value"
-    if all(text.isdecimal() and len(text) == 1 for text in texts):
+    if counted and all(text.isdecimal() and len(text) == 1 for text in map(plain, counted)):
         return "Category(DIGITS)", "single digits, taken for codes of categories; Number(0, 9) if they count something"
-    numbers = [number for cell in known if math.isfinite(number := number_of(cell))]
-    if len(numbers) >= LARGELY * len(known):
+    numbers = [number for cell in counted if math.isfinite(number := number_of(cell))]
+    if numbers and len(numbers) >= LARGELY * len(counted):
         if len(texts) == len(known) > FEW and all(text.isdecimal() for text in texts):
             return "", "left out: another whole number in every row, such as the number of a patient"
-        note = f"{len(known) - len(numbers)} cells hold no number; rows with them are left out, unless MISSING has them"
+        words = len(counted) - len(numbers)
+        note = f"{words} cells hold no number; rows with them are left out, unless MISSING has them" if words else ""
         low, high = rounded(min(numbers), max(numbers))
-        return f"Number({low:.12g}, {high:.12g})", note if len(numbers) < len(known) else ""
+        return f"Number({low:.12g}, {high:.12g})", note
     for form in FORMS:
-        days = [day_of(cell, form) for cell in known]
-        if all(days):
+        days = [day_of(cell, form) for cell in counted]
+        if days and all(days):
             years = [date.fromordinal(day).year for day in days]
-            twofold = form == "%d/%m/%Y" and all(day_of(cell, "%m/%d/%Y") for cell in known)
+            twofold = form == "%d/%m/%Y" and all(day_of(cell, "%m/%d/%Y") for cell in counted)
             note = "taken for dates of day/month/year; month/day/year would fit as well" if twofold else ""
             return f'Date("{form}", {min(years) // 10 * 10}, {max(years) // 10 * 10 + 9})', note
     if len(texts) > max(FEW, len(known) / 2) or max(map(len, known)) > LONGEST:
@@ -167,9 +196,11 @@ def _target(name: str, cells: Sequence[str]) -> tuple[Mapping[str, tuple[str, ..
         ConfigError: it is neither.
     """
     known = [cell for cell in cells if cell and cell.lower() not in MISSING]
-    numbers = [number for cell in known if math.isfinite(number := number_of(cell))]
+    counted = [cell for cell in known if cell.lower() not in MARKS]
+    numbers = [number for cell in counted if math.isfinite(number := number_of(cell))]
     texts = {plain(cell): cell for cell in known}
-    if len(numbers) == len(known) and known:
+    if len(numbers) == len(counted) > 0:
+        texts = {plain(cell): cell for cell in counted}
         if len(texts) > NUMBERED or any(number % 1 for number in numbers):
             return {}, rounded(min(numbers), max(numbers))
         ordered = sorted(texts, key=float)

@@ -26,6 +26,7 @@ GROUPS = {"task": "tasks", "strategy": "strategies", "mechanism": "mechanisms"}
 MADE_UP = Guess(
     {"age": "Number(18, 100)", "pressure": "Number(60, 260)", "dose": "Number(0, 10)"},
     notes={},
+    missing={},
     target="outcome",
     site="",
     patient="",
@@ -34,7 +35,7 @@ MADE_UP = Guess(
     span=None,
     sites=0,
 )
-"""The tables of made-up examples."""
+"""Columns and classes of the made-up examples."""
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 SUFFIX = ".jinja"
 RENAMED = {"gitignore": ".gitignore"}
@@ -63,6 +64,8 @@ def write_package(kind: str, name: str, source: str, folder: Path, table: Guess 
     if source not in ENDINGS:
         raise ConfigError(f"--from {source!r} is not valid: it must be {', '.join(ENDINGS)}")
     module = name.replace("-", "_")
+    groups = {"group": table.patient} if table and table.patient else {}
+    own, size = ("FILE", "N") if table else (f"site-a{ENDINGS[source]}", SITES["site-a"])
     facts = {
         "kind": kind,
         "name": name,
@@ -75,7 +78,8 @@ def write_package(kind: str, name: str, source: str, folder: Path, table: Guess 
         "is_made_up": table is None,
         "clients": f"--clients {table.sites} " if table and table.sites else "",
         # Commands are pasted into a shell.
-        "group": _quoted(as_pairs({"task.group": table.patient})) if table and table.patient else "",
+        "group": _quoted(f"task.{as_pairs(groups)}") if groups else "",
+        "node": _quoted(f"data-path='{own}' public-size={size} {as_pairs(groups)}".strip()),
     }
     try:
         folder.mkdir(parents=True)

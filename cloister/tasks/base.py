@@ -347,9 +347,15 @@ class Task(ABC):
         return named_shapes(self.input_shape)
 
     def placeholders(self, count: int) -> Examples:
-        """Return examples of zeros, in the shapes and dtypes of the task."""
+        """Return examples in the shapes and dtypes of the task.
+
+        Inputs are zeros. Each class is a target in turn, as metrics such as the AUC need several; numbers are zeros.
+        """
         x = {name: np.zeros((count, *shape), self.input_dtype) for name, shape in self.input_shapes.items()}
-        y = {name: np.zeros((count, *each.shape), each.dtype) for name, each in self.targets.items()}
+        y = {}
+        for name, each in self.targets.items():
+            y[name] = np.zeros((count, *each.shape), each.dtype)
+            y[name].T[...] = np.arange(count) % (each.classes or (2 if each.loss == "binary-cross-entropy" else 1))
         return Examples(from_fields(x), from_fields(y))
 
     @abstractmethod

@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 
 from cloister.tasks.csv_files import number_of
 
-MISSING = ("", "?", "na", "n/a", "nan", "null", "none", "-", ".")
-"""Cells of a missing value, in small letters."""
+MISSING = ("", "?", "na", "n/a", "nan", "null", ".")
+"""Texts of missing values, in small letters."""
+MARKS = ("none", "-")
+"""Further texts of missing numbers and dates. Among words they are words: `none` may be a grade, or a class."""
 LONGEST = 200
 """Largest number of characters of a cell."""
 WHOLE = re.compile(r"([-+]?)0*(\d{1,15})(?:\.0*)?")
@@ -28,7 +30,7 @@ NO_NUMBER = "must hold numbers only"
 NOT_FINITE = "has empty or infinite cells"
 
 Features = tuple[NDArray[np.floating], list[str]]
-"""Inputs of shape (n, width), and for each row why its cell is of no use; empty: it is of use."""
+"""Inputs of shape (n, width), and for each row the reason why its cell is unusable; empty: it is usable."""
 
 
 class Column(Protocol):
@@ -44,9 +46,19 @@ class Column(Protocol):
 
         Args:
             cells: n of them, without blanks around them.
-            missing: what a cell of a missing value holds, in small letters.
+            missing: texts of missing values, in small letters.
         """
         ...
+
+
+def is_absent(cell: str, missing: Sequence[str]) -> bool:
+    """Return whether the cell of a number or a date holds a missing value.
+
+    Args:
+        cell: without blanks around it.
+        missing: texts of missing values, in small letters, beside `MARKS`.
+    """
+    return cell.lower() in missing or cell.lower() in MARKS
 
 
 def plain(cell: str) -> str:
@@ -92,7 +104,7 @@ class Number:
     def features(self, cells: Sequence[str], missing: Sequence[str]) -> Features:
         """Return shares of the range, and indicators of missing values."""
         numbers = np.array([number_of(cell) for cell in cells], np.float64)
-        absent = np.array([cell.lower() in missing for cell in cells], bool)
+        absent = np.array([is_absent(cell, missing) for cell in cells], bool)
         slack, outside = (
             self.tolerance * (self.high - self.low),
             f"must hold numbers from {self.low:g} to {self.high:g}",
@@ -193,7 +205,7 @@ class Date:
     def features(self, cells: Sequence[str], missing: Sequence[str]) -> Features:
         """Return shares of the range, and indicators of missing values; the middle stands in for one."""
         start, end = date(self.first, 1, 1).toordinal(), date(self.last, 12, 31).toordinal()
-        absent = [cell.lower() in missing for cell in cells]
+        absent = [is_absent(cell, missing) for cell in cells]
         days = [day_of(cell, self.form) for cell in cells]
         example = date(self.last, 12, 31).strftime(self.form)
         reasons = [

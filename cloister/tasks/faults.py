@@ -301,8 +301,11 @@ def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
         yield Fault("metrics()", problem, "it takes y as the task states it, and scores as the model predicts them")
     else:
         numbers = (int, float, np.number)
-        if not isinstance(found, Mapping) or not all(isinstance(n, numbers) and np.isfinite(n) for n in found.values()):
-            yield Fault("metrics()", "values that are no finite numbers", "return a dict of names and floats")
+        # An undefined metric is NaN, such as the AUC of one class; early stopping needs the loss.
+        if not isinstance(found, Mapping) or not all(isinstance(number, numbers) for number in found.values()):
+            yield Fault("metrics()", "values that are no numbers", "return a dict of names and floats")
+        elif not np.isfinite(found.get("loss", 0.0)):
+            yield Fault("metrics()", "a 'loss' that is not finite", "return the mean of losses(y, scores)")
         if isinstance(found, Mapping) and "loss" not in found:
             yield Fault("metrics()", "no 'loss'", "add it, as super().metrics(y, scores) does: early stopping reads it")
     losses, problem = tried(lambda: task.losses(labels, outputs))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cloister.config.run import TaskConfig
 from cloister.tasks.base import Dataset, Examples, Regression, Task
-from cloister.tasks.columns import LONGEST, MISSING, NO_NUMBER, NOT_FINITE, Column, Number, plain
+from cloister.tasks.columns import LONGEST, MISSING, NO_NUMBER, NOT_FINITE, Column, Number, is_absent, plain
 from cloister.tasks.csv_files import Cells, number_of, read_cells, tables_in
 from cloister.tasks.labels import NO_CLASS, classes_of, described
 from cloister.tasks.partition import SPLIT_SEED, numbered
@@ -36,7 +36,7 @@ class Table:
         names: of the classes (see `classes_of`); or name -> the texts that cells of this class hold.
         tolerance: that of the pairs in `columns`.
         span: range of the targets of a regression, which is scaled to 0 to 1; None: targets are used as they are.
-        missing: what a cell of a missing value holds, in small letters.
+        missing: texts of missing values, in small letters.
         order: names of all columns of files without a header; empty: files have one.
         site: name of the column of sites, which counts in simulations only; empty: there is none.
     """
@@ -66,7 +66,7 @@ class Table:
     def rows(self, path: Path, group: str = "") -> Examples:
         """Read every line by itself.
 
-        A row of no use gets NaN as inputs, and a target that is none. Under DP-SGD it must not change any other row.
+        An unusable row gets NaN as inputs, and an invalid target. Under DP-SGD it must not change any other row.
 
         Args:
             path: of the file.
@@ -95,7 +95,7 @@ class Table:
         return Examples(x, y, groups, faults=tuple(f"{count} where {reason}" for reason, count in counts))
 
     def read(self, path: Path, group: str = "") -> Examples:
-        """Read a file as `rows` does, and refuse it if a row is of no use.
+        """Read a file as `rows` does, and refuse it if a row is unusable.
 
         Args: as `rows`.
 
@@ -142,7 +142,7 @@ class Table:
         return tuple(dict.fromkeys((*self.columns, self.target, *([group] if group else []))))
 
     def _inputs(self, cells: Cells) -> tuple[NDArray[np.float32], dict[str, list[str]]]:
-        """Return the inputs, and the reasons for rows of no use by column."""
+        """Return the inputs, and for each column the reasons why rows are unusable."""
         parts, reasons = [], {}
         for name, kind in self._kinds.items():
             part, reasons[name] = kind.features(cells.columns[name], self.missing)
@@ -151,13 +151,13 @@ class Table:
         return np.concatenate(parts, axis=1), reasons
 
     def _targets(self, cells: Cells) -> tuple[NDArray, list[str]]:
-        """Return the targets, shape (n,), and the reasons for rows of no use."""
+        """Return the targets, shape (n,), and the reasons why rows are unusable."""
         texts = cells.columns[self.target]
         if not self.classes:
             low, high = self.span or (0.0, 1.0)
             numbers = np.array([number_of(text) for text in texts], np.float64)
             reasons = [
-                "" if np.isfinite(number) else EMPTY if text.lower() in self.missing else NO_NUMBER
+                "" if np.isfinite(number) else EMPTY if is_absent(text, self.missing) else NO_NUMBER
                 for number, text in zip(numbers.tolist(), texts, strict=True)
             ]
             if self.span:
@@ -212,7 +212,7 @@ def _holds_sites(place: Path) -> bool:
 class TableTask(Task):
     """Classification of the rows of CSV files. `cloister new task NAME --from csv` writes subclasses.
 
-    Rows of no use are left out, and counted by column and reason for their owner.
+    Unusable rows are left out, and counted by column and reason for their owner.
 
     Attributes:
         table: meaning of the columns.
@@ -284,7 +284,7 @@ class TableTask(Task):
         return self._used(examples, self.usable(examples), examples.faults, path)
 
     def rows(self, path: Path) -> Examples:
-        """Return all rows, of which some may be of no use. Under DP-SGD such a row changes no other.
+        """Return all rows, of which some may be unusable. Under DP-SGD such a row changes no other.
 
         Raises:
             DataError: the file is no table with the columns of the task.
@@ -295,7 +295,7 @@ class TableTask(Task):
         """Return the inputs of a file without targets; None: it has targets.
 
         Raises:
-            DataError: a row is of no use.
+            DataError: a row is unusable.
         """
         return self.table.unlabelled(path)
 

@@ -15,6 +15,7 @@ from cloister.tasks.faults import (
     sample,
 )
 from cloister.tasks.numpy_models import SoftmaxRegression
+from cloister.tasks.targets import Target
 from cloister.utils.errors import ConfigError
 
 X = np.random.default_rng(0).random((20, 4), np.float32)
@@ -156,7 +157,6 @@ def test_a_faulty_model_does_not_hide_faulty_scores():
         of_model, *of_scores = texts(faults_of_model(task, Outputs(change), X))
         assert of_model.startswith("build(): ")
         assert [text.split(";")[0] for text in of_scores] == [
-            "metrics(): values that are no finite numbers",
             "metrics(): no 'loss'",
             "losses(): shape ()",
         ]
@@ -215,13 +215,40 @@ def test_metrics_that_fail():
     assert not failures(
         [
             (lambda self, y, scores: 1 / 0, f"metrics(): ZeroDivisionError at {__file__}:"),
-            (lambda self, y, scores: {"loss": np.nan}, "metrics(): values that are no finite numbers"),
-            (lambda self, y, scores: {"loss": scores}, "metrics(): values that are no finite numbers"),
-            (lambda self, y, scores: [0.5], "metrics(): values that are no finite numbers; return a dict"),
+            (lambda self, y, scores: {"loss": np.nan}, "metrics(): a 'loss' that is not finite"),
+            (lambda self, y, scores: {"loss": scores}, "metrics(): values that are no numbers"),
+            (lambda self, y, scores: [0.5], "metrics(): values that are no numbers; return a dict"),
             (lambda self, y, scores: {"accuracy": 0.5}, "metrics(): no 'loss'; add it"),
         ],
         check,
     )
+
+
+def test_a_metric_that_is_undefined_on_the_sample_is_no_fault():
+    """The AUC of one class is NaN, or raises."""
+
+    class Findings(Sound):
+        classes, target = 0, Target("binary-cross-entropy", shape=(3,))
+
+        def metrics(self, y, scores):
+            assert all(set(finding) == {0, 1} for finding in y.T), "both classes are there"
+            return super().metrics(y, scores) | {"first": np.nan}
+
+    task = made(Findings)
+    assert texts(faults_of_model(task, task.build(), sample(task, None))) == []
+    assert texts(faults_of_model(made(metrics=lambda *_: {"loss": 0.5, "auc": np.nan}), task.build(), X)) == []
+
+
+def test_made_up_targets_have_every_class():
+    class Places(Sound):
+        classes, target = (
+            0,
+            {"stage": Target(shape=(2,), classes=3), "age": Target("mse"), "ill": Target("binary-cross-entropy")},
+        )
+
+    y = made(Places).placeholders(4).y
+    assert y["stage"].tolist() == [[0, 0], [1, 1], [2, 2], [0, 0]]
+    assert y["age"].tolist() == [0] * 4 and y["ill"].tolist() == [0, 1, 0, 1]
 
 
 def test_losses_that_are_not_one_an_example():

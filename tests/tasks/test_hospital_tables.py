@@ -12,7 +12,7 @@ from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
 from cloister.predict import read as read_to_score
 from cloister.tasks.base import Recipe
-from cloister.tasks.columns import Category, Date, Hashed, Number
+from cloister.tasks.columns import MISSING, Category, Date, Hashed, Number
 from cloister.tasks.numpy_models import SoftmaxRegression
 from cloister.tasks.tables import Table, TableRegression, TableTask
 from cloister.utils.errors import DataError
@@ -127,6 +127,15 @@ def test_a_category_that_no_list_has_makes_no_row_useless(text):
         (inputs,), (reason,) = kind.features([text], ())
         assert inputs.sum() == 1 and not reason
     assert Category(("a", "b")).features([text], ())[0][0, 2] == 1, "all others together"
+
+
+@every(["none", "None", "-"])
+def test_a_mark_is_a_missing_number_or_date_and_a_word_among_words(text):
+    for kind in (Number(0, 1), Date("%d.%m.%Y", 1920, 2019)):
+        inputs, (reason,) = kind.features([text], MISSING)
+        assert inputs.tolist() == [[0.5, 1]] and not reason
+    for kind in (Category(("a",)), Hashed(8)):
+        assert kind.features([text], MISSING)[0][0, -1] == 0, "the last input is that of a missing value"
 
 
 def test_spellings_of_one_category_are_one():
