@@ -163,15 +163,19 @@ def read(task: Task, data: Path) -> Scored:
     Raises:
         DataError: the data has another format, or does not fit the task.
     """
+    is_archive = data.suffix.lower() == ".npz"
+    has_format = type(task).read is not Task.read or type(task).rows is not Task.rows
+    if not data.is_dir() and not data.is_file():
+        raise DataError(f"no file or folder at {data}")
+    if set(task.input_shapes) != {""} and (data.is_dir() or not (is_archive or has_format)):
+        raise DataError(f"{data}: a task of several inputs reads .npz files, with an array x_NAME for each")
     if data.is_dir():
         return _images(task, data)
-    if not data.is_file():
-        raise DataError(f"no file or folder at {data}")
     if is_image(data):
         raise DataError(f"{data} is one image; give the folder that it lies in")
-    if data.suffix.lower() == ".npz":
+    if is_archive:
         return _archive(task, data)
-    if type(task).read is not Task.read or type(task).rows is not Task.rows:
+    if has_format:
         if (inputs := task.unlabelled(data)) is not None:
             return _checked(task, inputs, None, data)
         examples = read_by(task, data)
@@ -263,8 +267,6 @@ def _archive(task: Task, data: Path) -> Scored:
 def _table(task: Task, data: Path) -> Scored:
     import pandas
 
-    if set(task.input_shapes) != {""}:
-        raise DataError(f"{data}: a task of several inputs reads .npz files, with an array x_NAME for each")
     if data.suffix.lower() in SPREADSHEETS:
         raise DataError(f"{data} is a spreadsheet; save it as a CSV file")
     # Not chained: the messages of pandas quote cells.

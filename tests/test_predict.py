@@ -7,15 +7,17 @@ import zipfile
 
 import cv2
 import h5py
+import kinds
 import numpy as np
 import pytest
+from kinds import made
 from quick_runs import quick_runs  # noqa: F401
 from support import failures
 from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.config.run import parse
-from cloister.predict import Predictions, predict
+from cloister.predict import Predictions, predict, read
 from cloister.tasks import TASKS
 from cloister.tasks.datasets.regressions import OPTIMA
 from cloister.utils.errors import ConfigError, DataError, FederationError
@@ -151,6 +153,19 @@ class TestData:
             {"x": np.zeros((0, 64))},
         ]
         assert failures(cases, check) == []
+
+    def test_a_task_of_several_inputs_reads_neither_tables_nor_images(self, tmp_path):
+        class OfImages(kinds.Scans):
+            image_shape = (4, 4)
+
+        (tmp_path / "images").mkdir()
+        cv2.imwrite(str(tmp_path / "images" / "a.png"), np.zeros((4, 4), np.uint8))
+
+        def check(place):
+            with pytest.raises(DataError, match=r"several inputs reads \.npz files"):
+                read(made(OfImages), place)
+
+        assert failures([tmp_path / "images", table(tmp_path / "x.csv", [(1, 2)])], check) == []
 
     def test_no_such_data(self, tmp_path):
         with pytest.raises(DataError, match="no file or folder"):
