@@ -4,7 +4,8 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from cloister.tasks.making import model_of, named_task, read_by
 from cloister.tasks.pictures.decode import SUFFIXES, content_of, decode, is_image
 from cloister.tasks.pictures.form import Form, Unreadable
 from cloister.tasks.pictures.task import PictureTask
+from cloister.tasks.targets import Target, Targets
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import atomic_path, read_text
 from cloister.utils.rows import fields, from_fields
@@ -54,7 +56,8 @@ class Predictions:
         metrics: named metrics, if there were labels.
         hypothesis: index of the model.
         hypotheses: number of models.
-        class_names: of the task; empty if it has none.
+        class_names: of a task of one label; empty if it has none.
+        targets: of the task. Those with classes have probabilities on the last axis of their outputs.
     """
 
     names: tuple[str, ...]
@@ -63,44 +66,47 @@ class Predictions:
     hypothesis: int = 0
     hypotheses: int = 1
     class_names: tuple[str, ...] = ()
-    is_labelled: bool = True
+    targets: Targets = field(default_factory=lambda: {"": Target("mse")})
 
     def lines(self) -> Iterator[str]:
         """Yield CSV lines with a header.
 
-        Columns are the example and its prediction. For classes they include the probability of the predicted class, its
-        name if there is one, and the probability of each class. Other predictions have a column for each of their
-        numbers, which the header numbers from 1.
+        The first column is the example. A label has its class number, the probability of that class, its name if there
+        is one, and the probability of each class. Several labels, as of a sequence, have the class number of each.
+        Other predictions have a column for each of their numbers. Several columns of a kind are numbered from 1. Of
+        several outputs each column has the name of its output.
         """
-        if not self.is_labelled:
-            yield from self._numbers()
-            return
-        columns = ["example", "prediction"]
-        if self.outputs.ndim == 2:
-            columns += ["probability", *(["class"] if self.class_names else [])]
-            columns += [f"probability of {name}" for name in self.class_names or range(self.outputs.shape[1])]
-        yield ",".join(map(_quoted, columns))
-        for name, output in zip(self.names, self.outputs, strict=True):
-            cells = [_quoted(name)]
-            if output.ndim:
-                number = int(output.argmax())
-                cells += [str(number), f"{output[number]:.6g}"]
-                cells += [_quoted(self.class_names[number])] if self.class_names else []
-                cells += [f"{probability:.6g}" for probability in output]
-            else:
-                cells.append(f"{output:.9g}")
-            yield ",".join(cells)
-
-    def _numbers(self) -> Iterator[str]:
-        columns, parts = ["example"], []
+        columns, parts = ["example"], [[[_quoted(name)] for name in self.names]]
         for name, outputs in fields(self.outputs).items():
-            flat = outputs.reshape(len(outputs), -1)
-            stem = f"prediction {name}".strip()
-            columns += [stem] if outputs.ndim == 1 else [f"{stem} {place}" for place in range(1, flat.shape[1] + 1)]
-            parts.append(flat)
+            found = self._label if self.targets[name].classes and outputs.ndim == 2 else self._numbers
+            headers, cells = found(name, outputs)
+            columns += headers
+            parts.append(cells)
         yield ",".join(map(_quoted, columns))
-        for name, numbers in zip(self.names, np.concatenate(parts, axis=1), strict=True):
-            yield ",".join([_quoted(name), *(f"{number:.9g}" for number in numbers)])
+        for rows in zip(*parts, strict=True):
+            yield ",".join(chain.from_iterable(rows))
+
+    def _label(self, output: str, scores: NDArray) -> tuple[list[str], list[list[str]]]:
+        """Return the columns of a label and their cells, from probabilities of shape (n, classes)."""
+        classes = self.class_names or range(scores.shape[1])
+        columns = ["prediction", "probability", *(["class"] if self.class_names else [])]
+        columns = [_titled(kind, output) for kind in columns]
+        columns += [_titled("probability", output, f"of {name}") for name in classes]
+        rows = []
+        for row in scores:
+            number = int(row.argmax())
+            chosen = [_quoted(self.class_names[number])] if self.class_names else []
+            rows.append([str(number), f"{row[number]:.6g}", *chosen, *(f"{share:.6g}" for share in row)])
+        return columns, rows
+
+    def _numbers(self, output: str, outputs: NDArray) -> tuple[list[str], list[list[str]]]:
+        """Return the columns of class numbers or other numbers, and their cells."""
+        numbers = outputs.argmax(axis=-1) if self.targets[output].classes else outputs
+        flat = numbers.reshape(len(numbers), -1)
+        places = [""] if numbers.ndim == 1 else map(str, range(1, flat.shape[1] + 1))
+        return [_titled("prediction", output, place) for place in places], [
+            [f"{number:.9g}" for number in row] for row in flat
+        ]
 
     def write(self, path: Path) -> None:
         """Write the CSV atomically.
@@ -147,8 +153,8 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
         model.load(files[number])
         outputs = model.predict(scored.x)
         metrics = {} if scored.y is None else task.metrics(scored.y, outputs)
-        names, has_labels = tuple(task.class_names), bool(task.classes)
-        found.append(Predictions(scored.names, outputs, metrics, number, len(files), names, has_labels))
+        names = tuple(task.class_names) if task.classes else ()
+        found.append(Predictions(scored.names, outputs, metrics, number, len(files), names, task.targets))
     return min(found, key=_loss)
 
 
@@ -163,15 +169,19 @@ def read(task: Task, data: Path) -> Scored:
     Raises:
         DataError: the data has another format, or does not fit the task.
     """
+    is_archive = data.suffix.lower() == ".npz"
+    has_format = type(task).read is not Task.read or type(task).rows is not Task.rows
+    if not data.is_dir() and not data.is_file():
+        raise DataError(f"no file or folder at {data}")
+    if set(task.input_shapes) != {""} and (data.is_dir() or not (is_archive or has_format)):
+        raise DataError(f"{data}: a task of several inputs reads .npz files, with an array x_NAME for each")
     if data.is_dir():
         return _images(task, data)
-    if not data.is_file():
-        raise DataError(f"no file or folder at {data}")
     if is_image(data):
         raise DataError(f"{data} is one image; give the folder that it lies in")
-    if data.suffix.lower() == ".npz":
+    if is_archive:
         return _archive(task, data)
-    if type(task).read is not Task.read or type(task).rows is not Task.rows:
+    if has_format:
         if (inputs := task.unlabelled(data)) is not None:
             return _checked(task, inputs, None, data)
         examples = read_by(task, data)
@@ -263,8 +273,6 @@ def _archive(task: Task, data: Path) -> Scored:
 def _table(task: Task, data: Path) -> Scored:
     import pandas
 
-    if set(task.input_shapes) != {""}:
-        raise DataError(f"{data}: a task of several inputs reads .npz files, with an array x_NAME for each")
     if data.suffix.lower() in SPREADSHEETS:
         raise DataError(f"{data} is a spreadsheet; save it as a CSV file")
     # Not chained: the messages of pandas quote cells.
@@ -316,6 +324,10 @@ def _images(task: Task, folder: Path) -> Scored:
     if y is None and any(label is not None for label in labels):
         raise DataError(f"{folder}: some images lie in folders named by a label and some do not")
     return replace(_checked(task, x, y, folder), names=tuple(str(path.relative_to(folder)) for path in paths))
+
+
+def _titled(*words: str) -> str:
+    return " ".join(filter(None, words))
 
 
 def _quoted(name: str) -> str:

@@ -7,19 +7,22 @@ import zipfile
 
 import cv2
 import h5py
+import kinds
 import numpy as np
 import pytest
+from kinds import made
 from quick_runs import quick_runs  # noqa: F401
 from support import failures
 from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.config.run import parse
-from cloister.predict import Predictions, predict
+from cloister.predict import Predictions, predict, read
 from cloister.tasks import TASKS
 from cloister.tasks.datasets.regressions import OPTIMA
+from cloister.tasks.targets import Target
 from cloister.utils.errors import ConfigError, DataError, FederationError
-from cloister.utils.rows import as_rows
+from cloister.utils.rows import as_rows, fields
 
 LINEAR = {"task.name": "linear", "privacy.server": "laplace-clustering"}
 DIGITS = {"task.name": "digits", "task.model": "softmax"}
@@ -48,6 +51,10 @@ def digits(folder, seed=0):
         DIGITS,
         {"softmax/kernel": rng.normal(size=(64, 10)).astype(np.float32), "softmax/bias": np.zeros(10, np.float32)},
     )
+
+
+def label(classes):
+    return {"": Target(classes=classes)}
 
 
 def table(path, rows, head="a,b"):
@@ -151,6 +158,19 @@ class TestData:
             {"x": np.zeros((0, 64))},
         ]
         assert failures(cases, check) == []
+
+    def test_a_task_of_several_inputs_reads_neither_tables_nor_images(self, tmp_path):
+        class OfImages(kinds.Scans):
+            image_shape = (4, 4)
+
+        (tmp_path / "images").mkdir()
+        cv2.imwrite(str(tmp_path / "images" / "a.png"), np.zeros((4, 4), np.uint8))
+
+        def check(place):
+            with pytest.raises(DataError, match=r"several inputs reads \.npz files"):
+                read(made(OfImages), place)
+
+        assert failures([tmp_path / "images", table(tmp_path / "x.csv", [(1, 2)])], check) == []
 
     def test_no_such_data(self, tmp_path):
         with pytest.raises(DataError, match="no file or folder"):
@@ -314,19 +334,21 @@ class TestCommand:
 
     def test_a_class_that_has_a_name_is_called_by_it(self):
         scores, named = np.array([[0.25, 0.75], [1.0, 0.0]]), ("healthy", 'ill, "mild"')
-        head, *lines = Predictions(("a", "b"), scores, {}, class_names=named).lines()
+        head, *lines = Predictions(("a", "b"), scores, {}, class_names=named, targets=label(2)).lines()
         assert next(csv.reader([head])) == [*COLUMNS, "probability of healthy", 'probability of ill, "mild"']
         assert lines == ['a,1,0.75,"ill, ""mild""",0.25,0.75', "b,0,1,healthy,1,0"]
 
     def test_a_name_of_a_class_is_no_name_of_another_column(self):
         named = ("class", "prediction", "=1+1")
-        head, row = csv.reader(Predictions(("a",), np.array([[0.25, 0.5, 0.25]]), {}, class_names=named).lines())
+        found = Predictions(("a",), np.array([[0.25, 0.5, 0.25]]), {}, class_names=named, targets=label(3))
+        head, row = csv.reader(found.lines())
         assert len(set(head)) == 7 and dict(zip(head, row, strict=True))["probability of prediction"] == "0.5"
         assert not any(cell.startswith("=") for cell in (*head, *row))
 
     def test_every_number_of_other_targets_is_a_column(self):
         def check(outputs, lines):
-            assert list(Predictions(("a", "b"), outputs, {}, is_labelled=False).lines()) == lines
+            targets = {name: Target("mse", array.shape[1:]) for name, array in fields(outputs).items()}
+            assert list(Predictions(("a", "b"), outputs, {}, targets=targets).lines()) == lines
 
         pair = as_rows({"stage": np.array([[0.25, 0.75], [1, 0]]), "age": np.array([3.5, 4])})
         assert not failures(
@@ -341,6 +363,25 @@ class TestCommand:
             ],
             check,
         )
+
+    def test_places_with_classes_have_class_numbers(self):
+        scores = np.eye(3)[np.array([[2, 0], [1, 1]])]
+
+        def check(shape, lines):
+            outputs = scores.reshape(2, *shape, 3)
+            found = Predictions(("a", "b"), outputs, {}, targets={"": Target(shape=shape, classes=3)})
+            assert list(found.lines()) == lines
+
+        lines = ["example,prediction 1,prediction 2", "a,2,0", "b,1,1"]
+        assert not failures([((2,), lines), ((2, 1), lines), ((1, 2), lines)], check)
+
+    def test_outputs_with_classes_have_their_columns_beside_others(self):
+        scores = as_rows({"stage": np.array([[0.25, 0.75], [1, 0]]), "age": np.array([3.5, 4])})
+        targets = {"stage": Target(classes=2), "age": Target("mse")}
+        head, *lines = Predictions(("a", "b"), scores, {}, targets=targets).lines()
+        of = [f"probability stage of {number}" for number in range(2)]
+        assert head.split(",") == ["example", "prediction stage", "probability stage", *of, "prediction age"]
+        assert lines == ["a,1,0.75,0.25,0.75,3.5", "b,0,1,1,0,4"]
 
     def test_an_error_is_one_line(self, tmp_path):
         result = self.run(linear(tmp_path / "run", *OPTIMA), table(tmp_path / "x.csv", [(1, 2)]))

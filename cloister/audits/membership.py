@@ -209,7 +209,7 @@ class Pool:
         if (asked if asked != "auto" else run.task.partition) == "iid" or not sum(map(len, kept)):
             parts.append(outsiders(run.config))
             owners.append(rng.integers(run.clients, size=len(parts[-1])))
-        everything = Examples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+        everything = Examples.joined([replace(part, groups=None) for part in parts])
         order = rng.permutation(len(everything))
         member = np.arange(len(everything)) < sum(map(len, trained))
         if member.all():

@@ -78,9 +78,26 @@ class Examples:
         return len(self.y)
 
     def take(self, indices: NDArray) -> "Examples":
-        """Return the examples at `indices`, in that order."""
+        """Return the examples at `indices`, in that order, with the faults of their file."""
         groups, weights = (None if each is None else each[indices] for each in (self.groups, self.weights))
-        return Examples(self.x[indices], self.y[indices], groups, weights)
+        return replace(self, x=self.x[indices], y=self.y[indices], groups=groups, weights=weights)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Examples]") -> "Examples":
+        """Return all examples of one or more parts, in their order, with the faults of all.
+
+        Raises:
+            DataError: some parts have groups or weights, and some do not.
+        """
+        groups = [part.groups for part in parts if part.groups is not None]
+        weights = [part.weights for part in parts if part.weights is not None]
+        return cls(
+            np.concatenate([part.x for part in parts]),
+            np.concatenate([part.y for part in parts]),
+            np.concatenate(groups) if groups else None,
+            np.concatenate(weights) if weights else None,
+            tuple(fault for part in parts for fault in part.faults),
+        )
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
         if file.is_file():
             examples = _examples(task, file)
             train, test = _divided(examples, task.strata(examples.y))
-            parts = replace(examples.take(train), faults=examples.faults), examples.take(test)
+            parts = examples.take(train), replace(examples.take(test), faults=())
         elif not file.is_dir():
             raise DataError(f"there is no file or folder at {file}; name {wanted}")
         else:
@@ -63,18 +63,13 @@ def dataset_of_owners(task: Task, parts: Sequence[Examples], owners: NDArray[np.
         parts: all with groups, those that `task.group` names, or all without.
         owners: the site of each example of all parts, from 0.
     """
-    groups = [part.groups for part in parts if part.groups is not None]
-    examples = Examples(
-        np.concatenate([part.x for part in parts]),
-        np.concatenate([part.y for part in parts]),
-        np.concatenate(groups) if groups else None,
-    )
+    examples = Examples.joined(parts)
     _, classes = np.unique(task.strata(examples.y), return_inverse=True)
     train, test = _divided(examples, owners * (int(classes.max(initial=0)) + 1) + classes)
-    own = replace(examples.take(train), faults=tuple(fault for part in parts for fault in part.faults))
+    own = examples.take(train)
     return Dataset(
         own,
-        examples.take(test),
+        replace(examples.take(test), faults=()),
         owners=owners[train],
         groups={} if own.groups is None else {task.config.group: own.groups},
     )

@@ -13,6 +13,7 @@ from cloister.tasks.base import Dataset, Examples, Recipe, Task
 from cloister.tasks.faults import faults_of_attributes, faults_of_examples
 from cloister.tasks.partition import deal
 from cloister.tasks.recipe import transforms_of
+from cloister.tasks.splits import dataset_of_owners
 from cloister.tasks.targets import Target
 from cloister.utils.errors import ConfigError, DataError
 
@@ -306,6 +307,15 @@ class TestWeightsOfExamples:
         for task, data in ((self.Weighted, kinds.Measures), (kinds.Measures, self.Weighted)):
             (fault,) = map(str, faults_of_examples(made(task), made(data).load().train, "load()"))
             assert "weights of examples; give Examples weights and state weighted = True, or neither" in fault
+
+    def test_they_and_faults_are_kept_where_sites_are_joined(self):
+        sites = [dataclasses.replace(made(self.Weighted).load().train, faults=(name,)) for name in ("a", "b")]
+        data = dataset_of_owners(made(self.Weighted), sites, np.repeat([0, 1], len(sites[0])))
+        assert data.train.faults == ("a", "b") and data.test.faults == ()
+        whole = Examples.joined(sites)
+        weight_of = {tuple(x): weight for x, weight in zip(whole.x.tolist(), whole.weights, strict=True)}
+        for part in (data.train, data.test):
+            assert part.weights.tolist() == [weight_of[tuple(x)] for x in part.x.tolist()]
 
     def test_they_multiply_the_factors_of_a_recipe(self):
         examples = Examples(np.zeros((4, 1)), np.array([0, 1, 1, 0]), weights=np.array([1, 2, 0, 5]))

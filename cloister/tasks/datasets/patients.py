@@ -218,7 +218,7 @@ class HeartDisease(Task):
             examples = _read_hospital(folder / name)
             split = holdout(examples.y, 0.2, np.random.default_rng(SPLIT_SEED))
             splits.append(tuple(map(examples.take, split)))
-        train, test = (_joined(parts) for parts in zip(*splits, strict=True))
+        train, test = (Examples.joined(parts) for parts in zip(*splits, strict=True))
         sizes = [len(part) for part, _ in splits]
         return Dataset(train, test, owners=np.repeat(np.arange(len(HOSPITALS)), sizes))
 
@@ -241,7 +241,7 @@ class HeartDisease(Task):
             for number, line in enumerate(file, 1):
                 with suppress(DataError, ValueError, csv.Error):
                     found.append(_encode(np.array([_numbers(number, next(csv.reader([line]), []))])))
-        return _joined(tuple(found)) if found else Examples(np.zeros((0, FEATURES), np.float32), np.zeros(0, np.int64))
+        return Examples.joined(found) if found else Examples(np.zeros((0, FEATURES), np.float32), np.zeros(0, np.int64))
 
     def read(self, path: Path) -> Examples:
         """Return the data of a file as `rows` does, and refuse a file with a faulty row.
@@ -275,10 +275,6 @@ class HeartDisease(Task):
         from cloister.tasks.numpy_models import SoftmaxRegression
 
         return SoftmaxRegression(features=FEATURES, classes=2)
-
-
-def _joined(parts: tuple[Examples, ...]) -> Examples:
-    return Examples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
 
 def _read_hospital(path: Path) -> Examples:
