@@ -254,6 +254,11 @@ class RunConfig(Section):
         return self.strategy.weighting == "examples"
 
     @property
+    def scores_centrally(self) -> bool | Auto:
+        """Return `evaluation.central`, or False if statistics stay at the sites: the server could score with none."""
+        return self.task.statistics != "local" and self.evaluation.central
+
+    @property
     def evaluates_on_clients(self) -> bool:
         """Return whether clients score the global model on their own held-out examples."""
         if self.strategy.fraction_evaluate == 0:
@@ -279,6 +284,15 @@ class RunConfig(Section):
         return digest_of(self.flat())
 
 
+def _server_has_statistics(config: RunConfig) -> str:
+    if config.evaluation.central is not True or config.task.statistics != "local":
+        return ""
+    return (
+        "evaluation.central = True contradicts task.statistics = 'local': the server's model has the statistics of "
+        "no site, and would be scored untrained; use 'auto', with which sites alone score, or 'average'"
+    )
+
+
 def _evaluation_has_clients(config: RunConfig) -> str:
     evaluation, fraction = config.evaluation, config.strategy.fraction_evaluate
     if config.evaluates_on_clients:
@@ -288,9 +302,10 @@ def _evaluation_has_clients(config: RunConfig) -> str:
             f"evaluation.held-out-clients = {evaluation.held_out_clients} has no effect with evaluation.federated = "
             f"{evaluation.federated!r} and strategy.fraction-evaluate = {fraction}: the server would not ask them"
         )
-    if evaluation.patience and not evaluation.central:
+    if evaluation.patience and not config.scores_centrally:
+        central = "" if config.task.statistics == "local" else "evaluation.central, "
         return (
-            f"evaluation.patience = {evaluation.patience} needs scores: evaluation.central, evaluation.federated or "
+            f"evaluation.patience = {evaluation.patience} needs scores: {central}evaluation.federated or "
             "evaluation.held-out-clients"
         )
     if evaluation.federated == "on":
@@ -478,6 +493,7 @@ def _sum_of_clients(config: RunConfig) -> str:
 
 
 RULES: tuple[Callable[[RunConfig], str], ...] = (
+    _server_has_statistics,
     _evaluation_has_clients,
     _criterion_stops,
     _weights_are_bounded,

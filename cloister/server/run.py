@@ -267,13 +267,14 @@ def _set_up(
 def _central(plan: Plan, model: Model) -> CentralEvaluation | None:
     """Return the evaluation on the server's examples.
 
-    It is None if the configuration switches it off, or if `auto` finds no examples on the server.
+    It is None if the configuration switches it off, if `auto` finds no examples on the server, or if statistics stay
+    at the sites.
 
     Raises:
         DataError: the server has no examples, and the configuration requires them, directly or for early stopping.
     """
     asked = plan.config.evaluation
-    if not asked.central:
+    if not plan.config.scores_centrally:
         return None
     try:
         return CentralEvaluation(plan.task, model, plan.hypotheses, bool(plan.config.strategy.pretrain_epochs))

@@ -224,10 +224,11 @@ def _cells(sweep: Sweep, settings: Mapping[str, Scalar]) -> list[Cell]:
         name = f"{sweep.name}-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"
         configs.append(parse({**flat, "run-name": name}))
     refuse_too_few(configs[0], clients)
-    if select and configs[0].evaluation.central is False:
+    if select and configs[0].scores_centrally is False:
         raise ConfigError(
-            f"select = {select!r} needs evaluation.central: the choice is made by scores on the server's own examples; "
-            "by scores on the clients' it would release something about them that no ledger holds"
+            f"select = {select!r} needs evaluation.central and task.statistics = 'average': the choice is made by "
+            "scores on the server's own examples; by scores on the clients' it would release something about them that "
+            "no ledger holds"
         )
     hides_times = build(configs[0]).hides_times
     return [Cell(settings, config, clients, hides_times) for config in configs]

@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 from support import failures
 
 from cloister.client.app import app
-from cloister.config.run import TaskConfig
+from cloister.config.run import TaskConfig, parse
 from cloister.simulation.simulate import simulate
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples, Recipe, Task
@@ -297,3 +297,16 @@ def test_a_model_without_finite_predictions_is_named_and_the_next_run_begins(tmp
     ended = json.loads((folder / "privacy.json").read_text())["ended"]
     assert ended["how"] == "error" and "the loss was last a finite number in round 0" in ended["why"]
     assert run(tmp_path, **average).ended == "as-asked"
+
+
+def test_the_server_does_not_score_a_model_without_statistics(tmp_path):
+    outcome = run(tmp_path, **{"evaluation.patience": 1})
+    assert not any(done.central for done in outcome.rounds) and outcome.rounds[-1].federated["loss"] > 0
+    assert not (outcome.directory.path / "evaluation.json").exists()
+
+
+def test_scores_that_need_the_statistics_of_sites_are_refused():
+    with pytest.raises(ConfigError, match=r"evaluation.central = True contradicts task.statistics = 'local'"):
+        parse(LOCAL | {"evaluation.central": True})
+    with pytest.raises(ConfigError, match=r"evaluation.patience = 1 needs scores: evaluation.federated or"):
+        parse(LOCAL | {"evaluation.federated": "off", "evaluation.patience": 1})
