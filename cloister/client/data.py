@@ -244,8 +244,9 @@ def _dealt_rows(config: TaskConfig, node: NodeConfig, seed: int) -> tuple[NDArra
     own = _parts(config, node.num_partitions, seed)[node.partition_id]
     if not config.test_fraction:
         return own, own[:0]
-    strata = task_of(config).strata(benchmark_of(config).train.y[own])
-    train, test = holdout(strata, config.test_fraction, np.random.default_rng([seed, node.partition_id]))
+    examples, rng = benchmark_of(config).train, np.random.default_rng([seed, node.partition_id])
+    groups = None if examples.groups is None else examples.groups[own]
+    train, test = holdout(task_of(config).strata(examples.y[own]), config.test_fraction, rng, groups)
     return own[train], own[test]
 
 

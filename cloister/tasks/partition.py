@@ -376,24 +376,32 @@ def fitted(name: str, rows: ClassCounts, labels: NDArray, clients: int) -> NDArr
     return counts
 
 
-def holdout(labels: NDArray, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+def holdout(
+    labels: NDArray, fraction: float, rng: np.random.Generator, groups: NDArray | None = None
+) -> tuple[Indices, Indices]:
     """Split one client's examples into train and test, class by class.
 
     Args:
         labels: of the client's examples, shape (n,).
-        fraction: share of each class that is held out, in [0, 1), rounded to whole examples.
+        fraction: share of each class that is held out, in [0, 1), rounded to whole examples or groups.
         rng: of the selection.
+        groups: shape (n,). All examples of a group go to one side, and the first one decides its class.
 
     Returns:
         Indices (train, test), together all n. Every class keeps an example in train, so a class of one example is never
         tested on. The test part may be empty.
     """
-    test = [np.empty(0, dtype=np.intp)]
+    if groups is not None:
+        _, first, places = np.unique(groups, return_index=True, return_inverse=True)
+        parts = holdout(labels[first], fraction, rng)
+        train, test = (np.flatnonzero(np.isin(places.ravel(), part)) for part in parts)
+        return train, test
+    held_out = [np.empty(0, dtype=np.intp)]
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        test.append(rng.permutation(members)[: min(round(fraction * members.size), members.size - 1)])
+        held_out.append(rng.permutation(members)[: min(round(fraction * members.size), members.size - 1)])
     held = np.zeros(len(labels), dtype=bool)
-    held[np.concatenate(test)] = True
+    held[np.concatenate(held_out)] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 

@@ -39,7 +39,7 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
     try:
         if file.is_file():
             examples = _examples(task, file)
-            train, test = _divided(examples, task.strata(examples.y))
+            train, test = holdout(task.strata(examples.y), TESTED, np.random.default_rng(SPLIT_SEED), examples.groups)
             parts = examples.take(train), replace(examples.take(test), faults=())
         elif not file.is_dir():
             raise DataError(f"there is no file or folder at {file}; name {wanted}")
@@ -65,7 +65,8 @@ def dataset_of_owners(task: Task, parts: Sequence[Examples], owners: NDArray[np.
     """
     examples = Examples.joined(parts)
     _, classes = np.unique(task.strata(examples.y), return_inverse=True)
-    train, test = _divided(examples, owners * (int(classes.max(initial=0)) + 1) + classes)
+    strata = owners * (int(classes.max(initial=0)) + 1) + classes
+    train, test = holdout(strata, TESTED, np.random.default_rng(SPLIT_SEED), examples.groups)
     own = examples.take(train)
     return Dataset(
         own,
@@ -73,17 +74,6 @@ def dataset_of_owners(task: Task, parts: Sequence[Examples], owners: NDArray[np.
         owners=owners[train],
         groups={} if own.groups is None else {task.config.group: own.groups},
     )
-
-
-def _divided(examples: Examples, strata: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the indices of training and test examples: a fifth of each stratum tests, in whole groups."""
-    rng = np.random.default_rng(SPLIT_SEED)
-    if examples.groups is None:
-        return holdout(strata, TESTED, rng)
-    # A group is in the stratum of its first row.
-    _, first, places = np.unique(examples.groups, return_index=True, return_inverse=True)
-    train, test = (np.flatnonzero(np.isin(places, part)) for part in holdout(strata[first], TESTED, rng))
-    return train, test
 
 
 def _examples(task: Task, path: Path) -> Examples:

@@ -93,6 +93,17 @@ def test_groups_are_a_column_of_the_table_or_the_patients_of_dicom(archive):
     assert set(data.load().groups["person"]) <= {"x", "y", "z", "0"}
 
 
+def test_all_images_of_a_patient_are_in_one_part_of_a_simulation(tmp_path):
+    patients = [f"P{number}" for number in range(12)]
+    for place, patient in enumerate(2 * patients):
+        put(tmp_path / "medium" / f"IM{place}", of(patient, place))
+    labels = "".join(f"{patient},{('healthy', 'ill')[place % 2]}\n" for place, patient in enumerate(patients))
+    table(tmp_path / "medium", "PatientID,label\n" + labels)
+    data = scans({"group": "PatientID", "data_path": str(tmp_path / "medium")}).load()
+    trained = np.unique(data.groups["PatientID"])
+    assert len(data.test) == 2 * (12 - len(trained)) > 0
+
+
 def test_all_images_of_a_patient_are_on_one_side_of_a_split(archive):
     root = table(archive, "PatientID,label\nC,healthy\nA,ill\nB,healthy\n")
     examples = scans({"group": "PatientID"}).read(root)
@@ -232,7 +243,7 @@ def test_a_cache_of_before_an_extra_was_installed_is_not_used_after_it(tmp_path,
     with monkeypatch.context() as absent:
         absent.setitem(sys.modules, "pydicom", None)
         with pytest.raises(
-            DataError, match=r"is a DICOM file, which needs pydicom: pip install 'cloister\[dicom\]' \(2 images\)"
+            DataError, match=r"is a DICOM file, which needs pydicom: pip install 'cloister-fl\[dicom\]' \(2 images\)"
         ):
             scans().read(tmp_path)
     assert len(scans().read(tmp_path)) == 2

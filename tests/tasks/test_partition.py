@@ -327,6 +327,13 @@ def test_a_class_of_one_example_stays_in_train():
     assert test.size == 4
 
 
+def test_a_holdout_takes_whole_groups():
+    groups = generator().integers(30, size=200)
+    train, test = partition.holdout(groups % 2, 0.3, generator(), groups)
+    assert len(test) and not set(groups[train]) & set(groups[test])
+    np.testing.assert_array_equal(np.sort([*train, *test]), np.arange(200))
+
+
 def test_a_holdout_of_little_is_empty():
     def check(labels):
         train, test = partition.holdout(labels, 0.5, generator())

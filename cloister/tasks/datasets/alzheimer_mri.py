@@ -78,16 +78,17 @@ class AlzheimerMri(PictureTask):
         ours, others = halves(labels_of(source)[test])
         return train, test[ours], test[others]
 
-    def drawn_test(self, labels: NDArray[np.int64]) -> NDArray[np.intp]:
+    def drawn_test(self, labels: NDArray[np.int64], groups: NDArray[np.str_] | None) -> NDArray[np.intp]:
         """Return the indices of a random test part.
 
         For the published images it has the published size; otherwise it is a fifth of each class.
 
         Args:
             labels: of all images, shape (n,).
+            groups: of all images, shape (n,), or None.
         """
         if tuple(np.bincount(labels, minlength=len(CLASSES))) != PUBLISHED:
-            return super().drawn_test(labels)
+            return super().drawn_test(labels, groups)
         return table(labels, np.array([PUBLISHED_TEST]), np.random.default_rng(SPLIT_SEED))[0]
 
     def build(self) -> Model:

@@ -108,15 +108,16 @@ class PictureTask(Task):
         """Return the groups of training examples as `Dataset.groups` has them."""
         return {} if train.groups is None else {self.config.group: train.groups}
 
-    def drawn_test(self, labels: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Return the indices of a random test part: a fifth of each class.
+    def drawn_test(self, labels: NDArray[np.int64], groups: NDArray[np.str_] | None) -> NDArray[np.intp]:
+        """Return the indices of a random test part: a fifth of each class, in whole groups.
 
         It is used for images without a split.
 
         Args:
             labels: of all images, shape (n,).
+            groups: of all images, shape (n,); None: `task.group` is empty.
         """
-        return holdout(labels, 0.2, np.random.default_rng(SPLIT_SEED))[1]
+        return holdout(labels, 0.2, np.random.default_rng(SPLIT_SEED), groups)[1]
 
     def read(self, path: Path) -> Examples:
         """Return a node's own data as `rows` does, after checking it.
@@ -271,12 +272,16 @@ def _told(counts: Counter[str]) -> str:
     return ", ".join(f"{name} ({number})" for name, number in counts.most_common(NAMED))
 
 
-def parts_of(source: Source, draw: Callable[[NDArray[np.int64]], NDArray[np.intp]]) -> list[NDArray[np.intp]]:
+Draw = Callable[[NDArray[np.int64], NDArray[np.str_] | None], NDArray[np.intp]]
+"""Maps labels and groups of all images to the indices of a test part."""
+
+
+def parts_of(source: Source, draw: Draw) -> list[NDArray[np.intp]]:
     """Return the indices of the training images and of the test images.
 
     Args:
         source: of the images.
-        draw: maps labels to the indices of a test part, for images without a split.
+        draw: for images without a split.
 
     Raises:
         DataError: some images are outside the parts of the split, or one part is missing.
@@ -286,7 +291,8 @@ def parts_of(source: Source, draw: Callable[[NDArray[np.int64]], NDArray[np.intp
         case ["test", "train"]:
             test = np.flatnonzero(parts == "test")
         case [""]:
-            test = draw(labels)
+            groups = np.array([picture.group for picture in source.pictures], np.str_)
+            test = draw(labels, groups if any(groups) else None)
         case found:
             raise DataError(
                 f"{source.root} must hold images to train on and to test on, or all of them together; found "
