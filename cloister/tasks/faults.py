@@ -295,7 +295,7 @@ def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
 def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
     """Yield the faults of `metrics` and `losses`."""
     count = len(outputs)
-    labels = np.arange(count) % task.classes if task.classes else task.placeholders(count).y
+    labels = made_up_targets(task, count)
     found, problem = tried(lambda: task.metrics(labels, outputs))
     if problem:
         yield Fault("metrics()", problem, "it takes y as the task states it, and scores as the model predicts them")
@@ -334,7 +334,22 @@ def _rows_not_finite(x: NDArray) -> NDArray[np.bool_]:
         return np.concatenate([~np.isfinite(part).all(axis=1) for part in parts])
 
 
-def sample(task: Task, examples: Examples | None) -> NDArray:
+def made_up_targets(task: Task, count: int) -> NDArray:
+    """Return targets to try metrics on: every class in turn, or 0 and 1 in turn.
+
+    Args:
+        task: that states the targets.
+        count: number of rows.
+    """
+
+    def in_turn(name: str, zeros: NDArray) -> NDArray:
+        numbers = np.arange(count) % max(task.targets[name].classes, 2)
+        return zeros + numbers.reshape(-1, *(1,) * (zeros.ndim - 1)).astype(zeros.dtype)
+
+    return each_field(in_turn, task.placeholders(count).y)
+
+
+def sample(task: Task, examples: Examples | None, made_up: int = 2) -> NDArray:
     """Return inputs to try a model on.
 
     These are some of the examples, or random ones if there are none.
@@ -342,8 +357,9 @@ def sample(task: Task, examples: Examples | None) -> NDArray:
     Args:
         task: of the inputs.
         examples: of the task.
+        made_up: number of the random ones.
     """
     if examples is not None:
         return each_field(lambda _, x: cast(x, task.input_dtype), examples.x[:SAMPLE])
     rng = np.random.default_rng(0)
-    return each_field(lambda _, x: cast(rng.random(x.shape, np.float32), x.dtype), task.placeholders(2).x)
+    return each_field(lambda _, x: cast(rng.random(x.shape, np.float32), x.dtype), task.placeholders(made_up).x)
