@@ -21,16 +21,12 @@ from cloister.tasks.recipe import recipe_faults
 from cloister.tasks.targets import Target
 from cloister.utils.crash import explained, show_trace
 from cloister.utils.errors import CloisterError, ConfigError
-from cloister.utils.rows import cast, each_field, fields, from_fields, shapes_of
+from cloister.utils.rows import cast, each_field, fields, finite_rows, from_fields, shapes_of
 
 NAME = re.compile(r"([A-Za-z0-9]\w{0,19})?", re.ASCII)
 """Valid names of targets; that of a single one is empty."""
 SAMPLE = 64
 """Number of examples that the model is tried on."""
-ROWS_AT_ONCE = 1024
-"""Number of examples that are checked at once."""
-SUM = 1e-3
-"""Largest deviation from 1 of the sum of an example's probabilities. Rounding errors of float32 are far smaller."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,7 @@ def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[F
         what = f"inputs {name}".strip()
         if x.dtype.kind not in "fiu":
             yield Fault(where, f"{what} of {x.dtype}", "make them numbers: float32")
-        elif x.dtype.kind == "f" and (bad := _rows_not_finite(x)).any():
+        elif x.dtype.kind == "f" and (bad := ~finite_rows(x)).any():
             count, first = f"NaN or infinity in {bad.sum()} of {len(x)} {what}", f"x[{bad.argmax()}] is the first"
             yield Fault(where, count, "leave these rows out, or fill them in", first)
     if task.weighted != (examples.weights is not None):
@@ -321,17 +317,6 @@ def tried(work: Callable[[], Any]) -> tuple[Any, str]:
     except Exception as error:
         show_trace(error)
         return None, str(error) if isinstance(error, CloisterError) else explained(error)
-
-
-def _rows_not_finite(x: NDArray) -> NDArray[np.bool_]:
-    """Return a mask of the rows that are not finite as float32.
-
-    Rows are read in blocks, as x may be memory-mapped.
-    """
-    width, starts = int(np.prod(x.shape[1:])), range(0, len(x), ROWS_AT_ONCE)
-    with np.errstate(over="ignore"):
-        parts = (x[start : start + ROWS_AT_ONCE].astype(np.float32).reshape(-1, width) for start in starts)
-        return np.concatenate([~np.isfinite(part).all(axis=1) for part in parts])
 
 
 def made_up_targets(task: Task, count: int) -> NDArray:
