@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from cloister.tasks.base import Model, Task
-from cloister.tasks.faults import tried
+from cloister.tasks.faults import made_up_targets, sample, tried
 from cloister.tasks.making import dataset_of
 from cloister.tasks.scores import Classification
 from cloister.tasks.splits import with_validation
@@ -42,9 +42,14 @@ class CentralEvaluation:
 
     @property
     def majority(self) -> float | None:
-        """Return the accuracy of always answering the most frequent class of the examples; None for a regression."""
-        y = self.examples.y
-        return float(np.bincount(y).max() / len(y)) if self.task.classes and y.ndim == 1 else None
+        """Return the accuracy of always answering the most frequent class of the examples.
+
+        None: an example has no label, or several.
+        """
+        target, y = self.task.targets.get(""), self.examples.y
+        if target is None or target.shape or not (target.classes or target.loss == "binary-cross-entropy"):
+            return None
+        return float(np.unique(y, return_counts=True)[1].max() / len(y))
 
     def __call__(self, arrays: ArrayRecord) -> dict[str, float]:
         """Return the metrics of a global model by name."""
@@ -89,17 +94,19 @@ def refuse_unknown_score(task: Task, model: Model, name: str, judged: CentralEva
         judged: the evaluation that decides; None: clients' examples do, for which made-up ones of every class stand in.
 
     Raises:
-        ConfigError: the task has no such score, or it is undefined on these examples.
+        ConfigError: the task has no such score, its metrics raise, or the score is undefined on these examples.
     """
     if name == "loss":
         return
     if judged is not None:
         x, y = judged.examples.x, judged.examples.y
     else:
-        y = np.arange(max(task.classes, 2)) % max(task.classes, 2)
-        x = np.random.default_rng(0).random((len(y), *task.input_shape), np.float32)
+        count = max(2, *(target.classes for target in task.targets.values()))
+        x, y = sample(task, None, count), made_up_targets(task, count)
     known, problem = tried(lambda: task.metrics(y, model.predict(x)))
-    if not problem and name not in known:
+    if problem:
+        raise ConfigError(f"evaluation.criterion = {name!r}: metrics() of task {task.config.name!r} fails: {problem}")
+    if name not in known:
         raise ConfigError(
             f"evaluation.criterion = {name!r} is no score of task {task.config.name!r} on the scored examples; "
             f"it has {', '.join(known)}"

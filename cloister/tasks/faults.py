@@ -21,16 +21,12 @@ from cloister.tasks.recipe import recipe_faults
 from cloister.tasks.targets import Target
 from cloister.utils.crash import explained, show_trace
 from cloister.utils.errors import CloisterError, ConfigError
-from cloister.utils.rows import cast, each_field, fields, from_fields, shapes_of
+from cloister.utils.rows import cast, each_field, fields, finite_rows, from_fields, shapes_of
 
 NAME = re.compile(r"([A-Za-z0-9]\w{0,19})?", re.ASCII)
 """Valid names of targets; that of a single one is empty."""
 SAMPLE = 64
 """Number of examples that the model is tried on."""
-ROWS_AT_ONCE = 1024
-"""Number of examples that are checked at once."""
-SUM = 1e-3
-"""Largest deviation from 1 of the sum of an example's probabilities. Rounding errors of float32 are far smaller."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,7 @@ def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[F
         what = f"inputs {name}".strip()
         if x.dtype.kind not in "fiu":
             yield Fault(where, f"{what} of {x.dtype}", "make them numbers: float32")
-        elif x.dtype.kind == "f" and (bad := _rows_not_finite(x)).any():
+        elif x.dtype.kind == "f" and (bad := ~finite_rows(x)).any():
             count, first = f"NaN or infinity in {bad.sum()} of {len(x)} {what}", f"x[{bad.argmax()}] is the first"
             yield Fault(where, count, "leave these rows out, or fill them in", first)
     if task.weighted != (examples.weights is not None):
@@ -295,7 +291,7 @@ def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
 def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
     """Yield the faults of `metrics` and `losses`."""
     count = len(outputs)
-    labels = np.arange(count) % task.classes if task.classes else task.placeholders(count).y
+    labels = made_up_targets(task, count)
     found, problem = tried(lambda: task.metrics(labels, outputs))
     if problem:
         yield Fault("metrics()", problem, "it takes y as the task states it, and scores as the model predicts them")
@@ -326,18 +322,22 @@ def tried(work: Callable[[], Any]) -> tuple[Any, str]:
         return None, str(error) if isinstance(error, CloisterError) else explained(error)
 
 
-def _rows_not_finite(x: NDArray) -> NDArray[np.bool_]:
-    """Return a mask of the rows that are not finite as float32.
+def made_up_targets(task: Task, count: int) -> NDArray:
+    """Return targets to try metrics on: every class in turn, or 0 and 1 in turn.
 
-    Rows are read in blocks, as x may be memory-mapped.
+    Args:
+        task: that states the targets.
+        count: number of rows.
     """
-    width, starts = int(np.prod(x.shape[1:])), range(0, len(x), ROWS_AT_ONCE)
-    with np.errstate(over="ignore"):
-        parts = (x[start : start + ROWS_AT_ONCE].astype(np.float32).reshape(-1, width) for start in starts)
-        return np.concatenate([~np.isfinite(part).all(axis=1) for part in parts])
+
+    def in_turn(name: str, zeros: NDArray) -> NDArray:
+        numbers = np.arange(count) % max(task.targets[name].classes, 2)
+        return zeros + numbers.reshape(-1, *(1,) * (zeros.ndim - 1)).astype(zeros.dtype)
+
+    return each_field(in_turn, task.placeholders(count).y)
 
 
-def sample(task: Task, examples: Examples | None) -> NDArray:
+def sample(task: Task, examples: Examples | None, made_up: int = 2) -> NDArray:
     """Return inputs to try a model on.
 
     These are some of the examples, or random ones if there are none.
@@ -345,8 +345,9 @@ def sample(task: Task, examples: Examples | None) -> NDArray:
     Args:
         task: of the inputs.
         examples: of the task.
+        made_up: number of the random ones.
     """
     if examples is not None:
         return each_field(lambda _, x: cast(x, task.input_dtype), examples.x[:SAMPLE])
     rng = np.random.default_rng(0)
-    return each_field(lambda _, x: cast(rng.random(x.shape, np.float32), x.dtype), task.placeholders(2).x)
+    return each_field(lambda _, x: cast(rng.random(x.shape, np.float32), x.dtype), task.placeholders(made_up).x)

@@ -11,6 +11,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from cloister.utils.errors import DataError
 
+ROWS_AT_ONCE = 1024
+"""Number of rows that are checked at once."""
 Shape = tuple[int, ...]
 Shapes = Shape | tuple[Shape, ...] | Mapping[str, Shape]
 """Shape of one example: of its array, or of each of its arrays, in order or by name."""
@@ -100,8 +102,13 @@ def cast(rows: NDArray, dtype: DTypeLike) -> NDArray:
 
 
 def finite_rows(rows: NDArray) -> NDArray[np.bool_]:
-    """Return a mask of the rows whose numbers are all finite as float32, shape (n,)."""
+    """Return a mask of the rows whose numbers are all finite as float32, shape (n,).
+
+    Rows are read in blocks, as arrays may be memory-mapped.
+    """
     finite = np.ones(len(rows), np.bool_)
     for array in fields(rows).values():
-        finite &= np.isfinite(cast(array, np.float32)).all(axis=tuple(range(1, array.ndim)))
+        for start in range(0, len(array), ROWS_AT_ONCE):
+            block = slice(start, start + ROWS_AT_ONCE)
+            finite[block] &= np.isfinite(cast(array[block], np.float32)).all(axis=tuple(range(1, array.ndim)))
     return finite

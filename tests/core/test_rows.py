@@ -1,5 +1,7 @@
 """Rows of one or several arrays, and the one cast of inputs."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from support import failures
@@ -74,6 +76,16 @@ def test_rows_that_are_finite():
     rows = as_rows({"a": np.array([[1.0, 2.0], [np.nan, 1.0], [1.0, 1.0], [1.0, 1e39]]), "b": np.array([1, 2, 3, 4])})
     assert finite_rows(rows).tolist() == [True, False, True, False]
     assert finite_rows(rows[:0]).shape == (0,)
+
+
+def test_rows_are_checked_in_blocks():
+    rows = as_rows({"a": np.zeros((20_000, 32)), "b": np.zeros(20_000, np.float32)})
+    rows["a"][[0, 1_024, 19_999], 3], rows["b"][5_000] = np.nan, np.inf
+    tracemalloc.start()
+    finite = finite_rows(rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.flatnonzero(~finite).tolist() == [0, 1_024, 5_000, 19_999] and peak < rows.nbytes / 8
 
 
 def test_each_field_is_changed():

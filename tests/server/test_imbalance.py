@@ -17,7 +17,11 @@ from cloister.server.reports.compare.runs import better, read_runs
 from cloister.sweep.sweep import best_of
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples
+from cloister.tasks.datasets.characters import Digits
+from cloister.tasks.numpy_models import SoftmaxRegression
+from cloister.tasks.targets import Target
 from cloister.utils.errors import ConfigError
+from cloister.utils.rows import as_rows
 
 ROUNDS = 4
 
@@ -119,6 +123,43 @@ def test_a_score_that_the_task_does_not_report_is_refused_with_those_it_does():
     assert failures(cases, check) == []
 
 
+def of_targets(target, outputs, **attributes):
+    """A task with these targets and two inputs, and a model that predicts what `outputs` says of n examples."""
+    shapes = {"scan": (2, 2), "age": (1,)}
+    kind = type("Mine", (Digits,), {"target": target, "classes": 0, "input_shape": shapes, **attributes})
+    task, model = kind(parse({}).task), SoftmaxRegression(features=4, classes=2)
+    model.predict = lambda x: as_rows(outputs(len(x["age"]), np.random.default_rng(0)))
+    return task, model
+
+
+def test_a_score_on_clients_is_checked_for_every_kind_of_target():
+    def check(target, outputs, known, unknown):
+        task, model = of_targets(target, outputs)
+        refuse_unknown_score(task, model, known, None)
+        with pytest.raises(ConfigError, match=f"evaluation.criterion = '{unknown}' is no score of task .* {known}"):
+            refuse_unknown_score(task, model, unknown, None)
+
+    cases = [
+        (Target("mse"), lambda n, rng: rng.random(n), "rmse", "nonsense"),
+        (Target("binary-cross-entropy"), lambda n, rng: rng.random(n), "auc", "f2"),
+        (Target("binary-cross-entropy", (3,)), lambda n, rng: rng.random((n, 3)), "auc", "f1"),
+        (Target("cross-entropy", (5,), 3), lambda n, rng: rng.dirichlet(np.ones(3), (n, 5)), "accuracy", "auc"),
+        (
+            {"age": Target("mae"), "ill": Target("binary-cross-entropy"), "stage": Target(classes=4)},
+            lambda n, rng: {"age": rng.random(n), "ill": rng.random(n), "stage": rng.dirichlet(np.ones(4), n)},
+            "stage.auc",
+            "stage.rmse",
+        ),
+    ]
+    assert failures(cases, check) == []
+
+
+def test_metrics_that_fail_on_the_scored_examples_are_a_fault():
+    task, model = of_targets(Target("mse"), lambda n, rng: rng.random(n), metrics=lambda self, y, scores: 1 / 0)
+    with pytest.raises(ConfigError, match=r"criterion = 'r2': metrics\(\) of task .* fails: ZeroDivisionError"):
+        refuse_unknown_score(task, model, "r2", None)
+
+
 def test_a_criterion_without_patience_is_refused():
     with pytest.raises(ConfigError, match=r"evaluation.criterion = 'auc' has no effect with evaluation.patience = 0"):
         parse({"evaluation.criterion": "auc"})
@@ -127,3 +168,11 @@ def test_a_criterion_without_patience_is_refused():
 def test_the_majority_of_test_examples_and_none_of_numbers():
     tasks = [task_of("breast-cancer", 0, 1, 1, 1), task_of("linear", 0.5, 0.25)]
     assert [CentralEvaluation(task, task.build()).majority for task in tasks] == [0.75, None]
+
+
+@pytest.mark.parametrize(("target", "share"), [(Target("binary-cross-entropy"), 0.75), (Target("mse"), None)])
+def test_the_majority_of_a_target_of_0_and_1_is_that_of_two_classes(target, share):
+    task, model = of_targets(target, lambda n, rng: rng.random(n), input_shape=(1,))
+    test = Examples(np.zeros((4, 1), np.float32), np.array([0, 1, 1, 1]))
+    task.load = lambda: Dataset(test, test)
+    assert CentralEvaluation(task, model).majority == share
