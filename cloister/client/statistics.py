@@ -1,10 +1,8 @@
 """Statistics that stay at a site: the state of its model, kept from round to round in Flower's state of the node."""
 
-import numpy as np
-from flwr.app import ConfigRecord
-
 from cloister.client.node import Node
 from cloister.tasks.base import KeepsState, Model
+from cloister.utils.arrays import from_record, to_record
 
 STATISTICS = "statistics"
 """Name of the record in the node's state."""
@@ -17,14 +15,10 @@ def restore_statistics(model: Model, node: Node) -> None:
         model: of the run. All simulated nodes share it.
         node: that replies.
     """
-    if not isinstance(model, KeepsState) or not (own := model.kept()):
+    if not isinstance(model, KeepsState) or not model.kept():
         return
-    found = node.state.config_records.get(STATISTICS)
-    if found is None:
-        model.assign_kept(None)
-        return
-    # A node's state holds flat lists of floats.
-    model.assign_kept({name: np.array(found[name], one.dtype).reshape(one.shape) for name, one in own.items()})
+    found = node.state.array_records.get(STATISTICS)
+    model.assign_kept(None if found is None else from_record(found))
 
 
 def keep_statistics(model: Model, node: Node) -> None:
@@ -35,4 +29,4 @@ def keep_statistics(model: Model, node: Node) -> None:
         node: that replies.
     """
     if isinstance(model, KeepsState) and (own := model.kept()):
-        node.state[STATISTICS] = ConfigRecord({name: array.ravel().tolist() for name, array in own.items()})
+        node.state[STATISTICS] = to_record(own)

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from cloister.config.io import Scalar
 
+CLIENTS = ("dp-sgd", "gaussian", "laplace")
+"""Mechanisms of the clients whose keys had names in common."""
 RENAMED: Mapping[str, tuple[str, ...]] = {
-    "privacy.client-noise-multiplier": tuple(
-        f"privacy.{each}-noise-multiplier" for each in ("dp-sgd", "gaussian", "laplace")
-    ),
+    "privacy.client-noise-multiplier": tuple(f"privacy.{each}-noise-multiplier" for each in CLIENTS),
     "privacy.client-clipping-norm": tuple(f"privacy.{each}-clipping-norm" for each in ("dp-sgd", "gaussian")),
     "privacy.bits-noise-multiplier": ("privacy.clipping-count-noise-multiplier",),
 }
@@ -15,24 +15,34 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
 
 
 def names_of(key: str, settings: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """Return the new names of an old key: the one of the run's mechanism, or all if it has none.
+    """Return the new names of an old key: that of the clients' mechanism, or all if the run has none.
 
     Args:
         key: one of `RENAMED`.
         settings: dotted keys of the run.
+
+    Returns:
+        No name if the key had no effect with the mechanism.
     """
-    of_client = f"privacy.{settings.get('privacy.client')}-"
-    return tuple(name for name in RENAMED[key] if name.startswith(of_client)) or RENAMED[key]
+    names, client = RENAMED[key], settings.get("privacy.client")
+    if len(names) == 1 or client not in CLIENTS:
+        return names
+    return tuple(name for name in names if name.startswith(f"privacy.{client}-"))
 
 
 def refusal(key: str, settings: Mapping[str, Scalar]) -> str:
-    """Return the message for an old key, with the new name.
+    """Return the message for an old key, with the new name or, if it had no effect, the advice to remove it.
 
     Args:
         key: one of `RENAMED`.
         settings: dotted keys of the run.
     """
-    *most, last = names_of(key, settings)
+    names = names_of(key, settings)
+    if not names:
+        return (
+            f"{key} = {settings[key]!r} has no effect with privacy.client = {settings['privacy.client']!r}; remove it"
+        )
+    *most, last = names
     return f"{key} = {settings[key]!r} has a new name: use {', '.join(most)}{' or ' * bool(most)}{last}"
 
 

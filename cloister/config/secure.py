@@ -56,8 +56,8 @@ class SecureAggregationConfig(Section):
                 )
         elif not self.threshold and not self.colluding:
             raise ValueError(
-                f"{THRESHOLD} = 0 follows from {NODES} of {SMALLEST} or more: set that to the number of nodes of a "
-                f"round, or set {THRESHOLD} and {COLLUDING}"
+                f"{THRESHOLD} = 0 follows from {NODES} of {SMALLEST} to {LARGEST_COHORT}: set that to the number of "
+                f"nodes of a round, or set {THRESHOLD} and {COLLUDING}"
             )
         elif not max(1, self.colluding) < self.threshold <= LARGEST_COHORT:
             raise ValueError(
@@ -74,12 +74,12 @@ def with_parties(settings: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
     This is the largest c with an honest signer in common to any two lists of survivors, 2t > n + c, and as many losses.
 
     Args:
-        settings: dotted keys of a run. A smaller n, or an invalid one, adds nothing.
+        settings: dotted keys of a run. An n that is too small, too large or invalid adds nothing.
     """
     nodes = settings.get(NODES)
     if settings.get(ENABLED) is not True or settings.get(THRESHOLD) or settings.get(COLLUDING):
         return settings
-    if type(nodes) is not int or nodes < SMALLEST:
+    if type(nodes) is not int or not SMALLEST <= nodes <= LARGEST_COHORT:
         return settings
     colluding = (nodes - 1) // 3
     return {**settings, THRESHOLD: nodes - colluding, COLLUDING: colluding}

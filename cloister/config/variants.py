@@ -366,6 +366,16 @@ class LaplacePrivacy(_ClientNoise):
     counts_leakage: ClassVar[bool] = True
     max_epsilon: ClassVar[float] = 0.0
 
+    @field_validator("noise", mode="before")
+    @classmethod
+    def _is_not_calibrated(cls, noise: object) -> object:
+        if noise == "auto":
+            raise ValueError(
+                "privacy.laplace-noise-multiplier = 'auto' would be calibrated to a budget, and privacy.client = "
+                "'laplace' has none; set a number"
+            )
+        return noise
+
     @property
     def noise_on_update(self) -> LocalLaplace | PublishedLaplace:
         """Return the client's mechanism for its update.

@@ -238,7 +238,7 @@ class KerasModel:
         own = fields(x)
         arrays, order = list(own.values()), self._order_of_inputs(list(own))
         pairs = zip(order, self.keras.inputs, strict=True)
-        return self._packed([cast(arrays[place], like.dtype) for place, like in pairs])
+        return _packed(self.keras, [cast(arrays[place], like.dtype) for place, like in pairs])
 
     def _order_of_inputs(self, stated: list[str]) -> list[int]:
         """Return the place among stated arrays of each of the model's inputs.
@@ -264,13 +264,7 @@ class KerasModel:
         """Return a `tf.TensorSpec` of a batch of any size, for each of the inputs of `given`."""
         import tensorflow as tf
 
-        return self._packed([tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in self.keras.inputs])
-
-    def _packed(self, inputs: Sequence[object]) -> Tensor:
-        """Return one value for each input in the structure of the model's inputs."""
-        if len(inputs) == 1:
-            return inputs[0]
-        return import_keras().tree.pack_sequence_as(self.keras.input, list(inputs))
+        return _packed(self.keras, [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in self.keras.inputs])
 
     def losses(self, y: Sequence[Tensor], outputs: Tensor) -> list[Tensor]:
         """Return the losses of each output for each example: tensors of shape (n,), each depending on its row alone.
@@ -377,6 +371,13 @@ class KerasModel:
             raise DataError(f"{path} holds no model of this task: a .keras file of it was expected") from None
 
 
+def _packed(model: Network, inputs: Sequence[object]) -> Tensor:
+    """Return one value for each input of a model, in the structure of its inputs."""
+    if len(inputs) == 1:
+        return inputs[0]
+    return import_keras().tree.pack_sequence_as(model.input, list(inputs))
+
+
 def _has_inputs(model: Network) -> bool:
     """Return whether a model states its inputs and outputs, as functional models do."""
     return bool(getattr(model, "inputs", None))
@@ -455,7 +456,7 @@ def _written_in_training(model: Network) -> frozenset[int]:
     keras = import_keras()
     inputs = [np.zeros([size or 2 for size in one.shape], one.dtype) for one in model.inputs]
     with keras.StatelessScope() as scope:
-        model(inputs if len(inputs) > 1 else inputs[0], training=True)
+        model(_packed(model, inputs), training=True)
     return frozenset(id(weight) for weight in model.weights if scope.get_current_value(weight) is not None)
 
 

@@ -1,6 +1,7 @@
 """Keras models of every kind of task: trained, scored, trained with DP-SGD, and saved, through the same code."""
 
 import math
+import warnings
 from dataclasses import replace
 
 import kinds
@@ -15,12 +16,13 @@ from cloister.config.run import parse
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.faults import faults_of_attributes, faults_of_examples, faults_of_model, faults_of_naming, sample
-from cloister.tasks.keras_model import KerasModel
+from cloister.tasks.keras_model import KerasModel, import_keras
 from cloister.tasks.making import model_of
 from cloister.tasks.targets import Target
 from cloister.training.keras_trainer import KerasTrainer
 from cloister.training.plan import TrainingPlan
 from cloister.utils.errors import ConfigError
+from cloister.utils.state import is_state
 
 FAST = [kinds.Findings, kinds.Scans, kinds.Subclassed]
 REST = [kind for kind in kinds.KINDS if kind not in FAST]
@@ -284,3 +286,19 @@ def test_a_model_is_built_for_the_dtype_of_the_task(dtype):
 def test_an_example_of_several_inputs_is_a_row():
     rows = made(kinds.Pairs).load().train
     assert isinstance(rows, Examples) and len(rows) == kinds.ROWS and rows.x.dtype.names == ("0", "1")
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_a_model_of_named_inputs_is_called_by_their_names(names):
+    """One with batch normalisation, whose state a training call finds."""
+    keras = import_keras()
+
+    def network():
+        inputs = {name: keras.Input((3,), name=name) for name in names}
+        x = keras.layers.BatchNormalization()(inputs["a"] + 2 * inputs["b"])
+        return keras.Model(inputs, keras.layers.Dense(2, "softmax")(x))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = KerasModel(network)
+    assert sum(map(is_state, model.arrays())) == 2

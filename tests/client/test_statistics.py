@@ -193,6 +193,11 @@ def node_of(settings=LOCAL, number=0, **node):
     return Context(1, number + 1, {"partition-id": number, "num-partitions": 2, **node}, RecordDict(), settings)
 
 
+def statistics_of(node):
+    """What a node keeps: arrays of the model's own types and shapes."""
+    return from_record(node.state.array_records["statistics"])
+
+
 def new_model(statistics="local"):
     model = model_of(Small(TaskConfig(name="small", model="small", statistics=statistics)))
     model.initialise(1)
@@ -211,10 +216,11 @@ class TestLocal:
         arrays, one, found = new_model().arrays(), node_of(), []
         for _ in range(2):
             arrays_of(app(message_of(arrays), one))
-            found.append(np.array(one.state.config_records["statistics"][MEAN]))
+            found.append(statistics_of(one)[MEAN])
         other = node_of(number=1)
         arrays_of(app(message_of(arrays), other))
-        first = np.array(other.state.config_records["statistics"][MEAN])
+        first = statistics_of(other)[MEAN]
+        assert (first.dtype, first.shape) == (np.float32, (4,))
         assert np.linalg.norm(found[1]) > 1.5 * np.linalg.norm(found[0]) > 0
         assert 0 < np.linalg.norm(first - found[0]) < np.linalg.norm(first)
 
@@ -230,10 +236,10 @@ class TestLocal:
     def test_a_failed_training_leaves_the_statistics_as_they_were(self, monkeypatch):
         arrays, node = new_model().arrays(), node_of()
         arrays_of(app(message_of(arrays), node))
-        before = dict(node.state.config_records["statistics"])
+        before = statistics_of(node)
         monkeypatch.setattr(KerasTrainer, "fit", lambda *_: 1 / 0)
         assert app(message_of(arrays), node).has_error()
-        assert dict(node.state.config_records["statistics"]) == before
+        np.testing.assert_equal(statistics_of(node), before)
 
     def test_each_site_keeps_a_model_with_its_own_statistics(self, tmp_path):
         arrays, saved = new_model().arrays(), []
@@ -244,7 +250,7 @@ class TestLocal:
             model = KerasModel(normalised)
             model.load(tmp_path / str(number) / "model.keras")
             saved.append(model.arrays())
-            assert saved[-1][MEAN].tolist() == node.state.config_records["statistics"][MEAN]
+            np.testing.assert_array_equal(saved[-1][MEAN], statistics_of(node)[MEAN])
         np.testing.assert_array_equal(saved[0]["net/dense/kernel"], saved[1]["net/dense/kernel"])
         assert not np.array_equal(saved[0][VARIANCE], saved[1][VARIANCE])
 

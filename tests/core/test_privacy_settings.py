@@ -223,3 +223,9 @@ def test_a_setting_of_the_adaptive_clip_needs_it():
             parse({f"privacy.{key}": SETTINGS[key]})
 
     assert failures(ADAPTIVE_ONLY, check) == []
+
+
+def test_noise_of_a_mechanism_without_a_budget_is_not_calibrated():
+    settings = {"privacy.client": "laplace", "privacy.laplace-noise-multiplier": "auto"}
+    told = "privacy.laplace-noise-multiplier = 'auto' would be calibrated to a budget, and privacy.client = 'laplace'"
+    assert refusal(**settings).startswith(told)

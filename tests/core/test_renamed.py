@@ -45,6 +45,12 @@ def test_a_clip_is_that_of_its_mechanism():
     assert parse(translated({"privacy.client": "laplace", CLIP: 1.0})).privacy.client.bound == 0, "it had no effect"
 
 
+@pytest.mark.parametrize("value", [1.0, 3.0])
+def test_a_clip_that_its_mechanism_never_had_is_to_be_removed(value):
+    message = refusal(**{"privacy.client": "laplace", CLIP: value})
+    assert message == f"{CLIP} = {value} has no effect with privacy.client = 'laplace'; remove it"
+
+
 @given(client=st.sampled_from(CLIENTS), multiplier=st.floats(1e-6, 1e6))
 def test_recorded_noise_is_that_of_its_mechanism_and_of_no_other(client, multiplier):
     privacy = parse(translated({"privacy.client": client, OLD: multiplier})).privacy

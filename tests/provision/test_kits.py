@@ -63,6 +63,24 @@ class TestAStatedSize:
             differ = [note for note in notes if "policy.toml has public-size = 300, which counts" in note]
             assert len(differ) == told
 
+    @pytest.mark.parametrize("line", ["public-size = 1_000", "public-size = +1000", "'public-size' = 1000"])
+    def test_is_read_as_toml(self, tmp_path, line):
+        description = tmp_path / "federation.toml"
+        description.write_text(FEDERATION.replace('file.npz"', 'file.npz"\npublic-size = 1000'))
+        policy = provision(description, tmp_path / "kits", policy_for).folder / "sites" / "north" / "policy.toml"
+        policy.write_text(policy.read_text().replace("public-size = 1000", line))
+        assert read_policy(policy).public_size == 1000
+        notes = provision(description, tmp_path / "kits", policy_for).notes
+        assert not [note for note in notes if "public-size" in note]
+
+    def test_in_a_file_that_is_no_toml_is_refused_by_the_files_name(self, tmp_path):
+        description = tmp_path / "federation.toml"
+        description.write_text(FEDERATION)
+        policy = provision(description, tmp_path / "kits", policy_for).folder / "sites" / "north" / "policy.toml"
+        policy.write_text(policy.read_text() + "public-size =\n")
+        with pytest.raises(ConfigError, match=r"sites/north/policy.toml is no TOML file"):
+            provision(description, tmp_path / "kits", policy_for)
+
     def test_that_only_the_policy_has_is_the_sites_own(self, tmp_path):
         description = tmp_path / "federation.toml"
         description.write_text(FEDERATION)

@@ -30,9 +30,9 @@ def test_both_sides_have_the_same_ones():
     assert (config.secure_aggregation.threshold, config.secure_aggregation.colluding) == (7, 3)
 
 
-@pytest.mark.parametrize("nodes", [2, 3])
-def test_too_few_nodes_for_both_are_refused_with_the_remedy(nodes):
-    with pytest.raises(ConfigError, match=r"threshold = 0 follows from strategy.min-nodes of 4 or more: set that to"):
+@pytest.mark.parametrize("nodes", [2, 3, LARGEST_COHORT + 1, 200])
+def test_nodes_from_which_neither_follows_are_refused_with_the_remedy(nodes):
+    with pytest.raises(ConfigError, match=r"threshold = 0 follows from strategy.min-nodes of 4 to 100: set that to"):
         parse(settings("runs", **UNSET) | {"strategy.min-nodes": nodes})
 
 

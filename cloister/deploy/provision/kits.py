@@ -304,7 +304,12 @@ def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> 
     rosters.add_site(kits, site)
     if is_here:
         kits.add(f"{home}/policy.toml", policy, PUBLIC)
-        stated = scripts.stated_size(kits.read(f"{home}/policy.toml").decode(errors="replace"))
+        try:
+            stated = tomllib.loads(kits.read(f"{home}/policy.toml").decode()).get("public-size", 0)
+        except ValueError as error:
+            raise ConfigError(
+                f"{home}/policy.toml is no TOML file: {error}; correct it, or remove it to have a new one written"
+            ) from None
         if stated and site.public_size and stated != site.public_size:
             kits.notes.append(
                 f"{home}/policy.toml has public-size = {stated}, which counts, and federation.toml {site.public_size}: "

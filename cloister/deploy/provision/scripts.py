@@ -96,12 +96,6 @@ def policy_for(federation: Federation, site: Site) -> str:
     return re.sub(rf"^({'|'.join(lines)}) = .*$", lambda line: lines[line[1]], policy_template(), flags=re.MULTILINE)
 
 
-def stated_size(policy: str) -> int:
-    """Return `public-size` of a policy's text; 0: it states none."""
-    found = re.search(r"^public-size *= *([0-9]+)", policy, flags=re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
 def _filled(script: str, **values: str) -> str:
     """Return a script of `shell/` with the values of a federation.
 

@@ -40,7 +40,9 @@ PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 UNITS = 11
 """Number of examples in a trace: a length that other axes of a model rarely have."""
 DECAY = "client.optimizer-options = 'weight_decay={:g}', which decays every weight"
-"""Remedy for a penalty on weights: decay by d is the gradient of d/2 times their squares."""
+"""Remedy for a penalty on weights. In plain SGD, decay by d is a step along the gradient of d/2 times their squares; in
+Adam it is decoupled from the gradient.
+"""
 SOME_DECAY = 0.01
 """Decay in place of a penalty that is no multiple of the squares."""
 COARSE_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE")
@@ -158,7 +160,10 @@ def _reasons(layer: Layer) -> Iterator[str]:
 
 
 def _decay(penalty: keras.regularizers.Regularizer) -> str:
-    """Return the setting of weight decay that takes the place of a penalty; for L2 they are the same."""
+    """Return the setting of weight decay that takes the place of a penalty.
+
+    In plain SGD, decay moves the weights with an L2 penalty as the penalty did; it moves all other weights too.
+    """
     share = float(getattr(penalty, "l2", 0.0))
     return DECAY.format(2 * share or SOME_DECAY)
 
