@@ -9,7 +9,7 @@ from cloister.client.node import Node, stricter
 from cloister.client.request import KeepRequest, Reply, Request, TrainRequest
 from cloister.privacy.accounting.budget import PrivacyBudget, Store
 from cloister.privacy.accounting.events import Event, Laplace, Pure, Unaccounted
-from cloister.privacy.mechanisms.local import no_noise
+from cloister.privacy.mechanisms.local import fits, no_noise
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.selection import EXACT, SEEDED
 from cloister.utils.arrays import Layout
@@ -74,7 +74,7 @@ def add_local_noise(reply: Reply, request: Request, node: Node) -> Reply:
         return Reply(mechanism.release(trained, start, noise, note))
     layout = Layout.of(start)
     coordinates = Coordinates.of(layout, layout.rows(start), mechanism.ball)
-    if trained.keys() == start.keys():
+    if fits(trained, start):  # others count as no update
         trained = layout.named(coordinates.bounded(layout.rows(trained)))
     released = mechanism.release(trained, layout.named(coordinates.origin), noise, note)
     return Reply(layout.named(coordinates.decoded(layout.rows(released))))

@@ -190,7 +190,8 @@ class Recipe:
     def weights(self, examples: Examples) -> NDArray[np.float32] | None:
         """Return the factors of the losses of examples, shape (n,): scale, class weight and the example's own weight.
 
-        None: the recipe has no class weights and a loss scale of 1, and examples have no weights.
+        None: the recipe has no class weights and a loss scale of 1, and examples have no weights. A factor depends on
+        its own example alone; any label has one.
 
         Args:
             examples: with labels, if the recipe has class weights.
@@ -199,7 +200,8 @@ class Recipe:
             return None
         factors = np.full(len(examples), self.loss_scale, np.float32)
         if self.class_weights:
-            factors = np.array(self.class_weights, np.float32)[examples.y] * np.float32(self.loss_scale)
+            weights = np.array(self.class_weights, np.float32)
+            factors = np.take(weights, examples.y.astype(np.int64), mode="clip") * np.float32(self.loss_scale)
         return factors if examples.weights is None else factors * cast(examples.weights, np.float32)
 
     def clip_shares(self, examples: Examples) -> NDArray[np.float64]:

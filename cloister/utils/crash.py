@@ -206,11 +206,18 @@ def note_failure(error: Exception) -> str:
     return text
 
 
-def explained(error: BaseException) -> str:
-    """Return the type and the place of an exception; within `for_owner`, its text too."""
+def explained(error: BaseException, names_folders: bool = False) -> str:
+    """Return the type and the place of an exception; within `for_owner`, its text too.
+
+    Elsewhere the place is the file's name and the line: a node sends the texts of Cloister's own errors to the server.
+
+    Args:
+        error: to describe.
+        names_folders: whether the place is a path elsewhere too: the text stays on this machine.
+    """
     reader = _reader.get()
     if reader is None or not reader.is_owner:
-        return f"{kind(error)} at {place(error)}"
+        return f"{kind(error)} at {place(error) if names_folders else os.path.basename(place(error))}"
     said = quoted(error)
     return f"{kind(error)}: {said}, at {place(error)}" if said else f"{kind(error)} at {place(error)}"
 
@@ -271,7 +278,7 @@ def told(error: BaseException) -> str:
         return f"{os.strerror(error.errno)}{at}; make room, and begin again"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename2 or error.filename}: {error.strerror}"  # of a renaming, the place that is meant
-    what, trace, reader = explained(error), trace_without_values(error), _reader.get()
+    what, trace, reader = explained(error, names_folders=True), trace_without_values(error), _reader.get()
     places: list[tuple[Path | None, bool]] = [*reversed(reader.folders if reader else []), (None, False)]
     for parent, coarse in places:
         with suppress(OSError):

@@ -68,8 +68,8 @@ class Registry:
             raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {error}") from None
         except Exception as error:  # a plugin's module may raise anything, and its text may hold anything
             reason = explained(error)
-            if "importlib" in (where := place(error)):
-                reason = reason.removesuffix(f" at {where}").removesuffix(",")
+            if "importlib" in place(error):
+                reason = reason.rpartition(" at ")[0].removesuffix(",")
             raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {reason}") from error
 
     def unknown(self, name: str, known: Iterable[str]) -> PluginError:

@@ -266,6 +266,15 @@ class TestVariances:
         arrays, _ = one_round(NoPrivacyStrategy(all_nodes()), grid_of(noised, 3), SENT)
         assert from_record(arrays)[VARIANCE].min() >= 0
 
+    @staticmethod
+    @every([{KERNEL: np.zeros(5)}, {MEAN: np.zeros((3, 3))}, {VARIANCE: np.ones(())}, {OTHER: np.array("x")}])
+    def test_other_arrays_send_noise_on_the_model_that_came(other):
+        found = sent_by_a_client(model(0.1) | other, noise=1.0)
+        assert {name: array.shape for name, array in found.items()} == {
+            name: array.shape for name, array in SENT.items()
+        }
+        assert all(np.isfinite(array).all() for array in found.values()) and found[KERNEL].any()
+
     def test_a_server_optimizer_that_overshoots_makes_none_negative(self):
         strategy = NoPrivacyStrategy(all_nodes(FedAvgM, server_learning_rate=50.0, momentum=0.9))
         arrays, _ = one_round(strategy, grid_of(lambda node, _: content(model(1, 0, 0.5)), 2), SENT)

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from hospital import RAMP, SIDE, dicom, scans, written
 from mri import put
+from pydicom import DataElement
 from support import failures
 
 from cloister import predict
 from cloister.client.data import split
 from cloister.simulation.checking import check_task
+from cloister.tasks.columns import LONGEST
 from cloister.tasks.datasets.alzheimer_mri import CLASSES
 from cloister.tasks.pictures.task import PictureTask
 from cloister.utils.errors import DataError
@@ -143,7 +145,8 @@ FAULTS = {
     "../medium/PA2/IM0.dcm,ill,p": "is absent, unreadable or empty",
     "/etc/passwd,ill,p": "is absent, unreadable or empty",
     "README,ill,p": "is damaged, too large, or of another kind",
-    "PA2/IM0.dcm,ill,": "has an empty cell in the column person",
+    "PA2/IM0.dcm,ill,": "has no cell of 1 to 200 characters in the column person",
+    f"PA2/IM0.dcm,ill,{201 * 'p'}": "has no cell of 1 to 200 characters in the column person",
     "PA2/IM0.dcm": "is a row with another number of cells than the header",
 }
 
@@ -181,15 +184,29 @@ def test_a_patient_of_several_labels_or_none_changes_no_other(archive):
 
 
 def test_a_picture_without_a_patient_is_named(tmp_path, caplog):
-    for name, content in (("x.png", png(np.zeros((4, 4), np.uint8))), ("y", of("A")), ("z", of("")), ("v.png", b"")):
+    """So is one whose patient has an endless name: all names take the room of the longest."""
+
+    def long(patient):
+        data = dicom((RAMP // 16).astype(np.uint8), 8)
+        data.add(DataElement("PatientID", "UT", patient))  # a type without a limit
+        return written(data)
+
+    for name, content in (
+        ("x.png", png(np.zeros((4, 4), np.uint8))),
+        ("y", long("A" * LONGEST)),
+        ("z", of("")),
+        ("w", long("A" * 60_000)),
+        ("v.png", b""),
+    ):
         put(tmp_path / "ill" / name, content)
-    with pytest.raises(DataError, match=r"3 of 4 images cannot be used: ") as refused:
+    with pytest.raises(DataError, match=r"4 of 5 images cannot be used: ") as refused:
         scans({"group": "PatientID"}).read(tmp_path)
-    for expected in ("ill/x.png (has no PatientID, as only", "ill/z (has an empty PatientID)", "ill/v.png (is absent,"):
+    none = "(has no PatientID of 1 to 200 characters)"
+    for expected in ("ill/x.png (has no PatientID, as only", f"ill/z {none}", f"ill/w {none}", "ill/v.png (is absent,"):
         assert expected in caplog.text and "ill/" not in str(refused.value)
     task = scans({"group": "PatientID"})
     found = task.rows(tmp_path)
-    assert found.groups[task.usable(found) & (found.groups != "")].tolist() == ["A"]
+    assert found.groups[task.usable(found) & (found.groups != "")].tolist() == ["A" * LONGEST]
 
 
 def test_the_owner_is_told_what_was_found(tmp_path):

@@ -14,7 +14,7 @@ import nibabel
 import numpy as np
 import pyarrow as pa
 import pytest
-from hospital import RAMP, dicom, written
+from hospital import RAMP, dicom, scans, written
 from mri import folders, grey, jpeg, mri, parquet, put, scan
 from pyarrow import parquet as pq
 from support import failures
@@ -176,6 +176,66 @@ def test_whatever_lies_in_a_folder_the_images_beside_it_are_used(tmp_path, monke
     assert 0 <= len(found.x) - len(whole.x) <= 1
     kept = iter([row.tobytes() for row in found.x[good]])
     assert all(row.tobytes() in kept for row in whole.x), "all of them, in their order"
+
+
+def nifti(shape):
+    return nibabel.Nifti1Image(np.zeros(shape, np.uint8), np.eye(4)).to_bytes()
+
+
+BYTES = (RAMP // 16).astype(np.uint8)
+COLOURS = np.stack([BYTES] * 3, axis=-1)
+MISSHAPEN = {
+    "no rows": nifti((0, 5, 6)),
+    "no columns": nifti((4, 0, 6)),
+    "no slices": nifti((4, 5, 0)),
+    "a flat file of nothing": nifti((0, 5)),
+    "unstated frames": written(dicom(BYTES, 8, PixelData=BYTES.tobytes() * 2)),
+    "three unstated frames": written(dicom(BYTES[:, :3].copy(), 8, PixelData=BYTES[:, :3].tobytes() * 3)),
+    "unstated frames in colour": written(dicom(COLOURS, 8, PixelData=COLOURS.tobytes() * 2)),
+}
+"""Images that libraries read as arrays of another number of axes, or of no pixels."""
+FORMATS = {
+    **{suffix: cv2.imencode(suffix, COLOURS)[1].tobytes() for suffix in (".png", ".jpg", ".tiff", ".bmp")},
+    ".pgm": cv2.imencode(".pgm", BYTES)[1].tobytes(),
+    ".dcm": written(dicom(BYTES, 8)),
+    ".nii": nifti((4, 5, 1)),
+    ".nii.gz": gzip.compress(nifti((4, 5, 1)), mtime=0),
+}
+
+
+def flipped(content, rng):
+    """The bytes of a file, one to three of which have another value; most of them are in the header."""
+    changed = bytearray(content)
+    for place in rng.integers(min(len(changed), rng.choice([64, 400, 2**20])), size=rng.integers(1, 4)):
+        changed[place] ^= rng.integers(1, 256)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("slices", [None, 1, 2])
+def test_images_beside_malformed_ones_keep_their_rows(tmp_path, monkeypatch, slices):
+    """One exception beside `Unreadable` would leave the client without examples."""
+    monkeypatch.setenv("CLOISTER_CACHE", str(tmp_path / "caches"))
+    root, rng, task = tmp_path / "images", np.random.default_rng(slices or 0), scans(slices=slices, window=(0, 1))
+    for name, shade in (("b", 50), ("y", 200)):
+        put(root / "ill" / name, written(dicom(np.full((slices or 1, 4, 4), shade, np.uint8), 8)))
+    whole = task.rows(root).x
+    for number, content in enumerate(MISSHAPEN.values()):
+        put(root / "ill" / f"m{number:02}{'.dcm' if content[128:132] == b'DICM' else '.nii'}", content)
+    for suffix, content in FORMATS.items():
+        for number in range(14):
+            put(root / "ill" / f"n{number:02}{suffix}", flipped(content, rng))
+    found = task.rows(root).x
+    assert len(found) == 2 + len(MISSHAPEN) + 14 * len(FORMATS)
+    np.testing.assert_array_equal(found[[0, -1]], whole)
+    assert np.isnan(found[1 : 1 + len(MISSHAPEN)]).all()
+
+
+def test_any_failure_of_a_library_is_one_damaged_image(monkeypatch):
+    def fails(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(decode, "_fitted", fails)
+    assert all(grey(content, (4, 4)) is None for content in FORMATS.values())
 
 
 def test_images_of_one_parquet_file_that_cannot_be_read_are_left_out_alone(tmp_path, monkeypatch):

@@ -150,6 +150,13 @@ class TestWeights:
         )
         np.testing.assert_allclose(scaled["linear/kernel"], 3 * plain["linear/kernel"], rtol=1e-6)
 
+    def test_a_label_of_no_class_changes_the_weight_of_no_other(self):
+        labels = np.array([0, 9, 2, -4])
+        found = OWN.weights(Examples(np.zeros((4, 1), np.float32), labels))
+        np.testing.assert_array_equal(
+            found[[0, 2]], OWN.weights(Examples(np.zeros((2, 1), np.float32), labels[[0, 2]]))
+        )
+
     def test_models_in_numpy_call_no_callbacks(self):
         with pytest.raises(ConfigError, match=r"use client\.callbacks = false"):
             NumpyTrainer(SoftmaxRegression(4, 3), OWN)

@@ -63,6 +63,13 @@ Sent = dict[str, NDArray]
 Tell = Callable[[str], None]
 
 
+def fits(trained: Arrays, start: Arrays) -> bool:
+    """Return whether trained arrays have the names and shapes of those of the start, and hold floats."""
+    return trained.keys() == start.keys() and all(
+        trained[name].shape == array.shape and trained[name].dtype.kind == "f" for name, array in start.items()
+    )
+
+
 @dataclass(frozen=True)
 class Scale:
     """Factor and continuous noise, if any, for a part of an update.
@@ -469,9 +476,7 @@ class _Update:
             PrivacyError: the start is not finite.
         """
         before, reason = tuple(np.ravel(array) for array in start.values()), NOT_THE_ARRAYS
-        if trained.keys() == start.keys() and all(
-            trained[name].shape == array.shape and trained[name].dtype.kind == "f" for name, array in start.items()
-        ):
+        if fits(trained, start):
             after = tuple(np.ravel(trained[name]) for name in start)
             norms, reason = _norms(after, before), NOT_FINITE
             if all(map(math.isfinite, norms)):

@@ -25,7 +25,7 @@ from cloister.tasks.pictures.sources import Source
 from cloister.utils.errors import DataError
 from cloister.utils.files import atomic_path, expanded
 
-VERSION = 3
+VERSION = 4
 """Version of the decoding. Another version uses other cache files."""
 FOLDER = ".cloister-cache"
 CACHE = "CLOISTER_CACHE"

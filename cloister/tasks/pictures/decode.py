@@ -164,8 +164,19 @@ def decode(encoded: bytes, form: Form) -> tuple[NDArray[np.float32], Note]:
         form: constants of the task. Nothing but these and the file decides the result.
 
     Raises:
-        Unreadable: the image is damaged, or the task does not say how to use it.
+        Unreadable: the image is damaged, or the task does not say how to use it. No content raises another exception:
+            it would take the other images of a client with it.
     """
+    _opencv()  # raises if it is not installed, which is no fault of an image
+    try:
+        return _decoded(encoded, form)
+    except Unreadable:
+        raise
+    except Exception:  # the libraries raise many types
+        raise Unreadable("is damaged") from None
+
+
+def _decoded(encoded: bytes, form: Form) -> tuple[NDArray[np.float32], Note]:
     if is_dicom(encoded):
         planes, note = read_dicom(encoded, form, MAX_PIXELS, is_safe_to_decode)
     elif is_nifti(encoded):
@@ -180,6 +191,8 @@ def decode(encoded: bytes, form: Form) -> tuple[NDArray[np.float32], Note]:
 
 def _fitted(plane: NDArray[np.float32], form: Form) -> NDArray[np.float32]:
     """Return grey values of shape (h, w), or colours of shape (h, w, 3), in the size and channels of the form."""
+    if 0 in plane.shape or plane.shape[2:] not in ((), (3,)):
+        raise Unreadable("has no pixels, or other samples than grey or red, green and blue")
     cv2 = _opencv()
     if plane.ndim == 3 and form.channels == 1:
         plane = cv2.cvtColor(plane, cv2.COLOR_RGB2GRAY)

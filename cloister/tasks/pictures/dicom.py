@@ -122,6 +122,8 @@ def _frames(
             if not (is_safe(frame) if syntax == JPEG else len(frame) <= MAX_RLE_BYTES):
                 raise Unreadable("is a DICOM file whose pixels are damaged or too large")
         samples = pixel_array(dataset, index=number if count > 1 else None)
+        if samples.shape != (height, width, *([3] if photometric in COLOUR else [])):
+            raise Unreadable("is a DICOM file with other pixels than its header states")
         if photometric in COLOUR:
             _refuse_unstated(stored, form)
             grey, scale = samples / (2.0**stored - 1), f"{stored} bits"

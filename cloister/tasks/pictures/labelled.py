@@ -16,16 +16,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from cloister.tasks.columns import LONGEST
 from cloister.tasks.labels import classes_of
 from cloister.tasks.pictures.decode import content_of, is_image
-from cloister.tasks.pictures.sources import PARTS, PATIENT, Part, Picture, class_named, files_below, patient_in
+from cloister.tasks.pictures.sources import (
+    PARTS,
+    PATIENT,
+    Part,
+    Picture,
+    class_named,
+    files_below,
+    is_group,
+    patient_in,
+)
 from cloister.utils.errors import DataError
 
 TABLE = "labels.csv"
 FILE, LABEL, PART = "file", "label", "part"
 """Names of columns."""
 SEPARATORS = ",;\t"
-LONGEST = 2000
+LONGEST_CELL = 2000
 """Largest number of characters of a cell; a longer one counts as empty."""
 ABSENT = ".absent"
 """Name in place of one that does not lead to a file in the table's folder. It is hidden, and never exists."""
@@ -99,7 +109,7 @@ def _read(table: Path) -> tuple[list[str], list[Row]]:
             found = next(csv.reader([line], delimiter=separator), [])
         except csv.Error:
             return []
-        return [cell.strip() if len(cell) <= LONGEST else "" for cell in found]
+        return [cell.strip() if len(cell) <= LONGEST_CELL else "" for cell in found]
 
     columns = cells(header)
     if len(set(columns)) < len(columns):
@@ -121,8 +131,9 @@ def _by_file(root: Path, rows: Sequence[Row], classes: Sequence[str], group: str
         elif not 0 <= label < len(classes):
             fault = f"has a {LABEL} that is no class: {', '.join(classes)}"
         whose = row.get(group, "")
-        if group and not whose and not fault:
-            whose, fault = patient_in(path) if group == PATIENT else ("", f"has an empty cell in the column {group}")
+        if group and not is_group(whose):
+            why = fault or f"has no cell of 1 to {LONGEST} characters in the column {group}"
+            whose, fault = patient_in(path) if group == PATIENT and not fault else ("", why)
         place = f"{path.relative_to(root).as_posix()} (row {number} of the table)"
         found.append((path, Picture(place, label, _part(row), whose, fault)))
     return found

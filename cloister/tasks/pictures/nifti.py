@@ -74,7 +74,7 @@ def _slices(image: "Nifti1Image", form: Form, max_pixels: int) -> tuple[list[NDA
     import nibabel
 
     shape = (*image.shape, 1, 1)[:AXES]
-    is_volume = len(image.shape) >= AXES - 1 and math.prod(image.shape) == math.prod(shape)
+    is_volume = len(image.shape) >= AXES - 1 and math.prod(image.shape) == math.prod(shape) > 0
     if not is_volume or image.get_data_dtype().kind not in "iuf":
         raise Unreadable("is a NIfTI file of another kind than one volume of numbers: save each volume by itself")
     low, high, scale = _range_of(image, form)

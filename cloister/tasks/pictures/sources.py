@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.tasks.columns import LONGEST
 from cloister.tasks.pictures.decode import DIRECTORY, MAX_BYTES, content_of, is_image
 from cloister.tasks.pictures.dicom import is_dicom, patient_of
 from cloister.tasks.pictures.form import Unreadable
@@ -193,7 +194,17 @@ def patient_in(path: Path) -> tuple[str, str]:
         patient = patient_of(content) if content else ""
     except Unreadable as reason:
         return "", str(reason)
-    return patient, f"has an empty {PATIENT}" if content and not patient else ""
+    if is_group(patient):
+        return patient, ""
+    return "", f"has no {PATIENT} of 1 to {LONGEST} characters" if content else ""
+
+
+def is_group(name: str) -> bool:
+    """Return whether a text is the name of a group: it has 1 to `LONGEST` characters.
+
+    The names of all images are in one array, where each takes the room of the longest.
+    """
+    return 0 < len(name) <= LONGEST
 
 
 def folders_in(folder: Path) -> list[Path]:
