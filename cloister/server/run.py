@@ -57,6 +57,7 @@ from cloister.tasks.making import Parameters, frozen_digest_field
 from cloister.utils.arrays import Layout, from_record, unstacked
 from cloister.utils.crash import write_traces_to
 from cloister.utils.errors import CloisterError, DataError
+from cloister.utils.rows import finite_rows
 from cloister.utils.wire import ROUND, SEED
 
 if TYPE_CHECKING:
@@ -350,7 +351,8 @@ def _save(context: RunContext, loop: RoundLoop) -> tuple[Statement, Ending]:
             model.assign(arrays)
             model.save(directory.path / f"{name}{model.suffix}")
             outputs, _ = tried(lambda: model.predict(inputs))
-            if not all(np.isfinite(array).all() for array in (*arrays.values(), 0 if outputs is None else outputs)):
+            finite = outputs is None or finite_rows(outputs).all()
+            if not finite or not all(np.isfinite(array).all() for array in arrays.values()):
                 unusable.append(f"{name}{model.suffix}")
 
     def save_canaries() -> None:
