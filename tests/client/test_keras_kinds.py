@@ -14,6 +14,8 @@ from cloister.client.dp_sgd import Units
 from cloister.client.dp_sgd_keras import PrivateKerasTrainer
 from cloister.config.run import parse
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.simulation.simulate import simulate
+from cloister.tasks import TASKS
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.faults import faults_of_attributes, faults_of_examples, faults_of_model, faults_of_naming, sample
 from cloister.tasks.keras_model import KerasModel, import_keras
@@ -302,3 +304,10 @@ def test_a_model_of_named_inputs_is_called_by_their_names(names):
         warnings.simplefilter("error")
         model = KerasModel(network)
     assert sum(map(is_state, model.arrays())) == 2
+
+
+def test_a_run_of_several_inputs_and_outputs_ends_in_order(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS._table, "scans", "kinds:Scans")
+    run = {"num-rounds": 1, "privacy.server": "none", "tensorboard": False, "output-dir": str(tmp_path)}
+    outcome = simulate({"task.name": "scans", **run}, 2)
+    assert outcome.ended == "as-asked" and (outcome.directory.path / "model.keras").exists()
