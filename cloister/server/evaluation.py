@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from cloister.tasks.base import Model, Task
-from cloister.tasks.faults import made_up_targets, sample, tried
+from cloister.tasks.faults import sample, tried
 from cloister.tasks.making import dataset_of
 from cloister.tasks.scores import Classification
 from cloister.tasks.splits import with_validation
@@ -102,7 +102,7 @@ def refuse_unknown_score(task: Task, model: Model, name: str, judged: CentralEva
         x, y = judged.examples.x, judged.examples.y
     else:
         count = max(2, *(target.classes for target in task.targets.values()))
-        x, y = sample(task, None, count), made_up_targets(task, count)
+        x, y = sample(task, None, count), task.placeholders(count).y
     known, problem = tried(lambda: task.metrics(y, model.predict(x)))
     if problem:
         raise ConfigError(f"evaluation.criterion = {name!r}: metrics() of task {task.config.name!r} fails: {problem}")

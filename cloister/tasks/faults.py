@@ -291,7 +291,7 @@ def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
 def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
     """Yield the faults of `metrics` and `losses`."""
     count = len(outputs)
-    labels = made_up_targets(task, count)
+    labels = task.placeholders(count).y
     found, problem = tried(lambda: task.metrics(labels, outputs))
     if problem:
         yield Fault("metrics()", problem, "it takes y as the task states it, and scores as the model predicts them")
@@ -320,21 +320,6 @@ def tried(work: Callable[[], Any]) -> tuple[Any, str]:
     except Exception as error:
         show_trace(error)
         return None, str(error) if isinstance(error, CloisterError) else explained(error)
-
-
-def made_up_targets(task: Task, count: int) -> NDArray:
-    """Return targets to try metrics on: every class in turn, or 0 and 1 in turn.
-
-    Args:
-        task: that states the targets.
-        count: number of rows.
-    """
-
-    def in_turn(name: str, zeros: NDArray) -> NDArray:
-        numbers = np.arange(count) % max(task.targets[name].classes, 2)
-        return zeros + numbers.reshape(-1, *(1,) * (zeros.ndim - 1)).astype(zeros.dtype)
-
-    return each_field(in_turn, task.placeholders(count).y)
 
 
 def sample(task: Task, examples: Examples | None, made_up: int = 2) -> NDArray:
