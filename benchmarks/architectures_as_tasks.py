@@ -41,7 +41,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 TARGETS: Mapping[str, Any] = {
     "u_net": Target(shape=(32, 32), classes=3),
     "autoencoder": {"picture": Target("mse", shape=(28, 28, 1)), "class": Target(classes=10, weight=0.1)},
-    "gru": Target("mse"),
+    "gru": Target("mse", shape=(1,)),
 }
 """Targets other than one label of each example."""
 NAMES = [name for name in ARCHITECTURES if name not in ("several_labels", "batch_normalization")]
@@ -154,7 +154,8 @@ def main() -> None:
         notes: list[str] = []
         cells = row(name, notes.append)
         print(f"| {' | '.join(cells)} |", flush=True)
-        print(*(f"{name}, {note}" for note in notes), sep="\n", file=sys.stderr, flush=True)
+        for note in notes:
+            print(f"{name}, {note}", file=sys.stderr, flush=True)
     print(f"\nload {load()} at the end")
 
 
