@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cloister.config.renamed import translated
 from cloister.config.run import parse
 from cloister.tasks.base import Examples, Task, are_targets, expected_targets, stored_as
+from cloister.tasks.csv_files import number_of, read_rows
 from cloister.tasks.labels import classes_of
 from cloister.tasks.making import model_of, named_task, read_by
 from cloister.tasks.pictures.decode import SUFFIXES, content_of, decode, is_image
@@ -271,31 +272,31 @@ def _archive(task: Task, data: Path) -> Scored:
 
 
 def _table(task: Task, data: Path) -> Scored:
-    import pandas
-
     if data.suffix.lower() in SPREADSHEETS:
         raise DataError(f"{data} is a spreadsheet; save it as a CSV file")
-    # Not chained: the messages of pandas quote cells.
-    refused = DataError(f"{data} must be a CSV file with a header, and numbers below it")
     try:
-        frame = pandas.read_csv(data)
-    except (ValueError, OSError):
-        raise refused from None
-    if frame.empty:
+        found = read_rows(data)
+    except DataError as error:
+        raise DataError(str(error).removeprefix("data-path: "), error.first) from None
+    names, rows = found.names, found.rows
+    if not rows:
         raise DataError(f"{data} has no rows below its header")
+    if not all(rows):
+        raise DataError(f"{data}: row {rows.index([]) + 1} below the header has another number of cells than it")
     takes_labels = [target.shape for target in task.targets.values()] == [()]
-    last = str(frame.columns[-1]) if takes_labels and str(frame.columns[-1]).strip().lower() in LABELS else None
+    has_labels = takes_labels and names[-1].lower() in LABELS
     y: NDArray | None = None
-    if last is not None and task.classes:
+    if has_labels and task.classes:
         # Labels are names or whole numbers. A number with a fraction is invalid.
-        y = classes_of(frame.pop(last).to_numpy().astype(np.str_), task.classes, task.class_names)
-    try:
-        numbers = frame.to_numpy(dtype=np.float64)
-    except (ValueError, TypeError):
-        raise refused from None
-    if np.isnan(numbers).any():
-        raise DataError(f"{data} has empty cells; every cell needs a number")
-    x, y = (numbers[:, :-1], numbers[:, -1]) if last is not None and y is None else (numbers, y)
+        y = classes_of([row.pop() for row in rows], task.classes, task.class_names)
+    numbers = np.array([[number_of(cell) for cell in row] for row in rows], np.float64)
+    for row, place in np.argwhere(np.isnan(numbers))[:1]:
+        kind = "no number" if rows[row][place] else "an empty cell"
+        raise DataError(
+            f"{data} must be a CSV file with a header, and numbers below it; row {row + 1} below the header has {kind} "
+            f"in column {names[place]!r}"
+        )
+    x, y = (numbers[:, :-1], numbers[:, -1]) if has_labels and y is None else (numbers, y)
     features = int(np.prod(task.input_shapes[""]))
     if x.shape[1] != features:
         raise DataError(

@@ -1,6 +1,7 @@
 """`cloister predict`: the model that a run or a client has kept, on a table, an archive, or a folder of images."""
 
 import csv
+import gzip
 import itertools
 import json
 import zipfile
@@ -121,6 +122,24 @@ class TestData:
         np.testing.assert_allclose(one.outputs, other.outputs, rtol=1e-5)
         assert one.metrics == pytest.approx(other.metrics)
 
+    def test_a_table_of_any_dialect(self, tmp_path):
+        run = linear(tmp_path / "run", (5, 6))
+        text = "größe,b,y\n1.5,0,7.5\n0,-2,-12\n"
+        dialects = {
+            "bars.csv": text.replace(",", "|").encode(),
+            "commas.csv": text.replace(",", ";").replace(".", ",").encode("cp1252"),
+            "mark.csv": text.encode("utf-8-sig"),
+            "packed.csv.gz": gzip.compress(text.encode()),
+        }
+
+        def check(name):
+            (tmp_path / name).write_bytes(dialects[name])
+            found = predict(run, tmp_path / name)
+            np.testing.assert_allclose(found.outputs, [7.5, -12])
+            assert found.metrics["rmse"] == pytest.approx(0, abs=1e-5)
+
+        assert failures(dialects, check) == []
+
     def test_a_table_that_does_not_fit(self, tmp_path_factory):
         def check(head, rows, says):
             folder = tmp_path_factory.mktemp("case")
@@ -132,6 +151,7 @@ class TestData:
             ("a,b,c", [(1, 2, 3)], "must have 2 columns"),
             ("a,b", [(1, "x")], "numbers below it"),
             ("a,b", [(1, "inf")], "NaN or infinite"),
+            ("a,b", [(1, 2), (3,)], "row 2 below the header has another number of cells"),
         ]
         assert failures(cases, check) == []
 

@@ -94,8 +94,9 @@ class Guess:
             yield f"cells taken for missing values: {absent}{rows}"
         dates = ", forms of dates" * any(code.startswith("Date") for code in self.columns.values())
         texts, sites = ", texts of classes" * bool(self.classes), ", the number of sites" * bool(self.sites)
+        names = "names of columns" if self.names else "the cells of its first line as names of columns"
         yield (
-            f"from {source} the package holds names of columns, rounded ranges{dates}{texts}{sites}, and no row. "
+            f"from {source} the package holds {names}, rounded ranges{dates}{texts}{sites}, and no other cell. "
             "A package is public: put public knowledge in their place in task.py before you hand it on"
         )
 

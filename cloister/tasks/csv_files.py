@@ -28,6 +28,22 @@ NAMED = 5
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Cells of all columns of a file.
+
+    Attributes:
+        names: of the columns.
+        rows: text of every row, without blanks around it, in the order of `names`. A row is empty if its line has
+            another number of cells.
+        separator: of the header; empty for a file without a header, where each line has its own.
+    """
+
+    names: list[str]
+    rows: list[list[str]]
+    separator: str
+
+
+@dataclass(frozen=True)
 class Cells:
     """Cells of some columns of a file.
 
@@ -143,18 +159,18 @@ def number_of(cell: str) -> float:
     return float("nan")
 
 
-def read_cells(path: Path, needs: Sequence[str], order: Sequence[str] = ()) -> Cells:
-    """Read some columns of a file.
+def read_rows(path: Path, needs: Sequence[str] = (), order: Sequence[str] = ()) -> Rows:
+    """Read all columns of a file.
 
     In a file with `;` or tabs, a number such as `1,5` has a decimal comma.
 
     Args:
         path: of the file.
-        needs: names of the columns.
+        needs: names that the header is expected to have. They decide about its separator.
         order: names of all columns of a file without a header; empty: the file has a header.
 
     Raises:
-        DataError: the file is absent or is no table, lacks a column, or has one of them twice. No message has a cell.
+        DataError: the file is absent or is no table. No message has a cell.
     """
     if not path.is_file():
         raise DataError(f"data-path: no file at {path}; expected a .csv file with the columns of the task")
@@ -164,13 +180,28 @@ def read_cells(path: Path, needs: Sequence[str], order: Sequence[str] = ()) -> C
     if not order:
         names, separator = header_of(lines.pop(0), needs)
         separators = (separator,)
-    _refuse_names(path, names, needs)
-    rows = [cells_of(line, separators, len(names)) for line in lines]
-    columns = {name: [row[place] if row else "" for row in rows] for name in needs for place in [names.index(name)]}
-    return Cells(columns, [bool(row) for row in rows], separator)
+    return Rows(names, [cells_of(line, separators, len(names)) for line in lines], separator)
 
 
-def _refuse_names(path: Path, names: Sequence[str], needs: Sequence[str]) -> None:
+def read_cells(path: Path, needs: Sequence[str], order: Sequence[str] = ()) -> Cells:
+    """Read some columns of a file, as `read_rows` does.
+
+    Args:
+        path: of the file.
+        needs: names of the columns.
+        order: names of all columns of a file without a header; empty: the file has a header.
+
+    Raises:
+        DataError: the file is absent or is no table, lacks a column, or has one of them twice. No message has a cell.
+    """
+    found = read_rows(path, needs, order)
+    refuse_names(path, found.names, needs)
+    places = {name: found.names.index(name) for name in needs}
+    columns = {name: [row[place] if row else "" for row in found.rows] for name, place in places.items()}
+    return Cells(columns, [bool(row) for row in found.rows], found.separator)
+
+
+def refuse_names(path: Path, names: Sequence[str], needs: Sequence[str]) -> None:
     """Refuse a header that lacks a column, or has it twice.
 
     Raises:

@@ -79,6 +79,18 @@ def test_a_table_labels_files_by_name(archive, caplog):
     assert "2 files or links left out" in caplog.text and "PA1/ST0/SE0/1.2.840.3" in caplog.text
 
 
+def test_a_table_of_labels_has_the_dialects_of_other_tables(tmp_path):
+    put(tmp_path / "mü0.png", png())
+    text = "file|label\nmü0.png|ill\n"
+
+    def check(content):
+        put(tmp_path / "labels.csv", content)
+        assert scans(bits=12).read(tmp_path).y.tolist() == [1]
+
+    dialects = [text.encode(), text.encode("cp1252"), text.replace("|", ";").encode("cp1252")]
+    assert not failures([*dialects, text.replace("\n", "||\n").encode()], check)
+
+
 def test_a_table_labels_the_files_of_patients(archive):
     root = table(archive, "PatientID,label\nC,healthy\nA,ill\nB,healthy\n")
     examples = scans({"group": "PatientID"}).read(root)
@@ -126,7 +138,7 @@ REFUSED = {
         "none of .*: PatientID",
     ),
     "no label": ({}, "file,outcome\nPA2/IM0.dcm,ill\n", "columns file or PatientID, and label; found file, outcome"),
-    "two columns": ({}, "file,label,label\nPA2/IM0.dcm,ill,ill\n", "two columns of one name"),
+    "two columns": ({}, "file,label,label\nPA2/IM0.dcm,ill,ill\n", "has the column label 2 times"),
     "no table": ({"group": "ward"}, "", "needs an .npz file with that array, or labels.csv with that column"),
 }
 

@@ -10,13 +10,13 @@ row and its own file alone, or with `PatientID` on the rows and files of its pat
 change another patient's examples.
 """
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cloister.tasks.columns import LONGEST
+from cloister.tasks.csv_files import read_rows, refuse_names
 from cloister.tasks.labels import classes_of
 from cloister.tasks.pictures.decode import content_of, is_image
 from cloister.tasks.pictures.sources import (
@@ -34,7 +34,6 @@ from cloister.utils.errors import DataError
 TABLE = "labels.csv"
 FILE, LABEL, PART = "file", "label", "part"
 """Names of columns."""
-SEPARATORS = ",;\t"
 LONGEST_CELL = 2000
 """Largest number of characters of a cell; a longer one counts as empty."""
 ABSENT = ".absent"
@@ -64,14 +63,25 @@ class LabelledFiles:
         """Find the images of a table.
 
         Args:
-            table: path of the CSV file. Its separator is a comma, a semicolon or a tab.
+            table: path of the CSV file, in any dialect of `csv_files`.
             classes: the task's names, in its order.
             group: name of the column of groups, or `PATIENT` of DICOM files; empty: each image is a group.
 
         Raises:
-            DataError: the table lacks a column.
+            DataError: the file is no table, lacks a column, or has one of them twice.
         """
-        columns, rows = _read(table)
+        try:
+            found_rows = read_rows(table, (FILE, PATIENT, LABEL))
+            columns = found_rows.names
+            refuse_names(table, columns, [name for name in columns if name])
+        except DataError as error:
+            raise DataError(str(error).removeprefix("data-path: "), error.first) from None
+        rows = [
+            {name: cell if len(cell) <= LONGEST_CELL else "" for name, cell in zip(columns, row, strict=True)}
+            if row
+            else {}
+            for row in found_rows.rows
+        ]
         by_file = FILE in columns
         if LABEL not in columns or not (by_file or PATIENT in columns):
             raise DataError(
@@ -93,29 +103,6 @@ class LabelledFiles:
     def contents(self) -> Iterator[bytes]:
         """Yield the contents of the files, in order."""
         return map(content_of, self.files)
-
-
-def _read(table: Path) -> tuple[list[str], list[Row]]:
-    """Return the columns of a table and its rows.
-
-    Each line is a row: otherwise an unclosed quotation mark would swallow the rows after it. An unreadable row has
-    no cells.
-    """
-    header, *lines = content_of(table).decode("utf-8-sig", "replace").splitlines() or [""]
-    separator = max(SEPARATORS, key=header.count)
-
-    def cells(line: str) -> list[str]:
-        try:
-            found = next(csv.reader([line], delimiter=separator), [])
-        except csv.Error:
-            return []
-        return [cell.strip() if len(cell) <= LONGEST_CELL else "" for cell in found]
-
-    columns = cells(header)
-    if len(set(columns)) < len(columns):
-        raise DataError(f"{table} has two columns of one name: {', '.join(columns)}")
-    split = [cells(line) for line in lines if line.strip()]
-    return columns, [dict(zip(columns, row)) if len(row) == len(columns) else {} for row in split]
 
 
 def _by_file(root: Path, rows: Sequence[Row], classes: Sequence[str], group: str) -> list[tuple[Path, Picture]]:
