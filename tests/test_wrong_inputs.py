@@ -494,7 +494,7 @@ PLUGINS = [
     plugin("metrics(): KeyError: ..., at", new="\n    def metrics(self, y, scores):\n        raise KeyError(scores)\n"),
     plugin("metrics(): no 'loss'", new="\n    def metrics(self, y, scores):\n        return {'accuracy': 1.0}\n"),
     plugin(
-        "metrics(): values that are no finite",
+        "metrics(): values that are no numbers",
         new="\n    def metrics(self, y, scores):\n        return {'loss': scores}\n",
     ),
 ]
