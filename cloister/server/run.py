@@ -230,10 +230,10 @@ def _set_up(
     refuse_unknown_score(plan.task, model, asked.criterion, None if config.evaluates_on_clients else score)
     stopping = EarlyStopping(asked.patience, config.privacy.split_round, asked.criterion)
     sizes, shared = sizes_known(plan, grid), shared_units(plan, grid)
-    # Numbers for which no ε can be computed are refused here: training would end without a claim.
-    plan.maximum_epsilon(layout)
-    client_claim(plan, layout, config.num_rounds + plan.resumes, sizes, shared)
     if earlier is None:
+        # Numbers for which no ε can be computed are refused here: training would end without a claim.
+        plan.maximum_epsilon(layout)
+        client_claim(plan, layout, config.num_rounds + plan.resumes, sizes, shared)
         directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
     else:
         directory = earlier.directory
