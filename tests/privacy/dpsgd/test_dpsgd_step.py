@@ -42,7 +42,7 @@ def model():
 
 
 class NoClip(DpSgd):
-    def clipped_sum(self, x, y, clipping_norm, groups=None):
+    def clipped_sum(self, x, y, clipping_norm, groups=None, shares=None):
         return super().clipped_sum(x, y, 1e6, groups)
 
 
