@@ -77,7 +77,7 @@ class Index:
     def serve(self, handler):
         """Answer one request."""
         kind, name = handler.path.strip("/").split("/")
-        if is_page := kind == "simple":
+        if is_page := kind == "names":
             self.asked.add(name)
             path = self.files.get(name)
             body = f'<html><body><a href="/files/{path.name}">{path.name}</a></body></html>'.encode() if path else b""
@@ -116,7 +116,7 @@ def index(tmp_path):
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}/simple"
+    address = f"http://127.0.0.1:{server.server_port}/names"
     made.environment |= {"UV_DEFAULT_INDEX": address, "PIP_INDEX_URL": address}
     yield made
     server.shutdown()

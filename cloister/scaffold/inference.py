@@ -18,7 +18,7 @@ from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import expanded
 
 FORMS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%d.%m.%y")
-"""Of dates. The first that fits all cells counts."""
+"""Forms of dates. The first that fits all cells counts."""
 MOST_CLASSES = 20
 NUMBERED = 10
 """Largest number of different whole numbers of a target that are taken for classes."""

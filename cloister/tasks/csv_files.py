@@ -18,7 +18,7 @@ from cloister.utils.errors import DataError
 
 SEPARATORS = (",", ";", "\t", "|")
 SUFFIXES = (".csv", ".tsv", ".txt", ".data")
-"""Of the names of tables, each also with `.gz`."""
+"""Suffixes of tables, each also with `.gz`."""
 UTF_8_MARK = b"\xef\xbb\xbf"
 UTF_16, GZIP, BINARY = (b"\xff\xfe", b"\xfe\xff"), (b"\x1f\x8b",), (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 """First bytes of other kinds of files."""

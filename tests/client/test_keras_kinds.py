@@ -97,7 +97,7 @@ def test_dp_sgd_learns_too(kind):
 
 @pytest.mark.parametrize("kind", [kinds.Scans, kinds.Lesions])
 def test_one_example_moves_a_clipped_sum_by_the_bound_at_most(kind):
-    """Whatever its inputs and targets are: of several outputs the sum of losses has one gradient."""
+    """For any inputs and targets: of several outputs the sum of losses has one gradient."""
     task = made(kind)
     model = model_of(task)
     model.initialise(1)

@@ -201,7 +201,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("order", [(), tuple(HEADER)], ids=["with a header", "without"])
 def test_a_line_changes_no_other(tmp_path, order):
-    """One person's row is one that is there or not: it moves no cell of another row, whatever it holds."""
+    """One person's row is one that is there or not: it moves no cell of another row."""
     table = Table(COLUMNS, "state", 2, CLASSES, order=order)
     first = [] if order else [";".join(HEADER).encode("cp1252")]
     rng = np.random.default_rng(3)

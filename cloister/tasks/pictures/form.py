@@ -1,4 +1,4 @@
-"""What the images of a task become: constants of the task, equal at every site, and no statistics of the data."""
+"""Form of a task's images: constants of the task, equal at every site, and no statistics of the data."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -71,7 +71,7 @@ class Form:
 
 
 class Note(NamedTuple):
-    """What was found in a file.
+    """Description of one file.
 
     Attributes:
         kind: name of the format.
