@@ -22,6 +22,7 @@ TRAINERS = Registry(
     {
         "keras": "cloister.training.keras_trainer:KerasTrainer",
         "numpy": "cloister.training.trainers:NumpyTrainer",
+        "sklearn": "cloister.training.sklearn_trainer:SklearnTrainer",
     },
 )
 
