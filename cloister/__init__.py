@@ -41,6 +41,8 @@ _HOMES = {
     "tasks.keras_model": "KerasModel",
     "tasks.numpy_models": "NumpyModel",
     "tasks.targets": "Target",
+    "tasks.torch_model": "TorchModel",
+    "tasks.torch_task": "TorchTask",
     "utils.errors": "CloisterError",
     "utils.registry": "Capabilities",
 }

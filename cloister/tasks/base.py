@@ -14,6 +14,7 @@ from cloister.config.io import Scalar
 from cloister.config.run import ClientConfig, TaskConfig, listed, optimizer_options
 from cloister.tasks.labels import classes_of, described
 from cloister.tasks.targets import Target, cast_targets, losses_of, metrics_of
+from cloister.utils.arrays import Network, Optimizer, Tensor
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.rows import (
     Shape,
@@ -143,7 +144,8 @@ class Recipe:
 
     Args:
         local_epochs, batch_size, learning_rate: E > 0, B > 0 and s > 0 of one round.
-        optimizer: the name of a Keras optimizer; `sgd` for models in NumPy.
+        optimizer: the name of a Keras or PyTorch optimizer, and `sgd` for models in NumPy. Of a PyTorch task also a
+            function of the parameters and the learning rate, which returns an optimizer.
         schedule: learning rate schedule over the rounds of a run, see `Schedule`.
         warmup_rounds: number of rounds in which the rate rises to s.
         final_rate_share: the share of s that `linear` and `cosine` end with, from 0 to 1.
@@ -153,13 +155,13 @@ class Recipe:
         augmentation: names of random transforms, applied to each example in each step, in this order.
         callbacks: makes the Keras callbacks of one client's training; None: no callbacks. Callbacks see losses and
             weights without noise, so a client with a privacy mechanism trains without them.
-        optimizer_options: arguments of the Keras optimizer by name, such as {"momentum": 0.9}; numbers and booleans.
+        optimizer_options: arguments of the optimizer by name, such as {"momentum": 0.9}; numbers and booleans.
     """
 
     local_epochs: int
     batch_size: int
     learning_rate: float
-    optimizer: str = "sgd"
+    optimizer: str | Callable[[Sequence[Tensor], float], Optimizer] = "sgd"
     schedule: ScheduleName = "constant"
     warmup_rounds: int = 0
     final_rate_share: float = 0.0
@@ -269,6 +271,30 @@ class Model(Protocol):
 
 
 @runtime_checkable
+class Bound(Protocol):
+    """Model that adopts the targets and the input shape of its task."""
+
+    def bind(self, task: "Task") -> None:
+        """Adopt them.
+
+        Raises:
+            ConfigError: the model's inputs or outputs are not those of the task.
+        """
+
+
+@runtime_checkable
+class OnDevice(Protocol):
+    """Model that computes on a device which the node chooses."""
+
+    def move(self, device: str) -> None:
+        """Compute on `auto`, `cpu`, `cuda` or `mps` from now on.
+
+        Raises:
+            ConfigError: this machine has no such device.
+        """
+
+
+@runtime_checkable
 class KeepsState(Protocol):
     """Model whose state, such as the statistics of batch normalisation, can stay at each site."""
 
@@ -302,6 +328,7 @@ class Task(ABC):
         tables: published partitions, by the name that `task.partition` takes: the number of training examples of each
             class, per client.
         image_shape: height and width of the grey image that an example is; None: examples are not images.
+        channels_first: whether the channels of a picture are its first axis, as in PyTorch, or its last.
         transforms: by the names that `client.augmentation` may take, in addition to the transforms of pictures.
         public: whether `load` returns public data. If so, a simulation needs no lasting ledger. Not inherited: a
             subclass may load other data.
@@ -321,6 +348,7 @@ class Task(ABC):
     bundled: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, ClassCounts]] = {}
     image_shape: tuple[int, int] | None = None
+    channels_first: ClassVar[bool] = False
     transforms: ClassVar[Mapping[str, Transform]] = {}
     public: ClassVar[bool] = False
 
@@ -496,8 +524,8 @@ class Task(ABC):
         return y if self.classes else np.zeros(len(y), np.int64)
 
     @abstractmethod
-    def build(self) -> Model:
-        """Return a new, untrained model."""
+    def build(self) -> "Model | Network":
+        """Return a new, untrained model: a Keras model, a `torch.nn.Module`, or a `Model`."""
 
     def losses(self, y: NDArray, scores: NDArray) -> NDArray:
         """Return the loss of each example, shape (n,), such as the cross-entropy in nats.

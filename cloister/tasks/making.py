@@ -2,15 +2,18 @@
 
 import hashlib
 import inspect
+import sys
 from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cloister.config.run import TaskConfig
 from cloister.tasks import TASKS
-from cloister.tasks.base import Dataset, Examples, KeepsState, Model, Recipe, Task
-from cloister.tasks.keras_model import KerasModel
+from cloister.tasks.base import Bound, Dataset, Examples, KeepsState, Model, Recipe, Task
 from cloister.utils.crash import kind, place, quoted
 from cloister.utils.errors import CloisterError, ConfigError, PluginError
 from cloister.utils.state import is_state
@@ -86,6 +89,11 @@ STATED = {
 }
 """Attributes that every task class must have, each with an example."""
 METHODS = ("initialise", "arrays", "assign", "predict", "predict_alone", "save", "load")
+NETWORKS = {
+    "keras": ("Model", "cloister.tasks.keras_model", "KerasModel"),
+    "torch": ("nn.Module", "cloister.tasks.torch_model", "TorchModel"),
+}
+"""By library: the class of its networks, and the model that trains one, with its module."""
 
 
 def named_task(config: TaskConfig) -> Task:
@@ -164,21 +172,21 @@ def _as_examples(task: Task, method: str, found: object) -> Examples:
 
 
 def model_of(task: Task) -> Model:
-    """Return a new model of a task. A Keras model adopts the task's targets and input shape.
+    """Return a new model of a task. A network of Keras or PyTorch adopts the task's targets and input shape.
 
     With `task.statistics = "local"` the model does not send its state.
 
     Raises:
-        ConfigError: `build` returned another type, a Keras model of other inputs or outputs, or one without state while
-            it is to be kept.
+        ConfigError: `build` returned another type, a network of other inputs or outputs, or one without state while it
+            is to be kept.
     """
-    model = task.build()
+    model: Model = _wrapped(task.build(), task)
     if not all(hasattr(model, name) for name in METHODS):
         raise ConfigError(
-            f"task {task.config.name!r}: build() gives {_kind(model)}; return a model of Cloister, such as "
-            "KerasModel(function that makes a Keras model)"
+            f"task {task.config.name!r}: build() gives {_kind(model)}; return a Keras model, a torch.nn.Module, or a "
+            "model of Cloister, such as KerasModel(function that makes a Keras model)"
         )
-    if isinstance(model, KerasModel):
+    if isinstance(model, Bound):
         model.bind(task)
     if task.config.statistics == "local":
         if not isinstance(model, KeepsState):
@@ -188,6 +196,14 @@ def model_of(task: Task) -> Model:
             )
         model.keep_state()
     return model
+
+
+def _wrapped(built: Any, task: Task) -> Any:
+    """Return the model around a network; anything else as it is. No library is imported for the question."""
+    for library, (network, module, model) in NETWORKS.items():
+        if library in sys.modules and isinstance(built, attrgetter(network)(sys.modules[library])):
+            return getattr(import_module(module), model)(task.build)
+    return built
 
 
 def explained_model_of(task: Task) -> Model:

@@ -113,12 +113,20 @@ def transforms_of(task: Task) -> dict[str, Transform]:
     if prod(shape) != prod(own) or any(len(target.shape) > 1 for target in task.targets.values()):
         shape = ()  # not a picture, which may be flattened
     pictures: Mapping[str, Transform] = PICTURES if shape else {}
-    return {name: _on_pictures(transform, shape) for name, transform in pictures.items()} | dict(task.transforms)
+    first = task.channels_first and len(shape) == 3
+    return {name: _on_pictures(each, shape, first) for name, each in pictures.items()} | dict(task.transforms)
 
 
-def _on_pictures(transform: Transform, shape: tuple[int, ...]) -> Transform:
+def _on_pictures(transform: Transform, shape: tuple[int, ...], channels_first: bool) -> Transform:
     """Return the transform for inputs that may be flattened pictures."""
-    return lambda example, rng: transform(example.reshape(shape), rng).reshape(example.shape)
+
+    def changed(example: NDArray, rng: np.random.Generator) -> NDArray:
+        picture = example.reshape(shape)
+        if channels_first:
+            return np.moveaxis(transform(np.moveaxis(picture, 0, -1), rng), -1, 0)
+        return transform(picture, rng).reshape(example.shape)
+
+    return changed
 
 
 def mirrored(picture: NDArray, rng: np.random.Generator) -> NDArray:
@@ -195,10 +203,10 @@ def recipe_faults(task: Task, recipe: Recipe) -> Iterator[str]:
             f"client.learning-rate is {found}, and must be a number above 0; client.schedule and client.warmup-rounds "
             "change it over the rounds"
         )
-    if not isinstance(recipe.optimizer, str):
+    if not isinstance(recipe.optimizer, str) and not callable(recipe.optimizer):
         yield (
-            f"client.optimizer is of type {type(recipe.optimizer).__name__}, and must be the name of a Keras "
-            "optimizer; give its options as optimizer_options"
+            f"client.optimizer is of type {type(recipe.optimizer).__name__}, and must be the name of an optimizer; "
+            "give its options as optimizer_options"
         )
     if not 0 <= recipe.final_rate_share <= 1:
         yield f"client.final-rate-share = {recipe.final_rate_share} must be from 0 to 1"

@@ -23,6 +23,7 @@ TRAINERS = Registry(
         "keras": "cloister.training.keras_trainer:KerasTrainer",
         "numpy": "cloister.training.trainers:NumpyTrainer",
         "sklearn": "cloister.training.sklearn_trainer:SklearnTrainer",
+        "torch": "cloister.training.torch_trainer:TorchTrainer",
     },
 )
 

@@ -1,6 +1,6 @@
 """State of a model: arrays that training changes without a gradient, such as the statistics of batch normalisation.
 
-The name of an array says that it is state (`STATE`). A name that ends in `variance` says that no number is below 0.
+The name of an array says that it is state (`STATE`). The end of a name says that no number is below 0 (`VARIANCES`).
 State travels with the trained weights, and its mean is taken beside the strategy, which does not see it.
 
 Noise and bounds of a mechanism are in units of the weights. So under a mechanism state has `Coordinates`. One client's
@@ -26,9 +26,9 @@ from cloister.utils.arrays import Layout, Row
 from cloister.utils.cohort import Cohort
 
 STATE = "state//"
-"""Mark in the name of an array of state. No path of a Keras weight contains two slashes in a row."""
-VARIANCE = "variance"
-"""End of the name of state whose numbers are variances."""
+"""Mark in the name of an array of state. No path of a Keras weight, nor name of PyTorch, has two slashes in a row."""
+VARIANCES = ("variance", "running_var")
+"""Ends of the names of state whose numbers are variances, in Keras and in PyTorch."""
 SHARE = 0.1
 """Largest share of C² that state takes in a bounded update."""
 FLOOR = 1e-3
@@ -204,8 +204,9 @@ class Coordinates:
 
 
 def _is_variance(name: str) -> bool:
-    return is_state(name) and name.endswith(VARIANCE)
+    return is_state(name) and name.endswith(VARIANCES)
 
 
 def _folder(name: str) -> str:
-    return name.rpartition("/")[0]
+    """Return the layer of an array: Keras separates names by `/`, PyTorch by `.`."""
+    return name[: max(name.rfind("/"), name.rfind("."))]
