@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install into the images' environment: `light` or `all` packages as pinned, or `cloister` itself beside it.
+# Install into the images' environment: `light` or `all` packages as pinned with extras, or `cloister` itself beside it.
 set -eu
 if ls /wheels/*.whl >/dev/null 2>&1; then
     export PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels
@@ -7,7 +7,7 @@ fi
 if [ "$1" = cloister ]; then
     exec /opt/cloister/bin/pip install --quiet --no-deps --prefix /package .
 fi
-python3 requirements.py "$1" >requirements.txt
+python3 requirements.py "$@" >requirements.txt
 /opt/cloister/bin/pip install --quiet --no-compile --requirement requirements.txt --constraint constraints.txt
 # 430 MB of C++ headers that nothing here compiles against.
 rm -rf /opt/cloister/lib/python3*/site-packages/tensorflow/include

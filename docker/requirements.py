@@ -1,4 +1,4 @@
-"""Print what an image installs, from pyproject.toml: `light` for the SuperLink, `all` for what runs an app."""
+"""Print what an image installs, from pyproject.toml: `light` for the SuperLink, `all` EXTRA ... for what runs an app."""
 
 import sys
 import tomllib
@@ -6,10 +6,14 @@ import tomllib
 LIGHT = ("flwr", "cryptography", "pydantic", "rich", "typer")
 """What the SuperLink and the `cloister` command need; an app's own code needs the rest."""
 
+which, *extras = sys.argv[1:]
 with open("pyproject.toml", "rb") as file:
-    wanted = tomllib.load(file)["project"]["dependencies"]
+    project = tomllib.load(file)["project"]
+wanted = project["dependencies"]
+for extra in extras:
+    wanted += project["optional-dependencies"][extra]
 for requirement in wanted:
     # Containers deploy; the Ray of flwr's simulation extra has no use in them.
     requirement = requirement.replace("flwr[simulation]", "flwr")
-    if sys.argv[1] == "all" or requirement.startswith(LIGHT):
+    if which == "all" or requirement.startswith(LIGHT):
         print(requirement)

@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from cloister.server import run
 
-FAST = "not slow and not runtimes and not docker and not long"
+FAST = "not slow and not runtimes and not docker and not long and not torch"
 MINUTES = 8
 """That the tests which are `FAST` take at most, on two idle cores."""
 
@@ -83,5 +83,5 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     return [
         f"all of them: at most {MINUTES} minutes on two idle cores; one after another: -n 0",
-        "left out, and in CONTRIBUTING.md: -m slow, -m runtimes (servers), -m docker (containers), -m long",
+        "left out, and in CONTRIBUTING.md: -m slow, -m runtimes (servers), -m docker (containers), -m torch, -m long",
     ]

@@ -31,6 +31,15 @@ def test_ci_runs_the_readmes_test_command_word_for_word():
     assert f"\n{command}\n" in (ROOT / ".ci" / "run").read_text()
 
 
+def test_each_mark_has_its_minutes_a_command_and_a_stage_of_ci():
+    marks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    names = [re.split(r"\W", mark)[0] for mark in marks]
+    page, ci = (ROOT / "CONTRIBUTING.md").read_text(), (ROOT / ".ci" / "run").read_text()
+    for text in (*(f"\n| `{name}` |" for name in names), *(f"\npytest -m {name} " for name in names)):
+        assert text in page
+    assert [name for name in names if f"bounded pytest -m {name}" not in ci] == ["long"]
+
+
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md")])
 LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)\s]*)?\)")
 """A link inside the repository: a path, an anchor, or both."""

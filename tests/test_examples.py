@@ -24,7 +24,7 @@ from cloister.tasks.datasets.characters import Digits
 from cloister.utils.arrays import from_record
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SITES = ["scikit_learn", "pytorch"]
+SITES = ["scikit_learn", pytest.param("pytorch", marks=pytest.mark.torch)]
 
 
 def settings_of(name):
@@ -57,7 +57,7 @@ def test_a_plain_flower_app_with_a_wrapped_strategy(module_of, capsys):
 @pytest.mark.parametrize("example", SITES)
 def test_sites_that_train_in_another_framework(module_of, tmp_path, example):
     if example == "pytorch":
-        pytest.importorskip("torch", reason="PyTorch is no dependency: it is run where it is installed")
+        pytest.importorskip("torch")
     client = module_of(example, "sites.client_app")
     config = parse(settings_of(example) | {"output-dir": str(tmp_path), "tensorboard": False, "seed": 1})
     outcome = run(LocalGrid.simulated(client.app, config.flat(), 10), config)
@@ -131,5 +131,5 @@ class TestAFrozenBackbone:
 def test_an_example_is_an_app_that_flower_takes():
     from flwr.cli.build import build_fab_from_disk
 
-    for example in ("wrapped", *SITES):
+    for example in ("wrapped", "scikit_learn", "pytorch"):
         assert len(build_fab_from_disk(EXAMPLES / example)) < 20_000

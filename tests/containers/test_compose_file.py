@@ -1,5 +1,7 @@
 """What compose.yaml says, read without an engine."""
 
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -42,3 +44,16 @@ def test_each_has_a_limit_on_memory_processes_and_logs():
 def test_the_debugging_file_changes_commands_and_no_limits():
     plain = yaml.safe_load((ROOT / "compose.plain-http.yaml").read_text())["services"]
     assert {key for service in plain.values() for key in service} == {"command", "environment"}
+
+
+def test_images_install_the_framework_that_is_asked_for_and_the_superlink_none():
+    def installed(*words):
+        command = [sys.executable, "docker/requirements.py", *words]
+        lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+        return {line.partition(">")[0] for line in lines} & {"tensorflow", "torch", "numpy", "flwr"}
+
+    assert installed("light") == {"flwr"}
+    assert installed("all", "keras") >= {"numpy", "tensorflow"} and "torch" not in installed("all", "keras")
+    assert installed("all", "torch") >= {"numpy", "torch"} and "tensorflow" not in installed("all", "torch")
+    for name in ("superexec", *SITES):
+        assert SERVICES[name]["build"]["args"]["EXTRAS"] == "${CLOISTER_EXTRAS:-keras}"

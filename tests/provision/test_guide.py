@@ -79,7 +79,7 @@ class Machines:
 
     def here(self, text):
         """What the guide says, for these machines."""
-        venv = r"python3 -m venv (\S+) && \S+/bin/pip install \. -c constraints\.txt"
+        venv = r"python3 -m venv (\S+) && \S+/bin/pip install '\.\[keras\]' -c constraints\.txt"
         text = re.sub(venv, rf"bash {self.folder}/install.sh \1", text)
         text = text.replace("/srv/", f"{self.srv}/").replace("fl.example.org", "localhost")
         # Without the proxy, which has tests of its own.
