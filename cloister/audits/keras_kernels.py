@@ -17,9 +17,9 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd.checks import use_single_precision
-from cloister.privacy.dpsgd.clipped_sums import ClippedSums
 from cloister.privacy.dpsgd.in_rows import InRows
 from cloister.privacy.dpsgd.in_turn import InTurn
+from cloister.privacy.dpsgd.step import engine_of
 from cloister.privacy.dpsgd.tracing import as_traced, made_up, seeds_of
 from cloister.utils.arrays import Layer, Network, Tensor
 from cloister.utils.threads import in_threads
@@ -176,7 +176,7 @@ def tried(until: float) -> dict[str, Trial | TrialInTurn]:
     trials: dict[str, Trial | TrialInTurn] = {}
     for name, (build, size, cap) in MODELS.items():
         model = build()
-        engine = ClippedSums(model, keras.losses.sparse_categorical_crossentropy, made_up(model), size, cap).engine
+        engine, _ = engine_of(model, keras.losses.sparse_categorical_crossentropy, made_up(model), size, cap)
         trials[name] = Trial(engine) if isinstance(engine, InRows) else TrialInTurn(engine)
     for trial in itertools.cycle(trials.values()):
         if trial.cases and time.monotonic() >= until:

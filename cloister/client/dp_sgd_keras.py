@@ -6,8 +6,9 @@ from numpy.typing import NDArray
 
 from cloister.client.dp_sgd import PrivateTrainer, Units
 from cloister.config.privacy import PrivacyConfig
+from cloister.privacy.dpsgd.nested import MADE_UP, Probe
 from cloister.privacy.dpsgd.step import DpSgd
-from cloister.privacy.dpsgd.tracing import MADE_UP, Loss, Probe
+from cloister.privacy.dpsgd.tracing import Loss
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Recipe
 from cloister.tasks.keras_model import KerasModel

@@ -1,7 +1,10 @@
 """DP-SGD for Keras models: clipped, summed and noised per-example gradients (Abadi et al., 2016, arXiv:1607.00133).
 
-    step          DpSgd: clipped sum, noise, division by the configured batch size, optimizer
-    clipped_sums  the clipped sum of a batch of any size, in rows or in turn; the places of units in rows
+    descent       a step: clipped sum, noise, division by the configured batch size, optimizer; without TensorFlow
+    step          DpSgd: the same on Keras models
+    clipped_sums  the clipped sum of a batch of any size, in rows or in turn; the places of units in rows; without
+                  TensorFlow
+    nested        examples of several arrays; without TensorFlow
     checks        refuses models and processors without a guarantee
     in_turn       one unit after another in a compiled loop: any model
     in_rows       many units in one call of fixed shape, if `isolation` proves that each row depends on one unit alone

@@ -4,20 +4,19 @@ A few kinds of layers are refused by name, for their remedy. A model is also ref
 several examples (`isolation`), adds a loss of its own or changes its state.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import keras
 import tensorflow as tf
 
+from cloister.privacy.dpsgd.descent import refuse_coarse_modes
 from cloister.privacy.dpsgd.isolation import Mixes, NotIsolated, Unproved, prove
+from cloister.privacy.dpsgd.nested import Probe, check_probe
 from cloister.privacy.dpsgd.tracing import (
     LEARNT,
     Loss,
-    Probe,
     chained_sums,
-    check_probe,
     layer_at,
     layer_in,
     losses_of,
@@ -45,8 +44,6 @@ Adam it is decoupled from the gradient.
 """
 SOME_DECAY = 0.01
 """Decay in place of a penalty that is no multiple of the squares."""
-COARSE_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE")
-"""Environment variables that let oneDNN compute products of float32 numbers in fewer bits."""
 
 
 @contextmanager
@@ -185,8 +182,4 @@ def refuse_coarse_precision() -> None:
             "TensorFloat-32 is on, and clipping cannot be bounded in it; leave "
             "tf.config.experimental.enable_tensor_float_32_execution(False) as DpSgd sets it"
         )
-    for name in COARSE_MODES:
-        if os.environ.get(name, "strict").lower() not in ("", "strict"):
-            raise ConfigError(
-                f"environment variable {name} must be unset or STRICT for DP-SGD, got {os.environ[name]!r}"
-            )
+    refuse_coarse_modes()

@@ -31,19 +31,17 @@ most β, the same in both worlds, and depends on no earlier release.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd.batches import Draws, Members, places_of
-from cloister.privacy.dpsgd.checks import as_unsupported_model, refuse, refuse_coarse_precision, why_in_turn
-from cloister.privacy.dpsgd.in_rows import InRows, Sums
-from cloister.privacy.dpsgd.in_turn import InTurn
+from cloister.privacy.dpsgd.nested import Examples, Probe, as_probed, take
 from cloister.privacy.dpsgd.noise import check_clipping_norm
-from cloister.privacy.dpsgd.tracing import Examples, Loss, Probe, as_probed, take
-from cloister.utils.arrays import Network
+from cloister.utils.arrays import Tensor
 from cloister.utils.crash import note_failure
 from cloister.utils.errors import ConfigError
 from cloister.utils.threads import in_threads
@@ -71,36 +69,80 @@ class ClippedSum:
     non_finite: int
 
 
+class Sums(NamedTuple):
+    """Clipped sum of some units without noise, and counts.
+
+    Attributes:
+        arrays: for each trainable variable.
+        clipped, non_finite: as in `ClippedSum`.
+    """
+
+    arrays: list[NDArray]
+    clipped: int
+    non_finite: int
+
+    @classmethod
+    def of(cls, arrays: Sequence[Tensor], clipped: Tensor, non_finite: Tensor) -> "Sums":
+        """Return the result of a call as NumPy arrays and integers."""
+        return cls([np.asarray(array) for array in arrays], int(clipped), int(non_finite))
+
+
+class Engine(Protocol):
+    """Computation of some units of one model, in its framework.
+
+    Attributes:
+        method: `rows` or `in turn`.
+        in_fixed_places: whether each call has a row for each of `places` places, empty ones included.
+        places: largest number of units in a call.
+        threads: number of concurrent calls.
+        overstatement: η, the margin of the bound for roundings of a sum.
+        kernels: form of each layer's gradients in rows, by its path.
+    """
+
+    method: str
+    in_fixed_places: bool
+    places: int
+    threads: int
+    overstatement: float
+    kernels: dict[str, str]
+
+    def seeds(self, draws: Draws) -> NDArray[np.int64]:
+        """Return the seeds of a call; if it has no fixed places, separate ones for each unit."""
+
+    def __call__(
+        self, x: Examples, y: Examples, mask: NDArray, bound: NDArray | float, seeds: NDArray[np.int64]
+    ) -> Sums:
+        """Return Σ gradient·min(1, bound/‖gradient‖) over the units.
+
+        Args:
+            x, y: cap examples for each unit, adjacent.
+            mask: shape (units, cap), False for padding; a unit without any has an empty place.
+            bound: above 0, for each unit or for all.
+            seeds: from `seeds`; if there are no fixed places, those of the units.
+        """
+
+
 class ClippedSums:
     """Clipped sums of batches of a model's examples.
 
     Args:
-        model, loss, probe, batch_size, group_cap: as in `step.DpSgd`.
+        engine: computation of the units.
+        like: arrays of the shapes and dtypes of the trainable variables.
+        probe, batch_size, group_cap: as in `step.DpSgd`.
 
     Attributes:
-        engine: computation of the units, in rows or in turn.
+        engine: as given.
         draws: of places, and of random layers.
-        why_in_turn: reason for which units are not computed in rows, with the layer; empty if they are.
 
     Guarantee: one unit's joining or leaving a batch of fewer than M units moves the sum by at most S in L2. That holds
         for any weights and inputs, and for each fixed choice of the other units' places and random numbers. In rows,
-        it needs the assumptions of `InRows`.
-
-    Raises:
-        UnsupportedModel: as in `checks.refuse`.
+        it needs the assumptions of the engine.
     """
 
-    def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
-        self._model, self._probe, self._cap, self._room = model, probe, group_cap, places_of(batch_size)
+    def __init__(self, engine: Engine, like: Sequence[NDArray], probe: Probe, batch_size: int, group_cap: int) -> None:
+        self.engine, self._like, self._probe = engine, like, probe
+        self._cap, self._room = group_cap, places_of(batch_size)
         self.draws = Draws()
-        self.why_in_turn = ""
-        with as_unsupported_model(model):
-            refuse(model, loss, probe)
-            try:
-                self.engine: InRows | InTurn = InRows(model, loss, probe, batch_size, group_cap)
-            except Exception as error:  # not isolated, not captured, or not traceable in rows: one unit is traceable
-                self.why_in_turn = why_in_turn(error, model)
-                self.engine = InTurn(model, loss, probe, batch_size, group_cap)
 
     def of(
         self,
@@ -120,10 +162,9 @@ class ClippedSums:
                 shares. None: every c is 1.
 
         Raises:
-            ConfigError: S is out of range, lengths differ, groups are missing, or products are coarser than float32.
+            ConfigError: S is out of range, lengths differ, or groups are missing.
         """
         check_clipping_norm(clipping_norm)
-        refuse_coarse_precision()
         x, y, count = as_probed(x, y, self._probe)
         units = self._units(count, groups, shares)
         own = np.ones(len(units)) if shares is None else np.fmax(np.fmin(units.means(shares), 1.0), SMALLEST_SHARE)
@@ -143,8 +184,7 @@ class ClippedSums:
         return ClippedSum(tuple(total or self._nothing()), len(units), clipped, non_finite)
 
     def _nothing(self) -> list[NDArray]:
-        variables = self._model.trainable_variables
-        return [np.zeros(variable.shape, variable.dtype) for variable in variables]
+        return [np.zeros(array.shape, array.dtype) for array in self._like]
 
     def _units(self, count: int, groups: NDArray | None, shares: NDArray | None = None) -> Members:
         if groups is None and self._cap > 1:

@@ -6,21 +6,20 @@ A call has `places` rows of units, by the lot of `clipped_sums`; empty places re
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd.batches import Draws, places_of
+from cloister.privacy.dpsgd.clipped_sums import Sums
 from cloister.privacy.dpsgd.forms import Form, Part, Rows, form_of
 from cloister.privacy.dpsgd.isolation import prove
+from cloister.privacy.dpsgd.nested import Examples, Probe
 from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR, most_at_once, overstatement
 from cloister.privacy.dpsgd.tracing import (
-    Examples,
     Loss,
     NotCapturable,
-    Probe,
     as_traced,
     chained_sums,
     losses_of,
@@ -39,24 +38,6 @@ MEMORY = 1 << 30
 calls."""
 ROOT = 1 + 2.0**-40
 """Factor that covers the roundings of a root, and of the sum of a few squares under it, in double precision."""
-
-
-class Sums(NamedTuple):
-    """Clipped sum of some units without noise, and counts.
-
-    Attributes:
-        arrays: for each trainable variable.
-        clipped, non_finite: as in `clipped_sums.ClippedSum`.
-    """
-
-    arrays: list[NDArray]
-    clipped: int
-    non_finite: int
-
-    @classmethod
-    def of(cls, arrays: Sequence[Tensor], clipped: Tensor, non_finite: Tensor) -> "Sums":
-        """Return the result of a compiled call as NumPy arrays and integers."""
-        return cls([np.asarray(array) for array in arrays], int(clipped), int(non_finite))
 
 
 class InRows:

@@ -16,13 +16,12 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd.batches import Draws, places_of
-from cloister.privacy.dpsgd.in_rows import Sums
-from cloister.privacy.dpsgd.noise import SLACK
+from cloister.privacy.dpsgd.clipped_sums import Sums
+from cloister.privacy.dpsgd.nested import Examples, Probe
+from cloister.privacy.dpsgd.noise import AT_ONCE, ROUNDED, SLACK
 from cloister.privacy.dpsgd.tracing import (
-    Examples,
     Loss,
     NotCapturable,
-    Probe,
     as_traced,
     chained_sums,
     is_plain_dense,
@@ -38,10 +37,6 @@ from cloister.utils.arrays import Compiled, Network, Tensor, Variable
 from cloister.utils.rows import cast
 from cloister.utils.threads import THREADS
 
-AT_ONCE = 1024
-"""Most units of a call: sums in double precision are within 2⁻²⁰·S of the exact one for 2¹⁷ units in total."""
-ROUNDED = 2.0**-51
-"""Relative overstatement of a sum of squares per summand: at least twice the rounding error of any order in double."""
 UNDERFLOW = 2.0**-1021
 """Bound on the underflow error of a square of a double. The other factor of a product may be large."""
 WIDE = 1 << 14

@@ -1,45 +1,36 @@
-"""Private step of gradient descent: clip each unit's gradient, sum, noise, divide, descend."""
+"""DP-SGD on Keras models: the choice of an engine, and the optimizer."""
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import keras
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd import batches
-from cloister.privacy.dpsgd.batches import Draws
-from cloister.privacy.dpsgd.checks import use_single_precision
-from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
-from cloister.privacy.dpsgd.local_steps import MAX_BATCH
-from cloister.privacy.dpsgd.noise import check_clipping_norm, grid_of, noised_sum
-from cloister.privacy.dpsgd.tracing import Examples, Loss, Probe, as_probed, made_up, take
-from cloister.privacy.mechanisms.grid import Grid
-from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.dpsgd.checks import (
+    as_unsupported_model,
+    refuse,
+    refuse_coarse_precision,
+    use_single_precision,
+    why_in_turn,
+)
+from cloister.privacy.dpsgd.clipped_sums import ClippedSums
+from cloister.privacy.dpsgd.descent import Descent, StepCounts
+from cloister.privacy.dpsgd.in_rows import InRows
+from cloister.privacy.dpsgd.in_turn import InTurn
+from cloister.privacy.dpsgd.nested import Examples, Probe, as_probed, take
+from cloister.privacy.dpsgd.tracing import Loss, made_up
 from cloister.utils import check
-from cloister.utils.arrays import Compiled, Network, Optimizer, Tensor, Variable, aligned
+from cloister.utils.arrays import Compiled, Network, Optimizer, Tensor, Variable
 from cloister.utils.errors import ConfigError
 
 WORTH_COMPILING = 1 << 18
 """Least number of parameters for a compiled optimizer: below it, compiling (0.3 s) saves under 0.3 ms a step."""
 
 
-@dataclass(frozen=True)
-class StepCounts:
-    """Counts of one step, from private data without noise: not for release.
-
-    Attributes:
-        examples, clipped, non_finite: as in `clipped_sums.ClippedSum`.
-    """
-
-    examples: int
-    clipped: int
-    non_finite: int
-
-
-class DpSgd:
+class DpSgd(Descent):
     """DP-SGD on a Keras model, which is trained in place.
 
     Args:
@@ -53,10 +44,6 @@ class DpSgd:
             outputs takes tuples or dicts of arrays. Required if the loss is not a classifier's.
         group_cap: largest number of examples of a unit, > 0. At 1 a unit is an example. Above, it is a group of
             examples: its gradient is the mean of their gradients, and is clipped to S.
-
-    Attributes:
-        noise: source of the keys of the noise: the operating system, or a seed that is set for tests.
-        overstatement: η; contributions are clipped to S/(1 + η), see `noise`.
 
     Guarantee: take a step on a batch from `batches.poisson`, of at most B units on average. It costs as much as a
         Poisson-sampled Gaussian mechanism of noise multiplier σ, for add-or-remove of a unit, with δ larger by
@@ -82,92 +69,38 @@ class DpSgd:
         probe: Probe | None = None,
         group_cap: int = 1,
     ) -> None:
-        check.positive(batch_size=batch_size, group_cap=group_cap)
-        if batch_size > MAX_BATCH:
-            raise ConfigError(
-                f"batch_size must be at most {MAX_BATCH}, got {batch_size}: roundings are bounded up to it"
-            )
-        check_clipping_norm(clipping_norm)
-        self._parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
-        grid_of(clipping_norm, noise_multiplier, self._parameters)  # refuses the same parameters as a step
+        super().__init__(
+            [(variable.shape, variable.dtype) for variable in model.trainable_variables],
+            batch_size=batch_size,
+            noise_multiplier=noise_multiplier,
+            clipping_norm=clipping_norm,
+            group_cap=group_cap,
+        )
         if probe is None and loss is not keras.losses.sparse_categorical_crossentropy:
             raise ConfigError("probe must be given with a loss of your own: x and y of three made-up examples")
         use_single_precision()
         self.model = model
-        self.batch_size = batch_size
-        self.noise_multiplier = noise_multiplier
-        self.clipping_norm = clipping_norm
-        self.noise = GaussianNoise()
         optimizer.build(model.trainable_variables)
         self.probe = made_up(model) if probe is None else probe
-        self._clipped_sums = ClippedSums(model, loss, self.probe, batch_size, group_cap)
-        self.overstatement = self._clipped_sums.engine.overstatement
+        engine, self.why_in_turn = engine_of(model, loss, self.probe, batch_size, group_cap)
+        self._clipped_sums = ClippedSums(engine, self._like, self.probe, batch_size, group_cap)
         self._descend = _descent(optimizer, model.trainable_variables)
 
-    @property
-    def method(self) -> str:
-        """Return `rows`, or `in turn` if units are computed one after another."""
-        return self._clipped_sums.engine.method
+    def _apply(self, means: Sequence[NDArray]) -> None:
+        self._descend(*[_shared(mean) for mean in means])
 
-    @property
-    def why_in_turn(self) -> str:
-        """Return the reason for which units are computed in turn, with the layer; empty in rows."""
-        return self._clipped_sums.why_in_turn
+    def _refuse_coarse_precision(self) -> None:
+        refuse_coarse_precision()
 
-    @property
-    def kernels(self) -> dict[str, str]:
-        """Return the form of each layer's gradients in rows, by its path."""
-        return self._clipped_sums.engine.kernels
 
-    def reseed(self, seed: int | Sequence[int] | None = None) -> None:
-        """Replace the source of places and of random layers' numbers from now on.
-
-        Args:
-            seed: for tests and papers; None: from the operating system's entropy.
-        """
-        self._clipped_sums.draws = Draws(seed)
-
-    def step(
-        self,
-        x: Examples,
-        y: Examples,
-        clipping_norm: float | None = None,
-        groups: NDArray | None = None,
-        shares: NDArray | None = None,
-    ) -> StepCounts:
-        """Take one step on a batch, which may be empty; noise is released in either case.
-
-        Args:
-            x, y: the examples that take part, any number of them, as arrays or in the structure of the probe.
-            clipping_norm: S of this step.
-            groups: of each example; examples with the same value are one unit, of which at most `group_cap` count. See
-                `batches.rows_of`.
-            shares: of each example, from 0 to 1: a unit is clipped to S times the mean share of its examples. A share
-                must depend on its own example alone. None: 1. See `clipped_sums`.
-        """
-        bound = self.clipping_norm if clipping_norm is None else clipping_norm
-        grid = grid_of(bound, self.noise_multiplier, self._parameters)
-        found = self.clipped_sum(x, y, bound, groups, shares)
-        self._descend(*[_shared(mean) for mean in self._noised_mean(found.sums, grid)])
-        return StepCounts(found.examples, found.clipped, found.non_finite)
-
-    def clipped_sum(
-        self,
-        x: Examples,
-        y: Examples,
-        clipping_norm: float,
-        groups: NDArray | None = None,
-        shares: NDArray | None = None,
-    ) -> ClippedSum:
-        """Return Σ gradient·min(1, c·S/‖gradient‖) over the units, without noise; see `ClippedSums.of`."""
-        return self._clipped_sums.of(x, y, clipping_norm, groups, shares)
-
-    def _noised_mean(self, sums: Sequence[NDArray], grid: Grid) -> list[NDArray]:
-        """Return (sums + noise)/B, in new memory for each step: an optimizer may keep a gradient."""
-        means = [aligned(variable.shape, variable.dtype) for variable in self.model.trainable_variables]
-        flat, out = (tuple(array.reshape(-1) for array in arrays) for arrays in (sums, means))
-        noised_sum(flat, grid, self.noise, out, self.batch_size)
-        return means
+def engine_of(model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> tuple[InRows | InTurn, str]:
+    """Return the engine of a model, and the reason for which units are not computed in rows; empty if they are."""
+    with as_unsupported_model(model):
+        refuse(model, loss, probe)
+        try:
+            return InRows(model, loss, probe, batch_size, group_cap), ""
+        except Exception as error:  # not isolated, not captured, or not traceable in rows: one unit is traceable
+            return InTurn(model, loss, probe, batch_size, group_cap), why_in_turn(error, model)
 
 
 def _shared(array: NDArray) -> Tensor:

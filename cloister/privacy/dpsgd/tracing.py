@@ -16,30 +16,24 @@ An adversary can choose weights with which the last bit of a sum changes the dir
 
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
 
+from cloister.privacy.dpsgd.nested import MADE_UP, Examples, Probe
 from cloister.utils.arrays import Layer, Network, Tensor, Variable, is_seed
 from cloister.utils.errors import ConfigError, PrivacyError, UnsupportedModel
 
-Examples: TypeAlias = NDArray | Sequence["Examples"] | Mapping[str, "Examples"]
-"""Examples in the rows of an array, or of each array of a tuple, list or dict, in the structure of the model."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Losses of shape (rows,) from labels and the model's outputs, each of its own example alone."""
-MADE_UP = 3
-"""Number of dummy examples in a probe."""
-Probe = tuple[Examples, Examples]
-"""x and y of `MADE_UP` dummy examples. Only their shapes and types are used."""
 
 
 def losses_of(model: Network, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
@@ -70,42 +64,6 @@ def made_up(model: Network) -> Probe:
     given = inputs[0] if len(inputs) == 1 else model.input
     x = tf.nest.map_structure(lambda spec: np.zeros((MADE_UP, *spec.shape[1:]), spec.dtype), given)
     return x, np.zeros((MADE_UP, *outputs[0].shape[1:-1]), np.int64)
-
-
-def check_probe(probe: Probe) -> None:
-    """Raise ConfigError unless each array of x and y has `MADE_UP` examples."""
-    if {len(array) for array in tf.nest.flatten(probe)} != {MADE_UP}:
-        shapes = " and ".join(str(array.shape) for array in tf.nest.flatten(probe))
-        raise ConfigError(f"probe must be x and y of {MADE_UP} examples, got {shapes}")
-
-
-def as_probed(x: Examples, y: Examples, probe: Probe) -> tuple[Examples, Examples, int]:
-    """Return examples as NumPy arrays in the probe's structure, and their number.
-
-    Raises:
-        ConfigError: arrays are of different lengths, or not of the probe's structure and shapes.
-    """
-    made, lengths = [], set()
-    for name, given, like in zip("xy", (x, y), probe, strict=True):
-        try:
-            tf.nest.assert_same_structure(given, like, check_types=False)
-        except (TypeError, ValueError):
-            raise ConfigError(f"{name} must be arrays in the structure of the probe's {name}") from None
-        arrays = list(map(np.asarray, tf.nest.flatten(given)))
-        for array, expected in zip(arrays, tf.nest.flatten(like), strict=True):
-            if array.ndim == 0 or array.shape[1:] != expected.shape[1:]:
-                shape = ", ".join(map(str, ("n", *expected.shape[1:])))
-                raise ConfigError(f"{name} must have shape ({shape}), got {array.shape}")
-        lengths |= set(map(len, arrays))
-        made.append(tf.nest.pack_sequence_as(like, arrays))
-    if len(lengths) != 1:
-        raise ConfigError(f"x and y must have one length, got {sorted(lengths)}")
-    return made[0], made[1], lengths.pop()
-
-
-def take(examples: Examples, rows: NDArray[np.intp]) -> Examples:
-    """Return some of the examples."""
-    return tf.nest.map_structure(lambda array: array[rows], examples)
 
 
 def specs_of(rows: Sequence[int], examples: Examples) -> Examples:

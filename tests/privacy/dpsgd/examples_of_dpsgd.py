@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from cloister.privacy.dpsgd import clipped_sums
+from cloister.privacy.dpsgd import step as steps
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.dpsgd.tracing import NotCapturable
 
@@ -82,7 +83,7 @@ def take_in_turn(monkeypatch: Any) -> None:
     def refuse(*_: Any) -> None:
         raise NotCapturable("for a test")
 
-    monkeypatch.setattr(clipped_sums, "InRows", refuse)
+    monkeypatch.setattr(steps, "InRows", refuse)
 
 
 def batch(model: Any, size: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

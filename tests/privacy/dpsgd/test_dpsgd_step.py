@@ -272,7 +272,7 @@ def test_unknown_sampling_is_refused():
 
 def test_the_package_and_its_batches_do_without_tensorflow():
     script = (
-        "import sys; import cloister.privacy, cloister.privacy.dpsgd, cloister.privacy.dpsgd.batches;"
+        "import sys; import cloister.privacy, cloister.privacy.dpsgd.batches, cloister.privacy.dpsgd.descent;"
         "print([name for name in ('tensorflow', 'keras') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -8,7 +8,8 @@ import tensorflow as tf
 from examples_of_dpsgd import batch, dp_sgd, functional, head, norm, relative_error, take_in_turn
 from support import failures
 
-from cloister.privacy.dpsgd.tracing import made_up, take
+from cloister.privacy.dpsgd.nested import take
+from cloister.privacy.dpsgd.tracing import made_up
 from cloister.utils.errors import ConfigError
 
 layers = keras.layers
