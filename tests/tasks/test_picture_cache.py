@@ -11,7 +11,7 @@ import pytest
 from mri import SIZE, folders, jpeg, mri, put, scan
 
 from cloister.tasks.datasets.alzheimer_mri import CLASSES
-from cloister.tasks.pictures import cache
+from cloister.tasks.pictures import cache, decode
 from cloister.tasks.pictures.cache import FOLDER, KEPT, decoded
 from cloister.tasks.pictures.finding import find_pictures
 from cloister.tasks.pictures.form import Form, Note
@@ -243,3 +243,39 @@ def test_folders_of_other_names_are_named_in_place_of_those_that_were_expected(t
     (tmp_path / "more-1").rename(tmp_path / "Train")
     with pytest.raises(DataError, match=r"there are folders named Train/more-0, Train/ring, Train/square, more-2"):
         find_pictures(tmp_path, ("Mild", "Moderate"))
+
+
+class TestWantOfMemory:
+    """It passes, so that what it leaves out is not kept."""
+
+    @pytest.fixture
+    def short(self, monkeypatch):
+        """Fail once, as a library does without memory."""
+
+        def once(error):
+            errors, real = [error], decode._decoded
+
+            def fails(*given):
+                if errors:
+                    raise errors.pop()
+                return real(*given)
+
+            monkeypatch.setattr(decode, "_decoded", fails)
+
+        return once
+
+    @pytest.mark.parametrize("error", [MemoryError(), type("error", (Exception,), {"code": -4})("Insufficient memory")])
+    def test_leaves_one_image_out_until_the_next_start(self, images, short, error):
+        short(error)
+        source = find_pictures(images, CLASSES)
+        first = decoded(source, Form((SIZE, SIZE)), range(12))
+        assert [note.reason[:17] for note in first.notes if note.reason] == ["needs more memory"]
+        assert not [*images.rglob("*.npy")] and np.isnan(first.pixels).any(axis=(1, 2, 3)).sum() == 1
+        second = decoded(source, Form((SIZE, SIZE)), range(12))
+        assert not any(note.reason for note in second.notes) and np.isfinite(second.pixels).all()
+
+    def test_of_a_damaged_image_is_no_excuse(self, images, short):
+        short(ValueError("damaged"))
+        found = decoded(find_pictures(images, CLASSES), Form((SIZE, SIZE)), range(12))
+        assert sum(note.reason == "is damaged" for note in found.notes) == 1
+        assert [*images.rglob("*.npy")]

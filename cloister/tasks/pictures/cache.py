@@ -1,8 +1,8 @@
 """Cache of decoded images, in files that are mapped into memory.
 
 The name of a file is a digest of its sources, the form of the images and the order. A changed, new or removed source
-file gives another name. Behind the pixels a file has what was found in each image. The cache may be deleted at any
-time.
+file gives another name. Behind the pixels a file has what was found in each image. A file is not kept if memory was
+short for an image. The cache may be deleted at any time.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from cloister.tasks.pictures.decode import decode
-from cloister.tasks.pictures.form import Form, Note, Unreadable
+from cloister.tasks.pictures.form import Form, LacksMemory, Note, Unreadable
 from cloister.tasks.pictures.sources import Source
 from cloister.utils.errors import DataError
 from cloister.utils.files import atomic_path, expanded
 
-VERSION = 4
+VERSION = 5
 """Version of the decoding. Another version uses other cache files."""
 FOLDER = ".cloister-cache"
 CACHE = "CLOISTER_CACHE"
@@ -79,10 +79,15 @@ def decoded(source: Source, form: Form, order: Sequence[int] | NDArray[np.intp])
             # Images may be confidential: only this user may read the cache.
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _writing, atomic_path(place / name) as partial:
-                _write(source, form, ranks, partial)
+                lacking = _write(source, form, ranks, partial)
                 made = _opened(partial, shape)  # before another process can remove it
-            _forget_the_oldest(place)
-            logger.warning("decoded images are kept in %s, and may be deleted; %s names another folder", place, CACHE)
+            if lacking:  # what is mapped stays readable
+                (place / name).unlink(missing_ok=True)
+                logger.warning("%d images are left out for want of memory: the next start tries them again", lacking)
+            else:
+                _forget_the_oldest(place)
+                kept = "decoded images are kept in %s, and may be deleted; %s names another folder"
+                logger.warning(kept, place, CACHE)
         except OSError as error:
             reasons.append(f"{place} ({error.strerror})")
             continue
@@ -134,11 +139,12 @@ def _bytes_of_notes(path: Path, pixels: NDArray[np.float32]) -> int:
     return path.stat().st_size - offset - pixels.nbytes
 
 
-def _write(source: Source, form: Form, ranks: NDArray[np.intp], path: Path) -> None:
-    """Write rows one by one, and the notes behind them.
+def _write(source: Source, form: Form, ranks: NDArray[np.intp], path: Path) -> int:
+    """Write rows one by one, and the notes behind them; return the number of images that memory did not suffice for.
 
     On a full disk this raises an error, whereas a mapped file would end the process.
     """
+    lacking = 0
     with path.open("wb") as file:
         facts = {"descr": "<f4", "fortran_order": False, "shape": (len(ranks), *form.example)}
         npy.write_array_header_1_0(file, facts)
@@ -148,10 +154,12 @@ def _write(source: Source, form: Form, ranks: NDArray[np.intp], path: Path) -> N
                 pixels, notes[rank] = decode(content, form)
             except Unreadable as reason:
                 pixels, notes[rank] = unusable, Note(reason=str(reason))
+                lacking += isinstance(reason, LacksMemory)
             file.seek(start + rank * unusable.nbytes)
             file.write(pixels.astype("<f4", copy=False).tobytes())
         file.seek(start + len(ranks) * unusable.nbytes)
         file.write(json.dumps(notes).encode())
+    return lacking
 
 
 def _forget_the_oldest(place: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.tasks.pictures.dicom import MAGIC, PREAMBLE, is_dicom, read_dicom
-from cloister.tasks.pictures.form import BYTE_BITS, MAX_BITS, Form, Note, Unreadable
+from cloister.tasks.pictures.form import BYTE_BITS, MAX_BITS, Form, Note, Unreadable, unreadable
 from cloister.tasks.pictures.nifti import is_nifti, read_nifti
 
 MAX_BYTES = 2**28
@@ -170,10 +170,8 @@ def decode(encoded: bytes, form: Form) -> tuple[NDArray[np.float32], Note]:
     _opencv()  # raises if it is not installed, which is no fault of an image
     try:
         return _decoded(encoded, form)
-    except Unreadable:
-        raise
-    except Exception:  # the libraries raise many types
-        raise Unreadable("is damaged") from None
+    except Exception as error:  # the libraries raise many types
+        raise unreadable(error, "is damaged") from None
 
 
 def _decoded(encoded: bytes, form: Form) -> tuple[NDArray[np.float32], Note]:
@@ -231,8 +229,8 @@ def _read_raster(encoded: bytes, form: Form) -> tuple[list[NDArray[np.float32]],
                 image = cv2.imdecode(buffer, flags)
             else:
                 image = (*cv2.imdecodemulti(buffer, flags, range=(number, number + 1))[1], None)[0]
-        except cv2.error:
-            image = None
+        except cv2.error as error:
+            raise unreadable(error, "is damaged") from None
         if image is None:
             raise Unreadable("is damaged")
         if image.dtype not in (np.uint8, np.uint16) or image.ndim not in (2, 3):

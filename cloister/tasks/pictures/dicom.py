@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.pictures.form import BYTE_BITS, Form, Note, Unreadable
+from cloister.tasks.pictures.form import BYTE_BITS, Form, Note, Unreadable, unreadable
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -58,10 +58,8 @@ def read_dicom(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of pydicom quote the header
             return _frames(dataset, form, max_pixels, is_safe)
-    except Unreadable:
-        raise
-    except Exception:  # pydicom raises many types
-        raise Unreadable("is a DICOM file whose pixels are damaged") from None
+    except Exception as error:  # pydicom raises many types
+        raise unreadable(error, "is a DICOM file whose pixels are damaged") from None
 
 
 def patient_of(encoded: bytes) -> str:
@@ -91,8 +89,8 @@ def _dataset(encoded: bytes, **given: Any) -> "Dataset":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return pydicom.dcmread(BytesIO(encoded), **given)
-    except Exception:
-        raise Unreadable("is a damaged DICOM file") from None
+    except Exception as error:
+        raise unreadable(error, "is a damaged DICOM file") from None
 
 
 def _frames(

@@ -15,6 +15,28 @@ class Unreadable(Exception):
     """An image cannot be used. The text has the reason and the remedy, and neither the image's name nor its values."""
 
 
+class LacksMemory(Unreadable):
+    """An image cannot be decoded for want of memory. A later try may succeed."""
+
+
+OPENCV_NO_MEMORY = -4
+"""`code` of OpenCV's error for want of memory."""
+
+
+def unreadable(error: Exception, reason: str) -> Unreadable:
+    """Return the exception for an image that a library did not decode.
+
+    Args:
+        error: of the library, or already an `Unreadable`.
+        reason: unless memory was short.
+    """
+    if isinstance(error, Unreadable):
+        return error
+    if isinstance(error, MemoryError) or getattr(error, "code", None) == OPENCV_NO_MEMORY:
+        return LacksMemory("needs more memory to be decoded than there was")
+    return Unreadable(reason)
+
+
 @dataclass(frozen=True)
 class Form:
     """Shape and scale of decoded images.

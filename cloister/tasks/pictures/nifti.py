@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.pictures.form import BYTE_BITS, Form, Note, Unreadable
+from cloister.tasks.pictures.form import BYTE_BITS, Form, Note, Unreadable, unreadable
 
 if TYPE_CHECKING:
     from nibabel import Nifti1Image
@@ -64,10 +64,8 @@ def read_nifti(encoded: bytes, form: Form, max_bytes: int, max_pixels: int) -> t
         if image.dataobj.offset + math.prod(image.shape) * image.get_data_dtype().itemsize > len(plain):
             raise Unreadable("is a NIfTI file that is cut off")
         return _slices(image, form, max_pixels)
-    except Unreadable:
-        raise
-    except Exception:  # nibabel raises many types
-        raise Unreadable("is a damaged NIfTI file") from None
+    except Exception as error:  # nibabel raises many types
+        raise unreadable(error, "is a damaged NIfTI file") from None
 
 
 def _slices(image: "Nifti1Image", form: Form, max_pixels: int) -> tuple[list[NDArray[np.float32]], Note]:
