@@ -1,6 +1,7 @@
 """A run, from its settings to what it leaves behind."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,13 +11,15 @@ from support import failures, zeros
 
 import cloister
 from cloister.client.app import app
-from cloister.config.run import parse
+from cloister.client.data import handing_out
+from cloister.config.run import TaskConfig, parse
 from cloister.server.build import build, data_identity
 from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.rundir import RunDirectory, refuse_name
 from cloister.server.run import run
 from cloister.simulation.grid import LocalGrid
 from cloister.simulation.simulate import simulate
+from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples, Recipe, Task
 from cloister.tasks.datasets.characters import Digits
 from cloister.tasks.numpy_models import NumpyModel
@@ -304,15 +307,16 @@ class Elsewhere(Digits):
 
 @pytest.mark.parametrize("central", ["auto", False, True])
 def test_a_server_without_examples_scores_nothing_unless_it_is_told_to(tmp_path, monkeypatch, caplog, central):
-    settings = {"task.model": "softmax", "privacy.server": "none", "evaluation.central": central, "num-rounds": 1}
+    monkeypatch.setitem(TASKS._table, "elsewhere", f"{__name__}:Elsewhere")
+    settings = {"task.name": "elsewhere", "task.model": "softmax", "privacy.server": "none", "num-rounds": 1}
+    settings |= {"evaluation.central": central, "evaluation.federated": "off"}
     config = parse(settings | {"output-dir": str(tmp_path), "tensorboard": False})
     grid = LocalGrid.simulated(app, config.flat(), 2)
-    monkeypatch.setattr("cloister.tasks.making.TASKS.load", lambda name: Elsewhere)
+    parts = [Digits(TaskConfig()).load().train.take(rows) for rows in np.split(np.arange(40), 2)]
+    with handing_out(parts), pytest.raises(DataError) if central is True else nullcontext():
+        outcome = run(grid, config, ConsoleReporter(1, Console(quiet=True)))
     if central is True:
-        with pytest.raises(DataError):
-            run(grid, config, ConsoleReporter(1, Console(quiet=True)))
         return
-    outcome = run(grid, config, ConsoleReporter(1, Console(quiet=True)))
     assert outcome.ended == "as-asked" and not outcome.rounds[-1].central
     assert ("not scored on the server" in caplog.text) == (central == "auto")
 
