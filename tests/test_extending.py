@@ -1,4 +1,4 @@
-"""Every package in docs/extending.md, as a newcomer would copy it: installed beside Cloister, and run."""
+"""Every package in docs/extending.md and the exact mechanism in examples: installed beside Cloister, and run."""
 
 import importlib
 import json
@@ -21,7 +21,9 @@ from cloister.privacy.mechanisms import MECHANISMS
 from cloister.utils.arrays import Layout
 from cloister.utils.cohort import Cohort
 
-PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+EXAMPLES = ROOT / "examples"
 BLOCK = re.compile(r"^```(python|toml|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IN_TURN = """
 import json, sys
@@ -35,13 +37,19 @@ PACKAGES = ["wines", "damped", "chebyshev", "euclidean_laplace", "exact_gaussian
 
 
 def sections():
-    """By the name of its module: the code, the entry point and the command of each package."""
+    """Return the code, the entry point and the command of each package, by the name of its module."""
     found, module = {}, ""
     for kind, text in BLOCK.findall(PAGE):
         if kind == "python":
             module = re.match(r"# (\w+)\.py\n", text)[1]
             found[module] = {}
         found[module][kind] = text
+    exact = EXAMPLES / "exact_gaussian"
+    found["exact_gaussian"] = {
+        "python": (exact / "exact_gaussian.py").read_text(),
+        "toml": (exact / "pyproject.toml").read_text(),
+        "sh": re.search(r"^cloister run .*$", (EXAMPLES / "README.md").read_text(), re.MULTILINE)[0],
+    }
     return found
 
 
@@ -56,13 +64,13 @@ def test_a_mechanism_is_one_file_of_sixty_lines():
 
 
 def install(name, site):
-    """What `pip install` of the package leaves: its module, and its entry points."""
+    """Write the files that `pip install` of the package leaves: its module, and its entry points."""
     parts = sections()[name]
     facts = site / f"{name}-1.0.dist-info"
     facts.mkdir(parents=True)
     (site / f"{name}.py").write_text(parts["python"])
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    group, points = re.search(r'entry-points\."([\w.]+)"\]\n(.*)', parts["toml"], re.DOTALL).groups()
+    group, points = re.search(r'entry-points\."([\w.]+)"\]\n((?:\S.*\n)+)', parts["toml"]).groups()
     (facts / "entry_points.txt").write_text(f"[{group}]\n" + points.replace('"', ""))
 
 
@@ -161,7 +169,7 @@ def test_a_mechanism_runs_under_the_contract_of_the_built_in_ones(site):
 
 @pytest.fixture
 def exact_gaussian(tmp_path, monkeypatch):
-    """The module of the page's exact mechanism."""
+    """Return the module of the exact mechanism."""
     install("exact_gaussian", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("exact_gaussian")
