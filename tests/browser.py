@@ -12,7 +12,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 
 
 def chromium(place, page, *options):
-    """Whatever the browser prints; it has a home of its own and reaches no host but this machine.
+    """Return the browser's output; it has a home of its own and reaches no host but this machine.
 
     Args:
         place: for its home.

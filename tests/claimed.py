@@ -1,4 +1,4 @@
-"""What claims that tests make by hand rest on."""
+"""Premises of claims that tests make by hand."""
 
 from cloister.privacy.claims.premises import APART
 

@@ -1,4 +1,4 @@
-"""What is said before the tests begin, and what all of them share."""
+"""The header of a test session, and fixtures for all tests."""
 
 import gc
 import os
@@ -78,7 +78,7 @@ def _minutes(item: pytest.Item) -> int:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """How long it will take, and what is left out."""
+    """Return the expected minutes, and the tests that are left out."""
     if config.getoption("markexpr") != FAST:
         return []
     return [

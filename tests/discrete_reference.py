@@ -44,7 +44,7 @@ def rate_of(tables):
 
 
 def given_to(order, tables):
-    """What the two tables give to each block, of 2^32."""
+    """Return the weight of each block in the two tables, of 2^32."""
     first, second = (
         dict(zip(*(part.tolist() for part in np.unique(table, return_counts=True))))
         for table in (tables.first, tables.second)

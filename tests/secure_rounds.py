@@ -126,5 +126,5 @@ def next_round(terms):
 
 
 def sum_of(transcript):
-    """What the server has learned, as whole numbers."""
+    """Return the server's knowledge, as whole numbers."""
     return out_of_ring(transcript.total.values)

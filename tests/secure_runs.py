@@ -37,7 +37,7 @@ def settings(folder, clients=5, threshold=4, colluding=0, z=1.0, **more):
 
 
 def phase_of(message):
-    """Which step of a round a message asks for."""
+    """Return the step of a round that a message asks for."""
     return message.content.config_records[CONFIG].get(SECURE_STEP, "mask")
 
 

@@ -1,4 +1,4 @@
-"""What a server that knows more than it should can take off a masked vector, and members that lack a check."""
+"""A server that knows more than it should and takes it off a masked vector, and members that lack a check."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -71,7 +71,7 @@ class Held:
 
 
 def both(take):
-    """How many of two threads get what they take at the same time."""
+    """Return how many of two threads get their part at the same time."""
 
     def taken(_):
         try:

@@ -1,4 +1,4 @@
-"""What nodes state in their replies, for tests of what a run claims."""
+"""Statements of nodes in their replies, for tests of a run's claims."""
 
 from flwr.app import ConfigRecord, Message, RecordDict
 

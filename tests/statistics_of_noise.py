@@ -9,7 +9,7 @@ FALSE_ALARM = 1e-9
 
 
 def std_is(sample: np.ndarray, std: float, tolerance: float = 0.02) -> bool:
-    """Whether a sample can come from N(0, std²), to `tolerance` in its standard deviation.
+    """Return whether a sample can come from N(0, std²), to `tolerance` in its standard deviation.
 
     With n numbers the sample's deviation is off by about 1/√(2n); n must be large enough that a right sample leaves
     the tolerance with probability below `FALSE_ALARM` (six deviations).

@@ -1,4 +1,4 @@
-"""What the documents say is true: commands, keys, names."""
+"""The documents' statements are true: commands, keys, names."""
 
 import ast
 import doctest
@@ -134,7 +134,7 @@ CALLED_FIRST = [
     "noisy_mean",
     "parse",
 ]
-"""What a user calls first: each has an example in its docstring."""
+"""A user's first calls: each has an example in its docstring."""
 
 
 @pytest.mark.parametrize("name", CALLED_FIRST)
@@ -215,7 +215,7 @@ class TestATaskByHand:
 
     @pytest.fixture
     def installed(self, tmp_path, monkeypatch):
-        """What `pip install` of the package leaves: its code, and its entry points."""
+        """Write the files that `pip install` of the package leaves: its code, and its entry points."""
         site, package = tmp_path / "site", tmp_path / "site" / "my_package"
         facts = site / "my_package-1.dist-info"
         for folder in (package, facts):

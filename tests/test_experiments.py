@@ -241,7 +241,7 @@ def test_cells_take_as_long_as_the_last_one_did(load, monkeypatch, capsys):
 
 
 def run_hospitals(script, given, monkeypatch):
-    """What a command runs, by k, ν, seed and settings, in the place of hours of training."""
+    """Record the runs of a command, by k, ν, seed and settings, in the place of hours of training."""
     ran = []
 
     def trained(*run):

@@ -1,4 +1,4 @@
-"""What a user meets first: a system that is not supported, and Ctrl-C while libraries are imported."""
+"""A user's first errors: a system that is not supported, and Ctrl-C while libraries are imported."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ from cloister.utils import crash
 ROOT = Path(__file__).parents[1]
 REFUSED = "Cloister runs on Linux only; on Windows use it in WSL 2, on macOS in a container or a virtual machine"
 WITHOUT = {"windows": "sys.modules['fcntl'] = None", "macos": "del os.posix_fallocate"}
-"""What Python lacks on a system."""
+"""Modules that Python lacks on a system."""
 
 
 def python(code, *words):

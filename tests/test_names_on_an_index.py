@@ -147,7 +147,7 @@ def test_flower_asks_for_none_before_it_runs_an_app_of_ours(index, tmp_path):
 
 
 def test_flower_fetches_those_that_an_app_lists(index, tmp_path):
-    """What the tests here would see."""
+    """The control: the tests here would see it."""
     app = copied(ROOT / "examples" / "wrapped", tmp_path / "app", json.dumps(sorted(OURS)))
     told, asked = index.run(sys.executable, "-c", AS_FLOWER_DOES, json.dumps([str(app)]))
     assert asked == OURS and "cloister==99" in told and "cloister-fl==99" in told

@@ -24,7 +24,7 @@ SECONDS = 240
 
 
 def given(command, option):
-    """What follows an option."""
+    """Return the value after an option."""
     return command[command.index(option) + 1]
 
 
@@ -36,7 +36,7 @@ def pairs(text):
 
 
 def install(folder):
-    """What `pip install -e scans` leaves."""
+    """Write the files that `pip install -e scans` leaves."""
     project = (folder / "scans" / "pyproject.toml").read_text()
     group, point = re.search(r'entry-points\."([\w.]+)"\]\n(\S+ = .*)\n', project).groups()
     facts = folder / "scans" / "scans-0.1.0.dist-info"

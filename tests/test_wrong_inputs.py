@@ -1,4 +1,4 @@
-"""What people get wrong, in one table: each mistake is told in a few lines that name the key or the file."""
+"""People's mistakes, in one table: each gives a few lines that name the key or the file."""
 
 import importlib
 import io
@@ -658,6 +658,6 @@ def test_there_are_enough_of_them():
 
 
 def test_every_file_of_the_table_can_be_there_without_its_mistake(finished):
-    """What the table spoils is what a run writes: a renamed file would be spoilt in vain."""
+    """The table spoils files that a run writes: a renamed file would be spoilt in vain."""
     spoilt = {Path(name).name for each in RUNS for name in each.files if name.startswith("run/")}
     assert spoilt - {path.name for path in finished.iterdir()} <= {"audit.json", "x"}

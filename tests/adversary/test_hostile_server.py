@@ -133,7 +133,7 @@ def configurations(draw):
 
 
 def gaussians(*multipliers):
-    """What a server promises: releases with Gaussian noise."""
+    """Return a server's promise: releases with Gaussian noise."""
     return [json.dumps({"kind": "gaussian", "noise_multiplier": z}) for z in multipliers]
 
 
@@ -207,7 +207,7 @@ class HostileServer(RuleBasedStateMachine):
             assert all(abs(a - b) <= 1 for a, b in zip(scores, others, strict=True))
 
     def bound(self, run):
-        """How far apart what is noised may be, by the standard deviation of the noise."""
+        """Return the largest distance of two noised inputs, in standard deviations of the noise."""
         multiplier = run.get(f"privacy.{run['privacy.client']}-noise-multiplier", 1.0)
         if run["privacy.client"] == "dp-sgd":
             return lambda std: (1 if self.other == "missing" else 2) * std / multiplier

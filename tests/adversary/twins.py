@@ -58,7 +58,7 @@ class Released:
 
 @dataclass
 class Coupling:
-    """What is the same for both nodes, and what was seen of each."""
+    """Common part of both nodes, and the observations of each."""
 
     message: int = 0
     replaying: bool = False
@@ -92,7 +92,7 @@ class Coupling:
             yield np.flatnonzero(drawn[:count])
 
     def noised_sum(self, total, grid, _, out):
-        """What is noised is the sum on its grid: the noise covers how far that moves, too."""
+        """Noise is added to the sum on its grid, and covers its roundings too."""
         flat, std = np.rint(np.concatenate(total) / grid.step) * grid.step, grid.scale * grid.step
         released = self.release(flat, std, lambda: flat + std * self.noise(len(flat)))
         for piece, part in zip(out, np.split(released, np.cumsum([len(piece) for piece in total])[:-1]), strict=True):

@@ -38,7 +38,7 @@ def copied(plain_run, tmp_path):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """What audits say that they are going to do, and what they do."""
+    """Return the work that audits announce, and the work that they do."""
     found = {"expected": 0.0, "done": 0.0}
     expect, step = Progress.expect, Progress.step
 

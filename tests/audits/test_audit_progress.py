@@ -1,4 +1,4 @@
-"""How far an audit is: what a pipe and a terminal get, and how the rest is estimated."""
+"""Progress of an audit: output to a pipe and to a terminal, and the estimate of the rest."""
 
 import io
 import json

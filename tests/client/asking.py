@@ -16,7 +16,7 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.utils.arrays import from_record, to_record
 
 SOFTMAX = {"softmax/kernel": np.zeros((64, 10), np.float32), "softmax/bias": np.zeros(10, np.float32)}
-"""What a server sends for softmax regression on digits."""
+"""A server's settings for softmax regression on digits."""
 P = sum(array.size for array in SOFTMAX.values())
 BASE = {"task.model": "softmax", "task.test-fraction": 0.0, "client.local-epochs": 1, "client.batch-size": 10}
 OPEN = BASE | {"privacy.server": "none"}
@@ -62,7 +62,7 @@ def node_at(settings=OPEN, node=None, node_id=1):
 
 
 def request_of_kind(kind=TrainRequest, settings=OPEN, models=(SOFTMAX,), number=1, run="1", **more):
-    """What the door makes of a message."""
+    """Return the request that a node parses from a message."""
     if kind is TrainRequest:
         more = {"promise": promised({})} | more
     return kind(parse(settings), run, number, 3, tuple(models), **more)
@@ -120,5 +120,5 @@ def ledger_of_node(node):
 
 
 def entries_of(node, unit):
-    """What a node's ledger holds about a unit."""
+    """Return a unit's entries in a node's ledger."""
     return [entry for entry in ledger_of_node(node).entries if entry.unit == unit]

@@ -283,7 +283,7 @@ LAYOUT = Layout.of(MODEL)
 
 
 def whole(number, run):
-    """What a client puts into the sum."""
+    """Return a client's addend to the sum."""
     row = LAYOUT.rows({name: MODEL[name] + UPDATES[number][name] for name in MODEL})
     return quantize_update(Updates.of(LAYOUT, LAYOUT.rows(MODEL), (row,)), plan_of(run))
 
@@ -452,7 +452,7 @@ class TestAServerThatAsksWhileANodeIsAtIt:
 
     @pytest.mark.parametrize("kind", [FolderStore, Copying])
     def test_gets_one_kind_of_share_by_asking_again(self, kind, shelf, tmp_path, monkeypatch):
-        """What may not be shown is gone with the signature: asked again, even the twin has nothing else to show."""
+        """The secret shares are gone with the signature: asked again, even the twin has nothing else to show."""
         monkeypatch.setattr(secure, "FolderStore", kind)
         run = run_on(shelf, tmp_path)
         run.collect()

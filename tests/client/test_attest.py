@@ -1,4 +1,4 @@
-"""What a node states with a reply: the releases that its ledger has, and nothing that depends on an example."""
+"""Attestations: the releases in the node's ledger, and nothing that depends on an example."""
 
 import json
 

@@ -25,7 +25,7 @@ def auto(name, epsilon=4.0, **more):
 
 
 def spent(config, sizes, multiplier):
-    """What all rounds take of the limit, of the client that spends most."""
+    """Return the share of the limit that all rounds take of the client that spends most."""
     privacy = config.privacy
     chosen = filter_for("renyi", privacy.client.max_epsilon, privacy.target_delta)
     each = events_of_clients(privacy, sizes, multiplier)

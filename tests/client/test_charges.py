@@ -1,4 +1,4 @@
-"""What each kind of reply is charged, for whom, and what a node's budget makes of it."""
+"""Charges of each kind of reply, by unit, and the budget of a node."""
 
 from pathlib import Path
 
@@ -91,7 +91,7 @@ class TestEachCombination:
         assert failures(cases, check) == []
 
     def test_gaussian(self, node):
-        """What the client holds is zeroed by leaving it out, and exchanged by leaving out one example of it."""
+        """The client's data is zeroed by leaving it out, and exchanged by leaving out one example of it."""
         assert charged(GAUSSIAN, node) == {"client": [Gaussian(2.0)], "example": [Gaussian(1.0)]}
 
     def test_laplace_in_a_ball(self, node):

@@ -1,4 +1,4 @@
-"""Which hypothesis a client takes: by un-noised losses, or by the mechanism that protects the right unit."""
+"""A client's choice of a hypothesis: by un-noised losses, or by the mechanism that protects the right unit."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def protected(client):
 
 
 def heard(monkeypatch):
-    """What the private choice is asked; it always answers the last hypothesis."""
+    """Record the inputs of the private choice, which always returns the last hypothesis."""
     asked = []
 
     def choose(self, losses, groups=None):

@@ -1,4 +1,4 @@
-"""What one row yields in a private choice is the same whatever the other rows are: else one row would move them all."""
+"""A row's loss in a private choice is the same for any other rows; otherwise one row would move them all."""
 
 import numpy as np
 import pytest

@@ -108,7 +108,7 @@ class TestTraining:
         assert len(entries_of(node, "example")) == 2
 
     def test_divergence_is_answered_with_noise(self, tmp_path, mechanism):
-        """Whether weights near the largest number overflow told features one by one, by a search over messages."""
+        """A search over messages once read features one by one from overflows of weights near the largest number."""
         settings = MECHANISMS[mechanism] | {"client.learning-rate": 3e38}
         near = {name: np.full_like(array, 3e38) for name, array in SOFTMAX.items()}
         node = own_node(tmp_path)
@@ -221,7 +221,7 @@ class TestPersonalModel:
 
     @pytest.mark.parametrize("kind", ["missing file", "one nan", "no class"])
     def test_under_a_policy_not_even_in_an_open_run(self, tmp_path, kind):
-        """Which the policy would not train in: keeping a model asks for no noise."""
+        """The policy would not train in such a run: keeping a model asks for no noise."""
         policy = policy_file(tmp_path, mechanisms=["dp-sgd"], min_server_noise_multiplier=None, max_example_epsilon=8.0)
         node = broken_node(tmp_path, kind, policy=str(policy)) | {"model-dir": str(tmp_path / "models")}
         reply = answer(OPEN, node, message_of(kind="query"))
@@ -244,7 +244,7 @@ class TestPersonalModel:
 
 
 def test_a_failure_that_the_server_chose_is_an_error():
-    """What does not depend on data: a penalty that dp-sgd has no steps for."""
+    """A penalty that dp-sgd has no steps for does not depend on data."""
     reply = answer(DP_SGD, None, message_of(proximal_mu=0.1))
     assert reply.error.reason == (
         "ConfigError: strategy.proximal-mu = 0.1 cannot go with privacy.client = 'dp-sgd': the penalty is not in its "

@@ -73,7 +73,7 @@ def test_no_example_is_left_out_because_the_time_is_over(monkeypatch, tmp_path):
 
 
 def test_a_server_that_waits_for_less_than_the_rule_is_refused(monkeypatch, tmp_path):
-    """Whether its time was enough for training would tell how long that took."""
+    """A time that is too short for training would tell how long that took."""
     monkeypatch.setenv(CHECKED_BUNDLE, "x")
     node = {"policy": str(policy_file(tmp_path, **RULES, min_reply_seconds=3.0))}
     with pytest.raises(PolicyError, match=r"waits 2 s, and min-reply-seconds = 3"):

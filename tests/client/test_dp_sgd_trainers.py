@@ -64,7 +64,7 @@ def started(trainer, seed=2):
 
 
 def moved(trainer, examples=DATA, **changes):
-    """How far training moves the weights, as one vector."""
+    """Return the change of the weights by training, as one vector."""
     before = np.concatenate([array.ravel() for array in trainer.model.arrays().values()])
     assert trainer.fit(examples, plan(**changes)) is None
     after = np.concatenate([array.ravel() for array in trainer.model.arrays().values()])

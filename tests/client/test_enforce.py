@@ -1,4 +1,4 @@
-"""What a policy refuses: each rule at its minimum and its maximum."""
+"""Refusals of a policy: each rule at its minimum and its maximum."""
 
 from contextlib import suppress
 from itertools import product

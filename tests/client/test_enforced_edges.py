@@ -1,4 +1,4 @@
-"""What a refusal says, each rule at its edge, and what passed policies that looked strict."""
+"""Texts of refusals, each rule at its edge, and requests that once passed policies that looked strict."""
 
 import numpy as np
 import pytest
@@ -248,7 +248,7 @@ class TestSums:
 
 
 class TestAttacks:
-    """What passed policies that looked strict."""
+    """Requests that once passed policies that looked strict."""
 
     @pytest.fixture
     def node(self, tmp_path):

@@ -1,4 +1,4 @@
-"""What may leave a node in a reply, whatever was asked and whatever was made."""
+"""Content that leaves a node in a reply, for any request and any result."""
 
 import pytest
 from asking import (

@@ -151,7 +151,7 @@ class TestTraining:
         assert not any(np.array_equal(head[name], head_after[name]) for name in head)
 
     def test_frozen_layers_have_no_gradients_of_single_examples(self):
-        """Whatever the layer: only the head has a kernel of DP-SGD, and noise only for its numbers."""
+        """For any layer: only the head has a kernel of DP-SGD, and noise only for its numbers."""
 
         def after():
             layers = keras.layers

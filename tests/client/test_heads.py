@@ -57,7 +57,7 @@ def test_the_last_head_of_each_run_is_kept(tmp_path, monkeypatch):
 
 
 def test_a_head_of_an_earlier_day_is_replaced_by_nothing(tmp_path, day):
-    """Who takes lines away afterwards cannot have a node forget them with one more message of the same run."""
+    """A later deletion of lines cannot have a node forget them with one more message of the same run."""
     ledger = tmp_path / "site.jsonl"
     tell(ledger, "7")
     day[0] = "2026-01-02"

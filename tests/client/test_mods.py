@@ -1,4 +1,4 @@
-"""What an error may say when it leaves a node."""
+"""Texts of errors that leave a node."""
 
 import logging
 

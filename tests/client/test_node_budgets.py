@@ -1,4 +1,4 @@
-"""What a node's budget makes of what its replies are charged."""
+"""A node's budget and the charges of its replies."""
 
 import json
 import math
@@ -140,7 +140,7 @@ class TestBudgets:
 
     @pytest.mark.parametrize("groups_first", [False, True])
     def test_nor_where_two_processes_enter_them_at_once(self, tmp_path, monkeypatch, groups_first):
-        """What another process writes between the question and the entry counts."""
+        """An entry of another process between the question and the entry counts."""
         data = write_data(tmp_path, who=np.arange(40))
         node = own_node(tmp_path, data, max_example_epsilon=4.0)
         grouped = DP_SGD | {"task.group": "who", "privacy.dp-sgd-noise-multiplier": 2.0}
@@ -250,7 +250,7 @@ class TestBudgets:
 
     @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
     def test_a_client_without_a_memory_counts_the_rounds_in_which_it_may_have_been_drawn(self, settings, unit):
-        """Who was drawn is forgotten when such a run breaks off; no budget begins anew when it goes on."""
+        """Draws are forgotten when such a run breaks off; no budget begins anew when it goes on."""
         here, request = node_at(settings, SIZED), request_of_kind(settings=settings)
         here.state.config_records["assumed"] = ConfigRecord({"rounds": 3, "held-out": False})
         for _ in range(2):
@@ -303,7 +303,7 @@ class TestBudgets:
         assert self.after_twenty(node, "example", Sampling("poisson", 0.001)) == 1
 
     def after_twenty(self, node, unit, sampling):
-        """Whether a weak release still fits into a budget, after twenty draws of one in a thousand."""
+        """Return whether a weak release still fits into a budget, after twenty draws of one in a thousand."""
         ledger = Ledger(Path(node["ledger-dir"]) / f"{identity_of(node_of(node), 'digits')}.jsonl")
         for _ in range(20):
             ledger.open(Gaussian(1.0, sampling), unit, "before", 1, lambda: None)

@@ -193,7 +193,7 @@ class TestEntropy:
 
 
 class TestLeakage:
-    """What a Laplace release leaks within its radius, against the node's limit and the run's."""
+    """Return the leakage of a Laplace release within its radius, against the node's limit and the run's."""
 
     @pytest.fixture
     def node(self, tmp_path):

@@ -208,7 +208,7 @@ class TestHowManyModels:
         assert failures(cases, check) == []
 
     def test_nothing_is_charged_and_nothing_of_the_choice_leaves(self, tmp_path_factory):
-        """Whether a patient has class 0 was read from which of two stacked models came back trained."""
+        """A server once read a patient's class from two stacked models, by the one that came back trained."""
 
         def check(claimed):
             tmp_path = tmp_path_factory.mktemp("case")

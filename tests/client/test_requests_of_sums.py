@@ -58,7 +58,7 @@ WRONG_STEP = "the server's message must carry 'secure-step' as a step of the pro
 
 
 def step(keys=FIXED, name="share", content=b"told", **fields):
-    """What the door makes of a message in which nobody trains; a field of None is left out."""
+    """Return the request of a message without training; a field of None is left out."""
     assume_run()
     said = {"server-round": 4, "seed": 3, "secure-step": name, "secure-message": content}
     said |= {key.replace("_", "-"): value for key, value in fields.items()}
@@ -67,7 +67,7 @@ def step(keys=FIXED, name="share", content=b"told", **fields):
 
 
 def training(keys=FIXED, content=DELIVERY, **fields):
-    """What the door makes of a request to train."""
+    """Return the parsed request to train."""
     more = {} if content is None else {"secure_message": content.encode() if isinstance(content, Delivery) else content}
     return request_of(TrainRequest, message_of(**more, **fields), context_of(keys))
 

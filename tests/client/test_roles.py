@@ -87,7 +87,7 @@ class TestOwnData:
         assert score(node, run="2") == TRAINED
 
     def test_in_another_run_who_scored_may_train(self, tmp_path):
-        """What was told of scores came before anything that this training makes."""
+        """Scores were sent before anything that this training makes."""
         node = own_node(tmp_path)
         assert score(node, run="1") == train(node, run="2") == ""
         assert score(node, run="2") == TRAINED
@@ -117,7 +117,7 @@ class TestOwnData:
         assert done.stdout.strip() == TRAINED
 
     def by_another_process(self, node, kind):
-        """What a process with a ledger of its own in its memory does meanwhile."""
+        """Do the same in a process with a ledger of its own in its memory."""
         kept = ledgers._ledger
         ledgers._ledger = lru_cache(Ledger)
         try:
@@ -224,7 +224,7 @@ class TestSimulated:
         assert found == [{"trained": True}, {"scored-in-run": "8"}, {}]
 
     def test_a_role_is_given_before_the_answer(self):
-        """What fails on its way may have been seen."""
+        """A reply that fails on its way may have been seen."""
         here = node_at(RUN)
         with pytest.raises(ZeroDivisionError):
             reply_to(request_of_kind(settings=RUN), here, lambda *_: 1 / 0)

@@ -1,4 +1,4 @@
-"""Who a site is in secure aggregations: its key, the roster, and who vouches for it."""
+"""A site in secure aggregations: its key, the roster, and the roster's signer."""
 
 import errno
 import hashlib

@@ -31,7 +31,7 @@ def examples(count, seed=0, groups=None):
 
 
 def scored(data, fraction=0.3, key=KEY):
-    """Which rows are scored with, as a mask."""
+    """Return the rows for scoring, as a mask."""
     mask = np.zeros(len(data), bool)
     mask[split(data, fraction, key)[1]] = True
     return mask

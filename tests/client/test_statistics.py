@@ -1,4 +1,4 @@
-"""What is sent of a Keras model: trained weights and statistics, by weight and not by layer; statistics that stay."""
+"""Sent parts of a Keras model: trained weights and statistics, by weight and not by layer; statistics that stay."""
 
 import json
 
@@ -194,7 +194,7 @@ def node_of(settings=LOCAL, number=0, **node):
 
 
 def statistics_of(node):
-    """What a node keeps: arrays of the model's own types and shapes."""
+    """Return the arrays that a node keeps, of the model's own types and shapes."""
     return from_record(node.state.array_records["statistics"])
 
 

@@ -1,4 +1,4 @@
-"""How much data a node has is what its operator states: rate, steps and answers follow from that, not from rows."""
+"""Rate, steps and answers of a node follow from the size that its operator states, not from rows."""
 
 from dataclasses import replace
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.docker
 
 
 def call(*command: str, seconds: float = 600, **environment: str) -> str:
-    """What a command wrote.
+    """Return the output of a command.
 
     Raises:
         AssertionError: it failed.
@@ -169,7 +169,7 @@ class Stack:
         return json.loads(call("docker", "inspect", self.container(service)))[0]
 
     def becomes_healthy(self, service: str) -> bool:
-        """Whether it does, within a few of its health checks."""
+        """Return whether it does, within a few of its health checks."""
         deadline = time.monotonic() + 600
         while (status := self.inspect(service)["State"]["Health"]["Status"]) == "starting":
             assert time.monotonic() < deadline
@@ -203,7 +203,7 @@ NOISY = (
     "num-rounds=3 privacy.server='none' privacy.client='dp-sgd' privacy.dp-sgd-noise-multiplier=1.0 "
     "client.local-epochs=2 client.optimizer='sgd'"
 )
-"""What the policy of the kits demands."""
+"""Demands of the kits' policy."""
 SECURE = (
     "num-rounds=2 task.model='softmax' privacy.server='global-dp' privacy.noise-multiplier=1.0 "
     "secure-aggregation.enabled=true secure-aggregation.threshold=3 secure-aggregation.colluding=1"
@@ -344,7 +344,7 @@ with ThreadPoolExecutor(len(sys.argv)) as pool:
 
 
 def reached(stack: Stack, service: str, targets: list[str]) -> list[str]:
-    """Which ports answer a container, if only that nobody listens there, and which names it can resolve.
+    """Return the ports that answer a container, refusals included, and the names that it can resolve.
 
     All are tried at once, and long: a name that is not known takes the resolver twenty seconds anyway.
     """

@@ -1,4 +1,4 @@
-"""What compose.yaml says, read without an engine."""
+"""Facts of compose.yaml, read without an engine."""
 
 import subprocess
 import sys

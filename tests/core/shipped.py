@@ -25,7 +25,7 @@ def options_of(name):
 
 
 def refusal(**keys):
-    """What is said about a bad configuration; dots and dashes of the keys are written `__` and `_`."""
+    """Return the error about a bad configuration; dots and dashes of the keys are written `__` and `_`."""
     flat = {key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}
     with pytest.raises(ConfigError) as caught:
         parse(flat)

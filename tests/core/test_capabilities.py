@@ -1,4 +1,4 @@
-"""What a strategy can do is declared, known of Flower's, and never guessed."""
+"""Capabilities of a strategy are declared, known of Flower's, and never guessed."""
 
 from itertools import product
 

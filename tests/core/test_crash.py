@@ -1,4 +1,4 @@
-"""What is told of an exception: a line, a place, a traceback; never a value."""
+"""Notes of an exception: a line, a place, a traceback; never a value."""
 
 import errno
 import json

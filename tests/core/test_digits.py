@@ -63,7 +63,7 @@ def test_what_has_no_bound_has_none_in_print():
 
 
 def shows(text):
-    """What of a text is no bound on one of the two numbers; they must be in it."""
+    """Return the parts of a text that bound neither of the two numbers, which it must contain."""
     assert "1.235" in text or "1.24" in text or "1.2342" in text or "1.23411" in text, text
     return ROUNDED.findall(text)
 

@@ -110,7 +110,7 @@ GaussianNoise GlobalDP KerasModel LaplaceClustering LaplaceNoise Ledger Mechanis
 PrivacyBudget PrivateStrategy Recipe Released RunConfig Target Task TorchModel TorchTask bounded_sum check_mechanism
 clip leave_one_out noisy_mean parse simulate try_to_tell
 """
-"""What a user imports from `cloister` itself."""
+"""Names that a user imports from `cloister` itself."""
 
 
 def test_the_package_exports_what_users_need_and_no_more():

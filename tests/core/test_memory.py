@@ -1,4 +1,4 @@
-"""How much memory is free: what the machine has, and what the control groups leave."""
+"""Free memory: that of the machine, within the limits of its control groups."""
 
 import pytest
 

@@ -80,7 +80,7 @@ def test_no_name_of_one_packing_is_that_of_another_or_of_the_plain_message(size,
 
 
 def test_one_value_is_three_objects_of_a_message_and_a_large_one_five_beside_further_pieces():
-    """Whatever the number of arrays: each object costs four requests on its way to a node and back."""
+    """For any number of arrays, each object costs four requests on its way to a node and back."""
     many = RecordDict({"a": to_record({str(number): np.zeros(9, np.float32) for number in range(30)})})
     assert len(get_all_nested_objects(message(many))) == 3
     many["a"]["last"] = Array(np.zeros(MAX_IN_RECORD, np.uint8))

@@ -147,7 +147,7 @@ def test_whatever_is_written_is_read(settings, around):
 @example(["c", "=", "1", "d=2", "b = 'x'"])
 @effort(max_examples=300, deadline=None, derandomize=True)
 def test_what_is_accepted_accounts_for_every_word(words):
-    """Whatever is read without an error says no more and no less than the pairs that it was read as."""
+    """A text that is read without an error has exactly the content of the pairs that result."""
     text = " ".join(words)
     try:
         settings = read_settings([text])

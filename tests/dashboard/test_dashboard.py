@@ -38,7 +38,7 @@ NODES = [
     {"node-id": "3", "name": "", "status": "registered", "since": ""},
 ]
 RUNNING = {"privacy": {"status": "running"}}
-"""What `privacy.json` holds before a run has ended."""
+"""Content of `privacy.json` before a run has ended."""
 REJECTED = [{"node_id": 2, "site": "lyon", "code": "non-finite", "detail": "holds NaN"}]
 
 
@@ -363,7 +363,7 @@ def test_an_address_that_is_none():
 
 
 def test_a_look_is_kept_for_some_seconds(tmp_path, monkeypatch):
-    """However many pages ask, the SuperLink is not asked more often."""
+    """For any number of pages, the SuperLink is not asked more often."""
     asked, now = [], [100.0]
     monkeypatch.setattr(snapshots, "warnings_of", lambda connection: [])
     monkeypatch.setattr(snapshots, "living_nodes", lambda connection: asked.append(now[0]) or NODES)

@@ -97,7 +97,7 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is going to happen, as a seed decides.
+    """Events that a seed decides.
 
     Attributes:
         seed: of everything.
@@ -235,7 +235,7 @@ class Simulation:
         return watched
 
     def _noted(self, record):
-        """What is recorded once this returns; a line that was written and never synced is not."""
+        """Note a record once this returns; a line that was written and never synced is not recorded."""
 
         def noted(ledger, *arguments, **options):
             release = record(ledger, *arguments, **options)
@@ -245,7 +245,7 @@ class Simulation:
         return noted
 
     def _counted(self, aggregate):
-        """Which round is being aggregated, and how often it was."""
+        """Note the round that is aggregated, and its number of attempts."""
 
         def counted(strategy, number, replies):
             self.round = number
@@ -280,7 +280,7 @@ class Simulation:
             raise Broken(f"round {number}: {made} releases were {how}, and the ledger has {found}")
 
     def check(self) -> None:
-        """What must hold between two lives."""
+        """Check the invariants between two lives."""
         for path in self.directory.glob("checkpoints/round-*.npz"):
             self._has_left(int(path.stem[-5:]), self._model(path))
         if self.is_private:
@@ -322,7 +322,7 @@ class Simulation:
 
     @property
     def ending(self) -> str:
-        """How the run ended; empty: it did not."""
+        """Return the recorded end of the run; empty: none."""
         path = self.directory / "privacy.json"
         return json.loads(path.read_text()).get("ended", {}).get("how", "") if path.exists() else ""
 
@@ -331,7 +331,7 @@ class Simulation:
         return self.ending in FOR_GOOD
 
     def check_end(self) -> None:
-        """What must hold when there is nothing to resume."""
+        """Check the invariants when there is nothing to resume."""
         state = run_state(self.directory)
         if not self.is_private and (state.how, state.round) != ("as-asked", ROUNDS):
             raise Broken(f"the run ended by {state.how} after round {state.round}")

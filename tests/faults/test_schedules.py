@@ -66,7 +66,7 @@ def test_killed_at_every_effect():
 
 
 def test_a_run_is_announced_before_anything_that_may_take_long(folder, monkeypatch):
-    """Whoever keeps it going would else begin it anew, under a name that is taken."""
+    """Its supervisor would otherwise begin it anew, under a name that is taken."""
     monkeypatch.setenv(rundir.ANNOUNCED, str(folder / "announced"))
     monkeypatch.setattr(running, "write_traces_to", _dies)
     simulation = Simulation(folder / "of", "plain")
@@ -87,7 +87,7 @@ def _dies(*_):
 
 
 class Faults(RuleBasedStateMachine):
-    """Whatever becomes of one process of a run after the other, it comes to its end and keeps its word."""
+    """For any fate of one process of a run after the other, it comes to its end and keeps its promises."""
 
     @initialize(kind=strategies.sampled_from(sorted(KINDS)), seed=strategies.integers(0, 2**32))
     def begin(self, kind, seed):

@@ -126,7 +126,7 @@ class Disk:
         return str(path).startswith(f"{self.folder}{os.sep}")
 
     def _remember(self, path: Path) -> None:
-        """What stood under this name when its folder was synced last."""
+        """Return the content under this name at the last sync of its folder."""
         if path.name != UNTOUCHED and path not in self._before:
             self._before[path] = path.read_bytes() if path.exists() else None
 

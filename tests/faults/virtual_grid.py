@@ -15,7 +15,7 @@ from cloister.flower.messages import LOCAL_RUN, assume_run
 from cloister.utils.arrays import from_record, to_record
 
 HARMLESS = ("quick", "slow", "twice")
-"""What a node may do to a message without its reply being lost."""
+"""Treatments of a message by a node that lose no reply."""
 HARMFUL = ("unsent", "unheard", "late", "dies", "raises", "nan", "another's")
 
 
@@ -149,5 +149,5 @@ class VirtualGrid(Grid):
 
 
 def model_bytes(model: dict[str, np.ndarray]) -> bytes:
-    """What two models have in common only if they are the same."""
+    """Return bytes that two models have in common only if they are equal."""
     return b"".join(array.tobytes() for array in model.values())

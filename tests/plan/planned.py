@@ -75,7 +75,7 @@ def run(settings, clients=CLIENTS):
 
 
 def claimed(outcome):
-    """What a run claims, as `privacy.json` holds it: without what the end of a run alone shows."""
+    """Return the claim of a run, as in `privacy.json`, without the parts that only its end shows."""
     content = json.loads((outcome.directory.path / "privacy.json").read_text())
     del content["ended"], content["ledger"]["head"], content["simulation"]
     assert content.pop("keys-by-provisioner", []) == [], "a plan takes them for made at the sites"

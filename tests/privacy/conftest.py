@@ -1,4 +1,4 @@
-"""What tests of the privacy core share."""
+"""Fixtures for tests of the privacy core."""
 
 import numpy as np
 import pytest

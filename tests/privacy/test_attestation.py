@@ -1,4 +1,4 @@
-"""What a node states that its client applied, as a message carries it."""
+"""A node's statement about the mechanism that its client applied, as a message carries it."""
 
 import json
 

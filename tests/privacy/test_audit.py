@@ -103,7 +103,7 @@ def drawn(fraction, z):
 
 
 def keeps(make, least, delta=DELTA, **how):
-    """Whether the claim holds, and the attack sees at least the share `least` of it."""
+    """Return whether the claim holds, and the attack sees at least the share `least` of it."""
     found, claim = attack(make, **how).epsilon(delta, CONFIDENCE), claimed(make, delta, how.get("sent", SENT))
     print(f"claimed {claim:.3f}, found {found:.3f}: {found / claim:.0%}")
     return claim > 0 and least * claim <= found <= claim
@@ -138,7 +138,7 @@ class TestTheBound:
             assert Trials(absent, present).epsilon(0, CONFIDENCE) == 0
 
     def test_delta_is_taken_off(self):
-        """What happens with probability δ is no matter of ε."""
+        """Events of probability δ do not count toward ε."""
         rare = (np.random.default_rng(3).random(4000) < 0.04) * 1.0
         assert Trials(rare, np.zeros(4000)).epsilon(0.05, CONFIDENCE) == 0
 
@@ -299,14 +299,14 @@ def broken(**options):
 
 
 def caught(make, claim, **how):
-    """Whether an attack of few runs shows more than is claimed."""
+    """Return whether an attack of few runs shows more than is claimed."""
     found = attack(make, **{"runs": RUNS // 2} | how).epsilon(DELTA, CONFIDENCE)
     print(f"claimed {claim:.3f}, found {found:.3f}")
     return found > claim
 
 
 class TestBrokenOnes:
-    """What is claimed is what the noise multiplier would give if the rest were right."""
+    """The claim is that of the noise multiplier if the rest were right."""
 
     claim = Account([Gaussian(Z_BROKEN)]).epsilon(DELTA, "pld")
 

@@ -86,7 +86,7 @@ class AlwaysThere(Bits):
 
 
 def farthest(bits, seed=0):
-    """What one client can move the sum by, in steps: by zeroing its update, and by sending another one."""
+    """Return one client's effect on the sum, in steps: of zeroing its update, and of sending another one."""
     rng, empty = np.random.default_rng(seed), bits.number(update_of(0.0, 0.0), 1.0)
     drawn = [rng.standard_normal(2) * 10.0 ** rng.integers(-30, 30) for _ in range(200)]
     edges = [(1.0, 0.0), (np.nextafter(np.float32(1), 2), 0.0), (np.nan, 0.0), (np.inf, 0.0), (1e-45, 0.0), (0.0, 0.0)]
@@ -95,7 +95,7 @@ def farthest(bits, seed=0):
 
 
 def covers(bits, moved, seed=1):
-    """Whether the noise in a sum of all members is z_b times what one client moves it by; two-sided."""
+    """Return whether the noise in a sum of all members is z_b times one client's effect; two-sided."""
     noise, parties = np.zeros(60_000, np.int64), bits.shares.parties
     for client in range(parties.members):
         add_share(noise, bits.shares, f"{seed} {client}".encode().rjust(32), {})
@@ -188,7 +188,7 @@ class TestThePlan:
             assert together == pytest.approx(Account([Gaussian(joint)]).epsilon(1e-5, accountant), rel=1e-3)
 
     def test_neither_noise_nor_price_depends_on_the_bound(self):
-        """What a server tells of C changes the worth of a step and nothing in steps: it asks for no less noise."""
+        """Another C changes the size of a step and nothing in steps: the server asks for no less noise."""
         plan = plan_with(bits_of())
         for bound in (1e-12, 0.5, 1e30):
             other = plan.at(bound)

@@ -267,7 +267,7 @@ class TestRealClients:
         assert told[0] == told[1]
 
     def test_whoever_knows_the_canaries_can_subtract_them(self):
-        """What is left is the release of the clients alone, with the same noise."""
+        """The remainder is the release of the clients alone, with the same noise."""
         canaries = Canaries.drawn(50, seed=8)
         mechanism, alone = global_dp(noise_multiplier=2.0, clipping_norm=BOUND), contributions(zeros(40), self.models)
         given = canaries.joined(contributions(zeros(40), self.models), BOUND)
@@ -358,7 +358,7 @@ def measured(mechanism, rounds=2, inner=all_nodes, seed=1, noise=None):
 
 
 def verdict(run, mechanism, rounds=2, confidence=1 - FALSE_ALARM):
-    """Whether each bound is above what the mechanism claims for so many rounds."""
+    """Return whether each bound is above the mechanism's claim for so many rounds."""
     claim = Account(mechanism.events(Layout.of(SENT)) * rounds).epsilon(DELTA, "pld")
     shaped, free = run.gaussian(DELTA, confidence), run.distribution_free(DELTA, confidence)
     print(f"claimed {claim:.3f}, Gaussian shape {shaped:.3f}, distribution-free {free:.3f}")
@@ -387,7 +387,7 @@ class TestSoundOnes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Twin(GaussianMean):
-    """What a right mechanism does with other noise, or another clip, than it claims."""
+    """A right mechanism that releases with other noise, or another clip, than it claims."""
 
     share: float = 0.5
 

@@ -1,4 +1,4 @@
-"""How much of ε canaries show at full size, and how seldom they show too much.
+"""The share of ε that canaries show at full size, and how seldom they show too much.
 
 `pytest -m long tests/privacy/test_canary_power.py` measures what `docs/privacy.md` reports.
 """

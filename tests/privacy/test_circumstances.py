@@ -1,4 +1,4 @@
-"""What a run does beside a client's mechanism, said in full."""
+"""Actions of a run beside a client's mechanism, stated in full."""
 
 from support import failures
 

@@ -166,7 +166,7 @@ class TestHypothesesThatBeginAlike:
         return lambda sent: shifted(self.model, node % 2 * FAR)
 
     def told_apart(self, hypotheses, *grids, split_round=1, make=None):
-        """How far the hypotheses have moved after a round with each grid, and what the last round measured."""
+        """Return the movement of the hypotheses after a round with each grid, and the last round's measurements."""
         make = make or everybody(FedAvg)
         strategy = LaplaceClustering(make(), make, hypotheses, split_round)
         arrays = to_record(stacked([self.model] * hypotheses))

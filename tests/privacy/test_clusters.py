@@ -83,7 +83,7 @@ def test_an_empty_cluster_keeps_its_hypothesis(dimensions):
 
 
 def test_a_cluster_of_everybody_has_their_mean_for_a_middle():
-    """Whichever it is, also where the first assignment stands."""
+    """For any cluster, also if the first assignment is final."""
 
     def check(chosen):
         points = np.array([[1, 0, 0], [3, 0, 0], [2, 3, 0]], np.float32)

@@ -183,7 +183,7 @@ class TestARoundUnderAGuarantee:
 
     @SOUND
     def test_publishes_nothing_that_was_not_noised(self, tmp_path, kind, options):
-        """What is measured about two cohorts that one client tells apart is the same, but for noise and counts."""
+        """Measurements of two cohorts that one client distinguishes are the same, except for noise and counts."""
         sent, *models = random_models(5, 0.01)
         hostile = [*models[:-1], {name: array + 1000 for name, array in models[-1].items()}]
         seen = []

@@ -1,4 +1,4 @@
-"""What noise in shares costs: golden numbers, the law of a sum by brute force, and the central Gaussian beside it."""
+"""Cost of noise in shares: golden numbers, the law of a sum by brute force, and the central Gaussian beside it."""
 
 import json
 import math

@@ -285,7 +285,7 @@ class TestTheNoiseOfASum:
         assert not std_is(left, deviation(4)) and left.std() < deviation(4)
 
     def test_the_wrong_prefix_shows(self):
-        """What belongs to six survivors is taken off a sum of five."""
+        """The surplus of six survivors is subtracted from a sum of five."""
         left = summed(range(5)) - summed_components(range(5), 6)
         assert not std_is(left, deviation(5)) and left.std() < deviation(5)
 

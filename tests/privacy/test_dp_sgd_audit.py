@@ -84,7 +84,7 @@ class DividedByTheActualSize(Right):
 
 
 def released(dp_sgd, x, y):
-    """How far a step takes the model along the canary's direction."""
+    """Return the movement of the model along the canary's direction by a step."""
     variables = dp_sgd.model.trainable_variables
     for variable in variables:
         variable.assign(np.zeros(variable.shape))

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 @pytest.fixture
 def sums(monkeypatch):
-    """What was added up, span by span, when a release was written for the last time; noise is added afterwards."""
+    """Return the sums, span by span, of the last written release; noise is added afterwards."""
     found, right = {}, Adder.add_up
 
     def add_up(self, cohort, span, weights, squares, sums, sign=1):
@@ -44,7 +44,7 @@ def sums(monkeypatch):
 
 
 def steps_of(number):
-    """What one client adds, in steps: as Python's integers, which do not overflow."""
+    """Return one client's addend, in steps: as Python's integers, which do not overflow."""
     assert (number == np.rint(number)).all()
     return [int(value) for value in number]
 

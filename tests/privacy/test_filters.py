@@ -434,7 +434,7 @@ class TestDrawsThatFillAllPlaces:
         assert Account().plus(self.STEP, 1000).epsilon(1000 * OVERFLOW) == math.inf
 
     def test_epsilon_is_that_of_truncated_draws_by_dp_accounting(self):
-        """Which sits units out that find no place, and needs the number of all units."""
+        """Its draws leave out units that find no place, which needs the number of all units."""
         batch, units, steps = 64, 6400, 1000
         room = places_of(batch)
         event = dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(units, batch / units, room, 1.0)

@@ -1,4 +1,4 @@
-"""What is released lies on a public grid: low bits say nothing."""
+"""Releases are on a public grid: low bits carry no information."""
 
 import dataclasses
 import math

@@ -56,13 +56,13 @@ def released(folder):
 
 
 def published(folder):
-    """How many models got out, a half-written one included."""
+    """Return the number of models that got out, a half-written one included."""
     path = folder / "published"
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
 def noised(folder):
-    """How many releases noise was drawn for: they may have been seen in memory."""
+    """Return the number of releases for which noise was drawn: they may have been seen in memory."""
     path = folder / "noised"
     return len(path.read_bytes()) if path.exists() else 0
 

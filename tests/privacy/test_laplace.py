@@ -176,7 +176,7 @@ def likelihoods(sample, edges):
 
 
 def leaks_more_than(x, other, epsilon, make, edges):
-    """Whether some cell is seen from x more often than exp(ε‖x - x′‖) times as from x′, beyond chance.
+    """Return whether some cell is seen from x more often than exp(ε‖x - x′‖) times as from x′, beyond chance.
 
     Given both counts of a cell, the one of x is at most binomial with the odds that the bound allows; false alarms of
     all cells together stay below `FALSE_ALARM`.

@@ -1,4 +1,4 @@
-"""What the ledgers of clients that noise their own models add up to."""
+"""Sums over the ledgers of clients that noise their own models."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a person sees of a ledger, of its budgets and of a plan for one."""
+"""Output about a ledger, its budgets and a plan for one."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What stands in a ledger, field by field, and what is said of a file that is none."""
+"""Content of a ledger, field by field, and errors about files that are none."""
 
 import errno
 import hashlib
@@ -23,7 +23,7 @@ def path(tmp_path):
 
 
 class TestLines:
-    """What stands in the file, field by field."""
+    """Return the content of the file, field by field."""
 
     def test_an_entry(self, path):
         ledger = Ledger(path)

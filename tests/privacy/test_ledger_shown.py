@@ -27,7 +27,7 @@ def here(monkeypatch, tmp_path):
 
 @pytest.fixture
 def shown(monkeypatch, capsys):
-    """What is printed, line by line, without the blanks at their ends."""
+    """Return the printed lines, without the blanks at their ends."""
 
     def lines(ledger, delta=1e-5, relation="add-or-remove", columns=200):
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -154,7 +154,7 @@ def test_where_one_is_exchanged_each_amount_is_that_of_the_relation(shown):
     ],
 )
 def test_in_a_narrow_window_days_units_and_numbers_of_runs_stay_whole(shown, run, lines):
-    """What people name may be broken, and nothing is left out."""
+    """Names that people choose may be broken, and nothing is left out."""
     ledger = Ledger(Path("ledger.jsonl"))
     ledger.open(Gaussian(1.5), "client", run, 1, allow=lambda: None, mechanism="the mechanism of this server")
     found = shown(ledger, columns=74)

@@ -45,7 +45,7 @@ def bound_of(mechanism):
 
 @pytest.fixture
 def overheard(monkeypatch):
-    """What noise is added to, by its place: numbers and 1, or whole steps and the share of C that a step is."""
+    """Return the input of the noise, by its place: numbers and 1, or whole steps and the share of C that a step is."""
     heard = {}
 
     def listen(maker, target, std, places, *_):
@@ -194,7 +194,7 @@ def squared(vector):
 
 
 def noised_vector(mechanism, trained, start, overheard):
-    """What noise is added to: one exact vector a part, in units of the weights."""
+    """Return the input of the noise: one exact vector a part, in units of the weights."""
     overheard.clear()
     sent = mechanism.release(trained, start, GaussianNoise(1))
     assert all(np.isfinite(array).all() for array in sent.values())
@@ -203,7 +203,7 @@ def noised_vector(mechanism, trained, start, overheard):
 
 
 def stays_in_the_ball(mechanism, cases, overheard, dtype=np.float32, first=0):
-    """Whether what noise is added to is within R of zero, and two of them within 2R, exactly, for all cases."""
+    """Return whether the input of the noise is within R of zero, and two of them within 2R, exactly, for all cases."""
     bound = Fraction(bound_of(mechanism))
     for case in range(first, first + cases):
         start, *both = models(case, dtype)
@@ -339,7 +339,7 @@ def test_the_search_finds_the_hole_of_a_twin(overheard):
 
 
 def test_a_wrong_norm_is_found_out_in_whole_numbers(overheard):
-    """Whatever the factor is: the whole numbers are verified, and written anew."""
+    """For any factor: the whole numbers are verified, and written anew."""
     assert stays_in_the_ball(FewDigits(0.7, 1.5), 100, overheard)
 
 
@@ -383,7 +383,7 @@ def test_rounding_to_the_nearest_step_is_found_out(overheard, monkeypatch):
 
 
 def told_apart(mechanism, start, one, other, seen, count=400):
-    """How often two releases are told apart by a server that looks at one number of what it receives."""
+    """Return the share of pairs of releases that a server tells apart by one number of what it receives."""
     noise, start = GaussianNoise(5), arrays([start])
     right = 0
     for truth, trained in ((True, arrays([one])), (False, arrays([other]))):

@@ -1,4 +1,4 @@
-"""What is said about clients that noise their own updates."""
+"""Statements about clients that noise their own updates."""
 
 import json
 import math

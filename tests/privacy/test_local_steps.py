@@ -1,4 +1,4 @@
-"""What a round of DP-SGD takes is what its event says."""
+"""The event of a round of DP-SGD has the steps that are taken."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a claim means in words: bounds that hold, and sentences that claim nothing more than the claim."""
+"""The words of a claim: bounds that hold, and sentences that claim nothing more than the claim."""
 
 import itertools
 import json

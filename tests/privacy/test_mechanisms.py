@@ -68,7 +68,7 @@ def test_it_is_what_it_says(name, options, capabilities):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Twin(GaussianMean):
-    """What a right mechanism makes of all replies together, changed on the way out."""
+    """A right mechanism for all replies together whose result is changed on the way out."""
 
     def intake(self, layout, sent, most):
         return None

@@ -1,4 +1,4 @@
-"""What another package's mechanism says of itself is not believed where it can be seen to be otherwise."""
+"""Properties that another package's mechanism states are checked where that is possible."""
 
 import dataclasses
 
@@ -72,7 +72,7 @@ def test_one_that_claims_that_rounds_cost_nothing_is_refused(tmp_path):
 
 @pytest.mark.parametrize("later", [0.5, 50.0])
 def test_one_that_changes_its_price_ends_the_run(tmp_path, later):
-    """What a run costs at worst is said before it begins, and counted from its last mechanism when it ends early."""
+    """The worst cost of a run is stated before it begins, and counted from its last mechanism when it ends early."""
     budget = budget_in(tmp_path)
     made = strategy(budget=budget, later=later)
     with pytest.raises(PrivacyError, match=CHANGED):
@@ -83,7 +83,7 @@ def test_one_that_changes_its_price_ends_the_run(tmp_path, later):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_one_whose_price_rests_on_another_cohort_ends_the_run(first):
-    """Whether the number of clients may be secret is asked once, before the run."""
+    """The run asks once, before it begins, whether the number of clients may be secret."""
     played(strategy(public=first, public_later=first))
     with pytest.raises(PrivacyError, match=CHANGED):
         played(strategy(public=first, public_later=not first))

@@ -96,7 +96,7 @@ def bounded(points):
 
 
 def moved(points, trimmed, move):
-    """How far the last client moves the release: by joining, or by being the last but one instead."""
+    """Return the last client's effect on the release: by joining, or by being the last but one instead."""
     asked = len(points) - (move == "replace-one")
     full, other = points[:asked], points[:-1] if move == "add-or-remove" else np.delete(points, -2, axis=0)
     return np.linalg.norm(released(bounded(full), asked, trimmed) - released(bounded(other), asked, trimmed))
@@ -116,7 +116,7 @@ def farthest(asked, trimmed, move):
 
 
 CASES = [(1, None), (2, None), (5, None), (4, None), (5, 1), (6, 0)]
-"""How many clients, and how many values are cut off at each end; None for the median."""
+"""Number of clients, and of values cut off at each end; None for the median."""
 MOVES = {"add-or-remove": 1, "replace-one": 2}
 
 

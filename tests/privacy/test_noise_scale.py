@@ -1,4 +1,4 @@
-"""What scales the noise of a round, by hand, and what a round costs at worst."""
+"""The scale of a round's noise, by hand, and the worst cost of a round."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""What a claim rests on, and what an open premise makes of it."""
+"""Premises of a claim, and the effect of an open one."""
 
 import pytest
 from support import failures

@@ -60,7 +60,7 @@ def bounded(points, layout):
 
 
 def moved(points, layout, distance, move):
-    """How far the last client moves the distance: by joining or leaving, or by being the last but one instead."""
+    """Return the last client's effect on the distance: by joining or leaving, or by being the last but one instead."""
     without = points[:-1] if move == "add-or-remove" else np.delete(points, -2, axis=0)
     full = points if move == "add-or-remove" else points[:-1]
     return abs(distance.of(bounded(full, layout)) - distance.of(bounded(without, layout)))

@@ -1,4 +1,4 @@
-"""What a strategy inside a mechanism claims, refuses, promises and measures, field by field."""
+"""Claims, refusals, promises and measurements of a strategy inside a mechanism, field by field."""
 
 import math
 from functools import partial

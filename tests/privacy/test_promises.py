@@ -1,4 +1,4 @@
-"""What a server promises for a round, on the wire: true for every kind of release, and read strictly."""
+"""A server's promise for a round, on the wire: true for every kind of release, and read strictly."""
 
 import json
 import math

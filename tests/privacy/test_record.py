@@ -1,4 +1,4 @@
-"""What `privacy.json` holds of a run, whole, and that reading it gives the same statement again."""
+"""Content of `privacy.json` of a run; reading it gives the same statement again."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the Gaussian mechanisms hand on: bound, noise and public figures of a round, and each refusal in full."""
+"""Results of the Gaussian mechanisms: bound, noise and public figures of a round, and each refusal in full."""
 
 import dataclasses
 

@@ -75,7 +75,7 @@ def test_one_client_moves_a_release_no_further_than_calibrated(kind):
 
 
 RULES = {"fedmedian": lambda n: 2 - n % 2, "fedtrimmedavg": lambda n: n - 2 * int(0.2 * n)}
-"""How many values are kept of n: one or two in the middle, or what the trimming leaves."""
+"""Number of kept values of n: one or two in the middle, or those that trimming leaves."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a run may say of its releases: figures, against whom, over which runs, and on which conditions."""
+"""A run's claims about its releases: figures, against whom, over which runs, and on which conditions."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""How long updates are, as a number in a sum of which nobody sees a part, and the distance that follows from sums."""
+"""Lengths of updates, as a number in a sum of which no party sees a part, and the distance that follows from sums."""
 
 import math
 from dataclasses import dataclass, replace
@@ -39,14 +39,14 @@ class Unclipped(Squares):
 
 
 def farthest(squares, seed=0):
-    """What one client can move the sum by, in steps, by sending something else than nothing."""
+    """Return one client's largest effect on the sum, in steps, beside sending nothing."""
     rng, edges = np.random.default_rng(seed), [(1.0, 0.0), (np.nan, 0.0), (np.inf, 0.0), (3e38, 3e38), (1e-45, 0.0)]
     drawn = [rng.standard_normal(2) * 10.0 ** rng.integers(-30, 30) for _ in range(200)]
     return max(abs(squares.number(update_of(*update), 1.0)) for update in (*drawn, *edges))
 
 
 def covers(squares, moved):
-    """Whether the noise in a sum of all members is z_d times what one client moves it by; two-sided."""
+    """Return whether the noise in a sum of all members is z_d times one client's effect; two-sided."""
     noise, parties = np.zeros(60_000, np.int64), squares.shares.parties
     for client in range(parties.members):
         add_share(noise, squares.shares, f"squares {client}".encode().rjust(32), {})
@@ -101,7 +101,7 @@ class Floorless(DistributedMean):
 
 
 def sound(mechanism, distances=TOLD, parameters=650):
-    """Whether no distance makes noise of less than what is charged, in integers, or another event."""
+    """Return whether no distance makes noise of less than the charge, in integers, or another event."""
     charged = mechanism.events(update_of(*[0.0] * parameters).layout)
     for distance in distances:
         told = replace(mechanism, distance=distance)

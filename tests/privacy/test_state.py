@@ -74,7 +74,7 @@ def released(trained, sent=SENT):
 
 
 def sent_by_a_client(trained, start=SENT, noise=0.0, client="gaussian"):
-    """What a client with a mechanism of its own sends, bounded by C."""
+    """Return the reply of a client with a mechanism of its own, bounded by C."""
     key = "privacy.gaussian-clipping-norm" if client == "gaussian" else "privacy.radius"
     settings = {"privacy.server": "none", "privacy.client": client, f"privacy.{client}-noise-multiplier": noise, key: C}
     request = TrainRequest(parse(settings), "1", 1, 3, (start,))
@@ -144,7 +144,7 @@ class TestBound:
 
 
 class TestUse:
-    """Why state has a part of the bound of its own: else it leaves little of it to the weights, or the reverse."""
+    """State needs a part of the bound of its own; otherwise it leaves little of it to the weights, or the reverse."""
 
     def test_state_of_any_length_leaves_the_weights_their_room(self):
         trained = model(0.9 * ROOM / 12**0.5, 1e6, 1e9, 50.0)

@@ -41,7 +41,7 @@ OPTIONS = {
 
 @pytest.fixture(params=[1, 5])
 def few(request, monkeypatch):
-    """How many replies are added up at once."""
+    """Return the number of replies that are added up at once."""
     size = sum(array.size for array in SENT.values())
     monkeypatch.setattr(screening, "NUMBERS_AT_ONCE", request.param * size)
     monkeypatch.setattr(screening, "TOGETHER", 0)
@@ -72,7 +72,7 @@ def test_the_model_is_that_of_all_replies_together(options, few, monkeypatch):
 
 
 def odd_replies(messages):
-    """What a round can get: an error, NaN, one node twice, a stranger, other shapes, no count, and silence."""
+    """Return possible replies: an error, NaN, one node twice, a stranger, other shapes, no count, silence."""
 
     def reply(message, model=MODELS[0], count=3):
         return Message(content(model, count), reply_to=message)

@@ -1,4 +1,4 @@
-"""What tests of a SuperLink in this process share."""
+"""Fixtures for tests of a SuperLink in this process."""
 
 import os
 
@@ -38,7 +38,7 @@ def nothing_is_synced(monkeypatch):
 
 @pytest.fixture
 def flower_as_it_was(monkeypatch):
-    """What is put in the place of Flower's functions is taken away after the test."""
+    """Restore Flower's functions after the test."""
     put_back(monkeypatch)
 
 

@@ -65,12 +65,12 @@ class SuperLink:
         return {reply.metadata.reply_to_message_id for reply in found.messages_list}
 
     def is_complete(self, message):
-        """Whether the server's app can read the reply to a message."""
+        """Return whether the server's app can read the reply to a message."""
         found = self.state.get_message_res({message.metadata.message_id}, self.run)
         return bool(found) and self.is_there(found[0].metadata.message_id)
 
     def is_there(self, name):
-        """Whether an object is, with all its parts."""
+        """Return whether an object is stored, with all its parts."""
         return all(self.store.get(part) for part in names_of(self.store.get_object_tree(name)))
 
 
@@ -107,12 +107,12 @@ class Client:
         fleet_handlers.confirm_message_received(request=request, state=self.link.state, store=self.link.store)
 
     def run(self):
-        """What the SuperLink says about the run."""
+        """Return the SuperLink's status of the run."""
         request = GetRunRequest(node=Node(node_id=self.id), run_id=self.link.run)
         return fleet_handlers.get_run(request=request, state=self.link.state).run
 
     def announce(self, reply, tree=None, seconds=None, **said):
-        """What a SuperLink asks for of a reply, whose parts, time and metadata are said to be these."""
+        """Return the objects that a SuperLink requests of a reply with these parts, time and metadata."""
         wire = message_to_proto(remove_content_from_message(reply))
         for name, value in ({"src_node_id": self.id} | said).items():
             setattr(wire.metadata, name, value)

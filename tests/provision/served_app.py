@@ -80,7 +80,7 @@ def given(node):
 
 
 def trained(message, _):
-    """What a node makes of a message: it sees the model by name."""
+    """Answer a message as a node, which sees the model by name."""
     assert from_record(message.content["arrays"]).keys() == MODEL.keys()
     return Message(RecordDict({"arrays": to_record(TRAINED)}), reply_to=message)
 
@@ -93,5 +93,5 @@ def answered(node, message=None, app=trained, key="", **said):
 
 
 def app_pulls(grid, name):
-    """What the SuperLink answers the app about an object."""
+    """Return the SuperLink's answer to the app about an object."""
     return grid._runtime_client.PullObject(PullObjectRequest(node=grid.node, object_id=name))

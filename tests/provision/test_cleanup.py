@@ -1,4 +1,4 @@
-"""What stays in the state database of a run: of what nobody will fetch any more, nothing."""
+"""Content of the state database of a run: nothing stays that no party will fetch any more."""
 
 from types import SimpleNamespace
 

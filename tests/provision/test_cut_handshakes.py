@@ -1,4 +1,4 @@
-"""Who goes on asking a SuperLink that was killed in the midst of a handshake."""
+"""Nodes that go on asking a SuperLink that was killed in the midst of a handshake."""
 
 import io
 import runpy
@@ -25,7 +25,7 @@ LATE = "_ssl.c:989: The handshake operation timed out"
 
 @pytest.fixture(scope="module")
 def cut() -> httpx.TransportError:
-    """What is raised where the other side dies in the midst of a handshake."""
+    """Make the error of a side that dies in the midst of a handshake."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def die() -> None:

@@ -1,4 +1,4 @@
-"""What a registered node may do to others at `cloister superlink`, by the numbers of the demonstrations of it.
+"""Actions of a registered node against others at `cloister superlink`, by the numbers of the demonstrations of it.
 
 B is the node that attacks, A another one. What is refused is logged with B. What is not refused has no effect on A.
 """
@@ -81,7 +81,7 @@ def announced(node, wire, *trees):
 
 
 def refuses(node, message, log, why, **said):
-    """Whether what a node sends is refused, and logged with the node."""
+    """Return whether a node's request is refused, and logged with the node."""
     wire = message_to_proto(remove_content_from_message(message))
     for name, value in said.items():
         setattr(wire.metadata, name, value)
@@ -216,7 +216,7 @@ class TestD09TheModelThatAnotherNodeHasNotFetched:
 
     @pytest.mark.parametrize("fetches", [False, True])
     def test_looks_the_same_as_a_part_of_its_reply(self, grid, a, b, fetches):
-        """Whether the model is still stored told a node, once a round, whether another one was drawn."""
+        """The presence of the model once told a node, in each round, whether another one was drawn."""
         sent(grid, [a, b])
         (tree,) = b.next()
         contents = {name: b.pull(name).object_content for name in names_of(tree)}

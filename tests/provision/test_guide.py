@@ -24,7 +24,7 @@ PATIENT = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,{}\n"
 
 
 def blocks(step, kind, steps=STEPS):
-    """What the fences of a step hold; steps count from 1."""
+    """Return the content of a step's fences; steps count from 1."""
     return re.findall(rf"^```{kind}\n(.*?)^```", steps[step - 1], flags=re.MULTILINE | re.DOTALL)
 
 
@@ -78,7 +78,7 @@ class Machines:
             (self.srv / "data" / f"{site}.data").write_text("".join(lines))
 
     def here(self, text):
-        """What the guide says, for these machines."""
+        """Return the guide's text, for these machines."""
         venv = r"python3 -m venv (\S+) && \S+/bin/pip install '\.\[keras\]' -c constraints\.txt"
         text = re.sub(venv, rf"bash {self.folder}/install.sh \1", text)
         text = text.replace("/srv/", f"{self.srv}/").replace("fl.example.org", "localhost")
@@ -87,7 +87,7 @@ class Machines:
         return text.replace("port = 8000", f"port = {self.port}")
 
     def installs(self):
-        """What stands for an installation in a new environment."""
+        """Stand in for an installation in a new environment."""
         said = 'printf "#!/bin/sh\\necho %s \\$1 >&2\\nexec %s \\"\\$@\\"\\n"'
         line = f'{said} "installed in $1: $program" "{PROGRAMS}/$program" >"$1/bin/$program"'
         loop = f'for program in cloister flwr; do {line}; chmod +x "$1/bin/$program"; done'
@@ -128,7 +128,7 @@ class Machines:
             self.processes.wait(lambda: self.starts() > before, SECONDS, "start of the SuperLink")
 
     def starts(self):
-        """How often the SuperLink was ready so far."""
+        """Return the number of times that the SuperLink was ready so far."""
         return self.processes.log("server-service").count("Application startup complete")
 
     def sites(self):

@@ -1,4 +1,4 @@
-"""What stands in front of Flower's functions, and in which order a request passes it."""
+"""Handlers in front of Flower's functions, and the order in which a request passes them."""
 
 import pytest
 from flwr.superlink.routers.fleet import node_auth
@@ -16,7 +16,7 @@ OF_OPERATORS = {"register_node": ["RevokedKeys"]}
 
 
 def passed(module, name):
-    """Who handles a request, the first first, up to Flower's own function."""
+    """Return the handlers of a request in order, up to Flower's own function."""
     function, found = vars(module)[name], []
     while hasattr(function, "__self__"):
         found.append(type(function.__self__).__name__)

@@ -215,7 +215,7 @@ class TestScripts:
 
     @staticmethod
     def printing(folder):
-        """What makes the script of a site print the arguments of the node, with a folder for secrets."""
+        """Return the environment in which a site's script prints the node's arguments, with a folder for secrets."""
         return {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n", "CLOISTER_SECRETS": str(folder)}
 
     def test_a_site_keeps_secrets_in_a_folder_of_each_start_and_removes_those_of_starts_that_are_gone(

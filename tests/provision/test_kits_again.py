@@ -195,7 +195,7 @@ class TestExternalAuthority:
         return self_signed(key, "the hospital's", 1000), key
 
     def signed(self, folder, authority, addresses=None):
-        """What an authority makes of the request, as `openssl x509 -req -copy_extensions copy` would."""
+        """Sign the request as an authority, as `openssl x509 -req -copy_extensions copy` would."""
         request = x509.load_pem_x509_csr((folder / "server" / "server.csr").read_bytes())
         assert request.is_signature_valid
         certificate, key = authority
@@ -246,7 +246,7 @@ class TestExternalAuthority:
 
 
 class TestSignedElsewhere:
-    """What `check_signed` makes of the details of a certificate."""
+    """Return the result of `check_signed` for the details of a certificate."""
 
     KEY = new_tls_key()
 

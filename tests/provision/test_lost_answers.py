@@ -50,7 +50,7 @@ def start(path):
 
 
 def sent(link, nodes, lost):
-    """What a server's app sends to all nodes, when one of its answers is lost; how many requests it took."""
+    """Return a server app's messages to all nodes when one of its answers is lost, and the number of requests."""
     flower = HttpGrid(token="token")
     flower._client = client = Lossy(link, lost)
     flower.set_run(link.state.get_run_info(run_ids=[link.run])[0])
@@ -61,7 +61,7 @@ def sent(link, nodes, lost):
 
 @pytest.fixture
 def requests(tmp_path):
-    """How many requests it takes when no answer is lost."""
+    """Return the number of requests when no answer is lost."""
     _, number = sent(*start(tmp_path / "whole.db"), None)
     assert number > 8, "the announcement, two messages with parts in common, and a look for each reply"
     return number

@@ -16,7 +16,7 @@ def pem(key):
 
 @pytest.fixture
 def read(monkeypatch):
-    """What is read of the keys that are let through."""
+    """Return the parts that are read of accepted keys."""
     found = []
     plain = node_auth.bytes_to_public_key
     monkeypatch.setattr(node_auth, "bytes_to_public_key", lambda key: found.append(key) or plain(key))

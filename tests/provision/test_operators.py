@@ -1,4 +1,4 @@
-"""Who may give orders to a SuperLink: the plugin that stands between Flower's Control interface and the world."""
+"""Permission to give orders to a SuperLink: the plugin between Flower's Control interface and its callers."""
 
 import hashlib
 import sys

@@ -83,7 +83,7 @@ def private(key):
 
 
 def site(folder, name, ledgers=None):
-    """Who a site is, by the files of its kit."""
+    """Return the identity of a site, by the files of its kit."""
     kit = folder / "sites" / name
     own = "signing.key" if (kit / "signing.key").exists() else "state/signing.key"
     files = {"signing-key": own, "roster": "roster.signed", "roster-key": "roster.pub"}
@@ -108,7 +108,7 @@ def older(provisioned):
 
 
 def signs(path):
-    """Whether a file has a private key with which one signs in secure aggregations, or rosters."""
+    """Return whether a file has a private key that signs in secure aggregations, or rosters."""
     try:
         return isinstance(load_ssh_private_key(path.read_bytes(), None), Ed25519PrivateKey)
     except ValueError:
@@ -365,7 +365,7 @@ class TestOperators:
 
 class TestTwoOperators:
     def at_once(self, operator, monkeypatch, first, second):
-        """Why two commands were refused, the second of which begins when the first has looked and not changed yet."""
+        """Return why two commands were refused; the second begins when the first has looked and not changed yet."""
         refused, waiting, look = {}, threading.Event(), operator.control.nodes
 
         def try_to(which, command):

@@ -91,7 +91,7 @@ def test_a_process_that_nothing_has_waited_for_is_dead():
 
 
 def test_an_installation_has_them():
-    """What is no Python file is installed only if the build is told of it."""
+    """Other files than Python's are installed only if the build is told of them."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     taken = {
         path

@@ -1,4 +1,4 @@
-"""What nodes and server apps ask again and again is answered as Flower would, without its way there."""
+"""Frequent requests of nodes and server apps are answered as Flower would, without its way there."""
 
 import sys
 from dataclasses import replace

@@ -71,7 +71,7 @@ def reason(replies):
 
 
 def authentic(grid):
-    """How the run knows that replies come from the nodes that were asked."""
+    """Return the run's evidence that replies come from the nodes that were asked."""
     transport = grid.transport
     (found,) = [
         premise.known

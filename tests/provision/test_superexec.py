@@ -93,7 +93,7 @@ def test_flowers_app_is_run_with_the_token_of_the_input(monkeypatch):
 
 @pytest.mark.runtimes
 def test_flower_gets_the_token_and_ps_does_not():
-    """What is started is Flower's own app process: it shows the token to the SuperLink, here one that listens."""
+    """The started process is Flower's own for apps: it shows the token to the SuperLink, here one that listens."""
     shown, lines = [], []
 
     class Listening(BaseHTTPRequestHandler):
@@ -342,7 +342,7 @@ def test_start_sh_knows_a_supervisor_by_its_name():
 
 
 def alive(pid):
-    """Whether a process is there, and not only its entry for a parent that has yet to look."""
+    """Return whether a process is there, and not only its entry for a parent that has yet to look."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -177,7 +177,7 @@ class TestRunningRuns:
 
     @pytest.fixture
     def runs(self, monkeypatch):
-        """What Flower says of each run, when it was asked, and the time, which a test turns on."""
+        """Flower's answers about each run, the times of the questions, and the time, which a test turns on."""
         said, asked, now = {1: None, 2: "Run is finished."}, [], [100.0]
         monkeypatch.setattr(fleet_handlers, "check_abort", lambda run, *_: asked.append(run) or said[run])
         RunningRuns(lambda: now[0]).install()

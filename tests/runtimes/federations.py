@@ -1,4 +1,4 @@
-"""What tests of federations share: settings of a run that goes on until it is stopped, and what it has left."""
+"""Helpers for tests of federations: settings of a run that goes on until it is stopped, and its files."""
 
 import json
 from pathlib import Path

@@ -128,7 +128,7 @@ class LightNodes:
 
 
 class LightNode:
-    """What one node fetches and sends, and remembers of each run.
+    """One node's requests and replies, and its memory of each run.
 
     Args:
         connection: of Flower's SuperNode.
@@ -152,7 +152,7 @@ class LightNode:
         self._push(work(asked, context))
 
     def _joined(self, run: int) -> Context:
-        """What an app finds in a run, whose settings and bundle are fetched for it."""
+        """Return an app's view of a run, whose settings and bundle are fetched for it."""
         about = self.get_run(run)
         settings = get_fused_config_from_fab(self.get_fab(about.fab_hash, run).content, about)
         self.contexts[run] = Context(run, self.id, dict(self.config), RecordDict(), settings)

@@ -100,7 +100,7 @@ class Processes:
         self.run("flwr", "flwr", *command, seconds=seconds)
 
     def told(self, program: str, *arguments: str, seconds: float = 240) -> Any:
-        """What a program tells in JSON."""
+        """Return a program's JSON output."""
         self.folder.joinpath("told.log").unlink(missing_ok=True)
         self.run("told", program, *arguments, seconds=seconds)
         text = self.log("told")
@@ -122,7 +122,7 @@ class Processes:
         self.start(name, *self.commands[name])
 
     def log(self, name: str) -> str:
-        """What a process has written so far, before and after a restart."""
+        """Return a process's output so far, before and after a restart."""
         return self.folder.joinpath(f"{name}.log").read_text(errors="replace")
 
     def pids(self, program: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Whether nginx is here, and where a test has it listen."""
+"""The nginx of this machine, if any, and its port in a test."""
 
 import os
 import shutil

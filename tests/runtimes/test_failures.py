@@ -1,4 +1,4 @@
-"""What becomes of a federation of real processes when some of them die."""
+"""A federation of real processes of which some die."""
 
 import os
 import signal

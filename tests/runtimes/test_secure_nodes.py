@@ -106,7 +106,7 @@ class Federation:
         self.processes.kill(name)
 
     def rounds(self) -> list[dict[str, Any]]:
-        """What was measured in the rounds that are finished, after the initial model."""
+        """Return the measurements in the finished rounds, after the initial model."""
         path = self.run / "rounds.jsonl"
         whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
         return [json.loads(line)["measured"] for line in whole[1:]]
@@ -150,7 +150,7 @@ def test_a_run_goes_on_without_a_node_that_is_killed_in_mid_round(federation: Fe
 
 
 def record_of(federation: Federation) -> dict[str, Any]:
-    """What is claimed of the rounds so far; the file is replaced, never changed."""
+    """Return the claim for the rounds so far; the file is replaced, never changed."""
     found: dict[str, Any] = json.loads((federation.run / "privacy.json").read_text())
     return found
 

@@ -1,4 +1,4 @@
-"""Who made the members' signing keys and can play these members: the roster states it, and claims count it."""
+"""Makers of members' signing keys can play these members: the roster states them, and claims count them."""
 
 import os
 from itertools import combinations

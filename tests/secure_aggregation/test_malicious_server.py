@@ -437,7 +437,7 @@ def test_a_cohort_is_refused_with():
 
 @pytest.mark.parametrize("change", [with_one_key_twice, with_a_key_of_low_order])
 def test_the_coordinator_tells_no_cohort_that_members_refuse_with(change):
-    """Whoever has another's key may have taken it, or may have lost it: both are left out."""
+    """Another's key may have been taken, or lost: both members are left out."""
     names = names_of(6)
     terms = terms_for(6, threshold=4, colluding=1)
     server = Round(names, terms)

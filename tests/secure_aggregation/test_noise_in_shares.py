@@ -89,7 +89,7 @@ def test_a_chain_that_shows_more_than_it_should_is_refused():
 
 
 def test_sums_at_both_ends_of_the_room_are_read_right_and_beyond_are_not():
-    """What `Plan` has proved, as the ring sees it: n·D and the noise below 2^31."""
+    """`Plan` has proved this range, as the ring sees it: n·D and the noise below 2^31."""
     ends = np.array([2**31 - 1, -(2**31 - 1), 2**31])
     found = out_of_ring(into_ring(ends, 32))
     assert found[:2].tolist() == ends[:2].tolist() and found[2] == -(2**31)

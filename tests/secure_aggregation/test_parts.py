@@ -250,7 +250,7 @@ def reachable(thing):
 
 @pytest.fixture
 def secrets(monkeypatch):
-    """Whatever members draw from the operating system."""
+    """Collect all that members draw from the operating system."""
     drawn, real = [], member_module.urandom
     monkeypatch.setattr(member_module, "urandom", lambda size: drawn.append(real(size)) or drawn[-1])
     return drawn

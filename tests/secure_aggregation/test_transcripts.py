@@ -1,4 +1,4 @@
-"""What a server and a colluder receive does not tell which of two inputs with the same sum an honest client had."""
+"""The view of a server and a colluder does not tell which of two inputs with the same sum an honest client had."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def features(views):
 
 
 def right_answers(kind, train, test):
-    """How often a distinguisher that was trained on transcripts is right on new ones."""
+    """Return the share of new transcripts about which a distinguisher that was trained on others is right."""
     worlds = np.arange(train + test) % 2
     known = features(np.array([view(kind, world) for world in worlds]))
     centre, scale = known[:train].mean(axis=0), known[:train].std(axis=0) + 1e-12

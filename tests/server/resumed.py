@@ -63,7 +63,7 @@ def claims(folder):
 
 
 class Deaths:
-    """What is on the disk at every instant of a run at which a process that dies leaves something else.
+    """Copies of the disk at every instant of a run at which a process that dies leaves something else.
 
     Args:
         folder: the output-dir.

@@ -1,4 +1,4 @@
-"""What Flower is told of a ServerApp that cannot go on."""
+"""Flower's view of a ServerApp that cannot go on."""
 
 import logging
 

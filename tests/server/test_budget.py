@@ -366,7 +366,7 @@ def test_a_run_that_goes_on_over_another_superlink_amplifies_nothing_either(tmp_
 
 @pytest.mark.slow
 def test_a_draw_that_a_seed_decides_amplifies_nothing(tmp_path):
-    """Whoever knows the seed knows who took part. `poisson` is drawn from the operating system all the same."""
+    """The seed tells who took part. `poisson` is drawn from the operating system all the same."""
     few = {"strategy__fraction_train": 0.5, "strategy__min_nodes": 1, "num_rounds": 1, "seed": 3}
     seeded = go(tmp_path, privacy__data_identity="a", privacy__population=4, **few)
     assert "no amplification claimed" in seeded.privacy["sampling"]

@@ -1,4 +1,4 @@
-"""What `privacy.json` says of the clients never says more than their own budget."""
+"""The claim of `privacy.json` about clients never exceeds their own budget."""
 
 import json
 
@@ -357,7 +357,7 @@ def test_where_groups_are_clipped_together_the_claim_is_for_a_group(tmp_path):
 
 
 def test_units_at_several_clients_that_choose_among_hypotheses_have_no_figure(tmp_path):
-    """Which combination of clients costs a unit most was found without its choices: the figure could be too small."""
+    """The costliest combination of clients was found without its choices: the figure could be too small."""
     keys = SETTINGS | {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "output-dir": str(tmp_path)}
     plan, shared = build(parse(keys)), frozenset({(LocalSteps(3, 32, 1), LocalSteps(9, 32, 1))})
     claim = client_claim(plan, LAYOUT, 2, [LocalSteps(3, 32, 1)], shared)

@@ -1,4 +1,4 @@
-"""What ends a run and what must not; and what a run leaves behind, whatever ended it."""
+"""Causes that end a run, others that must not, and the files of a run after each end."""
 
 import errno
 import io

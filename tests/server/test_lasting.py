@@ -1,4 +1,4 @@
-"""Which runs leave a ledger that later runs go by."""
+"""Runs that leave a ledger that later runs go by."""
 
 import json
 

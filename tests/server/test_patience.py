@@ -85,7 +85,7 @@ def test_a_round_ends_when_the_last_reply_is_there(ask):
 
 
 def test_the_more_replies_are_waited_for_the_rarer_are_looks(ask):
-    """What one look costs the SuperLink grows with them; the last replies are noticed as soon as those of a few."""
+    """The cost of one look at the SuperLink grows with them; the last replies are noticed as soon as those of a few."""
     inner, once = ask({node: node / 100 for node in range(1, 200)} | {200: 10.0})
     nodes, seconds = once()
     pauses = [later - sooner for sooner, later in zip(inner.pulled, inner.pulled[1:]) if later > sooner]
@@ -201,7 +201,7 @@ class TestASuperLinkThatIsAway:
 
 
 class TestUnderAGuarantee:
-    """Whether a late node counts is its own affair: no other client may decide it."""
+    """A late node alone decides whether it counts: no other client may."""
 
     def test_a_late_node_counts_by_its_own_time_alone(self, ask):
         def check(others, seconds):

@@ -1,4 +1,4 @@
-"""What each claim rests on, for each mechanism, runtime and transport, and how each premise is known there."""
+"""Premises of each claim, for each mechanism, runtime and transport, and how each premise is known there."""
 
 import re
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ def claim_of(mechanism, place, tmp_path, checked=True, keys=True, resumes=0):
 
 
 def stated(plan, checked):
-    """What a node with 300 examples states, as the run asks for it."""
+    """Return the statement of a node with 300 examples, as the run asks for it."""
     privacy = plan.config.privacy
     if privacy.client.clips_gradients:
         return Attestation("dp-sgd", "example", (LocalSteps(300, 32, 1).event(1.5),), 300, checked=checked)
@@ -105,7 +105,7 @@ TRANSPORTS = {
     "cloister's": "apart enforced, authentic enforced, instructed enforced",
     "cloister's, not packed": "apart assumed, authentic enforced, instructed enforced",
 }
-"""What each transport contributes."""
+"""Premises of each transport."""
 MECHANISMS = {
     "global-dp": ("", "", "cryptography"),
     "global-dp, adaptive": ("", "", "cryptography"),
@@ -121,7 +121,7 @@ MECHANISMS = {
     "laplace, as published": ("bundle enforced", "bundle stated", "cryptography"),
     "dp-sgd": ("bundle enforced", "bundle stated", "cryptography, kernels"),
 }
-"""What each mechanism contributes: where one process plays all parties, elsewhere, and standing assumptions."""
+"""Premises of each mechanism: where one process plays all parties, elsewhere, and standing assumptions."""
 
 
 def told(premises):
@@ -266,7 +266,7 @@ COLUMNS["Flower's SuperLink"] = ("flower's", "flower's, signed", "flower's, not 
 
 
 def known(tmp_path):
-    """How each premise is known in each column of the table: all ways that are possible there."""
+    """Return the states of each premise in each column of the table: all that are possible there."""
     found = {}
     for mechanism in ("secure aggregation", "gaussian"):
         for column, places in COLUMNS.items():

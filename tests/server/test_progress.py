@@ -1,4 +1,4 @@
-"""What a terminal shows while a run goes on: where every client is and about how long the rest takes, or nothing."""
+"""Output on a terminal while a run goes on: each client's place and about how long the rest takes, or nothing."""
 
 import io
 import re

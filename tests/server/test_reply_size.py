@@ -1,4 +1,4 @@
-"""How large a reply becomes is known before it is put together."""
+"""The size of a reply is known before it is put together."""
 
 import json
 from types import SimpleNamespace

@@ -290,7 +290,7 @@ class started:
         )
 
     def ended_before(self, rng):
-        """Whether the run came to its end before some more rounds were written, after which the process is killed.
+        """Return whether the run ended before some more rounds were written, after which the process is killed.
 
         A process that is killed when its run has ended, and before it exits, leaves nothing to resume.
         """

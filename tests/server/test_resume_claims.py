@@ -1,4 +1,4 @@
-"""What a resumed run claims: every release counts, wherever its directory is, whoever died."""
+"""Claims of a resumed run: every release counts, for any place of its directory and any process that died."""
 
 import shutil
 
@@ -91,7 +91,7 @@ class TestWithNoise:
 
 
 class TestClaimsOfADirectoryThatWasMoved:
-    """What a run is said to have released does not depend on where its directory is, or what was in it before."""
+    """The recorded releases of a run do not depend on the place of its directory, or its earlier content."""
 
     def test_a_new_name_leaves_nothing_out(self, tmp_path):
         go(tmp_path / "whole", PRIVATE)

@@ -1,4 +1,4 @@
-"""What cannot go on is refused by its key, and one process at a time is at a run directory."""
+"""Refusals of a resume name its key, and one process at a time is at a run directory."""
 
 import json
 import shutil
@@ -154,7 +154,7 @@ class TestRefusals:
             resume(tmp_path)
 
     def test_of_noise_that_is_not_its_own(self, stopped, tmp_path):
-        """What is claimed of planned rounds would be that of more noise than there was."""
+        """The claim of planned rounds would be that of more noise than there was."""
         shutil.copytree(stopped / "r", tmp_path / "r")
         path = tmp_path / "r" / "state-00001.npz"
         with np.load(path) as saved:

@@ -142,7 +142,7 @@ class TestWhatAServerTells:
     """C decides what a step is worth. Nodes take it in its range, and from one server all the same."""
 
     def changed(self, folder, change, phases=("mask",), **more):
-        """Why nodes refuse messages in which a server has changed C."""
+        """Return the reasons for which nodes refuse messages in which a server has changed C."""
         inner, updates = None, random_updates(5)
 
         def app(sent, context):

@@ -42,7 +42,7 @@ LAYOUT = Layout.of(MODEL)
 
 
 def whole(update, plan):
-    """What a client puts into the sum, without noise."""
+    """Return a client's addend to the sum, without noise."""
     row = LAYOUT.rows({name: MODEL[name] + update[name] for name in MODEL})
     return quantize_update(Cohort.of(LAYOUT, LAYOUT.rows(MODEL), (row,)), plan)
 
@@ -236,7 +236,7 @@ class TestCharges:
         assert not run.spent()
 
     def entries(self, folder, rules):
-        """What each node has in its ledger after a round; one is lost before it shares, one before it signs."""
+        """Return each node's ledger after a round; one is lost before it shares, one before it signs."""
         policy = folder / "policy.toml"
         policy.write_text(f'tasks = ["digits"]\nmechanisms = ["global-dp"]\nmax-epsilon = 90.0\n{rules}\n')
         own = [{"policy": str(policy), "ledger-dir": str(folder / str(n))} for n in range(5)]
@@ -569,7 +569,7 @@ class TestWhatANodeRemembers:
         assert max(made.values()) == 1
 
     def taken(self, folder):
-        """What takes the attempt that the first node has begun, once."""
+        """Return a function that takes the first node's attempt, once."""
         run = SecureRun(settings(folder), random_updates(5))
         assert not reply_to(run, message(run, 1, "advertise")).has_error()
         store = round_state.MemoryStore(run.grid._contexts[1].state)

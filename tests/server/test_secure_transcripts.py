@@ -1,4 +1,4 @@
-"""What the server and a colluding client receive in whole rounds does not tell which of two clients has which data.
+"""The view of the server and a colluding client in whole rounds does not tell which of two clients has which data.
 
 Clients run the app and train on their data, the server runs its strategy. In one world the victim has one part of the
 data and another honest client the other part; in the other world they have changed places. Every sum is the same.
@@ -40,7 +40,7 @@ from cloister.utils.wire import TRAIN_LOSS
 NAMES = names_of(4)
 VICTIM, HONEST, DROPPED, COLLUDER = NAMES
 PARTS = ((0, 1, 2, 3), (1, 0, 2, 3))
-"""Which part of the data each client has, in either world."""
+"""Each client's part of the data, in either world."""
 ROUNDS = 2
 Z = 0.005
 """So little noise that the masks alone hide an update."""
@@ -79,12 +79,12 @@ class Repeating(Telling):
 
 
 def with_loss(reply, trained, node):
-    """What a twin sends that lets the training loss through."""
+    """Send as a twin that lets the training loss through."""
     return replace(reply, metrics={TRAIN_LOSS: trained.metrics[TRAIN_LOSS]})
 
 
 def with_length(reply, trained, node):
-    """What a twin sends whose replies are as long as an update has numbers that are not 0."""
+    """Send as a twin whose replies are as long as an update has numbers that are not 0."""
     numbers = sum(np.count_nonzero(array) for array in trained.arrays.values())
     return replace(reply, arrays=reply.arrays | {"padding": np.zeros(numbers, np.uint8)})
 
@@ -141,7 +141,7 @@ class Federation:
         return self.app(message, context)
 
     def sums(self):
-        """What the server learns in each round, as it goes on with the model that came of the one before."""
+        """Return the server's view in each round, as it goes on with the model that came of the one before."""
         arrays, strategy, public = to_record(MODEL), self.run.strategy, ConfigRecord({"seed": 3})
         for number in range(1, self.rounds + 1):
             self.round = number
@@ -170,7 +170,7 @@ def read_as(kind, contents):
 
 
 def residues(run, direction, rounds):
-    """What is left of vectors of the honest, once the server has taken off what it can: a few numbers for each.
+    """Return the rest of the honest clients' vectors, less all that the server can subtract: a few numbers for each.
 
     It takes off the own mask, which it has recovered, and the masks in common with nobody, with the colluder, and with
     the member that was lost as well. It compares the vectors of two rounds.
@@ -204,12 +204,12 @@ def into_ring(numbers):
 
 
 def summary(vector, direction):
-    """How long a vector is, and how it lies to a direction."""
+    """Return the length of a vector, and its projection on a direction."""
     return [float(vector @ direction), float(np.log2(np.mean(np.abs(vector)) + 2.0**-40))]
 
 
 def outside(message):
-    """What anybody sees of a message: who sent it, how long each part of it is, and its numbers; an error has none."""
+    """Return the visible facts of a message: its sender, the length of each part, its numbers; an error has none."""
     if not message.has_content():
         return [message.metadata.src_node_id]
     records = [*message.content.metric_records.values(), *message.content.config_records.values()]
@@ -273,7 +273,7 @@ def test_a_twin_whose_replies_have_more_in_them_is_found(beside, transcript):
 
 
 def right_answers(transcript, train, test, **kind):
-    """How often a distinguisher that was trained on whole transcripts is right about new ones."""
+    """Return the share of new transcripts about which a distinguisher that was trained on whole ones is right."""
     worlds = np.arange(train + test) % 2
     played = [transcript(world, **kind)[:2] for world in worlds]
     known = np.array([[*inside, *(number for one in seen for number in one)] for seen, inside in played])

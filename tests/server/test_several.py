@@ -1,4 +1,4 @@
-"""What several runs together need of their budgets: never less than a ledger counts."""
+"""The needs of several runs together of their budgets: never less than a ledger counts."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What `cloister status` reads from a run directory and from Flower's answers."""
+"""Facts that `cloister status` reads from a run directory and from Flower's answers."""
 
 import json
 import subprocess
@@ -58,7 +58,7 @@ def test_a_run_under_way_whose_last_line_is_not_whole(output, tmp_path):
 
 
 def test_a_run_whose_cohorts_are_secret(tmp_path):
-    """How many were drawn and replied is not written down, so it cannot be shown."""
+    """The numbers of drawn nodes and of replies are not written down, so they cannot be shown."""
     poisson = {"strategy.sampling": "poisson", "strategy.fraction-train": 0.9}
     simulate(
         SETTINGS | poisson | {"output-dir": str(tmp_path), "run-name": "a"}, 5, ConsoleReporter(2, Console(quiet=True))
@@ -81,7 +81,7 @@ def test_a_run_under_way_that_cannot_be_read_is_taken_for_one_that_hides_its_pro
 
 
 def test_the_end_is_what_the_statement_about_privacy_says(output, tmp_path_factory):
-    """Whatever the models are called: those of several hypotheses have other names."""
+    """For any names of the models: those of several hypotheses have other names."""
 
     def check(content, ended):
         folder = tmp_path_factory.mktemp("case")

@@ -1,4 +1,4 @@
-"""What a run tells a person: its settings, the worth of its claim, the scores of the kept model, and curves."""
+"""Output of a run for a person: its settings, the worth of its claim, the scores of the kept model, and curves."""
 
 import io
 import json

@@ -55,7 +55,7 @@ def mixed_model(seed=0, scale=1.0):
 
 
 def asked(strategy, sent, nodes=5):
-    """What the nodes are sent."""
+    """Return the messages to the nodes."""
     grid = grid_of(lambda *_: None, nodes)
     return list(strategy.configure_train(1, to_record(sent), ConfigRecord(), grid))
 
@@ -432,7 +432,7 @@ def test_fixed_draws_a_cohort_of_one_size_without_replacement(nodes, fraction, l
 
 
 def indicators(kind, rounds=4000, nodes=12, fraction=0.25, seed=5):
-    """Who took part in each round: shape (rounds, nodes), 0 or 1."""
+    """Return the participation in each round: shape (rounds, nodes), 0 or 1."""
     drawn, grid = Sampling(fraction, 1, kind, 0, random.Random(seed)), roster(*range(nodes))
     taken = np.zeros((rounds, nodes))
     for line in taken:
@@ -448,7 +448,7 @@ def dependence(taken):
 
 
 def within(value, spread):
-    """Whether a standard normal figure is where it should be, two-sided."""
+    """Return whether a standard normal figure is where it should be, two-sided."""
     return abs(value) < norm.isf(FALSE_ALARM / 2) * spread
 
 

@@ -208,7 +208,7 @@ class TestBudget:
 
 
 def finished(cell, accuracy=0.5, how="as-asked", epsilon=1.0, **settings):
-    """What a run of a cell leaves behind."""
+    """Write the files that a cell's run leaves behind."""
     rounds = [line(number, central={"loss": 1 - accuracy, "accuracy": accuracy}) for number in range(3)]
     path = write_run(cell.directory, rounds=rounds, evaluation=None)
     config = parse(cell.config.flat() | settings)

@@ -25,7 +25,7 @@ COMMAND = [sys.executable, "-c", "from cloister.cli import app; app()", "warm-no
 
 @contextmanager
 def superlink(ahead=0.0, tls=None):
-    """What answers as a SuperLink does, with a clock that is so many seconds ahead; host:port."""
+    """Answer as a SuperLink does, with a clock that is so many seconds ahead; host:port."""
 
     class Answering(BaseHTTPRequestHandler):
         def do_GET(self):

@@ -1,4 +1,4 @@
-"""How often an idle node asks: against a SuperLink that counts, by a clock that the test turns."""
+"""The polling interval of an idle node: against a SuperLink that counts, by a clock that the test turns."""
 
 import pytest
 from flwr.supernode import start_client_internal

@@ -1,4 +1,4 @@
-"""What becomes of a SuperNode that gives up."""
+"""The end of a SuperNode that gives up."""
 
 import os
 import signal

@@ -88,7 +88,7 @@ def unpacked(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def children(unpacked):
-    """What a process says of its children: two draw by its own app, two by that of a bundle, others run a statement.
+    """Output of a process about its children: two draw by its own app, two by a bundle's, others run a statement.
 
     Each that draws says where its app is from, whether libraries are shared, its noise, and its kernel.
     """
@@ -218,7 +218,7 @@ class TestWhatIsLoaded:
         return build_fab_from_disk(project)
 
     def loaded(self, tmp_path, bundle, digest, version="1.0.0", policy=True):
-        """What `run_clientapp` does with a bundle and the names that the server gives."""
+        """Do the work of `run_clientapp` with a bundle and the names that the server gives."""
         listed = Policy.model_validate({"mechanisms": [], "tasks": ["digits"], "allowed-fabs": [sha(bundle)]})
         executor.load_only_what_is_allowed(lambda: listed if policy else None, tmp_path / "private", {})
         clientapp.install_from_fab(bundle, skip_prompt=True)
@@ -255,7 +255,7 @@ class TestWhatIsLoaded:
 
 
 def replies_after_a_death(monkeypatch, is_taken):
-    """How many replies a SuperNode has, long after a client died that had begun, and may have taken its message."""
+    """Return a SuperNode's number of replies, long after a client died that may have taken its message."""
     assume_run()
     state = InMemoryNodeState(InMemoryObjectStore())
     message = Message(RecordDict(), 1, "train")

@@ -1,4 +1,4 @@
-"""What tests of the exact noise share."""
+"""Fixtures for tests of the exact noise."""
 
 import pytest
 

@@ -155,7 +155,7 @@ def test_half_of_an_odd_bound_is_open(kernel):
 
 
 def test_a_kernel_that_compares_in_floating_point_is_found():
-    """Whatever it does with ties: doubles are further apart there than 2^-64."""
+    """For any treatment of ties: doubles are further apart there than 2^-64."""
 
     def check(tie, tables, block, low):
         index, exponent = pair_of(tables, block, low)
@@ -167,7 +167,7 @@ def test_a_kernel_that_compares_in_floating_point_is_found():
 
 
 def agrees(kernel, tables, index, low, cases):
-    """Whether a kernel's decisions are those of `number_of`, or `OPEN` where more than its 64 bits matter."""
+    """Return whether a kernel's decisions are those of `number_of`, or `OPEN` where more than its 64 bits matter."""
     words = np.array([event >> 48 << 16 | low for event, _ in cases], np.uint32)
     slots = np.array([slot_of(*case) for case in cases])
     numbers, outcome = kernel.decide(np.full(len(cases), index, np.uint16), words, slots, tables)

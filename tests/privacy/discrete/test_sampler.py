@@ -41,7 +41,7 @@ def counts_of(sample, largest):
 
 
 def follows(sample, scale):
-    """Whether a sample has the exact law's frequency of every single number, by χ², and its deviation."""
+    """Return whether a sample has the exact law's frequency of every single number, by χ², and its deviation."""
     largest = int(6 * scale)
     expected = len(sample) * probabilities(scale, largest)
     return fits(counts_of(sample, largest), expected) and std_is(sample / float(scale), 1.0)
@@ -105,7 +105,7 @@ def within(block, count=300_000, stream=Maker):
 
 
 def is_law_within(low, block):
-    """Whether low bits are distributed as the exact law has them inside of a block, in cells of 256."""
+    """Return whether low bits have the exact law's distribution inside of a block, in cells of 256."""
     m, j = max(block, -block - 1), np.arange(65536.0)
     j = 65536 - j if block < 0 else j
     density = np.exp(-(2 * m * 65536 + j) * j / (2 * float(EDGES * 2**14) ** 2))

@@ -78,7 +78,7 @@ def law_of(tables):
 
 
 def is_exact(tables):
-    """Whether the law is the discrete Gaussian's to 64 bits of what the tables leave over, a 2^-11 of the whole."""
+    """Return whether the law is the discrete Gaussian's to 64 bits of the tables' remainder, a 2^-11 of the whole."""
     exact = blocks_up_to(rate_of(tables))[0]
     return max(abs(made - wanted) for made, wanted in zip(law_of(tables), exact)) < 2 ** decimal(Fraction(-72))
 
