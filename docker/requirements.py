@@ -1,4 +1,4 @@
-"""Print what an image installs, from pyproject.toml: `light` for the SuperLink, `all` EXTRA ... for what runs an app."""
+"""Print what an image installs, by pyproject.toml: `light` for the SuperLink, `all` EXTRA... for what runs an app."""
 
 import sys
 import tomllib

@@ -14,7 +14,7 @@ import numpy as np
 from cloister.config.run import TaskConfig
 from cloister.tasks import TASKS
 from cloister.tasks.base import Bound, Dataset, Examples, KeepsState, Model, Recipe, Task
-from cloister.utils.crash import kind, place, quoted
+from cloister.utils.crash import kind, missing_extra, place, quoted
 from cloister.utils.errors import CloisterError, ConfigError, PluginError
 from cloister.utils.state import is_state
 from cloister.utils.wire import FROZEN
@@ -178,9 +178,14 @@ def model_of(task: Task) -> Model:
 
     Raises:
         ConfigError: `build` returned another type, a network of other inputs or outputs, or one without state while it
-            is to be kept.
+            is to be kept; or its framework is not installed.
     """
-    model: Model = _wrapped(task.build(), task)
+    try:
+        model: Model = _wrapped(task.build(), task)
+    except ModuleNotFoundError as error:
+        if missing := missing_extra(error):
+            raise ConfigError(f"task {task.config.name!r}, model {task.model_name!r}: {missing}") from None
+        raise
     if not all(hasattr(model, name) for name in METHODS):
         raise ConfigError(
             f"task {task.config.name!r}: build() gives {_kind(model)}; return a Keras model, a torch.nn.Module, or a "

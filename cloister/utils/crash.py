@@ -44,6 +44,8 @@ _LIBRARIES = tuple(
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LIST, _NUMBER = re.compile(r"\[[^\[\]]*\]"), re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan\b|inf\b)")
 _NESTED = re.compile(r"\[(?:[\s.,]|\\n)*\]|array\(\s*\.\.\.(?:[^()]|\([^()]*\))*\)")
+EXTRA_OF = {"tensorflow": "keras", "keras": "keras", "h5py": "keras", "torch": "torch", "safetensors": "torch"}
+"""Package of a framework -> the extra of Cloister that installs it."""
 SHAPE = 4
 """Largest number of whole numbers in brackets that count as a shape, and not as an array."""
 
@@ -273,6 +275,8 @@ def told(error: BaseException) -> str:
     """
     if isinstance(error, CloisterError):
         return f"{type(error).__name__}: {error}"
+    if missing := missing_extra(error):
+        return missing
     if isinstance(error, OSError) and error.errno in FULL:
         at = f": {error.filename}" if error.filename else ""
         return f"{os.strerror(error.errno)}{at}; make room, and begin again"
@@ -288,6 +292,13 @@ def told(error: BaseException) -> str:
                 file.write(trace)
             return f"{what}; the traceback, without any values, is in {path}"
     return f"{what}; its traceback could be written nowhere"
+
+
+def missing_extra(error: BaseException) -> str:
+    """Return the remedy for a framework that is not installed; empty for any other error."""
+    package = error.name if isinstance(error, ModuleNotFoundError) else None
+    extra = EXTRA_OF.get(package or "")
+    return f"{package} is not installed here: pip install 'cloister-fl[{extra}]'" if extra else ""
 
 
 def shortened(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from cloister.utils.crash import explained, place
+from cloister.utils.crash import explained, missing_extra, place
 from cloister.utils.errors import PluginError
 from cloister.utils.files import quiet_libraries
 
@@ -67,7 +67,7 @@ class Registry:
         except PluginError as error:  # of a base class of Cloister's, which names the class and the remedy
             raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {error}") from None
         except Exception as error:  # a plugin's module may raise anything, and its text may hold anything
-            reason = explained(error)
+            reason = missing_extra(error) or explained(error)
             if "importlib" in place(error):
                 reason = reason.rpartition(" at ")[0].removesuffix(",")
             raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {reason}") from error

@@ -49,7 +49,7 @@ RESUMABLE = ("operator", "too-few-nodes", "disk", "no-replies", "error")
 """Values of `how` in `privacy.json` for a run that may be resumed."""
 SPARE_BYTES = 4 << 20
 """Disk space, beside that for a model, that is reserved for the final files of a run."""
-PACKAGES = ("flwr", "tensorflow", "keras", "numpy", "scikit-learn", "dp-accounting", "cryptography")
+PACKAGES = ("flwr", "tensorflow", "keras", "torch", "numpy", "scikit-learn", "dp-accounting", "cryptography")
 
 
 class RunDirectory:
