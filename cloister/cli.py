@@ -170,14 +170,16 @@ def plan(
 @app.command("warm-node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def warm_node(
     context: typer.Context,
-    keras: Annotated[bool, typer.Option(help="Import Keras beforehand; tasks without a network need none.")] = True,
+    keras: Annotated[bool, typer.Option(help="Import Keras beforehand, where installed, for tasks in it.")] = True,
+    torch: Annotated[bool, typer.Option(help="Import PyTorch beforehand, where installed, for tasks in it.")] = True,
     fastest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, just after one.")] = 0.5,
     slowest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, in the long run.")] = 5.0,
 ) -> None:
     """Run a SuperNode whose clients start at once; takes the options of flower-supernode."""
     from cloister.deploy.warm.node import run_node
 
-    raise typer.Exit(run_node(context.args, keras, (fastest_poll, slowest_poll)))
+    frameworks = [name for name, wanted in (("keras", keras), ("torch", torch)) if wanted]
+    raise typer.Exit(run_node(context.args, frameworks, (fastest_poll, slowest_poll)))
 
 
 @app.command()
@@ -277,6 +279,7 @@ def new(
     kind: Annotated[str, typer.Argument(metavar="task|strategy|mechanism")],
     name: Annotated[str, typer.Argument()],
     source: Annotated[str, typer.Option("--from", help="Of a task: csv, npz or images.")] = "csv",
+    framework: Annotated[str, typer.Option(help="Of a task's model: keras, torch or numpy.")] = "keras",
     folder: Annotated[Path | None, typer.Option("--to", help="Folder to make; by default, one of that name.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="With csv: your table, or a folder with one of each site; its rows stay there.")
@@ -304,7 +307,7 @@ def new(
         raise ConfigError(f"--data {data}: only a task with --from csv is made from a table")
     names = tuple(name.strip() for name in columns.split(",")) if columns else ()
     table = None if data is None else guess(Asked(data, target, site, patient, names))
-    made = write_package(kind, name, source, folder or Path(name), table)
+    made = write_package(kind, name, source, folder or Path(name), table, framework)
     then = ""
     if table is not None and data is not None:
         typer.echo("\n".join(map(clean, table.told(data))))

@@ -77,7 +77,7 @@ for module, names in {os: ["urandom"], secrets: ["token_bytes", "randbits", "Sys
                       np.random: ["default_rng", "SeedSequence", "PCG64", "Philox", "MT19937"]}.items():
     for name in names:
         setattr(module, name, watched(getattr(module, name)))
-executor.warm_up(False)
+executor.warm_up([])
 print("warm")
 """
 

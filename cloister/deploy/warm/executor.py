@@ -17,7 +17,7 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -43,7 +43,9 @@ from cloister.flower.executor import (
     runtime_pb2,
 )
 from cloister.flower.executor import run_clientapp as clientapp
+from cloister.utils.crash import missing_extra
 from cloister.utils.errors import FederationError, PolicyError
+from cloister.utils.files import quiet_libraries
 
 SUFFIX = ".py"
 POLL_SECONDS = 0.2
@@ -58,6 +60,8 @@ LIBRARIES = (
     "sklearn.datasets",
     "pandas",
 )
+FRAMEWORKS = {"keras": ("tensorflow", "keras"), "torch": ("torch", "safetensors.torch")}
+"""Framework of a task -> modules that its clients import."""
 COMPILED = "cloister.privacy.mechanisms.discrete.numba_kernel"
 """Numba kernel. It returns the same numbers as the NumPy code, slightly faster."""
 
@@ -101,17 +105,25 @@ class Link:
         return Path(self.certificates).read_bytes() if self.certificates else None
 
 
-def warm_up(keras: bool) -> None:
+def warm_up(frameworks: Sequence[str]) -> None:
     """Import the libraries of clients without computing anything.
 
-    If this process computes first, its forked children may hang.
+    If this process computes first, its forked children may hang. So PyTorch starts its threads in each child, and a
+    child alone initialises CUDA, which a fork does not survive.
+
+    Args:
+        frameworks: names of `FRAMEWORKS`; of these, the installed ones are imported.
     """
     for name in LIBRARIES:
         importlib.import_module(name)
-    if keras:
-        from cloister.tasks.keras_model import import_keras
-
-        import_keras()
+    for framework in frameworks:
+        try:
+            with quiet_libraries():
+                for name in FRAMEWORKS[framework]:
+                    importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not missing_extra(error):
+                raise
     # Garbage collection in a child skips frozen objects. So parent and child keep sharing their memory.
     gc.collect()
     gc.freeze()

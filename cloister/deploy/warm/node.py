@@ -15,7 +15,7 @@ from cloister.client.node import NodeConfig, node_of
 from cloister.client.policy import policy_of
 from cloister.client.round_state import FolderStore
 from cloister.config.io import read_options
-from cloister.deploy.warm.executor import Executor, Link, is_tested, sources, warm_up
+from cloister.deploy.warm.executor import FRAMEWORKS, Executor, Link, is_tested, sources, warm_up
 from cloister.deploy.warm.probe import SuperLinkProbe, probe_superlink
 from cloister.deploy.warm.supernode import GAVE_UP, SIGNALLED
 from cloister.flower import TESTED_WITH, log
@@ -28,12 +28,14 @@ POLLS = (0.5, 5.0)
 """Seconds between two polls for messages: just after one, and in the long run."""
 
 
-def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, float] = POLLS) -> int:
+def run_node(
+    options: Sequence[str], frameworks: Sequence[str] = tuple(FRAMEWORKS), polls: tuple[float, float] = POLLS
+) -> int:
     """Run a SuperNode and its clients until the SuperNode ends or a signal ends both.
 
     Args:
         options: of `flower-supernode`, passed on unchanged. `--isolation` is set here.
-        keras: import Keras in advance: some 500 MB, shared by all messages. Tasks without a network need none.
+        frameworks: to import in advance where they are installed: some 500 MB each, shared by all messages.
         polls: seconds between two polls for messages, just after one and in the long run.
 
     Returns:
@@ -75,7 +77,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
     try:
         # Before the imports: if files change in the meantime, they do not match a bundle.
         imported = sources()
-        warm_up(keras)
+        warm_up(frameworks)
         log(INFO, "warm: clients of this node are forked from process %s", os.getpid())
         Executor(_link(ours), imported, lambda: policy_of(node.policy)).serve(lambda: supernode.poll() is None)
     finally:
