@@ -156,14 +156,14 @@ def test_flower_fetches_those_that_an_app_lists(index, tmp_path):
 def test_uv_asks_for_none_to_resolve_what_cloister_new_writes(index, tmp_path):
     made = [*packages(tmp_path / "made"), copied(ROOT / "examples" / "frozen_backbone", tmp_path / "frozen")]
     asked = [index.run(sys.executable, "-m", "uv", "lock", "--project", str(each))[1] for each in made]
-    assert asked == [{"pytest"}] * len(GROUPS) + [{"scikit-learn"}]
+    assert asked == [{"pytest", "tensorflow", "keras"}] + [{"pytest"}] * (len(GROUPS) - 1) + [{"scikit-learn"}]
 
 
 @pytest.mark.slow
 def test_pip_asks_for_none_when_it_installs_what_cloister_new_writes(index, tmp_path):
     install = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-build-isolation"]
     told, asked = index.run(*install, *(f"{made}[test]" for made in packages(tmp_path)))
-    assert "Would install" in told and asked == {"pytest"}
+    assert "Would install" in told and asked == {"pytest", "tensorflow", "keras"}
     made = copied(tmp_path / "strategy", tmp_path / "older", '["cloister-fl"]')
     told, asked = index.run(*install, str(made))
     assert "cloister-fl-99" in told, "the control"

@@ -10,10 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from cloister.scaffold.package import GROUPS, write_package
+from cloister.scaffold.package import ENDINGS, GROUPS, write_package
 from cloister.utils.errors import ConfigError
 
-KINDS = [("task", "csv"), ("task", "npz"), ("task", "images"), ("strategy", "csv"), ("mechanism", "csv")]
+KINDS = [
+    *[("task", source, "keras") for source in ENDINGS],
+    *[("task", source, "numpy") for source in ENDINGS],
+    ("strategy", "csv", "keras"),
+    ("mechanism", "csv", "keras"),
+]
+TORCH = [("task", source, "torch") for source in ENDINGS]
+LISTS = [pytest.param(KINDS, marks=pytest.mark.slow), pytest.param(TORCH, marks=pytest.mark.torch)]
+OF_EACH = pytest.mark.parametrize("of_each_kind", LISTS, indirect=True, ids=["all", "torch"])
 IN_TURN = """
 import json, os, sys
 from cloister.cli import app
@@ -28,9 +36,9 @@ for folder, arguments in json.loads(sys.argv[1]):
 BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
-def installed(folder, kind, source, name="my-thing"):
+def installed(folder, kind, source, framework="keras", name="my-thing"):
     """A package, and what pip would leave of it."""
-    made = write_package(kind, name, source, folder / name)
+    made = write_package(kind, name, source, folder / name, framework=framework)
     facts = made / f"{name.replace('-', '_')}-0.1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
@@ -42,9 +50,11 @@ def installed(folder, kind, source, name="my-thing"):
 
 
 @pytest.fixture
-def of_each_kind(tmp_path):
-    """Packages of all kinds beside each other."""
-    return {source_of: installed(tmp_path, *source_of, f"my-{'-'.join(source_of)}") for source_of in KINDS}
+def of_each_kind(tmp_path, request):
+    """Packages of several kinds beside each other."""
+    if request.param is TORCH:
+        pytest.importorskip("torch")
+    return {each: installed(tmp_path, *each, f"my-{'-'.join(each)}") for each in request.param}
 
 
 def within(made, *command, beside=()):
@@ -55,8 +65,9 @@ def within(made, *command, beside=()):
 
 
 def test_every_file_is_complete(tmp_path):
-    for kind, source in KINDS:
-        made = write_package(kind, "ward-7", source, tmp_path / f"any place {kind} {source}")
+    for kind, source, framework in (*KINDS, *TORCH):
+        place = tmp_path / f"any place {kind} {source} {framework}"
+        made = write_package(kind, "ward-7", source, place, framework=framework)
         texts = [path.read_text() for path in made.rglob("*") if path.suffix in (".py", ".md", ".toml")]
         assert len(texts) == 5
         assert not any(mark in text for text in texts for mark in ("{{", "{%", "MODULE"))
@@ -65,7 +76,7 @@ def test_every_file_is_complete(tmp_path):
             compile(path.read_text(), path, "exec")
 
 
-@pytest.mark.slow
+@OF_EACH
 def test_their_own_tests_pass(tmp_path, of_each_kind):
     """In one process, which imports Keras once."""
     made = of_each_kind.values()
@@ -73,7 +84,7 @@ def test_their_own_tests_pass(tmp_path, of_each_kind):
     folders = [str(one / "tests") for one in made]
     done = within(tmp_path, sys.executable, "-m", "pytest", *options, *folders, beside=made)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    assert re.search(rf"^{2 * len(KINDS)} passed", done.stdout, re.MULTILINE)
+    assert re.search(rf"^{2 * len(made)} passed", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -89,22 +100,25 @@ def test_its_own_tests_pass_where_no_data_is_in_the_package(tmp_path):
     assert re.search(r"^1 failed, 1 skipped", done.stdout, re.MULTILINE), "what is named is not skipped"
 
 
-@pytest.mark.slow
+@OF_EACH
 def test_the_commands_of_their_readmes_work_and_a_new_task_has_nothing_wrong(tmp_path, of_each_kind):
     commands = []
-    for (_, source), made in of_each_kind.items():
+    for (_, source, framework), made in of_each_kind.items():
         blocks = BLOCK.findall((made / "README.md").read_text())
         lines = [line.strip() for block in blocks for line in block.splitlines()]
         ours = [shlex.split(line)[1:] for line in lines if line.startswith("cloister ")]
         assert ours
         # Runs are alike, whatever was read.
-        commands += [(str(made), each) for each in ours if source == "csv" or each[0] == "check"]
+        runs = source == "csv" and framework != "numpy"
+        commands += [(str(made), each) for each in ours if runs or each[0] == "check"]
     done = within(tmp_path, sys.executable, "-c", IN_TURN, json.dumps(commands), beside=of_each_kind.values())
     assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
     said = dict(part.partition("\n")[::2] for part in done.stdout.split("$ ")[1:])
-    checked = said["check task my-task-csv"]
-    assert [line[:4] for line in checked.splitlines()] == ["ok  "] * 5, checked
-    assert "one round of 2 clients: loss " in checked
+    for kind, source, framework in of_each_kind:
+        if kind == "task":
+            checked = said[f"check task my-task-{source}-{framework}"]
+            assert [line[:4] for line in checked.splitlines()] == ["ok  "] * (6 if source == "images" else 5), checked
+            assert "one round of 2 clients: loss " in checked
 
 
 def test_nothing_is_written_over(tmp_path):

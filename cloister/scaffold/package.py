@@ -21,6 +21,8 @@ ENDINGS = {"csv": ".csv", "npz": ".npz", "images": ""}
 """Source of a task's data -> suffix of a site's data."""
 PUBLIC, SITES = {"train": 400, "test": 100}, {"site-a": 200, "site-b": 200}
 """Number of examples in each public part, and in the data of each site."""
+FRAMEWORKS = {"keras": ("tensorflow", "keras"), "torch": ("torch", "safetensors"), "numpy": ()}
+"""Framework of a task's model, which is the name of Cloister's extra -> packages that it needs."""
 GROUPS = {"task": "tasks", "strategy": "strategies", "mechanism": "mechanisms"}
 """Kind of package -> its group of entry points."""
 MADE_UP = Guess(
@@ -41,7 +43,9 @@ SUFFIX = ".jinja"
 RENAMED = {"gitignore": ".gitignore"}
 
 
-def write_package(kind: str, name: str, source: str, folder: Path, table: Guess | None = None) -> Path:
+def write_package(
+    kind: str, name: str, source: str, folder: Path, table: Guess | None = None, framework: str = "keras"
+) -> Path:
     """Write a package that can be installed and run unchanged.
 
     Args:
@@ -50,6 +54,7 @@ def write_package(kind: str, name: str, source: str, folder: Path, table: Guess 
         source: data format of a task: csv, npz or images.
         folder: of the package; it must not exist.
         table: what a task's own tables hold, for csv; None: made-up examples are written.
+        framework: of a task's model: keras, torch or numpy.
 
     Returns:
         The folder.
@@ -63,6 +68,8 @@ def write_package(kind: str, name: str, source: str, folder: Path, table: Guess 
         raise ConfigError(f"the name {name!r} is not valid: small letters, digits and '-', such as chest-scans")
     if source not in ENDINGS:
         raise ConfigError(f"--from {source!r} is not valid: it must be {', '.join(ENDINGS)}")
+    if framework not in FRAMEWORKS:
+        raise ConfigError(f"--framework {framework!r} is not valid: it must be {', '.join(FRAMEWORKS)}")
     module = name.replace("-", "_")
     groups = {"group": table.patient} if table and table.patient else {}
     own, size = ("FILE", "N") if table else (f"site-a{ENDINGS[source]}", SITES["site-a"])
@@ -72,6 +79,9 @@ def write_package(kind: str, name: str, source: str, folder: Path, table: Guess 
         "module": module,
         "klass": "".join(part.capitalize() for part in name.split("-")),
         "points": GROUPS[kind],
+        "source": source,
+        "framework": framework,
+        "packages": FRAMEWORKS[framework] if kind == "task" else (),
         "ending": ENDINGS[source],
         "what": "folder" if source == "images" else "file",
         "table": table or MADE_UP,
@@ -104,9 +114,15 @@ def _quoted(setting: str) -> str:
 
 
 def _render(part: str, facts: Mapping[str, object], folder: Path) -> None:
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True, autoescape=False)
+    environment = Environment(
+        loader=PackageLoader("cloister.scaffold"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        autoescape=False,
+    )
     environment.filters["code"] = lambda text: json.dumps(text, ensure_ascii=False)  # any text, as a string of Python
     for path, template in _templates(files("cloister.scaffold").joinpath("templates", part)):
         place = folder / path.with_name(RENAMED.get(path.name, path.name)).as_posix().replace(
