@@ -2,7 +2,7 @@
 
 import sys
 
-from cloister.utils.crash import INTERRUPTED, hear_interrupts, is_interrupted
+from cloister.utils.crash import INTERRUPTED, interrupts, record_interrupts
 
 
 def main() -> None:
@@ -11,7 +11,7 @@ def main() -> None:
     Raises:
         SystemExit: always, with the command's exit code.
     """
-    hear_interrupts()
+    record_interrupts()
     try:
         from cloister.cli import app
 
@@ -19,7 +19,7 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException:
-        if not is_interrupted():
+        if not interrupts:
             raise
         print("interrupted", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None

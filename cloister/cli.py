@@ -46,11 +46,11 @@ class Commands(TyperGroup):
                     if sys.stdout is not None:
                         sys.stdout.flush()
         except click.NoSuchOption as error:
-            said = error.message + _meant(error)
-            raise click.NoSuchOption(error.option_name, said, error.possibilities, error.ctx) from None
+            text = error.message + _meant(error)
+            raise click.NoSuchOption(error.option_name, text, error.possibilities, error.ctx) from None
         except Crash as crash:
-            said = "\n".join(map(clean, str(crash).splitlines()))
-            typer.secho(said, fg=typer.colors.RED, err=True)
+            text = "\n".join(map(clean, str(crash).splitlines()))
+            typer.secho(text, fg=typer.colors.RED, err=True)
             if isinstance(crash.cause, OSError) and crash.cause.errno in FULL:
                 with suppress(OSError):  # Python would write buffered output at the end of the process, and fail again
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -76,14 +76,14 @@ def test_ctrl_c_that_python_ignores_is_raised_again():
     """As in a callback of the garbage collector."""
     code = """
 import os, signal
-from cloister.utils.crash import hear_interrupts
+from cloister.utils.crash import record_interrupts
 
 class Callback:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)
         [None for _ in range(1000)]
 
-hear_interrupts()
+record_interrupts()
 Callback()
 try:
     signal.pause()
@@ -97,7 +97,7 @@ except KeyboardInterrupt:
 class TestAnErrorAfterCtrlC:
     @pytest.fixture
     def interrupted(self, monkeypatch):
-        monkeypatch.setattr(crash, "_interrupts", [signal.SIGINT])
+        monkeypatch.setattr(crash, "interrupts", [signal.SIGINT])
 
     @pytest.mark.parametrize("error", [ImportError("half"), SystemError("initialization"), OSError(4, "a", "b")])
     def test_is_the_interrupt_whatever_a_library_made_of_it(self, interrupted, error):

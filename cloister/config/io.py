@@ -1,11 +1,10 @@
 """Base of all sections of settings, parsers of settings, and errors that name the key and the value."""
 
-import difflib
 import json
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
 
@@ -14,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from cloister.utils.errors import ConfigError, SettingsError
 from cloister.utils.files import expanded
+from cloister.utils.text import suggestion
 
 Scalar = str | int | float | bool
 Auto = Literal["auto"]
@@ -182,8 +182,6 @@ def _dotted(nested: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{key}", _checked(f"{prefix}{key}", value)
 
 
-NEAREST = 3
-"""Largest number of valid keys that a message about an unknown key suggests."""
 MISSING = 3
 """Largest number of missing keys with a line each. More of them share one line."""
 INVALID = " is not valid: "
@@ -261,8 +259,7 @@ def explain(error: ValidationError, root: type[Section]) -> list[str]:
             listed = "" if section in unknown else f"; valid keys: {', '.join(valid)}"
             unknown.add(section)
             # The nearest key stands first: a long list may be cut where the message is shown.
-            near = difflib.get_close_matches(kebab(own), valid, n=1, cutoff=0.0)
-            meant = suggestion(own, valid) or f"; the nearest valid key is {near[0]!r}"
+            meant = suggestion(own, valid, otherwise="; the nearest valid key is {}")
             line = f"unknown key {key!r}{meant}{listed}"
         elif item["type"] == "union_tag_invalid":
             *most, last = item["ctx"]["expected_tags"].split(", ")
@@ -305,32 +302,6 @@ def sections_of(annotation: object) -> tuple[type[Section], ...]:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return (annotation,)
     return tuple(section for part in get_args(annotation) for section in sections_of(part))
-
-
-def suggestion(key: str, valid: Collection[str]) -> str:
-    """Return `; did you mean ...?` with the most similar valid key, or nothing.
-
-    Args:
-        key: that is invalid.
-        valid: valid keys or names.
-    """
-    close = difflib.get_close_matches(kebab(key), valid, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def nearest(key: str, valid: Collection[str]) -> str:
-    """Return a hint with the valid keys most similar to `key`.
-
-    Args:
-        key: that is invalid.
-        valid: all valid keys.
-    """
-    close = difflib.get_close_matches(kebab(key), valid, n=NEAREST)
-    if close:
-        others = f" (or {' or '.join(map(repr, close[1:]))})" if close[1:] else ""
-        return f"did you mean {close[0]!r}?{others}"
-    some = difflib.get_close_matches(kebab(key), valid, n=NEAREST, cutoff=0.0)
-    return f"the nearest valid keys are {', '.join(map(repr, some))}; docs/configuration.md has them all"
 
 
 def no_effect(key: str, value: object, because: str, found: object) -> str:

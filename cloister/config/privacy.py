@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_serializer, model_validator
 
 from cloister.config import variants
-from cloister.config.io import Inner, Positive, Scalar, Section, kebab, no_effect, suggestion
+from cloister.config.io import Inner, Positive, Scalar, Section, kebab, no_effect
 from cloister.privacy.mechanisms.selection import ReleaseContext
 from cloister.utils.errors import ConfigError
+from cloister.utils.text import suggestion
 
 
 class PrivacyConfig(Section):

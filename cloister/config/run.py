@@ -27,7 +27,6 @@ from cloister.config.io import (
     Whole,
     checked,
     kebab,
-    nearest,
     read_options,
 )
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
@@ -35,6 +34,10 @@ from cloister.config.renamed import RENAMED, refusal
 from cloister.config.secure import ENABLED, SecureAggregationConfig, with_parties
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, LARGEST_MULTIPLIER, THRESHOLD
 from cloister.utils.errors import ConfigError
+from cloister.utils.text import suggestion
+
+HELD_BACK = 0.2
+"""Share of its examples that a client holds back by default where clients score models on their own."""
 
 
 class TaskConfig(Section):
@@ -507,6 +510,8 @@ RULES: tuple[Callable[[RunConfig], str], ...] = (
 """Rules between sections: each returns the message of a contradiction, or an empty string."""
 
 
+NEAREST, NEAREST_KEYS = 3, "; the nearest valid keys are {}; docs/configuration.md has them all"
+"""Largest number of keys that a message about an unknown one suggests, and its words if none is similar."""
 _TABLE = "tool.flwr.app.config."
 """Prefix of the keys of a whole `pyproject.toml`."""
 
@@ -534,7 +539,11 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
             f"unknown table [{_TABLE[:-1]}]: that of pyproject.toml; here keys stand outside of any table"
         )
     meant = [*known, *(kebab(key) for key in unknown if _OPTION.fullmatch(kebab(key)))]
-    lines = [refusal(key, flat) if key in RENAMED else f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown]
+    near = [suggestion(key, meant, NEAREST, NEAREST_KEYS) for key in unknown]
+    lines = [
+        refusal(key, flat) if key in RENAMED else f"unknown key {key!r}{found}"
+        for key, found in zip(unknown, near, strict=True)
+    ]
     # Rules between keys are skipped: a misspelt key may be the one that they need.
     try:
         checked(RunConfig, _nested({key: value for key, value in flat.items() if key not in unknown}))

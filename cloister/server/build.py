@@ -13,7 +13,7 @@ from typing import Any, Literal
 from flwr.serverapp.strategy import Strategy
 
 from cloister.config import variants
-from cloister.config.io import Scalar, suggestion
+from cloister.config.io import Scalar
 from cloister.config.run import RunConfig, known_keys
 from cloister.config.secure import shared_mean
 from cloister.privacy.accounting.account import best_epsilon, composed
@@ -42,6 +42,7 @@ from cloister.tasks.recipe import recipe_of
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import expanded
+from cloister.utils.text import suggestion
 
 NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 """Kinds of parameters that accept a keyword argument."""

@@ -217,12 +217,12 @@ def explaining_failures() -> Iterator[list[Failure]]:
         try:
             yield failures
         except FederationError as error:
-            said = str(error)
+            text = str(error)
             for failure in failures:
-                said = said.replace(f"{failure.error}: {WITHHELD}", failure.text)
-            if failures and not any(failure.text in said for failure in failures):
-                said += f"; {failures[0].text}"
-            raise type(error)(said) from error
+                text = text.replace(f"{failure.error}: {WITHHELD}", failure.text)
+            if failures and not any(failure.text in text for failure in failures):
+                text += f"; {failures[0].text}"
+            raise type(error)(text) from error
 
 
 @contextmanager

@@ -8,13 +8,14 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.config.io import Scalar, as_pairs, suggestion
+from cloister.config.io import Scalar, as_pairs
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
 from cloister.training.plan import TrainingPlan
 from cloister.utils.arrays import Compiled, Network, Optimizer, Tensor
 from cloister.utils.crash import quoted
 from cloister.utils.errors import ConfigError
+from cloister.utils.text import suggestion
 
 LEAST_SQUARE = 1e-12
 """Added below the root of a mean square, whose slope at 0 is infinite."""
@@ -79,7 +80,7 @@ class KerasTrainer:
         self.model.keras.stop_training = False
         callbacks = _Callbacks(self._recipe, self.model.keras, self.optimizer, plan)
         rng = np.random.default_rng(plan.seed)
-        callbacks.told("on_train_begin")
+        callbacks.notify("on_train_begin")
         loss = 0.0
         for epoch in range(plan.epochs):
             callbacks.begin(epoch)
@@ -87,10 +88,10 @@ class KerasTrainer:
                 x = self._tensors(plan.seen(examples, epoch).x)
             order = rng.permutation(len(examples)).astype(np.int32)
             loss = float(train(x, y, weights, order, np.int32(plan.batch_size), np.float32(plan.proximal_mu)))
-            callbacks.told("on_epoch_end", epoch, {SEEN: loss})
+            callbacks.notify("on_epoch_end", epoch, {SEEN: loss})
             if self.model.keras.stop_training:
                 break
-        callbacks.told("on_train_end")
+        callbacks.notify("on_train_end")
         return loss
 
     def _tensors(self, x: NDArray) -> Tensor:
@@ -174,7 +175,7 @@ class _Callbacks:
 
     def __init__(self, recipe: Recipe, model: Network, optimizer: Optimizer, plan: TrainingPlan) -> None:
         made = callbacks_of(recipe)
-        self._heard = keras.callbacks.CallbackList(made, model=model, epochs=plan.epochs) if made else None
+        self._list = keras.callbacks.CallbackList(made, model=model, epochs=plan.epochs) if made else None
         self._model, self._optimizer, self._plan, self._factor = model, optimizer, plan, 1.0
         self._set(plan.rate(0))
 
@@ -183,16 +184,16 @@ class _Callbacks:
         if self._given:
             self._factor *= float(self._optimizer.learning_rate) / self._given
         self._set(self._plan.rate(epoch) * self._factor)
-        self.told("on_epoch_begin", epoch)
+        self.notify("on_epoch_begin", epoch)
 
-    def told(self, event: str, *given: object) -> None:
+    def notify(self, event: str, *given: object) -> None:
         """Call the callbacks with an event."""
-        if self._heard is None:
+        if self._list is None:
             return
         before = vars(self._model).get("optimizer")  # of a model that its task compiles
         object.__setattr__(self._model, "optimizer", self._optimizer)
         try:
-            getattr(self._heard, event)(*given)
+            getattr(self._list, event)(*given)
         finally:
             object.__delattr__(self._model, "optimizer")
             if before is not None:

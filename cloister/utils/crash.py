@@ -22,7 +22,6 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from cloister.utils.errors import CloisterError, DataError
 from cloister.utils.text import clean
@@ -86,38 +85,27 @@ _reader: ContextVar[_Reader | None] = ContextVar("reader of messages about excep
 
 AGAIN_SECONDS = 0.05
 """Time from an ignored KeyboardInterrupt to its repetition."""
-_interrupts: list[int] = []
+interrupts: list[int] = []
+"""Signals that `record_interrupts` recorded: an interrupted library may raise an error of its own in their place."""
 
 
-def hear_interrupts() -> None:
-    """Record each SIGINT of this process, and raise KeyboardInterrupt as Python does.
-
-    Python ignores an exception in a callback of an import or of its garbage collector. It is then raised once more,
-    soon after.
-    """
+def record_interrupts() -> None:
+    """Record each SIGINT, and raise KeyboardInterrupt: again if Python ignores it, as in a callback of an import."""
     earlier = sys.unraisablehook
 
-    def hear(number: int, _: FrameType | None) -> None:
-        _interrupts.append(number)
+    def interrupt(number: int, _: object) -> None:
+        interrupts.append(number)
         raise KeyboardInterrupt
 
-    def again(ignored: "sys.UnraisableHookArgs") -> None:
+    def repeat(ignored: "sys.UnraisableHookArgs") -> None:
         if ignored.exc_type is KeyboardInterrupt:
             signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
         else:
             earlier(ignored)
 
-    sys.unraisablehook = again
-    signal.signal(signal.SIGINT, hear)
-    signal.signal(signal.SIGALRM, hear)
-
-
-def is_interrupted() -> bool:
-    """Return whether a SIGINT was recorded.
-
-    A library that is interrupted during its import may raise an error of its own in place of KeyboardInterrupt.
-    """
-    return bool(_interrupts)
+    sys.unraisablehook = repeat
+    for number in (signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, interrupt)
 
 
 class Crash(Exception):
@@ -156,10 +144,10 @@ def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     except unchanged:
         raise
     except Exception as error:
-        if is_interrupted():
+        if interrupts:
             raise KeyboardInterrupt from None
         show_trace(error)
-        raise Crash(shortened(told(error)), error) from None
+        raise Crash(shortened(described(error)), error) from None
     finally:
         _reader.reset(token)
 
@@ -220,8 +208,8 @@ def explained(error: BaseException, names_folders: bool = False) -> str:
     reader = _reader.get()
     if reader is None or not reader.is_owner:
         return f"{kind(error)} at {place(error) if names_folders else os.path.basename(place(error))}"
-    said = quoted(error)
-    return f"{kind(error)}: {said}, at {place(error)}" if said else f"{kind(error)} at {place(error)}"
+    text = quoted(error)
+    return f"{kind(error)}: {text}, at {place(error)}" if text else f"{kind(error)} at {place(error)}"
 
 
 def quoted(error: BaseException) -> str:
@@ -229,13 +217,13 @@ def quoted(error: BaseException) -> str:
 
     It may quote an example, so only the owner of the data may see it. Arrays are replaced by dots.
     """
-    said = str(error)
+    text = str(error)
     if isinstance(error, SyntaxError):
-        said = f"{error.msg}: {error.text}" if error.text else error.msg
-    said = _LIST.sub(lambda found: found[0] if _is_shape(found[0]) else "...", _COLOURS.sub("", said))
-    while (inner := _NESTED.sub("...", said)) != said:
-        said = inner
-    words = clean(" ".join(said.split()))
+        text = f"{error.msg}: {error.text}" if error.text else error.msg
+    text = _LIST.sub(lambda found: found[0] if _is_shape(found[0]) else "...", _COLOURS.sub("", text))
+    while (inner := _NESTED.sub("...", text)) != text:
+        text = inner
+    words = clean(" ".join(text.split()))
     return f"{words[:WORDS]} ..." if len(words) > WORDS else words
 
 
@@ -265,7 +253,7 @@ def write_traces_to(folder: Path, coarse: bool = False) -> None:
         reader.folders.append((folder, coarse))
 
 
-def told(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """Describe an exception in one line.
 
     Cloister's own errors appear with their text, a full disk as such, any other exception by type and place.
@@ -349,9 +337,9 @@ def kind(error: BaseException) -> str:
     A NameError includes the undefined name, and an ImportError the module, if the code contains it.
     """
     of = type(error)
-    told = of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
+    name_of = of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
     name = error.name if isinstance(error, NameError | ImportError) else None
     codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     # A name that no code contains was made from a value, which may belong to an example. `import a.b` contains "a.b".
     known = (f"{each}." for code in codes for each in code.co_names)
-    return f"{told} of {name!r}" if name and any(each.startswith(f"{name}.") for each in known) else told
+    return f"{name_of} of {name!r}" if name and any(each.startswith(f"{name}.") for each in known) else name_of

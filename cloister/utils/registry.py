@@ -6,7 +6,6 @@ in the code because a node that receives the app over the network has no entry p
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from cloister.utils.crash import explained, missing_extra, place
 from cloister.utils.errors import PluginError
 from cloister.utils.files import quiet_libraries
+from cloister.utils.text import suggestion
 
 
 class Registry:
@@ -80,9 +80,8 @@ class Registry:
             known: all valid names.
         """
         found = f"{self.key} = {name!r}" if self.key else repr(name)
-        close = get_close_matches(name, valid := sorted(known), n=1)
-        meant = f"; did you mean {close[0]!r}?" if close else ""
-        return PluginError(f"unknown {self.kind} {found}{meant}; known: {', '.join(valid)}")
+        valid = sorted(known)
+        return PluginError(f"unknown {self.kind} {found}{suggestion(name, valid)}; known: {', '.join(valid)}")
 
 
 Messages = Iterable[Message]

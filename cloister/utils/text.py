@@ -1,8 +1,10 @@
 """Text for people: cleaning, counts, and bounds rounded to a few digits."""
 
+import difflib
 import math
 import re
 import sys
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 import numpy as np
@@ -33,6 +35,26 @@ def only_text(array: NDArray[np.str_]) -> NDArray[np.str_]:
 def parts(name: str) -> list[str]:
     """Split a name after spaces and `_-/.`, where a line may break."""
     return _PART.findall(name)
+
+
+def suggestion(name: str, valid: Iterable[str], most: int = 1, otherwise: str = "") -> str:
+    """Return `; did you mean ...?` with the most similar valid names.
+
+    Args:
+        name: that is invalid.
+        valid: names.
+        most: largest number of names.
+        otherwise: if none is similar, this with the nearest ones in place of `{}`.
+
+    Examples:
+        >>> suggestion("num_round", ["num-rounds", "seed"]), suggestion("x", ["seed"])
+        ("; did you mean 'num-rounds'?", '')
+    """
+    name, valid = name.replace("_", "-"), sorted(valid)
+    close = [*map(repr, difflib.get_close_matches(name, valid, most))]
+    if not close:
+        return otherwise.format(", ".join(map(repr, difflib.get_close_matches(name, valid, most, cutoff=0.0))))
+    return f"; did you mean {close[0]}?" + f" (or {' or '.join(close[1:])})" * bool(close[1:])
 
 
 def counted(number: int, noun: str) -> str:

@@ -11,8 +11,7 @@ from shipped import options_of, refusal, shipped
 from support import failures
 
 from cloister.client.policy import read_policy
-from cloister.config.io import NEAREST
-from cloister.config.run import RunConfig, StrategyConfig, digest_of, flatten, known_keys, parse, shown
+from cloister.config.run import NEAREST, RunConfig, StrategyConfig, digest_of, flatten, known_keys, parse, shown
 from cloister.deploy.provision.federation import read_federation
 from cloister.server.build import named_strategy
 from cloister.strategies import STRATEGIES

@@ -13,11 +13,11 @@ from cloister.utils.crash import (
     LINES,
     WIDTH,
     Crash,
+    described,
     kind,
     one_line,
     place,
     shortened,
-    told,
     trace_without_values,
     write_traces_to,
 )
@@ -91,12 +91,12 @@ class TestOneLine:
 
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
     def test_a_full_disk_is_told_as_such(self, tmp_path, number):
-        said = told(OSError(number, "quota", "models/run"))
+        said = described(OSError(number, "quota", "models/run"))
         assert "models/run; make room" in said and "\n" not in said and not list(tmp_path.iterdir())
 
     def test_another_error_of_the_system_is_not_taken_for_a_full_disk(self):
-        assert told(caught(lambda: (_ for _ in ()).throw(PermissionError(13, "no", "x")))) == "x: no"
-        assert "PermissionError at" in told(caught(lambda: (_ for _ in ()).throw(PermissionError(13, "no"))))
+        assert described(caught(lambda: (_ for _ in ()).throw(PermissionError(13, "no", "x")))) == "x: no"
+        assert "PermissionError at" in described(caught(lambda: (_ for _ in ()).throw(PermissionError(13, "no"))))
 
     def test_traces_go_to_the_run_directory_once_there_is_one(self, tmp_path):
         run = tmp_path / "run"
@@ -124,7 +124,7 @@ class TestOneLine:
 
     def test_nowhere_to_write_is_told_too(self, monkeypatch, tmp_path):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-        assert "could be written nowhere" in told(caught(fail_about_an_example))
+        assert "could be written nowhere" in described(caught(fail_about_an_example))
 
     @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
     def test_what_ends_a_process_passes_through(self, end):
