@@ -216,7 +216,7 @@ FILES_OF_SETTINGS = [
     wrong("policy a.toml", "tasks = 'digits' is not valid", "list", a_toml="mechanisms = []\ntasks = 'digits'\n"),
     wrong("policy a.toml", "must have at least 1 item", a_toml="mechanisms = []\ntasks = []\n"),
     wrong("policy a.toml", "'dp-sdg'; did you mean 'dp-sgd'?", a_toml="mechanisms = ['dp-sdg']\ntasks = ['digits']\n"),
-    wrong("policy a.toml", "min-client-noise-multiplier", a_toml="mechanisms = ['dp-sgd']\ntasks = ['digits']\n"),
+    wrong("policy a.toml", "min-dp-sgd-noise-multiplier", a_toml="mechanisms = ['dp-sgd']\ntasks = ['digits']\n"),
     *(
         wrong("policy a.toml", f"unknown key {key!r}; {how} {near!r}", a_toml=f"{key} = 1\n")
         for how, key, near in (

@@ -189,7 +189,7 @@ def _why_off(name: str, policy: Policy, request: TrainRequest) -> str:
     if side == "client" and privacy.chooses_exactly:
         return f"privacy.choice = {privacy.choice!r} tells the server which hypothesis suits, demanded: 'private'"
     if side == "server":
-        minimum, promise = policy.min_server_noise_multiplier, multiplier_of(request.promise)
+        minimum, promise = policy.smallest_noise(name), multiplier_of(request.promise)
         if privacy.server.is_silent:
             return "privacy.noise-multiplier = 0 is no noise"
         less = f"a noise multiplier of {promise:.4g}, demanded: at least {minimum:g}"
@@ -203,7 +203,7 @@ def _why_off(name: str, policy: Policy, request: TrainRequest) -> str:
         return f"{key} = {multiplier!r}, demanded: a number above 0"
     if name == "laplace":
         return _laplace_noise(policy, request.config)
-    return next(_outside(key, multiplier, policy.min_client_noise_multiplier, 0), "")
+    return next(_outside(key, multiplier, policy.smallest_noise(name), 0), "")
 
 
 def _laplace_noise(policy: Policy, config: RunConfig) -> str:
@@ -214,7 +214,7 @@ def _laplace_noise(policy: Policy, config: RunConfig) -> str:
     one specific row moves, and recognise that row. A site with a minimum therefore refuses a radius of 0.
     """
     client, radius = config.privacy.client, config.privacy.client.bound
-    minimum = policy.min_laplace_noise_multiplier
+    minimum = policy.smallest_noise(client.name)
     if too_little := next(_outside(client.noise_key, client.noise_multiplier, minimum, 0), ""):
         return too_little
     if radius == 0 and not policy.min_radius:

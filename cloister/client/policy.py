@@ -7,16 +7,18 @@ the server. Settings that cannot be read or classified are refused too.
 
 import logging
 import re
+from collections.abc import Mapping
 from logging import ERROR
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cloister.config.io import Heading, Inner, NonNegative, Section, Whole, kebab, read_toml, suggestion
+from cloister.config.io import Heading, Inner, NonNegative, Section, Whole, kebab, read_toml
+from cloister.config.renamed import with_own_floors
 from cloister.utils.errors import ConfigError, PolicyError
 from cloister.utils.files import expanded
-from cloister.utils.text import at_least, at_most
+from cloister.utils.text import at_least, at_most, suggestion
 
 CHECKED_BUNDLE = "CLOISTER_CHECKED_BUNDLE"
 """Environment variable with the app bundle that the node's executor has verified and admitted."""
@@ -63,8 +65,8 @@ class Policy(Section):
         public_size: public number of units of the site's data; 0: not stated.
         group: the array with the group of each row; a run must protect groups by it. Empty: rows are units.
         min_server_noise_multiplier: of all promised releases of a round together.
-        min_client_noise_multiplier: σ of DP-SGD, z of local Gaussian noise.
-        min_laplace_noise_multiplier: ν of local Laplace noise.
+        min_dp_sgd_noise_multiplier: σ of DP-SGD.
+        min_gaussian_noise_multiplier, min_laplace_noise_multiplier: z and ν of noise on the update.
         max_epsilon, max_example_epsilon: over all runs on the node's data, for the node and for an example or group;
             0: no budget.
         target_delta: δ of these budgets.
@@ -92,7 +94,8 @@ class Policy(Section):
     public_size: Whole = 0
     group: Heading = ""
     min_server_noise_multiplier: NonNegative = 0.0
-    min_client_noise_multiplier: NonNegative = 0.0
+    min_dp_sgd_noise_multiplier: NonNegative = 0.0
+    min_gaussian_noise_multiplier: NonNegative = 0.0
     min_laplace_noise_multiplier: NonNegative = 0.0
     max_epsilon: NonNegative = 0.0
     max_example_epsilon: NonNegative = 0.0
@@ -132,6 +135,16 @@ class Policy(Section):
         """Return whether the policy limits ε."""
         return bool(self.max_epsilon or self.max_example_epsilon)
 
+    def smallest_noise(self, mechanism: str) -> float:
+        """Return the smallest noise multiplier of a listed mechanism; 0: any noise."""
+        rule = "server" if is_server_side(mechanism) else mechanism.replace("-", "_")
+        return float(getattr(self, f"min_{rule}_noise_multiplier"))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, rules: Mapping[str, object]) -> dict[str, object]:
+        return with_own_floors(rules)
+
     @model_validator(mode="after")
     def _agree(self) -> "Policy":
         """Reject idle minima, mechanisms without a bound, and empty ranges."""
@@ -154,20 +167,21 @@ class Policy(Section):
 
 MINIMA: dict[str, tuple[str, ...]] = {
     "min_server_noise_multiplier": SERVER_SIDE,
-    "min_client_noise_multiplier": ("dp-sgd", "gaussian"),
+    "min_dp_sgd_noise_multiplier": ("dp-sgd",),
+    "min_gaussian_noise_multiplier": ("gaussian",),
     "min_laplace_noise_multiplier": ("laplace",),
     "min_radius": ("laplace",),
 }
 """Minima, each with the mechanisms that it applies to."""
 _OF_SERVER = ("min_server_noise_multiplier", "max_epsilon")
-_OF_CLIENT = ("min_client_noise_multiplier", "max_epsilon", "max_example_epsilon")
+_BUDGETS = ("max_epsilon", "max_example_epsilon")
 BOUND_OF_SERVER = ("min-server-noise-multiplier or max-epsilon", _OF_SERVER)
 BOUNDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "dp-sgd": ("min-client-noise-multiplier or a budget", _OF_CLIENT),
-    "gaussian": ("min-client-noise-multiplier or a budget", _OF_CLIENT),
+    "dp-sgd": ("min-dp-sgd-noise-multiplier or a budget", ("min_dp_sgd_noise_multiplier", *_BUDGETS)),
+    "gaussian": ("min-gaussian-noise-multiplier or a budget", ("min_gaussian_noise_multiplier", *_BUDGETS)),
     "laplace": (
         "min-laplace-noise-multiplier, max-leakage or a budget",
-        ("min_laplace_noise_multiplier", "max_leakage", "max_epsilon", "max_example_epsilon"),
+        ("min_laplace_noise_multiplier", "max_leakage", *_BUDGETS),
     ),
 }
 """Lower bounds on the noise of a node's mechanism: in words, and as rules of which one must be set."""
@@ -235,11 +249,7 @@ def _noise(policy: Policy) -> list[str]:
     if not policy.mechanisms:
         seen = "" if policy.demands_secure_aggregation else ": the server sees its models"
         return [f"! this site takes part in runs without noise{seen}"]
-    minima = {
-        "laplace": policy.min_laplace_noise_multiplier,
-        **dict.fromkeys(policy.believed, policy.min_server_noise_multiplier),
-    }
-    named = [(name, minima.get(name, policy.min_client_noise_multiplier)) for name in policy.mechanisms]
+    named = [(name, policy.smallest_noise(name)) for name in policy.mechanisms]
     words = [
         f"{name} with at least {at_least(minimum, 6)}" if minimum else f"{name} with any noise"
         for name, minimum in named

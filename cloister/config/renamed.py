@@ -1,4 +1,4 @@
-"""Keys of earlier versions: refused with their new name, and translated in the records of earlier runs."""
+"""Keys of earlier versions: refused with their new name, and translated in records of runs and policies of sites."""
 
 from collections.abc import Mapping
 
@@ -6,12 +6,18 @@ from cloister.config.io import Scalar
 
 CLIENTS = ("dp-sgd", "gaussian", "laplace")
 """Mechanisms of the clients whose keys had names in common."""
+COMMON = ("dp-sgd", "gaussian")
+"""Mechanisms that had a clip, and in policies a smallest noise, in common."""
 RENAMED: Mapping[str, tuple[str, ...]] = {
     "privacy.client-noise-multiplier": tuple(f"privacy.{each}-noise-multiplier" for each in CLIENTS),
-    "privacy.client-clipping-norm": tuple(f"privacy.{each}-clipping-norm" for each in ("dp-sgd", "gaussian")),
+    "privacy.client-clipping-norm": tuple(f"privacy.{each}-clipping-norm" for each in COMMON),
     "privacy.bits-noise-multiplier": ("privacy.clipping-count-noise-multiplier",),
 }
 """Old keys with their new names; of several, that of the run's `privacy.client`. A value keeps its meaning."""
+
+
+OLD_FLOOR, FLOOR = "min-client-noise-multiplier", "min-{}-noise-multiplier"
+"""Rule of earlier policies for the noise of two mechanisms, which are not comparable, and the rules in its place."""
 
 
 def names_of(key: str, settings: Mapping[str, Scalar]) -> tuple[str, ...]:
@@ -61,3 +67,23 @@ def translated(recorded: Mapping[str, Scalar]) -> dict[str, Scalar]:
         if len(names) == 1:
             found[names[0]] = value
     return found
+
+
+def with_own_floors(policy: Mapping[str, object]) -> dict[str, object]:
+    """Return the rules of a policy with a smallest noise for each mechanism, in place of one for several.
+
+    Args:
+        policy: rules by key, as any version wrote them.
+
+    Raises:
+        ValueError: an old key and one in its place are both there.
+    """
+    found = dict(policy)
+    if OLD_FLOOR not in found:
+        return found
+    value, listed = found.pop(OLD_FLOOR), found.get("mechanisms")
+    chosen = [name for name in COMMON if isinstance(listed, list) and name in listed]
+    names = [FLOOR.format(name) for name in chosen or COMMON]
+    if twice := found.keys() & names:
+        raise ValueError(f"{OLD_FLOOR} = {value!r} has a new name, and {min(twice)} is there too; remove the old one")
+    return found | dict.fromkeys(names, value)

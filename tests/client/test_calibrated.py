@@ -82,5 +82,5 @@ def test_a_node_with_a_size_of_its_own_refuses_noise_that_the_server_cannot_know
 def test_a_policys_least_noise_is_held_against_the_number(tmp_path):
     settings = calibrated(parse(auto("gaussian", 8.0))).flat()
     found = settings[KEYS["gaussian"]]
-    ask(tmp_path, settings, **only("gaussian", min_client_noise_multiplier=found))
-    refused("demanded: at least", tmp_path, settings, **only("gaussian", min_client_noise_multiplier=1.01 * found))
+    ask(tmp_path, settings, **only("gaussian", min_gaussian_noise_multiplier=found))
+    refused("demanded: at least", tmp_path, settings, **only("gaussian", min_gaussian_noise_multiplier=1.01 * found))

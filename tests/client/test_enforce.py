@@ -115,8 +115,8 @@ class TestMechanisms:
             refused(f"{noise} = 1.99, demanded: at least 2", tmp_path, less, **policy)
 
         cases = [
-            (DP_SGD, "min_client_noise_multiplier"),
-            (GAUSSIAN, "min_client_noise_multiplier"),
+            (DP_SGD, "min_dp_sgd_noise_multiplier"),
+            (GAUSSIAN, "min_gaussian_noise_multiplier"),
             (LAPLACE, "min_laplace_noise_multiplier"),
         ]
         assert failures(cases, check) == []

@@ -204,7 +204,7 @@ class TestEdges:
     def test_mechanisms_of_the_server_are_not_those_of_the_client(self, tmp_path):
         """Noise of a client that is too little is told so, and none of the server's is asked for."""
         weak = GAUSSIAN | {"privacy.gaussian-noise-multiplier": 1.0}
-        rules = only("gaussian", min_client_noise_multiplier=2.0) | {"mechanisms": ["global-dp", "gaussian"]}
+        rules = only("gaussian", min_gaussian_noise_multiplier=2.0) | {"mechanisms": ["global-dp", "gaussian"]}
         text = refused(REFUSED, tmp_path, weak, **rules, max_epsilon=1e6)
         assert text == (
             f"{REFUSED}none of global-dp, gaussian is on as demanded: privacy.server = 'none', not 'global-dp'; "

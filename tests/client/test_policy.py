@@ -70,7 +70,7 @@ class TestTheFile:
             ({"scores_may_leave": 1}, "scores-may-leave = 1 "),
             ({"allowed_fabs": ["abc"]}, "allowed-fabs.0 = 'abc'"),
             (DP | {"min_server_noise_multiplier": 1.0}, "no effect unless mechanisms holds 'glo"),
-            ({"min_client_noise_multiplier": 1.0}, "no effect unless mechanisms holds 'dp-sgd' or 'gaussian'"),
+            ({"min_gaussian_noise_multiplier": 1.0}, "no effect unless mechanisms holds 'gaussian'"),
             (
                 {"min_laplace_noise_multiplier": 1.0},
                 "min-laplace-noise-multiplier = 1 has no effect unless .*'laplace'",
@@ -156,7 +156,7 @@ SAID = [
         f"mechanisms holds 'server:theirs', {NO_MINIMUM} min-server-noise-multiplier or max-epsilon",
     ),
     ({"mechanisms": ["metric"]}, f"mechanisms holds 'metric', {NO_MINIMUM} min-server-noise-multiplier or max-epsilon"),
-    ({"mechanisms": ["dp-sgd"]}, f"mechanisms holds 'dp-sgd', {NO_MINIMUM} min-client-noise-multiplier or a budget"),
+    ({"mechanisms": ["dp-sgd"]}, f"mechanisms holds 'dp-sgd', {NO_MINIMUM} min-dp-sgd-noise-multiplier or a budget"),
     (
         {"mechanisms": ["laplace"]},
         f"mechanisms holds 'laplace', {NO_MINIMUM} min-laplace-noise-multiplier, max-leakage or a budget",
@@ -167,8 +167,8 @@ SAID = [
         "'server:NAME'",
     ),
     (
-        {"min_client_noise_multiplier": 1.0},
-        "min-client-noise-multiplier = 1 has no effect unless mechanisms holds 'dp-sgd' or 'gaussian'",
+        {"min_dp_sgd_noise_multiplier": 1.0},
+        "min-dp-sgd-noise-multiplier = 1 has no effect unless mechanisms holds 'dp-sgd'",
     ),
     ({"min_radius": 2.0}, "min-radius = 2 has no effect unless mechanisms holds 'laplace'"),
     (
@@ -266,8 +266,8 @@ class TestWhatBindsNobody:
         cases = [
             ("global-dp", ["min_server_noise_multiplier", "max_epsilon"]),
             ("metric", ["min_server_noise_multiplier", "max_epsilon"]),
-            ("dp-sgd", ["min_client_noise_multiplier", "max_epsilon", "max_example_epsilon"]),
-            ("gaussian", ["min_client_noise_multiplier", "max_epsilon", "max_example_epsilon"]),
+            ("dp-sgd", ["min_dp_sgd_noise_multiplier", "max_epsilon", "max_example_epsilon"]),
+            ("gaussian", ["min_gaussian_noise_multiplier", "max_epsilon", "max_example_epsilon"]),
             ("laplace", ["min_laplace_noise_multiplier", "max_epsilon", "max_example_epsilon", "max_leakage"]),
         ]
         assert failures(cases, check) == []
@@ -278,7 +278,7 @@ class TestWhatBindsNobody:
 
     def test_each_of_several_needs_its_own(self):
         with pytest.raises(ValueError, match="mechanisms holds 'laplace'"):
-            of(mechanisms=["dp-sgd", "laplace"], min_client_noise_multiplier=1.0)
+            of(mechanisms=["dp-sgd", "laplace"], min_dp_sgd_noise_multiplier=1.0)
 
     def test_who_insists_on_nothing_may_say_so(self):
         assert of().mechanisms == []

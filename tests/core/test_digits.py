@@ -111,6 +111,6 @@ class TestInPrint:
         assert str(Gaussian(MULTIPLIER)) == "gaussian, z = 1.567" and str(Pure(EPSILON)) == "pure, ε = 1.235"
 
     def test_of_a_policy(self):
-        rules = {"mechanisms": ["gaussian"], "tasks": ["digits"], "min_client_noise_multiplier": MULTIPLIER}
+        rules = {"mechanisms": ["gaussian"], "tasks": ["digits"], "min_gaussian_noise_multiplier": MULTIPLIER}
         told = render_policy(Policy(**rules, max_epsilon=EPSILON, max_example_epsilon=EPSILON))
         assert not shows(" ".join(told)) and "gaussian with at least 1.56789" in told[1]

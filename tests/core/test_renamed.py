@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shipped import refusal
 
+from cloister.client.policy import Policy
 from cloister.config.privacy import DEFAULTS
 from cloister.config.renamed import RENAMED, translated
 from cloister.config.run import known_keys, parse
@@ -77,3 +78,18 @@ def test_recorded_runs_keep_every_other_setting(run):
 def test_the_keys_of_another_mechanism_do_nothing_and_are_refused():
     message = refusal(**{"privacy.client": "gaussian", "privacy.dp-sgd-noise-multiplier": 50.0})
     assert message.startswith("privacy.dp-sgd-noise-multiplier = 50.0 has no effect with privacy.client = 'gaussian'")
+
+
+class TestTheNoiseThatAPolicyAsksFor:
+    """One rule was for σ of DP-SGD and for z of noise on an update, which are not comparable."""
+
+    @pytest.mark.parametrize("listed", [["dp-sgd"], ["gaussian"], ["dp-sgd", "gaussian", "laplace"]])
+    def test_in_an_older_file_is_that_of_each_listed_mechanism(self, listed):
+        rules = {"mechanisms": listed, "tasks": ["digits"], "max-epsilon": 8.0, "min-client-noise-multiplier": 0.7}
+        found = {name: Policy.model_validate(rules).smallest_noise(name) for name in CLIENTS}
+        assert found == {name: 0.7 * (name in listed and name != "laplace") for name in CLIENTS}
+
+    def test_is_not_stated_twice(self):
+        rules = {"mechanisms": ["dp-sgd"], "tasks": ["digits"], "min-client-noise-multiplier": 0.7}
+        with pytest.raises(ValueError, match="has a new name, and min-dp-sgd-noise-multiplier is there too"):
+            Policy.model_validate(rules | {"min-dp-sgd-noise-multiplier": 0.7})

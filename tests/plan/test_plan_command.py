@@ -34,7 +34,7 @@ GAUSSIANLY = f"{TINILY} privacy.server='none' privacy.client='gaussian' privacy.
 POLICY = """
 mechanisms = ["gaussian"]
 tasks = ["digits"]
-min-client-noise-multiplier = 1.0
+min-gaussian-noise-multiplier = 1.0
 max-epsilon = 4.0
 allowed-fabs = ["{digest}"]
 """.format(digest="a" * 64)

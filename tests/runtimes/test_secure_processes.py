@@ -22,7 +22,7 @@ from cloister.utils.keys import fingerprint
 MEMBERS = ("north", "south")
 STRANGER = "stranger"
 PATIENCE = 240
-POLICY = 'mechanisms = ["dp-sgd"]\nmin-client-noise-multiplier = 0.5\ntasks = ["digits"]\n'
+POLICY = 'mechanisms = ["dp-sgd"]\nmin-dp-sgd-noise-multiplier = 0.5\ntasks = ["digits"]\n'
 ONE_TRY = ("--max-retries", "0")
 SETTINGS = {
     "num-rounds": 2,
