@@ -20,8 +20,8 @@ LedgerPath = Annotated[Path, typer.Argument()]
 @ledger.command()
 def verify(
     path: LedgerPath,
-    head: Annotated[str, typer.Option(help="A last hash noted earlier: checks that no line was cut off since.")] = "",
-    anchors: Annotated[Path | None, typer.Option(help="Anchors that were kept elsewhere: checks all of them.")] = None,
+    head: Annotated[str, typer.Option(help="A last hash noted earlier, which the ledger must contain.")] = "",
+    anchors: Annotated[Path | None, typer.Option(help="File of anchors kept elsewhere, to verify.")] = None,
     key: Annotated[Path | None, typer.Option(help="With --anchors: the public key of the ledger's owner.")] = None,
 ) -> None:
     """Check that no line was changed, removed or swapped; with --head or --anchors, that none was cut off either."""
@@ -66,10 +66,10 @@ def verify(
 def anchor(
     path: LedgerPath,
     key: Annotated[Path, typer.Option(help="The owner's private key: node.key of a site, server.key of the server.")],
-    to: Annotated[Path | None, typer.Option(help="File to add the anchor to, for the person who keeps it.")] = None,
+    to: Annotated[Path | None, typer.Option(help="File to which the anchor is appended.")] = None,
     post: Annotated[str, typer.Option(help="URL that gets the anchor as JSON.")] = "",
 ) -> None:
-    """Sign the last hash of a ledger, for others to keep: with it they can tell later whether lines were cut off."""
+    """Sign the last hash of a ledger. Its keeper can later detect whether lines were cut off."""
     from cloister.privacy.accounting.anchors import anchored, hand_over
 
     made = anchored(_opened(path), key)
@@ -83,7 +83,7 @@ def show(
     delta: Annotated[float, typer.Option(help="δ at which ε is computed.")] = 1e-5,
     relation: Annotated[str, typer.Option(help="add-or-remove, or replace-one.")] = "add-or-remove",
 ) -> None:
-    """List the releases, and what they amount to."""
+    """List the releases and their total cost."""
     from cloister.privacy.claims.report import print_ledger
 
     print_ledger(_opened(path), delta, relation)
@@ -91,7 +91,7 @@ def show(
 
 @ledger.command()
 def leakage(paths: Annotated[list[Path], typer.Argument()]) -> None:
-    """Add up what clients that noise their own models have leaked: each of them, and how they compare.
+    """Print the leakage of each client that noises its own model, and a summary.
 
     PATHS are the ledgers of the clients, one each.
     """

@@ -97,8 +97,8 @@ class SecureRound:
             on the server for the name of another node.
         roster: the roster of most nodes; None before the nodes have sent theirs.
 
-    Guarantee: the first two steps show the server keys, rosters and which nodes answer, and nothing that depends on
-        data. They cost no privacy budget.
+    Guarantee: in the first two steps the server receives keys and rosters, and sees which nodes answer. None of these
+        depends on data, so the two steps cost no privacy budget.
 
     Source: Bonawitz et al. (2017), AdvertiseKeys to Unmasking.
     """
@@ -189,7 +189,7 @@ class SecureRound:
         return fitting(self.send(messages), messages, by_node, self.rejected)
 
     def _messages(self, step: str, told: Mapping[int, bytes]) -> list[Message]:
-        """Return the messages of a step without training: node -> the server's data for it."""
+        """Return the messages of a step without training, from the server's data for each node."""
         public = self.asked[0].content.config_records[CONFIG] if self.asked else {}
         common = {key: public[key] for key in (SEED, CLIPPING_NORM, DISTANCE) if key in public}
         made = []
@@ -312,7 +312,7 @@ class SecureSum(PrivateStrategy):
         base = super().claim()
         if self._by_provisioner is None:
             return base
-        # Members sign the roster, which says who made each key, with the terms of a round.
+        # The roster states who made each key. Members sign it with the terms of a round.
         premises = known_by(base.premises, [KEYS.known_as("attested")])
         return replace(base, premises=premises, by_provisioner=tuple(sorted(self._by_provisioner)))
 
@@ -338,7 +338,7 @@ class SecureSum(PrivateStrategy):
 
         Raises:
             BudgetExhausted: the budget does not cover the round.
-            ConfigError: more nodes would be asked than the threshold permits: two lists of survivors would be possible.
+            ConfigError: more nodes would be asked than the threshold permits. Two lists of survivors would be possible.
         """
         if self.mechanism.bits:
             config[CLIPPING_NORM] = self.mechanism.clipping_norm

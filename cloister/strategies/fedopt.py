@@ -2,11 +2,11 @@
 
     Δ = mean of the clients' models - the global model;  the global model += optimizer(Δ)
 
-Source: Reddi et al. (2021), arXiv:2003.00295, Algorithm 1. (The class of this name in Flower averages and stops.)
+Source: Reddi et al. (2021), arXiv:2003.00295, Algorithms 1 and 2. Flower's class of this name only averages.
 
-Each optimizer is a pure step (state, Δ) → (state, change of the model), on flat arrays of any length, as in Algorithms
-1 and 2 there. There is no bias correction, and second moments start at τ². (Flower's start at 0, and its FedAdam
-corrects the bias with the exponent of the next round.) The state is plain arrays, and contains all that must be saved.
+Each optimizer is a pure step (state, Δ) → (state, change of the model), on flat arrays of any length. There is no bias
+correction, and second moments start at τ². Flower's start at 0, and its FedAdam corrects the bias with the exponent of
+the next round. The state is plain arrays, and contains all that must be saved.
 """
 
 from abc import ABC, abstractmethod
@@ -73,7 +73,7 @@ class Momentum(Optimizer):
 
 @dataclass(frozen=True)
 class Adaptive(Optimizer):
-    """Adaptive optimizers: m ← β₁·m + (1-β₁)·Δ, v from τ² on by `second_moment`; the change is η·m / (√v + τ)."""
+    """Adaptive optimizers: m ← β₁·m + (1-β₁)·Δ; v starts at τ², `second_moment` updates it. Change: η·m / (√v + τ)."""
 
     learning_rate: float = 0.1
     beta_1: float = 0.0

@@ -235,8 +235,8 @@ class Stateful(Protocol):
 def declares_state(value: object, hooks: tuple[str, str] = HOOKS) -> bool:
     """Return True if the class of a value declares its own state.
 
-    Inherited hooks declare the state of the class that defines them, without that of a subclass. Classes of Cloister
-    are written with their subclasses in view. Elsewhere each resumable class needs hooks of its own.
+    Inherited hooks cover only the state of the class that defines them. Subclasses within Cloister rely on that. In
+    another package each resumable class needs hooks of its own.
 
     Args:
         value: a strategy, or another kind of plugin.

@@ -121,7 +121,7 @@ def verifying_key(content: bytes, place: str) -> ed25519.Ed25519PublicKey:
 
 
 def provisioner_of(names: Sequence[str]) -> str:
-    """Name the provisioner by the members whose keys it made.
+    """Describe the provisioner by the members whose keys it made.
 
     Args:
         names: of these members, at least one.

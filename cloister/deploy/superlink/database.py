@@ -1,4 +1,4 @@
-"""The SuperLink's state: a SQLite database that waits when it is busy, gives back what it frees, and has a limit."""
+"""The SuperLink's state in SQLite, with a longer wait for locks, return of freed pages to the disk, and a limit."""
 
 import shutil
 import sqlite3
@@ -18,33 +18,33 @@ from cloister.flower.superlink import FLWR_IN_MEMORY_DB_NAME, sql_mixin
 
 T = TypeVar("T")
 BUSY_SECONDS = 30.0
-"""For which a transaction waits for others; Flower's own 5 s were too few for 50 nodes on a loaded machine."""
+"""Time that a transaction waits for others. Flower's own 5 s are too few for 50 nodes on a loaded machine."""
 PAGE = 4096
 INCREMENTAL = 2
-"""SQLite's mode in which freed pages are given back on demand."""
+"""SQLite's mode that returns freed pages to the disk on demand."""
 AT_ONCE = 64 * 2**20 // PAGE
-"""Pages given back in one go: others wait meanwhile."""
+"""Pages returned in one step. Other transactions wait meanwhile."""
 ABSENCE = 180.0
-"""Seconds: the 60 that Flower waits for a heartbeat, and those that a busy machine takes to start this server."""
+"""Seconds: Flower's 60 for a missing heartbeat, and the start of this server on a busy machine."""
 INTERVAL = 60.0
-"""Seconds between two looks at the size."""
+"""Seconds between two checks of the size."""
 NEARLY = 0.8
-"""Of the limit, from which on every look says so."""
+"""Share of the limit above which each check logs a warning."""
 SPARE = 2**30
-"""Bytes of the disk below which every look says so."""
+"""Free bytes of the disk below which each check logs a warning."""
 
 
 def file_of(name: str) -> Path | None:
     """Return the file of a state database, if it has one.
 
     Args:
-        name: of the database, as Flower is told it.
+        name: of the database, as configured for Flower.
     """
     return None if name == FLWR_IN_MEMORY_DB_NAME or "://" in name else Path(name).resolve()
 
 
 def set_up(max_bytes: int) -> None:
-    """Have Flower open its databases with our waiting time and limit, and call a busy one a passing trouble."""
+    """Set the waiting time and the limit of Flower's databases, and answer 503 while one is busy."""
     ours = {"busy_timeout": str(int(1000 * BUSY_SECONDS)), "max_page_count": str(max(max_bytes // PAGE, 1))}
     names = vars(sql_mixin)
     kept = tuple((name, value) for name, value in names["SQLITE_PRAGMAS"] if name not in ours)
@@ -55,9 +55,9 @@ def set_up(max_bytes: int) -> None:
 
 
 def patient(session: Callable[..., AbstractContextManager[T]]) -> Callable[..., AbstractContextManager[T]]:
-    """Return Flower's `session`, with 503 in place of the error of a locked database.
+    """Return Flower's `session`, which answers 503 for a locked database and 507 for a full one.
 
-    Flower's clients then ask again.
+    After a 503 Flower's clients send the request again.
     """
 
     @contextmanager
@@ -80,7 +80,7 @@ def patient(session: Callable[..., AbstractContextManager[T]]) -> Callable[..., 
 
 
 def prepare(path: Path) -> None:
-    """Compact a database that no SuperLink has open, and have it give back what it frees from now on."""
+    """Compact a database that no SuperLink has open, and let it return freed pages on demand from now on."""
     with closing(sqlite3.connect(path)) as connection:
         before = path.stat().st_size
         connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
@@ -91,7 +91,7 @@ def prepare(path: Path) -> None:
 
 
 def wait_for_tasks(path: Path) -> None:
-    """Give each process that worked at a task when the SuperLink ended new time to be heard.
+    """Extend the deadline of each task that ran when the SuperLink ended, for the next heartbeat of its process.
 
     Args:
         path: of a database that no SuperLink has open.
@@ -104,7 +104,7 @@ def wait_for_tasks(path: Path) -> None:
 
 
 def give_back(path: Path) -> int:
-    """Give freed pages of a database in use back to the disk.
+    """Return freed pages of a database in use to the disk.
 
     Returns:
         Its size in bytes, with its log.
@@ -117,7 +117,7 @@ def give_back(path: Path) -> int:
 
 
 def look(path: Path, max_bytes: int) -> list[str]:
-    """Give back what is free; say what is scarce."""
+    """Return freed pages to the disk; return a warning for each scarce resource."""
     try:
         size = give_back(path)
     except sqlite3.OperationalError as error:
@@ -131,7 +131,7 @@ def look(path: Path, max_bytes: int) -> list[str]:
 
 
 def watch(path: Path, max_bytes: int, interval: float = INTERVAL) -> Event:
-    """Look at a database now and then, in a thread that ends with the process or once the event is set."""
+    """Check a database at intervals, in a thread that ends with the process or when the returned event is set."""
     ended = Event()
 
     def work() -> None:

@@ -76,14 +76,14 @@ def gaussian_delta(multiplier: float, epsilon: float) -> float:
 
 
 LARGEST_EPSILON = 1e150
-"""ε of the largest μ that is computed. Far above it, exponents are no floating-point numbers."""
+"""Largest ε for which μ is computed. Far above it, exponents exceed the floating-point numbers."""
 
 
 @functools.lru_cache(maxsize=4096)
 def gaussian_parameter(epsilon: float, delta: float) -> float:
     """Return the largest μ of an (ε, δ)-DP Gaussian release of multiplier 1/μ.
 
-    It is exact to one part in 10¹², the lower end of a bisection on the exact curve, which rises with μ.
+    The exact curve rises with μ. The result is the lower end of a bisection on it, exact to one part in 10¹².
 
     Args:
         epsilon: ε; above `LARGEST_EPSILON` it counts as that, which gives a smaller μ.
@@ -105,14 +105,15 @@ def pure_parameter(epsilon: float) -> float:
 
     It is given by Φ(μ/2) = e^ε/(1 + e^ε).
 
-    A pure ε bounds the type II error β of any test of two neighbours from below by two straight lines in its type I
-    error α, β = 1 - e^ε·α and β = e^-ε·(1 - α) (Kairouz, Oh, Viswanath, 2017, arXiv:1311.0776). They meet in the fixed
-    point α = β = a = 1/(1 + e^ε), and together run from (0, 1) over (a, a) to (1, 0). The curve of a Gaussian,
-    G(α) = Φ(Φ⁻¹(1 - α) - μ), is convex and its own inverse, runs from (0, 1) to (1, 0), and its fixed point, where
-    Φ⁻¹(1 - α) = μ/2, is Φ(-μ/2) = a for this μ. So the two lines are chords of G, and a convex function is below its
-    chords: the errors of any test are on or above the lines, and so on or above G. Every such release is μ-GDP (Dong,
-    Roth, Su, 2022, arXiv:1905.02383, Definition 4), and μ is the smallest possible value, since for a smaller one G
-    would pass above (a, a).
+    Let a test of two neighbours have type I error α and type II error β. A pure ε bounds β from below by two straight
+    lines: β ≥ 1 - e^ε·α and β ≥ e^-ε·(1 - α) (Kairouz, Oh, Viswanath, 2017, arXiv:1311.0776). They meet at
+    α = β = a = 1/(1 + e^ε). Together they run from (0, 1) over (a, a) to (1, 0).
+
+    The curve of a Gaussian is G(α) = Φ(Φ⁻¹(1 - α) - μ). It is convex and its own inverse, and runs from (0, 1) to
+    (1, 0). Its fixed point has Φ⁻¹(1 - α) = μ/2, so it is Φ(-μ/2), which equals a for this μ. So the two lines are
+    chords of G. A convex function is below its chords, so the errors of any test are on or above G. Every such release
+    is μ-GDP (Dong, Roth, Su, 2022, arXiv:1905.02383, Definition 4). No smaller μ is possible: G would pass above
+    (a, a).
     """
     # Φ⁻¹ loses its relative precision at 1/2: an ε below `MIN_MULTIPLIER` counts as this value.
     return float(-2 * special.ndtri_exp(-np.logaddexp(0.0, max(epsilon, MIN_MULTIPLIER))))
@@ -144,7 +145,7 @@ def composed_losses(unsampled: float, others: Mapping[Lossy, int], relation: Rel
     return _composed(unsampled, tuple(others.items()), relation, step)
 
 
-# A claim has several figures about the same releases, and a plan has one after every round: without the cache most of
+# A claim has several figures about the same releases, and a plan has one after every round. Without the cache most of
 # their time would go into equal distributions.
 @functools.lru_cache(maxsize=8)
 def _composed(unsampled: float, others: tuple[tuple[Lossy, int], ...], relation: Relation, step: float) -> Losses:
@@ -186,8 +187,10 @@ def pure_losses(epsilon: float, step: float) -> Losses:
 
 
 ROUNDING = 1e-15
-"""Bound on the underestimate of dp-accounting's Rényi divergence of a sampled release, for α ≥ 2: it is the logarithm
-of a sum near 1, divided by α - 1. Measured: 8e-17."""
+"""Bound on the underestimate of dp-accounting's Rényi divergence of a sampled release, for α ≥ 2.
+
+The divergence is the logarithm of a sum near 1, divided by α - 1. The measured underestimate is 8e-17.
+"""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -196,8 +199,8 @@ def sampled_curve(
 ) -> NDArray[np.float64]:
     """Return the Rényi divergence of one Gaussian release over a draw at each order.
 
-    The divergence without a draw is an upper bound, since divergences are quasi-convex. This bound is used if
-    dp-accounting finds no number or a larger one (draws without replacement of a large share), and for Poisson draws
+    The divergence without a draw is an upper bound, since divergences are quasi-convex. It replaces a missing or larger
+    result of dp-accounting, as for draws without replacement of a large share. It is also the result for Poisson draws
     under replace-one, for which this module has no curve.
 
     Args:

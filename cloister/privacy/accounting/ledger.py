@@ -177,9 +177,9 @@ class Ledger:
 
     @property
     def release_head(self) -> str:
-        """The hash of the last line about a release, which has a random id; that of an empty ledger before the first.
+        """The hash of the last line about a release; before the first, that of an empty ledger.
 
-        A party that gets this hash, and knows all heads before it, can test no guess of a line: it lacks the id.
+        The line has a random id. So a party with this hash and all earlier heads cannot test guesses of the line.
         """
         return self._last_release
 
@@ -274,7 +274,7 @@ class Ledger:
 
         Args:
             unit: of privacy.
-            relation: of the run; `replace-one` takes its place after any budget about that.
+            relation: of the run. After any budget under `replace-one` the result is `replace-one`.
         """
         strict = any(budget.unit == unit and budget.relation == "replace-one" for budget in self._budgets)
         return "replace-one" if strict else relation
@@ -290,10 +290,10 @@ class Ledger:
     ) -> None:
         """Record the budget of a run, if it differs from the unit's last one.
 
-        The first budget about a unit determines the filter, from its own ε and δ alone, and later ones keep it: a new
-        order could depend on releases. A larger budget gives the same filter a larger limit. All releases together are
-        then within the larger one. That is a guarantee if the increase did not depend on releases. Its line in the
-        ledger is permanent.
+        The first budget about a unit determines the filter, from its own ε and δ alone. Later budgets keep it, since a
+        new order could depend on releases. A larger budget gives the same filter a larger limit, which covers all
+        releases together. That is a guarantee if the increase did not depend on releases. Its line in the ledger is
+        permanent.
 
         Args:
             run: that begins.

@@ -47,9 +47,9 @@ class Keystream:
     """Keystream of AES-128 in counter mode: a key, the start of the counter, and the next free place.
 
     Args:
-        seed: None draws the key from the operating system. A number gives the same key every time. Another stream
-            reserves its next place: the keystream there is the key, and this stream is seeded if that one is. Bytes
-            are a secret that the caller has drawn: a party that receives it can draw the same noise.
+        seed: None draws the key from the operating system. A number gives the same key every time. With another
+            stream, the key is the keystream at that stream's next place, and both are seeded or neither is. Bytes are
+            a secret that the caller has drawn: a party that receives it can draw the same noise.
         purpose: name of the noise; sources of two purposes share no key under the same seed.
         block: numbers of noise per place.
         counters: values of the counter that a place has, 16 bytes of keystream each.

@@ -140,7 +140,7 @@ class Total:
         self.grid.settle(cohort.factors / self.grid.step, write)
 
     def _write(self, keep: Keep, source: DiscreteGaussian | None = None) -> None:
-        """Hand on the sums of every span, the last time from bounded contributions."""
+        """Pass the sums of every span to `keep`, again until all contributions are verified as bounded."""
         first = self._first
 
         def write(weights: NDArray) -> NDArray[np.float64]:
@@ -397,7 +397,7 @@ class _Ranked:
     def _sum(
         self, weights: NDArray, keep: Callable[[Span, NDArray, Maker | None], None], source: DiscreteGaussian | None
     ) -> NDArray[np.float64]:
-        """Hand on the sum of the kept values for every span.
+        """Pass the sum of the kept values of every span to `keep`.
 
         Return the sum of squares of each contribution.
         """

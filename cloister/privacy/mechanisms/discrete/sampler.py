@@ -131,9 +131,9 @@ class DiscreteGaussian(Keystream):
             deviation σ, use a grid of step σ/s. If σ is secret, that step would be secret too: keep a public step,
             and use a source of scale σ/step for each σ.
         seed: None draws the key from the operating system. A number gives the same stream every time, for tests and
-            for papers; a release with it is not private, and `seeded` is True. Another source of noise derives a key
-            from its next place: a new one for each release. Bytes are a secret: a party that receives it can draw the
-            same numbers.
+            for papers; a release with it is not private, and `seeded` is True. With another source of noise, the key
+            comes from that source's next place, so that each release has its own. Bytes are a secret: a party that
+            receives it can draw the same numbers.
 
     Guarantee: a sum of integers whose L2 sensitivity is Δ steps is released with ½(Δ/s)²-concentrated differential
         privacy, RDP(α) = αΔ²/2s² (Canonne, Kamath, Steinke, 2020, Theorem 14), up to a total variation of 2^-2900 a
@@ -169,11 +169,9 @@ class DiscreteGaussian(Keystream):
     def noise_multiplier(self, distance: int) -> float:
         """Return z of the continuous Gaussian that such a release costs.
 
-        It is the multiplier of a `Gaussian` event.
-
-        It is √(s² - 25)/Δ, rounded down, which holds for every accountant and for sampled contributions too
-        (proof: see the module): a release of p numbers is that of a Gaussian of deviation √(s² - 25), each
-        number rounded at random, up to a total variation of p·2^-700.
+        It is √(s² - 25)/Δ, rounded down: the multiplier of a `Gaussian` event. It holds for every accountant, and for
+        sampled contributions. The module proves that a release of p numbers is that of a Gaussian of deviation
+        √(s² - 25), each number rounded at random, up to a total variation of p·2^-700.
 
         Args:
             distance: Δ ≥ 1, the L2 distance in steps by which one unit's joining or leaving moves the sum.
