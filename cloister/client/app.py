@@ -40,10 +40,10 @@ from cloister.client.request import (
     request_of,
 )
 from cloister.client.secure import mask_update, open_masks, take_part
-from cloister.client.statistics import keep_statistics, restore_statistics
 from cloister.client.trainers import ModelAndTrainer, best, chosen_to_train, model_and_trainer_of
 from cloister.privacy.claims.premises import Attestation
-from cloister.tasks.base import Examples
+from cloister.tasks.base import Examples, KeepsState
+from cloister.utils.arrays import from_record, to_record
 from cloister.utils.crash import note_failure, trace_without_values
 from cloister.utils.errors import CloisterError, DataError, PrivacyError
 from cloister.utils.files import expanded
@@ -51,6 +51,8 @@ from cloister.utils.wire import EXAMPLES, SECURE, TRAIN_LOSS
 
 T = TypeVar("T")
 logger = logging.getLogger("cloister.client")
+STATISTICS = "statistics"
+"""Record in the state of a node: the statistics of its model that stay there from round to round."""
 Work = Callable[[AnyRequest, Node], Reply]
 """Computation of a reply, without any protection: training, evaluation, or a step of secure aggregation."""
 
@@ -152,7 +154,8 @@ def train(request: TrainRequest, node: Node) -> Reply:
         if not len(data) and not request.config.privacy.client.clips_gradients:
             return None
         loss = trainer.fit(data, plan)
-        keep_statistics(bench.model, node)
+        if isinstance(bench.model, KeepsState) and (own := bench.model.kept()):
+            node.state[STATISTICS] = to_record(own)
         return loss
 
     loss = attempt(lambda: trained_on(examples), lambda: trained_on(_nothing(request)))
@@ -172,7 +175,10 @@ def _bench(request: Request, node: Node) -> ModelAndTrainer:
     bench = model_and_trainer_of(request.config)
     refuse_misfit(request.models, bench.model.arrays())
     refuse_other_frozen(request, bench.frozen)
-    restore_statistics(bench.model, node)
+    if isinstance(bench.model, KeepsState) and bench.model.kept():
+        # All simulated nodes share the model: a node without statistics begins with those of a new model.
+        found = node.state.array_records.get(STATISTICS)
+        bench.model.assign_kept(None if found is None else from_record(found))
     return bench
 
 
