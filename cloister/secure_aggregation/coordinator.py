@@ -201,51 +201,39 @@ class Coordinator:
         """Remove the masks from the sum.
 
         Raises:
-            RoundAbandoned: the shares do not recover all secrets needed for it.
+            RoundAbandoned: the shares do not recover all secrets needed for it, or give another key of a member that
+                dropped out than its advertised one.
         """
         state = self._steps.take(_Unmasking)
-        names, values = state.survivors.names, state.collected.total
+        collected, names = state.collected, state.survivors.names
         answers = {one.sender: one for one in replies if one.sender in names}
-        holders, needed = state.collected.cohort.names, self._terms.graph.threshold
+        holders, needed = collected.cohort.names, self._terms.graph.threshold
         secrets: dict[str, bytes] = {}
-        for name in state.collected.sharers:
+        for name in collected.sharers:
             shares = {one: answer.shares[name] for one, answer in answers.items() if name in answer.shares}
             if len(shares) < needed:
                 raise RoundAbandoned(f"{len(shares)} shares of a secret of {name!r} were shown; it takes {needed}")
             # The seed of its own mask if it survived, else of its key.
             secrets[name] = combine(shares, holders, needed)
-        plus, minus = _leftover(state.collected, secrets, names)
-        add_masks(values, plus, minus)
+        # The masks that stay in the sum: the survivors' own, and those in common with members that dropped out.
+        advertised = {one.name: one for one in collected.cohort.advertisements}
+        plus: list[bytes] = []
+        minus = [secrets[name] for name in names]
+        for gone in sorted(collected.sharers - set(names)):
+            private = private_key(secrets[gone])
+            if public_key(secrets[gone]) != advertised[gone].mask_key:
+                raise RoundAbandoned(
+                    f"the shares that were shown of the key of {gone!r} do not give the key that it has advertised"
+                )
+            for name in names:
+                key = pair_key(private, advertised[name].mask_key, collected.binding, name, gone)
+                # The survivor has added it if its own name comes first.
+                (minus if name < gone else plus).append(key)
+        add_masks(collected.total, plus, minus)
         revealed = {name: one.revealed for name, one in sorted(answers.items()) if one.revealed}
-        return Total(values, names, revealed)
+        return Total(collected.total, names, revealed)
 
     def _require_enough(self, names: Iterable[str], what: str) -> None:
         found, threshold = len(set(names)), self._terms.graph.threshold
         if found < threshold:
             raise RoundAbandoned(f"{found} members have {what}; the threshold is {threshold}")
-
-
-def _leftover(
-    collected: _Collecting, secrets: Mapping[str, bytes], survivors: tuple[str, ...]
-) -> tuple[list[bytes], list[bytes]]:
-    """Return the keys of masks to add and to subtract, to remove every mask from a sum of masked inputs.
-
-    These are the survivors' own masks, and those in common with members that dropped out.
-
-    Raises:
-        RoundAbandoned: the shares of a member that dropped out give another key than its advertised one.
-    """
-    known = {one.name: one for one in collected.cohort.advertisements}
-    plus: list[bytes] = []
-    minus = [secrets[name] for name in survivors]
-    for gone in sorted(collected.sharers - set(survivors)):
-        private = private_key(secrets[gone])
-        if public_key(secrets[gone]) != known[gone].mask_key:
-            raise RoundAbandoned(
-                f"the shares that were shown of the key of {gone!r} do not give the key that it has advertised"
-            )
-        for name in survivors:
-            key = pair_key(private, known[name].mask_key, collected.binding, name, gone)
-            # The survivor has added it if its own name comes first.
-            (minus if name < gone else plus).append(key)
-    return plus, minus

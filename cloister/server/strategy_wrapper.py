@@ -220,7 +220,11 @@ class StrategyWrapper(Strategy):
             ConfigError: the replies of the first round must be held together and do not fit into memory.
         """
         Layout.of(from_record(arrays))  # refuses a model that cannot be federated before a node trains it
-        messages = self._with_state(arrays, server_round, config, grid)
+        has_state = any(map(is_state, arrays))  # the wrapped strategy does not see state
+        seen = to_record(without_state(from_record(arrays))) if has_state else arrays
+        messages = list(self.inner.configure_train(server_round, seen, config, grid))
+        for message in messages if has_state else ():
+            message.content[ARRAYS] = arrays
         begins, self._sent = self._sent is None, arrays
         self._asked = tuple(messages)
         # If a strategy draws a random number of nodes, only the expected number is public.
@@ -235,16 +239,6 @@ class StrategyWrapper(Strategy):
             maximum = math.ceil(self._expected + 6 * math.sqrt(self._expected)) if secret else len(self._asked)
             if component := self.needs_all_replies(layout, layout.rows(expected)):
                 require_memory(component, layout, maximum)
-        return messages
-
-    def _with_state(self, arrays: ArrayRecord, server_round: int, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Return the wrapped strategy's messages, with the state of the model, which that strategy does not see."""
-        if not any(map(is_state, arrays)):
-            return list(self.inner.configure_train(server_round, arrays, config, grid))
-        weights = to_record(without_state(from_record(arrays)))
-        messages = list(self.inner.configure_train(server_round, weights, config, grid))
-        for message in messages:
-            message.content[ARRAYS] = arrays
         return messages
 
     def needs_all_replies(self, layout: Layout, sent: Row) -> str:

@@ -74,22 +74,21 @@ class Sweep:
     """
 
     def __init__(self, path: Path) -> None:
-        self.description = read_toml(Description, path, str(path))
-        self.name = self.description.name or re.sub(r"[^\w-]+", "-", path.stem)
-        self.base = _base(self.description.base, path)
-        self.grid = _grid(self.description.grid, path)
-        self.seeds = self._seeds(path)
-
-    def _seeds(self, path: Path) -> tuple[int, ...]:
-        given, own = self.description.seeds, self.base.get("seed", -1)
-        if given is None:
-            return (own,) if isinstance(own, int) and own >= 0 else (0,)
-        if "seed" in self.base:
-            raise ConfigError(f"{path}: base.seed = {own!r} has no effect with seeds = {given!r}; keep one of them")
-        seeds = tuple(range(given)) if isinstance(given, int) else tuple(given)
-        if len(set(seeds)) < len(seeds):
-            raise ConfigError(f"{path}: seeds = {given!r} is not valid: a seed is there twice")
-        return seeds
+        self.description = given = read_toml(Description, path, str(path))
+        self.name = given.name or re.sub(r"[^\w-]+", "-", path.stem)
+        self.base = _base(given.base, path)
+        self.grid = _grid(given.grid, path)
+        own = self.base.get("seed", -1)
+        if given.seeds is None:
+            self.seeds: tuple[int, ...] = (own,) if isinstance(own, int) and own >= 0 else (0,)
+        elif "seed" in self.base:
+            raise ConfigError(
+                f"{path}: base.seed = {own!r} has no effect with seeds = {given.seeds!r}; keep one of them"
+            )
+        else:
+            self.seeds = tuple(range(given.seeds)) if isinstance(given.seeds, int) else tuple(given.seeds)
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"{path}: seeds = {given.seeds!r} is not valid: a seed is there twice")
 
     def settings(self) -> Iterator[dict[str, Scalar]]:
         """Yield the values of the grid's keys in each cell; the last key varies fastest."""

@@ -160,7 +160,9 @@ class Coordinates:
         length = math.hypot(*map(np.linalg.norm, self._moved(row).values()))
         factor = 1 / max(length, 1)
         rest = math.sqrt(self.bound**2 - (factor * length * self.unit) ** 2)
-        return self.encoded(row, factor * max(self._length_of_weights(row), rest) / rest)
+        layout, (sent, trained) = only_weights(self.layout, (self.sent, row))
+        weights = float(Cohort.of(layout, sent, (trained,)).norms[0])
+        return self.encoded(row, factor * max(weights if math.isfinite(weights) else 0.0, rest) / rest)
 
     def decoded(self, row: Row) -> Row:
         """Return the model of a release in these coordinates.
@@ -195,12 +197,6 @@ class Coordinates:
 
     def _has_variances(self, place: int) -> bool:
         return _is_variance(self.layout.names[place])
-
-    def _length_of_weights(self, row: Row) -> float:
-        """Return the norm of the update of the weights; 0 if it is not finite."""
-        layout, (sent, trained) = only_weights(self.layout, (self.sent, row))
-        length = float(Cohort.of(layout, sent, (trained,)).norms[0])
-        return length if math.isfinite(length) else 0.0
 
 
 def _is_variance(name: str) -> bool:

@@ -301,10 +301,8 @@ def _why_not(request: fleet_pb2.PushMessagesRequest) -> str:
     return "; ".join(why for why, is_wrong in wrong.items() if is_wrong)
 
 
-def _is_whole(state: Any, names: Iterable[str]) -> bool:
+def _is_whole(state: SqlLinkState, names: Iterable[str]) -> bool:
     """Return whether the server's app has sent all of these objects."""
-    if not isinstance(state, SqlLinkState):
-        return all(state.object_store.get(name) for name in names)
     left, missing = iter(names), select(StoredObject.object_id).where(StoredObject.is_available == 0)
     with state.session() as session:
         while few := list(islice(left, AT_ONCE)):

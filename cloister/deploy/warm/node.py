@@ -53,7 +53,14 @@ def run_node(
         raise ConfigError(f"--fastest-poll = {polls[0]:g} must be above 0 and at most --slowest-poll = {polls[1]:g}")
     node = _configured(ours.node_config or "")
     policy = policy_of(node.policy)
-    _look_at_data(node)
+    if node.data_path and not expanded(node.data_path).exists():
+        # The node starts anyway. Data may arrive later, and the server must not learn whether it exists.
+        log(
+            WARNING,
+            "data-path: there is no file or folder at %s; until there is, this node trains on nothing: where it noises "
+            "what it sends it answers with noise alone, and the server is not told",
+            expanded(node.data_path).absolute(),
+        )
     _look_at_superlink(ours)
     if not is_tested():
         if policy is not None and policy.allowed_fabs:
@@ -92,20 +99,6 @@ def run_node(
             "there, or was unregistered"
         )
     return status
-
-
-def _look_at_data(node: NodeConfig) -> None:
-    """Log a warning if the node's data is absent.
-
-    The node starts anyway. Data may arrive later, and the server must not learn whether it exists.
-    """
-    if node.data_path and not expanded(node.data_path).exists():
-        log(
-            WARNING,
-            "data-path: there is no file or folder at %s; until there is, this node trains on nothing: where it noises "
-            "what it sends it answers with noise alone, and the server is not told",
-            expanded(node.data_path).absolute(),
-        )
 
 
 def _configured(text: str) -> NodeConfig:

@@ -158,20 +158,13 @@ def summary(claim: Claim) -> str:
 
 def render(statement: Statement) -> list[str]:
     """Return a statement as lines of plain text: about the server's mechanism, then about the clients'."""
-    simulated = [SIMULATED] if statement.simulated else []
-    return [*simulated, *_render_server(statement), *(render_clients(statement.clients) if statement.clients else ())]
-
-
-def _render_server(statement: Statement) -> list[str]:
-    claim = statement.claim
-    unprotected = _unprotected(claim)
+    claim, simulated = statement.claim, [SIMULATED] if statement.simulated else []
+    unprotected, clients = _unprotected(claim), render_clients(statement.clients) if statement.clients else []
     if claim.status == "none":
         seen = "every client's model" if statement.clients is None else "what every client sends"
-        return [
-            f"privacy on the server: none. The server, and any party that sees its records, sees {seen}.",
-            *unprotected,
-        ]
-    lines = [f"privacy: {claim.mechanism}, {strength(claim, _of_run(claim))}{_if(claim)}", *_reasons(claim)]
+        none = f"privacy on the server: none. The server, and any party that sees its records, sees {seen}."
+        return [*simulated, none, *unprotected, *clients]
+    lines = [*simulated, f"privacy: {claim.mechanism}, {strength(claim, _of_run(claim))}{_if(claim)}", *_reasons(claim)]
     if statement.released_nothing:
         lines.append(f"  {NOTHING_RELEASED}")
     for figure in claim.figures:
@@ -191,7 +184,7 @@ def _render_server(statement: Statement) -> list[str]:
             lines.append(f"  no claim against the other clients: {why}")
     else:
         lines.append("  no claim against the server, which sees every update before it is noised")
-    return [*lines, *_premises(claim), *unprotected]
+    return [*lines, *_premises(claim), *unprotected, *clients]
 
 
 def uncounted(ledger: LedgerState) -> str:
