@@ -363,6 +363,11 @@ def entry_of(facts: Facts, entry: Entry, statements: Statements) -> dict[str, ob
     ]
     left = [facts.statement.claim.unprotected if facts.statement else ()]
     left += [each.unprotected for each in claims_of(facts)]
+    sound = [each for each in claims_of(facts) if each.is_guaranteed]
+    of_server = [each for each in sound if not isinstance(each, DpSgdClaim | LocalClaim)]
+    where = "Noise is added on a server that is trusted." if of_server else "Noise is added on the clients."
+    if any(each.is_against_server for each in of_server):
+        where = "Noise is added on the clients, in shares: the server learns a sum with noise, and no single update."
     versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
     code = f"Versions: {versions}. SHA-256 of the configuration: {facts.digest}."
     deployment = {
@@ -389,7 +394,7 @@ def entry_of(facts: Facts, entry: Entry, statements: Statements) -> dict[str, ob
         },
         "deployment_model": {
             "model_name": "Federated",
-            "model_name_details": _where_noise_is_added(facts),
+            "model_name_details": where,
             "actors": told["trust"],
             "release_type": "Many releases",
             "release_type_details": "The model of every round counts as released. " + told["composition"],
@@ -429,14 +434,6 @@ def _strongest(facts: Facts) -> tuple[Claim, Figure]:
         f"{facts.name} has no sound claim with an ε: the registry is for deployments with a guarantee, so no entry is "
         "written"
     )
-
-
-def _where_noise_is_added(facts: Facts) -> str:
-    sound = [claim for claim in claims_of(facts) if claim.is_guaranteed]
-    of_server = [claim for claim in sound if not isinstance(claim, DpSgdClaim | LocalClaim)]
-    if any(claim.is_against_server for claim in of_server):
-        return "Noise is added on the clients, in shares: the server learns a sum with noise, and no single update."
-    return "Noise is added on a server that is trusted." if of_server else "Noise is added on the clients."
 
 
 def _told(question: Question) -> str:
