@@ -19,7 +19,7 @@ from cloister.monitoring.commands import check_once, dashboard, watch
 from cloister.privacy.commands import ledger
 from cloister.utils.crash import FULL, INTERRUPTED, Crash, for_owner, one_line
 from cloister.utils.errors import BudgetExhausted, ConfigError, SettingsError
-from cloister.utils.text import clean
+from cloister.utils.text import clean, counted
 
 FAILED, MISUSED, BUDGET_SPENT = 1, 2, 3
 """Exit codes; 0: what was asked for was done."""
@@ -363,6 +363,12 @@ def predict(
         typer.echo("\n".join(found.lines()))
     if found.hypotheses > 1:
         typer.echo(f"hypothesis {found.hypothesis} of {found.hypotheses}", err=True)
+    usable = len(found.names) - sum(map(bool, found.reasons))
+    if usable < len(found.names):
+        unusable = counted(len(found.names) - usable, "example")
+        typer.echo(f"{unusable} cannot be scored; the column reason has the causes", err=True)
+    if 0 < found.labelled < usable:
+        typer.echo(f"{found.labelled} of {usable} examples have a label; the figures are of these", err=True)
     for name, value in found.metrics.items():
         typer.echo(f"{name} {value:.6g}", err=True)
 

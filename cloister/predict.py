@@ -3,9 +3,9 @@
 import json
 import re
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +14,20 @@ from numpy.typing import NDArray
 from cloister.config.renamed import translated
 from cloister.config.run import parse
 from cloister.tasks.base import Examples, Task, are_targets, expected_targets, stored_as
+from cloister.tasks.columns import MISSING
 from cloister.tasks.csv_files import number_of, read_rows
-from cloister.tasks.labels import classes_of
+from cloister.tasks.labels import NO_CLASS, classes_of
 from cloister.tasks.making import model_of, named_task, read_by
 from cloister.tasks.pictures.decode import SUFFIXES, content_of, decode, is_image
 from cloister.tasks.pictures.form import Form, Unreadable
+from cloister.tasks.pictures.labelled import ABSENT, TABLE, LabelledFiles
+from cloister.tasks.pictures.sources import files_below
 from cloister.tasks.pictures.task import PictureTask
+from cloister.tasks.tables import UNEVEN
 from cloister.tasks.targets import Target, Targets
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import atomic_path, read_text
-from cloister.utils.rows import fields, from_fields
+from cloister.utils.rows import fields, finite_rows, from_fields
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
@@ -34,17 +38,21 @@ LABELS = ("y", "label")
 
 @dataclass(frozen=True)
 class Scored:
-    """Examples to be scored.
+    """Examples to be scored, m of n that can be.
 
     Attributes:
-        names: of the examples in the predictions.
-        x: in the task's units.
-        y: their labels, or None.
+        names: n names of the examples in the predictions.
+        reasons: n texts, why an example cannot be scored; empty: it can.
+        x: of the m usable examples, in the task's units.
+        y: their labels, or None: no example has one.
+        labelled: which of the m have a label; None: all, if there are labels.
     """
 
     names: tuple[str, ...]
+    reasons: tuple[str, ...]
     x: NDArray
     y: NDArray | None = None
+    labelled: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,13 +60,15 @@ class Predictions:
     """Predictions of a model for examples.
 
     Attributes:
-        names: of the examples.
-        outputs: class probabilities of shape (n, classes), or other predictions of n rows.
+        names: of all examples.
+        outputs: class probabilities of shape (n, classes), or other predictions of n rows, of the usable examples.
         metrics: named metrics, if there were labels.
         hypothesis: index of the model.
         hypotheses: number of models.
         class_names: of a task of one label; empty if it has none.
         targets: of the task. Those with classes have probabilities on the last axis of their outputs.
+        reasons: of each name, why it is unusable, empty if it is usable; no texts: all examples are usable.
+        labelled: number of examples that the metrics are of.
     """
 
     names: tuple[str, ...]
@@ -68,6 +78,8 @@ class Predictions:
     hypotheses: int = 1
     class_names: tuple[str, ...] = ()
     targets: Targets = field(default_factory=lambda: {"": Target("mse")})
+    reasons: tuple[str, ...] = ()
+    labelled: int = 0
 
     def lines(self) -> Iterator[str]:
         """Yield CSV lines with a header.
@@ -75,17 +87,21 @@ class Predictions:
         The first column is the example. A label has its class number, the probability of that class, its name if there
         is one, and the probability of each class. Several labels, as of a sequence, have the class number of each.
         Other predictions have a column for each of their numbers. Several columns of a kind are numbered from 1. Of
-        several outputs each column has the name of its output.
+        several outputs each column has the name of its output. If an example is unusable, its cells are empty, and a
+        last column has the reason.
         """
-        columns, parts = ["example"], [[[_quoted(name)] for name in self.names]]
+        columns, parts = ["example"], list[list[list[str]]]()
         for name, outputs in fields(self.outputs).items():
             found = self._label if self.targets[name].classes and outputs.ndim == 2 else self._numbers
             headers, cells = found(name, outputs)
             columns += headers
             parts.append(cells)
-        yield ",".join(map(_quoted, columns))
-        for rows in zip(*parts, strict=True):
-            yield ",".join(chain.from_iterable(rows))
+        usable, blank = zip(*parts, strict=True), [""] * (len(columns) - 1)
+        has_reasons = any(self.reasons)
+        yield ",".join(map(_quoted, columns + ["reason"] * has_reasons))
+        for name, reason in zip(self.names, self.reasons or repeat("")):
+            row = blank if reason else list(chain.from_iterable(next(usable)))
+            yield ",".join([_quoted(name), *row, *[_quoted(reason)] * has_reasons])
 
     def _label(self, output: str, scores: NDArray) -> tuple[list[str], list[list[str]]]:
         """Return the columns of a label and their cells, from probabilities of shape (n, classes)."""
@@ -152,10 +168,13 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
         if files[number].suffix != model.suffix:
             raise DataError(f"{files[number]} is not of the kind of the task's model, {model.suffix}")
         model.load(files[number])
-        outputs = model.predict(scored.x)
-        metrics = {} if scored.y is None else task.metrics(scored.y, outputs)
+        outputs, metrics, rows = model.predict(scored.x), dict[str, float](), np.zeros(0, np.intp)
+        if scored.y is not None:
+            rows = np.arange(len(outputs)) if scored.labelled is None else np.flatnonzero(scored.labelled)
+            metrics = task.metrics(scored.y[rows], outputs[rows])
         names = tuple(task.class_names) if task.classes else ()
-        found.append(Predictions(scored.names, outputs, metrics, number, len(files), names, task.targets))
+        about = (number, len(files), names, task.targets, scored.reasons, len(rows))
+        found.append(Predictions(scored.names, outputs, metrics, *about))
     return min(found, key=_loss)
 
 
@@ -164,12 +183,20 @@ def read(task: Task, data: Path) -> Scored:
 
     A CSV file has a header, and one column for each number of an example, in the task's order and units. A last column
     `y` or `label` contains labels. If the task defines a table format of its own, the file must have that format; its
-    column of labels is optional. An `.npz` file has `x`, and optionally `y`. A folder contains images. If they lie in
-    subfolders that are named by class numbers or names, these names are their labels.
+    column of labels, or some of its labels, may be missing. An `.npz` file has `x`, and optionally `y`. A folder
+    contains images. If they lie in subfolders that are named by class numbers or names, these names are their labels;
+    so are those of `labels.csv` in the folder.
 
     Raises:
-        DataError: the data has another format, or does not fit the task.
+        DataError: the data has another format, does not fit the task, or has no usable example.
     """
+    try:
+        return _read(task, data)
+    except DataError as error:
+        raise error.of("") from None
+
+
+def _read(task: Task, data: Path) -> Scored:
     is_archive = data.suffix.lower() == ".npz"
     has_format = type(task).read is not Task.read or type(task).rows is not Task.rows
     if not data.is_dir() and not data.is_file():
@@ -182,17 +209,16 @@ def read(task: Task, data: Path) -> Scored:
         raise DataError(f"{data} is one image; give the folder that it lies in")
     if is_archive:
         return _archive(task, data)
-    if has_format:
-        if (inputs := task.unlabelled(data)) is not None:
-            return _checked(task, inputs, None, data)
-        examples = read_by(task, data)
-        if examples.faults:
-            # Predictions are numbered like rows.
-            raise DataError(
-                f"{data} has rows that cannot be scored: {'; '.join(examples.faults)}; remove or correct them"
-            )
-        return _numbered(examples, data)
-    return _table(task, data)
+    if not has_format:
+        return _table(task, data)
+    if (found := task.judged(data)) is not None:
+        labelled = None if found.y is None else task.usable_targets(found.y)
+        return _scored(task, data, found.x, found.y, found.reasons, labelled)
+    examples = read_by(task, data)
+    if examples.faults:
+        # Predictions are numbered like rows.
+        raise DataError(f"{data} has rows that cannot be scored: {'; '.join(examples.faults)}; remove or correct them")
+    return _scored(task, data, examples.x, examples.y)
 
 
 def _task(folder: Path) -> Task:
@@ -229,24 +255,47 @@ def _loss(found: Predictions) -> float:
     return loss if loss == loss else np.inf
 
 
-def _numbered(examples: Examples, data: Path, labelled: bool = True) -> Scored:
-    if not len(examples):
-        raise DataError(f"{data} holds no examples to score")
-    return Scored(tuple(map(str, range(len(examples)))), examples.x, examples.y if labelled else None)
+def _scored(
+    task: Task,
+    data: Path,
+    x: NDArray,
+    y: NDArray | None,
+    reasons: Sequence[str] = (),
+    labelled: NDArray[np.bool_] | None = None,
+    names: Sequence[str] = (),
+) -> Scored:
+    """Return the usable examples in the task's dtypes, after checking them.
 
+    If there are no labels, or not for every example, placeholders stand in for them during the check.
 
-def _checked(task: Task, x: NDArray, y: NDArray | None, data: Path) -> Scored:
-    """Return the examples in the task's dtypes, after checking them.
-
-    If there are no labels, zeros stand in for them during the check.
+    Args:
+        task, data: of the examples.
+        x, y: n inputs, and their labels.
+        reasons: n texts, why an example is unusable; no text: none is known to be.
+        labelled: which examples have a label; None: all, if there are labels.
+        names: of the examples; none: they are numbered.
     """
+    if not len(x):
+        raise DataError(f"{data} holds no examples to score")
     if y is not None and len(x) != len(y):
         raise DataError(f"{data} must hold as many labels as inputs, found {len(y)} and {len(x)}")
-    targets = task.placeholders(len(x)).y if y is None else y
-    try:
-        return _numbered(task.checked(Examples(x, targets), data), data, y is not None)
-    except DataError as error:
-        raise DataError(str(error).removeprefix("data-path: ")) from None
+    names = names or tuple(map(str, range(len(x))))
+    reasons = [
+        reason or ("" if is_finite else "has a number that is missing, NaN or infinite")
+        for reason, is_finite in zip(reasons or [""] * len(x), finite_rows(x).tolist(), strict=True)
+    ]
+    usable = np.flatnonzero([not reason for reason in reasons])
+    if not len(usable):
+        raise DataError(f"{data}: no example can be scored; {names[0]}: {reasons[0]}")
+    targets, has_label = task.placeholders(len(usable)).y, None if labelled is None else labelled[usable]
+    if y is None or (has_label is not None and not has_label.any()):
+        y = None
+    elif has_label is None:
+        targets = y[usable]
+    else:
+        targets = np.where(has_label, y[usable].T, targets.T).T
+    examples = task.checked(Examples(x[usable], targets), data)
+    return Scored(tuple(names), tuple(reasons), examples.x, None if y is None else examples.y, has_label)
 
 
 def _archive(task: Task, data: Path) -> Scored:
@@ -268,63 +317,76 @@ def _archive(task: Task, data: Path) -> Scored:
     labels = from_fields(y) if y else None
     if labels is not None and task.classes:
         labels = classes_of(labels, task.classes, task.class_names)
-    return _checked(task, from_fields(x), labels, data)
+    return _scored(task, data, from_fields(x), labels)
 
 
 def _table(task: Task, data: Path) -> Scored:
     if data.suffix.lower() in SPREADSHEETS:
         raise DataError(f"{data} is a spreadsheet; save it as a CSV file")
-    try:
-        found = read_rows(data)
-    except DataError as error:
-        raise DataError(str(error).removeprefix("data-path: "), error.first) from None
-    names, rows = found.names, found.rows
-    if not rows:
-        raise DataError(f"{data} has no rows below its header")
-    if not all(rows):
-        raise DataError(f"{data}: row {rows.index([]) + 1} below the header has another number of cells than it")
+    found = read_rows(data)
+    names, width = found.names, len(found.names)
     takes_labels = [target.shape for target in task.targets.values()] == [()]
-    has_labels = takes_labels and names[-1].lower() in LABELS
-    y: NDArray | None = None
-    if has_labels and task.classes:
-        # Labels are names or whole numbers. A number with a fraction is invalid.
-        y = classes_of([row.pop() for row in rows], task.classes, task.class_names)
-    numbers = np.array([[number_of(cell) for cell in row] for row in rows], np.float64)
-    for row, place in np.argwhere(np.isnan(numbers))[:1]:
-        kind = "no number" if rows[row][place] else "an empty cell"
-        raise DataError(
-            f"{data} must be a CSV file with a header, and numbers below it; row {row + 1} below the header has {kind} "
-            f"in column {names[place]!r}"
-        )
-    x, y = (numbers[:, :-1], numbers[:, -1]) if has_labels and y is None else (numbers, y)
+    has_labels = takes_labels and bool(names) and names[-1].lower() in LABELS
     features = int(np.prod(task.input_shapes[""]))
-    if x.shape[1] != features:
+    if width - has_labels != features:
         raise DataError(
             f"{data} must have {features} columns in the task's order, and may have a last one called y or label; "
-            f"found {x.shape[1]}"
+            f"found {width - has_labels}"
         )
-    return _checked(task, x.reshape(len(x), *task.input_shapes[""]), y, data)
+    rows = [row or [""] * width for row in found.rows]
+    reasons = [_reason(names[:features], row) if row else UNEVEN for row in found.rows]
+    numbers = np.array([[number_of(cell) for cell in row[:features]] for row in rows], np.float64)
+    y: NDArray | None = None
+    labelled = None
+    if has_labels:
+        cells = [row[-1] for row in rows]
+        labelled = np.array([cell.lower() not in MISSING for cell in cells], bool)
+        # Labels are names or whole numbers. A number with a fraction is invalid.
+        y = classes_of(cells, task.classes, task.class_names) if task.classes else np.array(list(map(number_of, cells)))
+    return _scored(task, data, numbers.reshape(len(rows), *task.input_shapes[""]), y, reasons, labelled)
+
+
+def _reason(names: Sequence[str], row: Sequence[str]) -> str:
+    """Return why a row of a table of numbers is unusable; empty: it is usable."""
+    for name, cell in zip(names, row):
+        if number_of(cell) != number_of(cell):
+            return f"column {name} {'must hold numbers only' if cell else 'is empty'}"
+    return ""
 
 
 def _images(task: Task, folder: Path) -> Scored:
     form = task.form if isinstance(task, PictureTask) else task.image_shape and Form(task.image_shape)
     if form is None:
         raise DataError(f"{folder}: examples of this task are no images; give a CSV or an .npz file")
-    paths = sorted(path for path in folder.rglob("*") if is_image(path))
-    if not paths:
+    classes = task.class_names or tuple(map(str, range(task.classes)))
+    table = LabelledFiles.at(folder / TABLE, classes, "", False) if classes and (folder / TABLE).is_file() else None
+    # A row of the table is an example, and so is an image that has none.
+    files = table.files if table else ()
+    known = set(files)
+    listed = []
+    for path, picture in zip(files, table.pictures if table else (), strict=True):
+        name = picture.name if path.name == ABSENT else path.relative_to(folder).as_posix()
+        listed.append((name, picture.label, picture.fault))
+    beside = [path for path in files_below(folder) if is_image(path) and path not in known]
+    for path in beside:
+        label = None if path.parent == folder else task.label_of_folder(path.parent.name)
+        listed.append((str(path.relative_to(folder)), NO_CLASS if label is None else label, ""))
+    if not listed:
         raise DataError(f"{folder} holds no images ({', '.join(SUFFIXES)}, or DICOM under any name)")
-    images = []
-    for path in paths:
-        try:
-            images.append(decode(content_of(path), form)[0])
-        except Unreadable as reason:
-            raise DataError(f"{path} {reason}") from None
-    x = np.stack(images).reshape(len(paths), *task.input_shapes[""])
-    labels = [None if path.parent == folder else task.label_of_folder(path.parent.name) for path in paths]
-    y = None if None in labels else np.array(labels)
-    if y is None and any(label is not None for label in labels):
-        raise DataError(f"{folder}: some images lie in folders named by a label and some do not")
-    return replace(_checked(task, x, y, folder), names=tuple(str(path.relative_to(folder)) for path in paths))
+    images, reasons = list[NDArray[np.float32]](), list[str]()
+    for path, (_, _, fault) in zip((*files, *beside), listed, strict=True):
+        image, reason = np.zeros(form.example, np.float32), fault
+        if not fault:
+            try:
+                image = decode(content_of(path), form)[0]
+            except Unreadable as error:
+                reason = str(error)
+        images.append(image)
+        reasons.append(reason)
+    x = np.stack(images).reshape(len(images), *task.input_shapes[""])
+    y = np.array([label for _, label, _ in listed])
+    labelled = task.usable_targets(y) & (y != NO_CLASS)
+    return _scored(task, folder, x, y, reasons, labelled, [name for name, _, _ in listed])
 
 
 def _titled(*words: str) -> str:

@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import secrets
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from cloister.client.node import NodeConfig
 from cloister.config.run import TaskConfig
 from cloister.tasks.base import Dataset, Examples, Task
-from cloister.tasks.columns import LONGEST
+from cloister.tasks.columns import spelt
 from cloister.tasks.making import dataset_of, named_task, read_by, rows_by
 from cloister.tasks.partition import deal, holdout
 from cloister.utils.errors import ConfigError, DataError, NodeConfigError
@@ -144,9 +143,25 @@ def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
     if examples.groups is None:
         # A task without groups would protect each row by itself, contrary to the run's claim.
         raise DataError(f"task.group = {config.group!r}: task {config.name!r} reads no groups from {path}")
-    groups, named = _one_spelling(examples.groups)
-    examples = replace(examples, groups=groups)
-    return examples if named.all() else examples.take(np.flatnonzero(named))
+    return in_groups(examples, examples.groups, config.group)[0]
+
+
+def in_groups(examples: Examples, groups: NDArray, group: str) -> tuple[Examples, NDArray[np.intp]]:
+    """Return the examples that have a group, by its one spelling, and their places.
+
+    Their faults count the others, for the owner of the file.
+
+    Args:
+        examples: n of them.
+        groups: of each, shape (n,).
+        group: the name of the groups, `task.group`.
+    """
+    groups, named = _one_spelling(groups)
+    places, examples = np.flatnonzero(named), replace(examples, groups=groups)
+    if named.all():
+        return examples, places
+    fault = f"{(~named).sum()} where {group} is empty, so that task.group does not find whose they are"
+    return replace(examples.take(places), faults=(*examples.faults, fault)), places
 
 
 def _tell(examples: Examples) -> None:
@@ -165,11 +180,7 @@ def _one_spelling(groups: NDArray) -> tuple[NDArray, NDArray[np.bool_]]:
     if groups.dtype.kind != "U":
         return groups, np.ones(len(groups), np.bool_)
     names, places = np.unique(only_text(groups), return_inverse=True)
-    # A name beyond `LONGEST` counts as empty: it could take an hour to normalise.
-    spelt = [
-        " ".join(unicodedata.normalize("NFC", name).split()) if len(name) <= LONGEST else "" for name in names.tolist()
-    ]
-    groups = np.array(spelt, np.str_)[places.ravel()]
+    groups = np.array(list(map(spelt, names.tolist())), np.str_)[places.ravel()]
     named = groups != ""
     if not named.all():
         logger.log(WARNING, "%d of %d rows are left out: they do not say whose they are", (~named).sum(), len(named))
@@ -270,13 +281,9 @@ def benchmark_of(config: TaskConfig) -> Dataset:
             f"task.group = {config.group!r} names no groups of task {config.name!r}: {there}; task.group = '' protects "
             "each example by itself"
         )
-    groups, named = _one_spelling(data.groups[config.group])
-    train = replace(data.train, groups=groups)
-    if named.all():
-        return replace(data, train=train, groups={})
-    rows = np.flatnonzero(named)
+    train, rows = in_groups(data.train, data.groups[config.group], config.group)
     owners = None if data.owners is None else data.owners[rows]
-    return replace(data, train=train.take(rows), owners=owners, groups={})
+    return replace(data, train=train, owners=owners, groups={})
 
 
 @lru_cache(maxsize=4)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from rich.console import Console
 
-from cloister.client.data import benchmark_of, task_of
+from cloister.client.data import benchmark_of, in_groups, task_of
 from cloister.client.dp_sgd import PrivateTrainer
 from cloister.client.trainers import model_and_trainer_of
 from cloister.config.io import Scalar
@@ -146,11 +146,8 @@ def _data_and_model(config: RunConfig, data: Path | None, found: list[Examples],
 
     def read() -> dict[str, Examples]:
         try:
-            if data is not None:
-                return {"read()": read_by(task, data)}
             with quiet("cloister.client"):  # the lines below report rows that are left out
-                loaded = benchmark_of(task.config)
-            return {"load(), train": loaded.train, "load(), test": loaded.test}
+                return _parts(task, data)
         except DataError as error:
             rows.append(error.first)
             raise
@@ -164,7 +161,8 @@ def _data_and_model(config: RunConfig, data: Path | None, found: list[Examples],
     if problem := "; ".join(filter(None, (problem, *rows))):
         labels = ""
         if data is not None:
-            examples, _ = tried(lambda: rows_by(task, data))
+            with quiet("cloister.tasks"):  # `read_by` has said it
+                examples, _ = tried(lambda: rows_by(task, data))
             if examples is not None and task.classes and len(examples):
                 low, high = examples.y.min(), examples.y.max()
                 if low != NO_CLASS and not 0 <= low <= high < task.classes:
@@ -179,6 +177,15 @@ def _data_and_model(config: RunConfig, data: Path | None, found: list[Examples],
         yield from (Line(kind, text) for kind, text in task.described())
     about_model = _about_model(config, task, found[0] if found else None, tell)
     yield from (line for line in about_model if (found and not attributes) or line.kind == "fault")
+
+
+def _parts(task: Task, data: Path | None) -> dict[str, Examples]:
+    """Return a site's own data, or the parts of the benchmark, by the method that returns them."""
+    if data is None:
+        loaded = benchmark_of(task.config)
+        return {"load(), train": loaded.train, "load(), test": loaded.test}
+    own, group = read_by(task, data), task.config.group
+    return {"read()": own if not group or own.groups is None else in_groups(own, own.groups, group)[0]}
 
 
 def _about_examples(task: Task, examples: Examples, where: str) -> Iterator[Line]:

@@ -102,6 +102,21 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """All rows of a file, each judged by itself, for predictions.
+
+    Attributes:
+        x: inputs, shape (n, ...); those of an unusable row are any numbers.
+        y: targets, shape (n, ...), not valid for a row without one; None: the file has none.
+        reasons: n texts, why a row cannot be predicted; empty: it can.
+    """
+
+    x: NDArray
+    y: NDArray | None
+    reasons: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Benchmark examples: `train` is partitioned among the clients, `test` stays with the server.
 
@@ -432,11 +447,11 @@ class Task(ABC):
         """
         return read_npz(path, self)
 
-    def unlabelled(self, path: Path) -> NDArray | None:
-        """Return the inputs of a file without labels, shape (n, *input_shape).
+    def judged(self, path: Path) -> Judged | None:
+        """Return all rows of a file for predictions, with or without targets.
 
-        None: the file has labels. Tasks with a file format of their own override this. By default, every file needs
-        labels.
+        Tasks with a file format of their own override this. None, the default: `read` returns the rows, and each needs
+        a target.
 
         Raises:
             DataError: the file is not in the task's format.

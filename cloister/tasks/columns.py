@@ -8,7 +8,7 @@ break the guarantee: one person's row would change the inputs of all other rows.
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -41,49 +41,59 @@ class Column(Protocol):
         """Return the number of inputs of one cell."""
         ...
 
-    def features(self, cells: Sequence[str], missing: Sequence[str]) -> Features:
+    def features(self, cells: Sequence[str], missing: Collection[str]) -> Features:
         """Return the inputs for cells.
 
         Args:
             cells: n of them, without blanks around them.
-            missing: texts of missing values, in small letters.
+            missing: texts of missing values in all columns, as `plain` spells them.
         """
         ...
 
 
-def is_absent(cell: str, missing: Sequence[str]) -> bool:
+def is_absent(cell: str, missing: Collection[str]) -> bool:
     """Return whether the cell of a number or a date holds a missing value.
 
     Args:
         cell: without blanks around it.
-        missing: texts of missing values, in small letters, beside `MARKS`.
+        missing: texts of missing values as `plain` spells them, beside `MARKS`.
     """
-    return cell.lower() in missing or cell.lower() in MARKS
+    text = plain(cell) if len(cell) <= LONGEST else cell
+    return text in missing or text in MARKS
+
+
+def spelt(name: str) -> str:
+    """Return the one spelling of a name: composed characters and single blanks.
+
+    A name beyond `LONGEST` counts as empty: it could take an hour to normalise.
+    """
+    return " ".join(unicodedata.normalize("NFC", name).split()) if len(name) <= LONGEST else ""
 
 
 def plain(cell: str) -> str:
-    """Return the one spelling of a category: small letters, single blanks, and `1` for `1.0`.
-
-    A cell beyond `LONGEST` counts as empty: it could take an hour to normalise.
-    """
-    if len(cell) > LONGEST:
-        return ""
-    if whole := WHOLE.fullmatch(cell):
+    """Return the one spelling of a category: that of a name in small letters, and `1` for `1.0`."""
+    if len(cell) <= LONGEST and (whole := WHOLE.fullmatch(cell)):
         return whole[1].removeprefix("+") + whole[2]
-    return " ".join(unicodedata.normalize("NFC", cell).split()).casefold()
+    return spelt(cell).casefold()
+
+
+def _of(column: "Number | Category | Hashed | Date", missing: Collection[str]) -> frozenset[str]:
+    """Return the texts of missing values in a column: those of all columns, and its own."""
+    return frozenset(missing).union(map(plain, column.missing))
 
 
 @dataclass(frozen=True)
 class Number:
     """Numbers. They become a share of a public range, and whether the value is missing.
 
-    A number outside the range makes its row useless: it is a mistake, or a code such as 999.
+    A number outside the range makes its row useless, unless `missing` has it: it is a mistake, or a code such as 999.
 
     Attributes:
         low, high: smallest and largest value that is possible.
         usual: stands in for a missing value; None: the middle of the range.
         needed: whether every row must have the number. Then there is no input for a missing value.
         tolerance: share of the range by which a value may exceed it, as published ranges are rounded.
+        missing: further texts of missing values, of this column alone, such as `("-9",)`; in any case.
     """
 
     low: float
@@ -91,6 +101,7 @@ class Number:
     usual: float | None = None
     needed: bool = False
     tolerance: float = 0.0
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
@@ -101,9 +112,10 @@ class Number:
         """Return 1 for a needed number, else 2."""
         return 1 if self.needed else 2
 
-    def features(self, cells: Sequence[str], missing: Sequence[str]) -> Features:
+    def features(self, cells: Sequence[str], missing: Collection[str]) -> Features:
         """Return shares of the range, and indicators of missing values."""
         numbers = np.array([number_of(cell) for cell in cells], np.float64)
+        missing = _of(self, missing)
         absent = np.array([is_absent(cell, missing) for cell in cells], bool)
         slack, outside = (
             self.tolerance * (self.high - self.low),
@@ -136,19 +148,22 @@ class Category:
 
     Attributes:
         texts: the list, such as `("female", "male")`. Case and blanks do not count, and `1.0` is `1`.
+        missing: further texts of missing values, of this column alone, such as `("-9",)`; in any case.
     """
 
     texts: tuple[str, ...]
+    missing: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:
         """Return the length of the list, and two."""
         return len(self.texts) + 2
 
-    def features(self, cells: Sequence[str], missing: Sequence[str]) -> Features:
+    def features(self, cells: Sequence[str], missing: Collection[str]) -> Features:
         """Return one 1 for each cell: at its place in the list, for another text, or for a missing value."""
         known = {plain(text): place for place, text in enumerate(self.texts)}
         other, absent = len(self.texts), len(self.texts) + 1
+        missing = _of(self, missing)
         # A listed text counts, even if it looks like a missing value.
         hot = [known.get(text, absent if text in missing else other) for text in map(plain, cells)]
         return np.eye(self.width, dtype=np.float32)[np.array(hot, np.intp)], [""] * len(cells)
@@ -162,18 +177,20 @@ class Hashed:
 
     Attributes:
         buckets: number of inputs; there is one more for a missing value.
+        missing: further texts of missing values, of this column alone, such as `("-9",)`; in any case.
     """
 
     buckets: int = 64
+    missing: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:
         """Return the number of buckets, and one."""
         return self.buckets + 1
 
-    def features(self, cells: Sequence[str], missing: Sequence[str]) -> Features:
+    def features(self, cells: Sequence[str], missing: Collection[str]) -> Features:
         """Return one 1 for each cell: in the bucket of its text, or for a missing value."""
-        texts = list(map(plain, cells))
+        texts, missing = list(map(plain, cells)), _of(self, missing)
         place = {text: self.buckets if text in missing else self._bucket(text) for text in set(texts)}
         return np.eye(self.width, dtype=np.float32)[np.array([place[text] for text in texts], np.intp)], [""] * len(
             cells
@@ -191,20 +208,23 @@ class Date:
     Attributes:
         form: as in `datetime.strptime`, such as `%d.%m.%Y`. A time of day behind a blank or a `T` is ignored.
         first, last: years; the range is from the beginning of one to the end of the other.
+        missing: further texts of missing values, of this column alone, such as `("-9",)`; in any case.
     """
 
     form: str
     first: int
     last: int
+    missing: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:
         """Return 2."""
         return 2
 
-    def features(self, cells: Sequence[str], missing: Sequence[str]) -> Features:
+    def features(self, cells: Sequence[str], missing: Collection[str]) -> Features:
         """Return shares of the range, and indicators of missing values; the middle stands in for one."""
         start, end = date(self.first, 1, 1).toordinal(), date(self.last, 12, 31).toordinal()
+        missing = _of(self, missing)
         absent = [is_absent(cell, missing) for cell in cells]
         days = [day_of(cell, self.form) for cell in cells]
         example = date(self.last, 12, 31).strftime(self.form)

@@ -103,23 +103,28 @@ def cells_of(line: bytes, separators: Sequence[str], width: int) -> list[str]:
 
     Empty cells beyond the last column do not count. A quotation mark that is not closed ends with its line.
     """
-    text = text_of(line)
     for separator in separators:
-        try:
-            cells = next(csv.reader([text], delimiter=separator), [])
-        except csv.Error:
-            continue
-        while len(cells) > width and not cells[-1].strip():
+        cells = split_line(line, separator)
+        while len(cells) > width and not cells[-1]:
             cells.pop()
         if len(cells) == width:
-            is_decimal = separator in ";\t"
-            return [_pointed(cell.strip()) if is_decimal else cell.strip() for cell in cells]
+            return pointed(cells, separator)
     return []
 
 
-def _pointed(cell: str) -> str:
-    """Return a number with a decimal comma with a point."""
-    return cell.replace(",", ".") if "," in cell and DECIMAL_COMMA.fullmatch(cell) else cell
+def split_line(line: bytes, separator: str) -> list[str]:
+    """Return the cells of one line, without blanks around them; none if it cannot be split."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([text_of(line)], delimiter=separator), [])]
+    except csv.Error:
+        return []
+
+
+def pointed(cells: Sequence[str], separator: str) -> list[str]:
+    """Return cells with points in place of decimal commas, which numbers have in a file with `;` or tabs."""
+    if separator not in ";\t":
+        return list(cells)
+    return [cell.replace(",", ".") if "," in cell and DECIMAL_COMMA.fullmatch(cell) else cell for cell in cells]
 
 
 def header_of(line: bytes, needs: Sequence[str] = ()) -> tuple[list[str], str]:
@@ -131,10 +136,7 @@ def header_of(line: bytes, needs: Sequence[str] = ()) -> tuple[list[str], str]:
     """
     found: dict[str, list[str]] = {}
     for separator in SEPARATORS:
-        try:
-            names = [name.strip() for name in next(csv.reader([text_of(line)], delimiter=separator), [])]
-        except csv.Error:
-            names = []
+        names = split_line(line, separator)
         while names and not names[-1]:
             names.pop()  # a separator behind the last column
         found[separator] = names

@@ -75,7 +75,7 @@ def deal(
         if dataset.owners is None:
             raise ConfigError(
                 f"task.partition = 'natural' needs examples with owners, and task.name = {config.name!r} has none; "
-                "valid are iid, shards, dirichlet, table"
+                "give task.data-path a folder with the data of each site, or use iid, shards, dirichlet or table"
             )
         return natural(dataset.owners, clients)
     if groups is not None:

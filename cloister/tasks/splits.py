@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.csv_files import header_of, is_header, is_table, lines_of
 from cloister.tasks.making import read_by
-from cloister.tasks.partition import SPLIT_SEED, holdout
+from cloister.tasks.partition import SPLIT_SEED, holdout, numbered
 from cloister.utils.errors import DataError
 from cloister.utils.files import expanded
 
@@ -23,7 +23,8 @@ TESTED = 0.2
 def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
     """Return the benchmark data in a folder or a file.
 
-    A folder has the files `train` and `test`. Of a single file, a fifth is test data.
+    A folder has the files `train` and `test`. Of a single file, a fifth is test data. With `task.partition = "natural"`
+    each file of another folder is a site.
 
     Args:
         task: reads each file.
@@ -41,6 +42,8 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
             examples = _examples(task, file)
             train, test = holdout(task.strata(examples.y), TESTED, np.random.default_rng(SPLIT_SEED), examples.groups)
             parts = examples.take(train), replace(examples.take(test), faults=())
+        elif task.config.partition == "natural" and not (file / f"train{ending}").is_file():
+            return dataset_of_sites(task, file, sorted(file.glob(f"*{ending}")))
         elif not file.is_dir():
             raise DataError(f"there is no file or folder at {file}; name {wanted}")
         else:
@@ -52,7 +55,27 @@ def dataset_at(task: Task, path: str | Path, ending: str) -> Dataset:
         groups = parts[0].groups
         return Dataset(*parts) if groups is None else Dataset(*parts, groups={task.config.group: groups})
     except DataError as error:
-        raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}", error.first) from None
+        raise error.of("task.data-path") from None
+
+
+def dataset_of_sites(task: Task, folder: Path, places: Sequence[Path]) -> Dataset:
+    """Return the benchmark data of sites, each read as its node would read it.
+
+    Args:
+        task: reads each site's data.
+        folder: of the sites, for the message.
+        places: file or folder of each site.
+
+    Raises:
+        DataError: there are no sites, or one has no data of the task.
+    """
+    if not places or all(place.stem.lower() in ("train", "test") for place in places):
+        raise DataError(
+            f"task.partition = 'natural' needs a folder with the data of each site; {folder} has {len(places)} sites"
+        )
+    parts = [_examples(task, place) for place in places]
+    names = np.repeat([place.name for place in places], list(map(len, parts)))
+    return dataset_of_owners(task, parts, numbered(names, np.random.default_rng(SPLIT_SEED)))
 
 
 def dataset_of_owners(task: Task, parts: Sequence[Examples], owners: NDArray[np.intp]) -> Dataset:

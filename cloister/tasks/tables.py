@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.config.run import TaskConfig
-from cloister.tasks.base import Dataset, Examples, Regression, Task
+from cloister.tasks.base import Dataset, Examples, Judged, Regression, Task
 from cloister.tasks.columns import LONGEST, MISSING, NO_NUMBER, NOT_FINITE, Column, Number, is_absent, plain
 from cloister.tasks.csv_files import Cells, number_of, read_cells, tables_in
 from cloister.tasks.labels import NO_CLASS, classes_of, described
@@ -36,7 +36,7 @@ class Table:
         names: of the classes (see `classes_of`); or name -> the texts that cells of this class hold.
         tolerance: that of the pairs in `columns`.
         span: range of the targets of a regression, which is scaled to 0 to 1; None: targets are used as they are.
-        missing: texts of missing values, in small letters.
+        missing: texts of missing values in all columns, in any case.
         order: names of all columns of files without a header; empty: files have one.
         site: name of the column of sites, which counts in simulations only; empty: there is none.
     """
@@ -80,11 +80,8 @@ class Table:
         """
         cells = read_cells(path, self._labelled(group), self.order)
         x, reasons = self._inputs(cells)
-        y, of_target = self._targets(cells)
-        reasons[self.target] = of_target
-        first = ["" if whole else UNEVEN for whole in cells.whole]
-        for name, found in reasons.items():
-            first = [was or (f"column {name} {now}" if now else "") for was, now in zip(first, found, strict=True)]
+        y, reasons[self.target] = self._targets(cells)
+        first = _first_reasons(cells, reasons)
         bad = np.array([bool(reason) for reason in first], bool)
         x[bad] = np.nan
         counts = Counter(filter(None, first)).most_common()
@@ -108,25 +105,21 @@ class Table:
         self._refuse(path, cells, reasons | {self.target: self._targets(cells)[1]})
         return self.rows(path, group)
 
-    def unlabelled(self, path: Path) -> NDArray[np.float32] | None:
-        """Return the inputs of a file without targets, shape (n, width).
-
-        A file without targets has no such column, or an empty one. None: a target is set.
+    def judged(self, path: Path) -> Judged:
+        """Return all rows of a file for predictions. The file, or some of its rows, may lack a target.
 
         Raises:
-            DataError: as `read`.
+            DataError: the file is absent, is no table, or lacks a column of inputs.
         """
         try:
-            found = read_cells(path, (self.target,), self.order)
+            has_target = any(read_cells(path, (self.target,), self.order).whole)
         except DataError:
-            found = Cells({self.target: []}, [], "")  # without this column, or `read_cells` below reports the fault
-        if any(found.columns[self.target]):
-            return None
-        order = [name for name in self.order if name != self.target or any(found.whole)]
-        cells = read_cells(path, tuple(self.columns), order)
+            has_target = False  # without this column, or `read_cells` below reports the fault
+        needs = (*self.columns, *([self.target] if has_target else []))
+        order = [name for name in self.order if has_target or name != self.target]
+        cells = read_cells(path, tuple(dict.fromkeys(needs)), order)
         x, reasons = self._inputs(cells)
-        self._refuse(path, cells, reasons)
-        return x
+        return Judged(x, self._targets(cells)[0] if has_target else None, _first_reasons(cells, reasons))
 
     def scaled(self, features: NDArray) -> NDArray[np.float32]:
         """Scale numbers to shares of their columns' ranges.
@@ -137,6 +130,10 @@ class Table:
         scaled: NDArray[np.float32] = ((features - low) / (high - low)).astype(np.float32)
         return scaled
 
+    @property
+    def _absent(self) -> tuple[str, ...]:
+        return tuple(map(plain, self.missing))
+
     def _labelled(self, group: str) -> tuple[str, ...]:
         """Return the columns that a training file needs."""
         return tuple(dict.fromkeys((*self.columns, self.target, *([group] if group else []))))
@@ -145,19 +142,19 @@ class Table:
         """Return the inputs, and for each column the reasons why rows are unusable."""
         parts, reasons = [], {}
         for name, kind in self._kinds.items():
-            part, reasons[name] = kind.features(cells.columns[name], self.missing)
+            part, reasons[name] = kind.features(cells.columns[name], self._absent)
             with np.errstate(over="ignore"):
                 parts.append(part.astype(np.float32))
         return np.concatenate(parts, axis=1), reasons
 
     def _targets(self, cells: Cells) -> tuple[NDArray, list[str]]:
         """Return the targets, shape (n,), and the reasons why rows are unusable."""
-        texts = cells.columns[self.target]
+        texts, absent = cells.columns[self.target], self._absent
         if not self.classes:
             low, high = self.span or (0.0, 1.0)
             numbers = np.array([number_of(text) for text in texts], np.float64)
             reasons = [
-                "" if np.isfinite(number) else EMPTY if is_absent(text, self.missing) else NO_NUMBER
+                "" if np.isfinite(number) else EMPTY if is_absent(text, absent) else NO_NUMBER
                 for number, text in zip(numbers.tolist(), texts, strict=True)
             ]
             if self.span:
@@ -177,7 +174,8 @@ class Table:
             labels = classes_of([text[: LONGEST + 1] for text in texts], self.classes, names)
             must = f"must hold {'' if names else 'labels '}{described(self.classes, names)} only"
         unknown = ((labels < 0) | (labels >= self.classes)).tolist()
-        told = [EMPTY if isinstance(self.names, Mapping) and text.lower() in self.missing else must for text in texts]
+        empty = [isinstance(self.names, Mapping) and len(text) <= LONGEST and plain(text) in absent for text in texts]
+        told = [EMPTY if is_empty else must for is_empty in empty]
         return labels, [reason if bad else "" for reason, bad in zip(told, unknown, strict=True)]
 
     def _refuse(self, path: Path, cells: Cells, reasons: Mapping[str, list[str]]) -> None:
@@ -195,6 +193,19 @@ class Table:
                 )
                 faulty = np.array([one == reason for one in found], bool)
                 raise DataError(f"data-path: {path}: column {name} {reason}{more}", _first(cells.columns[name], faulty))
+
+
+def _first_reasons(cells: Cells, reasons: Mapping[str, list[str]]) -> list[str]:
+    """Return the first reason why each row is unusable; empty: it is usable.
+
+    Args:
+        cells: of n rows.
+        reasons: n of each column.
+    """
+    first = ["" if whole else UNEVEN for whole in cells.whole]
+    for name, found in reasons.items():
+        first = [was or (f"column {name} {now}" if now else "") for was, now in zip(first, found, strict=True)]
+    return first
 
 
 def _first(cells: Sequence[str], faulty: NDArray[np.bool_]) -> str:
@@ -246,7 +257,7 @@ class TableTask(Task):
         try:
             parts = [self._at_sites(path) for path in paths]
         except DataError as error:
-            raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}", error.first) from None
+            raise error.of("task.data-path") from None
         owners = numbered(np.concatenate([sites for _, sites in parts]), np.random.default_rng(SPLIT_SEED))
         return dataset_of_owners(self, [examples for examples, _ in parts], owners)
 
@@ -291,13 +302,13 @@ class TableTask(Task):
         """
         return self.table.rows(path, self.config.group)
 
-    def unlabelled(self, path: Path) -> NDArray[np.float32] | None:
-        """Return the inputs of a file without targets; None: it has targets.
+    def judged(self, path: Path) -> Judged:
+        """Return all rows of a file for predictions. The file, or some of its rows, may lack a target.
 
         Raises:
-            DataError: a row is unusable.
+            DataError: the file is no table with the columns of the task's inputs.
         """
-        return self.table.unlabelled(path)
+        return self.table.judged(path)
 
 
 class TableRegression(TableTask, Regression):

@@ -55,6 +55,11 @@ class DataError(CloisterError):
         super().__init__(text)
         self.first = first
 
+    def of(self, key: str) -> "DataError":
+        """Return this error as one of another key than `data-path`; empty: of no key."""
+        text = str(self).removeprefix("data-path: ")
+        return DataError(f"{key}: {text}" if key else text, self.first)
+
 
 class FederationError(CloisterError):
     """No reply counts, or arrays do not belong to this run's model."""

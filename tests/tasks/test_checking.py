@@ -266,9 +266,10 @@ def test_a_row_out_of_range_is_left_out_under_dp_sgd_and_rows_without_labels_can
     path = tmp_path / "own.csv"
     path.write_text("age,dose,outcome\n30,1,ill\n17,1,ill\n")
     assert np.isnan(COLUMNS.rows(path).x).any(axis=1).tolist() == [False, True]
-    assert COLUMNS.unlabelled(tmp_path / "own.csv") is None
+    assert COLUMNS.judged(path).y.tolist() == [1, 1]
     path.write_text("age,dose\n59,5\n")
-    np.testing.assert_allclose(COLUMNS.unlabelled(path), [[0.5, 0.5]])
+    assert COLUMNS.judged(path).y is None
+    np.testing.assert_allclose(COLUMNS.judged(path).x, [[0.5, 0.5]])
 
 
 def test_one_file_is_divided_and_a_folder_that_is_not_there_is_said_to_be_so(tmp_path):

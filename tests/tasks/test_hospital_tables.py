@@ -10,7 +10,6 @@ from support import every, failures
 from cloister.client.data import benchmark_of, local_data
 from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
-from cloister.predict import read as read_to_score
 from cloister.tasks.base import Recipe
 from cloister.tasks.columns import MISSING, Category, Date, Hashed, Number
 from cloister.tasks.numpy_models import SoftmaxRegression
@@ -302,19 +301,11 @@ def test_a_regression_has_shares_as_targets_and_its_error_in_the_units_of_the_co
     assert task.metrics(examples.y, examples.y + 0.1)["rmse"] == pytest.approx(12, rel=1e-5)
 
 
-def test_a_row_that_cannot_be_scored_is_an_error_and_not_a_shift_of_all_others(tmp_path):
-    task = Wards(TaskConfig(name="wards"))
-    assert len(read_to_score(task, written(tmp_path, ROWS)).x) == 3
-    with pytest.raises(DataError, match="has rows that cannot be scored: 1 where column state is empty"):
-        read_to_score(task, written(tmp_path, [*ROWS, USELESS["column state is empty"]]))
-    unlabelled = [[*row[:5], ""] for row in ROWS]
-    assert read_to_score(task, written(tmp_path, unlabelled)).y is None
-
-
 def test_files_without_a_header_are_scored_with_and_without_the_target(tmp_path):
     table = Table(COLUMNS, "state", 2, CLASSES, order=HEADER)
     path = tmp_path / "bare.data"
     path.write_text(joined(ROWS))
-    assert table.unlabelled(path) is None and table.read(path).y.tolist() == [1, 0, 1]
+    assert table.judged(path).y.tolist() == table.read(path).y.tolist() == [1, 0, 1]
     path.write_text(joined([row[:-1] for row in ROWS]))
-    assert table.unlabelled(path).shape == (3, TABLE.width)
+    bare = table.judged(path)
+    assert bare.y is None and bare.x.shape == (3, TABLE.width) and not any(bare.reasons)

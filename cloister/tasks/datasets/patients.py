@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
+from cloister.tasks.base import Dataset, Examples, Judged, Model, Recipe, Task
+from cloister.tasks.labels import NO_CLASS
 from cloister.tasks.partition import SPLIT_SEED, holdout
 from cloister.tasks.tables import Table
 from cloister.utils.errors import DataError
@@ -105,13 +106,13 @@ class BreastCancer(Task):
         self.refuse_groups(path)
         return self.checked(TABLE.read(path), path)
 
-    def unlabelled(self, path: Path) -> NDArray | None:
-        """Return the inputs of a `.csv` file without `target`, or None for another file.
+    def judged(self, path: Path) -> Judged | None:
+        """Return all rows of a `.csv` file, with or without `target`; None for another file.
 
         Raises:
-            DataError: the file is not in the task's format.
+            DataError: the file is no table with the columns of inputs.
         """
-        return TABLE.unlabelled(path) if path.suffix.lower() == ".csv" else None
+        return TABLE.judged(path) if path.suffix.lower() == ".csv" else None
 
     def build(self) -> Model:
         """Return softmax regression."""
@@ -254,21 +255,28 @@ class HeartDisease(Task):
         self.refuse_groups(path)
         return _read_hospital(path)
 
-    def unlabelled(self, path: Path) -> NDArray | None:
-        """Return the inputs of a file of 13 columns, without the diagnosis.
-
-        None: the file has another format.
-
-        Raises:
-            DataError: a column contains an impossible value.
-        """
+    def judged(self, path: Path) -> Judged | None:
+        """Return all rows of a `.data` or `.csv` file, with or without the diagnosis; None for another file."""
         if path.suffix.lower() not in (".data", ".csv"):
             return None
-        try:
-            rows = _rows(path, len(COLUMNS))
-        except DataError:
-            return None  # the file has the diagnosis, or `read` reports the fault
-        return _features(rows.T)
+        x, y, reasons = [np.zeros((0, FEATURES), np.float32)], list[int](), list[str]()
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(filter(str.strip, file), 1):
+                inputs, label, reason = np.zeros((1, FEATURES), np.float32), NO_CLASS, ""
+                try:
+                    cells = next(csv.reader([line]), [])
+                    values = np.array(_numbers(number, cells, len(COLUMNS) + (len(cells) != len(COLUMNS))))
+                    inputs = _features(values[: len(COLUMNS), None])
+                    if len(cells) > len(COLUMNS) and values[-1] in DIAGNOSIS.codes:
+                        label = int(values[-1] > 0)
+                except DataError as error:
+                    reason = str(error)
+                except (ValueError, csv.Error):
+                    reason = "has a cell that is neither a number nor ?"
+                x.append(inputs)
+                y.append(label)
+                reasons.append(reason)
+        return Judged(np.concatenate(x), np.array(y, np.int64), reasons)
 
     def build(self) -> Model:
         """Return softmax regression."""
@@ -286,11 +294,11 @@ def _read_hospital(path: Path) -> Examples:
         raise DataError(f"data-path: {path}: {error}") from None
 
 
-def _rows(path: Path, width: int = len(COLUMNS) + 1) -> NDArray[np.float64]:
-    """Return the numbers of a file, shape (n, width), with NaN for missing."""
+def _rows(path: Path) -> NDArray[np.float64]:
+    """Return the numbers of a file, shape (n, columns), with NaN for missing."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [_numbers(number, cells, width) for number, cells in enumerate(csv.reader(file), 1) if cells]
+            rows = [_numbers(number, cells) for number, cells in enumerate(csv.reader(file), 1) if cells]
     except (ValueError, OSError, csv.Error):
         # Not chained: the cause would quote a patient's cell.
         raise DataError("not a text file of numbers and ?, set apart by commas, without a header") from None

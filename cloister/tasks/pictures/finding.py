@@ -16,6 +16,7 @@ from cloister.tasks.pictures.sources import (
     Picture,
     Source,
     folders_in,
+    left_out,
 )
 from cloister.utils.errors import DataError
 
@@ -44,6 +45,11 @@ class Together:
         """Return the pictures of all sources, in the order of `sources`."""
         return tuple(picture for source in self.sources for picture in source.pictures)
 
+    @property
+    def stray(self) -> tuple[str, ...]:
+        """Return the names, below the root, of files that no source uses."""
+        return left_out(self.root, set(self.files))
+
     def contents(self) -> Iterator[bytes]:
         """Yield the encoded images of all sources."""
         for source in self.sources:
@@ -70,7 +76,10 @@ def find_pictures(path: Path, classes: Sequence[str], below: bool = True, group:
     if not found and below and path.is_dir():
         found = [source for folder in folders_in(path) for source in _at(folder, classes, group)]
     if len(found) > 1:
-        raise DataError(f"{', '.join(str(source.root) for source in found)} all hold images; name one of them")
+        raise DataError(
+            f"{', '.join(str(source.root) for source in found)} all hold images; name one of them, or make each a "
+            "site of a simulation: task.partition = 'natural'"
+        )
     if not found:
         raise _no_images(path, classes)
     return found[0]

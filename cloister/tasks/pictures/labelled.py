@@ -27,6 +27,7 @@ from cloister.tasks.pictures.sources import (
     class_named,
     files_below,
     is_group,
+    left_out,
     patient_in,
 )
 from cloister.utils.errors import DataError
@@ -50,7 +51,7 @@ class LabelledFiles:
         root: the folder of the table.
         files: of the images.
         pictures: in the order of `files`.
-        stray: names, below the root, of images that the table does not name.
+        stray: names, below the root, of files that are left out.
     """
 
     root: Path
@@ -59,13 +60,14 @@ class LabelledFiles:
     stray: tuple[str, ...] = ()
 
     @classmethod
-    def at(cls, table: Path, classes: Sequence[str], group: str) -> "LabelledFiles":
+    def at(cls, table: Path, classes: Sequence[str], group: str, needs_label: bool = True) -> "LabelledFiles":
         """Find the images of a table.
 
         Args:
             table: path of the CSV file, in any dialect of `csv_files`.
             classes: the task's names, in its order.
             group: name of the column of groups, or `PATIENT` of DICOM files; empty: each image is a group.
+            needs_label: whether an image without a label is at fault.
 
         Raises:
             DataError: the file is no table, lacks a column, or has one of them twice.
@@ -75,7 +77,7 @@ class LabelledFiles:
             columns = found_rows.names
             refuse_names(table, columns, [name for name in columns if name])
         except DataError as error:
-            raise DataError(str(error).removeprefix("data-path: "), error.first) from None
+            raise error.of("") from None
         rows = [
             {name: cell if len(cell) <= LONGEST_CELL else "" for name, cell in zip(columns, row, strict=True)}
             if row
@@ -83,7 +85,7 @@ class LabelledFiles:
             for row in found_rows.rows
         ]
         by_file = FILE in columns
-        if LABEL not in columns or not (by_file or PATIENT in columns):
+        if (needs_label and LABEL not in columns) or not (by_file or PATIENT in columns):
             raise DataError(
                 f"{table} must have a header with the columns {FILE} or {PATIENT}, and {LABEL}; found "
                 f"{', '.join(columns) or 'no header'}"
@@ -94,18 +96,21 @@ class LabelledFiles:
             raise DataError(
                 f"task.group = {group!r} is none of the groups of {table}: {', '.join(dict.fromkeys(groups))}"
             )
-        found = _by_file(table.parent, rows, classes, group) if by_file else _by_patient(table.parent, rows, classes)
+        if by_file:
+            found = _by_file(table.parent, rows, classes, group, needs_label)
+        else:
+            found = _by_patient(table.parent, rows, classes, needs_label)
         files, pictures = (tuple(part) for part in zip(*found, strict=True)) if found else ((), ())
-        named = set(files)
-        stray = [path for path in files_below(table.parent) if path not in named and is_image(path)] if by_file else []
-        return cls(table.parent, files, pictures, tuple(path.relative_to(table.parent).as_posix() for path in stray))
+        return cls(table.parent, files, pictures, left_out(table.parent, {*files, table}))
 
     def contents(self) -> Iterator[bytes]:
         """Yield the contents of the files, in order."""
         return map(content_of, self.files)
 
 
-def _by_file(root: Path, rows: Sequence[Row], classes: Sequence[str], group: str) -> list[tuple[Path, Picture]]:
+def _by_file(
+    root: Path, rows: Sequence[Row], classes: Sequence[str], group: str, needs_label: bool
+) -> list[tuple[Path, Picture]]:
     """Return an image for each row."""
     found = []
     for number, row in enumerate(rows, 1):
@@ -115,7 +120,7 @@ def _by_file(root: Path, rows: Sequence[Row], classes: Sequence[str], group: str
         label, fault = _label(row, classes), ""
         if not row:
             fault = "is a row with another number of cells than the header"
-        elif not 0 <= label < len(classes):
+        elif needs_label and not 0 <= label < len(classes):
             fault = f"has a {LABEL} that is no class: {', '.join(classes)}"
         whose = row.get(group, "")
         if group and not is_group(whose):
@@ -126,7 +131,9 @@ def _by_file(root: Path, rows: Sequence[Row], classes: Sequence[str], group: str
     return found
 
 
-def _by_patient(root: Path, rows: Sequence[Row], classes: Sequence[str]) -> list[tuple[Path, Picture]]:
+def _by_patient(
+    root: Path, rows: Sequence[Row], classes: Sequence[str], needs_label: bool
+) -> list[tuple[Path, Picture]]:
     """Return an image for each DICOM file, which has the label of its patient's rows."""
     of_patient: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -143,9 +150,8 @@ def _by_patient(root: Path, rows: Sequence[Row], classes: Sequence[str]) -> list
             fault = f"is of a {PATIENT} without a row in the table"
         elif not fault and not 0 <= label < len(classes):
             fault = f"is of a {PATIENT} with several labels, or with one that is no class: {', '.join(classes)}"
-        found.append(
-            (path, Picture(path.relative_to(root).as_posix(), label, _part(own[0] if own else {}), patient, fault))
-        )
+        name, part = path.relative_to(root).as_posix(), _part(own[0] if own else {})
+        found.append((path, Picture(name, label, part, patient, fault if needs_label else "")))
     return found
 
 

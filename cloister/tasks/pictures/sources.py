@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
@@ -129,8 +129,7 @@ class FolderPerClass:
         root: the folder above the class folders, or above `train` and `test`.
         files: of the images.
         pictures: in the order of `files`.
-        stray: names, below the root, of visible non-image files, of images outside class folders, and of links to
-            folders.
+        stray: names, below the root, of files that are left out: no images, or outside of class folders.
     """
 
     root: Path
@@ -165,20 +164,14 @@ class FolderPerClass:
         if folders and others and not tolerant:
             name = others[0].relative_to(root)
             raise DataError(f"{root}: the folder {name} holds images and is named like no class: {', '.join(classes)}")
-        files, pictures, stray = list[Path](), list[Picture](), list[Path]()
+        files, pictures = list[Path](), list[Picture]()
         for folder, number, half in folders:
             for path in files_below(folder):
                 if is_image(path):
                     files.append(path)
                     patient, fault = patient_in(path) if group else ("", "")
                     pictures.append(Picture(path.relative_to(root).as_posix(), number, half, patient, fault))
-                elif not path.name.startswith(".") and path.name.upper() != DIRECTORY:
-                    stray.append(path)
-        above = dict.fromkeys([root, *(folder.parent for folder, _, _ in folders)])
-        beside = chain.from_iterable(map(_entries, above))
-        stray += [path for path in beside if is_image(path) or (os.path.isdir(path) and not _is_folder(path))]
-        names = sorted(path.relative_to(root).as_posix() for path in stray)
-        return cls(root, tuple(files), tuple(pictures), tuple(names))
+        return cls(root, tuple(files), tuple(pictures), left_out(root, set(files)) if files else ())
 
     def contents(self) -> Iterator[bytes]:
         """Yield the contents of the files, in order."""
@@ -234,14 +227,27 @@ def _entries(folder: Path) -> list[Path]:
 
 def files_below(folder: Path) -> list[Path]:
     """Return the files in a folder and all its subfolders, and links to files."""
+    return [path for path in _leaves_below(folder) if not os.path.isdir(path)]
+
+
+def _leaves_below(folder: Path) -> list[Path]:
+    """Return the files in a folder and all its subfolders, and links to files or folders."""
     found, left = [], [folder]
     while left:
-        for path in _entries(left.pop()):
-            if _is_folder(path):
-                left.append(path)
-            elif not os.path.isdir(path):
-                found.append(path)
+        entries = _entries(left.pop())
+        left += filter(_is_folder, entries)
+        found += [path for path in entries if not _is_folder(path)]
     return sorted(found)
+
+
+def left_out(root: Path, used: Collection[Path]) -> tuple[str, ...]:
+    """Return the names, below a folder, of visible files that are not used, and of links to folders.
+
+    The user may expect them to be used: they have no label, or another suffix than images.
+    """
+    names = [path.relative_to(root) for path in _leaves_below(root) if path not in used]
+    visible = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    return tuple(name.as_posix() for name in visible if name.name.upper() != DIRECTORY)
 
 
 @dataclass(frozen=True)

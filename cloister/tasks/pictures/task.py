@@ -18,7 +18,8 @@ from cloister.tasks.partition import SPLIT_SEED, holdout
 from cloister.tasks.pictures.cache import decoded
 from cloister.tasks.pictures.finding import every_picture, find_pictures
 from cloister.tasks.pictures.form import COLOURS, Form, Note
-from cloister.tasks.pictures.sources import Source, class_named, labels_of
+from cloister.tasks.pictures.sources import PATIENT, Source, class_named, folders_in, labels_of, patient_in
+from cloister.tasks.splits import dataset_of_sites
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import expanded
 from cloister.utils.text import counted
@@ -40,7 +41,7 @@ class PictureTask(Task):
         usual_size: height and width if `task.image-size` is `auto`.
         smallest_size: smallest height and width that the network accepts.
         channels, bits, window, slices: see `Form`. With several slices x has shape (n, slices, size, size, channels).
-        notes: what was found in the files that were read, by their folder.
+        found: the files that were read, and what was found in them, by their folder.
     """
 
     usual_size: ClassVar[int]
@@ -63,7 +64,7 @@ class PictureTask(Task):
         self.form = Form((self.size, self.size), self.channels, self.bits, self.window, self.slices)
         self.input_shape = self.form.example
         self.image_shape = (self.size, self.size) if self.input_shape == (self.size, self.size, 1) else None
-        self.notes: dict[Path, tuple[Note, ...]] = {}
+        self.found: dict[Path, tuple[Source, tuple[Note, ...]]] = {}
 
     def load(self) -> Dataset:
         """Return the benchmark data at `task.data-path`.
@@ -83,17 +84,22 @@ class PictureTask(Task):
     def load_from(self, path: Path) -> Dataset:
         """Return the benchmark data in a folder of images or a parquet file.
 
+        With `task.partition = "natural"` each folder in it is a site, and read as that site would read it. A fifth of
+        each class of each site is test data.
+
         Raises:
             DataError: there are no such images.
         """
         try:
+            if self.config.partition == "natural":
+                return dataset_of_sites(self, path, folders_in(path) if path.is_dir() else [])
             source = find_pictures(path, self.class_names, group=self.config.group)
             self._tell_stray(source)
             faultless = [not picture.fault for picture in source.pictures]
             self.checked_targets(labels_of(source)[faultless], source.root)
             return self.dataset(source)
         except DataError as error:
-            raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}", error.first) from None
+            raise error.of("task.data-path") from None
 
     def dataset(self, source: Source) -> Dataset:
         """Split the images into training and test data.
@@ -145,6 +151,7 @@ class PictureTask(Task):
         if path.suffix.lower() == ".npz":
             return super().rows(path)
         source = self._own(path, tolerant=True)
+        self._tell_stray(source)
         order = np.arange(len(source.pictures))
         found, reasons = self._decoded(source, order)
         self._tell_unusable(source, order, reasons)
@@ -183,18 +190,19 @@ class PictureTask(Task):
         order = np.concatenate(parts)
         pixels, reasons = self._decoded(source, order)
         labels, groups = labels_of(source)[order], self._groups(source, order)
-        self._tell_unusable(source, order, reasons)
         unusable = Counter(reasons[reasons != ""].tolist())
+        if len(unusable) != 1 or unusable.total() < len(order):  # else the error has all there is to tell
+            self._tell_unusable(source, order, reasons)
         if unusable and (not self.config.skip_damaged or unusable.total() == len(order)):
             why = "; ".join(
                 f"{reason} ({counted(number, 'image')})" for reason, number in unusable.most_common(REASONS)
             )
             more = f"; and {len(unusable) - REASONS} more reasons" if len(unusable) > REASONS else ""
-            skip = "" if self.config.skip_damaged else ". task.skip-damaged = true leaves them out"
+            skip = "" if unusable.total() == len(order) else ". task.skip-damaged = true leaves them out"
             raise DataError(
                 f"data-path: {source.root}: {unusable.total()} of {counted(len(order), 'image')} cannot be used: {why}"
                 f"{more}{skip}",
-                f"{_named(source, order, reasons)[0]} is the first",
+                f"{source.pictures[order[reasons != ''].min()].name} is the first",
             )
         examples, usable = Examples(pixels, labels, groups), reasons == ""
         pieces = np.split(np.arange(len(order)), np.cumsum([len(part) for part in parts])[:-1])
@@ -209,26 +217,32 @@ class PictureTask(Task):
     def _decoded(self, source: Source, order: NDArray[np.intp]) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
         """Return pixels, and the reason why each image is unusable, shape (n,); empty if it is not."""
         found = decoded(source, self.form, order)
-        self.notes[source.root] = found.notes
-        reasons = [source.pictures[number].fault or note.reason for note, number in zip(found.notes, order.tolist())]
-        return found.pixels, np.array(reasons, np.str_)
+        pairs = zip(found.notes, order.tolist())
+        notes = [note._replace(reason=source.pictures[number].fault or note.reason) for note, number in pairs]
+        self.found[source.root] = source, tuple(notes)
+        return found.pixels, np.array([note.reason for note in notes], np.str_)
 
     def _groups(self, source: Source, order: NDArray[np.intp]) -> NDArray[np.str_] | None:
         return np.array([picture.group for picture in source.pictures], np.str_)[order] if self.config.group else None
 
     def _tell_unusable(self, source: Source, order: NDArray[np.intp], reasons: NDArray[np.str_]) -> None:
         """Warn of unusable images in this machine's log alone: a file name may be a person's."""
-        if names := _named(source, order, reasons):
-            more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            number, some = counted(len(names), "image"), ", ".join(names[:NAMED])
-            logger.warning("%s: %s cannot be used: %s%s", source.root, number, some, more)
+        unusable, causes = Counter(reasons[reasons != ""].tolist()), list[str]()
+        for reason, number in unusable.most_common():
+            names = [source.pictures[place].name for place in np.sort(order[reasons == reason])[:NAMED].tolist()]
+            causes.append(f"{reason}: {', '.join(names)}" + (f", and {number - NAMED} more" if number > NAMED else ""))
+        if causes:
+            images = counted(unusable.total(), "image")
+            logger.warning("%s: %s cannot be used: %s", source.root, images, "; ".join(causes))
 
     def described(self) -> Iterator[tuple[Literal["ok", "note", "warn"], str]]:
         """Yield sentences about the files that were read, for their owner: kind of line (ok, note, warn) and text."""
-        for root, notes in self.notes.items():
+        for root, (source, notes) in self.found.items():
             usable = [note for note in notes if not note.reason]
             if not usable:
                 continue
+            if reasons := Counter(note.reason for note in notes if note.reason):
+                yield ("warn", f"{root}: {counted(reasons.total(), 'image')} left out: {_told(reasons)}")
             kinds, scales, colours, pages = (
                 Counter(note.kind for note in usable),
                 Counter(note.scale for note in usable),
@@ -250,6 +264,13 @@ class PictureTask(Task):
                 )
             elif any("each file" in scale for scale in scales):
                 yield ("note", f"{root}: each file has a scale of its own; window in the task gives all the same")
+            if not self.config.group and "DICOM" in kinds:
+                patients = [patient for patient, _ in map(patient_in, source.files) if patient]
+                yield (
+                    "note",
+                    f"{root}: {len(patients)} files have a {PATIENT} of {counted(len(set(patients)), 'patient')}; "
+                    f"task.group = {PATIENT!r} protects patients",
+                )
 
     def _tell_stray(self, source: Source) -> None:
         """Warn of files and links to folders that are left out.
@@ -257,14 +278,9 @@ class PictureTask(Task):
         The user may expect them to be used.
         """
         if stray := getattr(source, "stray", ()):
-            names, number = ", ".join(stray[:NAMED]), counted(len(stray), "file")
+            more = f", and {len(stray) - NAMED} more" if len(stray) > NAMED else ""
+            names, number = ", ".join(stray[:NAMED]) + more, counted(len(stray), "file")
             logger.warning("%s: %s or links left out, as no image of a class: %s", source.root, number, names)
-
-
-def _named(source: Source, order: NDArray[np.intp], reasons: NDArray[np.str_]) -> list[str]:
-    """Return the names of unusable images, in the order of the source, with their reasons."""
-    unusable = sorted((number, reason) for number, reason in zip(order.tolist(), reasons.tolist()) if reason)
-    return [f"{source.pictures[number].name} ({reason})" for number, reason in unusable]
 
 
 def _told(counts: Counter[str]) -> str:

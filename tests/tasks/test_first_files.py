@@ -1,0 +1,181 @@
+"""The first files of a new user: no patient, no target, codes of one column, two sites, and files that are left out."""
+
+import csv
+from contextlib import closing
+
+import cv2
+import numpy as np
+import pytest
+from hospital import RAMP, SIDE, dicom, scans, written
+from mri import put
+from support import every, failures
+from test_hospital_tables import CLASSES, COLUMNS, GROUP, ROWS, Wards, joined
+
+from cloister import predict
+from cloister.config.run import TaskConfig
+from cloister.simulation.checking import check_task
+from cloister.tasks.columns import MISSING, Category, Date, Hashed, Number
+from cloister.tasks.datasets.patients import FEATURES, BreastCancer, HeartDisease
+from cloister.tasks.partition import deal
+from cloister.tasks.splits import dataset_at
+from cloister.tasks.tables import Table
+from cloister.utils.errors import DataError
+
+HEADER = ["Patient ID", *COLUMNS, "state"]
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLOISTER_CACHE", str(tmp_path / "caches"))
+
+
+def png(image=RAMP // 16):
+    return cv2.imencode(".png", image.astype(np.uint8) if image.max() < 256 else image)[1].tobytes()
+
+
+def table(folder, rows, name="own.csv", header=HEADER):
+    put(folder / name, joined([header, *rows]).encode())
+    return folder / name
+
+
+def test_the_check_counts_rows_without_a_patient(tmp_path, monkeypatch):
+    from cloister.tasks import TASKS
+
+    monkeypatch.setattr(TASKS, "load", lambda name: Wards)
+    nobody = [["  ", *row[1:]] for row in ROWS[:2]]
+    path, given = table(tmp_path, [*ROWS, *nobody]), {"task.group": GROUP}
+    for own, settings in ((path, given), (None, given | {"task.data-path": str(path)})):
+        with closing(check_task("wards", own, settings)) as lines:
+            found = next(line.text for line in lines if line.kind == "warn")
+        assert "2 where Patient ID is empty" in found
+
+
+def test_the_check_tells_that_dicom_files_have_patients(tmp_path):
+    for number, patient in enumerate("AAB"):
+        put(tmp_path / "ill" / str(number), written(dicom((RAMP // 16).astype(np.uint8), 8, PatientID=patient)))
+    put(tmp_path / "healthy" / "a.png", png())
+    says = f"{tmp_path}: 3 files have a PatientID of 2 patients; task.group = 'PatientID' protects patients"
+    task = scans()
+    task.read(tmp_path)
+    assert ("note", says) in list(task.described())
+    task = scans({"group": "PatientID", "skip_damaged": True})
+    task.read(tmp_path)
+    assert any("1 image left out: has no PatientID" in text for _, text in task.described())
+    assert not any("protects patients" in text for _, text in task.described())
+
+
+def test_folders_of_pictures_are_sites(tmp_path):
+    for site in ("north", "south", "west"):
+        for number in range(10):
+            put(tmp_path / "sites" / site / ("ill", "healthy")[number % 2] / f"{number}.png", png())
+    config = {"data_path": str(tmp_path / "sites")}
+    with pytest.raises(DataError, match=r"all hold images; .* a simulation: task.partition = 'natural'"):
+        scans(config).load()
+    task = scans(config | {"partition": "natural"})
+    data = task.load()
+    assert np.bincount(data.owners).tolist() == [8] * 3 and len(data.test) == 6
+    assert [len(part) for part in deal(task.config, task.partition, data, 3, 2, 0)] == [8] * 3
+
+
+def test_arrays_in_a_folder_are_sites_and_two_parts_are_none(tmp_path):
+    task = BreastCancer(TaskConfig(name="breast-cancer", partition="natural", group="who"))
+    for name in ("a", "b"):
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((20, 30)), y=np.arange(20) % 2, who=np.arange(20) // 2)
+    data = dataset_at(task, tmp_path, ".npz")
+    assert np.bincount(data.owners).tolist() == [16, 16] and len(data.groups["who"]) == 32
+    (tmp_path / "a.npz").rename(tmp_path / "train.npz")
+    (tmp_path / "b.npz").rename(tmp_path / "test.npz")
+    assert dataset_at(task, tmp_path, ".npz").owners is None
+
+
+def test_rows_without_a_target_are_predicted_and_every_row_has_a_line(tmp_path):
+    task, bad = Wards(TaskConfig(name="wards")), ["c", "tall", "male", "w", "", "1"]
+    rows = [ROWS[0], [*ROWS[1][:-1], ""], bad, ["d", "180"], ROWS[2]]
+    bare = table(tmp_path, [row[:-1] for row in rows], "bare.csv", HEADER[:-1])
+    for path, labelled in ((table(tmp_path, rows), [True, False, True]), (bare, None)):
+        found = predict.read(task, path)
+        assert found.reasons == (
+            *("", "", "column Größe must hold numbers only", "has another number of cells than the header", ""),
+        )
+        assert len(found.x) == 3 and found.names == tuple("01234")
+        assert (found.y is None) == (labelled is None) and (labelled is None or found.labelled.tolist() == labelled)
+    outputs, names = np.array([[0.25, 0.75]] * 3), tuple(CLASSES)
+    lines = predict.Predictions(found.names, outputs, {}, 0, 1, names, task.targets, found.reasons).lines()
+    head, *cells = csv.reader(lines)
+    assert head[-1] == "reason" and [row[0] for row in cells] == list("01234") and {len(row) for row in cells} == {7}
+    assert [row[1] for row in cells] == ["1", "1", "", "", "1"] and cells[2][-1] == found.reasons[2]
+
+
+def test_a_row_of_heart_disease_is_predicted_without_its_diagnosis(tmp_path):
+    known = "63,1,1,145,233,1,2,150,0,2.3,3,0,6"
+    put(tmp_path / "own.data", "\n".join([known, f"{known},2", f"{known},?", f"{known},1,2", f"x{known}"]).encode())
+    found = predict.read(HeartDisease(TaskConfig(name="heart-disease")), tmp_path / "own.data")
+    assert found.labelled.tolist() == [False, True, False] and found.x.shape == (3, FEATURES)
+    assert found.reasons[3] == "row 4 has 15 columns; expected 14" and "neither a number" in found.reasons[4]
+
+
+def test_pictures_to_predict_are_named_and_labelled_by_a_table(tmp_path):
+    for name in ("one.png", "below/two.png", "three.png"):
+        put(tmp_path / name, png())
+    put(tmp_path / "four.png", b"")
+    put(tmp_path / "labels.csv", b"file;label\nbelow/two.png;ill\none.png;\ngone.png;ill\n")
+    found = predict.read(scans(), tmp_path)
+    assert found.names == ("below/two.png", "one.png", "gone.png", "four.png", "three.png")
+    assert [bool(reason) for reason in found.reasons] == [False, False, True, True, False]
+    assert found.labelled.tolist() == [True, False, False] and found.y[0] == 1
+    put(tmp_path / "labels.csv", b"file\none.png\n")
+    assert predict.read(scans(), tmp_path).y is None
+
+
+CODED = [Number(-10, 10, missing=("-9",)), Category(("1",), ("-9",)), Hashed(8, ("-9",)), Date("%Y", 1, 9, ("-9",))]
+
+
+@every(CODED)
+def test_a_code_of_a_missing_value_is_one_of_its_column_alone(kind):
+    for cell in ("-9", "-9.0"):
+        (inputs,), (reason,) = kind.features([cell], MISSING)
+        assert inputs[-1] == 1 and not reason
+    other = Table({"a": kind, "b": Number(-10, 10)}, "c", 2, CLASSES)
+    assert other.width == kind.width + 2
+    assert Number(-10, 10).features(["-9"], MISSING)[0].tolist() == [[0.05, 0]]
+
+
+def test_texts_of_missing_values_count_in_any_case(tmp_path):
+    own = Table({"a": Number(0, 9), "w": Hashed(4)}, "c", 2, CLASSES, missing=(*MISSING, "Pending"))
+    path = table(tmp_path, [["PENDING", "pending", "1"]], header=["a", "w", "c"])
+    assert own.read(path).x[0, [1, -1]].tolist() == [1, 1]
+
+
+def test_the_reason_of_many_pictures_is_said_once(tmp_path, caplog):
+    for number in range(40):
+        put(tmp_path / "ill" / f"{number:02}.png", png(RAMP))
+    with pytest.raises(DataError, match=r"40 of 40 images cannot be used: .* bits = 12") as refused:
+        scans().read(tmp_path)
+    assert not [line for line in caplog.messages if "cannot be used" in line]
+    scans().rows(tmp_path)
+    for text in (caplog.messages[-1], f"{refused.value}; {refused.value.first}"):
+        assert text.count("16 bits") == 1 and len(text.replace(str(tmp_path), "")) < 3 * 120
+    assert caplog.messages[-1].endswith("and 30 more") and "skip-damaged" not in str(refused.value)
+
+
+def test_files_that_are_left_out_are_counted_by_every_way_of_reading(tmp_path, caplog):
+    root = tmp_path / "images"
+    for name in ("ill/a.png", "healthy/b.png", "ill/c.webp", "other/d.png", "notes.txt", ".hidden/e.png"):
+        put(root / name, png())
+
+    def check(text, count, read):
+        (root / "labels.csv").unlink(missing_ok=True)
+        if text:
+            put(root / "labels.csv", text)
+        caplog.clear()
+        read(scans(), root)
+        assert f"{count} files or links left out" in caplog.text
+
+    def rows(task, path):
+        assert task.rows(path).x.shape[1:] == (SIDE, SIDE, 1)
+
+    def read(task, path):
+        task.read(path)
+
+    names = b"file,label\nill/a.png,ill\n"
+    assert not failures([(None, 3, rows), (names, 4, rows), (names, 4, read)], check)
