@@ -164,6 +164,58 @@ def test_what_was_guessed_and_what_becomes_public_is_said(tmp_path, monkeypatch)
     assert '''-c "task.group='Patient ID'"''' in (tmp_path / "ward-visits" / "README.md").read_text()
 
 
+def test_a_number_to_predict_may_be_missing_or_a_word_in_a_few_rows(tmp_path):
+    path = tmp_path / "scores.csv"
+    path.write_text(
+        "age,score\n" + "".join(f"{20 + n % 30},{n / 2}\n" for n in range(60)) + "30,pending\n31,n.k.\n" * 2
+    )
+    found = guess(Asked(path))
+    assert found.span == (0, 50) and not found.classes
+    assert found.notes["score"].startswith("4 cells hold no number: 'pending' (2), 'n.k.' (2). Rows with them are left")
+    path.write_text("age,stage\n" + "".join(f"{20 + n},{n % 3}\n" for n in range(60)) + "30,pending\n")
+    found = guess(Asked(path))
+    assert list(found.classes) == ["0", "1", "2", "pending"]
+    assert found.notes["stage"].startswith("'pending' (1) are classes beside numbers; take them out")
+    path.write_text("age,score\n" + "".join(f"{20 + n % 9},{n / 2 if n % 3 else 'x'}\n" for n in range(60)))
+    with pytest.raises(ConfigError, match=r"40 cells hold numbers, others 'x' \(20\)\); name another"):
+        guess(Asked(path))
+
+
+def test_a_number_that_may_be_a_code_is_named(tmp_path):
+    path = tmp_path / "codes.csv"
+    for code, count, is_named in ((-9, 5, True), (999, 5, True), (-9, 1, False), (21, 5, False)):
+        rows = [f"{20 + n / 4},{n % 2}" for n in range(40)] + [f"{code},0"] * count
+        path.write_text("\n".join(["age,ill", *rows]))
+        found = guess(Asked(path)).notes.get("age", "")
+        assert found.startswith(f"{code} recurs far from all other numbers") == is_named, code
+
+
+ROW = {
+    "words, a date and a number": ("P{n:03},{sex},{day:02}.03.2020,38.{n},{end}", "who,sex,day,temp,end"),
+    "decimal commas": ("P{n:03};ward;{n},5;{end}", "who;ward;temp;end"),
+    "words alone": ("P{n:03},{sex},{end}", "who,sex,end"),
+    "missing numbers": ("P{n:03},NA,{sex},{n}", "who,sex,other,2020"),
+}
+
+
+def test_a_first_line_like_all_others_is_no_header(tmp_path):
+    def check(name):
+        form, header = ROW[name]
+        rows = [
+            form.format(n=n, day=1 + n % 28, sex=("female", "male")[n % 2], end=("ill", "well")[n % 3 > 0])
+            for n in range(40)
+        ]
+        path = tmp_path / "bare.csv"
+        path.write_text("\n".join(rows))
+        with pytest.raises(ConfigError, match=r"has no header: .* as in --columns") as refused:
+            guess(Asked(path))
+        assert not any(word in str(refused.value) for word in ("P000", "female"))
+        path.write_text("\n".join([header, *rows, header]))
+        assert guess(Asked(path)).target == header.replace(";", ",").split(",")[-1]
+
+    assert not failures(ROW, check)
+
+
 def test_what_no_task_can_be_made_of_is_refused(tmp_path):
     def check(content, more, says):
         path = tmp_path / "refused.csv"

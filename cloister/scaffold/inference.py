@@ -13,7 +13,16 @@ from datetime import date
 from pathlib import Path
 
 from cloister.tasks.columns import LONGEST, MARKS, MISSING, day_of, is_absent, plain
-from cloister.tasks.csv_files import header_of, is_header, lines_of, number_of, read_cells, tables_in
+from cloister.tasks.csv_files import (
+    header_of,
+    is_header,
+    lines_of,
+    number_of,
+    pointed,
+    read_cells,
+    split_line,
+    tables_in,
+)
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import expanded
 
@@ -28,6 +37,12 @@ NUMERIC = ("Number", "Date")
 """Kinds of columns for which `MARKS` are missing values."""
 LARGELY = 0.9
 """Share of the cells that must be numbers for the others to be taken for notes such as `pending`."""
+COMPARED = 100
+"""Number of lines that the first line of a file is compared with."""
+QUOTED, LONGEST_QUOTE = 3, 40
+"""Largest number of different cells that a message quotes, and of characters of one."""
+NAMED = 20
+"""Largest number of names of columns that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +109,9 @@ class Guess:
             yield f"cells taken for missing values: {absent}{rows}"
         dates = ", forms of dates" * any(code.startswith("Date") for code in self.columns.values())
         texts, sites = ", texts of classes" * bool(self.classes), ", the number of sites" * bool(self.sites)
-        names = "names of columns" if self.names else "the cells of its first line as names of columns"
+        own = [name for name in (*self.columns, self.target, self.site, self.patient) if name]
+        more = f" and {len(own) - NAMED} more" if len(own) > NAMED else ""
+        names = f"the names of columns {', '.join(map(repr, own[:NAMED]))}{more}"
         yield (
             f"from {source} the package holds {names}, rounded ranges{dates}{texts}{sites}, and no other cell. "
             "A package is public: put public knowledge in their place in task.py before you hand it on"
@@ -112,13 +129,14 @@ def guess(asked: Asked) -> Guess:
     try:
         if not place.exists() or not paths:
             raise DataError(f"there is no table at {place}")
-        names, _ = header_of(lines_of(paths[0])[0])
+        lines = lines_of(paths[0])
+        names, separator = header_of(lines[0])
         if asked.names:
             names = list(asked.names)
-        elif not is_header(names):
+        elif not is_header(names) or _is_row(lines, separator):
             raise DataError(
                 f"{paths[0]} has no header: its first line holds {len(names)} values; name the columns in their order, "
-                "as in --columns 'age,sex,...'"
+                "as in --columns 'age,sex,...', or write that line into the file"
             )
         wanted = [name for name in names if name]
         if twice := [name for name in dict.fromkeys(wanted) if wanted.count(name) > 1]:
@@ -129,7 +147,7 @@ def guess(asked: Asked) -> Guess:
                 raise DataError(f"--{option} {name!r} is no column of {paths[0]}, which has {', '.join(wanted)}")
         files = [read_cells(path, wanted, asked.names) for path in paths]
     except DataError as error:
-        raise ConfigError(f"--data: {str(error).removeprefix('data-path: ')}") from None
+        raise ConfigError(str(error.of("--data"))) from None
     if not any(any(file.whole) for file in files):
         odd = "no row has as many cells as there are columns" if files[0].whole else "no rows below the header"
         raise ConfigError(f"--data: {asked.data}: {odd}; a few made-up rows will do")
@@ -143,7 +161,8 @@ def guess(asked: Asked) -> Guess:
     if not any(columns.values()):
         why = "; ".join(f"{name!r} is {note}" for name, note in notes.items())
         raise ConfigError(f"--data: {asked.data}: no column beside {target!r} can be an input; {why}")
-    classes, span = _target(target, cells[target])
+    classes, span, note = _target(target, cells[target])
+    notes |= {target: note} if note else {}
     listed = {plain(text) for texts in classes.values() for text in texts}
     missing = {
         name: Counter(
@@ -174,10 +193,13 @@ def _kind(cells: Sequence[str]) -> tuple[str, str]:
     if numbers and len(numbers) >= LARGELY * len(counted):
         if len(texts) == len(known) > FEW and all(text.isdecimal() for text in texts):
             return "", "left out: another whole number in every row, such as the number of a patient"
-        words = len(counted) - len(numbers)
-        note = f"{words} cells hold no number; rows with them are left out, unless MISSING has them" if words else ""
+        words = _words(counted)
+        notes = [_told(words)] if words else []
+        notes += [f"{code:g} recurs far from all other numbers" for code in _codes(numbers)]
+        if notes:
+            notes.append("if that means a missing value, state it in task.py: missing=('...',)")
         low, high = rounded(min(numbers), max(numbers))
-        return f"Number({low:.12g}, {high:.12g})", note
+        return f"Number({low:.12g}, {high:.12g})", "; ".join(notes)
     for form in FORMS:
         days = [day_of(cell, form) for cell in counted]
         if days and all(days):
@@ -190,8 +212,8 @@ def _kind(cells: Sequence[str]) -> tuple[str, str]:
     return "Hashed(64)", "words, by a hash; Category((...)) with the public list of words avoids collisions"
 
 
-def _target(name: str, cells: Sequence[str]) -> tuple[Mapping[str, tuple[str, ...]], tuple[float, float] | None]:
-    """Return the classes of a target, or the range of a regression.
+def _target(name: str, cells: Sequence[str]) -> tuple[Mapping[str, tuple[str, ...]], tuple[float, float] | None, str]:
+    """Return the classes of a target, or the range of a regression, and what the user should know of it.
 
     Raises:
         ConfigError: it is neither.
@@ -199,21 +221,77 @@ def _target(name: str, cells: Sequence[str]) -> tuple[Mapping[str, tuple[str, ..
     known = [cell for cell in cells if cell and cell.lower() not in MISSING]
     counted = [cell for cell in known if cell.lower() not in MARKS]
     numbers = [number for cell in counted if math.isfinite(number := number_of(cell))]
-    texts = {plain(cell): cell for cell in known}
-    if len(numbers) == len(counted) > 0:
-        texts = {plain(cell): cell for cell in counted}
-        if len(texts) > NUMBERED or any(number % 1 for number in numbers):
-            return {}, rounded(min(numbers), max(numbers))
+    words, texts = _words(counted), {plain(cell): cell for cell in known}
+    are_numbers = len(numbers) >= LARGELY * len(counted) > 0
+    if are_numbers and (len(set(numbers)) > NUMBERED or any(number % 1 for number in numbers)):
+        note = f"{_told(words)}; correct them if they are numbers" if words else ""
+        return {}, rounded(min(numbers), max(numbers)), note
+    if are_numbers and not words:
+        texts = {text: text for text in map(plain, counted)}
         ordered = sorted(texts, key=float)
-        texts = {text: text for text in texts}
     else:
         ordered = sorted(texts)
     if not 2 <= len(ordered) <= MOST_CLASSES:
+        some = f" ({len(numbers)} cells hold numbers, others {_listed(words)})" if numbers and words else ""
         raise ConfigError(
             f"--target {name!r} holds {len(ordered)} different texts: neither numbers, nor 2 to {MOST_CLASSES} "
-            "classes; name another column"
+            f"classes{some}; name another column{', or correct those cells' if some else ''}"
         )
-    return {texts[text]: (texts[text],) for text in ordered}, None
+    note = f"{_listed(words)} are classes beside numbers; take them out of CLASSES if they are none"
+    return {texts[text]: (texts[text],) for text in ordered}, None, note if words and numbers else ""
+
+
+def _codes(numbers: Sequence[float]) -> Iterator[float]:
+    """Yield the ends of a column that may be codes: they recur, far from the others by half their range."""
+    counts = Counter(numbers)
+    ordered = sorted(counts)
+    for end, *others in (ordered, ordered[::-1]):
+        if others and counts[end] > 2 and 2 * abs(end - others[0]) > abs(others[-1] - others[0]) > 0:
+            yield end
+
+
+def _words(cells: Sequence[str]) -> Counter[str]:
+    """Count the cells that hold no finite number."""
+    return Counter(cell for cell in cells if not math.isfinite(number_of(cell)))
+
+
+def _told(words: Counter[str]) -> str:
+    return f"{words.total()} cells hold no number: {_listed(words)}. Rows with them are left out"
+
+
+def _listed(words: Counter[str]) -> str:
+    """Quote the most frequent cells, with their numbers."""
+    more = f" and {len(words) - QUOTED} more" if len(words) > QUOTED else ""
+    return ", ".join(f"{text[:LONGEST_QUOTE]!r} ({count})" for text, count in words.most_common(QUOTED)) + more
+
+
+def _is_row(lines: Sequence[bytes], separator: str) -> bool:
+    """Return whether the first line of a file is a row like those below it, and names no columns.
+
+    In a column of numbers or dates the first cell is of the same kind, or speaks for a header. In a column of recurring
+    words it is one of them, or speaks for a header. The majority of the columns decides.
+    """
+    first, *below = (pointed(split_line(line, separator), separator) for line in lines[: COMPARED + 1])
+    votes = 0
+    for cell, *others in zip(first, *(cells for cells in below if len(cells) == len(first) and cells != first)):
+        known = [other for other in others if not is_absent(other, MISSING)]
+        if not known or is_absent(cell, MISSING):
+            continue
+        (kind, count), *_ = Counter(map(_kind_of, known)).most_common()
+        if kind and count >= LARGELY * len(known):
+            votes += 1 if _kind_of(cell) == kind else -1
+        elif plain(cell) in (words := set(map(plain, known))):
+            votes += 1
+        elif 2 * len(words) <= len(known):
+            votes -= 1
+    return votes > 0
+
+
+def _kind_of(cell: str) -> str:
+    """Return `number`, or the form of a date; empty for a word."""
+    if math.isfinite(number_of(cell)):
+        return "number"
+    return next((form for form in FORMS if day_of(cell, form)), "")
 
 
 def rounded(low: float, high: float) -> tuple[float, float]:
