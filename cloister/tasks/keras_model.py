@@ -5,7 +5,6 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from cloister.tasks.base import NamedArrays, Task
 from cloister.tasks.numpy_models import check_same
-from cloister.tasks.targets import NO_LOSSES, Loss, Target
+from cloister.tasks.targets import NO_LOSSES, Target
 from cloister.utils.arrays import Compiled, Network, Tensor, Variable, is_seed
 from cloister.utils.errors import ConfigError, DataError, FederationError
 from cloister.utils.files import atomic_path, quiet_libraries
@@ -51,7 +50,7 @@ class KerasModel:
 
     Args:
         build: makes the uncompiled model; its outputs are the predictions of the task's targets (`targets.Target`).
-        loss: of training, for a model of one output; None: that of the task's target.
+        loss: refused; the task's target states the loss.
         predict_batch: examples that `predict` scores at once; the activations of a batch must fit into memory.
 
     Attributes:
@@ -60,16 +59,20 @@ class KerasModel:
         variables: the weights that are sent, by path, in Keras' order. `STATE` stands before the path of state.
 
     Raises:
+        ConfigError: a loss is given.
         FederationError: two weights have the same path.
     """
 
     kind = "keras"
     suffix = ".keras"
 
-    def __init__(
-        self, build: Callable[[], Network], loss: Loss | None = None, predict_batch: int = PREDICT_BATCH
-    ) -> None:
-        self._build, self._loss = build, loss
+    def __init__(self, build: Callable[[], Network], loss: object = None, predict_batch: int = PREDICT_BATCH) -> None:
+        if loss is not None:
+            raise ConfigError(
+                f"KerasModel(loss={loss!r}): leave the loss out here; the task states it, as in "
+                "target = Target('mae'). A Regression has Target('mse')"
+            )
+        self._build = build
         self._task: Task | None = None
         self._predict_batch = predict_batch
         self._use(self._fresh())
@@ -143,17 +146,13 @@ class KerasModel:
             order = _places("outputs", names, [output.shape[1:] for output in outputs], list(stated), "target")
             targets = {list(stated)[place]: list(stated.values())[place] for place in order}
         else:
-            loss = self._loss or "cross-entropy"
             targets = {}
             for name, output in zip(_names(None, outputs), outputs, strict=True):
                 shape = tuple(output.shape[1:])
-                if loss == "cross-entropy":
-                    target = Target(loss, shape[:-1], shape[-1])
-                else:
-                    target = Target(loss, shape[:-1] if shape[-1:] == (1,) else shape)
+                target = (
+                    Target("mse", shape[:-1]) if shape[-1:] == (1,) else Target(shape=shape[:-1], classes=shape[-1])
+                )
                 targets[name if len(outputs) > 1 else ""] = target
-        if self._loss is not None and len(targets) == 1:
-            targets = {name: replace(target, loss=self._loss) for name, target in targets.items()}
         return targets
 
     def initialise(self, seed: int) -> None:

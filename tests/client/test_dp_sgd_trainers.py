@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache, partial
 
+import kinds
 import numpy as np
 import pytest
 from support import failures
@@ -14,6 +15,7 @@ from cloister.privacy.dpsgd.noise import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
+from cloister.tasks.making import model_of
 from cloister.tasks.numpy_models import SoftmaxRegression
 from cloister.tasks.recipe import Augmentation
 from cloister.training.plan import Schedule, TrainingPlan
@@ -213,7 +215,7 @@ def test_batch_normalisation_is_refused_with_its_replacement():
 
 def test_a_loss_of_a_whole_batch_is_refused():
     with pytest.raises(ConfigError, match="'rmse' is one of a whole batch; use 'mse'"):
-        PrivateKerasTrainer(KerasModel(linear, "rmse"), SGD, privacy())
+        PrivateKerasTrainer(model_of(kinds.made(kinds.Rooted)), SGD, privacy())
 
 
 def test_numpy_models_know_one_optimizer():

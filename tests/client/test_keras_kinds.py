@@ -186,7 +186,7 @@ def test_rmse_is_the_root_of_a_batch_s_mean_and_scales_with_the_loss():
 
 
 def test_a_model_without_a_task_implies_its_targets():
-    def check(loss, shape, expected):
+    def check(shape, expected):
         def build():
             import keras
 
@@ -194,18 +194,19 @@ def test_a_model_without_a_task_implies_its_targets():
                 [keras.Input((4,)), keras.layers.Dense(math.prod(shape)), keras.layers.Reshape(shape)]
             )
 
-        (target,) = KerasModel(build, loss).targets.values()
+        (target,) = KerasModel(build).targets.values()
         assert (target.loss, target.shape, target.classes) == expected
 
-    assert not failures(
-        [
-            (None, (3,), ("cross-entropy", (), 3)),
-            (None, (5, 3), ("cross-entropy", (5,), 3)),
-            ("squared-error", (1,), ("squared-error", (), 0)),
-            ("mae", (2, 2), ("mae", (2, 2), 0)),
-        ],
-        check,
-    )
+    shapes = {(3,): ("cross-entropy", (), 3), (5, 3): ("cross-entropy", (5,), 3), (5, 1): ("mse", (5,), 0)}
+    assert not failures(shapes.items(), check)
+
+
+def test_a_loss_of_a_model_is_refused_and_the_message_names_the_target_of_the_task():
+    def check(given):
+        with pytest.raises(ConfigError, match=r"the task states it, as in target = Target"):
+            KerasModel(lambda: None, **given)
+
+    assert not failures([{"loss": "mae"}, {"loss": lambda y, predicted: y}], check)
 
 
 def test_what_a_model_and_its_task_do_not_agree_on_is_named():

@@ -79,7 +79,7 @@ class HospitalCharges(Regression):
         if self.model_name == "keras":
             from cloister.tasks.keras_model import KerasModel
 
-            return KerasModel(charges_network, loss="squared-error")
+            return KerasModel(charges_network)
         from cloister.tasks.numpy_models import HiddenLayerRegression
 
         return HiddenLayerRegression(features=3, hidden=2)
@@ -173,7 +173,7 @@ class Linear(Regression):
         if self.model_name == "keras":
             from cloister.tasks.keras_model import KerasModel
 
-            return KerasModel(linear_network, loss="squared-error")
+            return KerasModel(linear_network)
         from cloister.tasks.numpy_models import LinearRegression
 
         return LinearRegression(features=OPTIMA.shape[1])
