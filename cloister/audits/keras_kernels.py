@@ -61,8 +61,8 @@ class Trial:
         """
         model, rng, (x, y, mask, seeds, _) = self.engine.model, self._rng, self._specs
         _amplify(model, rng)
-        place = int(rng.integers(self.engine.places))
-        own = np.repeat(np.arange(self.engine.places) == place, mask.shape[1])
+        place = int(rng.integers(self.engine.at_once))
+        own = np.repeat(np.arange(self.engine.at_once) == place, mask.shape[1])
         real = x.dtype.is_floating
         examples = rng.standard_normal(x.shape) if real else rng.integers(TABLE, size=x.shape)
         # One or two extreme numbers, in random order.

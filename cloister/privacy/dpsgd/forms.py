@@ -7,7 +7,8 @@ positions of one unit.
 A dense layer's gradient at one position is the outer product of an input a and its delta d, so its norm is ‖a‖·‖d‖
 (Goodfellow, 2015, arXiv:1510.01799). At T positions it is Σ_t a_t d_tᵀ, with squared norm Σ_{s,t} (a_s·a_t)(d_s·d_t)
 (Li et al., 2022, arXiv:2110.05679, §4). Either way the clipped sum is one product of matrices, of deltas scaled first.
-An embedding is a dense layer whose inputs are one-hot: a_s·a_t is 1 where two indices are equal.
+An embedding is a dense layer whose inputs are one-hot: a_s·a_t is 1 where two indices are equal. A convolution is a
+dense layer at each position of its output, whose inputs are the patch of numbers that the kernel covers there.
 """
 
 import math
@@ -16,10 +17,17 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from cloister.privacy.dpsgd.noise import MASS_PER_NORM, MAX_POSITIONS, UNDERFLOW, UNIT
-from cloister.privacy.dpsgd.tracing import Call, NotCapturable, is_plain_dense, is_plain_einsum
+from cloister.privacy.dpsgd.tracing import (
+    Call,
+    NotCapturable,
+    is_plain_convolution,
+    is_plain_dense,
+    is_plain_einsum,
+)
 from cloister.utils.arrays import Layer, Tensor
 
 WIDEST = 4096
@@ -30,6 +38,10 @@ GRAM_COST = 3
 """Cost of a multiplication of the Gram form, in double precision, relative to one of the ordinary form."""
 MAX_PAIRS = 1 << 24
 """Most pairs of positions in a call of an embedding: each takes some 25 bytes."""
+FEW_CHANNELS = 3
+"""Most channels of a picture whose patches a convolution copies faster than a gather."""
+SMALL_PATCH = 100
+"""Most numbers of such a patch: the convolution multiplies each by all of them."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +84,12 @@ class Part(Protocol):
     Attributes:
         kernel: the name of their form.
         held: tensors of leading size U from which all results are computed.
+        holds_gradients: whether `held` are the gradients, so usually larger than a sum of them.
     """
 
     kernel: str
     held: Sequence[Tensor]
+    holds_gradients: bool
 
     def squared_norms(self) -> Tensor:
         """Return upper bounds of the units' squared L2 norms, shape (U,), double.
@@ -83,12 +97,13 @@ class Part(Protocol):
         Guarantee: its root also bounds the factor of γ in `noise`. If a gradient is not finite, neither is this.
         """
 
-    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
         """Return Σ factors[i]·gradient[i] for every variable, in single or double precision.
 
         Args:
-            factors: shape (U,), double; 0 for each unit without a finite gradient.
-            clean: replaces the rows of such units in a tensor of leading size U by zeros, since 0·∞ is not 0.
+            held: of one or several calls: as `held`, but of any number n of units. Rows of units without a finite
+                gradient are zeros, since 0·∞ is not 0.
+            factors: shape (n,), double; 0 for each such unit.
         """
 
 
@@ -99,6 +114,8 @@ class PerUnit:
     the given ones, shape (rows, *variable.shape), over the rows of each unit.
     """
 
+    holds_gradients = True
+
     def __init__(self, kernel: str, gradients: Sequence[Tensor], rows: Rows) -> None:
         self.kernel = kernel
         self.held: Sequence[Tensor] = [rows.summed(gradient) for gradient in gradients]
@@ -107,15 +124,15 @@ class PerUnit:
         """Return upper bounds of the squared norms; see `Part`."""
         return tf.add_n([squares(gradient) for gradient in self.held])
 
-    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
         """Return Σ factors[i]·gradient[i] for every variable; see `Part`."""
         sums = []
-        for gradient in map(clean, self.held):
+        for gradient in held:
             own = tf.cast(factors, gradient.dtype)
             if gradient.shape[0] == 1:
                 sums.append(gradient[0] * own[0])  # as a product of matrices it took five times as long
                 continue
-            rows = tf.reshape(gradient, [gradient.shape[0], -1])
+            rows = tf.reshape(gradient, [-1, math.prod(gradient.shape[1:])])
             sums.append(tf.reshape(tf.linalg.matvec(rows, own, transpose_a=True), gradient.shape[1:]))
         return sums
 
@@ -185,6 +202,7 @@ class OuterProduct:
     """
 
     kernel = "dense"
+    holds_gradients = False
 
     def __init__(self, inputs: Tensor, deltas: Tensor, bias: bool) -> None:
         self._inputs, self._deltas, self._bias = inputs, deltas, bias
@@ -194,10 +212,10 @@ class OuterProduct:
         """Return (‖a‖² + 1)·‖d‖², the 1 for the bias."""
         return (squares(self._inputs) + float(self._bias)) * squares(self._deltas)
 
-    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
         """Return Aᵀ(f·D), the ordinary gradient of scaled deltas, without units of factor 0; see `Part`."""
         counted = tf.where(factors > 0)[:, 0]
-        inputs, deltas, own = (tf.gather(each, counted) for each in (self._inputs, self._deltas, factors))
+        inputs, deltas, own = (tf.gather(each, counted) for each in (*held, factors))
         inputs, deltas = _flat(inputs), _flat(rows_times(deltas, own))
         kernel = tf.matmul(inputs, deltas, transpose_a=True)
         return [kernel, tf.reduce_sum(deltas, axis=0)] if self._bias else [kernel]
@@ -288,18 +306,75 @@ class Einsum:
             pairs.append(tuple(tf.reshape(each, [*each.shape[:2], -1]) for each in flat))
         self._part = _of_positions(pairs, self._bias is not None)
         self.kernel, self.held = self._part.kernel, self._part.held
+        self.holds_gradients = self._part.holds_gradients
 
     def squared_norms(self) -> Tensor:
         """Return upper bounds of the squared norms; see `Part`."""
         return self._part.squared_norms()
 
-    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
         """Return Σ factors[i]·gradient[i] for every variable; see `Part`."""
-        kernel, *bias = self._part.weighted_sum(factors, clean)
+        kernel, *bias = self._part.weighted_sum(held, factors)
         order = self._ins + self._outs
         apart = tf.reshape(kernel, [self._sizes[letter] for letter in order])
         turned = tf.transpose(apart, [order.index(letter) for letter in self._kernel])
         return [turned, *(tf.reshape(each, self._bias.shape) for each in bias)]
+
+
+class Convolution:
+    """Form of a convolution: a dense layer on the patches of its input.
+
+    It is a `Form`.
+
+    Raises:
+        NotCapturable: a call does not have an example in each row.
+    """
+
+    def __init__(self, layer: Layer, calls: Sequence[Call], rows: Rows) -> None:
+        self._shape = layer.kernel.shape
+        pairs = [tuple(map(rows.by_position, (patches(layer, *call.pair), call.delta))) for call in calls]
+        self._part = _of_positions(pairs, bool(layer.use_bias))
+        self.kernel = self._part.kernel.replace("dense", "convolution")
+        self.held, self.holds_gradients = self._part.held, self._part.holds_gradients
+
+    def squared_norms(self) -> Tensor:
+        """Return upper bounds of the squared norms; see `Part`."""
+        return self._part.squared_norms()
+
+    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
+        """Return Σ factors[i]·gradient[i] for every variable; see `Part`."""
+        kernel, *bias = self._part.weighted_sum(held, factors)
+        return [tf.reshape(kernel, self._shape), *bias]
+
+
+def patches(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:
+    """Return the numbers that the kernel of a convolution covers at each position of its output.
+
+    Args:
+        layer: `Conv1D` or `Conv2D`, channels last.
+        inputs, deltas: of a call, shapes (rows, *positions, channels).
+
+    Returns:
+        Shape (rows, *positions of the output, numbers in).
+    """
+    around, indices = [[0, 0]], np.zeros((1, 1), np.int32)
+    sizes = zip(inputs.shape[1:-1], deltas.shape[1:-1], strict=True)
+    windows = zip(layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
+    for (size, positions), (taps, stride, dilation) in zip(sizes, windows, strict=True):
+        more = max((positions - 1) * stride + (taps - 1) * dilation + 1 - size, 0)
+        # Without padding none is needed. The odd one of `same` padding is behind.
+        before = more if layer.padding == "causal" else more // 2
+        around.append([before, more - before])
+        own = np.arange(positions)[:, None] * stride + np.arange(taps) * dilation
+        both = indices[:, None, :, None] * (size + more) + own[:, None, :]
+        indices = both.reshape(len(indices) * positions, -1)
+    padded, channels = tf.pad(inputs, [*around, [0, 0]]), inputs.shape[-1]
+    numbers = math.prod(layer.kernel_size) * channels
+    if channels <= FEW_CHANNELS and numbers <= SMALL_PATCH and max(layer.dilation_rate) == 1:
+        kernel = tf.reshape(tf.eye(numbers, dtype=inputs.dtype), [*layer.kernel_size, channels, numbers])
+        return tf.nn.convolution(padded, kernel, layer.strides, "VALID")
+    flat = tf.reshape(padded, [inputs.shape[0], -1, channels])
+    return tf.reshape(tf.gather(flat, tf.constant(indices), axis=1), [*deltas.shape[:-1], numbers])
 
 
 def is_plain_embedding(layer: Layer) -> bool:
@@ -319,6 +394,7 @@ class EmbeddingGradients:
     """
 
     kernel = "embedding"
+    holds_gradients = False
 
     def __init__(self, layer: Layer, calls: Sequence[Call], rows: Rows) -> None:
         size = layer.embeddings.shape[0]
@@ -339,10 +415,10 @@ class EmbeddingGradients:
         same = self._indices[:, :, None] == self._indices[:, None, :]
         return gram_squares(tf.cast(same, tf.float64), gram(self._deltas))
 
-    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
         """Return Σ factors[i]·gradient[i] for the table; see `Part`."""
-        deltas = rows_times(clean(self._deltas), factors)
-        return [tf.math.unsorted_segment_sum(_flat(deltas), tf.reshape(self._indices, [-1]), self._size)]
+        indices, deltas = held
+        return [tf.math.unsorted_segment_sum(_flat(rows_times(deltas, factors)), tf.reshape(indices, [-1]), self._size)]
 
 
 def is_plain_normalization(layer: Layer) -> bool:
@@ -379,6 +455,7 @@ Form: TypeAlias = Callable[[Layer, Sequence[Call], Rows], Part]
 FORMS: tuple[tuple[Callable[[Layer], bool], Form], ...] = (
     (is_plain_dense, dense),
     (is_plain_einsum, Einsum),
+    (is_plain_convolution, Convolution),
     (is_plain_embedding, EmbeddingGradients),
     (is_plain_normalization, normalization),
 )

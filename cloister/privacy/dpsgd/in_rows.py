@@ -1,7 +1,13 @@
-"""Clipped sum of several units in one computation of fixed shape.
+"""Clipped sum of several units in computations of fixed shape.
 
-A call has `places` rows of units, by the lot of `clipped_sums`; empty places repeat one of the units and have factor 0.
-`isolation` proves that each row of the graph depends on one unit alone. It is executed as it was traced (`tracing`).
+A call has places for units, by the lot of `clipped_sums`. It is computed in rounds of P rows: place s in row s mod P.
+There are as few rounds as the units of the fullest row. Free rows repeat one of the units and have factor 0.
+
+All rounds are one graph of one shape. `isolation` proves that each row of it depends on one unit alone. The graph is
+executed as it was traced (`tracing`). So the result held of unit x at place s is g(s mod P, x, ω): a unit that joins
+changes the row of no other unit. It may change their rounds, which differ in the seeds of random layers alone. Each row
+of each round has its own random numbers ω, independent and of one law. So the units' numbers are independent of places
+and rounds, and the proof of `clipped_sums` can give each other unit the same numbers with and without x.
 """
 
 import math
@@ -34,8 +40,14 @@ from cloister.utils.arrays import Compiled, Layer, Network, Tensor, Variable
 from cloister.utils.rows import cast
 
 MEMORY = 1 << 30
-"""Most bytes of units in the inputs and held tensors of a call, without outputs of layers. A larger batch takes several
+"""Most bytes of units in the inputs and kept tensors of a call, without outputs of layers. A larger batch takes several
 calls."""
+CACHE = 1 << 23
+"""Bytes of a round in its largest tensor, approximately: more would leave the cache, less would keep cores waiting."""
+USUAL = 16
+"""Units in a round if half or twice as many would not suit the cache better."""
+PARALLEL = 2
+"""Rounds that may be computed concurrently."""
 ROOT = 1 + 2.0**-40
 """Factor that covers the roundings of a root, and of the sum of a few squares under it, in double precision."""
 
@@ -49,14 +61,13 @@ class InRows:
     Attributes:
         model: as given.
         kernels: form of each layer's gradients, by its path.
-        held: tensors of the graph with the units' data, of leading size `places`. All further results are computed
-            from them, by operations on rows and by sums of rows times factors.
-        places: number of units in a call.
+        places: number of places for units in a call.
+        at_once: P, number of units in a round of a call.
         overstatement: η, of sums in single precision.
 
-    Guarantee: the held data of the unit at a place are a function of the place, the unit and the random numbers of the
-        call. Whether its computation raises an exception depends on the unit alone. Both assume that kernels keep rows
-        apart in calls of one shape. The L2 norm of a unit's contribution is at most the bound.
+    Guarantee: the held data of the unit at a place are a function of the place, the unit and random numbers. Whether
+        its computation raises an exception depends on the unit alone. Both assume that kernels keep rows apart in
+        rounds of one shape. The L2 norm of a unit's contribution is at most the bound.
 
     Raises:
         NotIsolated: an operation of the graph is not proved to keep units apart.
@@ -76,19 +87,32 @@ class InRows:
             shared = [variable.path for variable in model.trainable_variables if claimed.count(id(variable)) != 1]
             raise NotCapturable(f"weight {shared[0]!r} belongs to two layers, or to none")
         self.kernels: dict[str, str] = {}
-        self.held: list[Tensor] = []
+        self._parts: list[tuple[list[Variable], Part]] = []
         room = places_of(batch_size)
         self.places = _evenly(room, most_at_once(batch_size))
-        self._compiled = self._compile()
-        size = sum(math.prod(held.shape) * held.dtype.size for held in (*self.held, *self._compiled.inputs))
-        if size > MEMORY:
-            self.places = _evenly(room, max(1, MEMORY * self.places // size))
-            self._compiled = self._compile()
+        self.at_once = min(self.places, USUAL)
+        self._rows = self._round()
+        kept = [*self._rows.inputs[: self._of_units], *(held for _, part in self._kept() for held in part.held)]
+        size = sum(map(_bytes, kept))
+        if size * self.places > MEMORY * self.at_once:
+            self.places = _evenly(room, max(1, MEMORY * self.at_once // size))
+        whole = (self.at_once, self.at_once * group_cap)
+        every = (tensor for operation in self._rows.graph.get_operations() for tensor in operation.outputs)
+        largest = max(_bytes(tensor) for tensor in every if tensor.shape.rank and tensor.shape[0] in whole)
+        suitable = max(1, min(self.places, CACHE * self.at_once // largest))
+        if not self.at_once / 2 < suitable < self.at_once * 2 or self.at_once > self.places:
+            self.at_once = suitable
+            self._rows = self._round()
+        if self.at_once > 1:
+            prove(self._rows.graph, self.at_once, self._rows.inputs[: self._of_units], self._rows.outputs)
+        self._compiled = self._traced(self._sums, None)
+        for traced in (self._rows, self._compiled):
+            refuse_effects(traced.graph, model)
         self.overstatement = overstatement(batch_size, self.places)
 
     def seeds(self, draws: Draws) -> NDArray[np.int64]:
-        """Return the seeds of a call: one for each random layer."""
-        return draws.seeds(len(seeds_of(self.model)))
+        """Return the seeds of a call: one for each round and random layer."""
+        return draws.seeds(-(-self.places // self.at_once), len(seeds_of(self.model)))
 
     def __call__(
         self, x: Examples, y: Examples, mask: NDArray, bound: NDArray | float, seeds: NDArray[np.int64]
@@ -97,73 +121,170 @@ class InRows:
 
         Args:
             x, y: places·cap examples, adjacent for each unit.
-            mask: shape (places, cap), False for padding and for empty places.
+            mask: shape (places, cap), False for padding and for empty places; not all are.
             bound: above 0, for each unit or for all.
             seeds: of random layers.
         """
-        bounds = np.broadcast_to(np.asarray(bound, np.float64), self.places)
+        table, real = rounds(np.flatnonzero(mask.any(axis=1)), self.at_once)
+        examples = (table[:, :, None] * self._cap + np.arange(self._cap)).reshape(len(table), -1)
         pairs = zip(self._probe, (x, y), strict=True)
-        x, y = (tf.nest.map_structure(lambda like, rows: tf.constant(cast(rows, like.dtype)), *pair) for pair in pairs)
+        given = (
+            *(
+                tf.nest.map_structure(lambda like, own: tf.constant(cast(own[examples], like.dtype)), *pair)
+                for pair in pairs
+            ),
+            tf.constant(mask[table] & real[:, :, None]),
+            tf.constant(seeds[: len(table)]),
+            tf.constant(np.broadcast_to(np.asarray(bound, np.float64), self.places)[table]),
+        )
         with as_traced():
-            return Sums.of(*self._compiled(x, y, tf.constant(mask), tf.constant(seeds), tf.constant(bounds)))
+            return Sums.of(*self._compiled(*given))
 
     def with_held(self) -> Compiled:
-        """Return the graph of a call that also returns `held`, for `audits.keras_kernels`."""
-        return self._traced(lambda *given: (self._sums(*given), self.held))
+        """Return the graph of one round that also returns its held tensors, for `audits.keras_kernels`."""
 
-    def _compile(self) -> Compiled:
-        """Return the graph of a call, after proving that it keeps units apart."""
-        compiled = self._traced(self._sums)
-        refuse_effects(compiled.graph, self.model)
-        if self.places > 1:
-            of_units = len(tf.nest.flatten(self._probe)) + 1
-            prove(compiled.graph, self.places, compiled.graph.inputs[:of_units], self.held)
-        return compiled
+        def both(x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor) -> tuple[object, list[Tensor]]:
+            found = self._sums(*tf.nest.map_structure(lambda tensor: tensor[None], (x, y, mask, seeds, bound)))
+            return found, self._rows(x, y, mask, seeds, self._values())
 
-    def _traced(self, computed: Callable[..., object]) -> Compiled:
-        signature = [
-            *(specs_of([self.places * self._cap], examples) for examples in self._probe),
-            tf.TensorSpec([self.places, self._cap], tf.bool),
-            tf.TensorSpec([len(seeds_of(self.model)), 2], tf.int64),
-            tf.TensorSpec([self.places], tf.float64),
+        return self._traced(both)
+
+    @property
+    def _of_units(self) -> int:
+        """Return the number of inputs of a round that hold units."""
+        return len(tf.nest.flatten(self._probe)) + 1
+
+    def _kept(self) -> list[tuple[list[Variable], Part]]:
+        """Return the parts whose weighted sum is computed after all rounds."""
+        return [(own, part) for own, part in self._parts if not part.holds_gradients]
+
+    def _values(self) -> list[Tensor]:
+        return [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
+
+    def _signature(self, *outer: int | None) -> list[tf.TensorSpec]:
+        return [
+            *(specs_of([*outer, self.at_once * self._cap], examples) for examples in self._probe),
+            tf.TensorSpec([*outer, self.at_once, self._cap], tf.bool),
+            tf.TensorSpec([*outer, len(seeds_of(self.model)), 2], tf.int64),
+            tf.TensorSpec([*outer, self.at_once], tf.float64),
         ]
+
+    def _traced(self, computed: Callable[..., object], *outer: int | None) -> Compiled:
         # Functions compiled by a layer keep the options under which they are traced.
         with as_traced():
+            signature = self._signature(*outer)
             return tf.function(computed, input_signature=signature, autograph=False).get_concrete_function()
 
-    def _sums(
-        self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the sum for each variable, and counts."""
-        variables, rows, shares = self.model.trainable_variables, Rows(self.places, self._cap), _shares(mask)
+    def _round(self) -> Compiled:
+        """Return the graph of a round, from its examples, mask and seeds, and the weights."""
+        values = [tf.TensorSpec(each.shape, each.dtype) for each in self.model.trainable_variables]
+        signature = [*self._signature()[:-1], values]
+        with as_traced():
+            return tf.function(self._held, input_signature=signature, autograph=False).get_concrete_function()
+
+    def _held(self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, values: list[Tensor]) -> list[Tensor]:
+        """Return the held tensors of each part, and the squared norms, shape (P,)."""
+        rows, shares = Rows(self.at_once, self._cap), _shares(mask)
 
         def losses() -> Tensor:
             found = losses_of(self.model, self._loss, x, y)
             return found if rows.each == 1 else found * tf.cast(shares, found.dtype)
 
         with chained_sums():
-            values, states = [tf.convert_to_tensor(each.value) for each in variables], seeded(self.model, seeds)
+            states = seeded(self.model, seeds)
             recorded = record(self.model, [layer for layer, _ in self._forms], values, states, losses)
-            owners: list[list[Variable]] = []
-            parts: list[Part] = []
+            self._parts = []
             for (layer, form), calls in zip(self._forms, recorded.calls, strict=True):
                 if needed := [call for call in calls if call.delta is not None]:
                     try:
-                        parts.append(form(layer, needed, rows))
+                        part = form(layer, needed, rows)
                     except NotCapturable as error:
                         raise NotCapturable(f"{named(layer)} is {error}") from error
-                    owners.append(layer.trainable_variables)
-                    self.kernels[layer.path] = parts[-1].kernel
-            added, clipped, non_finite, squares = clip(parts, tf.reduce_any(mask, axis=1), bound)
-            self.held = [*(tensor for part in parts for tensor in part.held), squares]
-            sums = {
-                id(variable): total
-                for own, totals in zip(owners, added, strict=True)
-                for variable, total in zip(own, totals, strict=True)
-            }
-            for variable in variables:  # a variable without a sum has no effect on the loss
-                sums.setdefault(id(variable), tf.zeros(variable.shape, variable.dtype))
-            return [sums[id(variable)] for variable in variables], clipped, non_finite
+                    self._parts.append((layer.trainable_variables, part))
+                    self.kernels[layer.path] = part.kernel
+            squares = tf.add_n([part.squared_norms() for _, part in self._parts])
+            return [*(tensor for _, part in self._parts for tensor in part.held), squares]
+
+    def _sums(
+        self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Return the sum for each variable, and counts.
+
+        Args:
+            x, y, mask, seeds, bound: of each round.
+
+        Sums of held gradients are added up in double precision, a round at a time. Of other parts the held tensors are
+        kept: the sum for all rounds is one product of matrices.
+        """
+        values, real = self._values(), tf.reduce_any(mask, axis=2)
+        added = {id(variable): tf.zeros(variable.shape, tf.float64) for variable in self.model.trainable_variables}
+        summed = [id(own) for variables, part in self._parts if part.holds_gradients for own in variables]
+        specs = [tensor for _, part in self._kept() for tensor in part.held]
+        count = tf.shape(mask)[0]
+
+        def array(like: Tensor) -> tf.TensorArray:
+            return tf.TensorArray(like.dtype, count, element_shape=like.shape)
+
+        def step(
+            number: Tensor, totals: list[Tensor], arrays: list[tf.TensorArray], squares: tf.TensorArray
+        ) -> tuple[Tensor, list[Tensor], list[tf.TensorArray], tf.TensorArray]:
+            given = tf.nest.map_structure(lambda every: every[number], (x, y, mask, seeds))
+            *held, own = self._rows(*given, values)
+            found = clip(own, real[number], bound[number])
+            new: list[Tensor] = []
+            kept: list[Tensor] = []
+            for _, part in self._parts:
+                mine, held = held[: len(part.held)], held[len(part.held) :]
+                if part.holds_gradients:
+                    new += part.weighted_sum(found.cleaned(mine), found.factors)
+                else:
+                    kept += mine
+            return (
+                number + 1,
+                [total + tf.cast(each, tf.float64) for total, each in zip(totals, new, strict=True)],
+                [array.write(number, each) for array, each in zip(arrays, kept, strict=True)],
+                squares.write(number, own),
+            )
+
+        with chained_sums():
+            nothing = [added[each] for each in summed], [array(spec) for spec in specs]
+            start = (tf.constant(0), *nothing, array(tf.TensorSpec([self.at_once], tf.float64)))
+            _, totals, arrays, squares = tf.while_loop(
+                lambda number, *_: number < count, step, start, parallel_iterations=PARALLEL
+            )
+            added.update(zip(summed, totals, strict=True))
+            found = clip(squares.concat(), tf.reshape(real, [-1]), tf.reshape(bound, [-1]))
+            held = [array.concat() for array in arrays]
+            for variables, part in self._kept():
+                mine, held = held[: len(part.held)], held[len(part.held) :]
+                sums = part.weighted_sum(found.cleaned(mine), found.factors)
+                added.update((id(own), each) for own, each in zip(variables, sums, strict=True))
+            in_order = [added[id(variable)] for variable in self.model.trainable_variables]
+            return in_order, found.clipped, found.non_finite
+
+
+def rounds(occupied: NDArray[np.intp], at_once: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the place whose unit is in each row of each round, and which rows count.
+
+    Args:
+        occupied: places of units, in order; at least one.
+        at_once: P > 0. Place s is computed in row s mod P.
+
+    Returns:
+        Two tables of shape (rounds, P), of as few rounds as the fullest row needs. Free rows repeat a unit.
+    """
+    row = occupied % at_once
+    order = np.argsort(row, kind="stable")
+    sizes = np.bincount(row, minlength=at_once)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    table = np.full((sizes.max(), at_once), occupied[0])
+    real = np.zeros(table.shape, bool)
+    table[number, row[order]], real[number, row[order]] = occupied[order], True
+    return table, real
+
+
+def _bytes(tensor: Tensor) -> int:
+    return math.prod(tensor.shape) * tensor.dtype.size
 
 
 def _walk(layer: Layer, seen: set[int]) -> Iterator[tuple[Layer, Form]]:
@@ -186,35 +307,45 @@ def _walk(layer: Layer, seen: set[int]) -> Iterator[tuple[Layer, Form]]:
             yield from _walk(sublayer, seen)
 
 
-def clip(parts: Sequence[Part], real: Tensor, bound: Tensor) -> tuple[list[list[Tensor]], Tensor, Tensor, Tensor]:
-    """Return Σ gradient·min(1, bound/‖gradient‖), counts, and squared norms.
+class Clip(NamedTuple):
+    """Factors of units, and counts.
 
-    A unit whose gradient, or the square of its norm, is not finite contributes zero.
+    Attributes:
+        finite: whether a gradient and its squared norm are finite, shape (U,).
+        factors: min(1, bound/‖gradient‖), shape (U,), double; 0 for non-finite units and empty places.
+        clipped, non_finite: as in `Sums`.
+    """
+
+    finite: Tensor
+    factors: Tensor
+    clipped: Tensor
+    non_finite: Tensor
+
+    def cleaned(self, held: Sequence[Tensor]) -> list[Tensor]:
+        """Put zeros in the rows of non-finite units, with a pass over memory only if needed."""
+
+        def cleaned(tensor: Tensor) -> Tensor:
+            rows = tf.reshape(self.finite, [-1] + [1] * (len(tensor.shape) - 1))
+            return tf.where(rows, tensor, tf.zeros_like(tensor))
+
+        return list(tf.cond(tf.reduce_all(self.finite), lambda: [*held], lambda: list(map(cleaned, held))))
+
+
+def clip(squares: Tensor, real: Tensor, bound: Tensor) -> Clip:
+    """Return the factors that clip gradients of U units.
 
     Args:
-        parts: gradients of U units with respect to some of the variables each.
+        squares: upper bounds of squared norms, shape (U,), double.
         real: shape (U,), False for an empty place, which gets factor 0.
         bound: above 0, of shape (U,), or one for all; double.
-
-    Returns:
-        Sums for each part; number of clipped units; number of non-finite units; squared norms, shape (U,).
     """
-    total = tf.add_n([part.squared_norms() for part in parts])
-    finite = tf.math.is_finite(total)
-    all_finite = tf.reduce_all(finite)
-    norms = tf.sqrt(total) * ROOT
+    finite = tf.math.is_finite(squares)
+    norms = tf.sqrt(squares) * ROOT
     # Divided by the larger of the two, so never by a norm of 0.
     factors = tf.where(finite & real, bound / tf.maximum(norms, bound), tf.zeros_like(norms))
     factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
-
-    def clean(tensor: Tensor) -> Tensor:
-        """Put zeros in non-finite rows, with a pass over memory only if needed."""
-        rows = tf.reshape(finite, [-1] + [1] * (len(tensor.shape) - 1))
-        return tf.cond(all_finite, lambda: tensor, lambda: tf.where(rows, tensor, tf.zeros_like(tensor)))
-
-    sums = [part.weighted_sum(factors, clean) for part in parts]
     clipped = tf.math.count_nonzero(finite & real & (norms > bound))
-    return sums, clipped, tf.math.count_nonzero(real & ~finite), total
+    return Clip(finite, factors, clipped, tf.math.count_nonzero(real & ~finite))
 
 
 def _shares(mask: Tensor) -> Tensor:

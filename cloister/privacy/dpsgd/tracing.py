@@ -66,7 +66,7 @@ def made_up(model: Network) -> Probe:
     return x, np.zeros((MADE_UP, *outputs[0].shape[1:-1]), np.int64)
 
 
-def specs_of(rows: Sequence[int], examples: Examples) -> Examples:
+def specs_of(rows: Sequence[int | None], examples: Examples) -> Examples:
     """Return a spec of shape (*rows, ...) and of the dtype of each array."""
     return tf.nest.map_structure(lambda array: tf.TensorSpec([*rows, *array.shape[1:]], array.dtype), examples)
 
@@ -171,6 +171,12 @@ def is_plain_einsum(layer: Layer) -> bool:
     return type(layer) is keras.layers.EinsumDense and _is_plain(layer)
 
 
+def is_plain_convolution(layer: Layer) -> bool:
+    """Return whether the layer computes activation(convolution(x, kernel) + bias), channels last, all of it trained."""
+    is_known = type(layer) in (keras.layers.Conv1D, keras.layers.Conv2D)
+    return is_known and layer.groups == 1 and layer.data_format == "channels_last" and _is_plain(layer)
+
+
 def _is_plain(layer: Layer) -> bool:
     expected = [each for each in (layer._kernel, layer.bias) if each is not None]
     return not layer.lora_enabled and list(map(id, layer.trainable_variables)) == list(map(id, expected))
@@ -249,7 +255,7 @@ def _listening(layer: Layer, heard: list[Call], tape: tf.GradientTape, scope: ke
     replaced in the existing scope: a nested one would hide the values of all other variables.
     """
     original, replaced = layer.call, vars(layer).get("call")
-    has_activation = is_plain_dense(layer) or is_plain_einsum(layer)
+    has_activation = any(is_plain(layer) for is_plain in (is_plain_dense, is_plain_einsum, is_plain_convolution))
 
     def call(*args: object, **kwargs: object) -> Tensor:
         own, before = Call(args, kwargs), [(variable, variable.value) for variable in layer.trainable_variables]

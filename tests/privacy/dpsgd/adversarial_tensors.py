@@ -118,8 +118,9 @@ def compiled(name):
     present = [np.arange(UNITS) != left for left in range(-1, UNITS)]
 
     def sums(inputs, deltas, bound):
-        parts = [kind.part(inputs, deltas, Rows(UNITS, kind.each))]
-        return [clip(parts, real, bound)[0][0] for real in present]
+        part = kind.part(inputs, deltas, Rows(UNITS, kind.each))
+        clips = [clip(part.squared_norms(), real, bound) for real in present]
+        return [part.weighted_sum(own.cleaned(part.held), own.factors) for own in clips]
 
     return tf.function(sums, input_signature=[*signature, tf.TensorSpec([], tf.float64)], autograph=False)
 

@@ -188,6 +188,16 @@ def odd_convolutions() -> Any:
     return functional((17, 19, 2), inner)
 
 
+def causal() -> Any:
+    """Convolutions over one axis, of more channels than a picture has."""
+
+    def inner(x: Any) -> Any:
+        x = layers.Conv1D(6, 3, dilation_rate=2, padding="causal", activation="relu")(x)
+        return head(layers.Conv1D(20, 2, strides=2, use_bias=False)(layers.Conv1D(30, 2)(x)))
+
+    return functional((8, 5), inner)
+
+
 def sequence() -> Any:
     """Many positions of a dense layer: one that holds gradients, one that need not."""
 
@@ -240,9 +250,10 @@ def depthwise() -> Any:
     return functional((9, 9, 2), inner)
 
 
-MODELS = {build.__name__: build for build in (normalized, shared, sequence, embedding, attention)}
+ROWS = (normalized, shared, sequence, embedding, attention, group_norm, odd_convolutions, causal)
+MODELS = {build.__name__: build for build in ROWS}
 """Models that are computed in rows."""
-TURNS = {build.__name__: build for build in (group_norm, odd_convolutions, recurrent, depthwise)}
+TURNS = {build.__name__: build for build in (recurrent, depthwise)}
 """Models that are computed in turn."""
 
 

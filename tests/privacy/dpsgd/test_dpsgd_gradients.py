@@ -10,9 +10,11 @@ from examples_of_dpsgd import (
     Positions,
     batch,
     brute_force,
+    causal,
     dp_sgd,
     embedding,
     functional,
+    gradient_of_one,
     group_norm,
     head,
     in_double_precision,
@@ -75,10 +77,13 @@ FORMS = {
     "sequence": {"dense gram", "dense one by one"},
     "embedding": {"embedding", "normalization"},
     "attention": {"dense one by one", "embedding", "normalization"},
+    "group_norm": {"convolution one by one", "normalization"},
+    "odd_convolutions": {"convolution one by one", "dense"},
+    "causal": {"convolution one by one", "convolution gram"},
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, ["sequence"]))
+@pytest.mark.parametrize("name", mostly_slow(MODELS, ["sequence", "odd_convolutions", "causal"]))
 def test_equal_to_brute_force(name):
     step = assert_equal_to_brute_force(smooth(perturbed(MODELS[name]())), size=7)
     assert step.method == "rows"
@@ -103,7 +108,7 @@ def small_mri():
 
 
 THESIS = [small_mri, mnist_mlp, mnist_cnn]
-KINKED = [group_norm, sequence, MODELS["shared"], TURNS["odd_convolutions"], TURNS["depthwise"]]
+KINKED = [group_norm, sequence, MODELS["shared"], MODELS["odd_convolutions"], TURNS["depthwise"]]
 
 
 @pytest.mark.slow
@@ -225,6 +230,23 @@ def test_calls_and_empty_places_change_nothing(monkeypatch):
             found = step.clipped_sum(x[:size], y[:size], 0.7)
             assert relative_error(found.sums, expected[size]) < TOLERANCE
             assert found.examples == size
+
+
+@pytest.mark.parametrize("cache", [1, 1 << 14])
+def test_rounds_of_a_call_add_up(cache, monkeypatch):
+    """Each has the sums of held gradients, of kept tensors and of groups."""
+    monkeypatch.setattr(in_rows, "CACHE", cache)
+    model = smooth(perturbed(causal()))
+    step = dp_sgd(model, group_cap=2)
+    x, y = batch(model, 12)
+    found = step.clipped_sum(x, y, 0.5, groups=np.repeat(np.arange(6), 2))
+    engine = step._clipped_sums.engine
+    assert engine.at_once == 1 if cache == 1 else 1 < engine.at_once < 6
+    total = [np.zeros(variable.shape) for variable in model.trainable_variables]
+    for first in range(0, 12, 2):
+        own = [sum(pair) / 2 for pair in zip(*(gradient_of_one(model, x[i], y[i]) for i in (first, first + 1)))]
+        total = [old + min(1.0, 0.5 / norm(own)) * new for old, new in zip(total, own, strict=True)]
+    assert relative_error(found.sums, total) < TOLERANCE and found.examples == 6
 
 
 def test_double_precision_and_inputs_by_name():

@@ -418,10 +418,6 @@ IN_ROWS = {
     "an activation that is a layer": lambda: between(layers.Dense(3, activation=layers.LeakyReLU())),
     "digits": digits_mlp,
     "mnist, mlp": mnist_mlp,
-}
-
-
-IN_TURN = {
     "pictures": lambda: between(layers.Conv2D(3, 2, activation="relu"), layers.MaxPooling2D(), shape=(8, 8, 1)),
     "mnist, cnn": mnist_cnn,
     "emnist": partial(convolutional_network, 62),
@@ -430,11 +426,11 @@ IN_TURN = {
 
 
 @pytest.mark.slow(minutes=1)
-def test_trained_convolutions_are_computed_in_turn_and_other_layers_of_keras_in_rows():
+def test_layers_of_keras_are_computed_in_rows():
     def one(name):
-        assert dp_sgd((IN_ROWS | IN_TURN)[name]()).method == ("rows" if name in IN_ROWS else "in turn")
+        assert dp_sgd(IN_ROWS[name]()).method == "rows"
 
-    assert not failures(IN_ROWS | IN_TURN, one)
+    assert not failures(IN_ROWS, one)
 
 
 ODD = {

@@ -216,6 +216,23 @@ class TestTheLot:
         assert step.clipped_sum(*batch(step.model, 12), 1.0).examples == 12
 
 
+class TestRounds:
+    @pytest.mark.parametrize("at_once", [1, 4, 30])
+    def test_have_each_unit_once_in_the_row_of_its_place(self, at_once):
+        occupied = np.flatnonzero(np.random.default_rng(0).random(30) < 0.5)
+        table, real = in_rows.rounds(occupied, at_once)
+        assert np.array_equal(np.sort(table[real]), occupied) and np.isin(table, occupied).all()
+        assert np.array_equal(table[real] % at_once, np.nonzero(real)[1])
+        assert len(table) == np.bincount(occupied % at_once).max()
+
+    def test_leave_the_rows_of_others_when_a_unit_joins(self):
+        rows = []
+        for occupied in ([1, 5, 9, 40], [1, 5, 8, 9, 40]):
+            table, real = in_rows.rounds(np.array(occupied), 4)
+            rows.append(dict(zip(table[real], np.nonzero(real)[1], strict=True)))
+        assert rows[0] == {place: row for place, row in rows[1].items() if place != 8}
+
+
 EQUAL = MODELS | TURNS | {"own": lambda: small(Scaled(), Reversed())}
 
 
