@@ -1,4 +1,4 @@
-"""DP-SGD for Keras models: clipped, summed and noised per-example gradients (Abadi et al., 2016, arXiv:1607.00133).
+"""DP-SGD for Keras and PyTorch models (Abadi et al., 2016, arXiv:1607.00133).
 
     descent       a step: clipped sum, noise, division by the configured batch size, optimizer; without TensorFlow
     step          DpSgd: the same on Keras models
@@ -17,6 +17,10 @@
     local_steps   a client's steps in a round, and their event; without TensorFlow
     noise         the margin below S for roundings, integer rounding of the sum with exact noise, and the noised sum of
                   models that compute their own gradient; without TensorFlow
+    torch_step    TorchDpSgd: the same on PyTorch modules
+    torch_checks  refuses modules and settings without a guarantee
+    torch_in_turn one unit after another: any module
+    torch_calls   calls of a module for one unit, which leave no trace for the next
 
-Importing this package imports neither TensorFlow nor Keras.
+Importing this package imports neither TensorFlow, Keras nor PyTorch.
 """

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cloister.privacy.dpsgd.batches import Draws, places_of
 from cloister.privacy.dpsgd.clipped_sums import Sums
 from cloister.privacy.dpsgd.nested import Examples, Probe
-from cloister.privacy.dpsgd.noise import AT_ONCE, ROUNDED, SLACK
+from cloister.privacy.dpsgd.noise import AT_ONCE, DOUBLE_UNDERFLOW, ROUNDED, SLACK
 from cloister.privacy.dpsgd.tracing import (
     Loss,
     NotCapturable,
@@ -37,8 +37,6 @@ from cloister.utils.arrays import Compiled, Network, Tensor, Variable
 from cloister.utils.rows import cast
 from cloister.utils.threads import THREADS
 
-UNDERFLOW = 2.0**-1021
-"""Bound on the underflow error of a square of a double. The other factor of a product may be large."""
 WIDE = 1 << 14
 """Least size of a dense kernel whose gradient is not computed for each unit."""
 CONVOLUTION = ("Conv", "DepthwiseConv")
@@ -231,7 +229,7 @@ class InTurn:
         unit = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float64), pending)
         squares = [tf.reduce_sum(tf.square(gradient)) for gradient in unit.gradients]
         for layer, *pair in zip(self._wide, unit.inputs, unit.deltas, strict=True):
-            of_input, of_delta = (tf.reduce_sum(tf.square(each)) + UNDERFLOW * each.shape[0] for each in pair)
+            of_input, of_delta = (tf.reduce_sum(tf.square(each)) + DOUBLE_UNDERFLOW * each.shape[0] for each in pair)
             squares.append((of_input + float(layer.use_bias)) * of_delta)
         norm = tf.sqrt(tf.add_n(squares) * (1 + ROUNDED * self._size))
         is_finite = tf.math.is_finite(norm)

@@ -71,6 +71,8 @@ AT_ONCE = 1024
 """Most units of a call: sums in double precision are within 2⁻²⁰·S of the exact one for 2¹⁷ units in total."""
 ROUNDED = 2.0**-51
 """Relative overstatement of a sum of squares per summand: at least twice the rounding error of any order in double."""
+DOUBLE_UNDERFLOW = 2.0**-1021
+"""Bound on the underflow error of a square of a double. The other factor of a product may be large."""
 MINIMUM_CLIPPING_NORM = 1e-12
 """Least S: far above the underflow error of a float32, and far below the norm of any useful gradient."""
 MAXIMUM_CLIPPING_NORM = 1e30

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from dpsgd_frameworks import coupled, norm
 
-from cloister.privacy.dpsgd import clipped_sums
 from cloister.privacy.dpsgd import step as steps
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.dpsgd.tracing import NotCapturable
@@ -23,10 +23,6 @@ def gradient_of_one(model: Any, x: np.ndarray, y: np.ndarray, loss: Any = LOSS) 
         own = tf.reduce_sum(loss(y[None], model(x[None], training=True)))
     found = tape.gradient(own, [variable.value for variable in variables], unconnected_gradients="zero")
     return [tf.convert_to_tensor(gradient).numpy().astype(np.float64) for gradient in found]
-
-
-def norm(arrays: Any) -> float:
-    return float(np.sqrt(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays)))
 
 
 def brute_force(model: Any, x: np.ndarray, y: np.ndarray, bound: float, loss: Any = LOSS) -> list[np.ndarray]:
@@ -53,23 +49,6 @@ def made(kind: type[DpSgd], model: Any, noise: Any = None, **options: Any) -> Dp
     step.noise = step.noise if noise is None else noise
     step.reseed(0)
     return step
-
-
-def coupled(
-    step: DpSgd, x: np.ndarray, y: np.ndarray, bound: float | np.ndarray, leaving: int, seed: int = 0
-) -> list[Any]:
-    """The sums of a batch with and without a unit: the others keep their places and their random numbers."""
-    sums, own, bounds = [], step._clipped_sums, np.broadcast_to(bound / (1 + step.overstatement), len(x))
-    units = own._units(len(y), None)
-    for left in (None, leaving):
-        step.reseed(seed)
-        total = own._nothing()
-        for numbers in list(own._calls(len(x))):
-            numbers = np.where(numbers == left, clipped_sums.EMPTY, numbers)
-            for found in own._computed(x, y, units, numbers, bounds, own.engine.seeds(own.draws)):
-                total = [np.add(old, new, dtype=np.float64) for old, new in zip(total, found.arrays, strict=True)]
-        sums.append(total)
-    return sums
 
 
 def moved(step: DpSgd, x: np.ndarray, y: np.ndarray, bound: float = 1.0, leaving: int = 0, seed: int = 0) -> float:

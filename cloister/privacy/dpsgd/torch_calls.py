@@ -1,0 +1,171 @@
+"""Calls of a PyTorch module for one unit, which leave no trace for the next one.
+
+A unit's gradient must be a function of the unit, its random numbers and the weights. PyTorch computes eagerly, so that
+a module may keep something of a unit in four places. Each is closed for the time of a call:
+
+    buffers     `functional_call` gives each unit a copy of them (`torch_in_turn`)
+    attributes  those of each layer, and the contents of its lists, dicts and sets, are put back after each unit
+    generators  those of torch, NumPy and Python that are global, and those of a layer, are seeded for each unit
+    memory      that is not initialized is filled, and algorithms that follow timing are off
+
+What a module keeps elsewhere, such as in a global variable or a file, is not seen. That it keeps nothing there is a
+premise.
+"""
+
+import random
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloister.privacy.dpsgd.nested import Examples, mapped
+from cloister.utils.arrays import Network, Tensor
+from cloister.utils.errors import ConfigError
+from cloister.utils.rows import cast
+
+Loss = Callable[[Any, Any], Tensor]
+"""Losses of shape (rows,) from labels and the module's outputs, each of its own example alone."""
+
+
+def tensors_of(examples: Examples, like: Examples, device: Any) -> Any:
+    """Return examples as tensors on a device, in the dtypes of the probe."""
+    return mapped(
+        lambda own, rows: torch.from_numpy(np.ascontiguousarray(cast(rows, own.dtype))).to(device), like, examples
+    )
+
+
+def losses_of(module: Network, tensors: Mapping[str, Tensor], loss: Loss, x: Any, y: Any) -> Tensor:
+    """Return the losses of examples, shape (rows,).
+
+    Args:
+        module: called with a tensor; with the tensors of a tuple or list in order, of a dict by name.
+        tensors: take the place of parameters and buffers, by name.
+        loss, x, y: of the examples.
+
+    Raises:
+        ConfigError: the loss function returns another type or shape.
+    """
+    args, named = (tuple(x), None) if isinstance(x, (tuple, list)) else ((), x) if isinstance(x, dict) else ((x,), None)
+    outputs = torch.func.functional_call(module, dict(tensors), args, named)
+    losses = loss(y, outputs)
+    found: list[Tensor] = []
+    mapped(found.append, x)
+    rows = tuple(found[0].shape[:1])
+    if not isinstance(losses, torch.Tensor) or tuple(losses.shape) != rows:
+        got = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
+        raise ConfigError(f"loss must give one number per example, shape {rows}; got {got}")
+    return losses
+
+
+def named(module: Network, part: Network) -> str:
+    """Return the name and the type of a layer of a module, for messages."""
+    name = next((name for name, each in module.named_modules() if each is part), "")
+    return f"layer {name!r} ({type(part).__name__})" if name else f"the module ({type(part).__name__})"
+
+
+def layer_at(error: BaseException, module: Network, otherwise: str) -> str:
+    """Name the innermost layer of a module whose call raised an exception.
+
+    Args:
+        error: that was raised.
+        module: with the layer.
+        otherwise: returned if no layer was being called.
+    """
+    parts = {id(part): part for part in module.modules()}
+    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [each for each in reversed(callers) if id(each) in parts]
+    return named(module, found[0]) if found else otherwise
+
+
+class Attributes:
+    """Attributes of all layers of a module, at one moment.
+
+    Args:
+        module: whose parameters may change their values, and nothing else.
+    """
+
+    def __init__(self, module: Network) -> None:
+        self._kept = [(vars(part), dict(vars(part))) for part in module.modules()]
+        held = [value for _, kept in self._kept for value in kept.values()]
+        self._lists = [(value, list(value)) for value in held if type(value) is list]
+        self._others = [(value, value.copy()) for value in held if isinstance(value, (dict, set))]
+        self._generators = [value for value in held if isinstance(value, torch.Generator)]
+
+    def restore(self) -> None:
+        """Give each layer its attributes back, and its lists, dicts and sets their contents."""
+        for attributes, kept in self._kept:
+            attributes.clear()
+            attributes.update(kept)
+        for value, content in self._lists:
+            value[:] = content
+        for held, own in self._others:
+            held.clear()
+            held.update(own)
+
+    def seed(self, seed: int) -> None:
+        """Seed the layers' own generators."""
+        for generator in self._generators:
+            generator.manual_seed(seed)
+
+
+@contextmanager
+def training(module: Network) -> Iterator[Attributes]:
+    """Set a module to training in the block; yield its attributes, and put back those from before.
+
+    Parts in evaluation mode stay so if the whole is in training already. Gradients are enabled in the block, and mixed
+    precision is disabled.
+    """
+    before = Attributes(module)
+    device = next(module.parameters()).device.type
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
+        try:
+            if not module.training:
+                module.train()
+            yield Attributes(module)
+        finally:
+            before.restore()
+
+
+@contextmanager
+def seedable(module: Network) -> Iterator[Callable[[int], None]]:
+    """Yield a function that seeds the global generators; put back their states after the block."""
+    device = next(module.parameters()).device
+    devices = [device] if device.type != "cpu" else []
+    own = {"cuda": torch.cuda.manual_seed, "mps": torch.mps.manual_seed}.get(device.type)
+    numpy, python = np.random.get_state(), random.getstate()
+
+    def seed(number: int) -> None:
+        torch.default_generator.manual_seed(number)  # `torch.manual_seed` is slow where a device is absent
+        if own:
+            own(number)
+        np.random.seed(number % 2**32)
+        random.seed(number)
+
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        try:
+            yield seed
+        finally:
+            np.random.set_state(numpy)
+            random.setstate(python)
+
+
+@contextmanager
+def equal_results() -> Iterator[None]:
+    """Have equal inputs give equal results in the block.
+
+    Algorithms whose results follow from timing raise an exception, and memory that is not initialized is filled.
+    """
+    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills, tries = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
+        torch.backends.cudnn.benchmark = tries

@@ -1,0 +1,160 @@
+"""Checks that refuse PyTorch modules and settings without a guarantee for DP-SGD, with the reason and a remedy."""
+
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from cloister.privacy.dpsgd.descent import refuse_coarse_modes
+from cloister.privacy.dpsgd.nested import Probe, check_probe
+from cloister.privacy.dpsgd.torch_calls import (
+    Loss,
+    equal_results,
+    layer_at,
+    losses_of,
+    named,
+    seedable,
+    tensors_of,
+    training,
+)
+from cloister.utils.arrays import Network, Tensor
+from cloister.utils.crash import explained
+from cloister.utils.errors import CloisterError, ConfigError, UnsupportedModel
+
+DTYPES = (torch.float32, torch.float64)
+GROUPS = 32
+"""Most groups of a suggested `GroupNorm`."""
+EXACT = ("none", "ieee")
+"""Settings of a backend under which products of float32 numbers are products of float32 numbers."""
+
+
+@contextmanager
+def as_unsupported_module(module: Network) -> Iterator[None]:
+    """Convert third-party exceptions to UnsupportedModel, with the layer, the type and the place.
+
+    The message is omitted, except for the owner of the data (`crash.for_owner`).
+    """
+    try:
+        yield
+    except CloisterError:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{layer_at(error, module, 'the module or its loss')} fails on made-up examples, with {explained(error)}"
+        ) from error
+
+
+def trained(module: Network) -> list[Tensor]:
+    """Return the parameters that DP-SGD trains.
+
+    Raises:
+        UnsupportedModel: there are none, or one has no shape yet, a dtype without a guarantee, or a device of its own.
+    """
+    found = {name: own for name, own in module.named_parameters() if own.requires_grad}
+    if not found:
+        raise UnsupportedModel("the module has no parameters to train; set requires_grad = True on some")
+    devices = {own.device for own in module.parameters()}
+    if len(devices) > 1:
+        raise UnsupportedModel(
+            f"the module has parameters on {' and '.join(sorted(map(str, devices)))}; move it to one"
+        )
+    for name, own in found.items():
+        if torch.nn.parameter.is_lazy(own):
+            raise UnsupportedModel(f"parameter {name!r} has no shape yet; call the module once in build")
+        if own.dtype not in DTYPES:
+            raise UnsupportedModel(
+                f"parameter {name!r} is {own.dtype}, whose norms are too coarse to bound; use float32"
+            )
+    return list(found.values())
+
+
+def refuse(module: Network, loss: Loss, probe: Probe) -> None:
+    """Refuse a module that DP-SGD cannot train.
+
+    Args:
+        module, loss, probe: as in `torch_step.TorchDpSgd`.
+
+    Raises:
+        UnsupportedModel: the module cannot be trained with DP-SGD, with the reason and the replacement.
+        ConfigError: the probe has another number of examples, or the loss does not return a number for each.
+    """
+    check_probe(probe)
+    own = trained(module)
+    x, y = (tensors_of(given, given, own[0].device) for given in probe)
+    with as_unsupported_module(module), training(module) as attributes, equal_results(), seedable(module) as seed:
+        for part in module.modules():
+            for reason in _reasons(part):
+                raise UnsupportedModel(f"{named(module, part)} {reason}")
+        before = [(*each, each[-1]._version, each[-1].detach().clone()) for each in _held(module)]
+        seed(0)
+        try:
+            losses = losses_of(module, {}, loss, x, y)
+            if not losses.requires_grad:
+                raise UnsupportedModel("the loss depends on no parameter of the module with requires_grad = True")
+            torch.autograd.grad(losses.sum(), own, allow_unused=True)
+            now = {(id(part), name): tensor for part, name, tensor in _held(module)}
+            changed = [
+                (part, name)
+                for part, name, tensor, version, values in before
+                if (name in part._buffers and now.get((id(part), name)) is not tensor)
+                or tensor._version != version
+                or not torch.allclose(tensor, values, rtol=0, atol=0, equal_nan=True)
+            ]
+        finally:
+            attributes.restore()
+            with torch.no_grad():
+                for _, _, tensor, _, values in before:
+                    tensor.copy_(values)
+    for part, name in changed:
+        raise UnsupportedModel(
+            f"{named(module, part)} changes {name!r} while training: state learnt from data without noise; use a layer "
+            "without state, such as torch.nn.GroupNorm for a normalization"
+        )
+
+
+def _held(module: Network) -> Iterator[tuple[Network, str, Tensor]]:
+    """Yield the parameters, buffers and other tensors that are attributes of each layer, with their names."""
+    for part in module.modules():
+        for name, value in [*part._parameters.items(), *part._buffers.items(), *vars(part).items()]:
+            if isinstance(value, torch.Tensor):
+                yield part, name, value
+
+
+def _reasons(part: Network) -> Iterator[str]:
+    if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None):
+        groups = math.gcd(GROUPS, part.num_features) or 1
+        yield (
+            f"normalises an example with the others of its batch; use torch.nn.GroupNorm({groups}, {part.num_features})"
+        )
+    for name, value in vars(part).items():
+        if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
+            yield f"draws from {name!r}, a generator of its own; draw by torch.rand and the like"
+
+
+def use_single_precision() -> None:
+    """Disable products of float32 numbers in fewer bits in this process: they break bounds."""
+    torch.set_float32_matmul_precision("highest")
+    refuse_coarse_precision()
+
+
+def refuse_coarse_precision() -> None:
+    """Refuse settings under which float32 products may be coarser than float32.
+
+    Raises:
+        ConfigError: a setting of PyTorch or of the environment allows TensorFloat-32 or bfloat16 products.
+    """
+    backends = torch.backends
+    places = {
+        "torch.backends.cuda.matmul": backends.cuda.matmul,
+        "torch.backends.mkldnn.matmul": backends.mkldnn.matmul,
+    }
+    for name, place in places.items():
+        if place.fp32_precision not in EXACT:
+            raise ConfigError(
+                f"{name}.fp32_precision is {place.fp32_precision!r}, and clipping cannot be bounded in it; leave "
+                "torch.set_float32_matmul_precision('highest') as DP-SGD sets it"
+            )
+    refuse_coarse_modes()

@@ -1,0 +1,148 @@
+"""One model in every framework that has DP-SGD: softmax regression, whose gradients have a closed form.
+
+Nothing of a framework is imported before it is asked for.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloister.privacy.dpsgd.batches import Members
+from cloister.privacy.dpsgd.clipped_sums import EMPTY
+from cloister.privacy.dpsgd.noise import noisy_sum
+from cloister.privacy.mechanisms.noise import GaussianNoise
+
+FEATURES, CLASSES, BATCH = 40, 3, 8
+FRAMEWORKS = ["numpy", "keras", pytest.param("torch", marks=pytest.mark.torch)]
+STEPPING = FRAMEWORKS[1:]
+"""Frameworks whose models take steps of `Descent`."""
+
+
+def norm(arrays: Any) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays)))
+
+
+def gradient(kernel: np.ndarray, bias: np.ndarray, x: np.ndarray, y: int) -> list[np.ndarray]:
+    """Of one example, in double precision."""
+    scores = x.astype(np.float64) @ kernel.astype(np.float64) + bias
+    delta = np.exp(scores - scores.max())
+    delta = delta / delta.sum() - (np.arange(CLASSES) == y)
+    return [np.outer(x.astype(np.float64), delta), delta]
+
+
+def examples(size: int = BATCH, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((size, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, size)
+
+
+def weights(seed: int = 1, scale: float = 0.5) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [(scale * rng.standard_normal(shape)).astype(np.float32) for shape in ((FEATURES, CLASSES), (CLASSES,))]
+
+
+def kind_of(framework: str) -> Any:
+    """The class of DP-SGD."""
+    if framework == "keras":
+        from cloister.privacy.dpsgd.step import DpSgd
+
+        return DpSgd
+    pytest.importorskip("torch")
+    from cloister.privacy.dpsgd.torch_step import TorchDpSgd
+
+    return TorchDpSgd
+
+
+def stepping(framework: str, own: list[np.ndarray], kind: Any = None, **options: Any) -> Any:
+    """DP-SGD, or a twin of it, on a model of these weights, with a rate of 1 and seeded draws."""
+    kind = kind or kind_of(framework)
+    options = {"batch_size": BATCH, "noise_multiplier": 1.0, "clipping_norm": 1.0} | options
+    if framework == "keras":
+        import keras
+
+        model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(CLASSES, "softmax")])
+        model.set_weights(own)
+        step = kind(model, optimizer=keras.optimizers.SGD(1.0), **options)
+    else:
+        import torch
+
+        torch.set_num_threads(1)
+        model = torch.nn.Linear(FEATURES, CLASSES)
+        with torch.no_grad():
+            model.weight.copy_(torch.from_numpy(own[0].T.copy()))
+            model.bias.copy_(torch.from_numpy(own[1]))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        x, y = examples(3)
+        options = {"loss": torch_loss, "probe": (x, y), "optimizer": optimizer} | options
+        step = kind(model, **options)
+    step.noise = GaussianNoise(seed=11)
+    step.reseed(0)
+    return step
+
+
+def torch_loss(y: Any, outputs: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+
+
+def as_kernels(framework: str, arrays: Any) -> list[np.ndarray]:
+    """The arrays of a sum in the order and the layout of `weights`: PyTorch's kernels are transposed."""
+    kernel, bias = (np.asarray(array, np.float64) for array in arrays)
+    return [kernel.T if framework == "torch" else kernel, bias]
+
+
+def weights_of(framework: str, step: Any) -> list[np.ndarray]:
+    found = step.model.get_weights() if framework == "keras" else [p.detach().numpy() for p in step.module.parameters()]
+    return as_kernels(framework, found)
+
+
+class Summed:
+    """The clipped sum of each framework, without noise."""
+
+    def __init__(self, framework: str, own: list[np.ndarray], cap: int = 1) -> None:
+        self.framework, self.own = framework, own
+        self.step = None if framework == "numpy" else stepping(framework, own, group_cap=cap)
+
+    def of(self, x: Any, y: Any, bound: float, groups: Any = None, shares: Any = None) -> list[np.ndarray]:
+        if self.step is not None:
+            return as_kernels(self.framework, self.step.clipped_sum(x, y, bound, groups, shares).sums)
+        names = np.arange(len(x)) if groups is None else groups
+        members = [np.flatnonzero(names == name) for name in np.unique(names)]
+        parts = noisy_sum(
+            [lambda rows=rows: self._mean(x[rows], y[rows]) for rows in members],
+            (np.zeros(FEATURES * CLASSES), np.zeros(CLASSES)),
+            clipping_norm=bound,
+            noise_multiplier=0.0,
+            noise=GaussianNoise(1),
+            shares=Members(names).means(np.ones(len(x)) if shares is None else shares),
+        )
+        return [parts[0].reshape(FEATURES, CLASSES), parts[1]]
+
+    def _mean(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
+        with np.errstate(all="ignore"):
+            each = [gradient(*self.own, one, label) for one, label in zip(x, y, strict=True)]
+        return tuple(np.mean(same, axis=0).ravel() for same in zip(*each, strict=True))
+
+    def with_and_without(self, x: Any, y: Any, bound: float, leaving: int) -> list[list[np.ndarray]]:
+        """The sums of a batch and of the same without a unit: the others keep places and random numbers."""
+        if self.step is not None:
+            return [as_kernels(self.framework, sums) for sums in coupled(self.step, x, y, bound, leaving)]
+        return [self.of(x, y, bound), self.of(np.delete(x, leaving, 0), np.delete(y, leaving, 0), bound)]
+
+
+def coupled(
+    step: Any, x: np.ndarray, y: np.ndarray, bound: float | np.ndarray, leaving: int, seed: int = 0
+) -> list[Any]:
+    """The sums of a batch with and without a unit: the others keep their places and their random numbers."""
+    sums, own, bounds = [], step._clipped_sums, np.broadcast_to(bound / (1 + step.overstatement), len(x))
+    units = own._units(len(y), None)
+    for left in (None, leaving):
+        step.reseed(seed)
+        total = own._nothing()
+        for numbers in list(own._calls(len(x))):
+            numbers = np.where(numbers == left, EMPTY, numbers)
+            for found in own._computed(x, y, units, numbers, bounds, own.engine.seeds(own.draws)):
+                total = [np.add(old, new, dtype=np.float64) for old, new in zip(total, found.arrays, strict=True)]
+        sums.append(total)
+    return sums

@@ -1,0 +1,399 @@
+"""DP-SGD on PyTorch modules: units are computed alone, leave no trace, and modules without a guarantee are refused."""
+
+import random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from cloister.privacy.dpsgd.torch_step import TorchDpSgd  # noqa: E402
+from cloister.utils.errors import ConfigError, UnsupportedModel  # noqa: E402
+
+pytestmark = pytest.mark.torch
+S = 0.5
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+
+
+def cross_entropy(y, outputs):
+    return nn.functional.cross_entropy(outputs, y, reduction="none")
+
+
+def batch(size=7, shape=(6,), seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((size, *shape)).astype(np.float32), rng.integers(0, 3, size)
+
+
+def made(module, shape=(6,), **options):
+    defaults = {"batch_size": 8, "noise_multiplier": 1.0, "clipping_norm": S, "loss": cross_entropy}
+    defaults |= {"optimizer": torch.optim.SGD(module.parameters(), lr=0.1), "probe": batch(3, shape)}
+    step = TorchDpSgd(module, **(defaults | options))
+    step.reseed(0)
+    return step
+
+
+def norm(arrays):
+    return float(np.sqrt(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays)))
+
+
+def equal(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def small(*inner):
+    return nn.Sequential(nn.Linear(6, 8), *inner, nn.Linear(8, 3))
+
+
+class Convolutional(nn.Sequential):
+    def __init__(self):
+        conv = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2)
+        super().__init__(*conv, nn.Flatten(), nn.Linear(16, 3))
+
+
+class OfWords(nn.Module):
+    """A table that is also the matrix of the output, and an LSTM between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.lstm = nn.Embedding(3, 5), nn.LSTM(5, 5, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(self.table(x))[0][:, -1] @ self.table.weight.T
+
+
+class Attentive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(self.layer(x).mean(dim=1))
+
+
+def wide(inplace=False):
+    """Of wide layers, the gradients of units are not computed."""
+    return nn.Sequential(
+        nn.Linear(6, 4000), nn.ReLU(inplace), nn.Linear(4000, 6, bias=False), nn.Tanh(), nn.Linear(6, 3)
+    )
+
+
+MODULES = {
+    "wide": (wide, (6,)),
+    "in place": (lambda: wide(True), (6,)),
+    "dense": (small, (6,)),
+    "conv": (Convolutional, (2, 6, 6)),
+    "attention": (Attentive, (4, 6)),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_sum_is_that_of_plain_autograd(name):
+    build, shape = MODULES[name]
+    module = build()
+    x, y = batch(shape=shape)
+    total = [np.zeros(own.shape) for own in module.parameters()]
+    for one, label in zip(torch.from_numpy(x), torch.from_numpy(y), strict=True):
+        loss = cross_entropy(label[None], module(one[None])).sum()
+        own = [part.double().numpy() for part in torch.autograd.grad(loss, list(module.parameters()))]
+        total = [old + min(1.0, S / norm(own)) * new for old, new in zip(total, own, strict=True)]
+    found = made(module, shape).clipped_sum(x, y, S)
+    assert found.examples == 7 and found.non_finite == 0
+    assert norm([a - b for a, b in zip(found.sums, total, strict=True)]) < 1e-4 * norm(total)
+
+
+def test_a_shared_weight_and_whole_numbers_as_inputs():
+    module, (_, y) = OfWords(), batch()
+    x = np.random.default_rng(0).integers(0, 3, (7, 4))
+    found = made(module, probe=(x[:3], y[:3])).clipped_sum(x, y, 1e6)
+    loss = cross_entropy(torch.from_numpy(y), module(torch.from_numpy(x))).sum()
+    expected = [own.numpy() for own in torch.autograd.grad(loss, list(module.parameters()))]
+    assert norm([a - b for a, b in zip(found.sums, expected, strict=True)]) < 1e-4 * norm(expected)
+
+
+class Two(nn.Module):
+    """Two inputs and two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 3), nn.Linear(2, 3)
+
+    def forward(self, a, b):
+        return self.left(a) + self.right(b), self.right(b).sum(dim=1)
+
+
+@pytest.mark.parametrize("structure", [tuple, dict])
+def test_inputs_in_a_tuple_or_a_dict(structure):
+    (a, y), (b, _) = batch(), batch(shape=(2,))
+    x = (a, b) if structure is tuple else {"b": b, "a": a}
+    targets = [y, a[:, 0]]
+
+    def loss(y, outputs):
+        return cross_entropy(y[0], outputs[0]) + (y[1] - outputs[1]) ** 2
+
+    def first(given):
+        return (
+            type(given)(each[:3] for each in given)
+            if isinstance(given, (list, tuple))
+            else {name: each[:3] for name, each in given.items()}
+        )
+
+    step = made(Two(), loss=loss, probe=(first(x), first(targets)))
+    assert 0.9 * S < norm(step.clipped_sum(*[_only(part, 2) for part in (x, targets)], S).sums) <= S
+
+
+def _only(given, number):
+    parts = given.items() if isinstance(given, dict) else enumerate(given)
+    taken = {name: part[[number]] for name, part in parts}
+    return taken if isinstance(given, dict) else list(taken.values())
+
+
+def test_frozen_parameters_have_no_part_and_stay():
+    module = small()
+    module[0].requires_grad_(False)
+    before = module[0].weight.detach().clone()
+    step = made(module)
+    assert len(step.clipped_sum(*batch(), S).sums) == 2
+    step.step(*batch())
+    assert torch.equal(before, module[0].weight)
+
+
+class RaisesAbove(nn.Module):
+    def forward(self, x):
+        if (x > 1e6).any():
+            raise RuntimeError(f"of {x}")
+        return x
+
+
+class TestAUnit:
+    """What a unit contributes is a function of the unit, its random numbers and the weights."""
+
+    @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.RReLU()])
+    def test_has_random_numbers_of_its_own(self, layer):
+        step, (x, y) = made(small(layer)), batch()
+        one, again, other = (self.alone(step, x, y, seed) for seed in (1, 1, 2))
+        assert equal(one, again) and not equal(one, other)
+
+    def alone(self, step, x, y, seed, rows=slice(0, 1)):
+        step.reseed(seed)
+        return step.clipped_sum(x[rows], y[rows], 1e3).sums
+
+    def test_draws_nothing_that_depends_on_how_many_were_before_it(self):
+        """Also by the generators of NumPy, of Python, and of a layer."""
+
+        class Draws(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.own = torch.Generator()
+
+            def forward(self, x):
+                drawn = torch.rand(()) + float(np.random.rand()) + random.random()
+                return x * (drawn + torch.rand((), generator=self.own))
+
+        step, (x, y) = made(small(Draws())), batch(2)
+        engine = step._clipped_sums.engine
+        seeds, mask = np.array([[3, 4], [5, 6]]), np.ones((2, 1), bool)
+        both = engine(x, y, mask, 1e3, seeds).arrays
+        each = [engine(x[[i]], y[[i]], mask[:1], 1e3, seeds[[i]]).arrays for i in (0, 1)]
+        assert equal(both, [a + b for a, b in zip(*each, strict=True)])
+        assert not equal(each[0], engine(x[:1], y[:1], mask[:1], 1e3, seeds[1:]).arrays)
+
+    def test_leaves_nothing_to_the_next_in_an_attribute_or_a_list(self):
+        class Remembers(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.last, self.seen = None, []
+
+            def forward(self, x):
+                before = sum([*self.seen, 0.0 if self.last is None else self.last])
+                self.last = x.detach().sum()
+                self.seen.append(self.last)
+                return x + before
+
+        layer = Remembers()
+        step, (x, y) = made(small(layer)), batch(3)
+        whole, rest = step.clipped_sum(x, y, S).sums, step.clipped_sum(x[1:], y[1:], S).sums
+        alone = step.clipped_sum(x[:1], y[:1], S).sums
+        assert norm([a - b - c for a, b, c in zip(whole, rest, alone, strict=True)]) < 1e-9
+        assert layer.last is None and layer.seen == []
+
+    def test_that_raises_an_exception_contributes_zero_and_nothing_else(self):
+        step, (x, y) = made(nn.Sequential(RaisesAbove(), small(nn.Dropout(0.5)))), batch()
+        x[2] = 1e9
+        found = step.clipped_sum(x, y, S)
+        assert found.non_finite == 1
+        step.reseed(0)
+        x[2] = np.nan  # its sum is added in another order
+        same = zip(found.sums, step.clipped_sum(x, y, S).sums, strict=True)
+        assert norm([a - b for a, b in same]) < 1e-12
+
+    def test_with_memory_that_is_not_initialized_is_not_finite(self):
+        class Empty(nn.Module):
+            def forward(self, x):
+                return x + torch.empty(x.shape) if (x > 1e6).any() else x
+
+        step, (x, y) = made(nn.Sequential(Empty(), small())), batch()
+        x[1] = 1e9
+        assert step.clipped_sum(x, y, S).non_finite == 1
+
+
+def test_a_call_leaves_everything_as_it_was():
+    module = small(nn.Dropout(0.5), nn.BatchNorm1d(8).requires_grad_(False).eval())
+    module[2].train = lambda mode=True: module[2]  # frozen, as a backbone's
+    step = made(module)
+    module.eval()
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state(), str(np.random.get_state()), random.getstate()
+    state = {name: own.clone() for name, own in module.state_dict().items()}
+    with torch.no_grad():
+        step.clipped_sum(*batch(), S)
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert before[1:] == (str(np.random.get_state()), random.getstate())
+    assert all(torch.equal(own, state[name]) for name, own in module.state_dict().items())
+    assert not any(part.training for part in module.modules())
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert all(own.grad is None for own in module.parameters())
+
+
+class Average(nn.Module):
+    """Keeps a running mean, in a buffer or in a tensor that is none."""
+
+    def __init__(self, registered):
+        super().__init__()
+        if registered:
+            self.register_buffer("mean", torch.zeros(8))
+        else:
+            self.mean = torch.zeros(8)
+
+    def forward(self, x):
+        self.mean.add_(x.detach().mean(dim=0), alpha=0.1)
+        return x - self.mean
+
+
+class Replaces(Average):
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + x.detach().mean(dim=0)
+        return x - self.mean
+
+
+class OwnGenerator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def forward(self, x):
+        return x * float(self.rng.random())
+
+
+REFUSED = {
+    r"layer '1' \(BatchNorm1d\) normalises .* use torch.nn.GroupNorm\(8, 8\)": lambda: nn.BatchNorm1d(8),
+    r"layer '1' \(BatchNorm1d\) normalises an": lambda: nn.BatchNorm1d(8, track_running_stats=False),
+    r"layer '1' \(Average\) changes 'mean'": lambda: Average(True),
+    r"layer '1' \(Average\) changes 'mean' while": lambda: Average(False),
+    r"layer '1' \(Replaces\) changes 'mean'": lambda: Replaces(True),
+    r"layer '1' \(OwnGenerator\) draws from 'rng'": OwnGenerator,
+    r"parameter '1.weight' is torch.bfloat16": lambda: nn.Linear(8, 8, dtype=torch.bfloat16),
+    r"parameter '1.weight' has no shape yet": lambda: nn.LazyLinear(8),
+    r"layer '1' \(Linear\) fails on made-up examples": lambda: nn.Linear(7, 8),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_module_without_a_guarantee_is_refused(reason):
+    module = small(REFUSED[reason]())
+    state = {name: str(own) for name, own in module.state_dict().items()}
+    with pytest.raises(UnsupportedModel, match=reason):
+        made(module)
+    assert state == {name: str(own) for name, own in module.state_dict().items()}
+
+
+def test_a_module_that_trains_nothing_is_refused():
+    with pytest.raises(UnsupportedModel, match="no parameters to train"):
+        made(small().requires_grad_(False))
+    with pytest.raises(UnsupportedModel, match="depends on no parameter"):
+        made(small(), loss=lambda y, outputs: outputs.detach().sum(dim=1))
+
+
+def test_a_loss_of_the_whole_batch_is_refused():
+    with pytest.raises(ConfigError, match=r"one number per example, shape \(3,\); got \(\)"):
+        made(small(), loss=lambda y, outputs: cross_entropy(y, outputs).mean())
+
+
+def test_coarser_products_are_refused(monkeypatch):
+    step = made(small())
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        with pytest.raises(ConfigError, match=r"mkldnn.matmul.fp32_precision is 'bf16'"):
+            step.clipped_sum(*batch(), S)
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    with pytest.raises(ConfigError, match="ONEDNN_DEFAULT_FPMATH_MODE"):
+        step.clipped_sum(*batch(), S)
+
+
+def test_any_optimizer_sees_the_noised_mean_alone():
+    module = small()
+    step = made(module, optimizer=torch.optim.Adam(module.parameters(), lr=0.01))
+    before = module[0].weight.detach().clone()
+    step.step(*batch(0))
+    # Adam's first step has the size of its rate in every coordinate but those next to 0.
+    apart = (module[0].weight.detach() - before).abs().median()
+    assert abs(float(apart) / 0.01 - 1) < 1e-3 and module[0].weight.grad is None
+
+
+class Twice(nn.Module):
+    """A wide layer that is called twice, or one whose weight something else uses."""
+
+    def __init__(self, ties):
+        super().__init__()
+        self.up, self.down, self.ties = nn.Linear(6, 3000), nn.Linear(3000, 3), ties
+
+    def forward(self, x):
+        hidden = self.up(x)
+        tied = (hidden @ self.up.weight)[:, :3] if self.ties else 0.0
+        return self.down(hidden.tanh()) + tied
+
+
+class CalledTwice(Twice):
+    def forward(self, x):
+        return self.down((self.up(x) - self.up(2 * x)).tanh())
+
+
+class TestWideLayers:
+    def test_of_plain_use_alone_have_no_gradients_of_units(self):
+        for build, kept in (
+            (wide, 2),
+            (lambda: wide(True), 2),
+            (lambda: Twice(False), 1),
+            (lambda: Twice(True), 0),
+            (lambda: CalledTwice(0), 0),
+        ):
+            assert len(made(build())._clipped_sums.engine._wide) == kept
+
+    @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e12])
+    def test_a_unit_moves_the_sum_by_the_bound_at_most(self, scale):
+        module = wide()
+        with torch.no_grad():
+            module[0].weight.mul_(scale)
+        step = made(module, batch_size=100)
+        x, y = batch(70)
+        x *= 10.0 ** np.random.default_rng(1).uniform(-20, 10, (70, 1)).astype(np.float32)
+        whole, rest = step.clipped_sum(x, y, S).sums, step.clipped_sum(x[1:], y[1:], S).sums
+        assert norm([a - b for a, b in zip(whole, rest, strict=True)]) <= S
+        for one, label in zip(x[:20], y, strict=False):
+            assert norm(step.clipped_sum(one[None], label[None], S).sums) <= S
+
+    def test_an_exception_leaves_no_unit_behind(self):
+        step, (x, y) = made(nn.Sequential(RaisesAbove(), wide())), batch()
+        x[3] = 1e9
+        found = step.clipped_sum(x, y, S)
+        expected = step.clipped_sum(np.delete(x, 3, 0), np.delete(y, 3), S)
+        assert found.non_finite == 1
+        assert norm([a - b for a, b in zip(found.sums, expected.sums, strict=True)]) < 1e-12
