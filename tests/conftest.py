@@ -3,6 +3,8 @@
 import gc
 import os
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give TensorFlow one thread in each worker of the fast tests: threads of two workers wait for each other."""
     if hasattr(config, "workerinput") and config.getoption("markexpr") == FAST:
         os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    if config.getoption("markexpr") == "torch" and find_spec("torch"):
+        import_module("torch._dynamo")  # an optimizer imports it, and after TensorFlow that ends the process
 
 
 @pytest.fixture(autouse=True)

@@ -186,7 +186,7 @@ class PrivateTrainer(ABC):
         group_cap: largest number of a unit's examples; 1: each example is a unit.
 
     Attributes:
-        method: of a Keras model, `rows` or `in turn`; else empty.
+        method: of a Keras or PyTorch model, `rows` or `in turn`; else empty.
         why_in_turn: reason for `in turn`, with the layer.
 
     Guarantee: that of `LocalSteps`: the public size determines the number of steps, and each is a Gaussian mechanism.

@@ -27,6 +27,7 @@ PRIVATE_TRAINERS = Registry(
         "keras": "cloister.client.dp_sgd_keras:PrivateKerasTrainer",
         "numpy": "cloister.client.dp_sgd:PrivateNumpyTrainer",
         "sklearn": "cloister.client.dp_sgd_sklearn:PrivateSklearnTrainer",
+        "torch": "cloister.client.dp_sgd_torch:PrivateTorchTrainer",
     },
 )
 

@@ -130,6 +130,10 @@ class TorchModel:
                 array[...] = np.random.default_rng(0).random(array.shape)
         return x
 
+    def placeholders(self, count: int) -> NDArray:
+        """Return inputs of zeros, in the shapes of the task."""
+        return self._task.placeholders(count).x
+
     def _written(self) -> set[str]:
         """Return the names of the buffers that a call in training mode writes. The call is of a copy."""
         trial = copy.deepcopy(self.module)
