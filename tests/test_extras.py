@@ -22,12 +22,17 @@ WITHOUT = """
 import json, sys
 absent, commands = map(json.loads, sys.argv[1:])
 
-class Absent:
-    def find_spec(self, name, *_):
-        if name in absent:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Absent())
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, *more):
+        return None if name in absent else self.finder.find_spec(name, *more)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
 from typer.testing import CliRunner
 from cloister.cli import app
 for words in commands:
