@@ -154,9 +154,15 @@ def test_flower_fetches_those_that_an_app_lists(index, tmp_path):
 
 
 def test_uv_asks_for_none_to_resolve_what_cloister_new_writes(index, tmp_path):
-    made = [*packages(tmp_path / "made"), copied(ROOT / "examples" / "frozen_backbone", tmp_path / "frozen")]
+    tasks = [
+        path.parent for path in (ROOT / "examples").glob("*/pyproject.toml") if "cloister.tasks" in path.read_text()
+    ]
+    made = [*packages(tmp_path / "made"), *(copied(each, tmp_path / each.name) for each in sorted(tasks))]
     asked = [index.run(sys.executable, "-m", "uv", "lock", "--project", str(each))[1] for each in made]
-    assert asked == [{"pytest", "tensorflow", "keras"}] + [{"pytest"}] * (len(GROUPS) - 1) + [{"scikit-learn"}]
+    assert asked == [{"pytest", "tensorflow", "keras"}] + [{"pytest"}] * (len(GROUPS) - 1) + [
+        {"scikit-learn"},
+        {"torch", "safetensors"},
+    ]
 
 
 @pytest.mark.slow
