@@ -32,6 +32,8 @@ from cloister.utils.rows import fields, finite_rows, from_fields
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """First characters of a cell that a spreadsheet evaluates as a formula. A leading apostrophe makes it text (OWASP)."""
+OF_MODELS = ("npz", "keras", "safetensors")
+"""Suffixes of files with a model."""
 LABELS = ("y", "label")
 """Names of the last column of a CSV file if it contains labels."""
 
@@ -241,12 +243,13 @@ def _models(folder: Path) -> list[Path]:
     found = {
         int(match.group(1)): path
         for path in folder.iterdir()
-        if (match := re.fullmatch(r"hypothesis-(\d+)\.(npz|keras)", path.name))
+        if (match := re.fullmatch(rf"hypothesis-(\d+)\.({'|'.join(OF_MODELS)})", path.name))
     }
-    alone = [path for path in (folder / "model.npz", folder / "model.keras") if path.is_file()]
+    alone = [path for suffix in OF_MODELS if (path := folder / f"model.{suffix}").is_file()]
     files = [found[number] for number in sorted(found)] or alone
     if not files or sorted(found) != list(range(len(found))) or (found and alone) or len(alone) > 1:
-        raise DataError(f"{folder} must hold one model.npz or model.keras, or hypothesis-0 to hypothesis-(k - 1)")
+        named = " or ".join(f"model.{suffix}" for suffix in OF_MODELS)
+        raise DataError(f"{folder} must hold one {named}, or hypothesis-0 to hypothesis-(k - 1)")
     return files
 
 

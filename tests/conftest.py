@@ -3,7 +3,6 @@
 import gc
 import os
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,11 +17,14 @@ MINUTES = 8
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give TensorFlow one thread in each worker of the fast tests: threads of two workers wait for each other."""
+    """Give each worker of the fast tests, or of PyTorch's, one thread: threads of two workers wait for each other."""
     if hasattr(config, "workerinput") and config.getoption("markexpr") == FAST:
         os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    if config.getoption("markexpr") == "torch" and find_spec("torch"):
-        import_module("torch._dynamo")  # an optimizer imports it, and after TensorFlow that ends the process
+    if config.getoption("markexpr").startswith("torch") and find_spec("torch"):
+        # Triton, which PyTorch's optimizers import, ends a process that imported TensorFlow before it.
+        import torch._dynamo
+
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

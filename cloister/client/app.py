@@ -42,7 +42,7 @@ from cloister.client.request import (
 from cloister.client.secure import mask_update, open_masks, take_part
 from cloister.client.trainers import ModelAndTrainer, best, chosen_to_train, model_and_trainer_of
 from cloister.privacy.claims.premises import Attestation
-from cloister.tasks.base import Examples, KeepsState
+from cloister.tasks.base import Examples, KeepsState, OnDevice
 from cloister.utils.arrays import from_record, to_record
 from cloister.utils.crash import note_failure, trace_without_values
 from cloister.utils.errors import CloisterError, DataError, PrivacyError
@@ -171,8 +171,11 @@ def _bench(request: Request, node: Node) -> ModelAndTrainer:
 
     Raises:
         FederationError: arrays or frozen weights differ from the server's.
+        NodeConfigError: the node lacks the device of its configuration.
     """
     bench = model_and_trainer_of(request.config)
+    if isinstance(bench.model, OnDevice):
+        bench.model.move(node.config.device)
     refuse_misfit(request.models, bench.model.arrays())
     refuse_other_frozen(request, bench.frozen)
     if isinstance(bench.model, KeepsState) and bench.model.kept():

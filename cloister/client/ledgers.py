@@ -33,7 +33,7 @@ from cloister.utils.files import atomic_path, expanded
 from cloister.utils.wire import ASSUMED, ASSUMED_ROUNDS, LEAKAGE, NOISED_LEAKAGE, number
 
 logger = logging.getLogger("cloister.client")
-WITHOUT_LEDGER = {"partition_id", "num_partitions", "public_size", "group", "min_radius", "model_dir"}
+WITHOUT_LEDGER = {"partition_id", "num_partitions", "public_size", "group", "min_radius", "model_dir", "device"}
 """Settings of a node that may keep no ledger. With any other setting, the node keeps one on disk."""
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from flwr.app import Context, RecordDict
 from pydantic import ConfigDict, Field, model_validator
@@ -41,6 +41,7 @@ class NodeConfig(Section):
         node_key: file of the private key by which the SuperNode authenticates; the node signs replies with it. Empty:
             it signs none.
         secure_state: folder in memory, for what is kept of a secure aggregation between messages; empty: none is kept.
+        device: that PyTorch models compute on; `auto`: a GPU if there is one.
     """
 
     # Accept only the documented spelling of a key: `LocalGrid.is_simulated` reads the raw keys.
@@ -65,6 +66,7 @@ class NodeConfig(Section):
     roster_key: Place = ""
     node_key: Place = ""
     secure_state: Place = ""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 
     @model_validator(mode="after")
     def _agree(self) -> "NodeConfig":

@@ -305,7 +305,7 @@ class OnDevice(Protocol):
         """Compute on `auto`, `cpu`, `cuda` or `mps` from now on.
 
         Raises:
-            ConfigError: this machine has no such device.
+            NodeConfigError: this machine has no such device.
         """
 
 

@@ -129,7 +129,7 @@ def _faults_of_target(task: Task) -> Iterator[Fault]:
         elif each.fault:
             yield Fault("target", f"{name}: {each.fault}".removeprefix(": "), "correct it in the task")
         elif not name and each.classes and not each.shape:
-            remedy = f"state classes = {each.classes} in its place; a loss of your own is an argument of KerasModel"
+            remedy = f"state classes = {each.classes} in its place; a loss of your own is an argument of the model"
             yield Fault("target", "one label for each example", remedy)
 
 

@@ -20,7 +20,7 @@ from cloister.tasks.base import NamedArrays, Task
 from cloister.tasks.numpy_models import check_same
 from cloister.tasks.targets import NO_LOSSES, Loss, Target
 from cloister.utils.arrays import Network, Tensor
-from cloister.utils.errors import ConfigError, DataError
+from cloister.utils.errors import ConfigError, DataError, NodeConfigError
 from cloister.utils.files import atomic_path
 from cloister.utils.rows import as_rows, cast, fields
 from cloister.utils.state import STATE
@@ -156,13 +156,13 @@ class TorchModel:
             device: `cpu`, `cuda` or `mps`; `auto` takes a GPU if there is one.
 
         Raises:
-            ConfigError: this machine has no such device.
+            NodeConfigError: this machine has no such device.
         """
         there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
         if device == "auto":
             device = next(name for name, usable in there.items() if usable)
         if not there.get(device):
-            raise ConfigError(f"device = {device!r}: PyTorch finds no such device on this machine; use auto or cpu")
+            raise NodeConfigError(f"device = {device!r}: PyTorch finds no such device on this machine; use auto or cpu")
         self.device = torch.device(device)
         self.module.to(self.device)
 

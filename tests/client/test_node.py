@@ -35,6 +35,7 @@ BAD = {
     "roster-key": NO_PATHS,
     "node-key": NO_PATHS,
     "secure-state": NO_PATHS,
+    "device": ["", "gpu", "cuda:0", 0, True],
 }
 KEPT_FOR = {
     "data-path": "own.npz",
@@ -47,7 +48,7 @@ KEPT_FOR = {
     "policy": "policy.toml",
 }
 OTHERS = {"partition-id": 0, "num-partitions": 1, "public-size": 0, "group": "ward", "min-radius": 0}
-OTHERS |= {"model-dir": "model"}
+OTHERS |= {"model-dir": "model", "device": "auto"}
 SIGNS = {"signing-key": "signing.key", "roster": "roster.signed", "roster-key": "roster.pub"}
 SIGNS |= {"node-key": "node.key", "secure-state": "shelf"}
 KEYS = [kebab(name) for name in NodeConfig.model_fields]
