@@ -195,4 +195,6 @@ def _named(name: str, options: dict[str, Scalar], parameters: Sequence[Tensor], 
     try:
         return kinds[name](parameters, lr=rate, **given)
     except (ValueError, TypeError) as error:
+        if not options:
+            raise  # the parameters are not what it trains
         raise ConfigError(f"client.optimizer-options: {as_pairs(options)} is not valid: {quoted(error)}") from error
