@@ -75,7 +75,7 @@ def local_data(config: TaskConfig, node: NodeConfig, seed: int, tolerant: bool =
     no other row. A simulated part is split class by class, as in papers, from the run's seed.
 
     Args:
-        config: the run's `task.*`.
+        config: the run's `task.*`, as `RunConfig.for_clients` has it.
         node: names the file or the part of a benchmark.
         seed: of the run, the same for all clients, so that they agree on the partition.
         tolerant: omit single rows that the task rejects, and log their number. Otherwise such a row raises an error,
@@ -116,7 +116,7 @@ def units_dealt(config: TaskConfig, node: NodeConfig, seed: int) -> NDArray:
 def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> LocalData:
     # Read without a split: the server may request many splits of one file.
     examples = _own_file(config.model_copy(update={"test_fraction": 0.0}), path, tolerant)
-    train, test = split(examples, config.test_fraction, secret_key(folder) if config.test_fraction else b"")
+    train, test = split(examples, config.held_back, secret_key(folder) if config.held_back else b"")
     return LocalData(examples.take(train), examples.take(test))
 
 
@@ -253,11 +253,11 @@ def _dealt_rows(config: TaskConfig, node: NodeConfig, seed: int) -> tuple[NDArra
     if node.partition_id is None or node.num_partitions is None:
         raise NodeConfigError("the node configuration must hold 'data-path', or 'partition-id' and 'num-partitions'")
     own = _parts(config, node.num_partitions, seed)[node.partition_id]
-    if not config.test_fraction:
+    if not config.held_back:
         return own, own[:0]
     examples, rng = benchmark_of(config).train, np.random.default_rng([seed, node.partition_id])
     groups = None if examples.groups is None else examples.groups[own]
-    train, test = holdout(task_of(config).strata(examples.y[own]), config.test_fraction, rng, groups)
+    train, test = holdout(task_of(config).strata(examples.y[own]), config.held_back, rng, groups)
     return own[train], own[test]
 
 

@@ -158,7 +158,7 @@ def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
         yield from _outside("privacy.min-clipping-norm", privacy.dp_sgd.min_clipping_norm, decays, largest)
     if config.task.group:
         yield from _outside("privacy.group-cap", privacy.dp_sgd.group_cap, 0, policy.max_group_cap)
-    yield from _outside("task.test-fraction", config.task.test_fraction, 0, policy.max_test_fraction)
+    yield from _outside("task.test-fraction", config.task.held_back, 0, policy.max_test_fraction)
     if privacy.server.hypotheses:
         yield from _outside("privacy.clusters", privacy.server.hypotheses, 0, policy.max_hypotheses)
     if privacy.chooses_privately:

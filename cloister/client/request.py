@@ -303,7 +303,7 @@ def run_config(context: Context) -> RunConfig:
 @lru_cache(maxsize=4)
 def _parsed(items: tuple[tuple[str, str, Scalar], ...], has_own_data: bool) -> RunConfig:
     # Types are part of the key: True equals 1, but is a different value of a configuration.
-    config = calibrated(parse({key: value for key, _, value in items}))
+    config = calibrated(parse({key: value for key, _, value in items})).for_clients
     if not has_own_data:
         return config
     return config.model_copy(update={"task": config.task.model_copy(update={"data_path": ""})})

@@ -54,11 +54,22 @@ class TaskConfig(Section):
     table: str = ""
     examples_per_client: Whole = 0
     rotated_fraction: Fraction = 0.0
-    test_fraction: Share = 0.2
+    test_fraction: Share | Auto = "auto"
     group: Heading = ""
     image_size: Annotated[int, Field(ge=1, le=256)] | Auto = "auto"
     skip_damaged: bool = False
     statistics: Literal["average", "local"] = "average"
+
+    @property
+    def held_back(self) -> float:
+        """Return the share of its examples that a client does not train on.
+
+        Raises:
+            ConfigError: it is `auto`, which `RunConfig.for_clients` makes a number.
+        """
+        if self.test_fraction == "auto":
+            raise ConfigError("task.test-fraction = 'auto' is a number only beside the other settings of a run")
+        return self.test_fraction
 
     @model_validator(mode="after")
     def _agree(self) -> "TaskConfig":
@@ -272,6 +283,20 @@ class RunConfig(Section):
             return False
         return self.evaluation.federated == "on" or (self.evaluation.federated == "auto" and not self.is_private)
 
+    @property
+    def for_clients(self) -> "RunConfig":
+        """Return the configuration with a number for `task.test-fraction`: by default 0 where no example is scored.
+
+        Held-out clients score all of their examples, or choose among hypotheses on the others. Clients, and every count
+        of their examples, use it.
+        """
+        if self.task.test_fraction != "auto":
+            return self
+        chooses, held_out = self.privacy.server.hypotheses > 1, self.evaluation.held_out_clients
+        scored = self.evaluates_on_clients and (chooses or not held_out)
+        task = self.task.model_copy(update={"test_fraction": HELD_BACK if scored else 0.0})
+        return self.model_copy(update={"task": task})
+
     @model_validator(mode="after")
     def _agree(self) -> "RunConfig":
         if message := next(filter(None, (rule(self) for rule in RULES)), ""):
@@ -317,6 +342,19 @@ def _evaluation_has_clients(config: RunConfig) -> str:
             f"strategy.fraction-evaluate = {fraction} above 0"
         )
     return ""
+
+
+def _scores_cost_no_budget(config: RunConfig) -> str:
+    limit, evaluation = config.privacy.client.max_epsilon, config.evaluation
+    if not limit or not config.evaluates_on_clients:
+        return ""
+    asks, instead = f"federated = {evaluation.federated!r}", "federated = 'off'"
+    if evaluation.held_out_clients:
+        asks, instead = f"held-out-clients = {evaluation.held_out_clients}", "held-out-clients = 0.0"
+    return (
+        f"privacy.client-max-epsilon = {limit:g} contradicts evaluation.{asks}: scores leave clients without noise, "
+        f"and no budget covers that; use evaluation.{instead}, with which no client scores, or no budget (0)"
+    )
 
 
 def _criterion_stops(config: RunConfig) -> str:
@@ -498,6 +536,7 @@ def _sum_of_clients(config: RunConfig) -> str:
 RULES: tuple[Callable[[RunConfig], str], ...] = (
     _server_has_statistics,
     _evaluation_has_clients,
+    _scores_cost_no_budget,
     _criterion_stops,
     _weights_are_bounded,
     _groups_are_clipped,

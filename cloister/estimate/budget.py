@@ -245,7 +245,7 @@ def within_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon
 
 def _events(config: RunConfig, node: Asked) -> Sequence[Event]:
     """Return the events of a round for the unit of the budget."""
-    request = replace(node.request, config=config)
+    request = replace(node.request, config=config.for_clients)
     if config.privacy.client.counts_leakage:
         return leaked(request)
     unit = node.unit if config.privacy.client.clips_gradients else "client"

@@ -123,7 +123,7 @@ def _configuration(name: str, data: Path | None, given: Mapping[str, Scalar]) ->
     if data and not getattr(TASKS.load(name), "bundled", False):
         own = {"task.data-path": str(data), **own}
     config = parse({**ONE_ROUND, **grouped, **own, "task.name": name})
-    task_of(config.task)
+    task_of(config.for_clients.task)
     return config
 
 
@@ -141,6 +141,7 @@ def _data_and_model(config: RunConfig, data: Path | None, found: list[Examples],
     If the task's attributes are faulty, only further faults are reported. The user who runs the check owns the data:
     errors contain the first faulty row, and the range of labels that are no classes.
     """
+    config = config.for_clients
     task = task_of(config.task)
     rows: list[str] = []
 
@@ -325,7 +326,7 @@ def _round(config: RunConfig, data: Path | None, examples: Examples) -> Iterator
         yield Line("note", f"one round of {CLIENTS} clients: one was not scored: {last.unscored[0].detail}")
     found = last.central or last.federated
     scores = ", ".join(f"{name} {found[name]:.4g}" for name in sorted(found, key=lambda name: (name != "loss", name)))
-    cost, _ = tried(lambda: _cost(config, task_of(config.task), examples))
+    cost, _ = tried(lambda: _cost(config.for_clients, task_of(config.for_clients.task), examples))
     yield Line("ok", f"one round of {CLIENTS} clients: {scores or 'no scores'}{cost or ''}")
 
 

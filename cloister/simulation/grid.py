@@ -182,7 +182,7 @@ class LocalGrid(WatchedGrid):
         found: list[NDArray] = []
         for context in self._contexts.values() if self.is_simulated else ():
             with suppress(NodeConfigError):  # such a node takes no part
-                found.append(units_dealt(config.task, node_of(context.node_config), seed))
+                found.append(units_dealt(config.for_clients.task, node_of(context.node_config), seed))
         return found
 
     def _watched(self, message: Message) -> Message:

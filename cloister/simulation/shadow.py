@@ -174,7 +174,7 @@ def dealt(config: RunConfig, clients: int, seed: int) -> list[LocalData]:
         DataError: the task's data is not on this machine.
     """
     nodes = (node_of({"partition-id": number, "num-partitions": clients}) for number in range(clients))
-    return [local_data(config.task, node, seed) for node in nodes]
+    return [local_data(config.for_clients.task, node, seed) for node in nodes]
 
 
 def outsiders(config: RunConfig) -> Examples:
@@ -183,7 +183,7 @@ def outsiders(config: RunConfig) -> Examples:
     Args:
         config: of the run.
     """
-    return task_of(config.task).load().test
+    return task_of(config.for_clients.task).load().test
 
 
 def _answering(config: RunConfig, parts: Sequence[Examples | None]) -> Callable[[Message, Context], Message]:

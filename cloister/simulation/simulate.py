@@ -111,6 +111,7 @@ def refuse_what_clients_would(config: RunConfig, clients: int) -> None:
     from cloister.client.trainers import model_and_trainer_of
     from cloister.tasks.faults import refuse_faulty, refuse_faulty_data
 
+    config = config.for_clients
     refuse_faulty_data(task_of(config.task), benchmark_of(config.task).train)
     local_data(config.task, node_of({"partition-id": 0, "num-partitions": clients}), max(0, config.seed))
     workbench = model_and_trainer_of(config)

@@ -65,7 +65,7 @@ def request_of_kind(kind=TrainRequest, settings=OPEN, models=(SOFTMAX,), number=
     """Return the request that a node parses from a message."""
     if kind is TrainRequest:
         more = {"promise": promised({})} | more
-    return kind(parse(settings), run, number, 3, tuple(models), **more)
+    return kind(parse(settings).for_clients, run, number, 3, tuple(models), **more)
 
 
 def answer(settings, node, message=None, node_id=1):

@@ -70,7 +70,11 @@ def test_groups_that_a_task_gives_in_another_form_are_refused():
 class TestPartitions:
     def test_parts_are_of_equal_size_and_split_as_the_run_says(self):
         parts = [
-            local_data(TaskConfig(model="softmax"), node_of({"partition-id": i, "num-partitions": 4}), seed=5)
+            local_data(
+                TaskConfig(model="softmax", test_fraction=0.2),
+                node_of({"partition-id": i, "num-partitions": 4}),
+                seed=5,
+            )
             for i in range(4)
         ]
         sizes = [len(part.train) + len(part.test) for part in parts]
@@ -78,7 +82,8 @@ class TestPartitions:
         assert all(abs(len(part.test) / (len(part.train) + len(part.test)) - 0.2) < 0.03 for part in parts)
 
     def test_a_simulated_split_has_every_class_on_both_sides(self):
-        part = local_data(TaskConfig(), node_of({"partition-id": 0, "num-partitions": 4}), seed=5)
+        config = TaskConfig(test_fraction=0.2)
+        part = local_data(config, node_of({"partition-id": 0, "num-partitions": 4}), seed=5)
         assert set(part.test.y) == set(part.train.y) == set(range(10))
 
     def test_without_a_fraction_to_test_on_all_is_trained_on(self):

@@ -157,7 +157,7 @@ def test_a_number_out_of_range_is_refused():
         ("client.loss-scale", 0.0, "greater than 0 or 'auto'"),
         ("client.final-rate-share", 1.5, "less than or equal to 1 or 'auto'"),
         ("client.warmup-rounds", -1, "greater than or equal to 0 or 'auto'"),
-        ("task.test-fraction", 1.0, "less than 1"),
+        ("task.test-fraction", 1.0, "less than 1 or 'auto'"),
         ("privacy.noise-multiplier", -1.0, "greater than or equal to 0 or 'auto'"),
         ("privacy.noise-multiplier", float("nan"), "a finite number or 'auto'"),
         ("privacy.clipping-norm", float("inf"), "a finite number"),
@@ -224,6 +224,28 @@ def test_auto_evaluation_asks_clients_only_without_privacy():
     assert failures(cases, check) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({}, 0.0),
+        ({"privacy.server": "none"}, 0.2),
+        ({"evaluation.federated": "on"}, 0.2),
+        ({"evaluation.held-out-clients": 0.3}, 0.0),
+        ({"evaluation.held-out-clients": 0.3, "privacy.server": "laplace-clustering"}, 0.2),
+        ({"task.test-fraction": 0.4}, 0.4),
+    ],
+    ids=str,
+)
+def test_nothing_is_held_back_where_nothing_is_scored(changes, share):
+    config = parse(changes)
+    assert config.for_clients.task.held_back == share
+    assert config.for_clients.evaluates_on_clients is config.evaluates_on_clients
+    assert config.flat()["task.test-fraction"] == changes.get("task.test-fraction", "auto")
+
+
+GAUSSIAN = {"privacy.client": "gaussian", "privacy.client-max-epsilon": 8.0}
+
+
 def test_other_contradictions():
     def check(keys, says):
         with pytest.raises(ConfigError) as caught:
@@ -237,6 +259,16 @@ def test_other_contradictions():
         ({"privacy.distance-noise-multiplier": 2.0}, "no effect with privacy.distance-release = 'exact'"),
         ({"privacy.data-identity": "../other"}, "privacy.data-identity = '../other' is not valid"),
         ({"evaluation.federated": "on", "task.test-fraction": 0.0}, "needs task.test-fraction = 0.0"),
+        (
+            GAUSSIAN | {"evaluation.federated": "on"},
+            "client-max-epsilon = 8 contradicts evaluation.federated = 'on': scores leave clients without noise, and "
+            "no budget covers that; use evaluation.federated = 'off'",
+        ),
+        (
+            GAUSSIAN | {"evaluation.held-out-clients": 0.5},
+            "contradicts evaluation.held-out-clients = 0.5: scores leave clients without noise, and no budget covers "
+            "that; use evaluation.held-out-clients = 0.0",
+        ),
         ({"client.class-weights": "1,0"}, "client.class-weights = '1,0' is not valid: '0' must be a finite number"),
         ({"client.class-weights": "1,-1"}, "'-1' must be a finite number above 0"),
         ({"client.class-weights": "1;2"}, "'1;2' must be a finite number above 0"),

@@ -26,7 +26,7 @@ from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
 from cloister.simulation.grid import LocalGrid
 from cloister.simulation.simulate import simulate
-from cloister.utils.errors import BudgetExhausted, FederationError
+from cloister.utils.errors import BudgetExhausted, ConfigError, FederationError
 
 CLIENTS = 4
 DELTA = 1e-5
@@ -246,14 +246,7 @@ def test_what_scores_cost_is_recorded_too(tmp_path):
 
 
 def test_a_budget_of_the_run_lets_no_scores_leave(tmp_path):
-    config = parse(
-        settings(
-            tmp_path,
-            task__test_fraction=0.2,
-            evaluation__federated="on",
-            num_rounds=1,
-            privacy__client_max_epsilon=100.0,
-        )
-    )
-    outcome = run(LocalGrid.simulated(app, config.flat(), CLIENTS), config, silent())
-    assert outcome.rounds[1].measured.accepted == 4 and outcome.rounds[1].federated == {}
+    asked = {"task__test_fraction": 0.2, "evaluation__federated": "on", "privacy__client_max_epsilon": 100.0}
+    with pytest.raises(ConfigError, match="scores leave clients without noise, and no budget covers that"):
+        federated(tmp_path, nodes(tmp_path), **asked)
+    assert not any(entries(tmp_path, number) for number in range(CLIENTS))
