@@ -371,8 +371,9 @@ class LaplacePrivacy(_ClientNoise):
     def _is_not_calibrated(cls, noise: object) -> object:
         if noise == "auto":
             raise ValueError(
-                "privacy.laplace-noise-multiplier = 'auto' would be calibrated to a budget, and privacy.client = "
-                "'laplace' has none; set a number"
+                "privacy.laplace-noise-multiplier = 'auto' is not possible: the cost of a round depends on the model's "
+                "size; `cloister plan --epsilon L` with any number here prints the smallest for a privacy.max-leakage "
+                "of L"
             )
         return noise
 

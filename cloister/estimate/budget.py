@@ -1,7 +1,7 @@
 """Budgets of a planned run: the rounds that fit, and a search for the noise that keeps a run within a budget."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -11,6 +11,7 @@ from cloister.client.budget import planned_charges
 from cloister.client.costs import privacy_costs_of
 from cloister.client.ledgers import InMemoryLeakage, InMemoryLedger
 from cloister.client.noise import leakage_budget, leaked
+from cloister.config.calibration import events_of_clients
 from cloister.config.io import Scalar
 from cloister.config.run import RunConfig, parse
 from cloister.config.secure import SWITCHED_OFF
@@ -20,6 +21,7 @@ from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.filters import minimum_multiplier, share
 from cloister.privacy.accounting.vocabulary import Unit
+from cloister.privacy.dpsgd.local_steps import Holders
 from cloister.server.build import build
 from cloister.server.forecast import Forecast
 from cloister.server.prepare import Prepared
@@ -210,8 +212,10 @@ def smallest_budget(budget: PrivacyBudget, events: Sequence[Event], rounds: int)
     return rounded_up(high)
 
 
-def within_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon: float) -> Iterator[Within]:
-    """Yield the result for the noise of a client with such a budget of its own.
+def within_node(
+    settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon: float, shared: Collection[Holders] = ()
+) -> Iterator[Within]:
+    """Yield the result for the noise of a client with such a budget for itself, or for each of its units.
 
     It is empty if clients add none. Under `laplace` the budget is one of leakage, which for a client is a pure ε.
 
@@ -220,6 +224,7 @@ def within_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon
         node: of the client.
         whose: owner of the budget, in words.
         epsilon: ε of the budget, or the leakage.
+        shared: combinations of clients that hold data of one unit, with `dp-sgd`.
     """
     config, client = node.request.config, node.request.config.privacy.client
     if not client.is_on:
@@ -233,14 +238,20 @@ def within_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon
         budget = PrivacyBudget(
             InMemoryLedger(RecordDict()), "", unit, config.privacy.target_delta, epsilon, kind="renyi"
         )
-    configured = _events(config, node)
+
+    def costliest(config: RunConfig) -> Sequence[Event]:
+        """Return the events of a round for the unit that loses most over all clients that hold data of it."""
+        holders = [each for each in shared if node.steps in each]
+        together = events_of_clients(config.privacy, (), config.privacy.client.noise_multiplier, holders)
+        found = [_events(config, node), *(together if holders else ())]
+        return max(found, key=lambda events: sum(map(budget.cost, events)))
 
     def cost(multiplier: float) -> float:
         changed = parse({**settings, client.noise_key: multiplier})
-        return config.num_rounds * sum(map(budget.cost, _events(changed, node)))
+        return config.num_rounds * sum(map(budget.cost, costliest(changed)))
 
     noise, why = _found(lambda: minimum_multiplier(cost, budget.limit, f"a budget of {epsilon:g}"))
-    yield Within(budget.unit, whose, client.noise_key, noise, why, *_room(budget, configured, config.num_rounds))
+    yield Within(budget.unit, whose, client.noise_key, noise, why, *_room(budget, costliest(config), config.num_rounds))
 
 
 def _events(config: RunConfig, node: Asked) -> Sequence[Event]:

@@ -36,7 +36,15 @@ from cloister.estimate.quantities import (
 from cloister.privacy.claims.claim import ClientClaim
 from cloister.privacy.dpsgd.local_steps import Holders
 from cloister.server.client_claims import client_claim, shared_units
-from cloister.server.forecast import Forecast, NoiseOnRelease, draft, first_messages, forecast, noise_on_release
+from cloister.server.forecast import (
+    Forecast,
+    NoiseOnRelease,
+    draft,
+    first_messages,
+    forecast,
+    noise_on_release,
+    shown_by,
+)
 from cloister.server.preflight import calibrated_for, low_snr_warnings
 from cloister.server.prepare import Prepared, prepare
 from cloister.simulation.grid import LocalGrid, explaining_failures
@@ -154,7 +162,9 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
         # If clients of DP-SGD have the sizes of a simulation, the run will have the same ones.
         are_dealt = clips and all(node.node.config.partition_id is not None for node in nodes)
         shared = shared_units(prepared.plan, grid) if are_dealt else None
-        return _worked_out(config.flat(), options, prepared, messages, nodes, shared)
+        # Sites have the premises that they show when they take part.
+        run = None if stated or options.policy else grid
+        return _worked_out(config.flat(), options, prepared, messages, nodes, shared, run)
 
 
 def _worked_out(
@@ -164,21 +174,25 @@ def _worked_out(
     messages: Sequence[Message],
     nodes: list[Asked],
     shared: Collection[Holders] | None,
+    grid: LocalGrid | None,
 ) -> Preview:
     plan, privacy = prepared.plan, prepared.plan.config.privacy
     shown = shown_rounds(plan.config.num_rounds)
-    expected = forecast(prepared, shown, [] if shared is None else [node.steps for node in nodes], shared)
+    expected = forecast(prepared, shown, [] if shared is None else [node.steps for node in nodes], shared, grid)
     sizes: Sizes | None = None
+    by_size: ClientClaim | None = None
     named = dict(zip(["each client's"], nodes, strict=False))
     if nodes and privacy.client.clips_gradients:
         sizes = Sizes.of(nodes, privacy.dp_sgd.mechanism(), expected.rounds, privacy.target_delta, shared or ())
-        named = {f"a client's with {steps.examples} {node.unit}s": node for steps, node in sizes.shown.items()}
+        by_size = client_claim(plan, prepared.layout, expected.rounds, list(sizes.shown), shared)
+        word = plan.config.task.group or "example"
+        named = {f"a client's with {steps.examples} {word}s": node for steps, node in sizes.shown.items()}
     costliest = [sizes.costliest] if sizes else None
     refusal = nodes[0].refusal if nodes else ""
     allowances = list(allowance_of_server(expected))
     for whose, node in () if refusal else named.items():
         allowances += allowances_of_node(node, whose, expected.rounds)
-    found, epsilon = _within(settings, options, expected, allowances, named)
+    found, epsilon = _within(settings, options, expected, allowances, named, shared or ())
     reached = [number for number in shown if number <= expected.rounds]
     # With secure aggregation, a single client has no peers to mask its update with.
     times = options.timing and not plan.config.secure_aggregation.enabled
@@ -189,7 +203,7 @@ def _worked_out(
         noise_on_release(prepared, options.clients),
         tuple(noise_on_clients(prepared)),
         sizes,
-        client_claim(plan, prepared.layout, expected.rounds, list(sizes.shown), shared) if sizes else None,
+        None if by_size is None else shown_by(by_size, grid),
         (
             *series_of_server(expected.statements),
             *series_of_clients(lambda rounds: client_claim(plan, prepared.layout, rounds, costliest, shared), reached),
@@ -212,6 +226,7 @@ def _within(
     expected: Forecast,
     allowances: Sequence[Allowance],
     named: Mapping[str, Asked],
+    shared: Collection[Holders],
 ) -> tuple[list[Within], float]:
     """Return noise and rounds for the requested budget, or for one of the run's that covers no round, and its ε."""
     prepared, epsilon, of_server = expected.prepared, options.epsilon, True
@@ -224,7 +239,7 @@ def _within(
         return [], 0.0
     found = list(within_server(settings, prepared, epsilon)) if of_server else []
     for whose, node in named.items():
-        found += within_node(settings, node, whose, epsilon)
+        found += within_node(settings, node, whose, epsilon, shared)
     if not found and of_server:
         privacy = prepared.plan.config.privacy
         raise ConfigError(

@@ -30,7 +30,7 @@ from cloister.server.client_claims import client_claim
 from cloister.server.ledger_location import kept_budget, leaves_unguaranteed, needs_lasting_ledger
 from cloister.server.prepare import Prepared
 from cloister.server.private_strategy import PrivateStrategy
-from cloister.server.run import render_sampling
+from cloister.server.run import AnyClaim, as_shown, render_sampling
 from cloister.tasks.making import frozen_digest_field
 from cloister.utils.arrays import from_record
 from cloister.utils.cohort import Cohort
@@ -87,6 +87,7 @@ def forecast(
     shown: Sequence[int],
     sizes: Sequence[LocalSteps] = (),
     shared: Collection[Holders] | None = None,
+    grid: Grid | None = None,
 ) -> Forecast:
     """Record the planned releases until the rounds or the budget end.
 
@@ -95,6 +96,7 @@ def forecast(
         shown: numbers of the rounds after which to make a statement.
         sizes: the private steps of each client in a round, where the run will have them.
         shared: as in `client_claim`.
+        grid: to the simulated clients of the run, which shows its premises; None: the run is of sites.
     """
     plan, layout = prepared.plan, prepared.layout
     budget, statements, stopped, number = plan.budget, dict[int, Statement](), "", 0
@@ -112,18 +114,30 @@ def forecast(
         with plan.strategy.recorded(layout, number):
             pass
         if number in shown:
-            statements[number] = _statement(prepared, number)
-    last = replace(_statement(prepared, number), clients=client_claim(plan, layout, number, sizes, shared))
+            statements[number] = _statement(prepared, number, grid)
+    clients = client_claim(plan, layout, number, sizes, shared)
+    last = replace(_statement(prepared, number, grid), clients=None if clients is None else shown_by(clients, grid))
     after = budget.share() if budget.max_epsilon else None
     more = budget.fits(plan.strategy.events(layout))
     closing = last.ledger.lasting and leaves_unguaranteed(plan)
     return Forecast(prepared, statements, last, number, stopped, before, after, more, closing, kept)
 
 
-def _statement(prepared: Prepared, rounds: int) -> Statement:
+def _statement(prepared: Prepared, rounds: int, grid: Grid | None) -> Statement:
     plan = prepared.plan
     lasting = plan.budget.ledger.path != Path(os.devnull)
-    return statement(plan.claim, plan.budget, rounds, render_sampling(plan), lasting=lasting)
+    said = statement(shown_by(plan.claim, grid), plan.budget, rounds, render_sampling(plan), lasting=lasting)
+    return replace(said, simulated=grid is not None)
+
+
+def shown_by(claim: AnyClaim, grid: Grid | None) -> AnyClaim:
+    """Return a claim with the premises that the grid of a simulated run shows, as the run will; None: nothing is shown.
+
+    Args:
+        claim: of the server's or the clients' mechanism.
+        grid: as in `forecast`.
+    """
+    return claim if grid is None else as_shown(claim, grid, resumed=False)
 
 
 def first_messages(prepared: Prepared, grid: Grid) -> list[Message]:

@@ -31,7 +31,7 @@ from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.local import LocalGaussian
 from cloister.server.build import Plan, build
-from cloister.server.client_claims import private_steps, sizes_known
+from cloister.server.client_claims import private_steps, shared_units, sizes_known
 from cloister.server.prepare import Prepared
 from cloister.server.private_strategy import PrivateStrategy
 from cloister.utils.arrays import Layout
@@ -77,7 +77,8 @@ def refuse_impossible_budget(prepared: Prepared) -> None:
 def calibrated_for(config: RunConfig, grid: Grid, stated: Sequence[int] = ()) -> RunConfig:
     """Return the configuration with a number in place of `'auto'` for the noise of the clients.
 
-    The sizes of simulated clients follow from the partition. A seed that is drawn for it becomes that of the run.
+    The sizes of simulated clients, and the units that several of them hold, follow from the partition. A seed that is
+    drawn for it becomes that of the run.
 
     Args:
         config: of the run.
@@ -90,8 +91,9 @@ def calibrated_for(config: RunConfig, grid: Grid, stated: Sequence[int] = ()) ->
     if not config.privacy.client.clips_gradients or not config.privacy.client.is_calibrated:
         return calibrated(config)
     plan = build(config)
-    sizes = [private_steps(plan, units) for units in stated] or sizes_known(plan, grid)
-    return calibrated(parse(config.flat() | {"seed": plan.seed}), sizes)
+    sizes: Sequence[LocalSteps] = [private_steps(plan, units) for units in stated]
+    shared = () if sizes else shared_units(plan, grid) or ()
+    return calibrated(parse(config.flat() | {"seed": plan.seed}), sizes or sizes_known(plan, grid), shared)
 
 
 def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
@@ -121,7 +123,7 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
         return
     remedy = _more_noise(
         privacy.client.noise_key,
-        lambda: smallest_multiplier(privacy, sizes, rounds),
+        lambda: smallest_multiplier(privacy, sizes, rounds, shared_units(plan, grid) or ()),
         rounds,
     )
     raise BudgetExhausted(

@@ -12,6 +12,7 @@ from cloister.config.calibration import calibrated, events_of_clients
 from cloister.config.run import parse
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.filters import cost, filter_for
+from cloister.privacy.claims.client import sound_unit
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.utils.errors import ConfigError
 
@@ -45,6 +46,18 @@ def test_is_the_least_with_which_all_rounds_fit(changes):
     assert failures([(name, epsilon) for name in KEYS for epsilon in (1.5, 8.0)], check) == []
 
 
+def test_a_unit_at_several_clients_stays_within_the_budget_over_all_of_them():
+    sizes, config = [LocalSteps(60, 10, 2), LocalSteps(90, 10, 2)], parse(auto("dp-sgd", 8.0))
+    alone, together = (calibrated(config, sizes, shared) for shared in ((), [tuple(sizes)]))
+
+    def epsilon(config):
+        sigma = config.privacy.client.noise_multiplier
+        return sound_unit(sizes, sigma, config.num_rounds).epsilon(1e-5)
+
+    assert epsilon(together) <= 8.0 < epsilon(alone)
+    assert together.privacy.client.noise_multiplier < 1.6 * alone.privacy.client.noise_multiplier
+
+
 def test_numbers_are_left_as_they_are():
     for settings in (DP_SGD, GAUSSIAN, OPEN):
         config = parse(settings)
@@ -75,7 +88,7 @@ def test_a_node_charges_the_number_that_the_server_has():
 
 
 def test_a_node_with_a_size_of_its_own_refuses_noise_that_the_server_cannot_know():
-    with pytest.raises(ConfigError, match=r"needs the number of examples .* `cloister plan --public-size N`"):
+    with pytest.raises(ConfigError, match=r"needs the number of examples .* `cloister plan --public-size N "):
         request_of(TrainRequest, message_of(), context_of(auto("dp-sgd")))
 
 

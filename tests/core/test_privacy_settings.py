@@ -225,7 +225,7 @@ def test_a_setting_of_the_adaptive_clip_needs_it():
     assert failures(ADAPTIVE_ONLY, check) == []
 
 
-def test_noise_of_a_mechanism_without_a_budget_is_not_calibrated():
+def test_noise_whose_cost_depends_on_the_model_is_not_calibrated():
     settings = {"privacy.client": "laplace", "privacy.laplace-noise-multiplier": "auto"}
-    told = "privacy.laplace-noise-multiplier = 'auto' would be calibrated to a budget, and privacy.client = 'laplace'"
+    told = "privacy.laplace-noise-multiplier = 'auto' is not possible: the cost of a round depends on the model's size"
     assert refusal(**settings).startswith(told)

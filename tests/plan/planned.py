@@ -53,20 +53,7 @@ def planned(settings, clients=CLIENTS, **options):
     found = preview(settings, Options(clients, **{"timing": False} | options))
     content = json.loads(json.dumps(record(found)))
     assert content["privacy"]["ledger"].pop("head") == "", "no line of a ledger was written"
-    settle(content["privacy"], "conditional", "assumed")
     return content
-
-
-def settle(content, guaranteed, known):
-    """Leave how premises are known to the run: it is what a plan cannot know. Their names stay, and a guarantee."""
-    for claim in (content, content.get("clients", {})):
-        if claim.get("status") in ("sound", "conditional"):
-            assert claim["status"] == guaranteed
-            claim["status"] = "guaranteed"
-        shown = claim.get("premises", ())
-        assert all(premise["known"] == known for premise in shown if not premise["standing"])
-        if shown:
-            claim["premises"] = [premise["name"] for premise in shown]
 
 
 def run(settings, clients=CLIENTS):
@@ -77,7 +64,6 @@ def run(settings, clients=CLIENTS):
 def claimed(outcome):
     """Return the claim of a run, as in `privacy.json`, without the parts that only its end shows."""
     content = json.loads((outcome.directory.path / "privacy.json").read_text())
-    del content["ended"], content["ledger"]["head"], content["simulation"]
+    del content["ended"], content["ledger"]["head"]
     assert content.pop("keys-by-provisioner", []) == [], "a plan takes them for made at the sites"
-    settle(content, "sound", "enforced")
     return content

@@ -91,8 +91,15 @@ def test_every_kind_of_claim_is_compared(tmp_path):
     epsilons = {name: [claim["epsilon"] for claim in told["privacy"]["claims"]] for name, told in status.items()}
     assert len(epsilons["fixed clip"]) == 2
     assert epsilons["plugin"][0] > 1 and not epsilons["model"] and not epsilons["exact distance"]
-    assert {told["privacy"]["status"] for told in status.values()} == {"none", "guaranteed", "heuristic"}
+    assert {told["privacy"]["status"] for told in status.values()} == {"none", "sound", "heuristic"}
     assert len(status["laplace"]["privacy"]["clients"]["claims"]) == 3
+
+
+def test_a_plan_of_sites_is_conditional_and_one_of_a_simulation_has_the_runs_premises(tmp_path):
+    settings = TINY | DP_SGD | {"output-dir": str(tmp_path)}
+    for told, status in ((planned(settings), "sound"), (planned(settings, sizes=(300,)), "conditional")):
+        (found,) = {told["privacy"]["clients"]["status"], told["by-size"]["status"]}
+        assert found == status and ("simulation" in told["privacy"]) == (status == "sound")
 
 
 def test_the_last_digit_can_tell():

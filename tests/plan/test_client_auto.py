@@ -63,6 +63,6 @@ def test_server_and_nodes_calibrate_noise_on_the_update_alike(tmp_path):
 
 
 def test_a_server_without_its_clients_data_refuses_noise_that_depends_on_it(tmp_path):
-    with pytest.raises(Crash, match=r"'auto' needs the number of examples .* only `cloister run` knows"):
+    with pytest.raises(Crash, match=r"'auto' needs the number of examples of each client, .* `cloister run` alone"):
         started_by_flower(OWN | {"privacy.client": "dp-sgd", NOISE["dp-sgd"]: "auto"}, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -70,7 +70,7 @@ def test_it_says_what_a_run_would_cost():
     told = printed("-c", GLOBALLY, "--epsilon", 3)
     for part in (
         "noise multiplier 2, standard deviation 1 on a weight of the model",
-        "privacy: global-dp, conditional, reasonable; it holds if no node learns",
+        "privacy: global-dp, sound, reasonable\n",
         "global-dp: ε at δ = 1e-05 for one client, add-or-remove",
         "round     2  2.9",
         "leaves without noise: which nodes are connected",
@@ -92,7 +92,7 @@ def test_sizes_that_are_stated_count_no_clients_and_one_round_is_one():
 
 def test_bars_begin_in_one_column():
     series = Series("dp-sgd", "a client", "add-or-remove", "whoever", 1e-5, ((1, 324400.0), (2, 2720000.0), (3, 1.0)))
-    _, *curve, _ = _curves(SimpleNamespace(series=[series]))
+    _, *curve, _ = _curves(SimpleNamespace(series=[series], config=parse({})))
     assert [line.count("█") for line in curve] == [5, 40, 0] and curve[2].endswith("1")
     assert len({line.index("█") for line in curve[:2]}) == 1
 
