@@ -36,7 +36,7 @@ def render(preview: Preview) -> list[str]:
         f"claims     {AT_MOST}",
     ]
     if forecast.closing:
-        lines.append(f"budget     {invalidation_warning(forecast.kept)}")
+        lines.append(f"budget     {invalidation_warning(forecast.prepared.plan, forecast.kept)}")
     if refused := closing_refused(forecast.prepared.plan, forecast.kept):
         lines.append(f"this run would be refused: {refused}")
     if forecast.stopped:

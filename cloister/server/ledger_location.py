@@ -26,6 +26,10 @@ CLOSING = (
     "this run leaves releases without a guarantee in the ledger of this data: from then on no run on it can keep a "
     "privacy.max-epsilon"
 )
+WITHOUT_SERVER = (
+    "the server adds no noise, so that no later run on this data can keep its budget, privacy.max-epsilon; this does "
+    "not touch the claim about the clients' own noise, nor their budgets"
+)
 
 
 def use_run_local_ledger(plan: Plan, grid: Grid, directory: Path) -> None:
@@ -172,13 +176,17 @@ def check_budget_invalidation(plan: Plan, grid: Grid) -> None:
         raise PrivacyError(refusal)
 
 
-def invalidation_warning(kept: str) -> str:
-    """Return a warning that no later run can keep a budget on the same data.
+def invalidation_warning(plan: Plan, kept: str) -> str:
+    """Return a warning that no later run can keep a budget of the server on the same data.
 
     Args:
+        plan: of the run.
         kept: the budget that the run ends; empty: there is none.
     """
-    return f"{CLOSING}; that ends the budget which is kept there: {kept}" if kept else CLOSING
+    privacy = plan.config.privacy
+    of_clients = privacy.client.is_on and not privacy.server.is_noised and not plan.config.evaluates_on_clients
+    closing = WITHOUT_SERVER if of_clients else CLOSING
+    return f"{closing}; that ends the budget which is kept there: {kept}" if kept else closing
 
 
 def render_budget(plan: Plan, layout: Layout, directory: Path) -> list[str]:
@@ -190,7 +198,7 @@ def render_budget(plan: Plan, layout: Layout, directory: Path) -> list[str]:
         directory: of the run.
     """
     if is_shared_ledger(plan, directory) and leaves_unguaranteed(plan):
-        return [f"budget         {invalidation_warning(kept_budget(plan))}"]
+        return [f"budget         {invalidation_warning(plan, kept_budget(plan))}"]
     return [f"budget         {budget_summary(plan, layout)}"] if plan.budget.max_epsilon else []
 
 

@@ -106,6 +106,15 @@ def test_a_run_says_at_its_start_that_no_budget_can_be_kept_after_it(tmp_path, m
     assert begun and ("no run on it can keep a privacy.max-epsilon" in before) is closes
 
 
+def test_a_run_that_the_clients_noise_protects_is_not_said_to_break_a_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr(Digits, "public", False)
+    none = {"privacy.server": "none", "privacy.noise-multiplier": 0.05}
+    go(tmp_path, **none, **{"privacy.client": "gaussian", "evaluation.federated": "off"})
+    (line,) = [line for line in (tmp_path / "said.txt").read_text().splitlines() if line.startswith("budget")]
+    assert "the server adds no noise" in line and "does not touch the claim about the clients' own noise" in line
+    assert "without a guarantee" not in line
+
+
 def test_data_that_is_not_public_has_a_lasting_ledger(tmp_path, monkeypatch):
     monkeypatch.setattr(Digits, "public", False)
     go(tmp_path)
