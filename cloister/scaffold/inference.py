@@ -25,6 +25,7 @@ from cloister.tasks.csv_files import (
 )
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import expanded
+from cloister.utils.text import first_of
 
 FORMS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%d.%m.%y")
 """Forms of dates. The first that fits all cells counts."""
@@ -110,8 +111,7 @@ class Guess:
         dates = ", forms of dates" * any(code.startswith("Date") for code in self.columns.values())
         texts, sites = ", texts of classes" * bool(self.classes), ", the number of sites" * bool(self.sites)
         own = [name for name in (*self.columns, self.target, self.site, self.patient) if name]
-        more = f" and {len(own) - NAMED} more" if len(own) > NAMED else ""
-        names = f"the names of columns {', '.join(map(repr, own[:NAMED]))}{more}"
+        names = f"the names of columns {first_of(list(map(repr, own)), NAMED)}"
         yield (
             f"from {source} the package holds {names}, rounded ranges{dates}{texts}{sites}, and no other cell. "
             "A package is public: put public knowledge in their place in task.py before you hand it on"
@@ -261,8 +261,7 @@ def _told(words: Counter[str]) -> str:
 
 def _listed(words: Counter[str]) -> str:
     """Quote the most frequent cells, with their numbers."""
-    more = f" and {len(words) - QUOTED} more" if len(words) > QUOTED else ""
-    return ", ".join(f"{text[:LONGEST_QUOTE]!r} ({count})" for text, count in words.most_common(QUOTED)) + more
+    return first_of([f"{text[:LONGEST_QUOTE]!r} ({count})" for text, count in words.most_common()], QUOTED)
 
 
 def _is_row(lines: Sequence[bytes], separator: str) -> bool:

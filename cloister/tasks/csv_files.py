@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloister.utils.errors import DataError
+from cloister.utils.text import first_of
 
 SEPARATORS = (",", ";", "\t", "|")
 SUFFIXES = (".csv", ".tsv", ".txt", ".data")
@@ -210,9 +211,8 @@ def refuse_names(path: Path, names: Sequence[str], needs: Sequence[str]) -> None
         DataError: naming the columns.
     """
     if missing := [name for name in needs if name not in names]:
-        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
         raise DataError(
-            f"data-path: {path} lacks the columns {', '.join(missing[:NAMED])}{more}; its header must name them",
+            f"data-path: {path} lacks the columns {first_of(missing, NAMED)}; its header must name them",
             f"it names {', '.join(names)}",
         )
     if twice := [name for name in dict.fromkeys(needs) if names.count(name) > 1]:

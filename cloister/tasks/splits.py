@@ -73,7 +73,11 @@ def dataset_of_sites(task: Task, folder: Path, places: Sequence[Path]) -> Datase
         raise DataError(
             f"task.partition = 'natural' needs a folder with the data of each site; {folder} has {len(places)} sites"
         )
-    parts = [_examples(task, place) for place in places]
+    try:
+        parts = [_examples(task, place) for place in places]
+    except DataError as error:
+        taken = f"; task.partition = 'natural' takes each part of {folder} as a site"
+        raise DataError(f"{error}{taken}", error.first) from None
     names = np.repeat([place.name for place in places], list(map(len, parts)))
     return dataset_of_owners(task, parts, numbered(names, np.random.default_rng(SPLIT_SEED)))
 

@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 import numpy as np
@@ -69,6 +69,20 @@ def counted(number: int, noun: str) -> str:
         ('1 round', '0 rounds')
     """
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """List names, and count those beyond a number.
+
+    Args:
+        names: in their order.
+        most: largest number of listed names, above 0.
+
+    Examples:
+        >>> first_of(["a", "b", "c"], 2), first_of(["a"], 2)
+        ('a, b and 1 more', 'a')
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def at_most(value: float | None, digits: int = 4) -> str:

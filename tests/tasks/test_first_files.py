@@ -75,6 +75,8 @@ def test_folders_of_pictures_are_sites(tmp_path):
     data = task.load()
     assert np.bincount(data.owners).tolist() == [8] * 3 and len(data.test) == 6
     assert [len(part) for part in deal(task.config, task.partition, data, 3, 2, 0)] == [8] * 3
+    with pytest.raises(DataError, match=r"no images at .*healthy; .* takes each part of .*north as a site"):
+        scans({"data_path": str(tmp_path / "sites" / "north"), "partition": "natural"}).load()
 
 
 def test_arrays_in_a_folder_are_sites_and_two_parts_are_none(tmp_path):
@@ -107,7 +109,7 @@ def test_rows_without_a_target_are_predicted_and_every_row_has_a_line(tmp_path):
 
 
 def test_a_row_of_heart_disease_is_predicted_without_its_diagnosis(tmp_path):
-    known = "63,1,1,145,233,1,2,150,0,2.3,3,0,6"
+    known = "63,1,1,145,233,1,2,150,0,2.3,3,0,3"
     put(tmp_path / "own.data", "\n".join([known, f"{known},2", f"{known},?", f"{known},1,2", f"x{known}"]).encode())
     found = predict.read(HeartDisease(TaskConfig(name="heart-disease")), tmp_path / "own.data")
     assert found.labelled.tolist() == [False, True, False] and found.x.shape == (3, FEATURES)

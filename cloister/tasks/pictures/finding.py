@@ -19,6 +19,7 @@ from cloister.tasks.pictures.sources import (
     left_out,
 )
 from cloister.utils.errors import DataError
+from cloister.utils.text import first_of
 
 logger = logging.getLogger("cloister.tasks")
 
@@ -144,8 +145,7 @@ def _no_images(path: Path, classes: Sequence[str]) -> DataError:
         # The folders inside `train` and `test` replace these two.
         inner = folders_in(folder) if folder.name.lower() in PARTS else []
         there += [each.relative_to(path).as_posix() for each in inner or [folder]]
-    others = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
-    instead = f"; there are folders named {', '.join(there[:NAMED])}{others}" if there else ""
+    instead = f"; there are folders named {first_of(there, NAMED)}" if there else ""
     return DataError(
         f"no images at {path}; expected folders of images named {', '.join(classes)}, which may lie below train "
         f"and test, or labels.csv, or parquet files{instead}"

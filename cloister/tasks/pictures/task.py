@@ -22,7 +22,7 @@ from cloister.tasks.pictures.sources import PATIENT, Source, class_named, folder
 from cloister.tasks.splits import dataset_of_sites
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import expanded
-from cloister.utils.text import counted
+from cloister.utils.text import counted, first_of
 
 NAMED = 10
 """Largest number of unusable or stray files that a message names."""
@@ -228,9 +228,9 @@ class PictureTask(Task):
     def _tell_unusable(self, source: Source, order: NDArray[np.intp], reasons: NDArray[np.str_]) -> None:
         """Warn of unusable images in this machine's log alone: a file name may be a person's."""
         unusable, causes = Counter(reasons[reasons != ""].tolist()), list[str]()
-        for reason, number in unusable.most_common():
-            names = [source.pictures[place].name for place in np.sort(order[reasons == reason])[:NAMED].tolist()]
-            causes.append(f"{reason}: {', '.join(names)}" + (f", and {number - NAMED} more" if number > NAMED else ""))
+        for reason, _ in unusable.most_common():
+            names = [source.pictures[place].name for place in np.sort(order[reasons == reason]).tolist()]
+            causes.append(f"{reason}: {first_of(names, NAMED)}")
         if causes:
             images = counted(unusable.total(), "image")
             logger.warning("%s: %s cannot be used: %s", source.root, images, "; ".join(causes))
@@ -278,8 +278,7 @@ class PictureTask(Task):
         The user may expect them to be used.
         """
         if stray := getattr(source, "stray", ()):
-            more = f", and {len(stray) - NAMED} more" if len(stray) > NAMED else ""
-            names, number = ", ".join(stray[:NAMED]) + more, counted(len(stray), "file")
+            names, number = first_of(stray, NAMED), counted(len(stray), "file")
             logger.warning("%s: %s or links left out, as no image of a class: %s", source.root, number, names)
 
 
