@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cloister.tasks.base import Examples, Task
 from cloister.tasks.targets import Loss, Target
 from cloister.utils.arrays import Tensor
+from cloister.utils.rows import as_rows
 
 if TYPE_CHECKING:
     import torch
@@ -61,13 +62,13 @@ class TorchTask(Task):
         return Examples(_stacked([x for x, _ in items]), _stacked([y for _, y in items]), groups)
 
 
-def _stacked(values: Sequence[object]) -> NDArray | dict[str, NDArray] | tuple[NDArray, ...]:
-    """Return an array with a row for each value, or several of them in a dict or a tuple."""
+def _stacked(values: Sequence[object]) -> NDArray:
+    """Return rows of the values; several arrays in a dict or a tuple are fields."""
     first = values[0]
-    if isinstance(first, Mapping):
-        return {name: np.stack([np.asarray(each[name]) for each in values]) for name in first}
-    if isinstance(first, tuple):
-        return tuple(np.stack([np.asarray(part) for part in parts]) for parts in zip(*values, strict=True))
+    if isinstance(first, Mapping | tuple):
+        names = first if isinstance(first, Mapping) else range(len(first))
+        parts = {name: np.stack([np.asarray(each[name]) for each in values]) for name in names}  # type: ignore[index]
+        return as_rows(parts if isinstance(first, Mapping) else tuple(parts.values()))
     return np.stack([np.asarray(each) for each in values])
 
 

@@ -234,17 +234,19 @@ def _is_of_keras(function: Callable[..., object]) -> bool:
     return (getattr(function, "__module__", None) or "").partition(".")[0] == "keras"
 
 
-def optimizer_named(name: str, options: Mapping[str, Scalar] = NO_OPTIONS) -> Optimizer:
+def optimizer_named(name: object, options: Mapping[str, Scalar] = NO_OPTIONS) -> Optimizer:
     """Return a new Keras optimizer.
 
     Args:
-        name: of the optimizer.
+        name: of the optimizer; a function, as PyTorch models take it, is refused.
         options: its arguments.
 
     Raises:
         ConfigError: Keras has no optimizer of this name, or it has no such option or value.
     """
     try:
+        if not isinstance(name, str):
+            raise TypeError(name)
         found = keras.optimizers.get(name)
     except (ValueError, TypeError, KeyError) as error:  # some names are of other Keras objects
         raise ConfigError(

@@ -1,19 +1,20 @@
 """Training of a PyTorch model by minibatches, and optimizers of PyTorch by name."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cloister.config.io import Scalar, as_pairs, suggestion
+from cloister.config.io import Scalar, as_pairs
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.torch_model import TorchModel, called
 from cloister.training.plan import TrainingPlan
 from cloister.utils.arrays import Optimizer, Tensor
 from cloister.utils.crash import quoted
 from cloister.utils.errors import ConfigError
+from cloister.utils.text import suggestion
 
 LEAST_SQUARE = 1e-12
 """Added below the root of a mean square, whose slope at 0 is infinite."""
@@ -161,7 +162,7 @@ def try_optimizer(recipe: Recipe, parameters: Iterable[Tensor]) -> None:
         ) from error
 
 
-def _named(name: str, options: dict[str, Scalar], parameters: Sequence[Tensor], rate: float) -> Optimizer:
+def _named(name: str, options: Mapping[str, Scalar], parameters: Sequence[Tensor], rate: float) -> Optimizer:
     kinds = {
         each.__name__.lower(): each
         for each in vars(torch.optim).values()
@@ -188,8 +189,8 @@ def _named(name: str, options: dict[str, Scalar], parameters: Sequence[Tensor], 
         if isinstance(value, str) or isinstance(value, bool) != isinstance(defaults[option], bool):
             kind = "true or false" if isinstance(defaults[option], bool) else "a number"
             raise ConfigError(f"client.optimizer-options: {option} = {value!r} is not valid: it must be {kind}")
-    values = defaults | options
-    given = {option: value for option, value in options.items() if option in own}
+    values = {**defaults, **options}
+    given: dict[str, object] = {option: value for option, value in options.items() if option in own}
     if betas:
         given["betas"] = tuple(values[f"beta_{place}"] for place in range(1, len(betas) + 1))
     try:

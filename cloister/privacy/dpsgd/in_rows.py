@@ -12,6 +12,7 @@ and rounds, and the proof of `clipped_sums` can give each other unit the same nu
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
