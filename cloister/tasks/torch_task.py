@@ -65,10 +65,11 @@ class TorchTask(Task):
 def _stacked(values: Sequence[object]) -> NDArray:
     """Return rows of the values; several arrays in a dict or a tuple are fields."""
     first = values[0]
-    if isinstance(first, Mapping | tuple):
-        names = first if isinstance(first, Mapping) else range(len(first))
-        parts = {name: np.stack([np.asarray(each[name]) for each in values]) for name in names}  # type: ignore[index]
-        return as_rows(parts if isinstance(first, Mapping) else tuple(parts.values()))
+    if isinstance(first, Mapping):
+        return as_rows({name: np.stack([np.asarray(each[name]) for each in values]) for name in first})  # type: ignore[index]
+    if isinstance(first, tuple):
+        columns = zip(*values, strict=True)  # type: ignore[call-overload]
+        return as_rows([np.stack([np.asarray(part) for part in parts]) for parts in columns])
     return np.stack([np.asarray(each) for each in values])
 
 
