@@ -322,9 +322,7 @@ class Einsum:
 
 
 class Convolution:
-    """Form of a convolution: a dense layer on the patches of its input.
-
-    It is a `Form`.
+    """Form of an ordinary convolution: a dense layer on the patches of its input.
 
     Raises:
         NotCapturable: a call does not have an example in each row.
@@ -347,11 +345,48 @@ class Convolution:
         return [tf.reshape(kernel, self._shape), *bias]
 
 
+def convolution(layer: Layer, calls: Sequence[Call], rows: Rows) -> Part:
+    """Return the form of any convolution; see `Form`."""
+    if isinstance(layer, (keras.layers.Conv1D, keras.layers.Conv2D)):
+        return Convolution(layer, calls, rows)
+    per_call = [_of_units(layer, call, rows) for call in calls]
+    gradients = [tf.add_n(same) for same in zip(*per_call, strict=True)]
+    return PerUnit("convolution one by one", gradients, Rows(rows.units))
+
+
+def _of_units(layer: Layer, call: Call, rows: Rows) -> list[Tensor]:
+    """Return gradients of units for a call of a transposed, depthwise or separable convolution.
+
+    A transposed one is the gradient of a convolution: inputs and deltas change places. A depthwise one has a product
+    for each channel. A separable one is a depthwise one, then a dense layer at each position.
+    """
+    inputs, deltas = call.pair
+    out = rows.by_position(deltas)
+    if isinstance(layer, (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose)):
+        covered = rows.by_position(patches(layer, deltas, inputs))
+        kernels = [tf.matmul(covered, rows.by_position(inputs), transpose_a=True)]
+    else:
+        kernel, *rest = (tf.cast(weight, deltas.dtype) for weight in call.weights)
+        taps, (channels, multiplier) = math.prod(layer.kernel_size), kernel.shape[-2:]
+        covered = rows.by_position(patches(layer, inputs, deltas))
+        covered = tf.reshape(covered, [*covered.shape[:2], taps, channels, 1])
+        between, kernels = out, list[Tensor]()
+        if isinstance(layer, (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)):
+            depthwise = tf.reduce_sum(covered * tf.reshape(kernel, [taps, channels, multiplier]), axis=2)
+            kernels = [tf.matmul(tf.reshape(depthwise, [*out.shape[:2], -1]), out, transpose_a=True)]
+            between = tf.matmul(out, tf.reshape(rest[0], [channels * multiplier, -1]), transpose_b=True)
+        between = tf.reshape(between, [*out.shape[:2], 1, channels, multiplier])
+        kernels = [tf.reduce_sum(covered * between, axis=1), *kernels]
+    gradients = [*kernels, tf.reduce_sum(out, axis=1)] if layer.use_bias else kernels
+    pairs = zip(gradients, call.weights, strict=True)
+    return [tf.reshape(gradient, [rows.units, *weight.shape]) for gradient, weight in pairs]
+
+
 def patches(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:
     """Return the numbers that the kernel of a convolution covers at each position of its output.
 
     Args:
-        layer: `Conv1D` or `Conv2D`, channels last.
+        layer: any convolution, channels last.
         inputs, deltas: of a call, shapes (rows, *positions, channels).
 
     Returns:
@@ -455,7 +490,7 @@ Form: TypeAlias = Callable[[Layer, Sequence[Call], Rows], Part]
 FORMS: tuple[tuple[Callable[[Layer], bool], Form], ...] = (
     (is_plain_dense, dense),
     (is_plain_einsum, Einsum),
-    (is_plain_convolution, Convolution),
+    (is_plain_convolution, convolution),
     (is_plain_embedding, EmbeddingGradients),
     (is_plain_normalization, normalization),
 )

@@ -126,6 +126,7 @@ class Call:
 
     Attributes:
         args, kwargs: arguments of the layer.
+        weights: values of its trainable variables.
         output: of the layer; if it has an activation, before this.
         delta: the gradient of the summed losses with respect to `output`; None if the loss does not need it.
         is_spread: whether the layer was called without an axis of examples, such as an embedding of positions, and a
@@ -137,6 +138,7 @@ class Call:
     output: Tensor = None
     delta: Tensor = None
     is_spread: bool = False
+    weights: tuple[Tensor, ...] = ()
 
     @property
     def first_input(self) -> Tensor:
@@ -171,10 +173,23 @@ def is_plain_einsum(layer: Layer) -> bool:
     return type(layer) is keras.layers.EinsumDense and _is_plain(layer)
 
 
+KERNELS = {
+    (keras.layers.Conv1D, keras.layers.Conv2D): ("_kernel",),
+    (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose): ("kernel",),
+    (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D): ("kernel",),
+    (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D): ("depthwise_kernel", "pointwise_kernel"),
+}
+"""Attributes of convolutions with their kernels."""
+
+
 def is_plain_convolution(layer: Layer) -> bool:
-    """Return whether the layer computes activation(convolution(x, kernel) + bias), channels last, all of it trained."""
-    is_known = type(layer) in (keras.layers.Conv1D, keras.layers.Conv2D)
-    return is_known and layer.groups == 1 and layer.data_format == "channels_last" and _is_plain(layer)
+    """Return whether the layer computes activation(convolution(x, kernels) + bias), channels last, all trained."""
+    names = next((names for kinds, names in KERNELS.items() if type(layer) in kinds), ())
+    if not names or getattr(layer, "groups", 1) != 1 or layer.data_format != "channels_last":
+        return False
+    expected = [*(getattr(layer, name) for name in names), *([layer.bias] if layer.use_bias else [])]
+    trained = list(map(id, layer.trainable_variables))
+    return not getattr(layer, "lora_enabled", False) and trained == list(map(id, expected))
 
 
 def _is_plain(layer: Layer) -> bool:
@@ -258,7 +273,8 @@ def _listening(layer: Layer, heard: list[Call], tape: tf.GradientTape, scope: ke
     has_activation = any(is_plain(layer) for is_plain in (is_plain_dense, is_plain_einsum, is_plain_convolution))
 
     def call(*args: object, **kwargs: object) -> Tensor:
-        own, before = Call(args, kwargs), [(variable, variable.value) for variable in layer.trainable_variables]
+        before = [(variable, variable.value) for variable in layer.trainable_variables]
+        own = Call(args, kwargs, weights=tuple(value for _, value in before))
         activation = layer.activation if has_activation else None
 
         def listen(output: Tensor) -> Tensor:

@@ -80,10 +80,11 @@ FORMS = {
     "group_norm": {"convolution one by one", "normalization"},
     "odd_convolutions": {"convolution one by one", "dense"},
     "causal": {"convolution one by one", "convolution gram"},
+    "depthwise": {"convolution one by one", "dense"},
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, ["sequence", "odd_convolutions", "causal"]))
+@pytest.mark.parametrize("name", mostly_slow(MODELS, ["sequence", "odd_convolutions", "causal", "depthwise"]))
 def test_equal_to_brute_force(name):
     step = assert_equal_to_brute_force(smooth(perturbed(MODELS[name]())), size=7)
     assert step.method == "rows"
@@ -108,7 +109,7 @@ def small_mri():
 
 
 THESIS = [small_mri, mnist_mlp, mnist_cnn]
-KINKED = [group_norm, sequence, MODELS["shared"], MODELS["odd_convolutions"], TURNS["depthwise"]]
+KINKED = [group_norm, sequence, MODELS["shared"], MODELS["odd_convolutions"], MODELS["depthwise"]]
 
 
 @pytest.mark.slow
