@@ -5,8 +5,8 @@ python benchmarks/dpsgd.py [--repeats N] [--only CASE] [--vectorized-map] [--mem
 `--baseline` takes steps of this checkout and of another in turns, each in a process of its own, and gives the ratio of
 their processor times.
 
-`--opacus` runs this script once more, with the interpreter of an environment that has torch and Opacus: their ghost
-clipping, beside torch's own plain step.
+`--opacus` runs this script once more, with the interpreter of an environment that has torch and Opacus: our steps on a
+module of torch and their ghost clipping, beside torch's own plain step.
 """
 
 import argparse
@@ -210,8 +210,8 @@ def torch_model(kind: str) -> Any:
     )
 
 
-def opacus_steps(kind: str, batch: int) -> dict[str, Callable[[], object]]:
-    """A plain step of torch, and one with Opacus' ghost clipping."""
+def opacus_steps(kind: str, batch: int, vectorized: bool) -> dict[str, Callable[[], object]]:
+    """A plain step of torch, ours, one with Opacus' ghost clipping, and the clipped sum by `torch.func.vmap`."""
     import torch
     from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
         GradSampleModuleFastGradientClipping,
@@ -237,10 +237,47 @@ def opacus_steps(kind: str, batch: int) -> dict[str, Callable[[], object]]:
         criterion(model(x), y).backward()
         optimizer.step()
 
-    return {
+    ours, given = private_torch(kind, batch), x.numpy()
+    steps: dict[str, Callable[[], object]] = {
         "plain torch": lambda: step(plain, optimizer, criterion),
+        "Cloister": lambda: ours.step(given, labels),
+        "  its clipped sum alone": lambda: ours.clipped_sum(given, labels, CLIP),
         "Opacus ghost": lambda: step(module, private, private_criterion),
     }
+    return steps | {"torch.func.vmap": lambda: vectorized_sum(plain, x, y)} if vectorized else steps
+
+
+def private_torch(kind: str, batch: int) -> Any:
+    """Ours, of a module of torch."""
+    import torch
+
+    from cloister.privacy.dpsgd.torch_step import TorchDpSgd
+
+    module, (images, labels) = torch_model(kind), examples(kind, batch)
+    return TorchDpSgd(
+        module,
+        batch_size=batch,
+        noise_multiplier=MULTIPLIER,
+        clipping_norm=CLIP,
+        optimizer=torch.optim.SGD(module.parameters(), lr=RATE),
+        loss=lambda y, outputs: torch.nn.functional.cross_entropy(outputs, y, reduction="none"),
+        probe=(images[:3].transpose(0, 3, 1, 2), labels[:3]),
+    )
+
+
+def vectorized_sum(module: Any, x: Any, y: Any) -> Any:
+    """The clipped sum of the gradients of single examples, all of which it makes."""
+    import torch
+
+    def loss(values: Any, one: Any, label: Any) -> Any:
+        scores = torch.func.functional_call(module, values, (one[None],))
+        return torch.nn.functional.cross_entropy(scores, label[None])
+
+    values = {name: own.detach() for name, own in module.named_parameters()}
+    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0, 0), randomness="different")(values, x, y)
+    norms = torch.stack([own.flatten(1).norm(dim=1) for own in gradients.values()]).norm(dim=0)
+    factors = CLIP / norms.clamp(min=CLIP)
+    return [torch.einsum("u,u...->...", factors, own) for own in gradients.values()]
 
 
 def peak(kind: str, batch: int, step: str) -> float:
@@ -350,7 +387,11 @@ def main() -> None:
             if options.baseline:
                 compare(case, kind, batch, options.baseline.resolve(), repeats)
                 continue
-            steps = opacus_steps(kind, batch) if options.as_opacus else keras_steps(kind, batch, options.vectorized_map)
+            steps = (
+                opacus_steps(kind, batch, options.vectorized_map)
+                if options.as_opacus
+                else keras_steps(kind, batch, options.vectorized_map)
+            )
             report(case, seconds(steps, repeats), TARGETS[case])
     if options.memory:
         for case, (kind, batch) in CASES.items():
@@ -358,6 +399,7 @@ def main() -> None:
             print(f"{case}: peak {plain:.2f} GB plain, {ours:.2f} GB private, {ours - plain:+.2f} GB (target +0.30)")
     if options.opacus:
         command = [options.opacus, __file__, "--as-opacus", "--repeats", str(options.repeats), "--only", options.only]
+        command += ["--vectorized-map"] if options.vectorized_map else []
         # Threads of torch that wait in a loop take the processor from each other on a machine with few.
         subprocess.run(command, check=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"})
 

@@ -397,3 +397,23 @@ class TestWideLayers:
         expected = step.clipped_sum(np.delete(x, 3, 0), np.delete(y, 3), S)
         assert found.non_finite == 1
         assert norm([a - b for a, b in zip(found.sums, expected.sums, strict=True)]) < 1e-12
+
+
+class BatchMean(nn.Module):
+    """Couples examples, under a name that nobody knows."""
+
+    def forward(self, x):
+        return x - 0.1 * x.mean(dim=0, keepdim=True)
+
+
+def test_a_layer_or_a_loss_that_takes_examples_together_is_refused():
+    with pytest.raises(UnsupportedModel, match=r"layer '1' \(BatchMean\) takes the examples of a batch together"):
+        made(small(BatchMean()))
+    with pytest.raises(UnsupportedModel, match="the loss takes the examples of a batch together"):
+        made(small(), loss=lambda y, outputs: cross_entropy(y, outputs - outputs.mean(dim=0)))
+    for each in (nn.LayerNorm(8), nn.GroupNorm(2, 8), nn.Dropout(0.5)):
+        assert not list(made(small(each)).module[1]._forward_hooks)
+
+
+def test_a_slope_that_is_infinite_at_made_up_examples_is_no_coupling():
+    made(small(), loss=lambda y, outputs: cross_entropy(y, outputs) + (0 * outputs).norm(dim=1).sqrt())

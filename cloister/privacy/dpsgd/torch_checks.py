@@ -1,6 +1,7 @@
 """Checks that refuse PyTorch modules and settings without a guarantee for DP-SGD, with the reason and a remedy."""
 
 import math
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from cloister.privacy.dpsgd.descent import refuse_coarse_modes
-from cloister.privacy.dpsgd.nested import Probe, check_probe
+from cloister.privacy.dpsgd.nested import Examples, Probe, check_probe, mapped
 from cloister.privacy.dpsgd.torch_calls import (
     Loss,
     equal_results,
@@ -96,22 +97,64 @@ def refuse(module: Network, loss: Loss, probe: Probe) -> None:
                 raise UnsupportedModel("the loss depends on no parameter of the module with requires_grad = True")
             torch.autograd.grad(losses.sum(), own, allow_unused=True)
             now = {(id(part), name): tensor for part, name, tensor in _held(module)}
-            changed = [
-                (part, name)
-                for part, name, tensor, version, values in before
-                if (name in part._buffers and now.get((id(part), name)) is not tensor)
-                or tensor._version != version
-                or not torch.allclose(tensor, values, rtol=0, atol=0, equal_nan=True)
-            ]
         finally:
             attributes.restore()
-            with torch.no_grad():
-                for _, _, tensor, _, values in before:
-                    tensor.copy_(values)
-    for part, name in changed:
+        changed = [
+            (part, name, tensor, values)
+            for part, name, tensor, version, values in before
+            if (name in part._buffers and now.get((id(part), name)) is not tensor)
+            or tensor._version != version
+            or not torch.allclose(tensor, values, rtol=0, atol=0, equal_nan=True)
+        ]
+        with torch.no_grad():
+            for _, _, tensor, values in changed:
+                tensor.copy_(values)
+        if not changed:
+            try:
+                _refuse_mixing(module, loss, x, y)
+            finally:
+                attributes.restore()
+    for part, name, *_ in changed:
         raise UnsupportedModel(
             f"{named(module, part)} changes {name!r} while training: state learnt from data without noise; use a layer "
             "without state, such as torch.nn.GroupNorm for a normalization"
+        )
+
+
+def _refuse_mixing(module: Network, loss: Loss, x: Examples, y: Examples) -> None:
+    """Refuse a module of which the loss of one example has a gradient with respect to another example.
+
+    One unit at a time, such a module would be another one than in training without privacy.
+    """
+    numbers: list[Tensor] = []
+    outputs: list[tuple[Network, Tensor]] = []
+
+    def drawn(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        numbers.append(torch.rand_like(tensor).requires_grad_())
+        return numbers[-1]
+
+    def mixes(rows: Tensor) -> bool:
+        if not isinstance(rows, torch.Tensor) or not rows.requires_grad or not rows.ndim or not numbers:
+            return False
+        found = torch.autograd.grad(rows[0].sum(), numbers, allow_unused=True, retain_graph=True)
+        # A zero may have become NaN where a slope is infinite.
+        return any(bool(((own[1:] != 0) & own[1:].isfinite()).any()) for own in found if own is not None)
+
+    hooks = [
+        part.register_forward_hook(lambda part, _, output: outputs.append((part, output))) for part in module.modules()
+    ]
+    try:
+        losses = losses_of(module, {}, loss, mapped(drawn, x), y)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if mixes(losses):
+        place = next((named(module, part) for part, output in outputs if mixes(output)), "the loss")
+        raise UnsupportedModel(
+            f"{place} takes the examples of a batch together, so that none has a gradient of its own; use a layer that "
+            "works on each example alone, as torch.nn.GroupNorm does for BatchNorm"
         )
 
 
@@ -135,7 +178,8 @@ def _reasons(part: Network) -> Iterator[str]:
 
 
 def use_single_precision() -> None:
-    """Disable products of float32 numbers in fewer bits in this process: they break bounds."""
+    """Disable products of float32 numbers in fewer bits in this process, which break bounds, and let cuBLAS repeat."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else its products are refused as not repeatable
     torch.set_float32_matmul_precision("highest")
     refuse_coarse_precision()
 
