@@ -181,12 +181,20 @@ def _data_and_model(config: RunConfig, data: Path | None, found: list[Examples],
 
 
 def _parts(task: Task, data: Path | None) -> dict[str, Examples]:
-    """Return a site's own data, or the parts of the benchmark, by the method that returns them."""
+    """Return a site's own data, or the parts of the benchmark, by the method that returns them.
+
+    With `task.group` these are the examples that have a group; the faults count the others.
+    """
     if data is None:
         loaded = benchmark_of(task.config)
-        return {"load(), train": loaded.train, "load(), test": loaded.test}
-    own, group = read_by(task, data), task.config.group
-    return {"read()": own if not group or own.groups is None else in_groups(own, own.groups, group)[0]}
+        parts = {"load(), train": loaded.train, "load(), test": loaded.test}
+    else:
+        parts = {"read()": read_by(task, data)}
+    group = task.config.group
+    return {
+        where: part if not group or part.groups is None else in_groups(part, part.groups, group)[0]
+        for where, part in parts.items()
+    }
 
 
 def _about_examples(task: Task, examples: Examples, where: str) -> Iterator[Line]:

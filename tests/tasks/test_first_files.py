@@ -44,7 +44,9 @@ def test_the_check_counts_rows_without_a_patient(tmp_path, monkeypatch):
     monkeypatch.setattr(TASKS, "load", lambda name: Wards)
     nobody = [["  ", *row[1:]] for row in ROWS[:2]]
     path, given = table(tmp_path, [*ROWS, *nobody]), {"task.group": GROUP}
-    for own, settings in ((path, given), (None, given | {"task.data-path": str(path)})):
+    parts = table(tmp_path / "parts", ROWS, "train.csv"), table(tmp_path / "parts", [*ROWS, *nobody], "test.csv")
+    for own, at in ((path, ""), (None, path), (None, parts[0].parent)):
+        settings = given | ({"task.data-path": str(at)} if at else {})
         with closing(check_task("wards", own, settings)) as lines:
             found = next(line.text for line in lines if line.kind == "warn")
         assert "2 where Patient ID is empty" in found
