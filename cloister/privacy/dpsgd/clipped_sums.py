@@ -110,7 +110,13 @@ class Engine(Protocol):
         """Return the seeds of a call; if it has no fixed places, separate ones for each unit."""
 
     def __call__(
-        self, x: Examples, y: Examples, mask: NDArray, bound: NDArray | float, seeds: NDArray[np.int64]
+        self,
+        x: Examples,
+        y: Examples,
+        mask: NDArray,
+        bound: NDArray | float,
+        seeds: NDArray[np.int64],
+        taken: NDArray[np.intp] | None = None,
     ) -> Sums:
         """Return Σ gradient·min(1, bound/‖gradient‖) over the units.
 
@@ -119,6 +125,8 @@ class Engine(Protocol):
             mask: shape (units, cap), False for padding; a unit without any has an empty place.
             bound: above 0, for each unit or for all.
             seeds: from `seeds`; if there are no fixed places, those of the units.
+            taken: fixed places of all units of the call, in order, those that now are left out included. Random
+                numbers follow from it. None: of the units in the mask.
         """
 
 
@@ -172,7 +180,7 @@ class ClippedSums:
         calls = [(numbers, self.engine.seeds(self.draws)) for numbers in self._calls(len(units))]
 
         def computed(call: tuple[NDArray[np.intp], NDArray[np.int64]]) -> list[Sums]:
-            return list(self._computed(x, y, units, call[0], bounds, call[1]))
+            return list(self._computed(x, y, units, call[0], bounds, call[1], np.flatnonzero(call[0] != EMPTY)))
 
         total: list[NDArray] = []
         clipped, non_finite = 0, 0
@@ -216,11 +224,12 @@ class ClippedSums:
         numbers: NDArray[np.intp],
         bounds: NDArray,
         seeds: NDArray[np.int64],
+        taken: NDArray[np.intp],
     ) -> Iterator[Sums]:
         """Yield sums and counts, each unit clipped to its bound; a unit that raises contributes zero.
 
-        The other units keep their places and random numbers. An empty place repeats a unit: an example of zeros could
-        raise an exception that the units do not raise.
+        The other units keep their places and random numbers, those that `taken` gives them. An empty place repeats a
+        unit: an example of zeros could raise an exception that the units do not raise.
         """
         drawn = np.flatnonzero(numbers != EMPTY)
         if self.engine.in_fixed_places:
@@ -231,7 +240,7 @@ class ClippedSums:
             placed, own = numbers[drawn], seeds[drawn]
             table, mask = units.table(placed, self._cap)
         try:
-            yield self.engine(take(x, table.ravel()), take(y, table.ravel()), mask, bounds[placed], own)
+            yield self.engine(take(x, table.ravel()), take(y, table.ravel()), mask, bounds[placed], own, taken)
         except Exception as error:  # of any kind: the sum of the other units must not depend on it
             if len(drawn) == 1:
                 note_failure(error)
@@ -240,4 +249,4 @@ class ClippedSums:
             for half in np.array_split(drawn, 2):
                 kept = np.full_like(numbers, EMPTY)
                 kept[half] = numbers[half]
-                yield from self._computed(x, y, units, kept, bounds, seeds)
+                yield from self._computed(x, y, units, kept, bounds, seeds, taken)

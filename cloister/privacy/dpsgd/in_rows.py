@@ -116,7 +116,13 @@ class InRows:
         return draws.seeds(-(-self.places // self.at_once), len(seeds_of(self.model)))
 
     def __call__(
-        self, x: Examples, y: Examples, mask: NDArray, bound: NDArray | float, seeds: NDArray[np.int64]
+        self,
+        x: Examples,
+        y: Examples,
+        mask: NDArray,
+        bound: NDArray | float,
+        seeds: NDArray[np.int64],
+        taken: NDArray[np.intp] | None = None,
     ) -> Sums:
         """Return Σ gradient·min(1, bound/‖gradient‖) over the units.
 
@@ -125,8 +131,11 @@ class InRows:
             mask: shape (places, cap), False for padding and for empty places; not all are.
             bound: above 0, for each unit or for all.
             seeds: of random layers.
+            taken: places that determine row and round of each unit; None: those of the units in the mask. If units
+                are left out after an exception, the others keep theirs, and so their random numbers.
         """
-        table, real = rounds(np.flatnonzero(mask.any(axis=1)), self.at_once)
+        taken = np.flatnonzero(mask.any(axis=1)) if taken is None else taken
+        table, real = rounds(taken, self.at_once)
         examples = (table[:, :, None] * self._cap + np.arange(self._cap)).reshape(len(table), -1)
         pairs = zip(self._probe, (x, y), strict=True)
         given = (

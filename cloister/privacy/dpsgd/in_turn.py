@@ -119,12 +119,19 @@ class InTurn:
         return draws.seeds(self.places, len(seeds_of(self.model)))
 
     def __call__(
-        self, x: Examples, y: Examples, mask: NDArray, bound: NDArray | float, seeds: NDArray[np.int64]
+        self,
+        x: Examples,
+        y: Examples,
+        mask: NDArray,
+        bound: NDArray | float,
+        seeds: NDArray[np.int64],
+        taken: NDArray[np.intp] | None = None,
     ) -> Sums:
         """Return Σ gradient·min(1, bound/‖gradient‖) over at most `places` units, in double precision.
 
         Args:
             x, y, mask, bound, seeds: as in `InRows`, without empty places; there are seeds for each unit.
+            taken: without effect, as seeds are those of the units.
         """
         bounds = np.ones(self.places)
         bounds[: len(mask)] = bound

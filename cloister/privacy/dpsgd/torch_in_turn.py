@@ -106,12 +106,19 @@ class TorchInTurn:
         return draws.seeds(self.places)
 
     def __call__(
-        self, x: Examples, y: Examples, mask: NDArray, bound: NDArray | float, seeds: NDArray[np.int64]
+        self,
+        x: Examples,
+        y: Examples,
+        mask: NDArray,
+        bound: NDArray | float,
+        seeds: NDArray[np.int64],
+        taken: NDArray[np.intp] | None = None,
     ) -> Sums:
         """Return Σ gradient·min(1, bound/‖gradient‖) over at most `places` units, in double precision.
 
         Args:
             x, y, mask, bound, seeds: as in `clipped_sums.Engine`.
+            taken: without effect, as seeds are those of the units.
         """
         trained = {name: own for name, own in self._module.named_parameters() if own.requires_grad}
         device = next(iter(trained.values())).device

@@ -142,7 +142,8 @@ def coupled(
         total = own._nothing()
         for numbers in list(own._calls(len(x))):
             numbers = np.where(numbers == left, EMPTY, numbers)
-            for found in own._computed(x, y, units, numbers, bounds, own.engine.seeds(own.draws)):
+            given = numbers, bounds, own.engine.seeds(own.draws), np.flatnonzero(numbers != EMPTY)
+            for found in own._computed(x, y, units, *given):
                 total = [np.add(old, new, dtype=np.float64) for old, new in zip(total, found.arrays, strict=True)]
         sums.append(total)
     return sums

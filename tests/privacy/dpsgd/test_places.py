@@ -31,7 +31,7 @@ from support import failures, mostly_slow
 from cloister.audits import keras_kernels as kernels
 from cloister.privacy.dpsgd import checks, in_rows, in_turn
 from cloister.privacy.dpsgd.batches import Draws, places_of
-from cloister.privacy.dpsgd.clipped_sums import EMPTY
+from cloister.privacy.dpsgd.clipped_sums import EMPTY, ClippedSums, Sums
 
 layers = keras.layers
 BATCH = 16
@@ -372,3 +372,30 @@ def test_whether_a_unit_raises_an_exception_depends_on_no_other(monkeypatch):
     x, y = np.ones((8, 3), np.float32), np.zeros(8, int)
     failed = sum(step.clipped_sum(x, y, 1.0).non_finite for _ in range(100))
     assert step.method == "in turn" and abs(failed - 400) < 6 * np.sqrt(800) / 2
+
+
+class RaisesAtOne:
+    """An engine in rows that raises an exception for a unit of ones, and notes what decides random numbers."""
+
+    in_fixed_places, places, threads, overstatement = True, 64, 1, 0.0
+
+    def __init__(self):
+        self.calls = []
+
+    def seeds(self, draws):
+        return draws.seeds(4, 1)
+
+    def __call__(self, x, y, mask, bound, seeds, taken=None):
+        self.calls.append((seeds.tobytes(), taken.tolist()))
+        if x.any():
+            raise ValueError
+        return Sums([np.zeros(3)], 0, 0)
+
+
+def test_random_numbers_of_the_others_stay_if_a_unit_raises_an_exception():
+    """Else two halves of a call would share them, which tells that the unit is there."""
+    engine, x = RaisesAtOne(), np.zeros((6, 3), np.float32)
+    x[2] = 1
+    sums = ClippedSums(engine, [np.zeros(3)], (np.zeros((3, 3), np.float32), np.zeros(3)), 2, 1)
+    assert sums.of(x, np.zeros(6), 1.0).non_finite == 1
+    assert len(engine.calls) > 3 and len({str(call) for call in engine.calls}) == 1 and len(engine.calls[0][1]) == 6
