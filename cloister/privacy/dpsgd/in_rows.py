@@ -222,15 +222,36 @@ class InRows:
 
         Args:
             x, y, mask, seeds, bound: of each round.
-
-        Sums of held gradients are added up in double precision, a round at a time. Of other parts the held tensors are
-        kept: the sum for all rounds is one product of matrices.
         """
         values, real = self._values(), tf.reduce_any(mask, axis=2)
-        added = {id(variable): tf.zeros(variable.shape, tf.float64) for variable in self.model.trainable_variables}
-        summed = [id(own) for variables, part in self._parts if part.holds_gradients for own in variables]
-        specs = [tensor for _, part in self._kept() for tensor in part.held]
+        added = {id(variable): tf.zeros(variable.shape, variable.dtype) for variable in self.model.trainable_variables}
+        parts = self._parts
+        with chained_sums():
+            if self.at_once == self.places:
+                *held, squares = self._rows(*tf.nest.map_structure(lambda every: every[0], (x, y, mask, seeds)), values)
+            else:
+                parts = self._kept()
+                totals, held, squares = self._looped(x, y, mask, seeds, bound, real, values)
+                summed = [own for variables, part in self._parts if part.holds_gradients for own in variables]
+                added.update((id(own), total) for own, total in zip(summed, totals, strict=True))
+            found = clip(squares, tf.reshape(real, [-1]), tf.reshape(bound, [-1]))
+            for variables, part in parts:
+                mine, held = held[: len(part.held)], held[len(part.held) :]
+                sums = part.weighted_sum(found.cleaned(mine), found.factors)
+                added.update((id(own), each) for own, each in zip(variables, sums, strict=True))
+            in_order = [added[id(variable)] for variable in self.model.trainable_variables]
+            return in_order, found.clipped, found.non_finite
+
+    def _looped(
+        self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor, real: Tensor, values: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return sums of held gradients, held tensors of other parts, and squared norms of the units of all rounds.
+
+        Gradients are added up in double precision, a round at a time. Other tensors are kept: their weighted sum for
+        all rounds is one product of matrices.
+        """
         count = tf.shape(mask)[0]
+        gradients = [own for variables, part in self._parts if part.holds_gradients for own in variables]
 
         def array(like: Tensor) -> tf.TensorArray:
             return tf.TensorArray(like.dtype, count, element_shape=like.shape)
@@ -256,21 +277,16 @@ class InRows:
                 squares.write(number, own),
             )
 
-        with chained_sums():
-            nothing = [added[each] for each in summed], [array(spec) for spec in specs]
-            start = (tf.constant(0), *nothing, array(tf.TensorSpec([self.at_once], tf.float64)))
-            _, totals, arrays, squares = tf.while_loop(
-                lambda number, *_: number < count, step, start, parallel_iterations=PARALLEL
-            )
-            added.update(zip(summed, totals, strict=True))
-            found = clip(squares.concat(), tf.reshape(real, [-1]), tf.reshape(bound, [-1]))
-            held = [array.concat() for array in arrays]
-            for variables, part in self._kept():
-                mine, held = held[: len(part.held)], held[len(part.held) :]
-                sums = part.weighted_sum(found.cleaned(mine), found.factors)
-                added.update((id(own), each) for own, each in zip(variables, sums, strict=True))
-            in_order = [added[id(variable)] for variable in self.model.trainable_variables]
-            return in_order, found.clipped, found.non_finite
+        start = (
+            tf.constant(0),
+            [tf.zeros(own.shape, tf.float64) for own in gradients],
+            [array(tensor) for _, part in self._kept() for tensor in part.held],
+            array(tf.TensorSpec([self.at_once], tf.float64)),
+        )
+        _, totals, arrays, squares = tf.while_loop(
+            lambda number, *_: number < count, step, start, parallel_iterations=PARALLEL
+        )
+        return totals, [array.concat() for array in arrays], squares.concat()
 
 
 def rounds(occupied: NDArray[np.intp], at_once: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
