@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,14 +62,13 @@ class TorchTask(Task):
         return Examples(_stacked([x for x, _ in items]), _stacked([y for _, y in items]), groups)
 
 
-def _stacked(values: Sequence[object]) -> NDArray:
-    """Return rows of the values; several arrays in a dict or a tuple are fields."""
+def _stacked(values: Sequence[Any]) -> NDArray:
+    """Return an array with a row for each value; values may be several in a dict or a tuple."""
     first = values[0]
     if isinstance(first, Mapping):
-        return as_rows({name: np.stack([np.asarray(each[name]) for each in values]) for name in first})  # type: ignore[index]
+        return as_rows({name: np.stack([np.asarray(each[name]) for each in values]) for name in first})
     if isinstance(first, tuple):
-        columns = zip(*values, strict=True)  # type: ignore[call-overload]
-        return as_rows([np.stack([np.asarray(part) for part in parts]) for parts in columns])
+        return as_rows([np.stack([np.asarray(part) for part in parts]) for parts in zip(*values, strict=True)])
     return np.stack([np.asarray(each) for each in values])
 
 

@@ -189,10 +189,9 @@ def _named(name: str, options: Mapping[str, Scalar], parameters: Sequence[Tensor
         if isinstance(value, str) or isinstance(value, bool) != isinstance(defaults[option], bool):
             kind = "true or false" if isinstance(defaults[option], bool) else "a number"
             raise ConfigError(f"client.optimizer-options: {option} = {value!r} is not valid: it must be {kind}")
-    values = {**defaults, **options}
     given: dict[str, object] = {option: value for option, value in options.items() if option in own}
     if betas:
-        given["betas"] = tuple(values[f"beta_{place}"] for place in range(1, len(betas) + 1))
+        given["betas"] = tuple(options.get(f"beta_{place}", beta) for place, beta in enumerate(betas, 1))
     try:
         return kinds[name](parameters, lr=rate, **given)
     except (ValueError, TypeError) as error:

@@ -60,8 +60,11 @@ LIBRARIES = (
     "sklearn.datasets",
     "pandas",
 )
-FRAMEWORKS = {"keras": ("tensorflow", "keras"), "torch": ("torch", "safetensors.torch")}
-"""Framework of a task -> modules that its clients import."""
+FRAMEWORKS = {"torch": ("torch._dynamo", "safetensors.torch"), "keras": ("tensorflow", "keras")}
+"""Framework of a task -> modules that its clients import, in the order of imports.
+
+PyTorch's optimizers import `torch._dynamo`, which with Triton ends a process that imported TensorFlow before.
+"""
 COMPILED = "cloister.privacy.mechanisms.discrete.numba_kernel"
 """Numba kernel. It returns the same numbers as the NumPy code, slightly faster."""
 
@@ -116,11 +119,10 @@ def warm_up(frameworks: Sequence[str]) -> None:
     """
     for name in LIBRARIES:
         importlib.import_module(name)
-    for framework in frameworks:
+    for name in [name for framework, names in FRAMEWORKS.items() if framework in frameworks for name in names]:
         try:
             with quiet_libraries():
-                for name in FRAMEWORKS[framework]:
-                    importlib.import_module(name)
+                importlib.import_module(name)
         except ModuleNotFoundError as error:
             if not missing_extra(error):
                 raise
