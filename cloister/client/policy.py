@@ -260,7 +260,7 @@ def _noise(policy: Policy) -> list[str]:
 
 
 def _budgets(policy: Policy) -> list[str]:
-    unit = "group" if policy.group else "example"
+    unit = policy.group or "example"
     at = f"at δ = {at_most(policy.target_delta)} over all runs on this data"
     lines = [f"each {policy.group} is protected as a whole"] if policy.group else []
     if policy.max_epsilon:

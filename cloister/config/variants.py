@@ -309,11 +309,11 @@ class DpSgdPrivacy(_ClippedNoise):
     clips_gradients: ClassVar[bool] = True
     noise_on_update: ClassVar[None] = None
 
-    def mechanism(self, grouped: bool = False) -> LocalDpSgd:
+    def mechanism(self, group: str = "") -> LocalDpSgd:
         """Return the configured DP-SGD mechanism.
 
         Args:
-            grouped: whether gradients are clipped group by group.
+            group: name of the column of the groups that are clipped together; empty: each example is by itself.
         """
         return LocalDpSgd(
             self.noise_multiplier,
@@ -321,7 +321,8 @@ class DpSgdPrivacy(_ClippedNoise):
             self.clipping_decay,
             self.min_clipping_norm,
             self.batch_sampling,
-            self.group_cap if grouped else 0,
+            self.group_cap if group else 0,
+            group,
         )
 
     @property

@@ -286,9 +286,9 @@ def series_of_clients(claim: Callable[[int], ClientClaim | None], rounds: Iterab
             continue
         found[number] = []
         for size in made.sizes:
-            client = f"a client with {size.size} {made.unit}s"
+            client = f"a client with {size.size} {made.word}s"
             for figure in size.figures:
-                protected = f"one {figure.unit} of {client}{at_holders(figure)}"
+                protected = f"one {made.word_for(figure.unit)} of {client}{at_holders(figure)}"
                 found[number].append((made.mechanism, protected if figure.unit == made.unit else client, figure))
     return _joined(found)
 

@@ -12,6 +12,7 @@ from cloister.config.run import changed, shown
 from cloister.estimate.budget import Allowance, Within, for_all
 from cloister.estimate.preview import Preview
 from cloister.estimate.quantities import Series, Timing, Traffic
+from cloister.privacy.accounting.vocabulary import word_for
 from cloister.privacy.claims.render import render as render_statement
 from cloister.privacy.claims.render import render_clients
 from cloister.privacy.claims.to_json import record as record_statement
@@ -48,8 +49,8 @@ def render(preview: Preview) -> list[str]:
         ("what would be claimed", iter(render_statement(forecast.last))),
         ("clients as large as these", _sizes(preview)),
         ("by round", _curves(preview)),
-        ("budgets", map(_allowance, preview.allowances)),
-        (f"within ε = {preview.epsilon:g}", _all_within(preview.within)),
+        ("budgets", (_allowance(found, config.task.group) for found in preview.allowances)),
+        (f"within ε = {preview.epsilon:g}", _all_within(preview.within, config.task.group)),
         ("time and bytes of training messages", _estimate(preview.traffic, preview.timing)),
     ):
         found = [f"  {line}" for line in part]
@@ -85,7 +86,7 @@ def _sizes(preview: Preview) -> Iterator[str]:
     are_dealt = preview.sizes.are_dealt
     # The number of clients of a stated size is unknown.
     yield from (
-        f"{counted(count, 'client') if are_dealt else 'a client'} with {steps.examples} {preview.by_size.unit}s: "
+        f"{counted(count, 'client') if are_dealt else 'a client'} with {steps.examples} {preview.by_size.word}s: "
         f"{steps.count} steps a round, each with {100 * steps.rate:.4g} % of them"
         for steps, count in sorted(preview.sizes.counts.items(), key=lambda item: item[0].examples)
         if steps in preview.sizes.shown
@@ -105,7 +106,8 @@ def _curves(preview: Preview) -> Iterator[str]:
             length = BAR if math.isinf(value) else round(BAR * value / largest) if largest else 0
             yield f"  round {number:>5}  {at_most(value):<{width}}  {'█' * length}".rstrip()
     if preview.series:
-        yield "one example of a client, or one group of them, is covered by what holds for the whole client"
+        word = preview.config.task.group or "example"
+        yield f"one {word} of a client is covered by what holds for the whole client"
 
 
 def title(series: Series) -> str:
@@ -115,38 +117,40 @@ def title(series: Series) -> str:
     return f"{series.mechanism}: {figure}{delta} for {series.of}, {series.relation}; against {series.adversary}"
 
 
-def _allowance(found: Allowance) -> str:
+def _allowance(found: Allowance, group: str) -> str:
     what = "leakage" if found.unit == "neighbourhood" else f"ε at δ = {at_most(found.delta)}"
     more = "any number" if found.more is None else found.more
     return (
-        f"{found.whose}, {what} of {found.limit:g} for one {found.unit}: {at_most(100 * found.before, 3)} % spent "
-        f"before, {at_most(100 * found.after, 3)} % after {found.rounds} rounds; {more} more such rounds would fit"
+        f"{found.whose}, {what} of {found.limit:g} for one {word_for(found.unit, group)}: "
+        f"{at_most(100 * found.before, 3)} % spent before, {at_most(100 * found.after, 3)} % after {found.rounds} "
+        f"rounds; {more} more such rounds would fit"
     )
 
 
-def _all_within(found: Sequence[Within]) -> Iterator[str]:
+def _all_within(found: Sequence[Within], group: str = "") -> Iterator[str]:
     for each in found:
         noise = f"{each.key}={each.noise:.4g} for all rounds" if each.noise else each.why
         rounds = f"num-rounds={each.rounds}" if each.rounds else "not one round"
         fits = "" if each.rounds is None else f"; {rounds} with the noise that is set"
-        yield f"{each.whose}, one {each.unit}: {noise}{fits}"
+        yield f"{each.whose}, one {word_for(each.unit, group)}: {noise}{fits}"
     together = (each for each in for_all(found) if each.noise and each not in found)
     yield from (f"{each.whose}: {each.key}={each.noise:.4g} for all rounds" for each in together)
 
 
 def render_nothing(preview: Preview) -> str:
     """Explain why the budget covers no round, with remedies; empty if rounds fit."""
+    group = preview.config.task.group
     wanted = [item for item in for_all(preview.within) if item.is_nothing]
     told = []
     for item in wanted:
         noise = f"set {item.key}={item.noise:.4g}" if item.noise else item.why
         budget = f", or a budget of ε = {at_most(item.smallest)}, for all rounds" if item.smallest else ""
-        told.append(f"{item.whose} of {preview.epsilon:g} for one {item.unit}: {noise}{budget}")
+        told.append(f"{item.whose} of {preview.epsilon:g} for one {word_for(item.unit, group)}: {noise}{budget}")
     if any(item.smallest for item in wanted):
         told.append("a budget counts more strictly than the ε that a run claims")
     if preview.forecast.rounds and not told and not preview.options.epsilon:
         told = [
-            f"{item.whose} of {item.limit:g} for one {item.unit}: use a larger one, or more noise"
+            f"{item.whose} of {item.limit:g} for one {word_for(item.unit, group)}: use a larger one, or more noise"
             for item in preview.allowances
             if item.rounds == 0
         ]

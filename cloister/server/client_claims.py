@@ -229,7 +229,7 @@ def _claim(
     if privacy.client.clips_gradients:
         from cloister.privacy.claims.client import dp_sgd_claim, standing_for_all
 
-        batch, dp_sgd = plan.recipe.batch_size, privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group))
+        batch, dp_sgd = plan.recipe.batch_size, privacy.dp_sgd.mechanism(plan.config.task.group)
         if sizes:
             steps = standing_for_all(sizes, dp_sgd, rounds, privacy.target_delta, shared or ())
         else:

@@ -224,9 +224,9 @@ def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[Loc
             )
     batch, largest = plan.recipe.batch_size, max((size.examples for size in sizes), default=0)
     if largest and batch > largest:
-        unit = plan.config.privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group)).unit
+        word = plan.config.privacy.dp_sgd.mechanism(plan.config.task.group).word
         warnings.append(
-            f"client.batch-size = {batch} is more than any client has ({largest} {unit}s at most): DP-SGD divides a "
+            f"client.batch-size = {batch} is more than any client has ({largest} {word}s at most): DP-SGD divides a "
             f"sum by it all the same, so that steps are {batch / largest:.3g} times too short; use at most {largest}"
         )
     return warnings

@@ -213,7 +213,7 @@ def _about_examples(task: Task, examples: Examples, where: str) -> Iterator[Line
     yield Line("ok", f"{where}: {len(examples)} examples of shape {task.input_shape}, {kind}")
     if task.config.group and examples.groups is not None:
         sizes = np.unique(examples.groups, return_counts=True)[1]
-        yield Line("ok", f"{where}: {len(sizes)} groups of {sizes.min()} to {sizes.max()} examples each")
+        yield Line("ok", f"{where}: {len(sizes)} {task.config.group}s of {sizes.min()} to {sizes.max()} examples each")
     inputs = [x for x in fields(sample(task, examples)).values() if x.dtype.kind == "f" and np.abs(x).max() > LARGE]
     if inputs:
         ids = " unless they are ids for an Embedding" if all((x == np.rint(x)).all() for x in inputs) else ""
@@ -279,7 +279,7 @@ def _cost(config: RunConfig, task: Task, examples: Examples | None) -> str:
     def units(some: Examples) -> int:
         return len(some) if some.groups is None else len(np.unique(some.groups))
 
-    count, size, noun = units(own), recipe.batch_size, "group" if grouped else "example"
+    count, size, noun = units(own), recipe.batch_size, config.task.group if grouped else "example"
 
     def seconds(steps: int) -> float:
         some, started = own.take(np.arange(min(len(own), -(-steps * size * len(own) // count)))), time.perf_counter()

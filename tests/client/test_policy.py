@@ -341,7 +341,7 @@ class TestInWords:
             ({"max_learning_rate": 0.5}, "client.learning-rate: at most 0.5"),
             ({"min_batch_size": 8, "max_batch_size": 64}, "client.batch-size: at least 8 and at most 64"),
             ({"public_size": 1000}, "this site says that it has 1000 examples"),
-            ({"public_size": 1000, "group": "patient"}, "this site says that it has 1000 groups"),
+            ({"public_size": 1000, "group": "patient"}, "this site says that it has 1000 patients"),
             ({"group": "patient"}, "each patient is protected as a whole"),
             ({"min_reply_seconds": 30.0}, "no reply sooner than 30 s after the message"),
             ({"max_messages_per_day": 5}, "training messages a day: at most 5"),

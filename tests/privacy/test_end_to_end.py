@@ -230,7 +230,7 @@ class TestStatement:
             unit = Figure(
                 mechanism.unit,
                 "add-or-remove",
-                UNITS_ARE_NEIGHBOURS[mechanism.unit],
+                UNITS_ARE_NEIGHBOURS[mechanism.unit].format(mechanism.unit),
                 EVERYBODY,
                 epsilon=min(found.values()),
                 delta=1e-6,
@@ -329,7 +329,7 @@ class TestStatement:
         def check(shared, holders):
             found = self.of_shared(shared)
             assert found.by_accountant["rdp"] == Account().plus(LARGE.event(4.0), 3).epsilon(DELTA)
-            assert found.holders == holders and found.neighbours == UNITS_ARE_NEIGHBOURS["example"]
+            assert found.holders == holders and found.neighbours == UNITS_ARE_NEIGHBOURS["example"].format("example")
 
         assert failures([((), 1), (None, None), ([(SMALL, SMALL)], 2)], check) == []
 

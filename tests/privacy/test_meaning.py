@@ -15,6 +15,7 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.premises import UNBROKEN, UNCHOSEN
 from cloister.privacy.claims.render import (
+    REASONABLE,
     SIMULATED,
     best_guess,
     best_guess_of_a_part,
@@ -29,6 +30,7 @@ from cloister.privacy.claims.render import (
 )
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
 from cloister.privacy.claims.to_json import record, statement_of
+from cloister.server.reports.html.page import figure_rows
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
 OF_RUN = Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 1.0, 1e-5, "pld", {"pld": 1.0, "rdp": 1.2})
@@ -122,7 +124,10 @@ class TestSentences:
 
     def test_a_guess_that_is_nearly_certain_is_called_so(self):
         (told,) = meanings(stated(replace(OF_RUN, epsilon=4.0)))
-        assert "(ε = 4, δ = 1e-05: reasonable), so that the guess may be nearly certain, and at most" in told.how_much
+        certain = "(ε = 4, δ = 1e-05: reasonable), so that in this worst case the guess may be nearly certain"
+        assert f"{certain} ({REASONABLE}), and at most" in told.how_much
+        (weak,) = meanings(stated(replace(OF_RUN, epsilon=11.0)))
+        assert "nearly certain, and at most" in weak.how_much and "reasonable" not in weak.how_much
         (doubtful,) = meanings(stated(OF_RUN))
         assert "certain" not in doubtful.how_much
 
@@ -259,7 +264,7 @@ class TestSentences:
             assert (", and at all clients that hold data of it together, up to 3: against" in line) == (holders > 1)
 
         cases = [
-            ("group", 1, "(all examples of one patient, or of one writer); each is at one client: it hides"),
+            ("group", 1, "(all of one patient, or of one writer); each is at one client: it hides"),
             ("group", 3, "one writer), at all clients that hold data of it together: up to 3: it hides"),
             (
                 "example",
@@ -269,6 +274,19 @@ class TestSentences:
             ("example", 1, "protects every single example of every client: it hides"),
         ]
         assert failures(cases, check) == []
+
+    @pytest.mark.parametrize("holders", [None, 1, 2])
+    def test_a_group_has_the_name_of_its_column(self, holders):
+        figure = Figure("group", "add-or-remove", "n", "all", epsilon=1.0, delta=1e-5, holders=holders)
+        named, sizes = {"task.group": "patient"}, (OfSize(64, 3, (figure,)), OfSize(65, 3, (figure,)))
+        claim = DpSgdClaim("dp-sgd", premises=HELD, unit="group", sizes=sizes, parameters=named)
+        (told,) = meanings(stated(mechanism="none", clients=claim))
+        said = [*told.sentences, *render_clients(claim), summary_of_clients(claim)]
+        assert "one patient" in told.who and "64 patients" in told.how_much
+        assert not [sentence for sentence in said if "group" in sentence]
+        assert {row.unit for row in figure_rows([claim])} == {"patient"} and "64 patients" in figure_rows([claim])[
+            0
+        ].scope
 
     def test_of_clients_that_all_abstained_nothing_is_told(self):
         sizes = (OfSize(64, 0, (Figure("example", "add-or-remove", "n", "all", epsilon=0.0, delta=1e-5),)),)

@@ -10,6 +10,7 @@ from support import failures
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.premises import BUDGET_FIXED, UNCHOSEN
 from cloister.privacy.claims.render import (
+    REASONABLE,
     Meaning,
     best_guess,
     best_guess_of_a_part,
@@ -78,7 +79,8 @@ def without(about, why):
 
 
 HEURISTIC = "adds noise, but this is no guarantee against anybody:"
-CERTAIN = ", so that the guess may be nearly certain"
+CERTAIN = ", so that in this worst case the guess may be nearly certain"
+REASONED = f"{CERTAIN} ({REASONABLE})"
 OF_THE_SERVER = [
     (
         stated(mechanism="none"),
@@ -156,7 +158,7 @@ OF_THE_SERVER += [
         of_server(
             who="The run protects every single example of every client: it hides which of any two versions of it was "
             "used for one example.",
-            how_much=f"{EXCHANGED}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable){CERTAIN}.",
+            how_much=f"{EXCHANGED}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable){REASONED}.",
         ),
     ),
     (
@@ -164,13 +166,13 @@ OF_THE_SERVER += [
         of_server(
             who="The run protects every client, with everything it holds: it hides which of any two versions of it was "
             "used for one client.",
-            how_much=f"{EXCHANGED}99.97 % instead of 50 % (ε = 7.999, δ = 0: reasonable){CERTAIN}.",
+            how_much=f"{EXCHANGED}99.97 % instead of 50 % (ε = 7.999, δ = 0: reasonable){REASONED}.",
         ),
     ),
     (
         stated(replace(OF_RUN, epsilon=4.0), OF_ALL),
         of_server(
-            how_much=f"{LEFT_OUT}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable){CERTAIN}, "
+            how_much=f"{LEFT_OUT}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable){REASONED}, "
             f"and at most 99.97 %{OF_A_PART}.",
         ),
     ),
@@ -295,9 +297,9 @@ OF_THE_CLIENTS = [
             f"{LEFT_OUT}100 % instead of 50 % (ε = 12.75, δ = 1e-05: weak){CERTAIN}; "
             "this ε is that of a client with 8 groups. By Rényi DP no client has a size that costs more. A client as a "
             "whole is hardly protected.",
-            "There is a weak claim for every group of examples of every client (all that one client has of one "
-            "patient, or of one writer; a person at several clients loses what each of them costs, together): it "
-            "hardly hides whether the data of one group was used at all.",
+            "There is a weak claim for every group of examples (all of one patient, or of one writer) of every client; "
+            "one at several clients loses what each of them costs, together: it hardly hides whether the data of "
+            "one group was used at all.",
             practical=False,
         ),
     ),

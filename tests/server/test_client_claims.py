@@ -1,6 +1,7 @@
 """The claim of `privacy.json` about clients never exceeds their own budget."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from rich.console import Console
 from cloister.client.app import app
 from cloister.client.data import _parts, benchmark_of
 from cloister.config.run import parse
+from cloister.estimate.budget import for_all
+from cloister.estimate.preview import Options, preview
+from cloister.estimate.render import render as rendered
 from cloister.privacy.accounting.account import by_accountant
 from cloister.privacy.claims.client import sound_unit
 from cloister.privacy.claims.render import render_clients
@@ -19,6 +23,7 @@ from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.server import round
 from cloister.server.build import build
 from cloister.server.client_claims import client_claim, shared_units, sizes_known
+from cloister.server.preflight import calibrated_for
 from cloister.server.reports.console import ConsoleReporter
 from cloister.server.reports.html.page import write_report
 from cloister.server.run import run
@@ -110,6 +115,26 @@ def test_a_person_of_three_hospitals_pays_at_each_of_them(three_hospitals):
     each = sound_unit([LocalSteps(3, 32, 1)] * 3, plan.config.privacy.dp_sgd.noise_multiplier, 2)
     assert {figure.epsilon for figure in claim.by_size.values()} == {min(by_accountant(each, 1e-5).values())}
     assert {figure.holders for figure in claim.by_size.values()} == {3}
+
+
+def test_noise_from_a_budget_counts_a_person_at_all_hospitals(three_hospitals):
+    auto = {"privacy.dp-sgd-noise-multiplier": "auto", "privacy.client-max-epsilon": 8.0}
+    config = parse(three_hospitals.flat() | auto)
+    found = calibrated_for(config, LocalGrid.simulated(app, {}, 3))
+    plan, grid = build(found), LocalGrid.simulated(app, found.flat(), 3)
+    claim = client_claim(plan, LAYOUT, found.num_rounds, sizes_known(plan, grid), shared_units(plan, grid))
+    assert 6.0 < max(figure.epsilon for figure in claim.by_size.values()) <= 8.0
+
+
+def test_a_plan_from_a_budget_has_that_noise_and_names_patients(three_hospitals):
+    auto = {"privacy.dp-sgd-noise-multiplier": "auto", "privacy.client-max-epsilon": 8.0}
+    noise = calibrated_for(parse(three_hospitals.flat() | auto), LocalGrid.simulated(app, {}, 3)).privacy.client
+    planned = preview(three_hospitals.flat(), Options(3, epsilon=8.0, timing=False))
+    (all_sizes,) = for_all(planned.within)
+    assert all_sizes.noise == noise.noise_multiplier
+    lines = "\n".join(rendered(planned))
+    assert "for one patient of a client with 6 patients" in lines and "one patient: privacy.dp-sgd-noise" in lines
+    assert not re.search(r"\bgroups?\b", lines.replace("task.group", ""))
 
 
 def test_where_whole_groups_are_dealt_one_client_holds_each(three_hospitals):
@@ -343,7 +368,7 @@ def test_raw_models_are_named_where_hypotheses_are_trained_without_noise(tmp_pat
 
 
 def test_where_groups_are_clipped_together_the_claim_is_for_a_group(tmp_path):
-    """It said "example" of what is counted in groups."""
+    """It has the name of the groups' column."""
     grouped = {"task.name": "mnist-writers", "task.group": "writer", "privacy.group-cap": 3}
     keys = SETTINGS | grouped | {"task.model": "auto", "output-dir": str(tmp_path)}
     claim = client_claim(build(parse(keys)), LAYOUT, 2)
@@ -352,8 +377,8 @@ def test_where_groups_are_clipped_together_the_claim_is_for_a_group(tmp_path):
     for size in facts["by-examples"]:
         assert "examples" not in size and size["groups"] > 0
         of_a_unit = size["claims"][0]
-        assert of_a_unit["unit"] == "group" and "one group" in of_a_unit["neighbours"]
-    assert any("for one group of a client with 32 groups" in line for line in render_clients(claim))
+        assert of_a_unit["unit"] == "group" and "one writer" in of_a_unit["neighbours"]
+    assert any("for one writer of a client with 32 writers" in line for line in render_clients(claim))
 
 
 def test_units_at_several_clients_that_choose_among_hypotheses_have_no_figure(tmp_path):

@@ -164,7 +164,7 @@ class TestSettings:
         np.savez(path, x=x, y=y, person=np.array(["a"] * 3 + ["b"] * 7 + [f"p{n}" for n in range(30)]))
         softmax = {"task.model": "softmax"}
         lines = found("digits", path, softmax | {"task.group": "person"})
-        assert ("ok", "read(): 32 groups of 1 to 7 examples each") in lines
+        assert ("ok", "read(): 32 persons of 1 to 7 examples each") in lines
         assert lines[-1][0] == "ok" and lines[-1][1].startswith("one round of 2 clients: ")
         lines = found("digits", path, softmax | {"task.group": "patient"})
         (fault,) = [text for kind, text in lines if kind == "fault"]

@@ -9,10 +9,22 @@ Relation = Literal["add-or-remove", "replace-one"]
 Unit = Literal["client", "example", "group", "neighbourhood"]
 """Unit of privacy: a client with all its data, one of its examples, all examples of one group (such as a patient), or
 the vector that a client sends against all vectors within a distance (d-privacy)."""
+GROUP = "task.group"
+"""Key of a run with the name of the array or column that says whose an example is."""
 SamplingKind = Literal["none", "poisson", "bounded-poisson", "without-replacement"]
 
 OVERFLOW = 2.0**-50
 """Upper bound on the probability that a draw of `bounded-poisson` fills all places for units."""
+
+
+def word_for(unit: str, group: object) -> str:
+    """Return the word for a unit in a text: for a group, the name of its column.
+
+    Args:
+        unit: of privacy.
+        group: that name; empty: it is not known.
+    """
+    return str(group) if unit == "group" and group else unit
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from cloister.privacy.accounting.account import Account, by_accountant
 from cloister.privacy.accounting.events import Event
+from cloister.privacy.accounting.vocabulary import GROUP, word_for
 from cloister.privacy.claims.premises import Premise
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 from cloister.utils.errors import PrivacyError
@@ -125,6 +126,15 @@ class Claim:
     def __post_init__(self) -> None:
         if self.mechanism != "none" and all(premise.standing for premise in self.premises):
             raise PrivacyError(f"the claim about {self.mechanism} has no premise beside standing assumptions")
+
+    def word_for(self, unit: str) -> str:
+        """Return the word for a unit in a text: for a group, the name of the run's column."""
+        return word_for(unit, self.parameters.get(GROUP))
+
+    @property
+    def word(self) -> str:
+        """Return the word for the claim's own unit."""
+        return self.word_for(self.unit)
 
     @property
     def status(self) -> Status:

@@ -119,8 +119,8 @@ def _scope(rounds: int) -> str:
 
 
 UNITS_ARE_NEIGHBOURS = {
-    "example": "the gradients of one example count or not; how many examples a client has is public",
-    "group": "the gradients of all examples of one group count or not; how many groups a client has is public",
+    "example": "the gradients of one {0} count or not; how many {0}s a client has is public",
+    "group": "the gradients of all examples of one {0} count or not; how many {0}s a client has is public",
 }
 AT_ALL_HOLDERS = "{}; all clients that hold data of it count it, or none does"
 CLIENTS_ARE_NEIGHBOURS = "the gradients of all examples of one client count or not; its noise is added in both cases"
@@ -353,7 +353,7 @@ def _sound_figures(
     sigma, account = mechanism.noise_multiplier, sound_unit(holders, mechanism.noise_multiplier, rounds)
     if circumstances.chooses_privately:
         account = account.plus(Pure(circumstances.choice_epsilon), len(holders) * rounds)
-    neighbours = UNITS_ARE_NEIGHBOURS[mechanism.unit]
+    neighbours = UNITS_ARE_NEIGHBOURS[mechanism.unit].format(mechanism.word)
     rates = ", ".join(dict.fromkeys(f"{each.rate:.4g}" for each in holders))
     unit = Figure(
         mechanism.unit,

@@ -235,10 +235,10 @@ def render_largest(claim: DpSgdClaim) -> str:
     high, low = (choose(found, key=lambda size: found[size].bound) for choose in (max, min))
     is_fewest = not claim.known and high == min(found) and found.keys() - {high}
     fewest = ", the fewest that figures are given for" if is_fewest else ""
-    whose = f"that of a client with {high} {claim.unit}s{fewest}"
+    whose = f"that of a client with {high} {claim.word}s{fewest}"
     if high == low:
         return whose
-    return f"{whose}; other sizes go down to ε = {at_most(found[low].epsilon)} with {low} {claim.unit}s"
+    return f"{whose}; other sizes go down to ε = {at_most(found[low].epsilon)} with {low} {claim.word}s"
 
 
 def beyond_budget(claim: ClientClaim) -> str:
@@ -246,9 +246,9 @@ def beyond_budget(claim: ClientClaim) -> str:
     limit = claim.parameters.get(CLIENT_BUDGET)
     if not limit:
         return ""
-    unit = claim.unit if isinstance(claim, DpSgdClaim) else "client"
+    word = claim.word if isinstance(claim, DpSgdClaim) else "client"
     return (
-        f"nodes were asked to stop training before ε = {limit:g} for one {unit} is passed ({CLIENT_BUDGET}); the "
+        f"nodes were asked to stop training before ε = {limit:g} for one {word} is passed ({CLIENT_BUDGET}); the "
         "figures do not count on that, as each node keeps its budget itself"
     )
 
@@ -263,7 +263,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
             return [first, f"  {NOBODY_TRAINED}", *_reasons(claim), *budget]
         budget += [*_premises(claim), *_unprotected(claim)]
         sizes = [
-            f"  ε = {_amount(figure)} for one {claim.unit} of a client with {size.size} {claim.unit}s that trained in "
+            f"  ε = {_amount(figure)} for one {claim.word} of a client with {size.size} {claim.word}s that trained in "
             f"{counted(size.rounds, 'round')}{at_holders(figure)}: against {figure.adversary}{_condition(figure)}"
             f"{_counts(figure)}"
             for size in claim.sizes
@@ -325,17 +325,17 @@ NO_GUESS = "There is nothing that anybody could guess from."
 UNHELPED = "A guess between two equally likely datasets is right with a probability of 50 %, as before (ε = 0)."
 NEARLY_CERTAIN = 0.95
 """A guess that may be right more often than this is called nearly certain."""
+REASONABLE = "ε up to 10 is called reasonable since attacks in practice know less, and guess far worse"
+"""Why a tier and a bound on guesses differ. Source: as `TIERS`."""
 LARGEST_OF_A_PART = 20.0
 """An ε of a client above this bounds no guess about a part of what it holds."""
 HELD = {
     "client": "every client, with everything it holds",
     "example": "every single example of every client",
-    "group": (
-        "every group of examples of every client (all that one client has of one patient, or of one writer; a person "
-        "at several clients loses what each of them costs, together)"
-    ),
+    "group": "every {0} of every client; one at several clients loses what each of them costs, together",
 }
-GROUPS_AT_ONE_CLIENT = "every group of examples (all examples of one patient, or of one writer); each is at one client"
+SOME_GROUP = "group of examples (all of one patient, or of one writer)"
+"""Words for a group whose column is not known."""
 
 
 KNOWN_SIZES = "By Rényi DP no client has a size that costs more."
@@ -374,15 +374,20 @@ class Meaning:
         return self.who, self.against, self.how_much
 
 
-def protected(figure: Figure) -> str:
-    """Return who is protected: of a unit that several clients hold, all of it."""
-    if figure.is_shared:
-        what = "group of examples (all examples of one patient, or of one writer)"
-        return (
-            f"every {what if figure.unit == 'group' else figure.unit}, at all clients that hold data of it together: "
-            f"up to {figure.holders}"
-        )
-    return GROUPS_AT_ONE_CLIENT if figure.unit == "group" and figure.holders else HELD.get(figure.unit, figure.unit)
+def protected(claim: Claim, figure: Figure | None = None) -> str:
+    """Return who is protected: of a unit that several clients hold, all of it.
+
+    Args:
+        claim: about the unit.
+        figure: of the claim; None: it has none, and who would be protected is returned.
+    """
+    unit = claim.unit if figure is None else figure.unit
+    word = claim.word_for(unit) if claim.word_for(unit) != "group" else SOME_GROUP
+    if figure is not None and figure.is_shared:
+        return f"every {word}, at all clients that hold data of it together: up to {figure.holders}"
+    if figure is not None and unit == "group" and figure.holders:
+        return f"every {word}; each is at one client"
+    return HELD.get(unit, unit).format(word)
 
 
 def best_guess_of_a_part(epsilon: float, delta: float) -> float:
@@ -438,7 +443,7 @@ def _of_server(statement: Statement) -> Meaning:
         against += f"; the server sees sums of updates alone{f'; {ONE_UPDATE}' * claim.counts_one_share}."
     else:
         against += ", and not against the server, which sees every update before it is noised."
-    who, is_open = _on_condition(claim, _who(figure)), claim.status == "conditional"
+    who, is_open = _on_condition(claim, _who(claim, figure)), claim.status == "conditional"
     return Meaning(about, True, who, against, how_much, _tier(figure) != "weak", is_open)
 
 
@@ -496,7 +501,7 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     how_much = _how_much(figure) + _if_premises_hold(figure) + sizes + budget + "."
     against = f"The claim holds against {figure.adversary}."
     missing = f" There is no claim about {claim.not_covered}." if claim.not_covered else ""
-    who, is_open = _on_condition(claim, _who(figure)) + missing, claim.status == "conditional"
+    who, is_open = _on_condition(claim, _who(claim, figure)) + missing, claim.status == "conditional"
     return Meaning(about, True, who, against, how_much, _tier(figure) != "weak", is_open)
 
 
@@ -514,7 +519,7 @@ def summary_of_clients(claim: ClientClaim) -> str:
         return f"{claim.mechanism} ({claim.status})"
     if isinstance(claim, DpSgdClaim) and claim.nobody_trained:
         return f"{claim.mechanism} (no client trained)"
-    told = f"ε = {at_most(figure.epsilon)} for one {figure.unit}"
+    told = f"ε = {at_most(figure.epsilon)} for one {claim.word_for(figure.unit)}"
     if isinstance(claim, DpSgdClaim):
         found = claim.by_size
         told += f" of a client with {max(found, key=lambda size: found[size].bound)}"
@@ -527,21 +532,17 @@ def _without_guarantee(about: str, claim: Claim) -> Meaning:
     return Meaning(about, False, f"There is no guarantee from {about}.", against, NO_BOUND)
 
 
-def _who(figure: Figure) -> str:
-    whom = protected(figure)
+def _who(claim: Claim, figure: Figure) -> str:
+    whom, secret = protected(claim, figure), f"whether the data of one {claim.word_for(figure.unit)} was used at all"
+    if figure.relation == "replace-one":
+        secret = f"which of any two versions of it was used for one {claim.word_for(figure.unit)}"
     if _tier(figure) == "weak":
-        return f"There is a weak claim for {whom}: it hardly hides {_secret(figure)}."
-    return f"The run protects {whom}: it hides {_secret(figure)}."
+        return f"There is a weak claim for {whom}: it hardly hides {secret}."
+    return f"The run protects {whom}: it hides {secret}."
 
 
 def _tier(figure: Figure) -> str:
     return tier(figure.bound, figure.delta or 0.0)
-
-
-def _secret(figure: Figure) -> str:
-    if figure.relation == "replace-one":
-        return f"which of any two versions of it was used for one {figure.unit}"
-    return f"whether the data of one {figure.unit} was used at all"
 
 
 def _how_much(figure: Figure) -> str:
@@ -554,7 +555,8 @@ def _how_much(figure: Figure) -> str:
         f"{_tier(figure)})"
     )
     if guess > NEARLY_CERTAIN:
-        told += ", so that the guess may be nearly certain"
+        told += ", so that in this worst case the guess may be nearly certain"
+        told += f" ({REASONABLE})" if _tier(figure) == "reasonable" else ""
     if figure.unit == "client" and figure.relation == "add-or-remove":
         part = best_guess_of_a_part(figure.bound, figure.delta or 0.0)
         told += f", and at most {percent(part)} about one person whose data is a part of a client's"

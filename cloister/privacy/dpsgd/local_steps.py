@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from cloister.privacy.accounting.events import Event, Gaussian, Repeated
-from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.privacy.accounting.vocabulary import GROUP, Sampling, word_for
 from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, KERNELS, Contributor
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
 from cloister.privacy.mechanisms.local import no_noise
@@ -110,6 +110,7 @@ class LocalDpSgd(Contributor):
         min_clipping_norm: lower limit of S.
         sampling: of batches, as in `LocalSteps`.
         group_cap: largest number of examples of a group that count; 0: a unit is an example.
+        group: name of the array or column of groups; empty: it is not known, or a unit is an example.
     """
 
     noise_multiplier: float
@@ -118,6 +119,7 @@ class LocalDpSgd(Contributor):
     min_clipping_norm: float = 0.0
     sampling: Literal["poisson", "shuffle"] = "poisson"
     group_cap: int = 0
+    group: str = ""
 
     premises = (BUNDLE, CRYPTOGRAPHY, KERNELS)
 
@@ -125,6 +127,11 @@ class LocalDpSgd(Contributor):
     def unit(self) -> Literal["example", "group"]:
         """Return the unit whose gradients are clipped together."""
         return "group" if self.group_cap else "example"
+
+    @property
+    def word(self) -> str:
+        """Return the word for a unit in a text."""
+        return word_for(self.unit, self.group)
 
     def clipping_norm_in(self, server_round: int) -> float:
         """Return S of a round: S ← max(S, minimum) before it and S ← S - S·decay after it.
@@ -147,4 +154,5 @@ class LocalDpSgd(Contributor):
             "privacy.min-clipping-norm": self.min_clipping_norm,
             "privacy.batch-sampling": self.sampling,
         }
+        named |= {GROUP: self.group} if self.group else {}
         return named | ({"privacy.group-cap": self.group_cap} if self.group_cap else {})

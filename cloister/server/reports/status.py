@@ -51,7 +51,7 @@ class RunState:
         epsilon: of everything in the ledger so far; None without a claim.
         claimed: the largest ε that an ended run claims for itself, for its server's mechanism, otherwise its clients'.
             A run that ended early by choice claims more than it released. None without a claim.
-        claimed_for: the unit of `claimed`; empty without one.
+        claimed_for: the word for the unit of `claimed`; empty without one.
         budget_left: of `privacy.max-epsilon`; None without a budget or without a claim.
         ended: whether the run has recorded its end.
         state: `ended`; `running`: a process of this machine executes the run; `dead`: no process executes it, and it
@@ -187,7 +187,7 @@ def run_state(directory: Path) -> RunState:
             quorum=int(config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"]),
             epsilon=epsilon,
             claimed=None if claimed is None else claimed.epsilon,
-            claimed_for="" if claimed is None else claimed.unit,
+            claimed_for="" if claim is None or claimed is None else claim.word_for(claimed.unit),
             budget_left=max(0.0, budget - epsilon) if budget and epsilon is not None else None,
             ended=ending is not None,
             state="ended" if ending is not None else "running" if _is_held(directory) else "dead",

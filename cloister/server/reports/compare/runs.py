@@ -263,7 +263,7 @@ def costs_of(facts: Facts) -> tuple[Cost, ...]:
             costs.append(Cost("heuristic" if claim.is_guaranteed else claim.status))
             continue
         side, relation = ("clients" if of_clients else "server"), figure.relation or claim.relation
-        kind = Kind(task, side, figure.unit, relation, figure.delta or 0.0)
+        kind = Kind(task, side, claim.word_for(figure.unit), relation, figure.delta or 0.0)
         costs.append(Cost(claim.status, figure.epsilon, kind))
     return tuple(costs) or (Cost("none"),)
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from cloister.config.io import Section
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
 from cloister.privacy.claims.premises import listed
-from cloister.privacy.claims.render import HELD, limits_of, protected, setting
+from cloister.privacy.claims.render import limits_of, protected, setting
 from cloister.privacy.claims.to_json import NEIGHBOURS
 from cloister.server.reports.html.data import Facts, Statements
 from cloister.utils.errors import ConfigError
@@ -126,7 +126,7 @@ def unprotected(facts: Facts) -> tuple[str, ...]:
 def figures_of(claim: Claim) -> tuple[tuple[str, Figure], ...]:
     """Return every figure with an ε, each with the client size it is about."""
     if isinstance(claim, DpSgdClaim):
-        sizes = [(f"{size.size} {claim.unit}s, {size.rounds} rounds", size.figures) for size in claim.sizes]
+        sizes = [(f"{size.size} {claim.word}s, {size.rounds} rounds", size.figures) for size in claim.sizes]
     else:
         sizes = [("", claim.figures)]
     return tuple((about, figure) for about, figures in sizes for figure in figures if figure.epsilon is not None)
@@ -151,7 +151,7 @@ def _parameters(facts: Facts) -> Iterator[str]:
         else:
             scoped = [at_most(figure.epsilon) + (f" ({figure.scope})" if values[1:] else "") for figure in found]
             epsilons = f"ε = {' and '.join(scoped if values[1:] else scoped[:1])}"
-        told = f"{epsilons} for one {claim.unit}, {variant(found[0])}"
+        told = f"{epsilons} for one {claim.word}, {variant(found[0])}"
         beside = ", those for whole clients in privacy.json" if isinstance(claim, DpSgdClaim) else ""
         yield f"{claim.mechanism}: {told}; all figures are on page 1{beside}."
     if not claims_of(facts):
@@ -166,11 +166,12 @@ def _unit(facts: Facts) -> Iterator[str]:
         if not isinstance(claim, DpSgdClaim | LocalClaim):
             relation = found[0].relation if found else claim.relation
             told = (found[0].neighbours if found else None) or NEIGHBOURS
-            yield f"{claim.mechanism}: {HELD['client']}. Neighbours, {relation}: {told}."
+            yield f"{claim.mechanism}: {protected(claim)}. Neighbours, {relation}: {told}."
         elif found:
-            yield f"{claim.mechanism}: {protected(found[0])}. Neighbours, {found[0].relation}: {found[0].neighbours}."
+            told = f"Neighbours, {found[0].relation}: {found[0].neighbours}"
+            yield f"{claim.mechanism}: {protected(claim, found[0])}. {told}."
         else:
-            yield f"{claim.mechanism}: {HELD.get(claim.unit, claim.unit)}; nothing is claimed for it."
+            yield f"{claim.mechanism}: {protected(claim)}; nothing is claimed for it."
 
 
 def _mechanism(facts: Facts) -> Iterator[str]:
@@ -357,7 +358,7 @@ def entry_of(facts: Facts, entry: Entry, statements: Statements) -> dict[str, ob
     claim, figure = _strongest(facts)
     told = {question.key: _told(question) for question in questions(facts, statements)}
     every = [
-        f"ε = {at_most(each.epsilon, 6)} at δ = {at_most(each.delta or 0.0)} for one {each.unit}, "
+        f"ε = {at_most(each.epsilon, 6)} at δ = {at_most(each.delta or 0.0)} for one {claim.word_for(each.unit)}, "
         f"{about or each.scope}: against {each.adversary}"
         for about, each in figures_of(claim)
     ]
@@ -387,7 +388,7 @@ def entry_of(facts: Facts, entry: Entry, statements: Statements) -> dict[str, ob
             "unprotected_quantities": _lines(list(dict.fromkeys(item for items in left for item in items))),
         },
         "privacy_loss": {
-            "privacy_unit": protected(figure),
+            "privacy_unit": protected(claim, figure),
             "privacy_unit_details": f"{figure.neighbours or NEIGHBOURS} ({figure.relation}). {told['unit']}",
             "privacy_parameters": {"epsilon": figure.epsilon, "delta": figure.delta or 0.0},
             "privacy_parameters_details": _lines([*every, *limits_of(claim)]),

@@ -96,7 +96,7 @@ def figure_rows(claims: Iterable[Claim]) -> list[FigureRow]:
         rows.append(
             FigureRow(
                 claim.mechanism,
-                figure.unit,
+                claim.word_for(figure.unit),
                 f"{'≤ ' if figure.budget else ''}{at_most(epsilon)}",
                 at_most(delta),
                 percent(best_guess(epsilon, delta)),
