@@ -294,6 +294,7 @@ class OwnGenerator(nn.Module):
 REFUSED = {
     r"layer '1' \(BatchNorm1d\) normalises .* use torch.nn.GroupNorm\(8, 8\)": lambda: nn.BatchNorm1d(8),
     r"layer '1' \(BatchNorm1d\) normalises an": lambda: nn.BatchNorm1d(8, track_running_stats=False),
+    r"layer '1' \(BatchNorm1d\) normalises": lambda: nn.BatchNorm1d(8, track_running_stats=False).eval(),
     r"layer '1' \(Average\) changes 'mean'": lambda: Average(True),
     r"layer '1' \(Average\) changes 'mean' while": lambda: Average(False),
     r"layer '1' \(Replaces\) changes 'mean'": lambda: Replaces(True),

@@ -142,14 +142,9 @@ def _refuse_mixing(module: Network, loss: Loss, x: Examples, y: Examples) -> Non
         # A zero may have become NaN where a slope is infinite.
         return any(bool(((own[1:] != 0) & own[1:].isfinite()).any()) for own in found if own is not None)
 
-    hooks = [
-        part.register_forward_hook(lambda part, _, output: outputs.append((part, output))) for part in module.modules()
-    ]
-    try:
-        losses = losses_of(module, {}, loss, mapped(drawn, x), y)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    for part in module.modules():  # until the attributes are put back
+        part.register_forward_hook(lambda part, _, output: outputs.append((part, output)))
+    losses = losses_of(module, {}, loss, mapped(drawn, x), y)
     if mixes(losses):
         place = next((named(module, part) for part, output in outputs if mixes(output)), "the loss")
         raise UnsupportedModel(
