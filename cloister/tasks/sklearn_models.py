@@ -27,7 +27,7 @@ class SklearnModel(NumpyModel):
     A client trains it by the estimator's own `partial_fit` or `fit`. The learning rate, epochs and the shuffle follow
     the run in place of `learning_rate`, `eta0`, `max_iter`, `tol`, `shuffle` and `random_state`. Loss and penalty are
     those of the estimator. Weights are float32 arrays named `coef` and `intercept`, in scikit-learn's shapes. They
-    start at 0.
+    start at 0. With `fit_intercept=False` there is no `intercept`.
 
     Args:
         estimator: not fitted; the model takes a copy.
@@ -65,8 +65,8 @@ class SklearnModel(NumpyModel):
         else:
             self.estimator.partial_fit(np.zeros((1, features)), [0.0])
         self.weights: dict[str, NDArray] = {
-            "coef": np.zeros(self.estimator.coef_.shape, np.float32),
-            "intercept": np.zeros(self.estimator.intercept_.shape, np.float32),
+            name: np.zeros(getattr(self.estimator, f"{name}_").shape, np.float32)
+            for name in ("coef", "intercept")[: 1 + bool(self.estimator.fit_intercept)]
         }
 
     def initialise(self, seed: int) -> None:
@@ -76,15 +76,15 @@ class SklearnModel(NumpyModel):
 
     def fitted(self) -> Estimator:
         """Return the estimator with the current weights, in double precision."""
-        self.estimator.coef_ = self.weights["coef"].astype(np.float64)
-        self.estimator.intercept_ = self.weights["intercept"].astype(np.float64)
+        for name, array in self.weights.items():
+            setattr(self.estimator, f"{name}_", array.astype(np.float64))
         return self.estimator
 
     def adopt(self) -> None:
         """Replace the weights by those of the estimator; numbers too large for float32 become infinite."""
         with np.errstate(over="ignore"):
-            self.weights["coef"][:] = self.estimator.coef_
-            self.weights["intercept"][:] = self.estimator.intercept_
+            for name, array in self.weights.items():
+                array[:] = getattr(self.estimator, f"{name}_")
 
     def predict(self, x: NDArray) -> NDArray:
         """Return class probabilities of shape (n, classes), or the numbers of a regression, of shape (n,)."""
@@ -103,7 +103,7 @@ class SklearnModel(NumpyModel):
             y: their labels or numbers, shape (n,).
         """
         inputs, coef = flat(x), np.atleast_2d(self.weights["coef"])
-        scores = inputs @ coef.T + self.weights["intercept"]
+        scores = inputs @ coef.T + self.weights.get("intercept", np.float32(0))
         if self.classes:
             wanted = y[:, None] == (np.arange(self.classes) if self.classes > 2 else np.array([1]))
             losses = np.logaddexp(0, np.where(wanted, -scores, scores)).sum(axis=1)
@@ -112,8 +112,5 @@ class SklearnModel(NumpyModel):
             slope = scores - y[:, None]
             losses = np.square(slope[:, 0]) / 2
         slope = (slope / len(y)).astype(np.float32)
-        gradients = {
-            "coef": (slope.T @ inputs).reshape(self.weights["coef"].shape),
-            "intercept": slope.sum(axis=0) * np.float32(self.estimator.fit_intercept),
-        }
-        return float(losses.mean()), gradients
+        gradients = {"coef": (slope.T @ inputs).reshape(self.weights["coef"].shape), "intercept": slope.sum(axis=0)}
+        return float(losses.mean()), {name: gradients[name] for name in self.weights}

@@ -110,6 +110,14 @@ def test_a_site_may_lack_a_class(name):
     assert np.isfinite(model.predict(X)).all()
 
 
+def test_an_intercept_that_is_not_fitted_gets_no_noise():
+    model = MODELS["two classes"](fit_intercept=False)
+    trainer = PrivateSklearnTrainer(model, RECIPE, privacy())
+    trainer.fit(examples_of(model), plan(epochs=1))
+    SklearnTrainer(model, RECIPE).fit(examples_of(model), plan(epochs=1))
+    assert list(model.arrays()) == ["coef"] and not model.fitted().intercept_.any()
+
+
 def test_class_weights_act():
     model = MODELS["three classes"]()
     examples, found = examples_of(model), []

@@ -6,8 +6,9 @@ There are as few rounds as the units of the fullest row. Free rows repeat one of
 All rounds are one graph of one shape. `isolation` proves that each row of it depends on one unit alone. The graph is
 executed as it was traced (`tracing`). So the result held of unit x at place s is g(s mod P, x, ω): a unit that joins
 changes the row of no other unit. It may change their rounds, which differ in the seeds of random layers alone. Each row
-of each round has its own random numbers ω, independent and of one law. So the units' numbers are independent of places
-and rounds, and the proof of `clipped_sums` can give each other unit the same numbers with and without x.
+of each round has its own random numbers ω, independent and of one law: `isolation_rules` refuses draws that rows share.
+So the units' numbers are independent of places and rounds, and the proof of `clipped_sums` can give each other unit the
+same numbers with and without x.
 """
 
 import math
@@ -100,11 +101,11 @@ class InRows:
         whole = (self.at_once, self.at_once * group_cap)
         every = (tensor for operation in self._rows.graph.get_operations() for tensor in operation.outputs)
         largest = max(_bytes(tensor) for tensor in every if tensor.shape.rank and tensor.shape[0] in whole)
-        suitable = max(1, min(self.places, CACHE * self.at_once // largest))
+        suitable = min(self.places, max(2, CACHE * self.at_once // largest))  # of two rows there is a proof
         if not self.at_once / 2 < suitable < self.at_once * 2 or self.at_once > self.places:
             self.at_once = suitable
             self._rows = self._round()
-        if self.at_once > 1:
+        if self.at_once > 1:  # else a call is one unit
             prove(self._rows.graph, self.at_once, self._rows.inputs[: self._of_units], self._rows.outputs)
         self._compiled = self._traced(self._sums, None)
         for traced in (self._rows, self._compiled):
@@ -136,6 +137,8 @@ class InRows:
         """
         taken = np.flatnonzero(mask.any(axis=1)) if taken is None else taken
         table, real = rounds(taken, self.at_once)
+        used = (mask[table].any(axis=2) & real).any(axis=1)  # a round without a unit would add zero
+        table, real, seeds = table[used], real[used], seeds[: len(used)][used]
         examples = (table[:, :, None] * self._cap + np.arange(self._cap)).reshape(len(table), -1)
         pairs = zip(self._probe, (x, y), strict=True)
         given = (
@@ -144,7 +147,7 @@ class InRows:
                 for pair in pairs
             ),
             tf.constant(mask[table] & real[:, :, None]),
-            tf.constant(seeds[: len(table)]),
+            tf.constant(seeds),
             tf.constant(np.broadcast_to(np.asarray(bound, np.float64), self.places)[table]),
         )
         with as_traced():
