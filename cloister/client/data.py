@@ -276,10 +276,11 @@ def benchmark_of(config: TaskConfig) -> Dataset:
     if not config.group:
         return replace(data, train=replace(data.train, groups=None), groups={})
     if config.group not in data.groups:
-        there = f"there are {', '.join(data.groups)}" if data.groups else "it has none (Dataset.groups)"
+        there = f"there are {', '.join(data.groups)}" if data.groups else "it has none"
         raise DataError(
-            f"task.group = {config.group!r} names no groups of task {config.name!r}: {there}; task.group = '' protects "
-            "each example by itself"
+            f"task.group = {config.group!r} names no groups of task {config.name!r}: {there}; its load() returns them "
+            f"in Dataset(..., groups={{{config.group!r}: ARRAY}}), a name for each training example. task.group = '' "
+            "protects each example by itself"
         )
     train, rows = in_groups(data.train, data.groups[config.group], config.group)
     owners = None if data.owners is None else data.owners[rows]

@@ -81,7 +81,9 @@ class Registry:
         """
         found = f"{self.key} = {name!r}" if self.key else repr(name)
         valid = sorted(known)
-        return PluginError(f"unknown {self.kind} {found}{suggestion(name, valid)}; known: {', '.join(valid)}")
+        meant = suggestion(name, valid)
+        own = "" if meant else f". A {self.kind} of your own needs its package: pip install -e FOLDER"
+        return PluginError(f"unknown {self.kind} {found}{meant}; known: {', '.join(valid)}{own}")
 
 
 Messages = Iterable[Message]

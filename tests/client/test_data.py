@@ -109,7 +109,7 @@ class TestPartitions:
         assert failures(cases, check) == []
 
     @pytest.mark.parametrize(
-        ("task", "there"), [("digits", r"it has none \(Dataset.groups\)"), ("linear", "there are user;")]
+        ("task", "there"), [("digits", r"it has none; its load\(\) returns them"), ("linear", "there are user;")]
     )
     def test_groups_of_a_name_that_the_data_does_not_have_are_refused(self, task, there):
         with pytest.raises(DataError, match=f"^task.group = 'banana' names no groups of task '{task}': {there}"):
