@@ -137,8 +137,9 @@ class InRows:
         """
         taken = np.flatnonzero(mask.any(axis=1)) if taken is None else taken
         table, real = rounds(taken, self.at_once)
-        used = (mask[table].any(axis=2) & real).any(axis=1)  # a round without a unit would add zero
-        table, real, seeds = table[used], real[used], seeds[: len(used)][used]
+        # A round without a unit would add zero.
+        used = np.flatnonzero((mask[table].any(axis=2) & real).any(axis=1))
+        table, real, seeds = table[used], real[used], seeds[used]
         examples = (table[:, :, None] * self._cap + np.arange(self._cap)).reshape(len(table), -1)
         pairs = zip(self._probe, (x, y), strict=True)
         given = (
