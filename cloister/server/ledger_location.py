@@ -27,8 +27,8 @@ CLOSING = (
     "privacy.max-epsilon"
 )
 WITHOUT_SERVER = (
-    "the server adds no noise, so that no later run on this data can keep its budget, privacy.max-epsilon; this does "
-    "not touch the claim about the clients' own noise, nor their budgets"
+    "the server adds no noise, so that no later run on this data can keep the server's budget for whole clients "
+    "(privacy.max-epsilon); the clients' own noise, its claim and the clients' own budgets are not concerned"
 )
 
 
