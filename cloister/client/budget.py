@@ -101,8 +101,8 @@ def _refuse(request: Request, trained: bool, scored: bool) -> None:
 
 ABSTAINS = (
     "no budget of this node covers this round: its own, or privacy.client-max-epsilon or privacy.max-leakage of the "
-    "run. The node's log has the reason. More noise or fewer rounds cost less (cloister plan), but not after a release "
-    "without a guarantee"
+    "run. The node's log has the reason, and what is left of ε. More noise or a larger budget may help; cloister plan "
+    "counts no spent ε of nodes"
 )
 """Error text that is independent of the budget and of its remainder."""
 

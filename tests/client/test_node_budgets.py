@@ -500,6 +500,7 @@ class TestWhatABudgetWrites:
         (record,) = [record for record in caplog.records if record.name == "cloister.client"]
         assert record.levelname == "WARNING"
         assert ": this client abstains: the next release would bring" in record.message
+        assert "100 % of it is left" in record.message and "fewer rounds" not in subject.ABSTAINS
         assert ledger_of_node(node).entries == []
 
     def test_the_server_keeps_all_of_the_words(self):

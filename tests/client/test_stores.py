@@ -86,7 +86,7 @@ class TestStores:
             budget.require([fits] * 4)
         assert str(refused.value) == (
             "the next release would bring what is spent from 25 % to 125 %, past the budget of 3 at δ = 1e-05 "
-            f"(by {chosen})"
+            f"(by {chosen}); 75 % of it is left: the release needs more noise, or a larger budget"
         )
         with pytest.raises(BudgetExhausted, match=r"^this client holds, or would hold, releases for which nothing"):
             budget.require([Unaccounted("x")])

@@ -302,12 +302,12 @@ class TestABudgetToTheLetter:
             budget.require([half, half, half])
         assert str(refused.value) == (
             "the next release would bring what is spent from 0 % to 150 %, past the budget of 2 at δ = 1e-05 "
-            "(by Gaussian DP)"
+            "(by Gaussian DP); 100 % of it is left: the release needs more noise, or a larger budget"
         )
         with budget.release(half, 1):
             pass
         budget.require([half])
-        with pytest.raises(BudgetExhausted, match=r"from 50 % to 150 %"):
+        with pytest.raises(BudgetExhausted, match=r"from 50 % to 150 %.*; 50 % of it is left: the release needs"):
             budget.require([half, half])
         with pytest.raises(BudgetExhausted) as refused:
             budget.require([Unaccounted("x")])

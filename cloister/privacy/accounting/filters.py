@@ -20,6 +20,7 @@ from cloister.privacy.accounting.events import Event, Gaussian, accountants
 from cloister.privacy.accounting.vocabulary import MAX_MULTIPLIER, OVERFLOW, UNSAMPLED, Relation, Sampling
 from cloister.utils import check
 from cloister.utils.errors import ConfigError, PrivacyError
+from cloister.utils.text import at_least
 
 FilterKind = Literal["gaussian", "renyi"]
 ROUNDING = 1e-12
@@ -63,11 +64,11 @@ class Filter(ABC):
                 "those runs were simulations whose results are neither published nor used, give the data another "
                 "name: privacy.data-identity of a run, data-identity of a node"
             )
-        shares = (100 * share(spent, self.limit(epsilon, delta)) for spent in (before, after))
-        rise = "from {:.4g} % to {:.4g} %".format(*shares)
+        shares = [100 * share(spent, self.limit(epsilon, delta)) for spent in (before, after)]
+        rise, left = "from {:.4g} % to {:.4g} %".format(*shares), at_least(max(0.0, 100 - shares[0]))
         return (
             f"the next release would bring what is spent {rise}, past the budget of {epsilon:g} at δ = {delta:g} "
-            f"(by {self})"
+            f"(by {self}); {left} % of it is left: the release needs more noise, or a larger budget"
         )
 
 
