@@ -178,11 +178,12 @@ def _worked_out(
 ) -> Preview:
     plan, privacy = prepared.plan, prepared.plan.config.privacy
     shown = shown_rounds(plan.config.num_rounds)
-    expected = forecast(prepared, shown, [] if shared is None else [node.steps for node in nodes], shared, grid)
+    clips = privacy.client.clips_gradients
+    expected = forecast(prepared, shown, [node.steps for node in nodes] if clips else [], shared, grid)
     sizes: Sizes | None = None
     by_size: ClientClaim | None = None
     named = dict(zip(["each client's"], nodes, strict=False))
-    if nodes and privacy.client.clips_gradients:
+    if nodes and clips:
         sizes = Sizes.of(nodes, privacy.dp_sgd.mechanism(), expected.rounds, privacy.target_delta, shared or ())
         by_size = client_claim(plan, prepared.layout, expected.rounds, list(sizes.shown), shared)
         word = plan.config.task.group or "example"

@@ -14,7 +14,6 @@ from cloister.estimate.preview import Preview
 from cloister.estimate.quantities import Series, Timing, Traffic
 from cloister.privacy.accounting.vocabulary import word_for
 from cloister.privacy.claims.render import render as render_statement
-from cloister.privacy.claims.render import render_clients
 from cloister.privacy.claims.to_json import record as record_statement
 from cloister.privacy.claims.to_json import record_clients
 from cloister.server.ledger_location import closing_refused, invalidation_warning
@@ -93,8 +92,6 @@ def _sizes(preview: Preview) -> Iterator[str]:
     )
     if preview.config.seed == -1 and are_dealt:
         yield f"dealt out by a seed that was drawn: seed={preview.forecast.prepared.plan.seed} deals them out again"
-    if not are_dealt:
-        yield from render_clients(preview.by_size)[1:]
 
 
 def _curves(preview: Preview) -> Iterator[str]:

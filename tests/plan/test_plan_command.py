@@ -261,6 +261,13 @@ class TestPolicy:
             configurations(config, 4, (32,), path)
 
     @pytest.mark.slow
+    def test_the_claim_is_for_its_size_of_the_data(self, tmp_path):
+        path = tmp_path / "policy.toml"
+        path.write_text('mechanisms = ["dp-sgd"]\ntasks = ["digits"]\npublic-size = 20\nmax-example-epsilon = 9.0\n')
+        told = planned(TINY | DP_SGD | {"num-rounds": 1}, policy=path)["privacy"]["clients"]
+        assert [size["examples"] for size in told["by-examples"]] == [20] and told["sizes-are-known"]
+
+    @pytest.mark.slow
     def test_sites_of_a_stated_size_need_no_data(self):
         told = planned(TINY | DP_SGD | {"num-rounds": 1}, sizes=(32, 64))["by-size"]
         assert told["clients-of-size"] == {"32": 1, "64": 1}
