@@ -54,7 +54,7 @@ PREMISES = (BUNDLE, CRYPTOGRAPHY, *CARRIED)
 
 
 def claimed(relation, epsilon, delta, accountant):
-    scope = "a client that took part in all 10 rounds"
+    scope = "a client that took part in all 10 rounds of this run"
     return Figure("client", relation, NEIGHBOURS[relation], EVERYBODY, scope, epsilon, delta, accountant)
 
 
@@ -69,7 +69,7 @@ def test_everything_that_is_said_under_laplace_noise():
             Figure(
                 "neighbourhood",
                 adversary=EVERYBODY,
-                scope="a client that took part in all 10 rounds",
+                scope="a client that took part in all 10 rounds of this run",
                 guarantee="d-privacy, Euclidean distance of models",
                 radius=0.5,
                 leakage=6.0,

@@ -15,6 +15,7 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.premises import UNBROKEN, UNCHOSEN
 from cloister.privacy.claims.render import (
+    NOBODY_TRAINED,
     REASONABLE,
     SIMULATED,
     best_guess,
@@ -29,7 +30,7 @@ from cloister.privacy.claims.render import (
     tier,
 )
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
-from cloister.privacy.claims.to_json import record, statement_of
+from cloister.privacy.claims.to_json import record, record_clients, statement_of
 from cloister.server.reports.html.page import figure_rows
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
@@ -99,8 +100,11 @@ class TestSentences:
         (told,) = meanings(stated(OF_RUN, Figure("client", epsilon=1.0, delta=1e-5, scope=ALL_RUNS)))
         assert told.guaranteed and "every client" in told.who and OUTSIDERS in told.against
         assert "not against the server" in told.against
-        assert "73.2 % instead of 50 %" in told.how_much and "88.1 % about one person" in told.how_much
-        assert all(sentence.endswith(".") and sentence.count(". ") == 0 for sentence in told.sentences)
+        assert (
+            "73.2 % instead of 50 %" in told.how_much
+            and "person whose data is a part of a client's, it is at most 88.1 %" in told.how_much
+        )
+        assert all(len(each.split()) <= 30 for part in told.sentences for each in part.split(". "))
 
     def test_exchanging_a_client_covers_each_person_in_it(self):
         (told,) = meanings(stated(Figure("client", "replace-one", None, OUTSIDERS, RUN, 1.0, 1e-5)))
@@ -110,12 +114,13 @@ class TestSentences:
         every = Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS, premises=(UNCHOSEN,))
         (told,) = meanings(stated(OF_RUN, every))
         assert (
-            f"over all runs in the ledger 98.3 % (ε = 4, δ = 1e-05, it holds if {UNCHOSEN.sentence})." in told.how_much
+            f"Over all runs in the ledger it is at most 98.3 % (ε = 4, δ = 1e-05, it holds if {UNCHOSEN.sentence})."
+            in told.how_much
         )
 
     def test_a_figure_without_a_condition_names_none(self):
         (told,) = meanings(stated(OF_RUN, Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS)))
-        assert "over all runs in the ledger 98.3 % (ε = 4, δ = 1e-05)." in told.how_much
+        assert "Over all runs in the ledger it is at most 98.3 % (ε = 4, δ = 1e-05)." in told.how_much
 
     def test_a_figure_without_a_number_protects_nobody(self):
         (told,) = meanings(stated(replace(OF_RUN, epsilon=None)))
@@ -124,16 +129,16 @@ class TestSentences:
 
     def test_a_guess_that_is_nearly_certain_is_called_so(self):
         (told,) = meanings(stated(replace(OF_RUN, epsilon=4.0)))
-        certain = "(ε = 4, δ = 1e-05: reasonable), so that in this worst case the guess may be nearly certain"
-        assert f"{certain} ({REASONABLE}), and at most" in told.how_much
+        certain = "(ε = 4, δ = 1e-05: reasonable). In this worst case the guess may be nearly certain"
+        assert f"{certain}. {REASONABLE}. About one person" in told.how_much
         (weak,) = meanings(stated(replace(OF_RUN, epsilon=11.0)))
-        assert "nearly certain, and at most" in weak.how_much and "reasonable" not in weak.how_much
+        assert "nearly certain. About one" in weak.how_much and "reasonable" not in weak.how_much
         (doubtful,) = meanings(stated(OF_RUN))
         assert "certain" not in doubtful.how_much
 
     def test_and_that_nothing_bounds_them(self):
         (told,) = meanings(stated(OF_RUN))
-        assert "over all runs in the ledger nothing is bounded" in told.how_much
+        assert "Over all runs in the ledger nothing is bounded" in told.how_much
 
     def test_a_ledger_of_one_run_says_nothing_of_others(self):
         every = Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS, premises=(UNCHOSEN,))
@@ -144,8 +149,8 @@ class TestSentences:
     def test_ledgers_of_other_names_are_said_not_to_count(self):
         renamed = replace(LEDGER, others=("ward-1", "ward-2"))
         (told,) = meanings(replace(stated(OF_RUN), ledger=renamed))
-        uncounted = "data at the same place had other names: what was released under ward-1, ward-2 is not counted"
-        assert told.how_much.endswith(f"; {uncounted}.")
+        uncounted = "Data at the same place had other names: what was released under ward-1, ward-2 is not counted"
+        assert told.how_much.endswith(f". {uncounted}.")
 
     def test_the_budget_of_clients_is_named_and_not_counted_on(self):
         sizes = (OfSize(64, 3, (Figure("example", "add-or-remove", "so", "all", None, 12.75, 1e-5, "pld"),)),)
@@ -154,7 +159,9 @@ class TestSentences:
         )
         lines = render_clients(claim)
         assert "ε = 12.75" in lines[1] and "before ε = 4 for one example is passed" in lines[-2]
-        assert summary_of_clients(claim) == "dp-sgd (sound, weak; ε = 12.75 for one example of a client with 64)"
+        assert (
+            summary_of_clients(claim) == "dp-sgd (sound, weak; this run: ε = 12.75 for one example of a client with 64)"
+        )
         assert summary_of_clients(replace(claim, reasons=("no noise",))) == "dp-sgd (heuristic)"
         (told,) = meanings(stated(mechanism="none", clients=claim))
         assert "do not count on that, as each node keeps its budget itself." in told.how_much
@@ -213,7 +220,7 @@ class TestSentences:
         )
         assert "single example" in told.who and "ε = 3," in told.how_much
         whose = "that of a client with 65 examples; other sizes go down to ε = 1 with 640 examples"
-        assert f"; this ε is {whose}." in told.how_much
+        assert f". The ε of this run is {whose}." in told.how_much
 
     def test_the_largest_of_several_sizes_is_said_before_all_of_them(self):
         def check(epsilons, whose):
@@ -223,7 +230,7 @@ class TestSentences:
             )
             claim = DpSgdClaim("dp-sgd", premises=HELD, unit="example", sizes=sizes)
             assert render_largest(claim) == whose and render_largest(DpSgdClaim("dp-sgd", premises=HELD)) == ""
-            _, *lines, premises = render_clients(claim)
+            _, *lines, _, premises = render_clients(claim)
             assert (
                 premises == LINE and lines[: len(epsilons) > 1] == [f"  the largest ε is {whose}"][: len(epsilons) > 1]
             )
@@ -248,7 +255,7 @@ class TestSentences:
         (told,), (before,) = (
             meanings(stated(mechanism="none", clients=claim)) for claim in (known, replace(known, known=False))
         )
-        assert "this ε is that of a client with 287 examples; other sizes" in told.how_much
+        assert "The ε of this run is that of a client with 287 examples; other sizes" in told.how_much
         assert "examples of sizes" in before.how_much and "examples of sizes" not in told.how_much
         first, largest, *_ = render_clients(known)
         assert "sizes that their nodes state" in first and "fewest" not in largest
@@ -259,7 +266,8 @@ class TestSentences:
             figure = Figure(unit, "add-or-remove", "n", "all", epsilon=1.0, delta=1e-5, holders=holders)
             claim = DpSgdClaim("dp-sgd", premises=HELD, unit=unit, sizes=(OfSize(64, 3, (figure,)),), known=True)
             (told,) = meanings(stated(mechanism="none", clients=claim))
-            _, line, _premises = render_clients(claim)
+            _, line, added, _premises = render_clients(claim)
+            assert ", this run: for one" in line and "earlier runs on the same data add" in added
             assert whom in told.who
             assert (", and at all clients that hold data of it together, up to 3: against" in line) == (holders > 1)
 
@@ -292,9 +300,13 @@ class TestSentences:
         sizes = (OfSize(64, 0, (Figure("example", "add-or-remove", "n", "all", epsilon=0.0, delta=1e-5),)),)
         claim = DpSgdClaim("dp-sgd", premises=HELD, unit="example", sizes=sizes)
         (told,) = meanings(stated(mechanism="none", clients=claim))
-        assert told.who.startswith("No client trained") and "50 %" in told.how_much
+        assert told.sentences == (told.who,) and told.who.startswith("No client trained")
         assert summary_of_clients(claim) == "dp-sgd (no client trained)"
-        assert not any("ε =" in line for line in render_clients(claim))
+        (line,) = render_clients(claim)
+        assert "no client trained" in line and "sizes" not in line and "strong" not in line
+        unsound = render_clients(claim.without_guarantee(["its scores left"]))
+        assert unsound[0] == "clients: dp-sgd, heuristic; no client trained" and "its scores left" in unsound[1]
+        assert figure_rows([claim]) == [] and record_clients(claim)["see"] == NOBODY_TRAINED
 
     def test_a_run_that_released_nothing_says_so(self):
         none, budget = replace(OF_RUN, epsilon=0.0), Figure("client", epsilon=2.0, delta=1e-5, scope=ALL_RUNS)

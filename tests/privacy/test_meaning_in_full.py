@@ -29,19 +29,19 @@ NO_BOUND = (
 NOTHING = "There is nothing that anybody could guess from."
 UNHELPED = "A guess between two equally likely datasets is right with a probability of 50 %, as before (ε = 0)."
 LEFT_OUT = (
-    "An adversary who knows everything else, and takes that the data was used and that it was not for equally likely, "
-    "guesses right which of the two it was with a probability of at most "
+    "An adversary may know everything else, and take two cases for equally likely: the data was used, or it was not. A "
+    "guess which of the two it was is right with a probability of at most "
 )
-EXCHANGED = LEFT_OUT.replace("that the data was used and that it was not", "the two versions")
-OF_A_PART = " about one person whose data is a part of a client's"
-ALONE = "; other runs on this data are not counted, as the ledger is of this run alone."
+EXCHANGED = LEFT_OUT.replace("the data was used, or it was not", "either version was used")
+OF_A_PART = ". About one person whose data is a part of a client's, it is at most "
+ALONE = ". Other runs on this data are not counted, as the ledger is of this run alone."
 NO_SERVER = (
     "The claim holds against the models' readers, and not against the server, which sees every update before it is "
     "noised."
 )
 SIZES = (
-    " The server does not know how large its clients are, so that these are examples of sizes: what a client has "
-    "spent stands in its own ledger, and `cloister plan --public-size N` says what one that states N comes to. "
+    " The server does not know how large its clients are: these are examples of sizes. What a client has spent stands "
+    "in its own ledger. `cloister plan --public-size N` says what one that states N comes to. "
     "A client as a whole is hardly protected"
 )
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
@@ -79,8 +79,8 @@ def without(about, why):
 
 
 HEURISTIC = "adds noise, but this is no guarantee against anybody:"
-CERTAIN = ", so that in this worst case the guess may be nearly certain"
-REASONED = f"{CERTAIN} ({REASONABLE})"
+CERTAIN = ". In this worst case the guess may be nearly certain"
+REASONED = f"{CERTAIN}. {REASONABLE}"
 OF_THE_SERVER = [
     (
         stated(mechanism="none"),
@@ -118,16 +118,16 @@ def nothing_released(*figures, lasting=True):
     return stated(replace(OF_RUN, epsilon=0.0), *figures, rounds=0, ledger=ledger)
 
 
-ABOUT_ONE = f"{LEFT_OUT}73.2 % instead of 50 % (ε = 1, δ = 1e-05: strong), and at most 88.1 %{OF_A_PART}"
+ABOUT_ONE = f"{LEFT_OUT}73.2 % instead of 50 % (ε = 1, δ = 1e-05: strong){OF_A_PART}88.1 %"
 NONE_LEFT = "Nothing was released: no round was run, and the model is the one that the run began with."
-UNBOUNDED = "; over all runs in the ledger nothing is bounded, as earlier ones released without a guarantee."
+UNBOUNDED = ". Over all runs in the ledger nothing is bounded, as earlier ones released without a guarantee."
 EARLIER = "Earlier runs in the ledger keep their own claims: all together ε = 2, δ = 1e-05"
 OF_THE_SERVER += [
     (stated(OF_RUN, replace(OF_ALL, epsilon=1.0)), of_server(how_much=f"{ABOUT_ONE}.")),
     (stated(OF_RUN, replace(OF_ALL, epsilon=None)), of_server(how_much=f"{ABOUT_ONE}{UNBOUNDED}")),
     (
         stated(replace(OF_RUN, scope="strangers", epsilon=9.0), OF_RUN, OF_ALL),
-        of_server(how_much=f"{ABOUT_ONE}; over all runs in the ledger 88.1 % (ε = 2, δ = 1e-05)."),
+        of_server(how_much=f"{ABOUT_ONE}. Over all runs in the ledger it is at most 88.1 % (ε = 2, δ = 1e-05)."),
     ),
     (
         stated(
@@ -135,14 +135,14 @@ OF_THE_SERVER += [
             replace(OF_ALL, premises=(UNCHOSEN,)),
         ),
         of_server(
-            how_much=f"{ABOUT_ONE}, if {BUDGET_FIXED.sentence}; over all runs in the ledger 88.1 % "
-            f"(ε = 2, δ = 1e-05, it holds if {UNCHOSEN.sentence})."
+            how_much=f"{ABOUT_ONE}. This holds if {BUDGET_FIXED.sentence}. Over all runs in the ledger it is at most "
+            f"88.1 % (ε = 2, δ = 1e-05, it holds if {UNCHOSEN.sentence})."
         ),
     ),
     (
         stated(OF_RUN),
         of_server(
-            how_much=f"{ABOUT_ONE}; over all runs in the ledger nothing is bounded, as earlier ones released without a "
+            how_much=f"{ABOUT_ONE}. Over all runs in the ledger nothing is bounded, as earlier ones released without a "
             "guarantee."
         ),
     ),
@@ -172,8 +172,7 @@ OF_THE_SERVER += [
     (
         stated(replace(OF_RUN, epsilon=4.0), OF_ALL),
         of_server(
-            how_much=f"{LEFT_OUT}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable){REASONED}, "
-            f"and at most 99.97 %{OF_A_PART}.",
+            how_much=f"{LEFT_OUT}98.3 % instead of 50 % (ε = 4, δ = 1e-05: reasonable){REASONED}{OF_A_PART}99.97 %.",
         ),
     ),
     (
@@ -186,8 +185,8 @@ OF_THE_SERVER += [
     (
         stated(replace(OF_RUN, epsilon=0.0, delta=0.0), replace(OF_ALL, epsilon=0.5, delta=0.0)),
         of_server(
-            how_much=f"{LEFT_OUT}50.0 % instead of 50 % (ε = 0, δ = 0: strong), and at most 50.0 %{OF_A_PART}; over "
-            "all runs in the ledger 62.3 % (ε = 0.5, δ = 0).",
+            how_much=f"{LEFT_OUT}50.0 % instead of 50 % (ε = 0, δ = 0: strong){OF_A_PART}50.0 %. Over "
+            "all runs in the ledger it is at most 62.3 % (ε = 0.5, δ = 0).",
         ),
     ),
     (
@@ -196,7 +195,7 @@ OF_THE_SERVER += [
             who="There is a weak claim for every client, with everything it holds: it hardly hides whether the data of "
             "one client was used at all.",
             practical=False,
-            how_much=f"{LEFT_OUT}74.5 % instead of 50 % (ε = 1, δ = 0.05: weak), and at most 90.3 %{OF_A_PART}.",
+            how_much=f"{LEFT_OUT}74.5 % instead of 50 % (ε = 1, δ = 0.05: weak){OF_A_PART}90.3 %.",
         ),
     ),
     (
@@ -260,43 +259,44 @@ EXCHANGED_CLIENT = A_CLIENT.replace(
 LOCAL = Figure("client", "replace-one", None, "all", "this run", 2.0, 1e-5)
 BUDGET = {"privacy.client-max-epsilon": 4.0}
 ASKED = (
-    "; nodes were asked to stop training before ε = 4 for one {} is passed (privacy.client-max-epsilon); the figures "
+    " Nodes were asked to stop training before ε = 4 for one {} is passed (privacy.client-max-epsilon); the figures "
     "do not count on that, as each node keeps its budget itself."
 )
 ABOUT_A_CLIENT = f"{EXCHANGED}88.1 % instead of 50 % (ε = 2, δ = 1e-05: reasonable)"
-OF_TWO = "; this ε is that of a client with 65 examples; other sizes go down to ε = 0 with 64 examples."
+SUM = " Earlier runs on the same data add to the ε of this run: each site's own ledger has the sum."
+OF_TWO = ". The ε of this run is that of a client with 65 examples; other sizes go down to ε = 0 with 64 examples."
 OF_THE_CLIENTS = [
     (
         local(replace(LOCAL, unit="example", epsilon=3.0), LOCAL, replace(LOCAL, epsilon=0.0)),
         by_clients(
-            f"{ABOUT_A_CLIENT}.",
+            f"{ABOUT_A_CLIENT}.{SUM}",
             EXCHANGED_CLIENT,
         ),
     ),
     (
         local(LOCAL, parameters=BUDGET),
         by_clients(
-            f"{ABOUT_A_CLIENT}{ASKED.format('client')}",
+            f"{ABOUT_A_CLIENT}.{SUM}{ASKED.format('client')}",
             EXCHANGED_CLIENT,
         ),
     ),
     (
         dp_sgd({64: 0.0, 65: 2.0}),
-        by_clients(f"{LEFT_OUT}88.1 % instead of 50 % (ε = 2, δ = 1e-05: reasonable){OF_TWO}{SIZES}."),
+        by_clients(f"{LEFT_OUT}88.1 % instead of 50 % (ε = 2, δ = 1e-05: reasonable){OF_TWO}{SIZES}.{SUM}"),
     ),
     (
         dp_sgd({64: 0.0, 65: 2.0}, known=True, parameters=BUDGET),
         by_clients(
             f"{LEFT_OUT}88.1 % instead of 50 % (ε = 2, δ = 1e-05: reasonable){OF_TWO} By Rényi DP no client has a size "
-            f"that costs more. A client as a whole is hardly protected{ASKED.format('example')}"
+            f"that costs more. A client as a whole is hardly protected.{SUM}{ASKED.format('example')}"
         ),
     ),
     (
         dp_sgd({8: 12.75}, unit="group", known=True),
         by_clients(
-            f"{LEFT_OUT}100 % instead of 50 % (ε = 12.75, δ = 1e-05: weak){CERTAIN}; "
-            "this ε is that of a client with 8 groups. By Rényi DP no client has a size that costs more. A client as a "
-            "whole is hardly protected.",
+            f"{LEFT_OUT}100 % instead of 50 % (ε = 12.75, δ = 1e-05: weak){CERTAIN}. "
+            "The ε of this run is that of a client with 8 groups. By Rényi DP no client has a size that costs more. A "
+            f"client as a whole is hardly protected.{SUM}",
             "There is a weak claim for every group of examples (all of one patient, or of one writer) of every client; "
             "one at several clients loses what each of them costs, together: it hardly hides whether the data of "
             "one group was used at all.",
@@ -309,8 +309,8 @@ OF_THE_CLIENTS = [
             "the clients' mechanism",
             True,
             "No client trained: nothing that follows from its data left any of them.",
-            NOTHING,
-            UNHELPED,
+            "",
+            "",
         ),
     ),
     (
@@ -356,27 +356,31 @@ def test_the_clients_in_a_few_words():
         (local(reasons=("so",)), "gaussian (heuristic)", None),
         (local(LOCAL, reasons=("so",)), "gaussian (heuristic)", None),
         (local(replace(LOCAL, epsilon=None), Figure("neighbourhood", epsilon=3.0)), "gaussian (sound)", None),
-        (local(replace(LOCAL, epsilon=0.5), LOCAL), "gaussian (sound, reasonable; ε = 2 for one client)", 2.0),
+        (
+            local(replace(LOCAL, epsilon=0.5), LOCAL),
+            "gaussian (sound, reasonable; this run: ε = 2 for one client)",
+            2.0,
+        ),
         (
             local(replace(LOCAL, epsilon=0.0), replace(LOCAL, epsilon=0.5)),
-            "gaussian (sound, strong; ε = 0.5 for one client)",
+            "gaussian (sound, strong; this run: ε = 0.5 for one client)",
             0.5,
         ),
         (dp_sgd({}), "dp-sgd (sound)", None),
         (dp_sgd({64: 0.0}, rounds=0), "dp-sgd (no client trained)", 0.0),
         (
             dp_sgd({64: 0.5, 65: 0.0}),
-            "dp-sgd (sound, strong; ε = 0.5 for one example of a client with 64)",
+            "dp-sgd (sound, strong; this run: ε = 0.5 for one example of a client with 64)",
             0.5,
         ),
         (
             dp_sgd({64: 2.0, 65: 3.0}, unit="group"),
-            "dp-sgd (sound, reasonable; ε = 3 for one group of a client with 65)",
+            "dp-sgd (sound, reasonable; this run: ε = 3 for one group of a client with 65)",
             3.0,
         ),
         (
             dp_sgd({64: 9.0, 65: 3.0}),
-            "dp-sgd (sound, reasonable; ε = 9 for one example of a client with 64)",
+            "dp-sgd (sound, reasonable; this run: ε = 9 for one example of a client with 64)",
             9.0,
         ),
     ]

@@ -69,7 +69,10 @@ class TestWhatItSays:
         assert texts(tree, ".//main/section/h2")[0] == "What is guaranteed"
         sentences = texts(tree, ".//section[@id='claim']/div[1]/p")
         assert len(sentences) == 3 and "every client" in sentences[0] and "not against the server" in sentences[1]
-        assert "at most 73.2 % instead of 50 %" in sentences[2] and "all runs in the ledger 88.1 %" in sentences[2]
+        assert (
+            "at most 73.2 % instead of 50 %" in sentences[2]
+            and "all runs in the ledger it is at most 88.1 %" in sentences[2]
+        )
 
     def test_commands_in_sentences_are_set_as_code_and_nothing_else_is_markup(self):
         assert code("see `cloister plan` <here>") == "see <code>cloister plan</code> &lt;here&gt;"
@@ -131,6 +134,27 @@ class TestWhatItSays:
             assert ("counted over all runs by that client, in its own ledger" in officer) is told
 
         assert failures([("none", False), ("dp-sgd", True)], check) == []
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_premises_and_whose_epsilon_it_is_are_said_in_words(self, tmp_path):
+        tree = tree_of(page_of(tmp_path, kind="dp-sgd"))
+        claim, officer = (" ".join(texts(tree, f".//section[@id='{name}']")) for name in ("claim", "officer"))
+        assert "The ε of this run is that of a client with" in claim and "rounds of this run" in claim
+        assert "each site's own ledger has the sum" in claim and "Nothing to protect" not in claim
+        assert "Premises of dp-sgd: no node learns from the SuperLink" in officer and "(apart: enforced)" in officer
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_where_no_client_trained_there_is_no_figure(self, tmp_path):
+        place = write_run(tmp_path, kind="dp-sgd")
+        privacy = json.loads((place / "privacy.json").read_text())
+        for size in privacy["clients"]["by-examples"]:
+            size["rounds"] = 0
+        (place / "privacy.json").write_text(json.dumps(privacy))
+        tree = tree_of(write_report(place).read_text())
+        told = " ".join(texts(tree, ".//section[@id='claim']"))
+        assert "Nothing to protect for the clients' mechanism No client trained" in told
+        assert "50 %" not in told and "The figures" not in told
+        assert "dp-sgd: no client trained" in " ".join(texts(tree, ".//section[@id='officer']"))
 
     def test_the_accuracy_of_always_guessing_the_largest_class_is_told(self, page):
         assert "Always guessing the largest class would be right for 33.33 % of them." in " ".join(page.split())

@@ -115,7 +115,7 @@ def _figure(relation: Relation, rounds: int, epsilon: float, delta: float, accou
 
 
 def _scope(rounds: int) -> str:
-    return f"a client that took part in all {rounds} rounds"
+    return f"a client that took part in all {rounds} rounds of this run"
 
 
 UNITS_ARE_NEIGHBOURS = {

@@ -184,6 +184,16 @@ def listed(premises: Iterable[Premise]) -> str:
     return "; ".join(filter(None, (own, standing and f"standing assumptions: {standing}")))
 
 
+def explained(premises: Iterable[Premise]) -> str:
+    """Return all premises in words, each with its name and how it is known.
+
+    Args: as `listed`.
+    """
+    return "; ".join(
+        f"{each.sentence} ({each.name}: {'standing assumption' if each.standing else each.known})" for each in premises
+    )
+
+
 def named(premises: Iterable[Premise]) -> str:
     """Return the names of the open premises; empty without any."""
     return ", ".join(premise.name for premise in premises if premise.is_open)

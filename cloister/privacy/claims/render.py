@@ -83,6 +83,7 @@ SIMULATED = (
     "simulation: one process played server and clients; the claims are about the protocol, not about people at sites"
 )
 NOTHING_RELEASED = "nothing was released: no round was run, and the model is the one that the run began with"
+EARLIER_ADD = "earlier runs on the same data add to the ε of this run: each site's own ledger has the sum"
 NOBODY_TRAINED = "no client trained: nothing that follows from its data left any of them"
 
 
@@ -257,21 +258,22 @@ def render_clients(claim: ClientClaim) -> list[str]:
     """Return the claim about the clients' own mechanism as lines of plain text."""
     budget = [f"  {told}"] if (told := beyond_budget(claim)) else []
     if isinstance(claim, DpSgdClaim):
+        if claim.nobody_trained and claim.is_guaranteed:
+            return [f"clients: {claim.mechanism}; {NOBODY_TRAINED}"]
         dearest = max((figure.bound for figure in claim.by_size.values()), default=None)
-        first = f"clients: dp-sgd, {strength(claim, dearest)}{_if(claim)}; {KNOWN if claim.known else NOT_KNOWN}"
-        if claim.nobody_trained:
-            return [first, f"  {NOBODY_TRAINED}", *_reasons(claim), *budget]
+        sizes_are = "no client trained" if claim.nobody_trained else KNOWN if claim.known else NOT_KNOWN
+        first = f"clients: dp-sgd, {strength(claim, dearest)}{_if(claim)}; {sizes_are}"
         budget += [*_premises(claim), *_unprotected(claim)]
         sizes = [
-            f"  ε = {_amount(figure)} for one {claim.word} of a client with {size.size} {claim.word}s that trained in "
-            f"{counted(size.rounds, 'round')}{at_holders(figure)}: against {figure.adversary}{_condition(figure)}"
-            f"{_counts(figure)}"
+            f"  ε = {_amount(figure)}, {RUN}: for one {claim.word} of a client with {size.size} {claim.word}s "
+            f"that trained in {counted(size.rounds, 'round')}{at_holders(figure)}: against {figure.adversary}"
+            f"{_condition(figure)}{_counts(figure)}"
             for size in claim.sizes
             for figure in size.figures
             if figure.unit == claim.unit
         ]
         largest = [f"  the largest ε is {told}"] if (told := render_largest(claim)) and sizes[1:] else []
-        return [first, *_reasons(claim), *largest, *sizes, *budget]
+        return [first, *_reasons(claim), *largest, *sizes, *([f"  {EARLIER_ADD}"] if sizes else []), *budget]
     lines = [f"clients: {claim.mechanism}, {claim.status}{_if(claim)}", *_reasons(claim)]
     if claim.leakage_of_a_release is not None:
         lines.append(f"  one release leaks {at_most(claim.leakage_of_a_release)} within its neighbourhood")
@@ -279,6 +281,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
         f"  {_render_local_figure(figure)}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
         for figure in claim.figures
     ]
+    lines += [f"  {EARLIER_ADD}"] if claim.figures else []
     return [*lines, *_premises(claim), *_unprotected(claim), *budget]
 
 
@@ -325,7 +328,7 @@ NO_GUESS = "There is nothing that anybody could guess from."
 UNHELPED = "A guess between two equally likely datasets is right with a probability of 50 %, as before (ε = 0)."
 NEARLY_CERTAIN = 0.95
 """A guess that may be right more often than this is called nearly certain."""
-REASONABLE = "ε up to 10 is called reasonable since attacks in practice know less, and guess far worse"
+REASONABLE = "An ε up to 10 is called reasonable since attacks in practice know less, and guess far worse"
 """Why a tier and a bound on guesses differ. Source: as `TIERS`."""
 LARGEST_OF_A_PART = 20.0
 """An ε of a client above this bounds no guess about a part of what it holds."""
@@ -338,24 +341,25 @@ SOME_GROUP = "group of examples (all of one patient, or of one writer)"
 """Words for a group whose column is not known."""
 
 
-KNOWN_SIZES = "By Rényi DP no client has a size that costs more."
+KNOWN_SIZES = ("By Rényi DP no client has a size that costs more",)
 UNKNOWN_SIZES = (
-    "The server does not know how large its clients are, so that these are examples of sizes: what a client has spent "
-    "stands in its own ledger, and `cloister plan --public-size N` says what one that states N comes to."
+    "The server does not know how large its clients are: these are examples of sizes",
+    "What a client has spent stands in its own ledger",
+    "`cloister plan --public-size N` says what one that states N comes to",
 )
 HARDLY = "A client as a whole is hardly protected"
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """Three sentences about one mechanism.
+    """What a page says about one mechanism: who, against whom, how much.
 
     Attributes:
         about: whose mechanism it is.
         guaranteed: whether anything is guaranteed.
         who: is protected.
         against: whom.
-        how_much: in words, with its numbers.
+        how_much: in words, with its numbers; empty, as `against` is, if the mechanism had nothing to protect.
         practical: whether its tier is not weak.
         conditional: whether it rests on an open premise.
     """
@@ -369,9 +373,9 @@ class Meaning:
     conditional: bool = False
 
     @property
-    def sentences(self) -> tuple[str, str, str]:
-        """Return the three in their order."""
-        return self.who, self.against, self.how_much
+    def sentences(self) -> tuple[str, ...]:
+        """Return the paragraphs in their order."""
+        return tuple(filter(None, (self.who, self.against, self.how_much)))
 
 
 def protected(claim: Claim, figure: Figure | None = None) -> str:
@@ -435,9 +439,7 @@ def _of_server(statement: Statement) -> Meaning:
         return _without_guarantee(about, claim)
     if statement.released_nothing:
         return Meaning(about, True, f"{_sentence(NOTHING_RELEASED)}.", NO_GUESS, _of_other_runs(statement))
-    how_much = _how_much(figure) + _if_premises_hold(figure) + _over_all_runs(statement)
-    if told := uncounted(statement.ledger):
-        how_much = f"{how_much.removesuffix('.')}; {told}."
+    how_much = _paragraph(*_how_much(figure), _over_all_runs(statement), uncounted(statement.ledger))
     against = f"The claim holds against {figure.adversary}"
     if claim.is_against_server:
         against += f"; the server sees sums of updates alone{f'; {ONE_UPDATE}' * claim.counts_one_share}."
@@ -468,23 +470,24 @@ def _sentence(words: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def _if_premises_hold(figure: Figure) -> str:
-    return f", if {found.removeprefix('it holds if ')}" if (found := condition(figure.premises)) else ""
+def _paragraph(*sentences: str) -> str:
+    """Return sentences without their ends as one text; empty ones are left out."""
+    return " ".join(f"{_sentence(each)}." for each in sentences if each)
 
 
 def _over_all_runs(statement: Statement) -> str:
-    """Return the end of the last sentence: the total of all runs in the ledger, if it is more than this one's."""
+    """Return a sentence about the total of all runs in the ledger; empty if it is not more than this one's."""
     if not statement.ledger.lasting:
-        return "; other runs on this data are not counted, as the ledger is of this run alone."
+        return "other runs on this data are not counted, as the ledger is of this run alone"
     this, others = (
         next((figure for figure in statement.claim.figures if figure.scope == scope), None) for scope in (RUN, ALL_RUNS)
     )
     if others is None or others.epsilon is None:
-        return "; over all runs in the ledger nothing is bounded, as earlier ones released without a guarantee."
+        return "over all runs in the ledger nothing is bounded, as earlier ones released without a guarantee"
     if this is None or others.epsilon <= this.bound:
-        return "."
+        return ""
     told = f", {found}" if (found := condition(others.premises)) else ""
-    return f"; over all runs in the ledger {percent(_guess(others))} ({_parameters(others)}{told})."
+    return f"over all runs in the ledger it is at most {percent(_guess(others))} ({_parameters(others)}{told})"
 
 
 def _of_clients(claim: ClientClaim) -> Meaning:
@@ -493,12 +496,12 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     if figure is None:
         return _without_guarantee(about, claim)
     if isinstance(claim, DpSgdClaim) and claim.nobody_trained:
-        return Meaning(about, True, f"{_sentence(NOBODY_TRAINED)}.", NO_GUESS, UNHELPED)
-    sizes = ""
+        return Meaning(about, True, f"{_sentence(NOBODY_TRAINED)}.", "", "")
+    sizes: tuple[str, ...] = ()
     if isinstance(claim, DpSgdClaim):
-        sizes = f"; this ε is {render_largest(claim)}. {KNOWN_SIZES if claim.known else UNKNOWN_SIZES} {HARDLY}"
-    budget = f"; {told}" if (told := beyond_budget(claim)) else ""
-    how_much = _how_much(figure) + _if_premises_hold(figure) + sizes + budget + "."
+        known = KNOWN_SIZES if claim.known else UNKNOWN_SIZES
+        sizes = (f"the ε of {RUN} is {render_largest(claim)}", *known, HARDLY)
+    how_much = _paragraph(*_how_much(figure), *sizes, EARLIER_ADD, beyond_budget(claim))
     against = f"The claim holds against {figure.adversary}."
     missing = f" There is no claim about {claim.not_covered}." if claim.not_covered else ""
     who, is_open = _on_condition(claim, _who(claim, figure)) + missing, claim.status == "conditional"
@@ -519,7 +522,7 @@ def summary_of_clients(claim: ClientClaim) -> str:
         return f"{claim.mechanism} ({claim.status})"
     if isinstance(claim, DpSgdClaim) and claim.nobody_trained:
         return f"{claim.mechanism} (no client trained)"
-    told = f"ε = {at_most(figure.epsilon)} for one {claim.word_for(figure.unit)}"
+    told = f"{RUN}: ε = {at_most(figure.epsilon)} for one {claim.word_for(figure.unit)}"
     if isinstance(claim, DpSgdClaim):
         found = claim.by_size
         told += f" of a client with {max(found, key=lambda size: found[size].bound)}"
@@ -545,22 +548,22 @@ def _tier(figure: Figure) -> str:
     return tier(figure.bound, figure.delta or 0.0)
 
 
-def _how_much(figure: Figure) -> str:
-    """Return the last sentence, without its end."""
+def _how_much(figure: Figure) -> list[str]:
+    """Return sentences about the best guess, each without its end."""
     guess = _guess(figure)
-    two = "the two versions" if figure.relation == "replace-one" else "that the data was used and that it was not"
-    told = (
-        f"An adversary who knows everything else, and takes {two} for equally likely, guesses right which "
-        f"of the two it was with a probability of at most {percent(guess)} instead of 50 % ({_parameters(figure)}: "
-        f"{_tier(figure)})"
-    )
+    cases = "either version was used" if figure.relation == "replace-one" else "the data was used, or it was not"
+    told = [
+        f"an adversary may know everything else, and take two cases for equally likely: {cases}",
+        f"a guess which of the two it was is right with a probability of at most {percent(guess)} instead of 50 % "
+        f"({_parameters(figure)}: {_tier(figure)})",
+    ]
     if guess > NEARLY_CERTAIN:
-        told += ", so that in this worst case the guess may be nearly certain"
-        told += f" ({REASONABLE})" if _tier(figure) == "reasonable" else ""
+        told.append("in this worst case the guess may be nearly certain")
+        told += [REASONABLE] if _tier(figure) == "reasonable" else []
     if figure.unit == "client" and figure.relation == "add-or-remove":
         part = best_guess_of_a_part(figure.bound, figure.delta or 0.0)
-        told += f", and at most {percent(part)} about one person whose data is a part of a client's"
-    return told
+        told.append(f"about one person whose data is a part of a client's, it is at most {percent(part)}")
+    return [*told, condition(figure.premises).replace("it holds", "this holds", 1)]
 
 
 def _guess(figure: Figure) -> float:

@@ -19,6 +19,7 @@ from cloister.privacy.claims.claim import (
     OfSize,
     Statement,
 )
+from cloister.privacy.claims.render import EARLIER_ADD, NOBODY_TRAINED
 from cloister.utils.errors import PrivacyError
 
 SCHEMA = 2
@@ -26,10 +27,10 @@ NEIGHBOURS = (
     "one client's contributions count or not (or, under replace-one, are exchanged for others); the roster of "
     "connected nodes is public and the same in both"
 )
-SEE = "each client's own ledger: sizes in between may cost more"
+SEE = f"each client's own ledger: sizes in between may cost more, and {EARLIER_ADD}"
 SEE_KNOWN = (
-    "each client's own ledger: the sizes are the smallest, the middle, the largest and, by Rényi DP, the costliest "
-    "that clients have"
+    f"each client's own ledger, as {EARLIER_ADD}; the sizes are the smallest, the middle, the largest and, by "
+    "Rényi DP, the costliest that clients have"
 )
 
 
@@ -73,7 +74,8 @@ def record_clients(claim: ClientClaim) -> dict[str, object]:
             }
             for size in claim.sizes
         ]
-        known = {"sizes-are-known": claim.known, "see": SEE_KNOWN if claim.known else SEE}
+        see = NOBODY_TRAINED if claim.nobody_trained and claim.is_guaranteed else SEE_KNOWN if claim.known else SEE
+        known = {"sizes-are-known": claim.known, "see": see}
         return {**content, **_noise(claim), **known, "by-examples": sizes, "unprotected": list(claim.unprotected)}
     if claim.mechanism == "laplace":
         content["leakage-of-a-release"] = claim.leakage_of_a_release

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field
 
 from cloister.config.io import Section
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
-from cloister.privacy.claims.premises import listed
-from cloister.privacy.claims.render import limits_of, protected, setting
+from cloister.privacy.claims.premises import explained
+from cloister.privacy.claims.render import NOBODY_TRAINED, limits_of, protected, setting
 from cloister.privacy.claims.to_json import NEIGHBOURS
 from cloister.server.reports.html.data import Facts, Statements
 from cloister.utils.errors import ConfigError
@@ -126,7 +126,12 @@ def unprotected(facts: Facts) -> tuple[str, ...]:
 def figures_of(claim: Claim) -> tuple[tuple[str, Figure], ...]:
     """Return every figure with an ε, each with the client size it is about."""
     if isinstance(claim, DpSgdClaim):
-        sizes = [(f"{size.size} {claim.word}s, {size.rounds} rounds", size.figures) for size in claim.sizes]
+        # Without training, the sizes are examples and nothing has an ε.
+        sizes = [
+            (f"{size.size} {claim.word}s, {size.rounds} rounds of this run", size.figures)
+            for size in claim.sizes
+            if size.rounds
+        ]
     else:
         sizes = [("", claim.figures)]
     return tuple((about, figure) for about, figures in sizes for figure in figures if figure.epsilon is not None)
@@ -142,6 +147,9 @@ def variant(figure: Figure) -> str:
 def _parameters(facts: Facts) -> Iterator[str]:
     for claim in claims_of(facts):
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
+        if isinstance(claim, DpSgdClaim) and claim.nobody_trained and claim.is_guaranteed:
+            yield f"{claim.mechanism}: {NOBODY_TRAINED}."
+            continue
         if not found:
             yield f"{claim.mechanism}: no ε is claimed; its status is {claim.status}."
             continue
@@ -212,7 +220,7 @@ def _trust(facts: Facts) -> Iterator[str]:
         yield "The run promises nothing: each party that sees what clients send, or the models, is trusted."
     for claim in claims:
         if claim.is_guaranteed:
-            yield f"Premises of {claim.mechanism}: {listed(claim.premises)}."
+            yield f"Premises of {claim.mechanism}: {explained(claim.premises)}."
     yield "No claim is about clients that send false updates."
 
 

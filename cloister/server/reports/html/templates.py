@@ -133,7 +133,8 @@ CLAIM = """
 {% if simulated %}<p class="claim">{{ simulated[0] | upper }}{{ simulated[1:] }}.</p>{% endif %}
 {% for told in meanings %}
 <div class="claim{{ ' sound' if told.guaranteed and told.practical and not told.conditional }}">
-<h3>{{ 'No guarantee from' if not told.guaranteed else 'Weak: the guarantee by' if not told.practical
+<h3>{{ 'No guarantee from' if not told.guaranteed else 'Nothing to protect for' if not told.how_much
+else 'Weak: the guarantee by' if not told.practical
 else 'Guaranteed on a condition by' if told.conditional else 'Guaranteed by' }} {{ told.about }}</h3>
 {% for sentence in told.sentences %}<p>{{ sentence | code }}</p>
 {% endfor %}</div>
@@ -268,7 +269,7 @@ OFFICER = """
 the run itself knows is answered; the rest is for the operator of the federation to state.</p>
 {% for question in questions %}
 <div class="question"><h3>{{ question.title }}</h3><div>
-{% for fact in question.facts %}<p>{{ fact }}</p>{% endfor %}
+{% for fact in question.facts %}<p>{{ fact | code }}</p>{% endfor %}
 {% if question.stated %}<p><strong>The operator states:</strong> {{ question.stated }}</p>
 {% else %}<p class="open"><strong>To be stated by the operator:</strong> {{ question.open }}.</p>{% endif %}
 </div></div>
