@@ -359,6 +359,7 @@ def predict(
     found = predictions(model, data, hypothesis)
     if out:
         found.write(out)
+        typer.echo(f"{counted(len(found.names), 'row')} written to {out}", err=True)
     else:
         typer.echo("\n".join(found.lines()))
     if found.hypotheses > 1:

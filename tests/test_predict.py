@@ -345,6 +345,7 @@ class TestCommand:
         np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).random((3, 64)))
         result = self.run(digits(tmp_path / "run"), tmp_path / "x.npz", "--out", tmp_path / "out.csv")
         assert result.exit_code == 0 and result.stdout == ""
+        assert result.stderr == f"3 rows written to {tmp_path / 'out.csv'}\n"
         head, *lines = (tmp_path / "out.csv").read_text().splitlines()
         assert head.split(",") == [*COLUMNS[:3], *(f"probability of {number}" for number in range(10))]
         assert len(lines) == 3
