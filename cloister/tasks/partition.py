@@ -49,7 +49,7 @@ def deal(
 
     Args:
         config: of the task.
-        default: the partition that `task.partition = "auto"` selects.
+        default: the partition that `task.partition = "auto"` selects; with owners, natural in place of iid.
         dataset: with n training examples, labelled 0 to `classes` - 1; `train.groups` are those of `task.group`.
         clients: number of parts, 1 to n; with `task.examples-per-client`, any number.
         classes: number of classes; 0 if targets are not labels.
@@ -65,7 +65,9 @@ def deal(
     check.positive(clients=clients)
     check.non_negative(seed=seed)
     labels, groups, rng = dataset.train.y, dataset.train.groups, np.random.default_rng(seed)
-    kind = default if config.partition == "auto" else config.partition
+    kind = config.partition
+    if kind == "auto":
+        kind = "natural" if default == "iid" and dataset.owners is not None else default
     if not classes and kind in BY_LABEL:
         raise ConfigError(
             f"task.partition = {kind!r} deals by class, and an example of task.name = {config.name!r} has none; use "

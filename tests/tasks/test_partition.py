@@ -238,7 +238,7 @@ def test_a_deal_that_cannot_be_made_is_refused():
 
     assert not failures(
         [
-            (21, {}, "21 clients cannot share 20 training examples; use at most 20 clients"),
+            (21, {"partition": "iid"}, "21 clients cannot share 20 training examples; use at most 20 clients"),
             (0, {}, "clients must be > 0, got 0"),
             (2, {"seed": -1}, "seed must be >= 0, got -1"),
             (3, {"partition": "natural"}, "'natural' has 2 owners for 3 clients; use at most 2 clients"),
