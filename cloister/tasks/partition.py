@@ -65,9 +65,10 @@ def deal(
     check.positive(clients=clients)
     check.non_negative(seed=seed)
     labels, groups, rng = dataset.train.y, dataset.train.groups, np.random.default_rng(seed)
-    kind = config.partition
+    kind: str = config.partition
     if kind == "auto":
-        kind = "natural" if default == "iid" and dataset.owners is not None else default
+        by_owners = default == "iid" and dataset.owners is not None and not config.examples_per_client
+        kind = "natural" if by_owners else default
     if not classes and kind in BY_LABEL:
         raise ConfigError(
             f"task.partition = {kind!r} deals by class, and an example of task.name = {config.name!r} has none; use "
