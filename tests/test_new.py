@@ -142,3 +142,10 @@ def test_every_kind_has_a_group_of_entry_points():
     }
     packaged = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     assert packaged["tool"]["setuptools"]["package-data"]["cloister.scaffold"] == ["templates/**/*.jinja"]
+
+
+def test_a_package_of_images_says_what_protects_patients(tmp_path):
+    for source, says in (("images", True), ("npz", False)):
+        made = write_package("task", "ward", source, tmp_path / source)
+        for name in ("README.md", "ward/task.py"):
+            assert ("PatientID" in (made / name).read_text()) == says

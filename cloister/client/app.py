@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 
 from cloister.client.budget import foresee_budget, keep_budget, keep_role
 from cloister.client.costs import PROMISED, plan_of, privacy_costs_of
-from cloister.client.data import local_data, task_of
+from cloister.client.data import local_data, task_of, tell_ungrouped
 from cloister.client.enforce import enforce_policy
 from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
 from cloister.client.mods import contain_errors, no_sooner_than, open_and_pack, within_deadline
@@ -211,6 +211,7 @@ def _examples(request: TrainRequest, node: Node) -> Examples:
     clips = request.config.privacy.client.clips_gradients
     examples = local_data(request.config.task, node.config, request.seed, tolerant=clips).train
     if clips:
+        tell_ungrouped(request.config.task)
         return examples  # DP-SGD protects any number
     if len(examples) < max(1, node.policy.min_rows if node.policy else 0):
         raise DataError("this client has no examples to train on, or fewer than its policy asks for")

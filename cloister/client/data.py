@@ -170,6 +170,17 @@ def _tell(examples: Examples) -> None:
         logger.log(WARNING, "rows are left out: %s", "; ".join(examples.faults))
 
 
+@lru_cache(maxsize=4)
+def tell_ungrouped(config: TaskConfig) -> None:
+    """Tell the owner of data that was read, once, of groups that DP-SGD does not protect. The log stays at the site.
+
+    Args: as `local_data`.
+    """
+    with suppress(Exception):  # a fault of this note must not change the messages of the node
+        for text in task_of(config).ungrouped():
+            logger.log(WARNING, "%s", text)
+
+
 def _one_spelling(groups: NDArray) -> tuple[NDArray, NDArray[np.bool_]]:
     """Return group names in a unique spelling, and which rows have one.
 

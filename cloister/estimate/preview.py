@@ -128,6 +128,7 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
         CloisterError: the run could not begin, or an option contradicts it.
     """
     from cloister.client.app import app
+    from cloister.client.data import tell_ungrouped
 
     config = parse(with_cohort(settings, options.clients))
     clips = config.privacy.client.clips_gradients
@@ -162,6 +163,8 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
         # If clients of DP-SGD have the sizes of a simulation, the run will have the same ones.
         are_dealt = clips and all(node.node.config.partition_id is not None for node in nodes)
         shared = shared_units(prepared.plan, grid) if are_dealt else None
+        if are_dealt:
+            tell_ungrouped(config.for_clients.task)
         # Sites have the premises that they show when they take part.
         run = None if stated or options.policy else grid
         return _worked_out(config.flat(), options, prepared, messages, nodes, shared, run)

@@ -42,6 +42,7 @@ from cloister.utils.crash import for_owner
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.rows import fields
 from cloister.utils.terminal import format_duration
+from cloister.utils.text import spanned
 
 CLIENTS = 2
 ONE_ROUND: Mapping[str, Scalar] = {"num-rounds": 1, "privacy.server": "none", "tensorboard": False}
@@ -208,12 +209,12 @@ def _about_examples(task: Task, examples: Examples, where: str) -> Iterator[Line
     kind, counts = "; ".join(target.described() for target in task.targets.values()), np.zeros(0, np.intp)
     if task.classes:
         counts = np.bincount(examples.y, minlength=task.classes)
-        low, high = counts.min(), counts.max()
-        kind = f"{task.classes} classes, {low}{f' to {high}' if high > low else ''} examples in each"
+        kind = f"{task.classes} classes, {spanned(counts.min(), counts.max())} examples in each"
     yield Line("ok", f"{where}: {len(examples)} examples of shape {task.input_shape}, {kind}")
     if task.config.group and examples.groups is not None:
         sizes = np.unique(examples.groups, return_counts=True)[1]
-        yield Line("ok", f"{where}: {len(sizes)} {task.config.group}s of {sizes.min()} to {sizes.max()} examples each")
+        each = spanned(sizes.min(), sizes.max())
+        yield Line("ok", f"{where}: {len(sizes)} {task.config.group}s of {each} examples each")
     inputs = [x for x in fields(sample(task, examples)).values() if x.dtype.kind == "f" and np.abs(x).max() > LARGE]
     if inputs:
         ids = " unless they are ids for an Embedding" if all((x == np.rint(x)).all() for x in inputs) else ""

@@ -106,13 +106,15 @@ def refuse_what_clients_would(config: RunConfig, clients: int) -> None:
     Raises:
         CloisterError: of its data, its optimizer or its model.
     """
-    from cloister.client.data import benchmark_of, local_data, task_of
+    from cloister.client.data import benchmark_of, local_data, task_of, tell_ungrouped
     from cloister.client.node import node_of
     from cloister.client.trainers import model_and_trainer_of
     from cloister.tasks.faults import refuse_faulty, refuse_faulty_data
 
     config = config.for_clients
     refuse_faulty_data(task_of(config.task), benchmark_of(config.task).train)
+    if config.privacy.client.clips_gradients:
+        tell_ungrouped(config.task)
     local_data(config.task, node_of({"partition-id": 0, "num-partitions": clients}), max(0, config.seed))
     workbench = model_and_trainer_of(config)
     workbench.model.initialise(max(0, config.seed))  # it may hold what an earlier run has left

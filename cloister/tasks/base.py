@@ -2,7 +2,7 @@
 
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
@@ -328,7 +328,7 @@ class Task(ABC):
 
     Attributes:
         recipe: training defaults; a task may have others for one of its models.
-        partition: the partition that `task.partition = "auto"` selects.
+        partition: the partition that `task.partition = "auto"` selects; with owners, natural in place of iid.
         classes: number of classes, if the target is one label for each example; else 0, with a `target`.
         target: what a model is trained on; a dict or a tuple for several outputs. None: a label of `classes`.
         class_names: names of the classes, in the order of their numbers. A file may contain these names, or one-hot
@@ -533,6 +533,10 @@ class Task(ABC):
     def label_of_folder(self, name: str) -> int | None:
         """Return the class, or the target of a regression, of the images in a folder of this name; None: no class."""
         return int(name) if name.isdecimal() else None
+
+    def ungrouped(self) -> Iterable[str]:
+        """Return sentences for the owner of the data that was read, on groups in it that `task.group` would protect."""
+        return ()
 
     def strata(self, y: NDArray) -> NDArray:
         """Return integers of shape (n,) that stratify a client's holdout split: labels, or zeros without classes."""

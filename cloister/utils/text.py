@@ -57,6 +57,11 @@ def suggestion(name: str, valid: Iterable[str], most: int = 1, otherwise: str = 
     return f"; did you mean {close[0]}?" + f" (or {' or '.join(close[1:])})" * bool(close[1:])
 
 
+def spanned(low: object, high: object) -> str:
+    """Return `low to high`, or one of them if they are equal."""
+    return str(low) if low == high else f"{low} to {high}"
+
+
 def counted(number: int, noun: str) -> str:
     """Format a number of things.
 

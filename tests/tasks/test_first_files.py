@@ -2,24 +2,38 @@
 
 import csv
 from contextlib import closing
+from dataclasses import replace
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
 from hospital import RAMP, SIDE, dicom, scans, written
 from mri import put
+from rich.console import Console
 from support import every, failures
 from test_hospital_tables import CLASSES, COLUMNS, GROUP, ROWS, Wards, joined
 
 from cloister import predict
-from cloister.config.run import TaskConfig
+from cloister.client.app import _examples as training_examples
+from cloister.client.data import benchmark_of, task_of, tell_ungrouped
+from cloister.client.node import node_of
+from cloister.config.run import TaskConfig, parse
+from cloister.estimate.preview import Options, preview
+from cloister.server.reports.console import ConsoleReporter
 from cloister.simulation.checking import check_task
+from cloister.simulation.simulate import simulate
+from cloister.tasks import TASKS
+from cloister.tasks.base import Dataset, Examples, Recipe
 from cloister.tasks.columns import MISSING, Category, Date, Hashed, Number
 from cloister.tasks.datasets.patients import FEATURES, BreastCancer, HeartDisease
+from cloister.tasks.numpy_models import SoftmaxRegression
 from cloister.tasks.partition import deal
+from cloister.tasks.pictures.task import PictureTask
 from cloister.tasks.splits import dataset_at
 from cloister.tasks.tables import Table
 from cloister.utils.errors import DataError
+from cloister.utils.text import spanned
 
 HEADER = ["Patient ID", *COLUMNS, "state"]
 
@@ -39,8 +53,6 @@ def table(folder, rows, name="own.csv", header=HEADER):
 
 
 def test_the_check_counts_rows_without_a_patient(tmp_path, monkeypatch):
-    from cloister.tasks import TASKS
-
     monkeypatch.setattr(TASKS, "load", lambda name: Wards)
     nobody = [["  ", *row[1:]] for row in ROWS[:2]]
     path, given = table(tmp_path, [*ROWS, *nobody]), {"task.group": GROUP}
@@ -64,6 +76,108 @@ def test_the_check_tells_that_dicom_files_have_patients(tmp_path):
     task.read(tmp_path)
     assert any("1 image left out: has no PatientID" in text for _, text in task.described())
     assert not any("protects patients" in text for _, text in task.described())
+
+
+def repeated_patients(folder):
+    for number in range(40):
+        own = dicom((RAMP // 16 + number).astype(np.uint8), 8, PatientID=f"p{number % 10}")
+        put(folder / ("ill", "healthy")[number % 2] / str(number), written(own))
+    return "40 files have a PatientID of 10 patients; task.group = 'PatientID' protects patients"
+
+
+class Nets(PictureTask):
+    recipe, classes, class_names, usual_size = Recipe(1, 8, 0.1), 2, ("healthy", "ill"), SIDE
+    models = ("softmax",)
+
+    def build(self):
+        return SoftmaxRegression(SIDE * SIDE, 2)
+
+
+def test_a_simulation_under_dp_sgd_tells_once_of_repeated_patients(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(TASKS, "load", lambda name: Nets)
+
+    def told(settings, use):
+        caplog.clear()
+        for cached in (task_of, benchmark_of, tell_ungrouped):
+            cached.cache_clear()
+        use(settings)
+        return sum(message.endswith(says) for message in caplog.messages)
+
+    def trained(settings):
+        simulate(settings, 2, ConsoleReporter(1, Console(quiet=True)))
+
+    def planned(settings):
+        preview(settings, Options(clients=2, timing=False))
+
+    says = repeated_patients(tmp_path / "scans")
+    plain = {"task.name": "nets", "task.data-path": str(tmp_path / "scans"), "num-rounds": 1, "tensorboard": False}
+    plain |= {"output-dir": str(tmp_path / "runs"), "privacy.server": "none", "seed": 1}
+    private = plain | {"privacy.client": "dp-sgd"}
+    assert [told(private, use) for use in (trained, planned)] == [1, 1]
+    assert not told(plain, trained) and not told(private | {"task.group": "PatientID"}, trained)
+
+
+def test_a_node_keeps_the_note_on_repeated_patients_to_its_log(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(TASKS, "load", lambda name: Nets)
+    says = repeated_patients(tmp_path / "own")
+    for cached in (task_of, tell_ungrouped):
+        cached.cache_clear()
+    config = parse({"task.name": "nets", "privacy.client": "dp-sgd", "privacy.server": "none"}).for_clients
+    node = SimpleNamespace(config=node_of({"data-path": str(tmp_path / "own")}), policy=None)
+    for _ in range(2):
+        assert len(training_examples(SimpleNamespace(config=config, seed=0), node)) == 40
+    assert [message.endswith(says) for message in caplog.messages].count(True) == 1
+
+
+def test_images_of_a_new_package_that_do_not_fit_are_to_be_replaced(tmp_path):
+    for name in ("ring", "square"):
+        put(tmp_path / "test" / name / "a.png", png())
+    put(tmp_path / "beside" / "other" / "a.png", png())
+    put(tmp_path / "beside" / "ill" / "a.png", png())
+    remedy = "replace the images there, if they are made up, or set task.data-path"
+    for place in (tmp_path, tmp_path / "beside"):
+        with pytest.raises(DataError, match=f"^task.data-path: .*{place}.*; {remedy}"):
+            scans().load_from(place)
+    with pytest.raises(DataError) as refused:
+        scans({"data_path": str(tmp_path)}).load()
+    assert remedy not in str(refused.value)
+
+
+def test_sites_below_a_table_of_all_images_are_told_of(tmp_path, caplog):
+    root = tmp_path / "scans"
+    lines = ["file,label"]
+    for number in range(20):
+        place = f"{('north', 'south')[number % 2]}/{('ill', 'healthy')[number // 2 % 2]}/{number}.png"
+        put(root / place, png())
+        lines.append(f"{place},{('ill', 'healthy')[number // 2 % 2]}")
+    put(root / "labels.csv", "\n".join(lines).encode())
+    scans({"data_path": str(root)}).load()
+    assert f"{root}: 2 folders of images; task.partition = 'natural' makes each a site" in caplog.messages
+    caplog.clear()
+    assert scans({"data_path": str(root), "partition": "natural"}).load().owners.max() == 1
+    scans({"data_path": str(root), "partition": "iid"}).load()
+    scans({"data_path": str(root / "north")}).load()
+    assert "a site" not in caplog.text
+
+
+def test_auto_deals_sites_where_examples_have_owners():
+    part = Examples(np.zeros((12, 2), np.float32), np.arange(12) % 2)
+    owned, config = Dataset(part, part, owners=np.arange(12) // 4), TaskConfig(name="digits")
+    assert [part.tolist() for part in deal(config, "iid", owned, 3, 2, 0)] == np.arange(12).reshape(3, 4).tolist()
+    by_class = deal(config, "shards", owned, 3, 2, 0)
+    assert any(set(part) != set(range(start, start + 4)) for part, start in zip(by_class, (0, 4, 8)))
+    assert len(deal(config, "iid", replace(owned, owners=None), 4, 2, 0)) == 4
+    of_two = config.model_copy(update={"examples_per_client": 2})
+    assert [len(part) for part in deal(of_two, "iid", owned, 5, 2, 0)] == [2] * 5
+
+
+def test_one_number_is_said_where_both_are_equal(tmp_path):
+    for number in range(2):
+        put(tmp_path / "ill" / f"{number}.png", png())
+    task = scans()
+    task.read(tmp_path)
+    (_, ok), *_ = task.described()
+    assert ok.endswith("; 4 rows, 4 columns") and spanned(4, 6) == "4 to 6"
 
 
 def test_folders_of_pictures_are_sites(tmp_path):

@@ -86,6 +86,18 @@ def find_pictures(path: Path, classes: Sequence[str], below: bool = True, group:
     return found[0]
 
 
+def sites_in(path: Path, classes: Sequence[str]) -> int:
+    """Return the number of folders in a folder, if each holds images as that of a site does; otherwise 0.
+
+    Args: as `find_pictures`.
+    """
+    folders = folders_in(path) if path.is_dir() else []
+    try:
+        return len(folders) * all(each.name.lower() not in PARTS and _at(each, classes, "") for each in folders)
+    except DataError:
+        return 0
+
+
 def every_picture(path: Path, classes: Sequence[str], group: str = "") -> Source:
     """Find all images at exactly this path, in all layouts.
 

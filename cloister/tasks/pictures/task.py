@@ -16,13 +16,13 @@ from cloister.config.run import TaskConfig
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import SPLIT_SEED, holdout
 from cloister.tasks.pictures.cache import decoded
-from cloister.tasks.pictures.finding import every_picture, find_pictures
+from cloister.tasks.pictures.finding import every_picture, find_pictures, sites_in
 from cloister.tasks.pictures.form import COLOURS, Form, Note
 from cloister.tasks.pictures.sources import PATIENT, Source, class_named, folders_in, labels_of, patient_in
 from cloister.tasks.splits import dataset_of_sites
 from cloister.utils.errors import ConfigError, DataError
 from cloister.utils.files import expanded
-from cloister.utils.text import counted, first_of
+from cloister.utils.text import counted, first_of, spanned
 
 NAMED = 10
 """Largest number of unusable or stray files that a message names."""
@@ -95,11 +95,18 @@ class PictureTask(Task):
                 return dataset_of_sites(self, path, folders_in(path) if path.is_dir() else [])
             source = find_pictures(path, self.class_names, group=self.config.group)
             self._tell_stray(source)
+            if self.config.partition == "auto" and (sites := sites_in(path, self.class_names)):
+                held = counted(sites, "folder")
+                logger.warning("%s: %s of images; task.partition = 'natural' makes each a site", path, held)
             faultless = [not picture.fault for picture in source.pictures]
             self.checked_targets(labels_of(source)[faultless], source.root)
             return self.dataset(source)
         except DataError as error:
-            raise error.of("task.data-path") from None
+            error = error.of("task.data-path")
+            if not self.config.data_path:  # the images of a new package
+                instead = "replace the images there, if they are made up, or set task.data-path"
+                error = DataError(f"{error}; {instead}", error.first)
+            raise error from None
 
     def dataset(self, source: Source) -> Dataset:
         """Split the images into training and test data.
@@ -237,7 +244,7 @@ class PictureTask(Task):
 
     def described(self) -> Iterator[tuple[Literal["ok", "note", "warn"], str]]:
         """Yield sentences about the files that were read, for their owner: kind of line (ok, note, warn) and text."""
-        for root, (source, notes) in self.found.items():
+        for root, (_, notes) in self.found.items():
             usable = [note for note in notes if not note.reason]
             if not usable:
                 continue
@@ -254,7 +261,7 @@ class PictureTask(Task):
                 "ok",
                 f"{root}: {len(usable)} of {counted(len(notes), 'image')} can be used: "
                 f"{'; '.join(map(_told, (kinds, scales, colours, pages)))}; "
-                f"{min(heights)} to {max(heights)} rows, {min(widths)} to {max(widths)} columns",
+                f"{spanned(min(heights), max(heights))} rows, {spanned(min(widths), max(widths))} columns",
             )
             if len(scales) > 1:
                 yield (
@@ -264,12 +271,19 @@ class PictureTask(Task):
                 )
             elif any("each file" in scale for scale in scales):
                 yield ("note", f"{root}: each file has a scale of its own; window in the task gives all the same")
-            if not self.config.group and "DICOM" in kinds:
-                patients = [patient for patient, _ in map(patient_in, source.files) if patient]
+        for text in self.ungrouped():
+            yield "note", text
+
+    def ungrouped(self) -> Iterator[str]:
+        """Yield a sentence for each folder with several DICOM files of a patient, if `task.group` is empty."""
+        for root, (source, notes) in self.found.items():
+            if self.config.group or all(note.reason or note.kind != "DICOM" for note in notes):
+                continue
+            patients = [patient for patient, _ in map(patient_in, source.files) if patient]
+            if len(set(patients)) < len(patients):
                 yield (
-                    "note",
                     f"{root}: {len(patients)} files have a {PATIENT} of {counted(len(set(patients)), 'patient')}; "
-                    f"task.group = {PATIENT!r} protects patients",
+                    f"task.group = {PATIENT!r} protects patients"
                 )
 
     def _tell_stray(self, source: Source) -> None:
