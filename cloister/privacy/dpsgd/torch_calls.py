@@ -1,21 +1,22 @@
 """Calls of a PyTorch module for one unit, which leave no trace for the next one.
 
 A unit's gradient must be a function of the unit, its random numbers and the weights. PyTorch computes eagerly, so that
-a module may keep something of a unit in four places. Each is closed for the time of a call:
+a module may keep something of a unit, in any of its objects. It is closed off in three places:
 
-    buffers     `functional_call` gives each unit a copy of them (`torch_in_turn`)
-    attributes  those of each layer, and the contents of its lists, dicts and sets, are put back after each unit
-    generators  those of torch, NumPy and Python that are global, and those of a layer, are seeded for each unit
+    module      each unit is computed in a deep copy of it, with copies of parameters and buffers, thrown away after it
+    generators  those of torch, NumPy and Python that are global are seeded for each unit
     memory      that is not initialized is filled, and algorithms that follow timing are off
 
-What a module keeps elsewhere, such as in a global variable or a file, is not seen. That it keeps nothing there is a
-premise.
+What a module or its loss keeps outside of the module is not seen: in a class attribute, a global variable, a variable
+of an enclosing function, or a file. That they keep nothing there is a premise.
 """
 
+import copy
 import random
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,19 +38,17 @@ def tensors_of(examples: Examples, like: Examples, device: Any) -> Any:
     )
 
 
-def losses_of(module: Network, tensors: Mapping[str, Tensor], loss: Loss, x: Any, y: Any) -> Tensor:
+def losses_of(module: Network, loss: Loss, x: Any, y: Any) -> Tensor:
     """Return the losses of examples, shape (rows,).
 
     Args:
         module: called with a tensor; with the tensors of a tuple or list in order, of a dict by name.
-        tensors: take the place of parameters and buffers, by name.
         loss, x, y: of the examples.
 
     Raises:
         ConfigError: the loss function returns another type or shape.
     """
-    args, named = (tuple(x), None) if isinstance(x, (tuple, list)) else ((), x) if isinstance(x, dict) else ((x,), None)
-    outputs = torch.func.functional_call(module, dict(tensors), args, named)
+    outputs = module(**x) if isinstance(x, dict) else module(*x) if isinstance(x, (tuple, list)) else module(x)
     losses = loss(y, outputs)
     found: list[Tensor] = []
     mapped(found.append, x)
@@ -67,66 +66,33 @@ def named(module: Network, part: Network) -> str:
 
 
 def layer_at(error: BaseException, module: Network, otherwise: str) -> str:
-    """Name the innermost layer of a module whose call raised an exception.
+    """Name the innermost layer of a module, or of a copy of it, whose call raised an exception.
 
     Args:
         error: that was raised.
         module: with the layer.
         otherwise: returned if no layer was being called.
     """
-    parts = {id(part): part for part in module.modules()}
     callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    found = [each for each in reversed(callers) if id(each) in parts]
-    return named(module, found[0]) if found else otherwise
-
-
-class Attributes:
-    """Attributes of all layers of a module, at one moment.
-
-    Args:
-        module: whose parameters may change their values, and nothing else.
-    """
-
-    def __init__(self, module: Network) -> None:
-        self._kept = [(vars(part), dict(vars(part))) for part in module.modules()]
-        held = [value for _, kept in self._kept for value in kept.values()]
-        self._lists = [(value, list(value)) for value in held if type(value) is list]
-        self._others = [(value, value.copy()) for value in held if isinstance(value, (dict, set))]
-        self._generators = [value for value in held if isinstance(value, torch.Generator)]
-
-    def restore(self) -> None:
-        """Give each layer its attributes back, and its lists, dicts and sets their contents."""
-        for attributes, kept in self._kept:
-            attributes.clear()
-            attributes.update(kept)
-        for value, content in self._lists:
-            value[:] = content
-        for held, own in self._others:
-            held.clear()
-            held.update(own)
-
-    def seed(self, seed: int) -> None:
-        """Seed the layers' own generators."""
-        for generator in self._generators:
-            generator.manual_seed(seed)
+    whole: Network = next((each for each in callers if type(each) is type(module)), module)
+    parts = {id(part) for part in whole.modules()}
+    found = [each for each in callers if id(each) in parts]
+    return named(whole, found[-1]) if found else otherwise
 
 
 @contextmanager
-def training(module: Network) -> Iterator[Attributes]:
-    """Set a module to training in the block; yield its attributes, and put back those from before.
+def copies(module: Network) -> Iterator[Callable[[], Network]]:
+    """Yield a function that returns a new deep copy of a module, in training mode.
 
     Parts in evaluation mode stay so if the whole is in training already. Gradients are enabled in the block, and mixed
     precision is disabled.
     """
-    before = Attributes(module)
     device = next(module.parameters()).device.type
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
-        try:
-            if not module.training:
-                module.train()
-            yield Attributes(module)
-        finally:
-            before.restore()
+        own = copy.deepcopy(module)
+        if not own.training:
+            own.train()
+        yield partial(copy.deepcopy, own)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Checks that refuse PyTorch modules and settings without a guarantee for DP-SGD, with the reason and a remedy."""
 
+import copy
 import math
 import os
 import random
@@ -13,13 +14,13 @@ from cloister.privacy.dpsgd.descent import refuse_coarse_modes
 from cloister.privacy.dpsgd.nested import Examples, Probe, check_probe, mapped
 from cloister.privacy.dpsgd.torch_calls import (
     Loss,
+    copies,
     equal_results,
     layer_at,
     losses_of,
     named,
     seedable,
     tensors_of,
-    training,
 )
 from cloister.utils.arrays import Network, Tensor
 from cloister.utils.crash import explained
@@ -85,44 +86,72 @@ def refuse(module: Network, loss: Loss, probe: Probe) -> None:
     check_probe(probe)
     own = trained(module)
     x, y = (tensors_of(given, given, own[0].device) for given in probe)
-    with as_unsupported_module(module), training(module) as attributes, equal_results(), seedable(module) as seed:
-        for part in module.modules():
+    for part in module.modules():
+        for reason in _reasons(part):
+            raise UnsupportedModel(f"{named(module, part)} {reason}")
+    _refuse_without_copies(module)
+    with as_unsupported_module(module), copies(module) as fresh, equal_results(), seedable(module) as seed:
+        for part in (whole := fresh()).modules():  # in training mode
             for reason in _reasons(part):
-                raise UnsupportedModel(f"{named(module, part)} {reason}")
-        before = [(*each, each[-1]._version, each[-1].detach().clone()) for each in _held(module)]
+                raise UnsupportedModel(f"{named(whole, part)} {reason}")
         seed(0)
-        try:
-            losses = losses_of(module, {}, loss, x, y)
-            if not losses.requires_grad:
-                raise UnsupportedModel("the loss depends on no parameter of the module with requires_grad = True")
-            torch.autograd.grad(losses.sum(), own, allow_unused=True)
-            now = {(id(part), name): tensor for part, name, tensor in _held(module)}
-        finally:
-            attributes.restore()
-        changed = [
-            (part, name, tensor, values)
-            for part, name, tensor, version, values in before
-            if (name in part._buffers and now.get((id(part), name)) is not tensor)
-            or tensor._version != version
-            or not torch.allclose(tensor, values, rtol=0, atol=0, equal_nan=True)
-        ]
-        with torch.no_grad():
-            for _, _, tensor, values in changed:
-                tensor.copy_(values)
-        if not changed:
-            try:
-                _refuse_mixing(module, loss, x, y)
-            finally:
-                attributes.restore()
-    for part, name, *_ in changed:
-        raise UnsupportedModel(
-            f"{named(module, part)} changes {name!r} while training: state learnt from data without noise; use a layer "
-            "without state, such as torch.nn.GroupNorm for a normalization"
-        )
+        losses = losses_of(whole, loss, x, y)
+        if not losses.requires_grad:
+            raise UnsupportedModel("the loss depends on no parameter of the module with requires_grad = True")
+        within = [each for each in whole.parameters() if each.requires_grad]
+        found = torch.autograd.grad(losses.sum(), [*within, *own], allow_unused=True)
+        if any(gradient is not None for gradient in found[len(within) :]):
+            raise UnsupportedModel(
+                "the module or its loss uses parameters by a function that refers to the module from outside; use self "
+                "in a method of the module instead"
+            )
+        _refuse_changes(module, whole)
+        _refuse_mixing(module, fresh(), loss, x, y)
 
 
-def _refuse_mixing(module: Network, loss: Loss, x: Examples, y: Examples) -> None:
-    """Refuse a module of which the loss of one example has a gradient with respect to another example.
+def _refuse_without_copies(module: Network) -> None:
+    """Refuse a module that has no deep copy, in which a unit is computed, with the attribute that prevents it."""
+    remedy = "DP-SGD computes each unit in copy.deepcopy of the module; keep there what has copies"
+    try:
+        copied = copy.deepcopy(module)
+    except Exception as error:
+        for part in module.modules():
+            values = {**vars(part), **part._parameters, **part._buffers}
+            for name in ("_modules", "_parameters", "_buffers"):
+                values.pop(name, None)
+            for name, value in values.items():
+                try:
+                    copy.deepcopy(value)
+                except Exception as own:
+                    raise UnsupportedModel(
+                        f"{named(module, part)} has no copy, as {name!r} is of type {type(value).__name__}; {remedy}, "
+                        "make it in forward, detach a tensor, or use torch.nn.utils.parametrizations for a norm"
+                    ) from own
+        raise UnsupportedModel(f"the module ({type(module).__name__}) has no copy; {remedy}") from error
+    within = {id(each) for part in copied.modules() for each in (part, *(own for _, own in _held(part)))}
+    for part in module.modules():
+        if within & {id(part), *(id(own) for _, own in _held(part))}:
+            raise UnsupportedModel(f"{named(module, part)} is shared with copies of the module; {remedy}")
+
+
+def _refuse_changes(module: Network, called: Network) -> None:
+    """Refuse a module if a call has changed parameters, buffers or other tensors of a copy of it.
+
+    What a unit changes is lost with its copy in any case: this tells the owner that such a module cannot learn by it.
+    """
+    now = {(place, name): own for place, part in called.named_modules() for name, own in _held(part)}
+    for place, part in module.named_modules():
+        for name, own in _held(part):
+            new = now.get((place, name))
+            if new is None or new.shape != own.shape or not bool(((new == own) | (new != new) & (own != own)).all()):
+                raise UnsupportedModel(
+                    f"{named(module, part)} changes {name!r} while training: state learnt from data without noise; use "
+                    "a layer without state, such as torch.nn.GroupNorm for a normalization"
+                )
+
+
+def _refuse_mixing(module: Network, copied: Network, loss: Loss, x: Examples, y: Examples) -> None:
+    """Refuse a module if, in a copy of it on random inputs, a tensor changes or a loss depends on another example.
 
     One unit at a time, such a module would be another one than in training without privacy.
     """
@@ -133,7 +162,7 @@ def _refuse_mixing(module: Network, loss: Loss, x: Examples, y: Examples) -> Non
         if not tensor.is_floating_point():
             return tensor
         numbers.append(torch.rand_like(tensor).requires_grad_())
-        return numbers[-1]
+        return numbers[-1].clone()  # which the module may change in place
 
     def mixes(rows: Tensor) -> bool:
         if not isinstance(rows, torch.Tensor) or not rows.requires_grad or not rows.ndim or not numbers:
@@ -142,23 +171,23 @@ def _refuse_mixing(module: Network, loss: Loss, x: Examples, y: Examples) -> Non
         # A zero may have become NaN where a slope is infinite.
         return any(bool(((own[1:] != 0) & own[1:].isfinite()).any()) for own in found if own is not None)
 
-    for part in module.modules():  # until the attributes are put back
+    for part in copied.modules():
         part.register_forward_hook(lambda part, _, output: outputs.append((part, output)))
-    losses = losses_of(module, {}, loss, mapped(drawn, x), y)
+    losses = losses_of(copied, loss, mapped(drawn, x), y)
+    _refuse_changes(module, copied)
     if mixes(losses):
-        place = next((named(module, part) for part, output in outputs if mixes(output)), "the loss")
+        place = next((named(copied, part) for part, output in outputs if mixes(output)), "the loss")
         raise UnsupportedModel(
             f"{place} takes the examples of a batch together, so that none has a gradient of its own; use a layer that "
             "works on each example alone, as torch.nn.GroupNorm does for BatchNorm"
         )
 
 
-def _held(module: Network) -> Iterator[tuple[Network, str, Tensor]]:
-    """Yield the parameters, buffers and other tensors that are attributes of each layer, with their names."""
-    for part in module.modules():
-        for name, value in [*part._parameters.items(), *part._buffers.items(), *vars(part).items()]:
-            if isinstance(value, torch.Tensor):
-                yield part, name, value
+def _held(part: Network) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters, buffers and other tensors that are attributes of one layer, with their names."""
+    for name, value in [*part._parameters.items(), *part._buffers.items(), *vars(part).items()]:
+        if isinstance(value, torch.Tensor):
+            yield name, value
 
 
 def _reasons(part: Network) -> Iterator[str]:
@@ -167,8 +196,12 @@ def _reasons(part: Network) -> Iterator[str]:
         yield (
             f"normalises an example with the others of its batch; use torch.nn.GroupNorm({groups}, {part.num_features})"
         )
+    if isinstance(part, torch.jit.ScriptModule) or type(part).__module__.startswith("torch._dynamo"):
+        yield "is compiled, and what it computes may follow from earlier calls; compile nothing in build"
     for name, value in vars(part).items():
-        if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
+        if hasattr(value, "_torchdynamo_orig_callable"):
+            yield f"has a compiled function, {name!r}, whose results may follow from calls; compile nothing in build"
+        if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)):
             yield f"draws from {name!r}, a generator of its own; draw by torch.rand and the like"
 
 

@@ -38,7 +38,7 @@ class TorchDpSgd(Descent):
         module: as given.
         optimizer: as given; another one may take its place between steps.
 
-    Guarantee: that of `step.DpSgd`.
+    Guarantee: that of `step.DpSgd`, if module and loss keep nothing outside of the module (`torch_calls`).
 
     Raises:
         UnsupportedModel: as in `torch_checks.refuse`.
