@@ -30,7 +30,7 @@ from cloister.audits.gradient_inversion import (
     ssim,
 )
 from cloister.config.run import parse
-from cloister.privacy.dpsgd import step as dpsgd
+from cloister.privacy.dpsgd import descent
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.datasets.characters import Digits
 
@@ -41,7 +41,7 @@ SMOOTH = np.outer(np.hanning(12), np.hanning(12))
 def the_same_noise_in_every_test_run(monkeypatch):
     """Every channel asks for noise of its own; here these are the streams of 0, 1, 2 and so on."""
     seeds = count()
-    for module in (gradient_inversion, dpsgd):
+    for module in (gradient_inversion, descent):
         monkeypatch.setattr(module, "GaussianNoise", lambda: GaussianNoise(next(seeds)))
 
 

@@ -81,7 +81,7 @@ def refusal_of(ask, *given, error=FederationError, **fields):
 class TestAStep:
     def test_is_what_the_message_says(self):
         for name in STEPS:
-            expected = ProtocolRequest(parse(FIXED), "1", 4, 3, (), step=name, content=b"told", bound=0.75)
+            expected = ProtocolRequest(parse(FIXED).for_clients, "1", 4, 3, (), step=name, content=b"told", bound=0.75)
             assert step(name=name) == expected
             assert (expected.distance, expected.frozen) == (1.0, "")
 
@@ -163,7 +163,7 @@ class TestTraining:
         found = planned_train_request(step(keys, "advertise", **more))
         (model,) = found.models
         assert replace(found, models=()) == TrainRequest(
-            parse(keys),
+            parse(keys).for_clients,
             "1",
             4,
             3,
@@ -213,6 +213,6 @@ class TestFrozenWeights:
 def test_a_configuration_is_read_up_to_its_largest_length():
     bare = sum(len(key) + len(str(value)) for key, value in APART.items()) - len(APART["output-dir"])
     longest = APART | {"output-dir": "x" * (MAXIMUM_LENGTH - bare)}
-    assert run_config(context_of(longest)) == parse(longest)
+    assert run_config(context_of(longest)) == parse(longest).for_clients
     says = refusal_of(run_config, context_of(longest | {"output-dir": longest["output-dir"] + "x"}))
     assert says == "the run configuration has 65537 characters, at most 65536 are read"

@@ -79,7 +79,7 @@ def tasks(tmp_path_factory):
     for name in BUILT_IN:
         folder = tmp_path_factory.mktemp(name)
         settings = DATA[name](folder) | {"data_path": "" if DATA[name] is no_files else str(folder)}
-        found[name] = TASKS.load(name)(TaskConfig(name=name, **settings)), settings
+        found[name] = TASKS.load(name)(TaskConfig(name=name, test_fraction=0.2, **settings)), settings
     return found
 
 
