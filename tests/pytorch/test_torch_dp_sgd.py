@@ -239,9 +239,11 @@ class Tied(nn.Module):
 
 
 def test_tied_layers_keep_the_bound():
-    step, (x, y) = made(Tied(), (128,)), batch(2, (128,))
+    module = Tied()
+    module.out.requires_grad_(False)  # else its gradient hides theirs
+    step, (x, y) = made(module, (128,)), batch(2, (128,))
     for one, label in zip(x, y, strict=True):
-        assert norm(step.clipped_sum(50 * one[None], label[None], S).sums) <= S
+        assert 0.9e-3 < norm(step.clipped_sum(one[None], label[None], 1e-3).sums) <= 1e-3
 
 
 class TestAUnit:
