@@ -256,7 +256,7 @@ def test_from_a_table_to_a_report_with_noise_for_each_patient(tmp_path):
     done = within(made, sys.executable, "-c", IN_TURN, given)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert re.search(r"^warn .* 1 where column Out\"come is empty", done.stdout, re.MULTILINE), done.stdout
-    assert re.search(r"^ok .* \d+ groups of \d to 3 examples", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^ok .* \d+ Patient IDs of (\d to )?3 examples", done.stdout, re.MULTILINE), done.stdout
     (directory,) = (tmp_path / "runs").glob("*-ward-visits-*")
-    assert "for one group of a client with" in done.stdout and (directory / "report.html").is_file()
+    assert "for one Patient ID of a client with" in done.stdout and (directory / "report.html").is_file()
     assert json.loads((directory / "config.json").read_text())["config"]["task.group"] == "Patient ID"
