@@ -392,7 +392,7 @@ def test_what_a_table_asks_for_too_much_of_is_dealt_in_its_proportions(caplog):
 
 
 def test_clients_keep_a_fifth_of_each_class_back(tmp_path):
-    config = mri(folders(tmp_path, 30), partition="table-3").config
+    config = mri(folders(tmp_path, 30), partition="table-3", test_fraction=0.2).config
     for number in range(4):
         own = local_data(config, node_of({"partition-id": number, "num-partitions": 4}), 1)
         kept, total = np.array(counts(own.test)), np.array(counts(own.test)) + counts(own.train)

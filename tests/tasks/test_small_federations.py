@@ -73,10 +73,14 @@ def test_two_thousand_hospitals_learn(tmp_path):
     assert outcome.rounds[-1].central["rmse"] < 2.0
 
 
+FRAMEWORKS = ("torch_model", "sklearn_models")
+"""Modules that import the framework of their models."""
+
+
 def test_neither_tasks_nor_a_run_of_a_small_one_import_anything_heavy(tmp_path):
     folder = Path(cloister.tasks.__file__).parent
     paths = [path.relative_to(folder).with_suffix("") for path in folder.rglob("[a-z]*.py")]
-    light = [".".join(("cloister.tasks", *path.parts)) for path in paths if path.name != "torch_model"]
+    light = [".".join(("cloister.tasks", *path.parts)) for path in paths if path.name not in FRAMEWORKS]
     program = f"""
 import sys, {", ".join(["cloister.tasks", *light])}
 def heavy():

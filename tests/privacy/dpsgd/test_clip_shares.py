@@ -94,6 +94,7 @@ def test_no_number_as_a_share_lets_a_unit_move_the_sum_by_more_than_s(steps):
 
 
 def test_a_group_is_clipped_to_the_mean_share_of_its_examples():
+    keras.utils.set_random_seed(0)  # with other weights an example may have hardly a gradient
     groups, shares = np.array([1, 0, 1, 1]), np.array([1.0, 0.25, 0.5, 0.0])
     step = dp_sgd(functional((8,), lambda x: head(layers.Dense(6)(x), 3)), group_cap=3, batch_size=4)
     x, y = np.eye(8, dtype=np.float32)[:4] * 50, np.arange(4) % 3
