@@ -472,7 +472,7 @@ def test_a_unit_moves_the_sum_by_the_bound_at_most(scale):
 
 
 class BatchMean(nn.Module):
-    """Couples examples, under a name that nobody knows."""
+    """Couples examples, under a name of its own."""
 
     def forward(self, x):
         return x - 0.1 * x.mean(dim=0, keepdim=True)

@@ -1,4 +1,4 @@
-"""Private step of gradient descent, whatever the framework: clip each unit's gradient, sum, noise, divide, descend."""
+"""Private step of gradient descent in any framework: clip each unit's gradient, sum, noise, divide, descend."""
 
 import os
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Examples of a model with several inputs or outputs: arrays in tuples, lists and dicts, whatever the framework."""
+"""Examples of a model with several inputs or outputs: arrays in tuples, lists and dicts, for any framework."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias

@@ -241,7 +241,7 @@ TURNS = {build.__name__: build for build in (recurrent,)}
 
 
 class BatchMean(layers.Layer):
-    """Couples examples, under a name that nobody knows."""
+    """Couples examples, under a name of its own."""
 
     def call(self, x: Any) -> Any:
         return x - 0.1 * keras.ops.mean(x, axis=0, keepdims=True)
