@@ -122,7 +122,8 @@ CRYPTOGRAPHY = Premise(
 KERNELS = Premise(
     "kernels",
     "TensorFlow computes equal calls equally, and each row of a batch by itself, as it did on x86-64 (`cloister check "
-    "kernels` tries a machine)",
+    "kernels` tries a machine); PyTorch computes equal calls equally; its modules keep nothing of a unit outside "
+    "themselves",
     "the site's operator",
     "assumed",
     standing=True,

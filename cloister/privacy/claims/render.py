@@ -352,7 +352,7 @@ HARDLY = "A client as a whole is hardly protected"
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a page says about one mechanism: who, against whom, how much.
+    """Text of a page about one mechanism: who, against whom, how much.
 
     Attributes:
         about: whose mechanism it is.
