@@ -133,7 +133,7 @@ class PerUnit:
                 sums.append(gradient[0] * own[0])  # as a product of matrices it took five times as long
                 continue
             rows = tf.reshape(gradient, [-1, math.prod(gradient.shape[1:])])
-            sums.append(tf.reshape(tf.linalg.matvec(rows, own, transpose_a=True), gradient.shape[1:]))
+            sums.append(tf.reshape(tf.matmul(own[None], rows), gradient.shape[1:]))
         return sums
 
 

@@ -46,8 +46,9 @@ MEMORY = 1 << 30
 calls."""
 CACHE = 1 << 23
 """Bytes of a round in its largest tensor, approximately: more would leave the cache, less would keep cores waiting."""
-USUAL = 16
-"""Units in a round if half or twice as many would not suit the cache better."""
+USUAL = 8
+"""Units in a round if half or twice as many would not suit the cache better. Rounds of more units have more free rows:
+for 100 units in 195 places, rounds of 8 compute 128 rows on average, and rounds of 16 compute 149."""
 PARALLEL = 2
 """Rounds that may be computed concurrently."""
 ROOT = 1 + 2.0**-40

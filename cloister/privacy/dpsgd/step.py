@@ -118,12 +118,14 @@ def _descent(optimizer: Optimizer, variables: Sequence[Variable]) -> Compiled:
     def apply(*means: Tensor) -> None:
         optimizer.apply(list(means), variables)
 
+    signature = [tf.TensorSpec(each.shape, each.dtype) for each in variables]
     if sum(math.prod(variable.shape) for variable in variables) >= WORTH_COMPILING:
         fused = tf.function(apply, autograph=False, jit_compile=True)
         with suppress(Exception):  # XLA and TensorFlow raise exceptions of many kinds for missing support
-            fused.experimental_get_compiler_ir(*[tf.TensorSpec(each.shape, each.dtype) for each in variables])()
-            return fused
-    return tf.function(apply, autograph=False)
+            fused.experimental_get_compiler_ir(*signature)()
+            return fused.get_concrete_function(*signature)
+    # A concrete function is called without a look-up by the types of its arguments.
+    return tf.function(apply, autograph=False).get_concrete_function(*signature)
 
 
 def train(

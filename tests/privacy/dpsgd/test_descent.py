@@ -34,7 +34,7 @@ def after_steps(optimizer, worth, monkeypatch, shapes=(LARGE, (500,)), steps=3):
 
 
 def is_fused(step):
-    return step._jit_compile is True
+    return step.function_def.attr["_XlaMustCompile"].b
 
 
 @pytest.mark.parametrize(
