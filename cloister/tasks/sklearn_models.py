@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 
@@ -87,10 +88,14 @@ class SklearnModel(NumpyModel):
                 array[:] = getattr(self.estimator, f"{name}_")
 
     def predict(self, x: NDArray) -> NDArray:
-        """Return class probabilities of shape (n, classes), or the numbers of a regression, of shape (n,)."""
+        """Return class probabilities of shape (n, classes), or the numbers of a regression, of shape (n,).
+
+        The outputs for a row that is not finite are not finite, and those for the other rows are as without it.
+        """
         estimator, inputs = self.fitted(), flat(x).astype(np.float64)
-        found: NDArray = estimator.predict_proba(inputs) if self.classes else estimator.predict(inputs)
-        return found.astype(np.float32)
+        with config_context(assume_finite=True), np.errstate(all="ignore"):
+            found: NDArray = estimator.predict_proba(inputs) if self.classes else estimator.predict(inputs)
+            return found.astype(np.float32)
 
     def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
         """Return the mean loss of a batch without the penalty, and its gradient.

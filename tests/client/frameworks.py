@@ -10,9 +10,12 @@ from cloister.config.run import TaskConfig
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
 from cloister.tasks.making import model_of
 from cloister.tasks.numpy_models import SoftmaxRegression
+from cloister.tasks.sklearn_models import SklearnModel
 from cloister.training.trainers import TRAINERS, Trainer
 
-FRAMEWORKS = ["numpy", "keras", pytest.param("torch", marks=pytest.mark.torch)]
+FRAMEWORKS = ["numpy", "sklearn", "keras", pytest.param("torch", marks=pytest.mark.torch)]
+MINIBATCHED = [each for each in FRAMEWORKS if each != "sklearn"]
+"""Frameworks whose steps are those of minibatches; scikit-learn steps on each example."""
 SGD = Recipe(local_epochs=1, batch_size=8, learning_rate=0.1)
 RNG = np.random.default_rng(0)
 DATA = Examples(RNG.random((41, 6)).astype(np.float32), RNG.integers(0, 3, 41))
@@ -30,11 +33,25 @@ def torch_network() -> Any:
     return nn.Linear(6, 3)
 
 
-BUILDS = {"numpy": lambda: SoftmaxRegression(6, 3), "keras": keras_network, "torch": torch_network}
+def sklearn_model() -> SklearnModel:
+    from sklearn.linear_model import SGDClassifier
+
+    return SklearnModel(SGDClassifier(loss="log_loss", penalty=None), 6, 3)
+
+
+BUILDS = {
+    "numpy": lambda: SoftmaxRegression(6, 3),
+    "sklearn": sklearn_model,
+    "keras": keras_network,
+    "torch": torch_network,
+}
 
 
 class Softmax(Task):
-    """Its model is of the framework that `task.model` names, as `build` of a user returns it."""
+    """Its model is of the framework that `task.model` names, as `build` of a user returns it.
+
+    That of scikit-learn has a logistic function for each class, whose values are divided by their sum.
+    """
 
     recipe, classes, input_shape, models = SGD, 3, (6,), tuple(BUILDS)
 
@@ -66,11 +83,25 @@ def as_weights(model: Model) -> list[np.ndarray]:
     return [(kernel.T if kernel.shape == (3, 6) else kernel).astype(np.float64), bias.astype(np.float64)]
 
 
-def slopes(weights: list[np.ndarray], rows: Examples, factors: np.ndarray) -> list[np.ndarray]:
-    """Return the gradient of the weighted mean cross-entropy of some rows, by hand."""
-    scores = rows.x.astype(np.float64) @ weights[0] + weights[1]
-    residual = np.exp(scores - scores.max(axis=1, keepdims=True))
-    residual /= residual.sum(axis=1, keepdims=True)
-    residual[np.arange(len(rows)), rows.y] -= 1
+def by_hand(framework: str, weights: list[np.ndarray], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of each class before they are divided by their sum, and the probabilities, in double precision.
+
+    Both have the shape (n, 3).
+    """
+    scores = x.astype(np.float64) @ weights[0] + weights[1]
+    if framework == "sklearn":
+        values = 1 / (1 + np.exp(-scores))
+        return values, values / values.sum(axis=1, keepdims=True)
+    values = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return values, values / values.sum(axis=1, keepdims=True)
+
+
+def slopes(framework: str, weights: list[np.ndarray], rows: Examples, factors: np.ndarray) -> list[np.ndarray]:
+    """Return the gradient of the weighted mean cross-entropy of some rows, by hand.
+
+    That of scikit-learn is the sum of the classes' own cross-entropies.
+    """
+    values, probabilities = by_hand(framework, weights, rows.x)
+    residual = (values if framework == "sklearn" else probabilities) - np.eye(3)[rows.y]
     residual *= factors[:, None] / len(rows)
     return [rows.x.T @ residual, residual.sum(axis=0)]

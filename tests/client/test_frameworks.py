@@ -1,16 +1,36 @@
-"""The contract of models and trainers, over every framework: the right steps, nothing carried over, files that load."""
+"""The contract of models, trainers and nodes, over every framework: steps, files that load, policy and ledger."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from frameworks import DATA, FRAMEWORKS, SGD, as_weights, shared, slopes, task, trainer_of
+from asking import DP_SGD, answer, entries_of, message_of, own_node, policy_file, write_data
+from frameworks import (
+    DATA,
+    FRAMEWORKS,
+    MINIBATCHED,
+    SGD,
+    Softmax,
+    as_weights,
+    by_hand,
+    shared,
+    slopes,
+    task,
+    trainer_of,
+)
 
+from cloister.privacy.accounting.events import Gaussian, Repeated
+from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.tasks import TASKS
 from cloister.tasks.making import frozen_digest, model_of
 from cloister.tasks.recipe import Augmentation
 from cloister.tasks.targets import cross_entropies
 from cloister.training.plan import Schedule, TrainingPlan
 from cloister.utils.errors import CloisterError, ConfigError, FederationError
+
+PLAIN = ("numpy", "sklearn")
+"""Frameworks without another optimizer."""
 
 
 def plan(**changes):
@@ -39,15 +59,20 @@ def trainer(framework, model):
 
 
 def check_steps(model, trainer, the_plan, factors=None, data=DATA):
-    """Compare a training with steps by hand: minibatches of a shuffle for each epoch, at the rate of the epoch."""
+    """Compare a training with steps by hand: minibatches of a shuffle for each epoch, at the rate of the epoch.
+
+    A model of scikit-learn has one example: its order of several is scikit-learn's own.
+    """
     factors = np.ones(len(data)) if factors is None else factors
+    if model.kind == "sklearn":
+        data, factors = data.take(np.array([3])), factors[3:4]
     expected, rng = as_weights(model), np.random.default_rng(the_plan.seed)
     anchor = [array.copy() for array in expected]
     for epoch in range(the_plan.epochs):
         order = rng.permutation(len(data))
         for start in range(0, len(data), the_plan.batch_size):
             chosen = order[start : start + the_plan.batch_size]
-            steps = slopes(expected, data.take(chosen), factors[chosen])
+            steps = slopes(model.kind, expected, data.take(chosen), factors[chosen])
             expected = [
                 w - the_plan.rate(epoch) * (step + the_plan.proximal_mu * (w - a))
                 for w, step, a in zip(expected, steps, anchor, strict=True)
@@ -58,9 +83,12 @@ def check_steps(model, trainer, the_plan, factors=None, data=DATA):
 
 
 class TestTraining:
-    @pytest.mark.parametrize("mu", [0.0, 0.7])
-    def test_it_steps_down_the_gradient_from_the_current_weights(self, model, trainer, mu):
-        check_steps(model, trainer, plan(epochs=2, proximal_mu=mu))
+    def test_it_steps_down_the_gradient_from_the_current_weights(self, model, trainer):
+        check_steps(model, trainer, plan(epochs=2))
+
+    @pytest.mark.parametrize("framework", MINIBATCHED, indirect=True)
+    def test_the_penalty_is_centred_on_the_weights_at_the_start(self, model, trainer):
+        check_steps(model, trainer, plan(epochs=2, proximal_mu=0.7))
 
     def test_each_epoch_is_at_the_rate_of_its_schedule(self, model, trainer):
         check_steps(model, trainer, plan(epochs=2, schedule=Schedule("linear", 1)))
@@ -73,6 +101,7 @@ class TestTraining:
         weights = np.random.default_rng(1).random(len(DATA)).astype(np.float32)
         check_steps(model, trainer, plan(), weights, replace(DATA, weights=weights))
 
+    @pytest.mark.parametrize("framework", MINIBATCHED, indirect=True)
     def test_a_larger_mu_keeps_the_client_closer_to_the_global_model(self, model, trainer):
         start, before, moved = model.arrays(), as_weights(model)[0], []
         for mu in (0.0, 0.5, 5.0):
@@ -82,7 +111,7 @@ class TestTraining:
         assert moved[0] > moved[1] > moved[2] > 0
 
     def test_equal_seeds_give_equal_weights_after_any_other_training(self, framework, model):
-        trainer = trainer_of(model, SGD if framework == "numpy" else replace(SGD, optimizer="adam"))
+        trainer = trainer_of(model, SGD if framework in PLAIN else replace(SGD, optimizer="adam"))
         start, ends = model.arrays(), []
         for seed in (1, 1, 2):
             model.assign(start)
@@ -143,9 +172,8 @@ class TestModel:
         assert is_constant or not np.array_equal(*(next(iter(each.values())) for each in found[1:]))
 
     def test_predictions_are_probabilities_by_hand(self, model):
-        kernel, bias = as_weights(model)
-        scores = np.exp(DATA.x @ kernel + bias)
-        np.testing.assert_allclose(model.predict(DATA.x), scores / scores.sum(axis=1, keepdims=True), rtol=1e-5)
+        _, expected = by_hand(model.kind, as_weights(model), DATA.x)
+        np.testing.assert_allclose(model.predict(DATA.x), expected, rtol=1e-5)
 
     def test_a_prediction_alone_depends_on_its_row_and_not_on_others(self, model):
         alone = model.predict_alone(DATA.x[:7])
@@ -172,3 +200,40 @@ class TestModel:
 
     def test_nothing_of_it_is_frozen(self, model):
         assert model.frozen() == {} and frozen_digest(model) == ""
+
+
+class TestNode:
+    """DP-SGD on a node with data, a policy and a ledger of its own."""
+
+    STEPS = Repeated(Gaussian(1.0, Sampling("bounded-poisson", 0.2)), 5)
+
+    @pytest.fixture
+    def reply(self, framework, tmp_path, monkeypatch):
+        """Ask a node to train, with this noise multiplier and this configuration."""
+        monkeypatch.setitem(TASKS._table, "small", f"{Softmax.__module__}:{Softmax.__name__}")
+        rules = {"tasks": ["small"], "mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None}
+        policy = policy_file(tmp_path, min_dp_sgd_noise_multiplier=0.9, **rules)
+        data = write_data(tmp_path, x=DATA.x[:40], y=DATA.y[:40])
+        settings = DP_SGD | {"task.name": "small", "task.model": framework, "client.batch-size": 8}
+
+        def made(noise=1.0, number=1, **configured):
+            self.node = own_node(tmp_path, data, policy=str(policy), **configured)
+            message = message_of(model_of(task(framework)).arrays(), server_round=number)
+            return answer(settings | {"privacy.dp-sgd-noise-multiplier": noise}, self.node, message)
+
+        return made
+
+    def test_a_policy_refuses_less_noise_and_the_ledger_stays_empty(self, reply):
+        assert "privacy.dp-sgd-noise-multiplier = 0.5, demanded: at least 0.9" in reply(0.5).error.reason
+        assert not list(Path(self.node["ledger-dir"]).glob("*"))
+
+    def test_the_ledger_has_the_steps_of_each_round(self, reply):
+        for number in (1, 2):
+            assert not reply(number=number).has_error()
+        entries = entries_of(self.node, "example")
+        assert [(entry.round, entry.event, entry.done) for entry in entries] == [(n, self.STEPS, True) for n in (1, 2)]
+
+    def test_a_budget_ends_training_before_it_is_passed(self, reply):
+        replies = [reply(number=number, max_example_epsilon=6.0) for number in (1, 2)]
+        assert not replies[0].has_error() and "BudgetExhausted" in replies[1].error.reason
+        assert len(entries_of(self.node, "example")) == 1

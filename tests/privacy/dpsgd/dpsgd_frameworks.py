@@ -3,6 +3,7 @@
 Nothing of a framework is imported before it is asked for.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,24 @@ from cloister.privacy.dpsgd.noise import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 FEATURES, CLASSES, BATCH = 40, 3, 8
-FRAMEWORKS = ["numpy", "keras", pytest.param("torch", marks=pytest.mark.torch)]
-STEPPING = FRAMEWORKS[1:]
-"""Frameworks whose models take steps of `Descent`."""
+FRAMEWORKS = ["numpy", "sklearn", "keras", pytest.param("torch", marks=pytest.mark.torch)]
+STEPPING = FRAMEWORKS[2:]
+"""Frameworks whose models take steps of `Descent`; the others take those of `noisy_sum`."""
 
 
 def norm(arrays: Any) -> float:
     return float(np.sqrt(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays)))
 
 
-def gradient(kernel: np.ndarray, bias: np.ndarray, x: np.ndarray, y: int) -> list[np.ndarray]:
-    """Of one example, in double precision."""
+def gradient(kernel: np.ndarray, bias: np.ndarray, x: np.ndarray, y: int, framework: str = "") -> list[np.ndarray]:
+    """Of one example, in double precision. scikit-learn has a logistic function for each class."""
     scores = x.astype(np.float64) @ kernel.astype(np.float64) + bias
-    delta = np.exp(scores - scores.max())
-    delta = delta / delta.sum() - (np.arange(CLASSES) == y)
+    if framework == "sklearn":
+        values = 1 / (1 + np.exp(-scores))
+    else:
+        values = np.exp(scores - scores.max())
+        values = values / values.sum()
+    delta = values - (np.arange(CLASSES) == y)
     return [np.outer(x.astype(np.float64), delta), delta]
 
 
@@ -97,12 +102,28 @@ def weights_of(framework: str, step: Any) -> list[np.ndarray]:
     return as_kernels(framework, found)
 
 
+@cache
+def _sklearn_model() -> Any:
+    from sklearn.linear_model import SGDClassifier
+
+    from cloister.tasks.sklearn_models import SklearnModel
+
+    return SklearnModel(SGDClassifier(loss="log_loss"), FEATURES, CLASSES)
+
+
+def sklearn_model(own: list[np.ndarray]) -> Any:
+    """The linear model of these weights."""
+    model = _sklearn_model()
+    model.assign({"coef": own[0].T, "intercept": own[1]})
+    return model
+
+
 class Summed:
     """The clipped sum of each framework, without noise."""
 
     def __init__(self, framework: str, own: list[np.ndarray], cap: int = 1) -> None:
         self.framework, self.own = framework, own
-        self.step = None if framework == "numpy" else stepping(framework, own, group_cap=cap)
+        self.step = stepping(framework, own, group_cap=cap) if framework in ("keras", "torch") else None
 
     def of(self, x: Any, y: Any, bound: float, groups: Any = None, shares: Any = None) -> list[np.ndarray]:
         if self.step is not None:
@@ -120,7 +141,11 @@ class Summed:
         return [parts[0].reshape(FEATURES, CLASSES), parts[1]]
 
     def _mean(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the gradient of a group: that of the model of scikit-learn, or the closed form."""
         with np.errstate(all="ignore"):
+            if self.framework == "sklearn":
+                found = sklearn_model(self.own).loss_and_gradients(x, y)[1]
+                return found["coef"].T.ravel(), found["intercept"]
             each = [gradient(*self.own, one, label) for one, label in zip(x, y, strict=True)]
         return tuple(np.mean(same, axis=0).ravel() for same in zip(*each, strict=True))
 

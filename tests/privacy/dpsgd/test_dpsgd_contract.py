@@ -25,14 +25,14 @@ every_framework = pytest.mark.parametrize("framework", FRAMEWORKS)
 every_step = pytest.mark.parametrize("framework", STEPPING)
 
 
-def by_definition(own, x, y, bound, groups=None, shares=None):
+def by_definition(framework, own, x, y, bound, groups=None, shares=None):
     """Σ of the mean gradient of each group, clipped to its share of the bound."""
     names = np.arange(len(x)) if groups is None else groups
     shares = np.ones(len(x)) if shares is None else shares
     total = [np.zeros((FEATURES, CLASSES)), np.zeros(CLASSES)]
     for name in np.unique(names):
         rows = np.flatnonzero(names == name)
-        mean = [np.mean(same, 0) for same in zip(*(gradient(*own, x[i], y[i]) for i in rows), strict=True)]
+        mean = [np.mean(same, 0) for same in zip(*(gradient(*own, x[i], y[i], framework) for i in rows), strict=True)]
         factor = min(1.0, shares[rows].mean() * bound / norm(mean))
         total = [old + factor * new for old, new in zip(total, mean, strict=True)]
     return total
@@ -45,14 +45,19 @@ def error(found, expected):
 @every_framework
 def test_the_sum_is_that_of_its_definition(framework):
     x, y = examples()
-    median = float(np.median([norm(gradient(*weights(), one, label)) for one, label in zip(x, y, strict=True)]))
-    assert error(Summed(framework, weights()).of(x, y, median), by_definition(weights(), x, y, median)) < 5e-4
+    median = float(
+        np.median([norm(gradient(*weights(), one, label, framework)) for one, label in zip(x, y, strict=True)])
+    )
+    assert (
+        error(Summed(framework, weights()).of(x, y, median), by_definition(framework, weights(), x, y, median)) < 5e-4
+    )
 
 
 @every_framework
 def test_a_large_bound_gives_the_plain_sum_of_gradients(framework):
     x, y = examples()
-    plain = [sum(same) for same in zip(*(gradient(*weights(), *pair) for pair in zip(x, y, strict=True)), strict=True)]
+    each = [gradient(*weights(), *pair, framework) for pair in zip(x, y, strict=True)]
+    plain = [sum(same) for same in zip(*each, strict=True)]
     assert error(Summed(framework, weights()).of(x, y, 1e6), plain) < 1e-5
 
 
@@ -62,7 +67,7 @@ def test_a_group_is_clipped_as_one_and_to_the_mean_of_its_shares(framework):
     groups, shares = np.array([4, 0, 4, 2, 0, 4, 7, 2]), np.linspace(0.1, 1, BATCH)
     for bound in (S, 20.0):
         found = Summed(framework, weights(), cap=3).of(x, y, bound, groups, shares)
-        assert error(found, by_definition(weights(), x, y, bound, groups, shares)) < 5e-4
+        assert error(found, by_definition(framework, weights(), x, y, bound, groups, shares)) < 5e-4
 
 
 @every_framework
@@ -126,7 +131,7 @@ def noise_of(framework, size, kind=None, steps=20):
     found = []
     for _ in range(steps):
         before = weights_of(framework, step)
-        total = by_definition([part.astype(np.float32) for part in before], x, y, S)
+        total = by_definition(framework, [part.astype(np.float32) for part in before], x, y, S)
         step.step(x, y)
         after = weights_of(framework, step)
         found += [(BATCH * (a - b) - t).ravel() for a, b, t in zip(before, after, total, strict=True)]
