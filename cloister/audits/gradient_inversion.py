@@ -14,6 +14,7 @@ flat window instead of a Gaussian one and unbiased covariances, as scikit-image 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -224,6 +225,8 @@ class GradientInversion:
             return f"examples of task {run.config.task.name!r} are no images"
         if not run.task.classes:
             return f"targets of task {run.config.task.name!r} are no labels"
+        if find_spec("keras") is None:
+            return "the attacked network is in Keras, which is not installed: pip install 'cloister-fl[keras]'"
         return ""
 
     def conduct(self, run: FinishedRun, effort: Effort) -> Finding:
