@@ -36,6 +36,8 @@ NamedArrays = Mapping[str, NDArray]
 ClassCounts = tuple[tuple[int, ...], ...]
 """Number of examples of each class, per client."""
 ScheduleName = Literal["constant", "linear", "cosine"]
+RateShape = Callable[[float], float]
+"""Share of the learning rate, from 0 to 1, where a share of the rounds after the warm-up has passed."""
 WEIGHTS = "weights"
 """Name of the array of weights in an `.npz` file."""
 Transform = Callable[[NDArray, np.random.Generator], NDArray]
@@ -161,9 +163,9 @@ class Recipe:
         local_epochs, batch_size, learning_rate: E > 0, B > 0 and s > 0 of one round.
         optimizer: the name of a Keras or PyTorch optimizer, and `sgd` for models in NumPy. Of a PyTorch task also a
             function of the parameters and the learning rate, which returns an optimizer.
-        schedule: learning rate schedule over the rounds of a run, see `Schedule`.
+        schedule: learning rate schedule over the rounds of a run, by name or as a function; see `Schedule`.
         warmup_rounds: number of rounds in which the rate rises to s.
-        final_rate_share: the share of s that `linear` and `cosine` end with, from 0 to 1.
+        final_rate_share: the share of s that replaces a schedule's 0, from 0 to 1.
         class_weights: factor of the loss for each class, above 0; empty: 1 for every class. DP-SGD clips the
             gradient of the weighted loss to S times `clip_shares`.
         loss_scale: factor of every loss, above 0.
@@ -177,7 +179,7 @@ class Recipe:
     batch_size: int
     learning_rate: float
     optimizer: str | Callable[[Sequence[Tensor], float], Optimizer] = "sgd"
-    schedule: ScheduleName = "constant"
+    schedule: ScheduleName | RateShape = "constant"
     warmup_rounds: int = 0
     final_rate_share: float = 0.0
     class_weights: tuple[float, ...] = ()

@@ -186,6 +186,23 @@ def recipe_of(task: Task, client: ClientConfig, privacy: PrivacyConfig) -> Recip
     return recipe
 
 
+def _schedule_faults(recipe: Recipe) -> Iterator[str]:
+    """Yield the settings of a learning rate schedule that are out of range."""
+    if callable(recipe.schedule):
+        found = [recipe.schedule(passed) for passed in (0.0, 0.5, 1.0)]
+        if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in found):
+            yield (
+                f"client.schedule is a function that returns {', '.join(map(repr, found))} where 0, 0.5 and 1 of the "
+                "rounds have passed, and must return shares of the learning rate, from 0 to 1"
+            )
+    elif recipe.schedule not in get_args(ScheduleName):
+        yield f"client.schedule = {recipe.schedule!r} is none of {', '.join(get_args(ScheduleName))}"
+    if not 0 <= recipe.final_rate_share <= 1:
+        yield f"client.final-rate-share = {recipe.final_rate_share} must be from 0 to 1"
+    if recipe.warmup_rounds < 0:
+        yield f"client.warmup-rounds = {recipe.warmup_rounds} must be at least 0"
+
+
 def recipe_faults(task: Task, recipe: Recipe) -> Iterator[str]:
     """Yield the settings of a recipe that this task does not support.
 
@@ -194,8 +211,7 @@ def recipe_faults(task: Task, recipe: Recipe) -> Iterator[str]:
         recipe: of the run.
     """
     # A task's own recipe bypasses the checks of the run configuration.
-    if recipe.schedule not in get_args(ScheduleName):
-        yield f"client.schedule = {recipe.schedule!r} is none of {', '.join(get_args(ScheduleName))}"
+    yield from _schedule_faults(recipe)
     rate = recipe.learning_rate
     if not isinstance(rate, int | float) or not 0 < rate < math.inf:
         found = repr(rate) if isinstance(rate, int | float) else f"of type {type(rate).__name__}"
@@ -208,10 +224,6 @@ def recipe_faults(task: Task, recipe: Recipe) -> Iterator[str]:
             f"client.optimizer is of type {type(recipe.optimizer).__name__}, and must be the name of an optimizer; "
             "give its options as optimizer_options"
         )
-    if not 0 <= recipe.final_rate_share <= 1:
-        yield f"client.final-rate-share = {recipe.final_rate_share} must be from 0 to 1"
-    if recipe.warmup_rounds < 0:
-        yield f"client.warmup-rounds = {recipe.warmup_rounds} must be at least 0"
     if not all(0 < weight < math.inf for weight in (recipe.loss_scale, *recipe.class_weights)):
         yield "client.class-weights and client.loss-scale must be finite numbers above 0"
     weights, name = recipe.class_weights, task.config.name

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from cloister.tasks.base import Examples, Recipe, ScheduleName
+from cloister.tasks.base import Examples, RateShape, Recipe, ScheduleName
 from cloister.tasks.recipe import Augmentation, key_of
 
 
@@ -16,18 +16,19 @@ class Schedule:
     | `constant` | 1 |
     | `linear` | falls linearly from 1 |
     | `cosine` | falls from 1 along half a wave (Loshchilov and Hutter, 2017, arXiv:1608.03983) |
+    | a function | its value, for the passed share of these rounds |
 
     Args:
-        name: of the shape.
+        name: of the shape, or a function.
         rounds: R > 0, of the run.
         warmup_rounds: rounds in which the share rises linearly, epoch by epoch. The last one ends with 1.
-        final_share: final value of `linear` and `cosine`, from 0 to 1.
+        final_share: value of `linear`, `cosine` or the function in place of 0, from 0 to 1.
 
     Guarantee: a share is from 0 to 1 for any round that a server names. It depends only on the configuration, the round
         and the epoch. It is independent of the number of a client's examples.
     """
 
-    name: ScheduleName = "constant"
+    name: ScheduleName | RateShape = "constant"
     rounds: int = 1
     warmup_rounds: int = 0
     final_share: float = 0.0
@@ -56,7 +57,10 @@ class Schedule:
         if self.name == "constant":
             return 1.0
         passed = _within((begun - self.warmup_rounds) / max(1, self.rounds - self.warmup_rounds))
-        left = 1 - passed if self.name == "linear" else (1 + math.cos(math.pi * passed)) / 2
+        if callable(self.name):
+            left = _within(self.name(passed))
+        else:
+            left = 1 - passed if self.name == "linear" else (1 + math.cos(math.pi * passed)) / 2
         return _within(self.final_share + (1 - self.final_share) * left)
 
 

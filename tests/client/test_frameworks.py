@@ -90,8 +90,9 @@ class TestTraining:
     def test_the_penalty_is_centred_on_the_weights_at_the_start(self, model, trainer):
         check_steps(model, trainer, plan(epochs=2, proximal_mu=0.7))
 
-    def test_each_epoch_is_at_the_rate_of_its_schedule(self, model, trainer):
-        check_steps(model, trainer, plan(epochs=2, schedule=Schedule("linear", 1)))
+    @pytest.mark.parametrize("shape", ["linear", lambda passed: 0.1**passed], ids=["name", "function"])
+    def test_each_epoch_is_at_the_rate_of_its_schedule(self, model, trainer, shape):
+        check_steps(model, trainer, plan(epochs=2, schedule=Schedule(shape, 1)))
 
     def test_weights_of_classes_and_the_scale_multiply_losses(self, model):
         recipe = replace(SGD, class_weights=(1.0, 4.0, 0.5), loss_scale=2.0)

@@ -107,6 +107,8 @@ def test_a_recipe_that_no_run_could_ask_for_is_a_fault_of_the_task():
     assert not failures(
         [
             {"schedule": "cosinus"},
+            {"schedule": lambda passed: 1 + passed},
+            {"schedule": lambda passed: float("nan")},
             {"final_rate_share": 1.5},
             {"warmup_rounds": -1},
             {"class_weights": (1.0, 0.0, 1.0)},

@@ -38,8 +38,15 @@ def test_a_warm_up_rises_and_what_follows_begins_after_it():
     )
 
 
+def test_a_function_has_the_passed_share_of_the_rounds_after_the_warm_up():
+    seen = []
+    schedule = Schedule(lambda passed: seen.append(passed) or (1 - passed) ** 2, 4, warmup_rounds=2, final_share=0.5)
+    assert shares(schedule, 4, epochs=2)[3:] == pytest.approx([1, 1, 0.78125, 0.625, 0.53125])
+    assert seen == [0, 0.25, 0.5, 0.75]
+
+
 @given(
-    st.sampled_from(["constant", "linear", "cosine"]),
+    st.sampled_from(["constant", "linear", "cosine", lambda passed: 3 * passed - 1]),
     st.integers(1, 2**31),
     st.integers(0, 2**31),
     st.floats(0, 1),
