@@ -5,6 +5,8 @@ import os
 import sys
 import time
 from contextlib import nullcontext, suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -255,22 +257,30 @@ def check_task(
 @check.command("kernels")
 def check_kernels(
     seconds: Annotated[int, typer.Option(min=1, help="How long to try; each model is tried once at least.")] = 60,
+    framework: Annotated[str, typer.Option(help="keras or torch; by default, each that is installed.")] = "",
 ) -> None:
-    """Try on this machine whether TensorFlow computes each example alone, as DP-SGD takes for granted.
+    """Try on this machine whether TensorFlow and PyTorch compute each example alone, as DP-SGD takes for granted.
 
     It gives small models weights of every scale. What is kept of one example must not change by a bit with the
     numbers of the others, nor from one call to the next.
 
     Exit code 0: nothing changed; 1: something did, and DP-SGD has no guarantee here.
     """
-    until = time.monotonic() + seconds
-    from cloister.audits import keras_kernels as kernels
+    from cloister.audits.kernels import are_broken, told
 
-    typer.echo(kernels.platform_name())
-    trials = kernels.tried(until)
-    for line in kernels.told(trials):
-        typer.echo(line)
-    if kernels.are_broken(trials):
+    if framework not in ("", "keras", "torch"):
+        raise ConfigError(f"--framework {framework!r} is not known: use keras or torch")
+    names = [framework] if framework else [name for name in ("torch", "keras") if find_spec(name)]
+    broken = False
+    for name in names or ["keras"]:
+        until = time.monotonic() + seconds / max(1, len(names))
+        kernels = import_module(f"cloister.audits.{name}_kernels")
+        typer.echo(kernels.platform_name())
+        trials = kernels.tried(until)
+        for line in told(trials):
+            typer.echo(line)
+        broken |= are_broken(trials)
+    if broken:
         raise typer.Exit(FAILED)
 
 

@@ -6,16 +6,15 @@ in turn, equal calls must give equal results. Trials can refute a premise, but c
 
 import itertools
 import math
-import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from cloister.audits.kernels import EXTREMES, processor, scale
 from cloister.privacy.dpsgd.checks import use_single_precision
 from cloister.privacy.dpsgd.in_rows import InRows
 from cloister.privacy.dpsgd.in_turn import InTurn
@@ -25,13 +24,8 @@ from cloister.utils.arrays import Layer, Network, Tensor
 from cloister.utils.threads import in_threads
 
 layers = keras.layers
-EXTREMES = (math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-40, 0.0, 1.0)
-"""Numbers that replace those in the other rows."""
 TABLE = 7
 """Rows of each embedding table."""
-LINE = "{:30} {:38} {:>6} {:>5} {:>12} {:>12}"
-KEPT = "This platform kept rows apart in {} cases, and equal calls gave equal results in {}."
-BROKEN = "DP-SGD has no guarantee on this platform: do not use it here."
 
 
 class Trial:
@@ -43,14 +37,16 @@ class Trial:
 
     Attributes:
         engine: as given.
-        cases: number of cases so far.
-        changed: cases in which a bit of a unit's stored results changed with the numbers in the other rows.
-        differed: cases in which two equal calls gave unequal bits, in stored results or in sums.
+        cases, changed, differed, kernels, places, in_rows: as in `Tried`. Results are what is stored of a unit; equal
+            calls also compare sums.
     """
+
+    in_rows = True
 
     def __init__(self, engine: InRows, seed: int | None = None) -> None:
         self.engine, self._rng = engine, np.random.default_rng(seed)
         self.cases = self.changed = self.differed = 0
+        self.kernels, self.places = ", ".join(sorted(set(engine.kernels.values()))) or engine.method, engine.places
         self._call = engine.with_held()
         self._specs: tuple[tf.TensorSpec, ...] = self._call.structured_input_signature[0]
 
@@ -92,13 +88,16 @@ class TrialInTurn:
         seed: of all random draws. None: the operating system's entropy.
 
     Attributes:
-        engine, cases, differed: as in `Trial`.
+        engine, cases, differed, kernels, places: as in `Trial`.
         changed: 0.
     """
+
+    in_rows = False
 
     def __init__(self, engine: InTurn, seed: int | None = None) -> None:
         self.engine, self._rng = engine, np.random.default_rng(seed)
         self.cases = self.changed = self.differed = 0
+        self.kernels, self.places = ", ".join(sorted(set(engine.kernels.values()))) or engine.method, engine.places
 
     def case(self) -> None:
         """Draw weights and examples, and compare two equal concurrent calls."""
@@ -118,8 +117,7 @@ def _amplify(model: Network, rng: np.random.Generator) -> None:
     A later layer may cancel this scale.
     """
     for variable in model.trainable_variables:
-        scale = 10.0 ** rng.uniform(-38, 38) if rng.random() < 0.5 else 10.0 ** rng.uniform(-3, 3)
-        variable.assign(np.clip(scale * rng.standard_normal(variable.shape), -3e38, 3e38))
+        variable.assign(np.clip(scale(rng) * rng.standard_normal(variable.shape), -3e38, 3e38))
 
 
 def _stack(shape: tuple[int, ...], *inner: Layer) -> Network:
@@ -187,32 +185,7 @@ def tried(until: float) -> dict[str, Trial | TrialInTurn]:
 
 def platform_name() -> str:
     """Return the processor, TensorFlow's version, and its device: `CPU:0`, or a GPU with its name if there is one."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    processor = named[0] if named else platform.processor() or platform.machine()
     device = tf.linalg.matmul(tf.eye(2), tf.eye(2)).device.rpartition("device:")[2]
     gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     device = " ".join([device, *(gpu["device_name"] for gpu in gpus if "device_name" in gpu)])
-    return f"{platform.machine()}, {processor}, TensorFlow {tf.__version__} on {device}"
-
-
-def told(trials: Mapping[str, Trial | TrialInTurn]) -> Iterator[str]:
-    """Yield a table with a line for each model, and the verdict.
-
-    Args:
-        trials: by the names of their models.
-    """
-    yield LINE.format("model", "kernels", "places", "cases", "rows changed", "calls differ")
-    for name, trial in trials.items():
-        kernels = ", ".join(sorted(set(trial.engine.kernels.values()))) or trial.engine.method
-        yield LINE.format(name, kernels, trial.engine.places, trial.cases, trial.changed, trial.differed)
-    in_rows = sum(trial.cases for trial in trials.values() if trial.engine.in_fixed_places)
-    yield BROKEN if are_broken(trials) else KEPT.format(in_rows, sum(trial.cases for trial in trials.values()))
-
-
-def are_broken(trials: Mapping[str, Trial | TrialInTurn]) -> bool:
-    """Return True if a row changed or a call differed, in any trial."""
-    return any(trial.changed or trial.differed for trial in trials.values())
+    return f"{processor()}, TensorFlow {tf.__version__} on {device}"

@@ -12,6 +12,7 @@ from examples_of_dpsgd import BatchMean, small
 from typer.testing import CliRunner
 
 from cloister.audits import keras_kernels as kernels
+from cloister.audits.kernels import BROKEN, KEPT
 from cloister.cli import FAILED, app
 from cloister.privacy.dpsgd import checks, in_rows, in_turn
 
@@ -28,7 +29,7 @@ def tried(models, monkeypatch):
     monkeypatch.setattr(kernels, "MODELS", models)
     for kind in ("Trial", "TrialInTurn"):
         monkeypatch.setattr(kernels, kind, partial(getattr(kernels, kind), seed=1))
-    done = CliRunner().invoke(app, ["check", "kernels", "--seconds", "1"])
+    done = CliRunner().invoke(app, ["check", "kernels", "--framework", "keras", "--seconds", "1"])
     platform, header, *lines, verdict = done.stdout.splitlines()
     assert "TensorFlow" in platform and header.split()[0] == "model"
     return done.exit_code, lines, verdict
@@ -41,7 +42,7 @@ def counts(line):
 
 def test_a_line_for_each_model_and_nothing_changes(monkeypatch):
     code, lines, verdict = tried(kernels.MODELS, monkeypatch)
-    assert code == 0 and verdict == kernels.KEPT.format(4 * 10, 4 * 11) and len(lines) >= 8
+    assert code == 0 and verdict == KEPT.format(4 * 10, 4 * 11) and len(lines) >= 8
     for name, line in zip(kernels.MODELS, lines, strict=True):
         assert line.startswith(name) and counts(line) == (CASES / len(kernels.MODELS), 0, 0)
     for kernel in ("dense", "dense gram", "dense one by one", "embedding", "normalization", "convolution", "in turn"):
@@ -53,7 +54,7 @@ def test_a_layer_that_adds_a_batch_mean_is_reported(monkeypatch):
     monkeypatch.setattr(in_rows, "prove", lambda *_: None)
     coupled = {"coupled": (lambda: small(keras.layers.Dense(4), BatchMean()), 1, 1)}
     code, (first, second), verdict = tried(TWIN | coupled, monkeypatch)
-    assert code == FAILED and verdict == kernels.BROKEN
+    assert code == FAILED and verdict == BROKEN
     assert counts(first)[1:] == (0, 0) and counts(second)[1] > 0 == counts(second)[2]
 
 
@@ -80,7 +81,7 @@ def test_equal_calls_that_differ_are_reported(of_sums, monkeypatch):
     monkeypatch.setattr(in_rows.InRows, "with_held", unsteady)
     code, (line,), verdict = tried(TWIN, monkeypatch)
     cases, changed, differed = counts(line)
-    assert code == FAILED and verdict == kernels.BROKEN and cases == CASES and changed == 0 < differed
+    assert code == FAILED and verdict == BROKEN and cases == CASES and changed == 0 < differed
 
 
 @pytest.mark.parametrize(("until", "cases"), [(0, 1), (5, 6)])
@@ -101,4 +102,4 @@ def test_turns_that_differ_are_reported(monkeypatch):
     monkeypatch.setattr(in_turn.InTurn, "__call__", unsteady)
     recurrent = {"recurrent": kernels.MODELS["trained recurrence"]}
     code, (line,), verdict = tried(recurrent, monkeypatch)
-    assert code == FAILED and verdict == kernels.BROKEN and counts(line)[2] == CASES
+    assert code == FAILED and verdict == BROKEN and counts(line)[2] == CASES
