@@ -23,7 +23,7 @@ number in units of its own."""
 Unit = Literal["", "example", "client"]
 CHANCE = 0.5
 """AUC of guessing."""
-NOTHING = "This audit shows nothing: none of its attacks did on its controls what it has to."
+NOTHING = "This audit shows nothing: each of its attacks missed a control."
 
 
 @dataclass(frozen=True)
@@ -274,12 +274,12 @@ class Audited:
                 if control.met:
                     name = f"  control: {about}"
                 else:
-                    name = f"  control NOT met, it {control.expected} if it works: {about}"
+                    name = f"  control NOT met, a working attack {control.expected}: {about}"
                 rows.append(_cells(name, control.measured))
             console.print(table(("attack", "unit", "figure", "95 %"), rows, finding.name, min_width=60))
             console.print(finding.in_sum)
             for attack in dict.fromkeys(control.measured.attack for control in finding.controls if not control.met):
-                console.print(f"  {attack}: shows nothing here, since it does not do on its controls what it has to")
+                console.print(f"  {attack}: shows nothing here, since it missed a control")
             for picture in finding.pictures:
                 console.print(f"picture  {self.path / picture}")
         for each in self.skipped:

@@ -82,7 +82,7 @@ def findings(snapshot: Snapshot, now: float) -> list[Finding]:
 def _of_run(run: RunState, now: float) -> Iterator[Finding]:
     where = f"run {run.path}, round {run.round} of {run.rounds}"
     if run.state == "dead":
-        yield Finding("run-dead", "critical", f"{where}: no process is at it, and it did not end in order", run.path)
+        yield Finding("run-dead", "critical", f"{where}: no process runs it, and it did not end in order", run.path)
     if run.how in FAILURES:
         yield Finding("run-failed", "critical", f"{where}: {run.why or run.how}", run.path)
     if run.how == "budget":

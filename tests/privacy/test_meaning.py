@@ -256,10 +256,10 @@ class TestSentences:
             meanings(stated(mechanism="none", clients=claim)) for claim in (known, replace(known, known=False))
         )
         assert "The ε of this run is that of a client with 287 examples; other sizes" in told.how_much
-        assert "examples of sizes" in before.how_much and "examples of sizes" not in told.how_much
+        assert "sample sizes" in before.how_much and "sample sizes" not in told.how_much
         first, largest, *_ = render_clients(known)
         assert "sizes that their nodes state" in first and "fewest" not in largest
-        assert "not known here" in render_clients(replace(known, known=False))[0]
+        assert "unknown here" in render_clients(replace(known, known=False))[0]
 
     def test_at_how_many_clients_a_unit_is_counted_is_said(self):
         def check(unit, holders, whom):

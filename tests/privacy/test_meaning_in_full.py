@@ -26,7 +26,7 @@ NO_BOUND = (
     "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
     "been trained without protection."
 )
-NOTHING = "There is nothing that anybody could guess from."
+NOTHING = "There is nothing to guess from."
 UNHELPED = "A guess between two equally likely datasets is right with a probability of 50 %, as before (ε = 0)."
 LEFT_OUT = (
     "An adversary may know everything else, and take two cases for equally likely: the data was used, or it was not. A "
@@ -40,8 +40,8 @@ NO_SERVER = (
     "noised."
 )
 SIZES = (
-    " The server does not know how large its clients are: these are examples of sizes. What a client has spent stands "
-    "in its own ledger. `cloister plan --public-size N` says what one that states N comes to. "
+    " Client sizes are unknown to the server: these are sample sizes. A client's own ledger has its spending. "
+    "`cloister plan --public-size N` computes the figure of a client that states N. "
     "A client as a whole is hardly protected"
 )
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)

@@ -31,11 +31,11 @@ LARGE_DELTA = 0.01
 def best_guess(epsilon: float, delta: float) -> float:
     """Return the largest probability that a guess between two equally likely, neighbouring datasets is right.
 
-    The adversary knows everything but which of the two datasets D and D' was used, holds each for as likely as the
-    other, sees all that was released, and guesses. Let A be what he sees when he guesses D'. With a = P(A | D) and
-    b = P(not A | D') he is wrong with probability (a + b)/2. (ε, δ)-differential privacy, applied to A and to its
-    complement, says 1 - b ≤ e^ε·a + δ and 1 - a ≤ e^ε·b + δ. Their sum is a + b ≥ 2(1 - δ)/(1 + e^ε), so that he is
-    right with probability at most
+    The adversary has everything except which of the two datasets D and D' was used. Both are equally likely. It sees
+    all releases, and guesses. Let A be the releases for which it guesses D'. With a = P(A | D) and b = P(not A | D')
+    it is wrong with probability (a + b)/2. (ε, δ)-differential privacy, applied to A and to its complement, gives
+    1 - b ≤ e^ε·a + δ and 1 - a ≤ e^ε·b + δ. Their sum is a + b ≥ 2(1 - δ)/(1 + e^ε). So it is right with probability
+    at most
 
         1 - (1 - δ)/(1 + e^ε) = (e^ε + δ)/(1 + e^ε).
 
@@ -47,7 +47,7 @@ def best_guess(epsilon: float, delta: float) -> float:
         From 1/2 (ε = δ = 0: seeing the release does not help) to 1.
 
     Guarantee: it bounds every rule of guessing, on average over what is released. For δ = 0 it bounds the posterior
-        probability after each single release too; for δ > 0 something that occurs with probability δ may tell all.
+        probability after each single release too. For δ > 0 an event of probability δ may reveal the dataset.
 
     Source: Kairouz, Oh and Viswanath (2015), The Composition Theorem for Differential Privacy.
 
@@ -75,8 +75,8 @@ def tier(epsilon: float, delta: float = 0.0) -> str:
 
 
 NOT_KNOWN = (
-    "how large they are is not known here: figures are for examples of sizes, what each client has spent stands in its "
-    "own ledger, and `cloister plan --public-size N` says what a site that states N comes to"
+    "client sizes are unknown here: figures are for sample sizes, each client's own ledger has its spending, and "
+    "`cloister plan --public-size N` computes the figure of a site that states N"
 )
 KNOWN = "figures are for sizes that their nodes state: smallest, middle, largest and, by Rényi DP, costliest"
 SIMULATED = (
@@ -93,7 +93,7 @@ def strength(claim: Claim, epsilon: float | None) -> str:
 
 
 def contract(claim: Claim, epsilon: float | None = None) -> str:
-    """Return in one line the promise before a run.
+    """Return the promise before a run, in one line.
 
     Args:
         claim: of the mechanism on the server.
@@ -286,7 +286,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
 
 
 def at_holders(figure: Figure) -> str:
-    """Return at how many clients what one unit loses is counted together; empty for one client."""
+    """Return the number of clients over which the loss of one unit is added up; empty for one client."""
     return f", and at all clients that hold data of it together, up to {figure.holders}" if figure.is_shared else ""
 
 
@@ -302,7 +302,7 @@ def _if(claim: Claim) -> str:
 
 
 def limits_of(claim: Claim) -> list[str]:
-    """Return what the figures of a claim rest on, and whom they are not about, each as a sentence without its end."""
+    """Return the open premises of a claim and those it does not cover, each as a sentence without its full stop."""
     told = [condition(claim.premises) if claim.is_guaranteed else ""]
     return [*filter(None, told), *([f"no claim about {claim.not_covered}"] if claim.not_covered else [])]
 
@@ -324,7 +324,7 @@ NO_BOUND = (
     "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
     "been trained without protection."
 )
-NO_GUESS = "There is nothing that anybody could guess from."
+NO_GUESS = "There is nothing to guess from."
 UNHELPED = "A guess between two equally likely datasets is right with a probability of 50 %, as before (ε = 0)."
 NEARLY_CERTAIN = 0.95
 """A guess that may be right more often than this is called nearly certain."""
@@ -343,9 +343,9 @@ SOME_GROUP = "group of examples (all of one patient, or of one writer)"
 
 KNOWN_SIZES = ("By Rényi DP no client has a size that costs more",)
 UNKNOWN_SIZES = (
-    "The server does not know how large its clients are: these are examples of sizes",
-    "What a client has spent stands in its own ledger",
-    "`cloister plan --public-size N` says what one that states N comes to",
+    "Client sizes are unknown to the server: these are sample sizes",
+    "A client's own ledger has its spending",
+    "`cloister plan --public-size N` computes the figure of a client that states N",
 )
 HARDLY = "A client as a whole is hardly protected"
 
