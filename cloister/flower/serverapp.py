@@ -16,11 +16,14 @@ from collections.abc import Callable
 from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
-Pull = Callable[[Any, Any], Any]
+if TYPE_CHECKING:
+    from flwr.proto.runtime_pb2 import PullTaskInputResponse
+
+Pull = Callable[[object, object], "PullTaskInputResponse"]
 CUT = "UNEXPECTED_EOF"
 """Text in OpenSSL's error about a connection that closes during the handshake."""
 MAKER = "make_simple_http_retry_invoker"
@@ -58,7 +61,7 @@ def install(module: ModuleType) -> None:
     vars(module)[MAKER] = retrying(vars(module)[MAKER])
 
 
-def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], Any]) -> Pull:
+def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], "PullTaskInputResponse"]) -> Pull:
     """Return a function that pulls a task's input once and stores it.
 
     Its later results are the stored input with the run directory to resume.
@@ -70,7 +73,7 @@ def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], Any]) -> Pull:
     """
     place, directory = folder / "input", folder / "run"
 
-    def again(client: object, request: object) -> Any:
+    def again(client: object, request: object) -> "PullTaskInputResponse":
         if not place.exists():
             answer = pull(client, request)
             partial = place.with_suffix(".partial")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloister.server.reports.compare.comparison import LABEL, Comparison, fitting
 from cloister.server.reports.html.figures import FIRST, FOURTH, SECOND, THIRD, Picture, drawing, pictured, thinned
@@ -13,6 +13,9 @@ from cloister.server.reports.html.templates import filled
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import atomic_path
 from cloister.utils.text import at_most, clean, counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PAGE_COLOURS = (FIRST, SECOND, THIRD, FOURTH)
 PRINT_COLOURS = ("#1f5fae", "#a8480f", "#1c7a48", "#7a3fa0")
@@ -149,7 +152,7 @@ def _looks(colours: Sequence[str], count: int) -> list[dict[str, Any]]:
     return [found[number % len(found)] for number in range(count)]
 
 
-def _curves(comparison: Comparison, axes: Any, colours: Sequence[str]) -> None:
+def _curves(comparison: Comparison, axes: "Axes", colours: Sequence[str]) -> None:
     looks = _looks(colours, len(comparison.groups))
     for group, look in zip(comparison.groups, looks, strict=True):
         curve = group.curve(comparison.score, comparison.on_clients)
@@ -169,11 +172,11 @@ def _curves(comparison: Comparison, axes: Any, colours: Sequence[str]) -> None:
         if low != high:
             axes.fill_between(numbers, low, high, color=look["color"], alpha=BAND, linewidth=0)
     axes.set(xlabel="round", ylabel=clean(comparison.score))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     _finish(axes)
 
 
-def _points(comparison: Comparison, axes: Any, colours: Sequence[str]) -> None:
+def _points(comparison: Comparison, axes: "Axes", colours: Sequence[str]) -> None:
     points, looks = comparison.points(), _looks(colours, len(comparison.groups))
     for group, look in zip(comparison.groups, looks, strict=True):
         if group.name in points:
