@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 from starlette.testclient import TestClient
 
 from cloister.client.mods import open_and_pack
-from cloister.deploy.superlink import database
-from cloister.deploy.superlink.serve import closed_app
+from cloister.deploy.superlink.serve import closed_app, set_up_databases
 from cloister.server.packed_grid import PackedGrid
 from cloister.server.polling_grid import MAXIMUM
 from cloister.utils.arrays import from_record, to_record
@@ -130,7 +129,7 @@ def main() -> None:
     plain = dict(vars(fleet_handlers))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cloister-")))
-        database.set_up(10**9)
+        set_up_databases(10**9)
         short: Any = closed_app(configuration(folder / "state.db"))
         flower, ours = short.app, dict(vars(fleet_handlers))
         found = []

@@ -18,8 +18,8 @@ from flwr.app import ArrayRecord
 from cloister.client import data
 from cloister.client.app import app
 from cloister.config.run import RunConfig, parse
-from cloister.privacy.mechanisms.kmeans import clustered
 from cloister.server.build import build
+from cloister.server.clustering import clustered
 from cloister.server.round import RoundLoop
 from cloister.simulation.grid import LocalGrid
 from cloister.tasks.base import Dataset, Examples

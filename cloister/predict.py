@@ -19,8 +19,8 @@ from cloister.tasks.csv_files import number_of, read_rows
 from cloister.tasks.labels import NO_CLASS, classes_of
 from cloister.tasks.making import model_of, named_task, read_by
 from cloister.tasks.pictures.decode import SUFFIXES, content_of, decode, is_image
+from cloister.tasks.pictures.finding import ABSENT, TABLE, LabelledFiles
 from cloister.tasks.pictures.form import Form, Unreadable
-from cloister.tasks.pictures.labelled import ABSENT, TABLE, LabelledFiles
 from cloister.tasks.pictures.sources import files_below
 from cloister.tasks.pictures.task import PictureTask
 from cloister.tasks.tables import UNEVEN

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 if TYPE_CHECKING:
-    from flwr.proto.runtime_pb2 import PullTaskInputResponse
+    # The type of a task's input.
+    from flwr.proto import runtime_pb2
 
-Pull = Callable[[object, object], "PullTaskInputResponse"]
+Pull = Callable[[object, object], "runtime_pb2.PullTaskInputResponse"]
 CUT = "UNEXPECTED_EOF"
 """Text in OpenSSL's error about a connection that closes during the handshake."""
 MAKER = "make_simple_http_retry_invoker"
@@ -61,7 +62,7 @@ def install(module: ModuleType) -> None:
     vars(module)[MAKER] = retrying(vars(module)[MAKER])
 
 
-def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], "PullTaskInputResponse"]) -> Pull:
+def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], "runtime_pb2.PullTaskInputResponse"]) -> Pull:
     """Return a function that pulls a task's input once and stores it.
 
     Its later results are the stored input with the run directory to resume.
@@ -73,7 +74,7 @@ def resumable(pull: Pull, folder: Path, parse: Callable[[bytes], "PullTaskInputR
     """
     place, directory = folder / "input", folder / "run"
 
-    def again(client: object, request: object) -> "PullTaskInputResponse":
+    def again(client: object, request: object) -> "runtime_pb2.PullTaskInputResponse":
         if not place.exists():
             answer = pull(client, request)
             partial = place.with_suffix(".partial")

@@ -9,10 +9,9 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from support import all_nodes, content, failures, grid_of, one_round, random_models, zeros
 
 from cloister.config.run import parse
-from cloister.privacy.mechanisms.kmeans import scattered
 from cloister.server import clustering
 from cloister.server.build import decorate, named_strategy
-from cloister.server.clustering import LaplaceClustering
+from cloister.server.clustering import LaplaceClustering, scattered
 from cloister.strategies import STRATEGIES
 from cloister.strategies.averaging import FedAvg, Sampling
 from cloister.strategies.fedopt import FedAvgM, FedYogi

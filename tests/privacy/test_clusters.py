@@ -7,8 +7,8 @@ import pytest
 from sklearn.cluster import KMeans
 from support import failures
 
-from cloister.privacy.mechanisms import kmeans
-from cloister.privacy.mechanisms.kmeans import TOGETHER, clustered, lloyd, scattered
+from cloister.server import clustering
+from cloister.server.clustering import TOGETHER, clustered, lloyd, scattered
 from cloister.utils.arrays import Layout
 
 
@@ -172,7 +172,7 @@ def test_of_several_draws_of_a_start_the_tightest_counts(monkeypatch):
         return np.square(points - centres[lloyd(points, centres)]).sum()
 
     several = [spread(seed) for seed in range(5)]
-    monkeypatch.setattr(kmeans, "DRAWS", 1)
+    monkeypatch.setattr(clustering, "DRAWS", 1)
     one = [spread(seed) for seed in range(5)]
     assert all(np.array(several) <= one) and sum(several) < 0.99 * sum(one)
 

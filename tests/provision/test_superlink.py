@@ -30,7 +30,6 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.testclient import TestClient
 
 from cloister.deploy import credentials
-from cloister.deploy.superlink import database
 from cloister.deploy.superlink import serve as serve_module
 from cloister.deploy.superlink.gate import SECONDS, RevokedKeys, RunningRuns
 from cloister.deploy.superlink.serve import closed_app
@@ -41,8 +40,8 @@ pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 @pytest.fixture
 def superlink(tmp_path, monkeypatch):
     """A client of a SuperLink whose database waits for others for a moment only."""
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
-    database.set_up(10**9)
+    monkeypatch.setattr(serve_module, "BUSY_SECONDS", 0.05)
+    serve_module.set_up_databases(10**9)
     with TestClient(closed_app(configuration(tmp_path / "state.db")), raise_server_exceptions=False) as client:
         yield client
 
@@ -68,20 +67,20 @@ class TestDatabase:
         assert "state database was locked" in caplog.text
 
     def test_flower_waits_for_others_for_half_a_minute(self, tmp_path):
-        database.set_up(10**9)
+        serve_module.set_up_databases(10**9)
         state = self.state(tmp_path / "state.db")
         assert [row["timeout"] for row in state.query("PRAGMA busy_timeout")] == [30000]
 
     def test_other_errors_of_the_database_stay_what_they_are(self, tmp_path):
-        database.set_up(10**9)
+        serve_module.set_up_databases(10**9)
         with pytest.raises(sql_mixin.SQLAlchemyError, match="no such table"):
             self.state(tmp_path / "state.db").query("SELECT * FROM nowhere")
 
     def test_its_size_has_a_limit(self, tmp_path):
-        database.set_up(3 * 10**6)
+        serve_module.set_up_databases(3 * 10**6)
         state = self.state(tmp_path / "state.db")
         state.query("CREATE TABLE ballast (content BLOB)")
-        with pytest.raises(database.HTTPException) as error:
+        with pytest.raises(serve_module.HTTPException) as error:
             for _ in range(100):
                 state.query("INSERT INTO ballast VALUES (zeroblob(100000))")
         assert error.value.status_code == 507
@@ -101,12 +100,12 @@ class TestDatabase:
         self.state(path)
         self.ballast(path)
         assert path.stat().st_size > 5 * 10**6
-        database.prepare(path)
+        serve_module.prepare_database(path)
         assert path.stat().st_size < 10**6
 
     def test_the_time_for_which_it_was_not_there_does_not_count_against_who_was_at_a_task(self, tmp_path, monkeypatch):
         path = tmp_path / "state.db"
-        database.wait_for_tasks(path)  # a new one has none
+        serve_module.wait_for_tasks(path)  # a new one has none
         state = self.state(path)
         tasks = [state.create_task(TaskType.SERVER_APP, run) for run in (1, 2, 3)]
         tokens = [state.claim_task(task) for task in tasks]
@@ -115,7 +114,7 @@ class TestDatabase:
         long_ago = "2020-01-01 00:00:00+00:00"
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("UPDATE task SET active_until = ? WHERE active_until IS NOT NULL", (long_ago,))
-        database.wait_for_tasks(path)
+        serve_module.wait_for_tasks(path)
         # A busy machine may take two minutes to start everything.
         monkeypatch.setattr(sql_corestate, "now", lambda: datetime.now(UTC) + timedelta(minutes=2))
         assert state.acknowledge_task_heartbeat(tasks[0]) and not state.acknowledge_task_heartbeat(tasks[1])
@@ -129,7 +128,7 @@ class TestDatabase:
         monkeypatch.setattr(sys, "argv", sys.argv)
         monkeypatch.setattr(fleet_handlers, "check_abort", lambda *_: None)
         monkeypatch.setattr(serve_module, "parse_superlink_options", lambda: config)
-        monkeypatch.setattr(serve_module.database, "wait_for_tasks", ready.append)
+        monkeypatch.setattr(serve_module, "wait_for_tasks", ready.append)
         monkeypatch.setattr(serve_module.uvicorn, "run", lambda **_: before.extend(ready))
         serve_module.serve(tmp_path / "operators", [])
         assert before == [tmp_path / "state.db"]
@@ -139,12 +138,12 @@ class TestDatabase:
         path = tmp_path / "state.db"
         if exists:
             self.state(path)
-        database.prepare(path)
+        serve_module.prepare_database(path)
         state = self.state(path)
         self.ballast(path)
         before = path.stat().st_size
         assert before > 5 * 10**6
-        assert database.look(path, 10**9) == []
+        assert serve_module.look_at_database(path, 10**9) == []
         assert path.stat().st_size < 10**6
         assert state.get_node_info() == []
 
@@ -152,10 +151,10 @@ class TestDatabase:
         path = tmp_path / "state.db"
         self.state(path)
         size = path.stat().st_size
-        assert "of the" in database.look(path, size)[0]
+        assert "of the" in serve_module.look_at_database(path, size)[0]
         usage = shutil.disk_usage(path)
-        monkeypatch.setattr(database.shutil, "disk_usage", lambda _: usage._replace(free=10**6))
-        assert database.look(path, 10**9) == ["the disk of the state database has 1 MB left"]
+        monkeypatch.setattr(serve_module.shutil, "disk_usage", lambda _: usage._replace(free=10**6))
+        assert serve_module.look_at_database(path, 10**9) == ["the disk of the state database has 1 MB left"]
 
     def test_it_is_looked_at_again_and_again(self, tmp_path, monkeypatch):
         looks, third = [], Event()
@@ -166,8 +165,8 @@ class TestDatabase:
                 third.set()
             return []
 
-        monkeypatch.setattr(database, "look", look)
-        ended = database.watch(tmp_path, 5, interval=0.01)
+        monkeypatch.setattr(serve_module, "look_at_database", look)
+        ended = serve_module.watch_database(tmp_path, 5, interval=0.01)
         assert third.wait(60) and looks[:3] == [(tmp_path, 5)] * 3
         ended.set()
 

@@ -3,7 +3,6 @@
     nginx (cloister/deploy/nginx.conf) → shortcut or Flower's routes → what stands in front of Flower's functions
     → Flower's functions → state database
 
-serve       the process: what is in front of what, and the operators, who may start runs
-gate        methods in the place of Flower's functions, which they call
-database    the state: patient, bounded
+serve   the process: what is in front of what, the operators, who may start runs, and the bounded state database
+gate    methods in the place of Flower's functions, which they call
 """

@@ -10,7 +10,6 @@ local, selection
 discrete      integer noise with an exact discrete Gaussian law
 noise, laplace
               continuous noise from the operating system's entropy, on a grid
-kmeans        clustering of the models that the server receives
 """
 
 from cloister.utils.registry import Registry

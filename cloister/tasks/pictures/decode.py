@@ -15,9 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.pictures.dicom import MAGIC, PREAMBLE, is_dicom, read_dicom
 from cloister.tasks.pictures.form import BYTE_BITS, MAX_BITS, Form, Note, Unreadable, unreadable
-from cloister.tasks.pictures.nifti import is_nifti, read_nifti
+from cloister.tasks.pictures.medical import MAGIC, PREAMBLE, is_dicom, is_nifti, read_dicom, read_nifti
 
 MAX_BYTES = 2**28
 """Largest size of one encoded image, in bytes."""

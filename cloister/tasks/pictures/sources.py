@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from cloister.tasks.columns import LONGEST
 from cloister.tasks.pictures.decode import DIRECTORY, MAX_BYTES, content_of, is_image
-from cloister.tasks.pictures.dicom import is_dicom, patient_of
 from cloister.tasks.pictures.form import Unreadable
+from cloister.tasks.pictures.medical import is_dicom, patient_of
 from cloister.utils.errors import DataError
 
 if TYPE_CHECKING:
