@@ -1,11 +1,12 @@
 """All mechanisms beside each other: what accuracy is left, how far the strongest attack gets, and what ε is claimed.
 
     python experiments/comparison.py run [--tasks digits mnist alzheimer-mri] [--data FOLDER] [--seeds 3]
+        [--results FOLDER]
     python experiments/comparison.py show
 
 A cell is one task, one mechanism at one strength, and one seed: softmax regression, ten clients that are dealt examples
 at random, five rounds of FedAvg. It is run, then audited: client inference and membership inference, as by `cloister
-audit`. A cell's result is kept as soon as it is there, a line in experiments/results/comparison/TASK.jsonl, and is not
+audit`. A cell's result is kept as soon as it is there, a line in comparison/TASK.jsonl of the results, and is not
 computed again. All mechanisms at one strength, with all seeds, come before any at the next. How long the rest takes is
 said first. `show` makes the table and the figure of what is there.
 
@@ -23,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cells import in_turn
+from cells import data_at, in_turn, parser
 from rich.console import Console
 
 from cloister.audits.audit import Effort, audit
@@ -32,7 +33,6 @@ from cloister.server.reports.console import ConsoleReporter
 from cloister.simulation.simulate import simulate
 from cloister.utils.text import at_most
 
-RESULTS = Path(__file__).parent / "results" / "comparison"
 ATTACKS = ("client-inference", "membership-inference")
 UNITS = ("client", "example")
 CLIENTS = 10
@@ -195,9 +195,9 @@ def result_of(cell: Cell, data: str) -> dict[str, Any]:
         data: folder of the data; empty: none is needed.
     """
     start = time.perf_counter()
-    place = {} if cell.task == "digits" else {"task.data-path": f"{data}/{cell.task}"}
+    where = {} if cell.task == "digits" else {"task.data-path": data_at(f"{data}/{cell.task}", cell.task)}
     with tempfile.TemporaryDirectory() as folder:
-        settings = cell.settings() | place | {"output-dir": folder}
+        settings = cell.settings() | where | {"output-dir": folder}
         outcome = simulate(settings, CLIENTS, ConsoleReporter(1, Console(quiet=True)))
         path = outcome.directory.path
         audited = audit(path, Effort(TASKS[cell.task].shadows, cell.seed), ATTACKS)
@@ -221,13 +221,12 @@ def result_of(cell: Cell, data: str) -> dict[str, Any]:
     }
 
 
-def results(task: str) -> dict[Cell, dict[str, Any]]:
+def results(place: Path) -> dict[Cell, dict[str, Any]]:
     """The cells of a task that are there.
 
     Args:
-        task: its name.
+        place: of the file of its results.
     """
-    place = RESULTS / f"{task}.jsonl"
     lines = place.read_text().splitlines() if place.exists() else []
     found = [json.loads(line) for line in lines]
     return {Cell(*(each[name] for name in Cell._fields)): each for each in found}
@@ -235,12 +234,13 @@ def results(task: str) -> dict[Cell, dict[str, Any]]:
 
 def run_all(arguments: argparse.Namespace) -> None:
     """Run what is missing; how long the rest takes is said before each cell."""
-    done = {task: results(task) for task in arguments.tasks}
+    files = {task: arguments.results / "comparison" / f"{task}.jsonl" for task in arguments.tasks}
+    done = {task: results(place) for task, place in files.items()}
     left = [cell for cell in cells(arguments) if cell not in done[cell.task]]
-    RESULTS.mkdir(parents=True, exist_ok=True)
     for cell in in_turn(left, 1.0, lambda cell: expected(cell.task, done[cell.task].values())):
         done[cell.task][cell] = result = result_of(cell, arguments.data)
-        with (RESULTS / f"{cell.task}.jsonl").open("a") as file:
+        files[cell.task].parent.mkdir(parents=True, exist_ok=True)
+        with files[cell.task].open("a") as file:
             file.write(json.dumps(result) + "\n")
 
 
@@ -306,14 +306,14 @@ class Point(NamedTuple):
         return statistics.mean(self.accuracy)
 
 
-def points(task: str) -> list[Point]:
+def points(place: Path) -> list[Point]:
     """What is there of a task, over the seeds.
 
     Args:
-        task: its name.
+        place: of the file of its results.
     """
     found = []
-    done = results(task)
+    done = results(place)
     for name, mechanism in MECHANISMS.items():
         for strength in sorted(mechanism.strengths):
             runs = [each for cell, each in done.items() if (cell.mechanism, cell.strength) == (name, strength)]
@@ -397,13 +397,19 @@ def _draw(row: Sequence[Any], own: Sequence[Point], name: str, color: str) -> No
         row[-1].plot(*zip(*claimed), **look, **hollow)
 
 
-def show() -> None:
-    """Write the table and the figure of what is there."""
-    found = {task: own for task in TASKS if (own := points(task))}
+def show(place: Path) -> None:
+    """Write the table and the figure of what is there.
+
+    Args:
+        place: folder of the results.
+    """
+    found = {task: own for task in TASKS if (own := points(place / f"{task}.jsonl"))}
     text = "\n".join(table(task, own) for task, own in found.items())
     print(text)
-    (RESULTS / "table.md").write_text(text)
-    draw(found, RESULTS / "figure.png")
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "table.md").write_text(text)
+    if found:
+        draw(found, place / "figure.png")
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -412,16 +418,15 @@ def main(given: Sequence[str] | None = None) -> None:
     Args:
         given: arguments; None: those of the command line.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "show"))
-    parser.add_argument("--data", default="", help="folder of the data of mnist and alzheimer-mri")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["digits"])
-    parser.add_argument("--mechanisms", nargs="+", choices=list(MECHANISMS), default=list(MECHANISMS))
-    arguments = parser.parse_args(given)
+    options = parser(__doc__, ["mnist", "alzheimer-mri"])
+    options.add_argument("what", choices=("run", "show"))
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["digits"])
+    options.add_argument("--mechanisms", nargs="+", choices=list(MECHANISMS), default=list(MECHANISMS))
+    arguments = options.parse_args(given)
     if arguments.what == "run":
         run_all(arguments)
-    show()
+    show(arguments.results / "comparison")
 
 
 if __name__ == "__main__":

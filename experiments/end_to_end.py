@@ -1,15 +1,14 @@
 """The thesis' systems for end-to-end privacy on MNIST: accuracy by rounds, and what is and is not guaranteed.
 
     python experiments/end_to_end.py SYSTEM --data FOLDER_OF_MNIST_NPZ [--rounds 100] [--clients 100] [--partition iid]
-        [--sigma 4] [--model mlp]
+        [--sigma 4] [--model mlp] [--results FOLDER]
     python experiments/end_to_end.py central --data FOLDER_OF_MNIST_NPZ [--epochs 247] [--sigma 4] [--model mlp]
     python experiments/end_to_end.py table
 
 SYSTEM is proposed, curator, naive, none, topped-up or baseline: the configuration of that name in
-experiments/end_to_end, on top of common.toml. `-c key=value` overrides it. A result goes to
-experiments/results/end_to_end, its command with it, and takes the place of no other command's. The hours that are to
-come are said first, and after each round or epoch. `table` writes the thesis' figures beside ours, and draws our
-curves.
+experiments/end_to_end, on top of common.toml. `-c key=value` overrides it. A result goes to end_to_end of the results,
+its command with it. It takes the place of no other command's, and is not run again. The hours that are to come are said
+first, and after each round or epoch. `table` writes the thesis' figures beside ours, and draws our curves.
 
 The runs of 1,000 and 10,000 clients take many hours. A run that was stopped (Ctrl-C, or kill) has a result of its own,
 NAME-stopped, until the run has ended. It goes on after its last round when the same command is given again, where no
@@ -21,25 +20,24 @@ import json
 import shlex
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cells import NONE, write_table
+from cells import NONE, SOURCES, parser, write_table
 from rich.console import Console
 
 from cloister.server.build import Plan
 from cloister.server.reports.console import ConsoleReporter
 from cloister.server.round import Round
 from cloister.server.run import Outcome
-from cloister.utils.errors import CloisterError, ConfigError
+from cloister.utils.errors import CloisterError, ConfigError, DataError
 
 FOLDER = Path(__file__).parent
 SYSTEMS = ("proposed", "curator", "naive", "none", "topped-up", "baseline")
 MODELS = ("mlp", "cnn")
 PARTICIPATION = {100: 0.1, 1000: 0.05, 10000: 0.005}
 """Share of the clients that train in a round, as in the thesis."""
-RESULTS = FOLDER / "results" / "end_to_end"
 SECONDS = {"mlp": 0.3, "cnn": 4.8}
 """Of a client and a round, in the first estimate, by the recorded results: 0.1 to 0.5, and one run of the CNN."""
 BASELINE_SECONDS = {"mlp": 2.0, "cnn": 7.0}
@@ -287,7 +285,8 @@ def central(arguments: argparse.Namespace) -> dict[str, Any]:
         left = hours((time.perf_counter() - start) / epoch * (arguments.epochs - epoch))
         print(f"epoch {epoch}  accuracy {accuracy:.4f}  {left}", flush=True)
         if epoch % 10 == 0:
-            save(result | provenance(arguments) | {"ended": "not yet"}, arguments.name or name_of(arguments))
+            name = arguments.name or name_of(arguments)
+            save(result | provenance(arguments) | {"ended": "not yet"}, arguments.results, name)
     return result
 
 
@@ -354,20 +353,20 @@ def suffix_of(result: dict[str, Any]) -> str:
 def refuse_to_replace(arguments: argparse.Namespace, name: str) -> None:
     """Raises ConfigError if there is a result of this name, whole or stopped, that another command made."""
     command = provenance(arguments)["command"]
-    for path in (RESULTS / f"{name}.json", RESULTS / f"{name}-stopped.json"):
+    for path in (arguments.results / f"{name}.json", arguments.results / f"{name}-stopped.json"):
         if path.exists() and (found := json.loads(path.read_text())["command"]) != command:
             raise ConfigError(f"{path} was made by {found!r}: give --name for {command!r}")
 
 
-def save(result: dict[str, Any], name: str) -> None:
+def save(result: dict[str, Any], place: Path, name: str) -> None:
     """Write a result down, a row of its curve a line. A whole one takes the place of what was kept when it stopped."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
     if not (suffix := suffix_of(result)):
-        (RESULTS / f"{name}-stopped.json").unlink(missing_ok=True)
+        (place / f"{name}-stopped.json").unlink(missing_ok=True)
     name += suffix
     rows = ",\n    ".join(json.dumps(row) for row in result["curve"])
     text = json.dumps({**result, "curve": "CURVE"}, indent=2, ensure_ascii=False)
-    (RESULTS / f"{name}.json").write_text(text.replace('"CURVE"', f"[\n    {rows}\n  ]") + "\n")
+    (place / f"{name}.json").write_text(text.replace('"CURVE"', f"[\n    {rows}\n  ]") + "\n")
 
 
 def rows(results: Mapping[str, dict[str, Any]]) -> Iterator[tuple[str, ...]]:
@@ -385,18 +384,19 @@ def rows(results: Mapping[str, dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         yield name, published, ours, difference, best
 
 
-def table(paths: Iterable[Path]) -> None:
-    """Write the thesis' figures beside ours, and draw our curves."""
+def table(place: Path) -> None:
+    """Write the thesis' figures beside ours, and draw our curves, of the results in a folder."""
+    paths = sorted(place.glob("*.json"))
     results = {path.stem.removesuffix("-stopped"): json.loads(path.read_text()) for path in paths}
     about = (
         "MNIST, accuracy after so many rounds (central: epochs). The thesis gives no standard deviations. Ours are of "
         "one run each. The difference is given where both ran the same number of rounds."
     )
-    write_table(RESULTS / "table.md", about, HEAD, rows(results))
-    plot(results)
+    write_table(place / "table.md", about, HEAD, rows(results))
+    plot(results, place.with_suffix(".png"))
 
 
-def plot(results: Mapping[str, dict[str, Any]]) -> None:
+def plot(results: Mapping[str, dict[str, Any]], picture: Path) -> None:
     """All curves as they are: federated ones by round, and the central one by epoch."""
     import matplotlib
 
@@ -416,40 +416,45 @@ def plot(results: Mapping[str, dict[str, Any]]) -> None:
         axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12))
         axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(FOLDER / "results" / "end_to_end.png", dpi=110)
+    figure.savefig(picture, dpi=110)
 
 
 def main() -> None:
     """Run one system, or draw what was run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("system", choices=[*SYSTEMS, "central", "table"])
-    parser.add_argument("--data", default="")
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--clients", type=int, default=100, choices=sorted(PARTICIPATION))
-    parser.add_argument("--partition", default="iid", choices=["iid", "shards"])
-    parser.add_argument("--epochs", type=int, default=247)
-    parser.add_argument("--model", default=MODELS[0], choices=MODELS)
-    parser.add_argument("--sigma", type=float, help="of DP-SGD; by default that of the configuration, or 4 for central")
-    parser.add_argument("--output-dir", default="runs")
-    parser.add_argument("--quiet", action="store_true")
-    parser.add_argument(
+    options = parser(__doc__, ["mnist"])
+    options.add_argument("system", choices=[*SYSTEMS, "central", "table"])
+    options.add_argument("--rounds", type=int, default=100)
+    options.add_argument("--clients", type=int, default=100, choices=sorted(PARTICIPATION))
+    options.add_argument("--partition", default="iid", choices=["iid", "shards"])
+    options.add_argument("--epochs", type=int, default=247)
+    options.add_argument("--model", default=MODELS[0], choices=MODELS)
+    options.add_argument("--sigma", type=float, help="of DP-SGD; by default the configuration's, or 4 for central")
+    options.add_argument("--output-dir", default="runs")
+    options.add_argument("--quiet", action="store_true")
+    options.add_argument(
         "--name",
         default="",
         help="of the run and of its result; by default from system, partition, clients, σ and model",
     )
-    parser.add_argument("-c", dest="config", action="append", help="a key of the configuration, in TOML")
-    arguments = parser.parse_args()
+    options.add_argument("-c", dest="config", action="append", help="a key of the configuration, in TOML")
+    arguments = options.parse_args()
+    arguments.results /= "end_to_end"
     if arguments.system == "table":
-        table(sorted(RESULTS.glob("*.json")))
+        table(arguments.results)
         return
     name = arguments.name or name_of(arguments)
     try:
         refuse_to_replace(arguments, name)
+        if (there := arguments.results / f"{name}.json").exists():
+            print(f"{there} is there", flush=True)
+            return
         result = central(arguments) if arguments.system == "central" else federated(arguments.system, arguments)
+    except DataError as error:
+        raise SystemExit(f"{error}\n{SOURCES['mnist'].origin}") from None
     except CloisterError as error:
         raise SystemExit(str(error)) from None
     result |= provenance(arguments)
-    save(result, name)
+    save(result, arguments.results, name)
     print(result["curve"][-1], flush=True)
 
 

@@ -7,7 +7,7 @@ hypothesis of least loss on the rows that are scored, as the paper does; that ch
 grows. `rmse-of-other-rows` does not: the hypothesis for a row is chosen on the hospital's other rows.
 
     python experiments/hospital_charges.py --data FOLDER [--seeds 0 100 200] [--rounds 60] [--output-dir runs]
-        [--split-round 50] [--hypotheses 1 3 5 7] [--multipliers 0 5 1 3 0.1 2]
+        [--results FOLDER] [--split-round 50] [--hypotheses 1 3 5 7] [--multipliers 0 5 1 3 0.1 2]
 
 What was run for as many rounds is not run again. The hours that are to come are said first, and `table.md` beside the
 results has the paper's figures and ours.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from cells import NONE, in_turn, write_table
+from cells import NONE, data_at, in_turn, parser, write_table
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -66,7 +66,6 @@ SETTINGS = {
     "tensorboard": False,
     "keep-checkpoints": 1,
 }
-RESULTS = Path(__file__).parent / "results" / "hospital_charges"
 
 
 def trained(hypotheses: int, multiplier: float, seed: int, given: dict[str, Any]) -> dict[str, Any]:
@@ -159,9 +158,10 @@ def run_all(arguments: argparse.Namespace, place: Path) -> None:
     asked = itertools.product(arguments.seeds, arguments.multipliers, arguments.hypotheses)
     cells = [Cell(place / f"seed-{seed}.json", seed, nu, k, arguments.rounds) for seed, nu, k in asked]
     left = [cell for cell in cells if not cell.is_there()]
+    data = data_at(arguments.data, "hospital-charges") if left else ""
     for cell in in_turn(left, SECONDS, lambda cell: cell.rounds):
         with tempfile.TemporaryDirectory() as scratch:
-            given = {"task.data-path": arguments.data, "output-dir": arguments.output_dir or scratch}
+            given = {"task.data-path": data, "output-dir": arguments.output_dir or scratch}
             if cell.k > 1:  # one hypothesis cannot be split
                 given["privacy.clusters-split-round"] = arguments.split_round
             found = trained(cell.k, cell.nu, cell.seed, given | {"num-rounds": cell.rounds})
@@ -171,16 +171,16 @@ def run_all(arguments: argparse.Namespace, place: Path) -> None:
 
 def main() -> None:
     """Run what is asked for, then show everything that is there of that split and that many rounds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 100, 200])
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--output-dir", default="")
-    parser.add_argument("--split-round", type=int, default=0)
-    parser.add_argument("--hypotheses", type=int, nargs="+", default=HYPOTHESES)
-    parser.add_argument("--multipliers", type=float, nargs="+", default=ORDER)
-    arguments = parser.parse_args()
-    place = RESULTS / f"split-{arguments.split_round}" if arguments.split_round else RESULTS
+    options = parser(__doc__, ["hospital-charges"])
+    options.add_argument("--seeds", type=int, nargs="+", default=[0, 100, 200])
+    options.add_argument("--rounds", type=int, default=60)
+    options.add_argument("--output-dir", default="")
+    options.add_argument("--split-round", type=int, default=0)
+    options.add_argument("--hypotheses", type=int, nargs="+", default=HYPOTHESES)
+    options.add_argument("--multipliers", type=float, nargs="+", default=ORDER)
+    arguments = options.parse_args()
+    place = arguments.results / "hospital_charges"
+    place = place / f"split-{arguments.split_round}" if arguments.split_round else place
     run_all(arguments, place)
     found = [run for path in sorted(place.glob("seed-*.json")) for run in json.loads(path.read_text())]
     asked = [run for run in found if run["asked-rounds"] == arguments.rounds]

@@ -4,16 +4,16 @@ gradients, on digits, MNIST and EMNIST, through every mechanism that a client or
 A client of one image, one step, and a small network of sigmoid units: see docs/audits.md. A task's result is written as
 soon as it is there, and is not computed again.
 
-    python experiments/inversion.py --data FOLDER [--tasks digits mnist emnist] [--images 2] [--again]
+    python experiments/inversion.py [--tasks digits mnist emnist] [--data FOLDER] [--images 2] [--results FOLDER]
 
-FOLDER holds `mnist/mnist.npz` and `emnist-byclass-test/emnist_byclass_test.npz`.
+The folder of data holds `mnist/mnist.npz` and `emnist-byclass-test/emnist_byclass_test.npz`.
 """
 
-import argparse
 import json
 from pathlib import Path
 
 import numpy as np
+from cells import data_at, in_turn, parser
 from rich.console import Console
 from rich.table import Table
 
@@ -36,8 +36,10 @@ from cloister.privacy.mechanisms.local import LocalGaussian
 from cloister.tasks import TASKS
 from cloister.tasks.keras_model import import_keras
 
-RESULTS = Path(__file__).parent / "results" / "inversion"
-PLACES = {"digits": "", "mnist": "mnist/mnist.npz", "emnist": "emnist-byclass-test/emnist_byclass_test.npz"}
+PLACES = {"digits": "", "mnist": "mnist", "emnist": "emnist-byclass-test"}
+"""Folders of the data."""
+SECONDS = {"digits": 180.0, "mnist": 600.0, "emnist": 600.0}
+"""Of an image, in the first estimate, on two cores; those of MNIST and EMNIST are guesses."""
 MULTIPLIERS = (1e-3, 1e-1, 1.0, 3.0, 10.0)
 """ν."""
 CLIP, RATE = 1.0, 0.1
@@ -59,18 +61,18 @@ def channels(model: object) -> dict[str, Channel]:
     return found
 
 
-def attack(name: str, data: Path, images: int) -> dict[str, object]:
+def attack(name: str, data: str, images: int, picture: Path) -> dict[str, object]:
     """Attack the first images of a task, each of another class, and draw what came of it."""
     from cloister.audits.keras_inversion import Victim
 
-    place = {"task.data-path": str(data / PLACES[name])} if PLACES[name] else {}
+    place = {"task.data-path": data_at(f"{data}/{PLACES[name]}", name)} if PLACES[name] else {}
     task = TASKS.load(name)(parse({"task.name": name} | place).task)
     train, victim = task.load().train, Victim(task.image_shape, task.classes, 0)
     first = np.sort(np.unique(train.y, return_index=True)[1])[:images]
     chosen = [(train.x[number].reshape(task.image_shape).astype(np.float64), int(train.y[number])) for number in first]
     steps = [Step(victim.arrays, victim.gradient(image, label), image, label, RATE) for image, label in chosen]
     found = attacked(victim, steps, channels(victim.model), Effort())
-    image_table(RESULTS / f"{name}.png", rows_of(steps, found))
+    image_table(picture, rows_of(steps, found))
     similar = {
         attack: {channel: [round(likeness, 4) for likeness, _ in results] for channel, results in each.items()}
         for attack, each in found.items()
@@ -91,19 +93,20 @@ def show(result: dict, console: Console) -> None:
 
 def main() -> None:
     """Attack each task that has no result yet."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--tasks", nargs="+", choices=PLACES, default=list(PLACES))
-    parser.add_argument("--images", type=int, default=2)
-    parser.add_argument("--again", action="store_true", help="compute what is there already")
-    asked = parser.parse_args()
-    import_keras()
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    options = parser(__doc__, ["mnist", "emnist"])
+    options.add_argument("--tasks", nargs="+", choices=PLACES, default=list(PLACES))
+    options.add_argument("--images", type=int, default=2)
+    options.add_argument("--again", action="store_true", help="compute what is there already")
+    asked = options.parse_args()
+    place = asked.results / "inversion"
+    left = [name for name in asked.tasks if asked.again or not (place / f"{name}.json").exists()]
+    for name in in_turn(left, asked.images, SECONDS.__getitem__):
+        import_keras()
+        place.mkdir(parents=True, exist_ok=True)
+        found = attack(name, asked.data, asked.images, place / f"{name}.png")
+        (place / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
     for name in asked.tasks:
-        place = RESULTS / f"{name}.json"
-        if asked.again or not place.exists():
-            place.write_text(json.dumps(attack(name, asked.data, asked.images), indent=1) + "\n")
-        show(json.loads(place.read_text()), Console(width=110))
+        show(json.loads((place / f"{name}.json").read_text()), Console(width=110))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@
 other users and keeps its best hypotheses. Two more rows show what lets noised hypotheses find both optima: smaller
 steps, for the noise is in proportion to a step and averages out over many, and more users a round.
 
-    python experiments/linear.py [--seeds 20] [--methods FedAvg IFCA ...]
+    python experiments/linear.py [--seeds 20] [--methods FedAvg IFCA ...] [--results FOLDER]
 
 What was run with as many seeds is not run again. The hours that are to come are said first.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cells import in_turn
+from cells import in_turn, parser
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -53,7 +52,6 @@ STEP = 100
 """From one seed to the next: hypothesis j of a run begins from its seed plus j."""
 SECONDS = 2.0
 """Of a run, in the first estimate: 1.2 and 2.6 on two cores."""
-RESULTS = Path(__file__).parent / "results" / "linear"
 
 
 def trained(settings: dict[str, Any]) -> tuple[dict[str, Any], NDArray]:
@@ -112,29 +110,29 @@ def show(found: Mapping[str, list[dict[str, Any]]]) -> None:
     Console().print(table)
 
 
-def runs_of(name: str) -> int:
+def runs_of(place: Path) -> int:
     """How many seeds of a method have been run."""
-    place = RESULTS / f"{_slug(name)}.json"
     return len(json.loads(place.read_text())["runs"]) if place.exists() else 0
 
 
 def main() -> None:
     """Run the methods with every seed, a file of results a method; then show and draw all that is there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
-    arguments = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    left = [name for name in arguments.methods if runs_of(name) < arguments.seeds]
+    options = parser(__doc__)
+    options.add_argument("--seeds", type=int, default=20)
+    options.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
+    arguments = options.parse_args()
+    place = arguments.results / "linear"
+    files = {name: place / f"{_slug(name)}.json" for name in METHODS}
+    left = [name for name in arguments.methods if runs_of(files[name]) < arguments.seeds]
     for name in in_turn(left, SECONDS * arguments.seeds):
         results = [trained(METHODS[name] | {"seed": STEP * seed}) for seed in range(arguments.seeds)]
         content = {"settings": SETTINGS | METHODS[name], "runs": [figures for figures, _ in results]}
         content["path-of-the-first"] = np.round(results[0][1], 4).tolist()
-        (RESULTS / f"{_slug(name)}.json").write_text(json.dumps(content) + "\n")
-    files = {name: RESULTS / f"{_slug(name)}.json" for name in METHODS}
+        place.mkdir(parents=True, exist_ok=True)
+        files[name].write_text(json.dumps(content) + "\n")
     found = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
     show({name: content["runs"] for name, content in found.items()})
-    draw({name: np.array(content["path-of-the-first"]) for name, content in found.items()}, RESULTS / "figure.png")
+    draw({name: np.array(content["path-of-the-first"]) for name, content in found.items()}, place / "figure.png")
 
 
 def _slug(name: str) -> str:

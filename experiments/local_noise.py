@@ -6,18 +6,21 @@ One relation for all: a client's contribution is zeroed or not. ε is that of al
 is pure, and its ε holds at δ = 0. Every client takes part in every round. For each point the best of a few clips (or
 radii) and numbers of rounds is shown, chosen by the mean accuracy over the seeds: the same choice for all mechanisms.
 
-    python experiments/local_noise.py --data FOLDER/mnist/mnist.npz [--tasks digits mnist] [--seeds 3]
+    python experiments/local_noise.py [--tasks digits mnist] [--data FOLDER] [--seeds 3] [--results FOLDER]
+
+A point that is there for as many seeds is not run again.
 """
 
-import argparse
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from cells import data_at, in_turn, parser
 from rich.console import Console
 from rich.table import Table
 
@@ -40,7 +43,8 @@ TASKS: Mapping[str, dict[str, Any]] = {
 }
 CLIENTS = {"digits": 40, "mnist": 100}
 PARAMETERS = {"digits": 650, "mnist": 7850}
-RESULTS = Path(__file__).parent / "results" / "local_noise"
+SECONDS = {"digits": 0.1, "mnist": 1.0}
+"""Of a round, in the first estimate, on two cores."""
 
 
 def settings_of(task: str, mechanism: str, epsilon: float, bound: float, rounds: int) -> dict[str, Any]:
@@ -69,18 +73,57 @@ def accuracy(settings: dict[str, Any], clients: int) -> float:
         return float(outcome.rounds[-1].central["accuracy"])
 
 
-def points(task: str, data: str, seeds: int) -> Iterator[dict[str, Any]]:
-    """The best bound and number of rounds for each mechanism and ε, with the accuracy of every seed."""
-    for mechanism, epsilons in EPSILONS.items():
-        for epsilon in epsilons:
-            tried = []
-            for bound, rounds in itertools.product(BOUNDS[task], ROUNDS[task]):
-                settings = settings_of(task, mechanism, epsilon, bound, rounds)
-                settings |= {"task.data-path": data} if task == "mnist" else {}
-                found = [accuracy(settings | {"seed": seed}, CLIENTS[task]) for seed in range(seeds)]
-                tried.append({"bound": bound, "rounds": rounds, "accuracy": found})
-            best = max(tried, key=lambda each: float(np.mean(each["accuracy"])))
-            yield {"task": task, "mechanism": mechanism, "epsilon": epsilon, **best}
+class Cell(NamedTuple):
+    """A point of the figure."""
+
+    task: str
+    mechanism: str
+    epsilon: float
+
+    @property
+    def rounds(self) -> int:
+        """Of all its runs with one seed."""
+        return len(BOUNDS[self.task]) * sum(ROUNDS[self.task])
+
+    def best(self, data: str, seeds: int) -> dict[str, Any]:
+        """The best bound and number of rounds, with the accuracy of every seed."""
+        tried = []
+        for bound, rounds in itertools.product(BOUNDS[self.task], ROUNDS[self.task]):
+            settings = settings_of(self.task, self.mechanism, self.epsilon, bound, rounds)
+            settings |= {"task.data-path": data_at(data, "mnist")} if self.task == "mnist" else {}
+            found = [accuracy(settings | {"seed": seed}, CLIENTS[self.task]) for seed in range(seeds)]
+            tried.append({"bound": bound, "rounds": rounds, "accuracy": found})
+        return {**self._asdict(), **max(tried, key=lambda each: float(np.mean(each["accuracy"])))}
+
+
+def kept(place: Path) -> list[dict[str, Any]]:
+    """The points in a file of results."""
+    found: list[dict[str, Any]] = json.loads(place.read_text()) if place.exists() else []
+    return found
+
+
+def run_missing(
+    place: Path, cells: Sequence[Any], seeds: int, seconds: float, run: Callable[[Any], dict[str, Any]]
+) -> None:
+    """Run the points that a file lacks, or has with fewer seeds, and write each down as soon as it is there.
+
+    Args:
+        place: of the file.
+        cells: the points, as named tuples; their fields are in the file.
+        seeds: of each point.
+        seconds: that a round takes, in the first estimate.
+        run: makes a point.
+    """
+
+    def is_one(point: Mapping[str, Any], cell: Any) -> bool:
+        return all(point[name] == value for name, value in cell._asdict().items())
+
+    there = [point for point in kept(place) if len(point["accuracy"]) >= seeds]
+    left = [cell for cell in cells if not any(is_one(point, cell) for point in there)]
+    for cell in in_turn(left, seconds, lambda cell: seeds * cell.rounds):
+        others = [point for point in kept(place) if not is_one(point, cell)]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps([*others, run(cell)], indent=1) + "\n")
 
 
 def show(found: list[dict[str, Any]]) -> None:
@@ -131,20 +174,20 @@ def draw(
 
 
 def main() -> None:
-    """Run both tasks, MNIST where its file is given; keep, show and draw what is there."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default="", help="path of mnist.npz, which the task mnist needs")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
-    arguments = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    """Run what is missing of both tasks; keep, show and draw what is there."""
+    options = parser(__doc__, ["mnist"])
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
+    arguments = options.parse_args()
+    place, seeds = arguments.results / "local_noise", arguments.seeds
+    best = partial(Cell.best, data=arguments.data, seeds=seeds)
     for task in arguments.tasks:
-        found = list(points(task, arguments.data, arguments.seeds))
-        (RESULTS / f"{task}.json").write_text(json.dumps(found, indent=1) + "\n")
-    everything = [point for path in sorted(RESULTS.glob("*.json")) for point in json.loads(path.read_text())]
+        cells = [Cell(task, mechanism, epsilon) for mechanism, each in EPSILONS.items() for epsilon in each]
+        run_missing(place / f"{task}.json", cells, seeds, SECONDS[task], best)
+    everything = [point for path in sorted(place.glob("*.json")) for point in kept(path)]
     show(everything)
     titles = {task: f"{task}, {count} clients" for task, count in CLIENTS.items()}
-    draw(everything, RESULTS / "figure.png", EPSILONS, titles)
+    draw(everything, place / "figure.png", EPSILONS, titles)
 
 
 if __name__ == "__main__":

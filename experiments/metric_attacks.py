@@ -1,13 +1,14 @@
 """The client inference attack of the metric-privacy paper on the brain scans: its tables 10 to 13 and E.16 to E.19.
 
     python experiments/metric_attacks.py run --data FOLDER [--kinds single several] [--size 128] [--strategies …]
+        [--results FOLDER]
     python experiments/metric_attacks.py table [--size 128]
 
 There are three clients (`table-9`). The first one asks whether the third takes part, whose classes are least like the
 others'. `single`: one round of 20 local epochs, and the loss of the released model on a tenth of the target's examples
 beside that on what the clients keep back. `several`: 20 rounds of 5 epochs; the score of a round is minus the loss on
 that tenth with noise on it. The paper prints losses of runs with the target alone. Here each cell is run with it and
-without it, as an attack has to tell the two apart. A cell is one file in experiments/results/metric_attacks, and a cell
+without it, as an attack has to tell the two apart. A cell is one file in metric_attacks of the results, and a cell
 that is there is not run again. The hours that are to come are said first.
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from cells import in_turn
+from cells import data_at, in_turn, parser
 from metric_cells import LAST, PLACEMENTS, SERVERS, STRATEGIES, seconds_of_an_epoch
 from metric_cells import Cell as Setting
 
@@ -33,7 +34,6 @@ from cloister.simulation.shadow import Shadow, dealt, outsiders
 from cloister.tasks.base import Examples
 from cloister.tasks.making import named_task
 
-RESULTS = Path(__file__).parent / "results" / "metric_attacks"
 CLIENTS, TARGET = 3, 2
 ROUNDS: Mapping[str, Mapping[str, Any]] = {
     "single": {"num-rounds": 1, "client.local-epochs": 20},
@@ -61,8 +61,8 @@ class Cell(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Of its result."""
-        return RESULTS / str(self.setting.size) / f"{self.kind}-{self.setting.path.name}"
+        """Of its result, in the folder of results."""
+        return Path(str(self.setting.size)) / f"{self.kind}-{self.setting.path.name}"
 
     def __str__(self) -> str:
         """The name of its result."""
@@ -136,13 +136,15 @@ PLAY: Mapping[str, Callable[[Game, bool], dict[str, Any]]] = {"single": single, 
 
 def run(arguments: argparse.Namespace) -> None:
     """Run what is missing, and say before each cell how long the rest takes."""
-    left = [cell for cell in cells(arguments) if not cell.path.exists()]
+    left = [cell for cell in cells(arguments) if not (arguments.results / cell.path).exists()]
+    data = data_at(arguments.data, "alzheimer-mri") if left else ""
     for cell in in_turn(left, seconds_of_an_epoch(arguments.size), lambda cell: cell.epochs):
-        start, game = time.perf_counter(), game_of(cell.settings() | {"task.data-path": arguments.data})
+        start, game = time.perf_counter(), game_of(cell.settings() | {"task.data-path": data})
         found = {name: PLAY[cell.kind](game, inside) for name, inside in (("with", True), ("without", False))}
         seconds = round(time.perf_counter() - start)
-        cell.path.parent.mkdir(parents=True, exist_ok=True)
-        cell.path.write_text(json.dumps({"settings": cell.settings(), **found, "seconds": seconds}, indent=2) + "\n")
+        place = arguments.results / cell.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps({"settings": cell.settings(), **found, "seconds": seconds}, indent=2) + "\n")
 
 
 def table(arguments: argparse.Namespace) -> None:
@@ -153,13 +155,14 @@ def table(arguments: argparse.Namespace) -> None:
     lines += ["", *_single(arguments), "", *_several(arguments)]
     text = "\n".join(lines) + "\n"
     print(text)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"table-{arguments.size}-{arguments.placement}.md").write_text(text)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    (arguments.results / f"table-{arguments.size}-{arguments.placement}.md").write_text(text)
 
 
 def _found(arguments: argparse.Namespace, kind: str, strategy: str, server: str) -> dict[str, Any] | None:
     cell = Cell(kind, Setting(arguments.size, "table-9", strategy, server, arguments.placement, 0))
-    return json.loads(cell.path.read_text()) if cell.path.exists() else None
+    place = arguments.results / cell.path
+    return json.loads(place.read_text()) if place.exists() else None
 
 
 def _single(arguments: argparse.Namespace) -> Iterator[str]:
@@ -202,16 +205,16 @@ def _told(found: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Run cells, or make the table of those that are there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table"))
-    parser.add_argument("--data", default="", help="folder of the images")
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--kinds", nargs="+", choices=tuple(ROUNDS), default=list(ROUNDS))
-    parser.add_argument("--placement", choices=tuple(PLACEMENTS), default="published")
-    parser.add_argument("--strategies", nargs="+", choices=tuple(STRATEGIES), default=["fedavg"])
-    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
-    arguments = parser.parse_args()
+    options = parser(__doc__, ["alzheimer-mri"])
+    options.add_argument("what", choices=("run", "table"))
+    options.add_argument("--size", type=int, default=128)
+    options.add_argument("--seeds", type=int, default=1)
+    options.add_argument("--kinds", nargs="+", choices=tuple(ROUNDS), default=list(ROUNDS))
+    options.add_argument("--placement", choices=tuple(PLACEMENTS), default="published")
+    options.add_argument("--strategies", nargs="+", choices=tuple(STRATEGIES), default=["fedavg"])
+    options.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
+    arguments = options.parse_args()
+    arguments.results /= "metric_attacks"
     {"run": run, "table": table}[arguments.what](arguments)
 
 

@@ -1,10 +1,9 @@
-"""A cell of the metric-privacy paper's tables on the brain scans: the settings of a run, and where its result lies."""
+"""A cell of the metric-privacy paper's tables on the brain scans: the settings of a run, and the name of its result."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-RESULTS = Path(__file__).parent / "results" / "metric_paper"
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "fedavg": {},
     "fedavgm": {"strategy.momentum": 0.5, "strategy.server-learning-rate": 0.1, "strategy.pretrain-epochs": 20},
@@ -60,11 +59,11 @@ class Cell(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Of its result."""
+        """Of its result, in the folder of results."""
         placed = f"-{self.placement}" if self.server != "none" else ""
         noise = f"-z{self.multiplier:g}" if self.server != "none" and self.multiplier != MULTIPLIER else ""
         name = f"{self.partition}-{self.strategy}-{self.server}{placed}{noise}-seed{self.seed}.json"
-        return RESULTS / str(self.size) / name
+        return Path(str(self.size)) / name
 
     def __str__(self) -> str:
         """The name of its result."""

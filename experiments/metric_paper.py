@@ -1,6 +1,7 @@
 """Tables 5 to 8, A.14 and B.15 of the metric-privacy paper: six strategies, with and without noise, on the brain scans.
 
     python experiments/metric_paper.py run --data FOLDER [--work FOLDER] [--size 128] [--strategies …] [--servers …]
+        [--results FOLDER]
     python experiments/metric_paper.py table [--size 128] [--seeds 5] [--multiplier 0.003]
     python experiments/metric_paper.py curves [--size 128]
 
@@ -8,7 +9,7 @@ A cell is one strategy, one partition (`table-2`: alike, `table-3`: different), 
 paper's settings: 20 rounds of 5 epochs, C = 5, z = 0.01 (`--multiplier`). `--placement published` has noise on the
 strategy's output and a distance taken before the clip, as the paper; `sound` has both as a guarantee can be stated for.
 Clients' scores leave without noise in all of them, as the paper's do. Every cell is a process and a file in
-experiments/results/metric_paper, and a cell that is there is not run again. The hours that are to come are said first.
+metric_paper of the results, and a cell that is there is not run again. The hours that are to come are said first.
 A run directory stays below the folder `--work` until its cell is done: a cell that was stopped is resumed at the round
 that it had reached. `curves` draws the accuracy of each round (figures D.4 and D.5).
 """
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cells import in_turn
+from cells import data_at, in_turn, parser
 from metric_cells import COMMON, MULTIPLIER, PARTITIONS, PLACEMENTS, SERVERS, STRATEGIES, Cell, seconds_of_an_epoch
 from metric_tables import curves, table
 
@@ -36,20 +37,20 @@ def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
         yield Cell(arguments.size, partition, strategy, server, arguments.placement, seed, arguments.multiplier)
 
 
-def run(cell: Cell, arguments: argparse.Namespace) -> None:
+def run(cell: Cell, arguments: argparse.Namespace, data: str) -> None:
     """Run a cell in a process of its own, and write its result down."""
-    directory = arguments.work / str(cell.size) / cell.path.stem
+    directory, result = arguments.work / str(cell.size) / cell.path.stem, arguments.results / cell.path
     command = [sys.executable, "-c", "from cloister.cli import app; app()", "run"]
     if directory.exists():
         command += ["--resume", str(directory)]
     else:
-        place = {"task.data-path": arguments.data, "output-dir": str(directory.parent), "run-name": directory.name}
+        place = {"task.data-path": data, "output-dir": str(directory.parent), "run-name": directory.name}
         command += ["--clients", "4"]
         for key, value in (cell.settings() | place).items():
             command += ["-c", f"{key}={json.dumps(value)}"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    cell.path.parent.mkdir(parents=True, exist_ok=True)
-    cell.path.write_text(json.dumps({"settings": cell.settings(), **read(directory)}, indent=2) + "\n")
+    result.parent.mkdir(parents=True, exist_ok=True)
+    result.write_text(json.dumps({"settings": cell.settings(), **read(directory)}, indent=2) + "\n")
     shutil.rmtree(directory)
 
 
@@ -68,26 +69,27 @@ def read(directory: Path) -> dict[str, Any]:
 
 def run_all(arguments: argparse.Namespace) -> None:
     """Run what is missing, and say how long the rest takes before each cell."""
-    left = [cell for cell in cells(arguments) if not cell.path.exists()]
+    left = [cell for cell in cells(arguments) if not (arguments.results / cell.path).exists()]
+    data = data_at(arguments.data, "alzheimer-mri") if left else ""
     epochs = COMMON["num-rounds"] * COMMON["client.local-epochs"]
     for cell in in_turn(left, seconds_of_an_epoch(arguments.size) * epochs):
-        run(cell, arguments)
+        run(cell, arguments, data)
 
 
 def main() -> None:
     """Run cells, or show those that are there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table", "curves"))
-    parser.add_argument("--data", default="", help="folder of the images")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "cloister-metric-paper")
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--multiplier", type=float, default=MULTIPLIER)
-    parser.add_argument("--placement", choices=tuple(PLACEMENTS), default="published")
-    parser.add_argument("--partitions", nargs="+", choices=PARTITIONS, default=list(PARTITIONS))
-    parser.add_argument("--strategies", nargs="+", choices=tuple(STRATEGIES), default=list(STRATEGIES))
-    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
-    arguments = parser.parse_args()
+    options = parser(__doc__, ["alzheimer-mri"])
+    options.add_argument("what", choices=("run", "table", "curves"))
+    options.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "cloister-metric-paper")
+    options.add_argument("--size", type=int, default=128)
+    options.add_argument("--seeds", type=int, default=1)
+    options.add_argument("--multiplier", type=float, default=MULTIPLIER)
+    options.add_argument("--placement", choices=tuple(PLACEMENTS), default="published")
+    options.add_argument("--partitions", nargs="+", choices=PARTITIONS, default=list(PARTITIONS))
+    options.add_argument("--strategies", nargs="+", choices=tuple(STRATEGIES), default=list(STRATEGIES))
+    options.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
+    arguments = options.parse_args()
+    arguments.results /= "metric_paper"
     {"run": run_all, "table": table, "curves": curves}[arguments.what](arguments)
 
 

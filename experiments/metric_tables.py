@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from metric_cells import LAST, MULTIPLIER, PARTITIONS, RESULTS, SERVERS, STRATEGIES, Cell
+from metric_cells import LAST, MULTIPLIER, PARTITIONS, SERVERS, STRATEGIES, Cell
 
 PUBLISHED = {
     # Mean and standard deviation of the accuracy on the clients' test sets over the last five rounds.
@@ -65,7 +65,7 @@ def table(arguments: argparse.Namespace) -> None:
     """Write the paper's figures beside ours.
 
     Args:
-        arguments: size, placement, multiplier and number of seeds.
+        arguments: folder of results, size, placement, multiplier and number of seeds.
     """
     size, noise = arguments.size, arguments.multiplier
     lines = [f"Images of {size}×{size}, placement {arguments.placement}, z = {noise}."]
@@ -74,15 +74,15 @@ def table(arguments: argparse.Namespace) -> None:
     lines += ["", *_of_clients(arguments), "", *_of_the_server(arguments)]
     text = "\n".join(lines) + "\n"
     print(text)
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    arguments.results.mkdir(parents=True, exist_ok=True)
     other = f"-z{noise:g}" if noise != MULTIPLIER else ""
-    (RESULTS / f"table-{size}-{arguments.placement}{other}.md").write_text(text)
+    (arguments.results / f"table-{size}-{arguments.placement}{other}.md").write_text(text)
 
 
 def _found(arguments: argparse.Namespace, partition: str, strategy: str, server: str) -> list[dict[str, Any]]:
     """The results that are there, one for each seed."""
     given = (arguments.size, partition, strategy, server, arguments.placement)
-    made = (Cell(*given, seed, arguments.multiplier).path for seed in range(arguments.seeds))
+    made = (arguments.results / Cell(*given, seed, arguments.multiplier).path for seed in range(arguments.seeds))
     return [json.loads(path.read_text()) for path in made if path.exists()]
 
 
@@ -146,7 +146,7 @@ def curves(arguments: argparse.Namespace) -> None:
     """Draw the accuracy on the clients' test sets by rounds: a panel for each mechanism (figures D.4 and D.5).
 
     Args:
-        arguments: size, placement, multiplier, partitions; the first seed is drawn.
+        arguments: folder of results, size, placement, multiplier, partitions; the first seed is drawn.
     """
     from matplotlib.figure import Figure
 
@@ -162,6 +162,6 @@ def curves(arguments: argparse.Namespace) -> None:
         panels[0].set_ylabel("accuracy, clients' test sets")
         if panels[0].lines:
             panels[0].legend()
-            path = RESULTS / f"curves-{partition}-{arguments.size}-{arguments.placement}.png"
+            path = arguments.results / f"curves-{partition}-{arguments.size}-{arguments.placement}.png"
             figure.savefig(path, dpi=100)
             print(path)

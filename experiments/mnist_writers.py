@@ -6,9 +6,9 @@ minutes. What was run for as many rounds is not run again. The hours that are to
 the results has the paper's figures and ours.
 
     python experiments/mnist_writers.py --data FOLDER [--model softmax] [--hypotheses 1 2] [--nu 0 1 3 5] [--rounds 30]
+        [--results FOLDER]
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cells import NONE, apart, in_turn, write_table
+from cells import NONE, apart, data_at, in_turn, parser, write_table
 from rich.console import Console
 
 from cloister.server.reports.console import ConsoleReporter
@@ -51,7 +51,6 @@ for how many hypotheses."""
 HEAD = ("ν", "k = 1", "k = 2", "paper", "k = 2 apart, std", "largest leakage", "seeds")
 SECONDS = {"softmax": 2.0, "cnn": 15.0}
 """Of a round, in the first estimate: 30 rounds of the CNN took 4 to 15 minutes on two cores; the other is a guess."""
-RESULTS = Path(__file__).parent / "results" / "mnist_writers"
 
 
 def trained(settings: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +75,9 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class Cell(NamedTuple):
-    """One run."""
+    """One run, and the folder of its results."""
 
+    place: Path
     model: str
     k: int
     nu: float
@@ -87,7 +87,7 @@ class Cell(NamedTuple):
     @property
     def path(self) -> Path:
         """Of the results of all noise multipliers."""
-        return RESULTS / f"{self.model}-k{self.k}-seed{self.seed}.json"
+        return self.place / f"{self.model}-k{self.k}-seed{self.seed}.json"
 
     def __str__(self) -> str:
         """What it is, for a person."""
@@ -117,9 +117,10 @@ class Cell(NamedTuple):
 def run_all(cells: list[Cell], data: str, cohort: int) -> None:
     """Run what has not been run yet, a file of results a model, k and seed."""
     left = [cell for cell in cells if not cell.is_there()]
+    where = data_at(data, "mnist-writers") if left else ""
     for cell in in_turn(left, SECONDS[cells[0].model], lambda cell: cell.rounds):
-        found = trained(cell.settings(data, cohort)) | {"asked-rounds": cell.rounds}
-        RESULTS.mkdir(parents=True, exist_ok=True)
+        found = trained(cell.settings(where, cohort)) | {"asked-rounds": cell.rounds}
+        cell.place.mkdir(parents=True, exist_ok=True)
         kept = sorted([*cell.kept(), found], key=lambda one: one["nu"])
         cell.path.write_text(json.dumps(kept, indent=2) + "\n")
 
@@ -147,29 +148,29 @@ def _percent(share: float | None) -> str:
 
 def main() -> None:
     """Run what is missing of what was asked for; then show everything that is there of so many rounds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--model", choices=("softmax", "cnn"), default="softmax")
-    parser.add_argument("--hypotheses", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--nu", type=float, nargs="+", default=[0.0, 1.0, 3.0, 5.0])
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--cohort", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    options = parser(__doc__, ["mnist-writers"])
+    options.add_argument("--model", choices=("softmax", "cnn"), default="softmax")
+    options.add_argument("--hypotheses", type=int, nargs="+", default=[1, 2])
+    options.add_argument("--nu", type=float, nargs="+", default=[0.0, 1.0, 3.0, 5.0])
+    options.add_argument("--rounds", type=int, default=30)
+    options.add_argument("--cohort", type=int, default=40)
+    options.add_argument("--seed", type=int, default=0)
+    arguments = options.parse_args()
+    place = arguments.results / "mnist_writers"
     cells = [
-        Cell(arguments.model, k, nu, arguments.seed, arguments.rounds)
+        Cell(place, arguments.model, k, nu, arguments.seed, arguments.rounds)
         for nu in arguments.nu
         for k in arguments.hypotheses
     ]
     run_all(cells, arguments.data, arguments.cohort)
-    files = sorted(RESULTS.glob(f"{arguments.model}-*.json"))
+    files = sorted(place.glob(f"{arguments.model}-*.json"))
     found = [run for path in files for run in json.loads(path.read_text())]
     asked = [run for run in found if run["asked-rounds"] == arguments.rounds]
     about = (
         f"Digits by real writers, {arguments.model}, {arguments.rounds} rounds at most. Accuracy on other writers. The "
         "paper's figures are of FEMNIST, which has letters too and more writers, after up to 500 rounds."
     )
-    write_table(RESULTS / f"table-{arguments.model}.md", about, HEAD, rows(asked))
+    write_table(place / f"table-{arguments.model}.md", about, HEAD, rows(asked))
 
 
 if __name__ == "__main__":

@@ -6,22 +6,25 @@ with a few clients. With `gaussian` each client adds all the noise that it needs
 together at δ = 1e-5, for a client's contribution that is zeroed or not. Every client takes part in every round. The
 seeds choose data and first model, the same ones for every mechanism, and differences are taken seed by seed.
 
-    python experiments/secure_aggregation.py --data FOLDER/mnist/mnist.npz [--tasks digits mnist] [--seeds 5]
+    python experiments/secure_aggregation.py [--tasks digits mnist] [--data FOLDER] [--seeds 5] [--results FOLDER]
 
+A point that is there for as many seeds is not run again.
 With `--processes N` it makes the runs of `PROCESSES` of the first N seeds again, each client a process of its own.
 """
 
-import argparse
+import itertools
 import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from local_noise import accuracy, draw, settings_of
+from cells import data_at, parser
+from local_noise import accuracy, draw, kept, run_missing, settings_of
 from rich.console import Console
 from rich.table import Table
 
@@ -33,10 +36,14 @@ SECURE: Mapping[str, dict[str, Any]] = {
     "mnist": {"secure-aggregation.threshold": 60, "secure-aggregation.colluding": 5},
 }
 MECHANISMS = ("global-dp", "secure aggregation", "gaussian")
-RESULTS = Path(__file__).parent / "results" / "secure_aggregation"
 PROCESSES = ("digits", "secure aggregation", 8.0)
 """Task, mechanism and ε of the runs with clients as processes."""
-SECONDS = 900
+TIMEOUT = 900
+"""Seconds for a run with clients as processes."""
+SECONDS = {"digits": 0.5, "mnist": 3.0}
+"""Of a round, in the first estimate, on two cores."""
+PROCESS_SECONDS = 20.0
+"""Of a round with clients as processes; a guess."""
 
 
 def configured(task: str, mechanism: str, epsilon: float, data: str) -> dict[str, Any]:
@@ -45,36 +52,41 @@ def configured(task: str, mechanism: str, epsilon: float, data: str) -> dict[str
     settings = settings_of(task, "global-dp" if secure else mechanism, epsilon, BOUND, ROUNDS)
     settings |= {"strategy.min-nodes": CLIENTS[task]}
     settings |= {"secure-aggregation.enabled": True, **SECURE[task]} if secure else {}
-    return settings | ({"task.data-path": data} if task == "mnist" else {})
+    return settings | ({"task.data-path": data_at(data, "mnist")} if task == "mnist" else {})
 
 
-def points(task: str, data: str, seeds: int) -> Iterator[dict[str, Any]]:
-    """The accuracy of every seed, for each mechanism and ε."""
-    for epsilon in EPSILONS[task]:
-        for mechanism in MECHANISMS:
-            settings = configured(task, mechanism, epsilon, data)
-            found = [accuracy(settings | {"seed": seed}, CLIENTS[task]) for seed in range(seeds)]
-            yield {"task": task, "mechanism": mechanism, "epsilon": epsilon, "rounds": ROUNDS, "accuracy": found}
+class Cell(NamedTuple):
+    """A mechanism at one ε."""
+
+    task: str
+    mechanism: str
+    epsilon: float
+    rounds: int = ROUNDS
+
+    def point(self, data: str, seeds: int) -> dict[str, Any]:
+        """The accuracy of every seed."""
+        settings = configured(self.task, self.mechanism, self.epsilon, data)
+        found = [accuracy(settings | {"seed": seed}, CLIENTS[self.task]) for seed in range(seeds)]
+        return {**self._asdict(), "accuracy": found}
 
 
-def in_processes(seeds: int) -> dict[str, Any]:
+def in_processes(cell: Cell, seeds: int) -> dict[str, Any]:
     """The accuracy of every seed, with warm nodes that keep their keys and their secrets apart from each other."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
     from deployment import WARM_LIGHT, Processes, start_nodes
 
-    task, mechanism, epsilon = PROCESSES
-    settings, found = configured(task, mechanism, epsilon, ""), []
+    settings, found = configured(cell.task, cell.mechanism, cell.epsilon, ""), []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         settings |= {"output-dir": str(folder / "runs"), "keep-checkpoints": 1}
         with Processes(folder / "processes") as processes:
             processes.superlink()
-            start_nodes(processes, folder, CLIENTS[task], WARM_LIGHT, secure=True)
+            start_nodes(processes, folder, CLIENTS[cell.task], WARM_LIGHT, secure=True)
             for seed in range(seeds):
-                processes.flwr_run(settings | {"seed": seed, "run-name": f"seed-{seed}"}, seconds=SECONDS)
+                processes.flwr_run(settings | {"seed": seed, "run-name": f"seed-{seed}"}, seconds=TIMEOUT)
                 lines = (folder / "runs" / f"seed-{seed}" / "rounds.jsonl").read_text().splitlines()
                 found.append(json.loads(lines[-1])["central"]["accuracy"])
-    return {"task": task, "mechanism": mechanism, "epsilon": epsilon, "rounds": ROUNDS, "accuracy": found}
+    return {**cell._asdict(), "accuracy": found}
 
 
 def standard_error(values: Sequence[float] | np.ndarray) -> float:
@@ -97,33 +109,26 @@ def show(found: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Run the tasks; keep, show and draw what is there."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default="", help="path of mnist.npz, which the task mnist needs")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument(
-        "--processes", type=int, default=0, help="seeds to run with clients as processes, and no others"
-    )
-    parser.add_argument("--tasks", nargs="*", choices=list(CLIENTS), default=list(CLIENTS))
-    arguments = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    """Run what is missing of the tasks; keep, show and draw what is there."""
+    options = parser(__doc__, ["mnist"])
+    options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--processes", type=int, default=0, help="seeds to run with clients as processes, alone")
+    options.add_argument("--tasks", nargs="*", choices=list(CLIENTS), default=list(CLIENTS))
+    arguments = options.parse_args()
+    place, seeds = arguments.results / "secure_aggregation", arguments.seeds
     if arguments.processes:
-        point = in_processes(arguments.processes)
-        (RESULTS / "processes.json").write_text(json.dumps(point, indent=1) + "\n")
-        print(point)
+        where, seeds = place / "processes.json", arguments.processes
+        run_missing(where, [Cell(*PROCESSES)], seeds, PROCESS_SECONDS, lambda cell: in_processes(cell, seeds))
+        print(kept(where))
         return
+    point = partial(Cell.point, data=arguments.data, seeds=seeds)
     for task in arguments.tasks:
-        found = list(points(task, arguments.data, arguments.seeds))
-        (RESULTS / f"{task}.json").write_text(json.dumps(found, indent=1) + "\n")
-    everything = [point for task in CLIENTS for point in _read(RESULTS / f"{task}.json")]
+        cells = [Cell(task, mechanism, epsilon) for epsilon, mechanism in itertools.product(EPSILONS[task], MECHANISMS)]
+        run_missing(place / f"{task}.json", cells, seeds, SECONDS[task], point)
+    everything = [point for task in CLIENTS for point in kept(place / f"{task}.json")]
     show(everything)
     titles = {task: f"{task}, {count} clients, {ROUNDS} rounds" for task, count in CLIENTS.items()}
-    draw(everything, RESULTS / "figure.png", MECHANISMS, titles, standard_error)
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    return found
+    draw(everything, place / "figure.png", MECHANISMS, titles, standard_error)
 
 
 if __name__ == "__main__":

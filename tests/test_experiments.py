@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -19,18 +20,18 @@ from cloister.utils.errors import ConfigError
 SCRIPTS = Path(__file__).parents[1] / "experiments"
 TINY = ("task={name='digits', model='auto', examples-per-client=60}", "client.batch-size=20")
 SECRET = "privacy.noise-seed=-1"
+NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if "__main__" in path.read_text())
 
 
 @pytest.fixture
-def load(tmp_path, monkeypatch):
-    """Load a script, which keeps its results in a folder of the test."""
+def load(monkeypatch):
+    """Load a script."""
     monkeypatch.syspath_prepend(SCRIPTS)
 
     def loaded(name):
         spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        monkeypatch.setattr(module, "RESULTS", tmp_path / "results", raising=False)
         return module
 
     return loaded
@@ -59,6 +60,7 @@ def arguments(tmp_path):
         quiet=False,
         name="",
         config=[*TINY, SECRET],
+        results=tmp_path / "results",
     )
 
 
@@ -151,8 +153,8 @@ def test_a_result_says_its_command(script, arguments):
     assert words[11:] == ["-c", "task={name='digits'}", "-c", SECRET]
 
 
-def written(script, name, **facts):
-    script.save({"system": "proposed", "curve": [[0, 0.1], [1, 0.5]], "command": "mine", **facts}, name)
+def written(script, place, name, **facts):
+    script.save({"system": "proposed", "curve": [[0, 0.1], [1, 0.5]], "command": "mine", **facts}, place, name)
 
 
 @pytest.mark.parametrize(("system", "name"), [("proposed", "proposed-iid-4-sigma-3"), ("central", "central-sigma-3")])
@@ -193,22 +195,22 @@ def test_first_estimates_are_about_what_was_measured(load, arguments):
 
 def test_a_result_takes_the_place_of_the_same_commands_alone(script, arguments):
     name = script.name_of(arguments)
-    written(script, name)
+    written(script, arguments.results, name)
     with pytest.raises(ConfigError, match="was made by 'mine': give --name for"):
         script.refuse_to_replace(arguments, name)
-    written(script, name, **script.provenance(arguments))
+    written(script, arguments.results, name, **script.provenance(arguments))
     script.refuse_to_replace(arguments, name)
-    written(script, f"{name}-stopped")
+    written(script, arguments.results, f"{name}-stopped")
     with pytest.raises(ConfigError, match=f"{name}-stopped.json was made by 'mine'"):
         script.refuse_to_replace(arguments, name)
 
 
-def test_what_was_kept_of_a_stopped_run_goes_when_the_run_has_ended(script):
-    written(script, "run", ended="operator")
-    written(script, "other", ended="operator")
-    names = lambda: sorted(path.name for path in script.RESULTS.iterdir())  # noqa: E731
+def test_what_was_kept_of_a_stopped_run_goes_when_the_run_has_ended(script, tmp_path):
+    written(script, tmp_path, "run", ended="operator")
+    written(script, tmp_path, "other", ended="operator")
+    names = lambda: sorted(path.name for path in tmp_path.iterdir())  # noqa: E731
     assert names() == ["other-stopped.json", "run-stopped.json"]
-    written(script, "run", ended="as-asked")
+    written(script, tmp_path, "run", ended="as-asked")
     assert names() == ["other-stopped.json", "run.json"]
 
 
@@ -240,7 +242,59 @@ def test_cells_take_as_long_as_the_last_one_did(load, monkeypatch, capsys):
     ]
 
 
-def run_hospitals(script, given, monkeypatch):
+def command(script, name, folder, *given, monkeypatch):
+    """Run a script in the folder, where all files of its data are, empty."""
+    for file in ("mnist.npz", "mnist_writer_ids.npz", "IPPS_DRG_CSV.zip", "us_zip_latlon.csv"):
+        (folder / file).touch()
+    options = ["--results", str(folder), *given]
+    options += [] if name == "digits" else ["--data", str(folder)]
+    monkeypatch.setattr("sys.argv", [f"{name}.py", *options])
+    script.main()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_script_takes_a_folder_for_results_and_names_the_origin_of_its_data(load, name, monkeypatch, capsys):
+    script = load(name)
+    monkeypatch.setattr("sys.argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    text = capsys.readouterr().out
+    assert ended.value.code == 0 and "--results FOLDER" in text
+    assert ("--data FOLDER" in text) == ("https://" in text)
+
+
+def test_results_go_beside_the_committed_ones_by_default(load):
+    assert SCRIPTS not in (SCRIPTS.parent / load("cells").parser("").parse_args([]).results).parents
+
+
+def test_data_that_is_missing_is_named_with_its_origin(load, tmp_path):
+    cells = load("cells")
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "mnist.npz").touch()
+    assert cells.data_at(str(tmp_path), "mnist") == str(tmp_path)
+    for place in ("", str(tmp_path), str(tmp_path / "nowhere")):
+        with pytest.raises(SystemExit, match=r"mnist_writer_ids\.npz.*github\.com/facebookresearch/qmnist"):
+            cells.data_at(place, "mnist-writers")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "runs"),
+    [
+        ("digits", ["--seeds", "2"], 6),
+        ("local_noise", ["--tasks", "mnist", "--seeds", "2"], 32),
+        ("secure_aggregation", ["--tasks", "mnist", "--seeds", "2"], 6),
+    ],
+)
+def test_accuracies_that_are_there_are_not_computed_again(load, name, given, runs, tmp_path, monkeypatch, capsys):
+    script, ran = load(name), []
+    monkeypatch.setattr(script, "accuracy", lambda *run: ran.append(run) or 0.1 * len(ran))
+    for _ in range(2):
+        command(script, name, tmp_path, *given, monkeypatch=monkeypatch)
+    assert len(ran) == runs
+    assert re.match(r"\d+ cells to go, about \d+\.\d hours", capsys.readouterr().out)
+
+
+def run_hospitals(script, given, folder, monkeypatch):
     """Record the runs of a command, by k, ν, seed and settings, in the place of hours of training."""
     ran = []
 
@@ -249,30 +303,29 @@ def run_hospitals(script, given, monkeypatch):
         return dict(zip(("k", "nu", "seed"), run, strict=False)) | dict.fromkeys(FIGURES, 1.5) | {"rounds": 1}
 
     monkeypatch.setattr(script, "trained", trained)
-    monkeypatch.setattr("sys.argv", ["hospital_charges.py", "--data", "x", "--seeds", "0", *given.split()])
-    script.main()
+    command(script, "hospital_charges", folder, "--seeds", "0", *given.split(), monkeypatch=monkeypatch)
     return ran
 
 
 FIGURES = ("rmse", "rmse-of-other-rows", "leakage-median", "leakage-maximum")
 
 
-def test_hospitals_that_ran_for_as_many_rounds_are_not_run_again(load, monkeypatch, capsys):
+def test_hospitals_that_ran_for_as_many_rounds_are_not_run_again(load, tmp_path, monkeypatch, capsys):
     script = load("hospital_charges")
     asked = "--split-round 50 --rounds 200 --hypotheses 1 3 --multipliers 5"
-    first = run_hospitals(script, asked, monkeypatch)
+    first = run_hospitals(script, asked, tmp_path, monkeypatch)
     assert [(k, nu, settings["num-rounds"]) for k, nu, _, settings in first] == [(1, 5.0, 200), (3, 5.0, 200)]
     assert [settings.get("privacy.clusters-split-round") for *_, settings in first] == [None, 50]
     assert "2 cells to go" in capsys.readouterr().out
-    assert run_hospitals(script, asked, monkeypatch) == []
-    assert len(run_hospitals(script, asked.replace("200", "100"), monkeypatch)) == 2
-    kept = json.loads((script.RESULTS / "split-50" / "seed-0.json").read_text())
+    assert run_hospitals(script, asked, tmp_path, monkeypatch) == []
+    assert len(run_hospitals(script, asked.replace("200", "100"), tmp_path, monkeypatch)) == 2
+    kept = json.loads((tmp_path / "hospital_charges" / "split-50" / "seed-0.json").read_text())
     assert [(run["k"], run["asked-rounds"]) for run in kept] == [(1, 200), (3, 200), (1, 100), (3, 100)]
-    table = (script.RESULTS / "split-50" / "table.md").read_text()
+    table = (tmp_path / "hospital_charges" / "split-50" / "table.md").read_text()
     assert "| 5 | 3 | 1.50 ± 0.00 | 1.50 ± 0.00 | 5.5, 21.6 | 1.5, 1.5 | 1 |" in table
 
 
-def test_writers_that_stopped_early_are_not_run_again(load, monkeypatch, capsys):
+def test_writers_that_stopped_early_are_not_run_again(load, tmp_path, monkeypatch, capsys):
     script, ran = load("mnist_writers"), []
 
     def trained(settings):
@@ -281,11 +334,10 @@ def test_writers_that_stopped_early_are_not_run_again(load, monkeypatch, capsys)
         return own | {"seed": 0, "rounds": 7, "accuracy": 0.844, "leakage-maximum": 12345.0}
 
     monkeypatch.setattr(script, "trained", trained)
-    monkeypatch.setattr("sys.argv", ["mnist_writers.py", "--data", "x", "--nu", "5", "7"])
     for _ in range(2):
-        script.main()
+        command(script, "mnist_writers", tmp_path, "--nu", "5", "7", monkeypatch=monkeypatch)
     assert len(ran) == 4 and {settings["num-rounds"] for settings in ran} == {30}
     assert "4 cells to go, about" in capsys.readouterr().out
-    table = (script.RESULTS / "table-softmax.md").read_text()
+    table = (tmp_path / "mnist_writers" / "table-softmax.md").read_text()
     assert "| 5 | 84.4 % | 84.4 % | 81.2 % | +2.0 | 1.234e+04 | 1, 1 |" in table
     assert "| 7 | 84.4 % | 84.4 % | – | – | 1.234e+04 | 1, 1 |" in table

@@ -10,13 +10,12 @@ FEW = ("none", "global DP, fixed clip")
 
 
 @pytest.fixture
-def comparison(tmp_path, monkeypatch):
-    """The script, which keeps its results in a folder of the test."""
+def comparison(monkeypatch):
+    """The script."""
     monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("comparison", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.RESULTS = tmp_path / "results"
     return module
 
 
@@ -56,22 +55,24 @@ def test_every_cell_is_a_configuration(comparison):
 
 
 @pytest.mark.slow
-def test_cells_are_run_once_and_shown(comparison, few_resamples, capsys):
+def test_cells_are_run_once_and_shown(comparison, few_resamples, tmp_path, capsys):
     comparison.CLIENTS = 3
     comparison.TASKS = {"digits": comparison.Benchmark({"task.name": "digits", "client.local-epochs": 1}, 4, 6.0)}
     comparison.COMMON = {**comparison.COMMON, "num-rounds": 1}
     comparison.MECHANISMS = {name: comparison.MECHANISMS[name]._replace(strengths=(1.0,)) for name in FEW}
-    comparison.main(["run", "--seeds", "1", "--mechanisms", "none"])
-    first = comparison.results("digits")
-    comparison.main(["run", "--seeds", "1", "--mechanisms", *FEW])
+    options = ["run", "--results", str(tmp_path), "--seeds", "1", "--mechanisms"]
+    place = tmp_path / "comparison" / "digits.jsonl"
+    comparison.main([*options, "none"])
+    first = comparison.results(place)
+    comparison.main([*options, *FEW])
     assert capsys.readouterr().out.count("1 cells to go") == 2
-    done = comparison.results("digits")
+    done = comparison.results(place)
     assert len(done) == 2 and first.items() < done.items()
-    open_run, private = comparison.points("digits")
+    open_run, private = comparison.points(place)
     assert open_run.epsilon is None and private.epsilon > 0 and private.unit == "client"
     for result in done.values():
         assert len(result["attacks"]) == 8 and {item["unit"] for item in result["attacks"]} == set(comparison.UNITS)
         assert all(item["interval"][0] <= item["auc"] <= item["interval"][1] for item in result["attacks"])
-    text = (comparison.RESULTS / "table.md").read_text()
+    text = place.with_name("table.md").read_text()
     assert f"| {open_run.mean:.3f} | – |" in text and f"| {private.epsilon:.3g}, one client |" in text
-    assert (comparison.RESULTS / "figure.png").stat().st_size > 10_000
+    assert place.with_name("figure.png").stat().st_size > 10_000
