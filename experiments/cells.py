@@ -40,6 +40,11 @@ SOURCES: Mapping[str, Source] = {
         "emnist_byclass_test.npz with x, upright images in bytes, and y: the ByClass test split, from "
         "https://www.nist.gov/itl/products-and-services/emnist-dataset",
     ),
+    "femnist": Source(
+        ("*.json",),
+        "the .json files of data/femnist of https://github.com/TalwalkarLab/leaf, which its preprocess.sh makes; or "
+        "femnist.npz with x, images in bytes, y and writer, named as a file",
+    ),
     "hospital-charges": Source(
         ("IPPS_DRG_CSV.zip", "us_zip_latlon.csv"),
         "IPPS_DRG_CSV.zip, inpatient charges of fiscal year 2011, from https://data.cms.gov, and us_zip_latlon.csv "

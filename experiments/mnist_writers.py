@@ -1,12 +1,14 @@
-"""Digits by 539 real writers, about half of whom write turned by 90° (Galli et al., 2023, §5.3): accuracy of one and of
-two hypotheses under Laplace noise of multiplier ν, on 297 other writers, each with the hypothesis that suits it best.
+"""Characters by real writers, about half of whom write turned by 90° (Galli et al., 2023, §5.3): accuracy of one and of
+two hypotheses under Laplace noise of multiplier ν, on other writers, each with the hypothesis that suits it best.
+
+`mnist-writers` has digits of 539 and 297 writers; `femnist`, the paper's data, has characters of 62 classes.
 
 The paper's network has 1.2 million parameters (`--model cnn`); softmax regression has 7,850, which a laptop trains in
 minutes. What was run for as many rounds is not run again. The hours that are to come are said first, and a table beside
 the results has the paper's figures and ours.
 
-    python experiments/mnist_writers.py --data FOLDER [--model softmax] [--hypotheses 1 2] [--nu 0 1 3 5] [--rounds 30]
-        [--results FOLDER]
+    python experiments/mnist_writers.py --data FOLDER [--task femnist] [--model softmax] [--hypotheses 1 2]
+        [--nu 0 1 3 5] [--rounds 30] [--results FOLDER]
 """
 
 import json
@@ -19,13 +21,14 @@ from typing import Any, NamedTuple
 from cells import NONE, apart, data_at, in_turn, parser, write_table
 from rich.console import Console
 
+from cloister.client.data import benchmark_of
+from cloister.config.run import parse
 from cloister.server.reports.console import ConsoleReporter
 from cloister.simulation.simulate import simulate
 
-WRITERS = 539
-SETTINGS = {
-    "task.name": "mnist-writers",
-    "task.rotated-fraction": 0.5,
+TASKS = ("mnist-writers", "femnist")
+ROTATED = {"task.rotated-fraction": 0.5}
+SETTINGS = ROTATED | {
     "task.test-fraction": 0.0,
     "privacy.server": "laplace-clustering",
     "privacy.client": "laplace",
@@ -53,11 +56,18 @@ SECONDS = {"softmax": 2.0, "cnn": 15.0}
 """Of a round, in the first estimate: 30 rounds of the CNN took 4 to 15 minutes on two cores; the other is a guess."""
 
 
-def trained(settings: dict[str, Any]) -> dict[str, Any]:
+def writers_of(task: str, data: str) -> int:
+    """How many writers train."""
+    owners = benchmark_of(parse({"task.name": task, "task.data-path": data, **ROTATED}).task).owners
+    assert owners is not None
+    return int(owners.max()) + 1
+
+
+def trained(settings: dict[str, Any], writers: int) -> dict[str, Any]:
     """One run, in figures."""
     with tempfile.TemporaryDirectory() as scratch:
         everything = SETTINGS | {"output-dir": scratch} | settings
-        outcome = simulate(everything, WRITERS, ConsoleReporter(1, Console(quiet=True)))
+        outcome = simulate(everything, writers, ConsoleReporter(1, Console(quiet=True)))
         leakage = json.loads((outcome.directory.path / "leakage.json").read_text())
     best = min((done for done in outcome.rounds if done.central), key=lambda done: done.central["loss"])
     last = outcome.rounds[-1].measured
@@ -78,6 +88,7 @@ class Cell(NamedTuple):
     """One run, and the folder of its results."""
 
     place: Path
+    task: str
     model: str
     k: int
     nu: float
@@ -101,12 +112,13 @@ class Cell(NamedTuple):
         """Whether it has run."""
         return any((run["nu"], run["asked-rounds"]) == (self.nu, self.rounds) for run in self.kept())
 
-    def settings(self, data: str, cohort: int) -> dict[str, Any]:
+    def settings(self, data: str, share: float) -> dict[str, Any]:
         """The keys of its configuration that differ from `SETTINGS`."""
         return {
+            "task.name": self.task,
             "task.data-path": data,
             "task.model": self.model,
-            "strategy.fraction-train": (cohort + 0.5) / WRITERS,
+            "strategy.fraction-train": share,
             "privacy.clusters": self.k,
             "privacy.laplace-noise-multiplier": self.nu,
             "num-rounds": self.rounds,
@@ -117,9 +129,13 @@ class Cell(NamedTuple):
 def run_all(cells: list[Cell], data: str, cohort: int) -> None:
     """Run what has not been run yet, a file of results a model, k and seed."""
     left = [cell for cell in cells if not cell.is_there()]
-    where = data_at(data, "mnist-writers") if left else ""
+    if not left:
+        return
+    where = data_at(data, cells[0].task)
+    writers = writers_of(cells[0].task, where)
+    share = min(1.0, (cohort + 0.5) / writers)
     for cell in in_turn(left, SECONDS[cells[0].model], lambda cell: cell.rounds):
-        found = trained(cell.settings(where, cohort)) | {"asked-rounds": cell.rounds}
+        found = trained(cell.settings(where, share), writers) | {"asked-rounds": cell.rounds}
         cell.place.mkdir(parents=True, exist_ok=True)
         kept = sorted([*cell.kept(), found], key=lambda one: one["nu"])
         cell.path.write_text(json.dumps(kept, indent=2) + "\n")
@@ -148,7 +164,8 @@ def _percent(share: float | None) -> str:
 
 def main() -> None:
     """Run what is missing of what was asked for; then show everything that is there of so many rounds."""
-    options = parser(__doc__, ["mnist-writers"])
+    options = parser(__doc__, TASKS)
+    options.add_argument("--task", choices=TASKS, default=TASKS[0])
     options.add_argument("--model", choices=("softmax", "cnn"), default="softmax")
     options.add_argument("--hypotheses", type=int, nargs="+", default=[1, 2])
     options.add_argument("--nu", type=float, nargs="+", default=[0.0, 1.0, 3.0, 5.0])
@@ -156,9 +173,9 @@ def main() -> None:
     options.add_argument("--cohort", type=int, default=40)
     options.add_argument("--seed", type=int, default=0)
     arguments = options.parse_args()
-    place = arguments.results / "mnist_writers"
+    place = arguments.results / arguments.task.replace("-", "_")
     cells = [
-        Cell(place, arguments.model, k, nu, arguments.seed, arguments.rounds)
+        Cell(place, arguments.task, arguments.model, k, nu, arguments.seed, arguments.rounds)
         for nu in arguments.nu
         for k in arguments.hypotheses
     ]
@@ -167,8 +184,8 @@ def main() -> None:
     found = [run for path in files for run in json.loads(path.read_text())]
     asked = [run for run in found if run["asked-rounds"] == arguments.rounds]
     about = (
-        f"Digits by real writers, {arguments.model}, {arguments.rounds} rounds at most. Accuracy on other writers. The "
-        "paper's figures are of FEMNIST, which has letters too and more writers, after up to 500 rounds."
+        f"{arguments.task}, {arguments.model}, {arguments.rounds} rounds at most. Accuracy on other writers. "
+        "The paper's figures are of FEMNIST after up to 500 rounds."
     )
     write_table(place / f"table-{arguments.model}.md", about, HEAD, rows(asked))
 

@@ -294,6 +294,16 @@ def test_accuracies_that_are_there_are_not_computed_again(load, name, given, run
     assert re.match(r"\d+ cells to go, about \d+\.\d hours", capsys.readouterr().out)
 
 
+@pytest.mark.slow
+def test_the_writers_script_runs_from_leafs_files(load, tmp_path, monkeypatch):
+    own = {f"w{n}": {"x": [[n / 9] * 784] * 4, "y": [n, n + 10, n + 36, 61]} for n in range(10)}
+    (tmp_path / "data.json").write_text(json.dumps({"user_data": own}))
+    options = ["--task", "femnist", "--nu", "0", "--hypotheses", "2", "--rounds", "2", "--cohort", "5"]
+    command(load("mnist_writers"), "mnist_writers", tmp_path, *options, monkeypatch=monkeypatch)
+    (run,) = json.loads((tmp_path / "femnist" / "softmax-k2-seed0.json").read_text())
+    assert run["rounds"] == 2 and sum(run["cluster-sizes"]) == 5
+
+
 def run_hospitals(script, given, folder, monkeypatch):
     """Record the runs of a command, by k, ν, seed and settings, in the place of hours of training."""
     ran = []
@@ -328,12 +338,13 @@ def test_hospitals_that_ran_for_as_many_rounds_are_not_run_again(load, tmp_path,
 def test_writers_that_stopped_early_are_not_run_again(load, tmp_path, monkeypatch, capsys):
     script, ran = load("mnist_writers"), []
 
-    def trained(settings):
+    def trained(settings, writers):
         ran.append(settings)
         own = {"k": settings["privacy.clusters"], "nu": settings["privacy.laplace-noise-multiplier"]}
         return own | {"seed": 0, "rounds": 7, "accuracy": 0.844, "leakage-maximum": 12345.0}
 
     monkeypatch.setattr(script, "trained", trained)
+    monkeypatch.setattr(script, "writers_of", lambda task, data: 539)
     for _ in range(2):
         command(script, "mnist_writers", tmp_path, "--nu", "5", "7", monkeypatch=monkeypatch)
     assert len(ran) == 4 and {settings["num-rounds"] for settings in ran} == {30}

@@ -383,13 +383,13 @@ class Task(ABC):
                 "of its own (cloister new task)"
             )
         for key, value, means_something, owner in (
-            ("rotated-fraction", config.rotated_fraction, self.rotates, "mnist-writers"),
+            ("rotated-fraction", config.rotated_fraction, self.rotates, "mnist-writers or femnist"),
             ("image-size", config.image_size, self.decodes or config.image_size == "auto", "alzheimer-mri"),
             ("skip-damaged", config.skip_damaged, self.decodes, "alzheimer-mri"),
         ):
             if value and not means_something:
                 raise ConfigError(
-                    f"task.{key} = {value} has no effect with task.name = {config.name!r}; it belongs to {owner!r}"
+                    f"task.{key} = {value} has no effect with task.name = {config.name!r}; it belongs to {owner}"
                 )
         if config.partition.startswith("table-") and config.partition not in self.tables:
             known = ", ".join(self.tables) or "none"

@@ -53,11 +53,18 @@ def emnist_files(folder):
     return {}
 
 
+def characters_of_writers(folder):
+    labels = np.repeat(np.arange(62), 10).astype(np.uint8)
+    np.savez(folder / "femnist.npz", x=np.full((620, 28, 28), 255, np.uint8), y=labels, writer=np.arange(620) % 20)
+    return {}
+
+
 DATA = {
     "alzheimer-mri": scans,
     "breast-cancer": no_files,
     "digits": no_files,
     "emnist": emnist_files,
+    "femnist": characters_of_writers,
     "heart-disease": four_hospitals,
     "hospital-charges": payments,
     "linear": no_files,
