@@ -106,7 +106,7 @@ def test_the_sum_is_that_of_plain_autograd(name):
         total = [old + min(1.0, S / norm(own)) * new for old, new in zip(total, own, strict=True)]
     found = made(module, shape).clipped_sum(x, y, S)
     assert found.examples == 7 and found.non_finite == 0
-    assert norm([a - b for a, b in zip(found.sums, total, strict=True)]) < 1e-4 * norm(total)
+    assert norm([a - b for a, b in zip(found.sums, total, strict=True)]) < 5e-4 * norm(total)
 
 
 def test_a_shared_weight_and_whole_numbers_as_inputs():

@@ -121,9 +121,9 @@ CRYPTOGRAPHY = Premise(
 )
 KERNELS = Premise(
     "kernels",
-    "TensorFlow computes equal calls equally, and each row of a batch by itself, as it did on x86-64 (`cloister check "
-    "kernels` tries a machine); PyTorch computes equal calls equally; its modules keep nothing of a unit outside "
-    "themselves",
+    "TensorFlow and PyTorch compute equal calls equally, and each row of a batch by itself, as they did on x86-64 "
+    "(`cloister check kernels` tries a machine with TensorFlow); modules of PyTorch, if not in rows, keep nothing of a "
+    "unit outside themselves",
     "the site's operator",
     "assumed",
     standing=True,

@@ -176,6 +176,32 @@ class Members:
         return self._order[self._starts[numbers, None] + np.where(mask, column, 0)], mask
 
 
+def rounds(occupied: NDArray[np.intp], at_once: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the place whose unit is in each row of each round, and which rows count.
+
+    Args:
+        occupied: places of units, in order; at least one.
+        at_once: P > 0. Place s is computed in row s mod P.
+
+    Returns:
+        Two tables of shape (rounds, P), of as few rounds as the fullest row needs. Free rows repeat a unit.
+    """
+    row = occupied % at_once
+    order = np.argsort(row, kind="stable")
+    sizes = np.bincount(row, minlength=at_once)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    table = np.full((sizes.max(), at_once), occupied[0])
+    real = np.zeros(table.shape, bool)
+    table[number, row[order]], real[number, row[order]] = occupied[order], True
+    return table, real
+
+
+def evenly(room: int, most: int) -> int:
+    """Return places per call that fit `room` units in the fewest calls."""
+    calls = -(-room // most)
+    return -(-room // calls)
+
+
 def _uniform(seed: int | None) -> Callable[[int], NDArray[np.uint64]]:
     """Return a source of independent uniform 64-bit numbers, from AES if unseeded."""
     if seed is not None:

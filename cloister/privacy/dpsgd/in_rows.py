@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.privacy.dpsgd.batches import Draws, places_of
+from cloister.privacy.dpsgd.batches import Draws, evenly, places_of, rounds
 from cloister.privacy.dpsgd.clipped_sums import Sums
 from cloister.privacy.dpsgd.forms import Form, Part, Rows, form_of
 from cloister.privacy.dpsgd.isolation import prove
@@ -92,13 +92,13 @@ class InRows:
         self.kernels: dict[str, str] = {}
         self._parts: list[tuple[list[Variable], Part]] = []
         room = places_of(batch_size)
-        self.places = _evenly(room, most_at_once(batch_size))
+        self.places = evenly(room, most_at_once(batch_size))
         self.at_once = min(self.places, USUAL)
         self._rows = self._round()
         kept = [*self._rows.inputs[: self._of_units], *(held for _, part in self._kept() for held in part.held)]
         size = sum(map(_bytes, kept))
         if size * self.places > MEMORY * self.at_once:
-            self.places = _evenly(room, max(1, MEMORY * self.at_once // size))
+            self.places = evenly(room, max(1, MEMORY * self.at_once // size))
         whole = (self.at_once, self.at_once * group_cap)
         every = (tensor for operation in self._rows.graph.get_operations() for tensor in operation.outputs)
         largest = max(_bytes(tensor) for tensor in every if tensor.shape.rank and tensor.shape[0] in whole)
@@ -294,26 +294,6 @@ class InRows:
         return totals, [array.concat() for array in arrays], squares.concat()
 
 
-def rounds(occupied: NDArray[np.intp], at_once: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return the place whose unit is in each row of each round, and which rows count.
-
-    Args:
-        occupied: places of units, in order; at least one.
-        at_once: P > 0. Place s is computed in row s mod P.
-
-    Returns:
-        Two tables of shape (rounds, P), of as few rounds as the fullest row needs. Free rows repeat a unit.
-    """
-    row = occupied % at_once
-    order = np.argsort(row, kind="stable")
-    sizes = np.bincount(row, minlength=at_once)
-    number = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    table = np.full((sizes.max(), at_once), occupied[0])
-    real = np.zeros(table.shape, bool)
-    table[number, row[order]], real[number, row[order]] = occupied[order], True
-    return table, real
-
-
 def _bytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.size
 
@@ -384,9 +364,3 @@ def _shares(mask: Tensor) -> Tensor:
     counted = tf.cast(mask, tf.float64)
     # An empty unit has no examples to divide by; its share is 0.
     return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])
-
-
-def _evenly(room: int, most: int) -> int:
-    """Return places per call that fit `room` units in the fewest calls."""
-    calls = -(-room // most)
-    return -(-room // calls)

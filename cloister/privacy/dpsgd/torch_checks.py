@@ -22,6 +22,7 @@ from cloister.privacy.dpsgd.torch_calls import (
     seedable,
     tensors_of,
 )
+from cloister.privacy.dpsgd.torch_isolation import NotIsolated
 from cloister.utils.arrays import Network, Tensor
 from cloister.utils.crash import explained
 from cloister.utils.errors import CloisterError, ConfigError, UnsupportedModel
@@ -47,6 +48,20 @@ def as_unsupported_module(module: Network) -> Iterator[None]:
         raise UnsupportedModel(
             f"{layer_at(error, module, 'the module or its loss')} fails on made-up examples, with {explained(error)}"
         ) from error
+
+
+def why_in_turn(error: Exception, module: Network) -> str:
+    """Return why a module is not computed in rows, with the layer where it is known.
+
+    Args:
+        error: raised by `TorchInRows`.
+        module: that is computed in turn.
+    """
+    if isinstance(error, NotIsolated):
+        return f"the module or its loss is not proved to keep examples apart: {error.kind} {error.reason}"
+    if isinstance(error, CloisterError):
+        return str(error)
+    return f"{layer_at(error, module, 'the module or its loss')} fails with several examples: {explained(error)}"
 
 
 def trained(module: Network) -> list[Tensor]:

@@ -15,7 +15,9 @@ from cloister.privacy.dpsgd.torch_checks import (
     refuse_coarse_precision,
     trained,
     use_single_precision,
+    why_in_turn,
 )
+from cloister.privacy.dpsgd.torch_in_rows import TorchInRows, refuse_unlike
 from cloister.privacy.dpsgd.torch_in_turn import TorchInTurn
 from cloister.utils.arrays import Network, Optimizer
 
@@ -69,8 +71,7 @@ class TorchDpSgd(Descent):
         self.module, self.optimizer, self.probe = module, optimizer, probe
         refuse(module, loss, probe)
         with as_unsupported_module(module):
-            engine = TorchInTurn(module, loss, probe, batch_size, group_cap)
-        self.why_in_turn = "units of a PyTorch module are computed one after another"
+            engine, self.why_in_turn = engine_of(module, loss, probe, batch_size, group_cap)
         self._clipped_sums = ClippedSums(engine, self._like, probe, batch_size, group_cap)
 
     def _apply(self, means: Sequence[NDArray]) -> None:
@@ -81,3 +82,16 @@ class TorchDpSgd(Descent):
 
     def _refuse_coarse_precision(self) -> None:
         refuse_coarse_precision()
+
+
+def engine_of(
+    module: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int
+) -> tuple[TorchInRows | TorchInTurn, str]:
+    """Return the engine of a module, and the reason for which units are not computed in rows; empty if they are."""
+    turn = TorchInTurn(module, loss, probe, batch_size, group_cap)
+    try:
+        rows = TorchInRows(module, loss, probe, batch_size, group_cap)
+        refuse_unlike(rows, turn, probe, group_cap)
+        return rows, ""
+    except Exception as error:  # not isolated, not captured, or not traceable with several units: one is computed
+        return turn, why_in_turn(error, module)

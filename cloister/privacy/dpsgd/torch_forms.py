@@ -1,0 +1,119 @@
+"""Representations of the gradients of units with respect to one PyTorch parameter, as in `forms`.
+
+A parameter multiplies inputs a at T positions of a unit, and d are the gradients of what it makes: then the unit's
+gradient is Σ_t a_t d_tᵀ. It is never made where it is larger than its factors:
+
+    outer   T = 1: its norm is ‖a‖·‖d‖
+    gram    few positions: its squared norm is Σ_{s,t} (a_s·a_t)(d_s·d_t)
+    whole   it is made, for this and every other kind of parameter
+
+Squares are summed in double precision. Held numbers are of float32, so that their products are exact in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cloister.privacy.dpsgd.noise import MASS_PER_NORM, MAX_POSITIONS, ROUNDED
+from cloister.utils.arrays import Tensor
+
+SMALLEST_NORMAL = 2.0**-126
+"""Least number of float32 that has all bits."""
+GRAM_COST = 3
+"""Cost of a multiplication of the Gram form, in double precision, relative to one of the ordinary form."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Form of the gradients of units with respect to a parameter.
+
+    Attributes:
+        kernel: `outer`, `gram` or `whole`.
+        turned: whether the parameter is Σ d_t a_tᵀ, its outputs along the first axis.
+        count: of held tensors.
+    """
+
+    kernel: str
+    turned: bool = False
+
+    @property
+    def count(self) -> int:
+        """Return the number of held tensors."""
+        return 1 if self.kernel == "whole" else 2
+
+    @property
+    def is_kept(self) -> bool:
+        """Return whether a product of all rounds is cheaper than one of each."""
+        return self.kernel == "outer"
+
+    def summed(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
+        """Return Σ factors[i]·gradient[i], in single precision, of `gram` in double.
+
+        Args:
+            held: of n units, all of them finite.
+            factors: shape (n,), double, above 0.
+        """
+        if self.kernel == "whole":
+            (gradients,) = held
+            return (factors.to(gradients.dtype) @ _flat(gradients)).view(gradients.shape[1:])
+        inputs, deltas = held
+        scaled = deltas * factors.to(deltas.dtype)[:, None, None]
+        if scaled.dtype == torch.float32:  # rounded up to a denormal, a delta of a large input would exceed the bound
+            scaled = torch.where(scaled.abs() < SMALLEST_NORMAL, torch.zeros_like(scaled), scaled)
+        one, other = (scaled, inputs) if self.turned else (inputs, scaled)
+        return one.flatten(0, 1).T @ other.flatten(0, 1)
+
+
+def of_positions(inputs: Tensor, deltas: Tensor, turned: bool) -> tuple[Form, list[Tensor], Tensor]:
+    """Return the cheapest form, its held tensors, and the units' squared norms.
+
+    Args:
+        inputs, deltas: shapes (U, T, numbers in) and (U, T, numbers out).
+        turned: as in `Form`.
+    """
+    positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
+    if positions == 1:
+        return Form("outer", turned), [inputs, deltas], squares(inputs) * squares(deltas)
+    if positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out:
+        inputs, deltas = inputs.double(), deltas.double()
+        return Form("gram", turned), [inputs, deltas], gram_squares(inputs, deltas)
+    one, other = (deltas, inputs) if turned else (inputs, deltas)
+    return of_whole(one.transpose(1, 2) @ other)
+
+
+def of_whole(gradients: Tensor) -> tuple[Form, list[Tensor], Tensor]:
+    """Return the form of gradients, shape (U, *parameter.shape), the held tensor, and the units' squared norms."""
+    return Form("whole"), [gradients], squares(gradients)
+
+
+def squares(tensor: Tensor) -> Tensor:
+    """Return upper bounds of the sums of squares of the entries of each unit, shape (U,), double."""
+    flat = _flat(tensor).double()
+    return flat.square().sum(1) * (1 + ROUNDED * (flat.shape[1] + 2))
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.reshape(tensor.shape[0], -1)
+
+
+def gram_squares(inputs: Tensor, deltas: Tensor) -> Tensor:
+    """Return upper bounds of the squared norms of Σ_t a_t d_tᵀ, by the argument of `forms.gram_squares`.
+
+    Positions can cancel each other. So the total norm of the positions, by `MASS_PER_NORM`, is added to the norm.
+
+    Args:
+        inputs, deltas: shape (U, T, n), double.
+    """
+    one, other = (each @ each.transpose(1, 2) for each in (inputs, deltas))
+    total = (one * other).sum((1, 2))
+    mass = (inputs.square().sum(2) * deltas.square().sum(2)).sqrt().sum(1)
+    return total.clamp(min=0.0) + (mass / MASS_PER_NORM).square()
+
+
+def weighted(form: Form, held: Sequence[Tensor], factors: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return held tensors and factors without units of factor 0, whose gradients may not be finite."""
+    chosen = torch.nonzero(factors)[:, 0]
+    if len(chosen) == len(factors):
+        return list(held), factors
+    return [each[chosen] for each in held], factors[chosen]

@@ -1,0 +1,228 @@
+"""Clipped sum of several units of a PyTorch module in computations of fixed shape.
+
+The argument is that of `in_rows`. A call has places for units, by the lot of `clipped_sums`. It is computed in rounds
+of P rows, place s in row s mod P, by one graph of one shape (`torch_tracing`). `torch_isolation` proves that each row
+of it depends on one unit alone. So the result held of unit x at place s is g(s mod P, x). It follows from no other
+unit.
+
+The graph is executed one operation after another, each in the shape in which it was traced. Results of kernels may
+depend on the alignment of memory. So examples are copied into memory of PyTorch first, which is aligned alike in all
+calls. A unit's contribution is added to the sum of others after its factor is computed. Roundings of this sum may
+depend on all units; `noise` bounds them.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cloister.privacy.dpsgd.batches import Draws, evenly, places_of, rounds
+from cloister.privacy.dpsgd.clipped_sums import Engine, Sums
+from cloister.privacy.dpsgd.nested import Examples, Probe, arrays_in, mapped
+from cloister.privacy.dpsgd.noise import MAXIMUM_CLIPPING_NORM, SMALLEST_FACTOR, most_at_once, overstatement
+from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, tensors_of
+from cloister.privacy.dpsgd.torch_forms import weighted
+from cloister.privacy.dpsgd.torch_tracing import (
+    HeldGraph,
+    NotCapturable,
+    Shape,
+    inputs_of,
+    losses_graph,
+    values_of,
+)
+from cloister.utils.arrays import Network, Tensor
+
+CACHE = 1 << 23
+"""Bytes of a round in its largest tensor, approximately: more would leave the cache, less would keep cores waiting."""
+USUAL = 16
+"""Units in a round if half or twice as many would not suit the cache better."""
+MEMORY = 1 << 30
+"""Most bytes of kept tensors of a call."""
+ROOT = 1 + 2.0**-40
+"""Factor that covers the roundings of a root, and of the sum of a few squares under it, in double precision."""
+ALIKE, UNLIKE = 1e-3, 1e-6
+"""Largest difference of a parameter's gradient in rows and in turn: of its own norm, and of the largest one."""
+
+
+class TorchInRows:
+    """Clipped sums of a module's units, a row each.
+
+    Args:
+        module, loss, probe, batch_size, group_cap: as in `torch_step.TorchDpSgd`.
+
+    Attributes:
+        kernels: form of the gradients of each parameter, by its name.
+        places: number of places for units in a call.
+        at_once: P, number of units in a round of a call.
+        overstatement: η, of sums in single precision.
+
+    Guarantee: what is held of the unit at a place is a function of the place, the unit and the weights, and so is
+        whether its computation raises an exception. This assumes that kernels keep rows apart in rounds of one shape,
+        and nothing about what the module or its loss keep. The L2 norm of a unit's contribution is at most the bound.
+
+    Raises:
+        NotIsolated: an operation of the graph is not proved to keep units apart.
+        NotCapturable: a parameter is used in a way that has no form, or the module's device or dtype is another one.
+        Exception: of any kind, where a call with several examples cannot be traced.
+    """
+
+    method = "rows"
+    in_fixed_places = True
+    threads = 1  # PyTorch uses all cores for one operation
+
+    def __init__(self, module: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
+        self._module, self._loss, self._probe, self._cap = module, loss, probe, group_cap
+        self._inputs = inputs_of(module, probe)
+        for own in module.parameters():
+            if own.device.type != "cpu" or own.dtype != torch.float32:
+                raise NotCapturable(
+                    f"units share a call only in float32 on a processor; parameters are {own.dtype} on {own.device}"
+                )
+        room = places_of(batch_size)
+        self.places = evenly(room, most_at_once(batch_size))
+        self.at_once = min(self.places, USUAL)
+        self._graph = self._traced()
+        kept = sum(own.bytes for own in self._graph.parts if own.form.is_kept)
+        if kept * self.places > MEMORY * self.at_once:
+            self.places = evenly(room, max(1, MEMORY * self.at_once // kept))
+        largest = max(self._graph.sizes())
+        suitable = min(self.places, max(2, CACHE * self.at_once // largest))  # of two rows there is a proof
+        if not self.at_once / 2 < suitable < self.at_once * 2 or self.at_once > self.places:
+            self.at_once = suitable
+            self._graph = self._traced()
+        self.kernels = {self._inputs.trained[part.number]: part.form.kernel for part in self._graph.parts}
+        self.overstatement = overstatement(batch_size, self.places)
+
+    def _traced(self) -> HeldGraph:
+        shape = Shape(self.at_once, self._cap)
+        rows = np.zeros(shape.units * shape.cap, np.intp)
+        given = [_rows(each, each, rows) for part in self._probe for each in arrays_in(part)]
+        flat = [*values_of(self._module, self._inputs), *given]
+        with copies(self._module) as fresh, equal_results():
+            losses = losses_graph(fresh(), self._loss, self._probe, self._inputs, flat)
+            return HeldGraph(losses, self._inputs, shape, [*flat, torch.ones(len(rows), dtype=torch.float64)])
+
+    def seeds(self, draws: Draws) -> NDArray[np.int64]:
+        """Return no seeds: a module that draws random numbers is not computed in rows."""
+        return np.zeros((0, 2), np.int64)
+
+    def __call__(
+        self,
+        x: Examples,
+        y: Examples,
+        mask: NDArray,
+        bound: NDArray | float,
+        seeds: NDArray[np.int64],
+        taken: NDArray[np.intp] | None = None,
+    ) -> Sums:
+        """Return Σ gradient·min(1, bound/‖gradient‖) over the units.
+
+        Args:
+            x, y: places·cap examples, adjacent for each unit.
+            mask: shape (places, cap), False for padding and for empty places; not all are.
+            bound: above 0, for each unit or for all.
+            seeds: without effect.
+            taken: places that determine row and round of each unit; None: those of the units in the mask.
+        """
+        taken = np.flatnonzero(mask.any(axis=1)) if taken is None else taken
+        table, real = rounds(taken, self.at_once)
+        used = (mask[table].any(axis=2) & real).any(axis=1)  # a round without a unit would add zero
+        bounds = np.broadcast_to(np.asarray(bound, np.float64), len(mask))
+        arrays = [
+            (array, like)
+            for given, probe in zip((x, y), self._probe, strict=True)
+            for array, like in zip(arrays_in(given), arrays_in(probe), strict=True)
+        ]
+        values, parts = values_of(self._module, self._inputs), self._graph.parts
+        totals = [torch.zeros(part.shape, dtype=torch.float64) for part in parts]
+        kept: list[list[tuple[list[Tensor], Tensor]]] = [[] for _ in parts]
+        clipped = non_finite = 0
+        with torch.no_grad(), torch.inference_mode(False), equal_results():
+            for places, own in zip(table[used], real[used], strict=True):
+                counted = mask[places] & own[:, None]
+                rows = (places[:, None] * self._cap + np.arange(self._cap)).ravel()
+                given = [_rows(array, like, rows) for array, like in arrays]
+                shares = counted / np.maximum(counted.sum(axis=1, keepdims=True), 1.0)
+                *held, squares = self._graph.module(*values, *given, torch.from_numpy(shares.ravel()))
+                found = _clip(squares.numpy(), counted.any(axis=1), bounds[places])
+                clipped, non_finite = clipped + found[1], non_finite + found[2]
+                rest = iter(held)
+                for number, part in enumerate(parts):
+                    mine = weighted(part.form, [next(rest) for _ in range(part.form.count)], found[0])
+                    if part.form.is_kept:
+                        kept[number].append(mine)
+                    elif len(mine[1]):
+                        totals[number] += part.form.summed(*mine).reshape(part.shape)
+            for number, part in enumerate(parts):
+                if kept[number]:
+                    several = zip(*(mine for mine, _ in kept[number]), strict=True)
+                    factors = torch.cat([own for _, own in kept[number]])
+                    if len(factors):
+                        totals[number] += part.form.summed([torch.cat(each) for each in several], factors).reshape(
+                            part.shape
+                        )
+        return Sums(self._in_order(totals, values), clipped, non_finite)
+
+    def _in_order(self, totals: list[Tensor], values: list[Tensor]) -> list[NDArray]:
+        """Return the sums with respect to parameters from those with respect to views of them."""
+        sums = {
+            part.number: part.back(own, values[part.number])
+            for part, own in zip(self._graph.parts, totals, strict=True)
+        }
+        return [
+            np.ascontiguousarray(sums[number].numpy()) if number in sums else np.zeros(tuple(own.shape))
+            for number, own in enumerate(values[: len(self._inputs.trained)])
+        ]
+
+
+def _rows(array: NDArray, like: NDArray, rows: NDArray[np.intp]) -> Tensor:
+    """Return some rows of an array in memory of PyTorch, in the dtype of another one."""
+    return tensors_of(array, like, "cpu")[torch.from_numpy(rows)]
+
+
+def _clip(squares: NDArray, real: NDArray, bounds: NDArray) -> tuple[Tensor, int, int]:
+    """Return the factors min(1, bound/‖gradient‖), 0 for units that do not count, and the counts of `Sums`.
+
+    Args:
+        squares: upper bounds of squared norms, shape (U,).
+        real: False for an empty place.
+        bounds: above 0.
+    """
+    finite = np.isfinite(squares)
+    norms = np.sqrt(np.where(finite, squares, 0.0)) * ROOT
+    factors = np.where(finite & real, bounds / np.maximum(norms, bounds), 0.0)
+    factors[factors < SMALLEST_FACTOR] = 0.0
+    clipped = int(np.count_nonzero(finite & real & (norms > bounds)))
+    return torch.from_numpy(factors), clipped, int(np.count_nonzero(real & ~finite))
+
+
+def refuse_unlike(rows: TorchInRows, turn: Engine, probe: Probe, cap: int) -> None:
+    """Refuse rows whose gradients are not those of units in turn.
+
+    A module's own formulas for gradients, hooks on them, and blocks without them are not part of a graph of operations.
+
+    Args:
+        rows, turn: of the same module.
+        probe, cap: as theirs.
+
+    Raises:
+        NotCapturable: gradients of random inputs differ.
+    """
+    rng = np.random.default_rng(0)
+
+    def drawn(array: NDArray) -> NDArray:
+        shape = (2, *array.shape[1:])
+        whole = not np.issubdtype(array.dtype, np.floating)
+        return np.zeros(shape, array.dtype) if whole else rng.random(shape).astype(array.dtype)
+
+    def summed(engine: Engine, places: int) -> list[NDArray]:
+        mask = (np.arange(places)[:, None] < 2) & (np.arange(cap) == 0)
+        table = np.minimum(np.arange(places * cap) // cap, 1)
+        given = (mapped(lambda array: array[table], each) for each in made)
+        return engine(*given, mask, MAXIMUM_CLIPPING_NORM, Draws(0).seeds(places)).arrays
+
+    made = [mapped(drawn, given) for given in probe]
+    pairs = list(zip(summed(rows, rows.places), summed(turn, 2), strict=True))
+    largest = max(float(np.linalg.norm(other)) for _, other in pairs)
+    for one, other in pairs:
+        if not np.linalg.norm(one - other) <= ALIKE * np.linalg.norm(other) + UNLIKE * largest:
+            raise NotCapturable("gradients of several examples at once differ from those of plain autograd")

@@ -1,0 +1,588 @@
+"""Proof that each row of a traced PyTorch graph depends on the data of one unit alone.
+
+`labels` follows the units from a graph's inputs through its operations. The graph consists of operations of ATen, as
+`make_fx` writes them down: all that PyTorch computes, forward and backward, in fixed shapes. `RULES` has a rule for an
+operation; an operation without one is refused as soon as an input depends on a unit. Elementwise operations are those
+that PyTorch tags so, and whose outputs have the shape of their inputs.
+
+Rules describe what an operation computes. As in `isolation_rules`, that a kernel computes each row of a call of fixed
+shape from this row alone is a premise. An index may raise an exception for integers of a unit's own data alone.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Graph, Node
+
+from cloister.utils.errors import PrivacyError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Label of a tensor: entry j of an axis depends on unit `(j // inner) % units` alone."""
+
+    axis: int
+    inner: int = 1
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Label of a tensor that is not proved to keep units apart; allowed if no target depends on it."""
+
+    error: "NotIsolated"
+
+
+Label: TypeAlias = Rows | Refused | None
+"""None: the tensor is independent of all units' data."""
+
+
+class NotIsolated(PrivacyError):
+    """Error for an operation of a graph whose outputs are not proved to keep units apart."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        self.kind, self.reason = str(node.target), reason
+        super().__init__(f"{self.kind} ({node.name}) {reason}")
+
+
+class Mixes(NotIsolated):
+    """Error for an operation that combines several units."""
+
+
+class Unproved(NotIsolated):
+    """Error for a use of an operation that no rule covers."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Operation with its arguments by name, and the labels of those that are tensors."""
+
+    node: Node
+    arguments: Mapping[str, Any]
+    found: Mapping[Node, Any]
+    units: int
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def shape(self, name: str = "self") -> tuple[int, ...]:
+        """Return the shape of a tensor that is an argument."""
+        return shape_of(self.arguments[name])
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """Return the shape of the output."""
+        return shape_of(self.node)
+
+    def labels(self, name: str) -> list[Label]:
+        """Return the labels of an argument: one for each tensor in it."""
+        return [self.found[each] for each in tensors_in(self.arguments[name])]
+
+    def only(self, *names: str) -> Rows:
+        """Return the common label of some arguments; all others must have none."""
+        if any(label is not None for name in self.arguments if name not in names for label in self.labels(name)):
+            raise Mixes(self.node, "takes units together, or has weights or sizes that depend on units")
+        return self.agreed(label for name in names for label in self.labels(name))
+
+    def agreed(self, labels: Iterable[Label]) -> Rows:
+        """Return the label that all labelled inputs have."""
+        found = {label for label in labels if label is not None}
+        if len(found) > 1:
+            raise Mixes(self.node, "takes units along different axes together")
+        label = found.pop() if found else None
+        if not isinstance(label, Rows):
+            raise Unproved(self.node, "depends on units by an argument alone")
+        return label
+
+    def axes(self, dims: Any, rank: int) -> set[int]:
+        """Return axes counted from the first; all of them if there are none."""
+        given = [dims] if isinstance(dims, int) else list(dims or ())
+        return {axis % rank for axis in given} or set(range(rank))
+
+
+Rule: TypeAlias = Callable[[Step], Label | Sequence[Label]]
+RULES: dict[str, Rule] = {}
+"""Rule of each operation with inputs of units, by the name of its overload. A rule gives a label for each output."""
+
+
+def shape_of(node: Node) -> tuple[int, ...]:
+    """Return the shape that an operation's only output had while tracing."""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        raise Unproved(node, "gives several outputs in the place of one")
+    return tuple(map(int, value.shape))
+
+
+def tensors_in(argument: Any) -> list[Node]:
+    """Return the tensors in an argument, in order."""
+    if isinstance(argument, Node):
+        return [argument]
+    if isinstance(argument, (list, tuple)):
+        return [each for part in argument for each in tensors_in(part)]
+    return []
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    """Return all arguments of a call by name, defaults included."""
+    target: Any = node.target
+    schema = target._schema.arguments
+    found = {each.name: each.default_value for each in schema}
+    found.update(zip((each.name for each in schema), node.args, strict=False))
+    found.update(node.kwargs)
+    return found
+
+
+def name_of(node: Node) -> str:
+    """Return the name of an operation of ATen without its namespace, as in `RULES`."""
+    return str(node.target).removeprefix("aten.")
+
+
+def refuse_effects(graph: Graph) -> None:
+    """Refuse a graph that writes to a tensor, draws random numbers or reads memory that is not initialized.
+
+    Args:
+        graph: without operations that no output needs.
+
+    Raises:
+        Unproved: such an operation is in the graph.
+    """
+    called = [node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
+    for node in called:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise Unproved(node, "is no operation of ATen")
+        if torch.Tag.nondeterministic_seeded in node.target.tags:
+            raise Unproved(node, "draws random numbers")
+    for node in called:
+        if node.target._schema.is_mutable:
+            raise Unproved(node, "writes to a tensor")
+        if "empty" in name_of(node):
+            raise Unproved(node, "gives memory that is not initialized")
+        if not node.users:
+            raise Unproved(node, "has an effect")
+
+
+def prove(graph: Graph, units: int, given: Mapping[Node, Label], targets: Sequence[Node]) -> None:
+    """Prove that each row of each target depends on one unit alone, or on no unit.
+
+    Args:
+        graph: of a traced function.
+        units: at least 2.
+        given: labels of inputs; those of others are None.
+        targets: with a unit in each entry of the first axis, in order. Those that depend on no unit have any shape.
+
+    Raises:
+        Mixes: an operation takes several units together.
+        Unproved: no rule covers an operation, or a target has its units in another order.
+    """
+    refuse_effects(graph)
+    found = labels(graph, units, given)
+    for target in targets:
+        label = found[target]
+        if isinstance(label, Refused):
+            raise label.error
+        if label is not None and (label != Rows(0) or shape_of(target)[0] != units):
+            raise Unproved(target, f"does not give a row for each of {units} units in order: {label}")
+
+
+def labels(graph: Graph, units: int, given: Mapping[Node, Label]) -> dict[Node, Any]:
+    """Return the label of each tensor of a graph; of an operation with several outputs, a list of them.
+
+    Args: as `prove`.
+    """
+    if units < 2:
+        raise ValueError(f"units must be at least 2, got {units}")
+    found: dict[Node, Any] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            label = given.get(node)
+        elif node.op == "output":
+            continue
+        elif node.target is operator.getitem:
+            several = found[node.args[0]]
+            label = several[node.args[1]] if isinstance(several, list) else several
+        else:
+            label = _label(node, units, found)
+        found[node] = label
+        if isinstance(label, Rows):
+            shape = shape_of(node)
+            if label.axis >= len(shape) or shape[label.axis] % (units * label.inner):
+                found[node] = Refused(Unproved(node, f"has no axis of {units} units: {shape}, {label}"))
+    return found
+
+
+def _label(node: Node, units: int, found: Mapping[Node, Any]) -> Any:
+    arguments = arguments_of(node)
+    own = [found[each] for argument in arguments.values() for each in tensors_in(argument)]
+    refused = [label for label in own if isinstance(label, Refused)]
+    several = isinstance(node.meta["val"], (list, tuple))
+    if refused or all(label is None for label in own):
+        label = refused[0] if refused else None
+        return [label] * len(node.meta["val"]) if several else label
+    step = Step(node, arguments, found, units)
+    try:
+        rule = RULES.get(name_of(node)) or (_elementwise if _is_tagged(node) else None)
+        if rule is None:
+            raise Unproved(node, "has no rule")
+        made: Any = rule(step)
+        if several and not isinstance(made, list):
+            return [made] * len(node.meta["val"])
+        return made
+    except NotIsolated as error:
+        return [Refused(error)] * len(node.meta["val"]) if several else Refused(error)
+
+
+def _is_tagged(node: Node) -> bool:
+    target: Any = node.target
+    return torch.Tag.pointwise in target.tags
+
+
+def _rule(names: str) -> Callable[[Rule], Rule]:
+    def added(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names.split(), rule))
+        return rule
+
+    return added
+
+
+def _refuse_computed(step: Step, name: str) -> None:
+    """Refuse an exception that may depend on more than the integers of a unit's own data; see `isolation`."""
+    todo = tensors_in(step[name])
+    while todo:
+        node = todo.pop()
+        if step.found[node] is None or node.op == "placeholder":
+            continue
+        value = node.meta["val"]
+        moves = name_of(node) in MOVES or (node.op == "call_function" and _is_tagged(node))
+        if not moves or not isinstance(value, torch.Tensor) or value.is_floating_point():
+            raise Unproved(step.node, "may raise an exception for numbers that were computed")
+        todo += node.all_input_nodes
+
+
+MOVES = {
+    *("_to_copy.default", "clone.default", "expand.default", "permute.default", "select.int", "slice.Tensor"),
+    *("squeeze.dim", "squeeze.dims", "t.default", "transpose.int", "unsqueeze.default", "view.default"),
+    *("_unsafe_view.default", "alias.default", "detach.default"),
+}
+"""Operations that pass on the integers of their input."""
+
+
+# Rules that keep an axis ---------------------------------------------------------------------------------------------
+
+
+@_rule(
+    "_to_copy.default alias.default copy.default detach.default elu_backward.default fill.Scalar floor_divide.default "
+    "hardsigmoid_backward.default hardswish.default hardswish_backward.default hardtanh_backward.default "
+    "leaky_relu_backward.default lift_fresh_copy.default log_sigmoid_backward.default log_sigmoid_forward.default "
+    "mish_backward.default softplus_backward.default"
+)
+def _elementwise(step: Step) -> Label:
+    """Return the common label of inputs that are aligned at their last axes.
+
+    An axis of units is longer than 1, so it is never repeated.
+    """
+    every = [each for argument in step.arguments.values() for each in tensors_in(argument)]
+    whole = tuple(torch.broadcast_shapes(*map(shape_of, every)))
+    value = step.node.meta["val"]
+    if any(tuple(each.shape) != whole for each in (value if isinstance(value, (list, tuple)) else [value])):
+        raise Unproved(step.node, "gives another shape than that of its inputs")
+    integers = isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dtype != torch.bool
+    if integers and name_of(step.node).startswith(("div", "floor_divide", "fmod", "pow", "remainder")):
+        raise Unproved(step.node, "may raise an exception for integers")
+    return step.agreed(_shifted(step.found[each], len(whole) - len(shape_of(each))) for each in every)
+
+
+def _shifted(label: Label, by: int) -> Label:
+    return Rows(label.axis + by, label.inner) if isinstance(label, Rows) else label
+
+
+for _name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"):
+    RULES[f"{_name}.default"] = lambda step: None
+
+
+@_rule(
+    "binary_cross_entropy_with_logits.default huber_loss.default huber_loss_backward.default mse_loss.default "
+    "mse_loss_backward.default smooth_l1_loss.default smooth_l1_loss_backward.default soft_margin_loss.default "
+    "soft_margin_loss_backward.default"
+)
+def _loss(step: Step) -> Label:
+    if step["reduction"]:
+        raise Mixes(step.node, "reduces the axis of units")
+    return _elementwise(step)
+
+
+def _apart(names: str, taken: Callable[[Step, int], Iterable[int]], reason: str, inputs: str = "self") -> None:
+    """Add a rule that keeps the label of some inputs of equal rank if its axis is not taken."""
+
+    def kept(step: Step) -> Label:
+        own = inputs.split()
+        label = step.only(*own)
+        if label.axis in taken(step, len(step.shape(own[0]))):
+            raise Mixes(step.node, reason)
+        return label
+
+    RULES.update(dict.fromkeys(names.split(), kept))
+
+
+_apart("_softmax.default _log_softmax.default", lambda s, n: s.axes(s["dim"], n), "compares units")
+_apart(
+    "_softmax_backward_data.default _log_softmax_backward_data.default",
+    lambda s, n: s.axes(s["dim"], n),
+    "compares units",
+    "grad_output output",
+)
+_apart(
+    "cumsum.default cumprod.default glu.default sort.default sort.stable topk.default",
+    lambda s, n: s.axes(s["dim"], n),
+    "takes units together",
+)
+_apart("glu_backward.default", lambda s, n: s.axes(s["dim"], n), "takes units together", "grad_output self")
+_apart("flip.default roll.default", lambda s, n: s.axes(s["dims"], n), "moves units to places of others")
+_apart("tril.default triu.default", lambda s, n: (), "")
+_apart("constant_pad_nd.default", lambda s, n: range(n - len(s["pad"]) // 2, n), "pads the axis of units")
+
+_SPATIAL = "takes the axis of units for one of pixels"
+_apart(
+    "max_pool2d_with_indices.default avg_pool2d.default _adaptive_avg_pool2d.default adaptive_max_pool2d.default "
+    "upsample_nearest2d.default upsample_nearest2d.vec reflection_pad2d.default replication_pad2d.default",
+    lambda s, n: range(n - 2, n),
+    _SPATIAL,
+)
+_apart("avg_pool2d_backward.default", lambda s, n: range(n - 2, n), _SPATIAL, "grad_output self")
+_apart("_adaptive_avg_pool2d_backward.default", lambda s, n: range(n - 2, n), _SPATIAL, "grad_output self")
+_apart("max_pool2d_with_indices_backward.default", lambda s, n: range(n - 2, n), _SPATIAL, "grad_output self indices")
+_apart("im2col.default", lambda s, n: range(1, n) if n == 4 else range(n), _SPATIAL)
+
+
+@_rule(
+    "sum.dim_IntList mean.dim amax.default amin.default var.correction std.correction var_mean.correction "
+    "prod.dim_int any.dim all.dim any.dims all.dims argmax.default argmin.default logsumexp.default max.dim min.dim "
+    "linalg_vector_norm.default norm.ScalarOpt_dim"
+)
+def _reduced(step: Step) -> Label:
+    label, rank = step.only("self"), len(step.shape())
+    axes = step.axes(step["dim"], rank)
+    if label.axis in axes:
+        raise Mixes(step.node, "reduces the axis of units")
+    return label if step["keepdim"] else Rows(label.axis - sum(axis < label.axis for axis in axes), label.inner)
+
+
+@_rule(
+    "sum.default mean.default max.default min.default prod.default any.default all.default equal.default "
+    "var.default std.default"
+)
+def _reduced_to_one(step: Step) -> Label:
+    raise Mixes(step.node, "reduces the axis of units")
+
+
+# Rules that move an axis ---------------------------------------------------------------------------------------------
+
+
+@_rule("view.default _unsafe_view.default reshape.default")
+def _reshaped(step: Step) -> Label:
+    """Return the label of the axis that counts the same stretches of memory: entry i is unit (i // whole) % units."""
+    label, before, after = step.only("self"), step.shape(), step.made
+    whole = label.inner * math.prod(before[label.axis + 1 :])
+    for axis, size in enumerate(after):
+        below = math.prod(after[axis + 1 :])
+        if size > 1 and whole % below == 0 and size % (step.units * (whole // below)) == 0:
+            return Rows(axis, whole // below)
+    raise Unproved(step.node, f"has no axis of units after {before} became {after}")
+
+
+@_rule("permute.default")
+def _permuted(step: Step) -> Label:
+    label, rank = step.only("self"), len(step.shape())
+    return Rows([axis % rank for axis in step["dims"]].index(label.axis), label.inner)
+
+
+@_rule("transpose.int t.default")
+def _transposed(step: Step) -> Label:
+    label, rank = step.only("self"), len(step.shape())
+    if name_of(step.node) == "t.default":
+        one, other = (0, 1) if rank == 2 else (0, 0)
+    else:
+        one, other = step["dim0"] % rank, step["dim1"] % rank
+    return Rows({one: other, other: one}.get(label.axis, label.axis), label.inner)
+
+
+@_rule("unsqueeze.default")
+def _unsqueezed(step: Step) -> Label:
+    label = step.only("self")
+    return Rows(label.axis + (step["dim"] % len(step.made) <= label.axis), label.inner)
+
+
+@_rule("squeeze.dim squeeze.dims")
+def _squeezed(step: Step) -> Label:
+    label, shape = step.only("self"), step.shape()
+    gone = [axis for axis in step.axes(step["dim"], len(shape)) if shape[axis] == 1]
+    return Rows(label.axis - sum(axis < label.axis for axis in gone), label.inner)
+
+
+@_rule("expand.default")
+def _expanded(step: Step) -> Label:
+    return _shifted(step.only("self"), len(step.made) - len(step.shape()))
+
+
+@_rule("repeat.default")
+def _repeated(step: Step) -> Label:
+    label = _shifted(step.only("self"), len(step.made) - len(step.shape()))
+    if isinstance(label, Rows) and step["repeats"][label.axis] != 1:
+        raise Unproved(step.node, "repeats the axis of units")
+    return label
+
+
+@_rule("slice.Tensor slice_backward.default")
+def _sliced(step: Step) -> Label:
+    name = "self" if "self" in step.arguments else "grad_output"
+    label, shape = step.only(name), step.shape(name)
+    if label.axis == step["dim"] % len(shape) and step.made != shape:
+        raise Unproved(step.node, "takes a part of the units")
+    return label
+
+
+@_rule("select.int unbind.int")
+def _selected(step: Step) -> Label:
+    label, axis = step.only("self"), step["dim"] % len(step.shape())
+    if label.axis == axis:
+        raise Unproved(step.node, "takes a part of the units")
+    return Rows(label.axis - (axis < label.axis), label.inner)
+
+
+@_rule("select_backward.default")
+def _selected_backward(step: Step) -> Label:
+    label = step.only("grad_output")
+    return Rows(label.axis + (step["dim"] % len(step.made) <= label.axis), label.inner)
+
+
+_apart("split.Tensor split_with_sizes.default", lambda s, n: s.axes(s["dim"], n), "takes a part of the units")
+
+
+@_rule("cat.default")
+def _joined(step: Step) -> Label:
+    label = step.only("tensors")
+    if label.axis == step["dim"] % len(step.made):
+        raise Unproved(step.node, "appends units to others")
+    return label
+
+
+@_rule("stack.default")
+def _stacked(step: Step) -> Label:
+    label = step.only("tensors")
+    return Rows(label.axis + (step["dim"] % len(step.made) <= label.axis), label.inner)
+
+
+# Rules of products, layers and losses --------------------------------------------------------------------------------
+
+
+@_rule("mm.default addmm.default")
+def _product(step: Step) -> Label:
+    left, right = ("mat1", "mat2") if "mat1" in step.arguments else ("self", "mat2")
+    other = step.labels(right)[0]
+    label = step.only(left if other is None else right)
+    if label.axis == (1 if other is None else 0):
+        raise Mixes(step.node, "adds up the axis of units")
+    return label
+
+
+@_rule("bmm.default baddbmm.default")
+def _products(step: Step) -> Label:
+    left, right = ("batch1", "batch2") if "batch1" in step.arguments else ("self", "mat2")
+    label = step.agreed([*step.labels(left), *step.labels(right)])
+    step.only(left, right)
+    if label.axis == 0:
+        return label
+    one, other = step.labels(left)[0], step.labels(right)[0]
+    if label.axis != (1 if other is None else 2) or (one is not None and other is not None):
+        raise Mixes(step.node, "takes units together")
+    return label
+
+
+def _first(step: Step, *names: str) -> Rows:
+    label = step.only(*names)
+    if label.axis != 0:
+        raise Mixes(step.node, "has units along another axis than that of examples")
+    return label
+
+
+@_rule("convolution.default")
+def _convolution(step: Step) -> Label:
+    return _first(step, "input")
+
+
+@_rule("convolution_backward.default")
+def _convolution_backward(step: Step) -> Sequence[Label]:
+    return _of_weights(step, _first(step, "grad_output", "input"))
+
+
+def _of_weights(step: Step, label: Label) -> list[Label]:
+    """Return labels of gradients with respect to the input, and to weights, which are sums over units."""
+    sums = Refused(Mixes(step.node, "adds up the gradients of units"))
+    return [label, *(sums if wanted else None for wanted in step["output_mask"][1:])]
+
+
+@_rule("native_layer_norm.default")
+def _layer_norm(step: Step) -> Label:
+    label = step.only("input")
+    if label.axis >= len(step.shape("input")) - len(step["normalized_shape"]):
+        raise Mixes(step.node, "normalises units together")
+    return label
+
+
+@_rule("native_layer_norm_backward.default")
+def _layer_norm_backward(step: Step) -> Sequence[Label]:
+    label = step.only("grad_out", "input", "mean", "rstd")
+    if label.axis >= len(step.shape("input")) - len(step["normalized_shape"]):
+        raise Mixes(step.node, "normalises units together")
+    return _of_weights(step, label)
+
+
+@_rule("native_group_norm.default")
+def _group_norm(step: Step) -> Label:
+    return _first(step, "input")
+
+
+@_rule("native_group_norm_backward.default")
+def _group_norm_backward(step: Step) -> Sequence[Label]:
+    return _of_weights(step, _first(step, "grad_out", "input", "mean", "rstd"))
+
+
+@_rule("embedding.default")
+def _embedding(step: Step) -> Label:
+    label = step.only("indices")
+    _refuse_computed(step, "indices")
+    return label
+
+
+@_rule("index_select.default")
+def _index_selected(step: Step) -> Label:
+    label = step.only("self")
+    if label.axis == step["dim"] % len(step.shape()):
+        raise Unproved(step.node, "takes a part of the units")
+    return label
+
+
+@_rule("gather.default")
+def _gathered(step: Step) -> Label:
+    label = step.only("self", "index")
+    if label.axis == step["dim"] % len(step.shape()) or step.shape()[label.axis] != step.shape("index")[label.axis]:
+        raise Unproved(step.node, "takes a part of the units")
+    _refuse_computed(step, "index")
+    return label
+
+
+@_rule("nll_loss_forward.default nll_loss2d_forward.default")
+def _nll(step: Step) -> Sequence[Label]:
+    if step["reduction"]:
+        raise Mixes(step.node, "reduces the axis of units")
+    _refuse_computed(step, "target")
+    return [_first(step, "self", "target"), None]  # the total weight is that of a reduction
+
+
+@_rule("nll_loss_backward.default nll_loss2d_backward.default")
+def _nll_backward(step: Step) -> Label:
+    if step["reduction"]:
+        raise Mixes(step.node, "reduces the axis of units")
+    return _first(step, "grad_output", "self", "target")

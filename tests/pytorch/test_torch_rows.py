@@ -1,0 +1,294 @@
+"""DP-SGD of PyTorch modules in rows: as in turn, each row from its own unit alone, and in turn what is not proved."""
+
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from cloister.privacy.dpsgd.clipped_sums import ClippedSums  # noqa: E402
+from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR  # noqa: E402
+from cloister.privacy.dpsgd.torch_forms import of_positions  # noqa: E402
+from cloister.privacy.dpsgd.torch_in_rows import TorchInRows  # noqa: E402
+from cloister.privacy.dpsgd.torch_in_turn import TorchInTurn  # noqa: E402
+from cloister.privacy.dpsgd.torch_isolation import Mixes, NotIsolated, Unproved  # noqa: E402
+from cloister.privacy.dpsgd.torch_step import TorchDpSgd  # noqa: E402
+from cloister.privacy.dpsgd.torch_tracing import _traced, values_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+S = 0.5
+B = 8
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+
+
+def cross_entropy(y, outputs):
+    return nn.functional.cross_entropy(outputs, y, reduction="none")
+
+
+def batch(shape, size=9, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((size, *shape)).astype(np.float32), rng.integers(0, 3, size)
+
+
+def made(module, shape, loss=cross_entropy, cap=1):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    options = {"batch_size": B, "noise_multiplier": 1.0, "clipping_norm": S, "loss": loss, "optimizer": optimizer}
+    step = TorchDpSgd(module, probe=batch(shape, 3), group_cap=cap, **options)
+    step.reseed(0)
+    return step
+
+
+def norm(arrays):
+    return float(np.sqrt(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays)))
+
+
+class Scaled(nn.Module):
+    """Scales, shifts and appends what is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(1, 1, 6))
+        self.place, self.scale = nn.Parameter(torch.randn(1, 5, 6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.place
+        return nn.functional.gelu(x * self.scale).flatten(1)
+
+
+class Residual(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+def cnn():
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+
+
+def normalised():
+    convolutions = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 6, 3, 2, 2, groups=2)
+    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(24), nn.Linear(24, 3))
+
+
+MODULES = {
+    "dense": (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), (6,)),
+    "frozen": (lambda: nn.Sequential(nn.Linear(6, 8).requires_grad_(False), nn.Tanh(), nn.Linear(8, 3)), (6,)),
+    "cnn": (cnn, (2, 6, 6)),
+    "norms and groups": (normalised, (2, 6, 6)),
+    "conv1d": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3, dilation=2), nn.Flatten(), nn.Linear(8, 3)), (2, 6)),
+    "scaled": (lambda: nn.Sequential(Scaled(), nn.Linear(30, 3)), (4, 6)),
+    "gram": (lambda: nn.Sequential(Residual(nn.Linear(64, 64)), nn.Flatten(), nn.Linear(128, 3)), (2, 64)),
+}
+
+
+@cache
+def made_once(name, cap):
+    """Tracing takes most of the time of these tests."""
+    build, shape = MODULES[name]
+    return made(build(), shape, cap=cap)
+
+
+every_module = pytest.mark.parametrize("name", MODULES)
+
+
+@every_module
+@pytest.mark.parametrize("cap", [1, 3])
+def test_the_sum_is_that_of_units_in_turn(name, cap):
+    step, (x, y) = made_once(name, cap), batch(MODULES[name][1])
+    step.reseed(0)
+    groups = np.array([0, 0, 1, 2, 2, 2, 3, 4, 4]) if cap > 1 else None
+    turn = TorchInTurn(step.module, cross_entropy, step.probe, B, cap)
+    other = ClippedSums(turn, step._like, step.probe, B, cap)
+    assert (step.method, step.why_in_turn) == ("rows", "")
+    for bound in (1e-3, S, 1e6):
+        one, two = (each.of(x, y, bound, groups) for each in (step._clipped_sums, other))
+        assert norm([a - b for a, b in zip(one.sums, two.sums, strict=True)]) < 5e-4 * norm(two.sums)
+        assert (one.examples, one.clipped, one.non_finite) == (two.examples, two.clipped, two.non_finite)
+
+
+@every_module
+def test_neighbours_change_no_bit_of_what_is_held_of_a_unit(name):
+    engine = made_once(name, 1)._clipped_sums.engine
+    rows = engine.at_once
+    x, y = (torch.from_numpy(each) for each in batch(MODULES[name][1], rows))
+    shares = torch.ones(rows, dtype=torch.float64)
+
+    def held(values, neighbours):
+        given = neighbours.clone()
+        given[3] = x[3]
+        with torch.no_grad():
+            return [each[3].numpy() for each in engine._graph.module(*values, given, y, shares)]
+
+    for scale in (1e-38, 1e-10, 1.0, 1e10, 1e38):
+        values = [(own * scale).clamp(-3e38, 3e38) for own in values_of(engine._module, engine._inputs)]
+        before = held(values, x)
+        for extreme in (np.inf, np.nan, 1e38, -1e38, 1e-42, 0.0):
+            after = held(values, torch.full_like(x, extreme))
+            assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["outer", "gram", "whole"])
+def test_a_contribution_has_the_bound_for_its_norm_whatever_its_size(kind):
+    """Also where a scaled delta is a denormal, whose rounding an input of 1e38 would show."""
+    positions, size = {"outer": (1, 4), "gram": (2, 64), "whole": (9, 4)}[kind]
+    rng, longest = np.random.default_rng(0), 0.0
+    for scale in (-38, -20, 0, 20, 37):
+        inputs = torch.from_numpy((rng.standard_normal((40, positions, size)) * 10.0**scale).astype(np.float32))
+        deltas = (rng.standard_normal((40, positions, size)) * 10.0 ** rng.uniform(-44, 0, (40, 1, 1))).astype("f")
+        form, held, squared = of_positions(inputs, torch.from_numpy(deltas), False)
+        assert form.kernel == kind
+        for bound in (1e-12, 1e-7, 1.0):
+            norms = squared.sqrt().clamp(min=bound) * (1 + 2.0**-40)
+            for unit in range(40):
+                factor = bound / norms[unit : unit + 1]
+                if factor < SMALLEST_FACTOR:
+                    continue  # such a unit counts as zero
+                summed = form.summed([each[unit : unit + 1] for each in held], factor)
+                longest = max(longest, float(summed.double().norm()) / bound)
+    assert 0.9 < longest < 1 + 1e-5
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+COUPLED = {
+    "a mean over the batch": lambda x: x - 0.1 * x.mean(0, keepdim=True),
+    "a sum": lambda x: x / x.sum(),
+    "softmax over rows": lambda x: x.softmax(0),
+    "a cumulative sum": lambda x: x.cumsum(0),
+    "a roll": lambda x: x.roll(1, 0),
+    "a flip": lambda x: x.flip(0),
+    "a slice": lambda x: x[:1].expand(len(x), -1) + x,
+    "products of rows": lambda x: x @ (x.T @ x),
+    "a sorted batch": lambda x: x.sort(0).values,
+    "a largest row": lambda x: x - x.amax(0),
+    "a view across rows": lambda x: x.view(2, -1).softmax(1).view(x.shape),
+    "a norm of all": lambda x: nn.functional.layer_norm(x, tuple(x.shape)),
+    "pooled rows": lambda x: nn.functional.avg_pool2d(x[None, None], (3, 1), 1, (1, 0))[0, 0],
+    "a transposed product": lambda x: (x.T @ torch.ones(len(x), len(x))).T + x,
+}
+
+
+@pytest.mark.parametrize("what", COUPLED)
+def test_a_module_that_couples_rows_is_refused_to_them(what):
+    module = nn.Sequential(nn.Linear(6, 8), Calls(COUPLED[what]), nn.Linear(8, 3))
+    with pytest.raises((Mixes, Unproved)):
+        TorchInRows(module, cross_entropy, batch((6,), 3), B, 1)
+
+
+def test_a_loss_that_couples_rows_is_refused_to_them():
+    with pytest.raises(NotIsolated):
+        TorchInRows(nn.Linear(6, 3), lambda y, z: cross_entropy(y, z - z.mean(0)), batch((6,), 3), B, 1)
+
+
+class Straight(torch.autograd.Function):
+    """Has a gradient that is not that of its operations."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def no_gradient(x):
+    with torch.no_grad():
+        scale = x.sigmoid()
+    return x * scale
+
+
+class Adds(nn.Module):
+    """Keeps a sum of what it has seen, in a tensor that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = [torch.zeros(8)]
+
+    def forward(self, x):
+        self.seen[0].add_(x.detach().sum(0))
+        return x
+
+
+IN_TURN = {
+    "aten._linalg_det.default has no rule": lambda x: x + torch.linalg.det(x[:, :4].view(-1, 2, 2))[:, None],
+    r"Calls\) fails with several examples: .*DataDependent": lambda x: x * 2 if float(x[0, 0].detach()) > 0 else x,
+    "aten.bernoulli.p draws random numbers": nn.Dropout(0.5),
+    r"Calls\) fails with several examples": Straight.apply,
+    "differ from those of plain autograd": no_gradient,
+    "in float32 on a processor": lambda x: x,
+    r"Adds\) fails with several examples": Adds(),
+}
+
+
+@pytest.mark.parametrize("reason", IN_TURN)
+def test_a_module_without_a_proof_is_computed_in_turn_and_says_why(reason):
+    inner = IN_TURN[reason] if isinstance(IN_TURN[reason], nn.Module) else Calls(IN_TURN[reason])
+    module = nn.Sequential(nn.Linear(6, 8), inner, nn.Linear(8, 3))
+    shape, (x, y) = (6,), batch((6,))
+    if "float32" in reason:
+        module, x = nn.Sequential(Calls(lambda x: x.double()), module.double()), x
+    step = made(module, shape)
+    assert step.method == "in turn" and re.search(reason, step.why_in_turn), step.why_in_turn
+    assert norm(step.clipped_sum(x, y, S).sums) > 0
+
+
+def test_tied_layers_are_computed_in_turn_or_with_one_norm():
+    """Else the norm of a sum of two gradients would be that of each."""
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    module = nn.Sequential(first, second)
+    step, (x, y) = made(module, (6,), loss=lambda y, z: z.square().sum(1)), batch((6,))
+    for one, label in zip(x, y, strict=True):
+        assert 0.99e-3 < norm(step.clipped_sum(one[None], label[None], 1e-3).sums) <= 1e-3
+
+
+def test_rows_leave_nothing_in_the_module_and_use_its_present_weights():
+    module = nn.Sequential(Residual(nn.Linear(6, 6)), nn.Linear(6, 3))
+    step, (x, y) = made(module, (6,)), batch((6,))
+    with torch.no_grad():
+        for own in module.parameters():
+            own.mul_(3.0)
+    found = step.clipped_sum(x, y, 1e6).sums
+    loss = cross_entropy(torch.from_numpy(y), module(torch.from_numpy(x))).sum()
+    expected = [own.numpy() for own in torch.autograd.grad(loss, list(module.parameters()))]
+    assert norm([a - b for a, b in zip(found, expected, strict=True)]) < 1e-5 * norm(expected)
+    assert all(own.grad is None and not own.is_meta for own in module.parameters())
+
+
+def test_a_unit_that_raises_contributes_zero_and_the_others_keep_their_bits():
+    step, (x, y) = made(nn.Linear(6, 3), (6,)), batch((6,))
+    bad = y.copy()
+    bad[4] = 7
+    found = step.clipped_sum(x, bad, S)
+    assert (found.examples, found.non_finite) == (9, 1)
+    step.reseed(0)
+    x[4] = np.nan
+    other = step.clipped_sum(x, y, S)
+    assert norm([a - b for a, b in zip(found.sums, other.sums, strict=True)]) < 1e-6 * norm(other.sums)
+
+
+def test_a_graph_with_an_effect_is_refused():
+    with pytest.raises(Unproved, match="draws random numbers"):
+        _traced(lambda x: x + torch.rand(3), [torch.zeros(3)])
+    with pytest.raises(Unproved, match="writes to a tensor"):
+        _traced(lambda x: x.add_(1.0), [torch.zeros(3)])
