@@ -31,6 +31,7 @@ from cloister.client.request import (
     AnyRequest,
     EvaluateRequest,
     KeepRequest,
+    NamedArrays,
     ProtocolRequest,
     Reply,
     Request,
@@ -40,12 +41,12 @@ from cloister.client.request import (
     request_of,
 )
 from cloister.client.secure import mask_update, open_masks, take_part
-from cloister.client.trainers import ModelAndTrainer, best, chosen_to_train, model_and_trainer_of
+from cloister.client.trainers import ModelAndTrainer, SumsGradients, best, chosen_to_train, model_and_trainer_of
 from cloister.privacy.claims.premises import Attestation
 from cloister.tasks.base import Examples, KeepsState, OnDevice
 from cloister.utils.arrays import from_record, to_record
 from cloister.utils.crash import note_failure, trace_without_values
-from cloister.utils.errors import CloisterError, DataError, PrivacyError
+from cloister.utils.errors import CloisterError, DataError, PrivacyError, UnsupportedModel
 from cloister.utils.files import expanded
 from cloister.utils.wire import EXAMPLES, SECURE, TRAIN_LOSS
 
@@ -142,6 +143,8 @@ def train(request: TrainRequest, node: Node) -> Reply:
     equals that of a client without examples, and contains the noise on a model that was not trained. The node logs the
     reason.
     """
+    if request.config.shares_steps:
+        return _summed(request, node)
     bench = _bench(request, node)
     trainer, plan = bench.trainer, plan_of(request, node)
     attempt = _contained if _is_protected(request) else _open
@@ -164,6 +167,24 @@ def train(request: TrainRequest, node: Node) -> Reply:
     if loss is not None:
         metrics[TRAIN_LOSS] = loss
     return Reply(bench.model.arrays(), metrics, chosen)
+
+
+def _summed(request: TrainRequest, node: Node) -> Reply:
+    """Return the clipped sum of gradients for one step of DP-SGD, for `mask_update`, and no metric.
+
+    If it fails, the sum is that of a client without examples: 0.
+    """
+    bench, plan, (start,) = _bench(request, node), plan_of(request, node), request.models
+    trainer = bench.trainer
+    if not isinstance(trainer, SumsGradients):
+        raise UnsupportedModel(f"a model of kind {bench.model.kind!r} has no sum of gradients for secure aggregation")
+
+    def summed(data: Examples) -> NamedArrays:
+        bench.model.assign(start)
+        return trainer.summed(data, plan)
+
+    examples = _contained(lambda: _examples(request, node), lambda: _nothing(request))
+    return Reply(sums=_contained(lambda: summed(examples), lambda: summed(_nothing(request))))
 
 
 def _bench(request: Request, node: Node) -> ModelAndTrainer:

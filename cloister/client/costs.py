@@ -1,10 +1,10 @@
 """Privacy cost of a reply for each protected unit, computed before the reply from public facts alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cloister.client.data import task_of, units_dealt
 from cloister.client.dp_sgd import size_of
-from cloister.client.enforce import by_own_roster
+from cloister.client.enforce import NO_MINIMUM, by_own_roster, multiplier_of_steps, why_not_relied_on
 from cloister.client.node import Node, NodeConfig
 from cloister.client.request import Request, TrainRequest
 from cloister.client.trainers import requested_plan
@@ -58,11 +58,11 @@ def privacy_costs_of(request: Request, node: Node) -> list[PrivacyCost]:
     if not isinstance(request, TrainRequest):
         scores = (Unaccounted("scores left without noise"),)
         return [PrivacyCost("client", scores, SCORES), PrivacyCost(unit, scores, SCORES)]
-    if request.config.secure_aggregation.enabled:
+    if request.config.secure_aggregation.enabled and not request.config.shares_steps:
         request = by_own_roster(request, node)
         # Unless a policy sets a minimum of colluding members, the run alone states it. The node's own share of noise
         # may then be the only one that covers its examples.
-        events: tuple[Event, ...] = (Unaccounted("no policy of this node has min-colluding"),)
+        events: tuple[Event, ...] = (Unaccounted(NO_MINIMUM),)
         clip = 0.0
         if node.policy is not None and node.policy.min_colluding:
             events, clip = tuple(event.replaced() for event in request.promise), request.bound
@@ -70,7 +70,11 @@ def privacy_costs_of(request: Request, node: Node) -> list[PrivacyCost]:
     privacy, mechanism = request.config.privacy, request.config.privacy.client.noise_on_update
     if privacy.client.clips_gradients:
         steps, own = planned_steps(request, node), privacy.dp_sgd.mechanism()
-        events = privacy.circumstances.events(own.caveats(), lambda: [steps.event(own.noise_multiplier)])
+        multiplier, caveats = own.noise_multiplier, own.caveats()
+        if request.config.shares_steps:
+            multiplier = multiplier_of_steps(by_own_roster(request, node))
+            caveats += [relied] if (relied := why_not_relied_on(node)) else []
+        events = privacy.circumstances.events(caveats, lambda: [steps.event(multiplier)])
         name = steps_by(request.config.task.group)
         return [_of_promise(request, node), PrivacyCost(unit, events, name, own.clipping_norm_in(request.round))]
     name = privacy.client.name
@@ -126,12 +130,13 @@ def planned_steps(request: TrainRequest, node: Node) -> LocalSteps:
     Raises:
         PrivacyError: the node states no size, or the batches would reveal the true one.
     """
-    plan, sampling = plan_of(request, node), request.config.privacy.dp_sgd.batch_sampling
+    plan, dp_sgd = plan_of(request, node), request.config.privacy.dp_sgd
+    sampling = dp_sgd.batch_sampling
     if size_of(node.config) and sampling != "poisson":
         raise PrivacyError(
             f"privacy.batch-sampling = {sampling!r} would show how many examples this node has; use 'poisson'"
         )
-    return LocalSteps(plan.public_size, plan.batch_size, plan.epochs, sampling)
+    return dp_sgd.steps(plan.public_size, plan.batch_size, plan.epochs)
 
 
 def plan_of(request: TrainRequest, node: Node) -> TrainingPlan:
@@ -145,7 +150,11 @@ def plan_of(request: TrainRequest, node: Node) -> TrainingPlan:
     """
     clips = request.config.privacy.client.clips_gradients
     size = (size_of(node.config) or dealt(request.config.task, node.config, request.seed)) if clips else 0
-    return requested_plan(request, task_of(request.config.task), node.owner, size)
+    plan = requested_plan(request, task_of(request.config.task), node.owner, size)
+    if not request.config.shares_steps:
+        return plan
+    step = request.config.privacy.dp_sgd.steps(size, plan.batch_size, plan.epochs)
+    return replace(plan, batch_size=step.batch_size, epochs=step.epochs)
 
 
 def dealt(config: TaskConfig, node: NodeConfig, seed: int) -> int:

@@ -8,7 +8,7 @@ states.
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from cloister.client.node import NodeConfig
 from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
-from cloister.privacy.dpsgd.noise import noisy_sum
+from cloister.privacy.dpsgd.noise import clipped_sum, noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.numpy_models import NumpyModel
@@ -141,9 +141,7 @@ class Units:
             plan: of the round.
             privacy: of the run.
         """
-        return LocalSteps(
-            plan.public_size or max(1, len(self)), plan.batch_size, plan.epochs, privacy.dp_sgd.batch_sampling
-        )
+        return privacy.dp_sgd.steps(plan.public_size or max(1, len(self)), plan.batch_size, plan.epochs)
 
     def examples_of(self, number: int) -> Examples:
         """Return the examples of one unit."""
@@ -219,6 +217,31 @@ class PrivateTrainer(ABC):
             seen = units.changed_by(plan.augmentation, key_of(secret, number))
             self._step(seen, batch, bound, plan.rate(number * plan.epochs // steps.count))
 
+    def summed(self, examples: Examples, plan: TrainingPlan) -> dict[str, NDArray]:
+        """Return the clipped sum over one secret draw of units, without noise: not for release.
+
+        Args:
+            examples: of this client.
+            plan: of this round, with one step (`OneStep`).
+
+        Returns:
+            An array for each one that the model sends, of its shape; zeros for one that is not trained.
+
+        Raises:
+            ConfigError: the plan has a penalty.
+        """
+        refuse_penalty(plan)
+        seed, bound = self._sources.batch_seed(plan), self.privacy.dp_sgd.mechanism().clipping_norm_in(plan.round)
+        units = Units.of(examples, self.group_cap, seed)
+        self._begin(plan, self._sources.noise(plan))
+        (batch,) = units.steps(plan, self.privacy).batches(seed, len(units))
+        seen = units.changed_by(plan.augmentation, key_of(self._sources.secret(plan), 0))
+        return self._sum(seen, batch, bound)
+
+    @abstractmethod
+    def _sum(self, units: Units, batch: NDArray, bound: float) -> dict[str, NDArray]:
+        """Return the sum of the numbered units' gradients, possibly none, each clipped to `bound`; as `summed`."""
+
     @abstractmethod
     def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
         """Prepare a round whose steps use this noise."""
@@ -252,18 +275,31 @@ class PrivateNumpyTrainer(PrivateTrainer):
         self._batch_size, self._noise = plan.batch_size, noise
 
     def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
+        gradients, like, shares = self._given(units, batch)
         total = noisy_sum(
-            (partial(self._gradient, units.examples_of(number)) for number in batch),
-            tuple(weight.reshape(-1) for weight in self.model.weights.values()),
+            gradients,
+            like,
             clipping_norm=bound,
             noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
             noise=self._noise,
-            shares=(self._share(units.examples_of(number)) for number in batch),
+            shares=shares,
         )
         # The weights may overflow, and depend on noised sums only.
         with np.errstate(all="ignore"):
             for weight, piece in zip(self.model.weights.values(), total, strict=True):
                 weight -= (rate / self._batch_size * piece).reshape(weight.shape).astype(weight.dtype)
+
+    def _sum(self, units: Units, batch: NDArray, bound: float) -> dict[str, NDArray]:
+        gradients, like, shares = self._given(units, batch)
+        found = clipped_sum(gradients, like, bound, shares)
+        pairs = zip(self.model.weights.items(), found, strict=True)
+        return {name: piece.reshape(weight.shape) for (name, weight), piece in pairs}
+
+    def _given(self, units: Units, batch: NDArray) -> tuple[Iterator[Callable[[], Row]], Row, Iterator[float]]:
+        """Return the gradients of the numbered units, arrays of their shapes, and the units' shares of S."""
+        gradients = (partial(self._gradient, units.examples_of(number)) for number in batch)
+        like = tuple(weight.reshape(-1) for weight in self.model.weights.values())
+        return gradients, like, (self._share(units.examples_of(number)) for number in batch)
 
     def _share(self, unit: Examples) -> float:
         """Return a unit's share of S: the mean of its examples' shares."""

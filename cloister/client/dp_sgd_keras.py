@@ -10,7 +10,7 @@ from cloister.privacy.dpsgd.nested import MADE_UP, Probe
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.dpsgd.tracing import Loss
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.tasks.base import Recipe
+from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
 from cloister.training.keras_trainer import optimizer_named
 from cloister.training.plan import TrainingPlan
@@ -44,19 +44,23 @@ class PrivateKerasTrainer(PrivateTrainer):
             )
         super().__init__(privacy, group_cap)
         self.model, self._recipe = model, recipe
-        self._optimizer, batch_size = optimizer_named(recipe.optimizer, recipe.optimizer_options), recipe.batch_size
-        self._dp_sgd = DpSgd(
-            model.keras,
-            batch_size=batch_size,
-            noise_multiplier=privacy.dp_sgd.noise_multiplier,
-            clipping_norm=privacy.dp_sgd.clipping_norm,
-            optimizer=self._optimizer,
-            loss=_loss(model),
-            probe=_probe(model),
-            group_cap=group_cap,
-        )
+        self._optimizer = optimizer_named(recipe.optimizer, recipe.optimizer_options)
+        self._dp_sgd = self._built(recipe.batch_size)
+        self._by_batch_size = {recipe.batch_size: self._dp_sgd}
         self.method, self.why_in_turn = self._dp_sgd.method, self._dp_sgd.why_in_turn
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
+
+    def _built(self, batch_size: int) -> DpSgd:
+        return DpSgd(
+            self.model.keras,
+            batch_size=batch_size,
+            noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
+            clipping_norm=self.privacy.dp_sgd.clipping_norm,
+            optimizer=self._optimizer,
+            loss=_loss(self.model),
+            probe=_probe(self.model),
+            group_cap=self.group_cap,
+        )
 
     def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
         """Reset the optimizer and the masks of dropout.
@@ -66,6 +70,10 @@ class PrivateKerasTrainer(PrivateTrainer):
         Raises:
             ConfigError: the plan has another batch size.
         """
+        if self.privacy.dp_sgd.sampling_rate:  # then the expected batch of a client follows from its own size
+            if plan.batch_size not in self._by_batch_size:
+                self._by_batch_size[plan.batch_size] = self._built(plan.batch_size)
+            self._dp_sgd = self._by_batch_size[plan.batch_size]
         if plan.batch_size != self._dp_sgd.batch_size:
             raise ConfigError(f"client.batch-size = {plan.batch_size} must be {self._dp_sgd.batch_size} in this run")
         for variable, value in zip(self._optimizer.variables, self._initial, strict=True):
@@ -75,11 +83,24 @@ class PrivateKerasTrainer(PrivateTrainer):
 
     def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
         self._optimizer.learning_rate = rate
+        x, y, chosen = self._given(units, batch)
+        self._dp_sgd.step(x, y, bound, chosen.groups, self._recipe.clip_shares(chosen))
+
+    def _sum(self, units: Units, batch: NDArray, bound: float) -> dict[str, NDArray]:
+        x, y, chosen = self._given(units, batch)
+        found = self._dp_sgd.clipped_sum(x, y, bound, chosen.groups, self._recipe.clip_shares(chosen))
+        trained = {id(own): total for own, total in zip(self.model.keras.trainable_variables, found.sums, strict=True)}
+        return {
+            name: trained[id(own)] if id(own) in trained else np.zeros(own.shape)
+            for name, own in self.model.variables.items()
+        }
+
+    def _given(self, units: Units, batch: NDArray) -> tuple[Tensor, list[Tensor], Examples]:
+        """Return inputs, targets with the weights of examples, and examples of the numbered units."""
         chosen = units.of_batch(batch)
         factors = self._recipe.weights(chosen)
         weights = np.ones(len(chosen), np.float32) if factors is None else factors
-        x, y = self.model.given(chosen.x), [*self.model.expected(chosen.y), weights]
-        self._dp_sgd.step(x, y, bound, chosen.groups, self._recipe.clip_shares(chosen))
+        return self.model.given(chosen.x), [*self.model.expected(chosen.y), weights], chosen
 
 
 def _probe(model: KerasModel) -> Probe:

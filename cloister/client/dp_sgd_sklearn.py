@@ -45,6 +45,11 @@ class PrivateSklearnTrainer(PrivateNumpyTrainer):
             )
         super().__init__(model, recipe, privacy, group_cap)
         self._decay = float(estimator.alpha) if estimator.penalty else 0.0
+        if self._decay and privacy.dp_sgd.sampling_rate:
+            raise UnsupportedModel(
+                f"{name}(penalty={estimator.penalty!r}) shrinks weights at each client, and a step on a secure sum has "
+                "gradients alone; use penalty=None"
+            )
 
     def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
         self.model.weights["coef"] *= max(0.0, 1 - rate * self._decay)

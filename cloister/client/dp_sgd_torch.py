@@ -11,7 +11,7 @@ from cloister.privacy.dpsgd.nested import MADE_UP, Probe, mapped
 from cloister.privacy.dpsgd.torch_calls import Loss
 from cloister.privacy.dpsgd.torch_step import TorchDpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.tasks.base import Recipe
+from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.torch_model import TorchModel
 from cloister.training.plan import TrainingPlan
 from cloister.training.torch_trainer import optimizer_of, refuse_callbacks, set_rate, try_optimizer
@@ -47,18 +47,22 @@ class PrivateTorchTrainer(PrivateTrainer):
         super().__init__(privacy, group_cap)
         self.model, self._recipe = model, recipe
         try_optimizer(recipe, model.trained.values())
-        with model.in_training(0):
-            self._dp_sgd = TorchDpSgd(
-                model.module,
-                batch_size=recipe.batch_size,
-                noise_multiplier=privacy.dp_sgd.noise_multiplier,
-                clipping_norm=privacy.dp_sgd.clipping_norm,
-                optimizer=optimizer_of(recipe, model.trained.values()),
-                loss=_loss(model),
-                probe=_probe(model),
-                group_cap=group_cap,
-            )
+        self._dp_sgd = self._built(recipe.batch_size)
+        self._by_batch_size = {recipe.batch_size: self._dp_sgd}
         self.method, self.why_in_turn = self._dp_sgd.method, self._dp_sgd.why_in_turn
+
+    def _built(self, batch_size: int) -> TorchDpSgd:
+        with self.model.in_training(0):
+            return TorchDpSgd(
+                self.model.module,
+                batch_size=batch_size,
+                noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
+                clipping_norm=self.privacy.dp_sgd.clipping_norm,
+                optimizer=optimizer_of(self._recipe, self.model.trained.values()),
+                loss=_loss(self.model),
+                probe=_probe(self.model),
+                group_cap=self.group_cap,
+            )
 
     def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
         """Make a new optimizer, and reset the masks of dropout.
@@ -68,6 +72,10 @@ class PrivateTorchTrainer(PrivateTrainer):
         Raises:
             ConfigError: the plan has another batch size.
         """
+        if self.privacy.dp_sgd.sampling_rate:  # then the expected batch of a client follows from its own size
+            if plan.batch_size not in self._by_batch_size:
+                self._by_batch_size[plan.batch_size] = self._built(plan.batch_size)
+            self._dp_sgd = self._by_batch_size[plan.batch_size]
         if plan.batch_size != self._dp_sgd.batch_size:
             raise ConfigError(f"client.batch-size = {plan.batch_size} must be {self._dp_sgd.batch_size} in this run")
         self._dp_sgd.optimizer = optimizer_of(self._recipe, self.model.trained.values())
@@ -76,12 +84,26 @@ class PrivateTorchTrainer(PrivateTrainer):
 
     def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
         set_rate(self._dp_sgd.optimizer, rate)
+        x, y, chosen = self._given(units, batch)
+        with self.model.in_training(0):  # for its modes: each unit's random numbers have a seed of their own
+            self._dp_sgd.step(x, y, bound, chosen.groups, self._recipe.clip_shares(chosen))
+
+    def _sum(self, units: Units, batch: NDArray, bound: float) -> dict[str, NDArray]:
+        x, y, chosen = self._given(units, batch)
+        with self.model.in_training(0):  # as for a step
+            found = self._dp_sgd.clipped_sum(x, y, bound, chosen.groups, self._recipe.clip_shares(chosen))
+        trained = dict(zip(self.model.trained, found.sums, strict=True))
+        return {
+            name: trained[name] if name in trained else np.zeros(array.shape)
+            for name, array in self.model.arrays().items()
+        }
+
+    def _given(self, units: Units, batch: NDArray) -> tuple[Any, list[Any], Examples]:
+        """Return inputs, targets with the weights of examples, and examples of the numbered units."""
         chosen = units.of_batch(batch)
         factors = self._recipe.weights(chosen)
         weights = np.ones(len(chosen), np.float32) if factors is None else factors
-        x, y = _arrays(self.model.given(chosen.x)), [*_arrays(self.model.expected(chosen.y)), weights]
-        with self.model.in_training(0):  # for its modes: each unit's random numbers have a seed of their own
-            self._dp_sgd.step(x, y, bound, chosen.groups, self._recipe.clip_shares(chosen))
+        return _arrays(self.model.given(chosen.x)), [*_arrays(self.model.expected(chosen.y)), weights], chosen
 
 
 def _arrays(tensors: Any) -> Any:

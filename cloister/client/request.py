@@ -95,7 +95,7 @@ class TrainRequest(Request):
         promise: the releases that the reply contributes to, as the server states them.
         ledger_head: hash of the last line of the server's ledger; empty: not stated.
         delivery: under secure aggregation, data for the masks of the update; None elsewhere.
-        bound: under secure aggregation, the clipping norm C of the update; 0 elsewhere.
+        bound: under secure aggregation, the clipping norm C of the update, or S of the first step; 0 elsewhere.
         distance: under secure aggregation, d that scales this node's noise; 1 if none does.
         by_provisioner: members whose keys the provisioner made, if this node counts on its own share of noise only.
     """
@@ -146,6 +146,7 @@ class Reply:
         chosen: index of the model that training began with; it never leaves.
         attestation: of what the client applied; None: nothing is stated.
         ledger_head: the hash of the last line about a release in the node's ledger; empty: it keeps none.
+        sums: clipped sum of gradients without noise, for `mask_update`; it never leaves. None: a model is trained.
     """
 
     arrays: NamedArrays | None = None
@@ -153,6 +154,7 @@ class Reply:
     chosen: int = 0
     attestation: Attestation | None = None
     ledger_head: str = ""
+    sums: NamedArrays | None = None
 
     def content(self) -> RecordDict:
         """Return the reply as records of Flower."""
@@ -240,6 +242,7 @@ def _of_training(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArr
         )
     if isinstance(said, bytes):
         delivery = Delivery.decode(said)
+    if isinstance(said, bytes) and not config.shares_steps:
         promise = shared_mean(config).events(Layout.of(models[0]))
         if PROMISE in fields and promised(fields) != promise:
             raise PrivacyError(
@@ -265,7 +268,9 @@ def _bound_and_distance(fields: ConfigRecord, config: RunConfig) -> dict[str, ob
         FederationError: the message lacks C or d, has it without need, or it is out of range.
     """
     bound, distance = fields.get(CLIPPING_NORM), fields.get(DISTANCE)
-    mechanism = shared_mean(config) if config.secure_aggregation.enabled else None
+    if config.shares_steps and bound is None and distance is None:
+        return {"bound": config.privacy.dp_sgd.clipping_norm, "distance": 1.0}
+    mechanism = shared_mean(config) if config.secure_aggregation.enabled and not config.shares_steps else None
     if bound is None and not (mechanism and mechanism.bits):
         bound = mechanism.clipping_norm if mechanism else 0.0
     elif not (mechanism and mechanism.bits and isinstance(bound, float) and MIN_BOUND <= bound <= MAX_BOUND):

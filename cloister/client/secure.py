@@ -19,9 +19,10 @@ from cloister.client.request import NamedArrays, ProtocolRequest, Reply, Request
 from cloister.client.round_state import AttemptStore, FolderStore, MemoryStore
 from cloister.client.trainers import model_and_trainer_of
 from cloister.config.run import RunConfig
-from cloister.config.secure import shared_mean
+from cloister.config.secure import shared_mean, shared_steps
 from cloister.flower.messages import LOCAL_RUN
 from cloister.privacy.mechanisms.distributed.plan import Plan, add_noise, encode_client_input
+from cloister.privacy.mechanisms.distributed.steps import encode_clipped_sum
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.primitives import LINK, SeedChain, into_ring
@@ -73,9 +74,12 @@ class _Part:
     @classmethod
     def of(cls, request: AnyStep, who: Identity, parameters: int, kept: bytes = b"") -> "_Part":
         """Return the new or restored state, by own files and request's settings."""
-        mechanism = shared_mean(request.config).told(request.distance)
-        plan = mechanism.plan(parameters)
-        graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
+        config, parties = request.config, request.config.secure_aggregation.parties
+        if config.shares_steps:
+            plan = shared_steps(config).plan(parameters, request.round)
+        else:
+            plan = shared_mean(config).told(request.distance).plan(parameters)
+        graph = Complete(parties.threshold, parties.colluding)
         terms = Terms(request.run, request.round, graph, plan.length, plan.bits).under(who.roster)
         given = who.name, who.key, who.roster, terms
         member = Member.deserialize(*given, kept) if kept else Member(*given)
@@ -148,7 +152,7 @@ def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) 
     """Reduce a training reply to the clipped and masked update in grid steps, with this node's share of noise.
 
     Args:
-        reply: with the trained model.
+        reply: with the trained model, or with the clipped sum of gradients in its place.
         part: as `open_masks` returned it; None: the reply is returned as it is.
         request: of the server.
         node: that replies.
@@ -156,10 +160,14 @@ def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) 
     if part is None or not isinstance(request, TrainRequest):
         return reply
     (sent,) = request.models
-    plan, layout = part.plan.at(request.bound), Layout.of(sent)
-    coordinates = Coordinates.of(layout, layout.rows(sent), request.bound)
-    row = coordinates.bounded(layout.rows(reply.arrays or {}))
-    numbers = encode_client_input(Cohort.of(layout, coordinates.origin, (row,)), plan)
+    plan, layout = part.plan, Layout.of(sent)
+    if request.config.shares_steps:
+        numbers = encode_clipped_sum(layout.rows(reply.sums or {}), plan)
+    else:
+        plan = plan.at(request.bound)
+        coordinates = Coordinates.of(layout, layout.rows(sent), request.bound)
+        row = coordinates.bounded(layout.rows(reply.arrays or {}))
+        numbers = encode_client_input(Cohort.of(layout, coordinates.origin, (row,)), plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})

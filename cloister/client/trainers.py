@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,22 @@ PRIVATE_TRAINERS = Registry(
         "torch": "cloister.client.dp_sgd_torch:PrivateTorchTrainer",
     },
 )
+
+
+@runtime_checkable
+class SumsGradients(Protocol):
+    """Trainer that sums clipped gradients for a step that other clients take with it."""
+
+    def summed(self, examples: Examples, plan: TrainingPlan) -> NamedArrays:
+        """Return the clipped sum over one secret draw of units, without noise: not for release.
+
+        Args:
+            examples: of this client.
+            plan: of this round.
+
+        Returns:
+            An array for each one that the model sends, of its shape; zeros for one that is not trained.
+        """
 
 
 class ModelAndTrainer:

@@ -8,7 +8,7 @@ from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import RunConfig, parse
 from cloister.privacy.accounting.events import Event, Gaussian, Pure
 from cloister.privacy.accounting.filters import Filter, OverflowFilter, cost, filter_for, minimum_multiplier
-from cloister.privacy.dpsgd.local_steps import Holders, LocalSteps
+from cloister.privacy.dpsgd.local_steps import Holders, LocalSteps, multiplier_of_each
 from cloister.utils.errors import ConfigError
 from cloister.utils.text import rounded_up
 
@@ -31,6 +31,8 @@ def calibrated(config: RunConfig, sizes: Collection[LocalSteps] = (), shared: Co
     client = config.privacy.client
     if not client.is_calibrated:
         return config
+    if config.shares_steps:  # the same for clients of all sizes
+        sizes = (config.privacy.dp_sgd.steps(1, 1, 1),)
     if client.clips_gradients and not sizes:
         unit = config.task.group or "example"
         raise ConfigError(
@@ -83,5 +85,8 @@ def events_of_clients(
     choice: list[Event] = [Pure(privacy.choice_epsilon)] if privacy.chooses_privately else []
     if privacy.client.clips_gradients:
         holders = [*((steps,) for steps in sizes), *shared]
-        return [[event for steps in each for event in (steps.event(multiplier), *choice)] for each in holders]
+        return [
+            [event for steps in each for event in (steps.event(multiplier_of_each(each, multiplier)), *choice)]
+            for each in holders
+        ]
     return [[Gaussian(multiplier), *choice]] if isinstance(privacy.client, variants.GaussianPrivacy) else []

@@ -181,7 +181,8 @@ examples-cap placement distance distance-release distance-noise-multiplier dista
 min-distance max-distance noise-seed target-delta max-epsilon canaries population ledger-dir data-identity close-budget
 clusters clusters-split-round options client dp-sgd-noise-multiplier gaussian-noise-multiplier
 laplace-noise-multiplier dp-sgd-clipping-norm gaussian-clipping-norm clipping-decay min-clipping-norm
-batch-sampling client-max-epsilon radius per-layer max-leakage choice choice-epsilon max-loss group-cap
+batch-sampling dp-sgd-sampling-rate client-max-epsilon radius per-layer max-leakage choice choice-epsilon max-loss
+group-cap
 """.split()  # noqa: SIM905
 """All keys, in the order in which they are written."""
 _FIELDS = [

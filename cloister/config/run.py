@@ -33,6 +33,7 @@ from cloister.config.privacy import DEFAULTS, PrivacyConfig
 from cloister.config.renamed import RENAMED, refusal
 from cloister.config.secure import ENABLED, SecureAggregationConfig, with_parties
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, LARGEST_MULTIPLIER, THRESHOLD
+from cloister.privacy.mechanisms.distributed.steps import SAMPLING_RATE
 from cloister.utils.errors import ConfigError
 from cloister.utils.text import suggestion
 
@@ -261,6 +262,16 @@ class RunConfig(Section):
         return self.privacy.server.is_on or self.privacy.client.is_on
 
     @property
+    def group(self) -> str:
+        """Return `task.group`."""
+        return self.task.group
+
+    @property
+    def shares_steps(self) -> bool:
+        """Return whether a round is one step of DP-SGD, on a secure sum with noise in shares."""
+        return self.secure_aggregation.enabled and self.privacy.client.clips_gradients
+
+    @property
     def weights_by_examples(self) -> bool:
         """Return whether replies are weighted by their example counts."""
         if self.strategy.weighting == "auto":
@@ -446,8 +457,12 @@ def _store_has_a_tracker(config: RunConfig) -> str:
 def _sums_are_possible(config: RunConfig) -> str:
     """Return the first setting that contradicts secure aggregation."""
     if not config.secure_aggregation.enabled:
-        return ""
-    reason = _sum_of_server(config) or _sum_of_clients(config)
+        rate = config.privacy.dp_sgd.sampling_rate if config.privacy.client.clips_gradients else 0.0
+        return f"{SAMPLING_RATE} = {rate} has no effect with {ENABLED} = False; use client.batch-size" if rate else ""
+    if config.shares_steps:
+        reason = _sum_of_steps(config) or _sum_of_clients(config)
+    else:
+        reason = _sum_of_server(config) or _sum_of_clients(config)
     return f"{ENABLED} = true contradicts {reason}" if reason else ""
 
 
@@ -481,6 +496,36 @@ def _sum_of_server(config: RunConfig) -> str:
     return ""
 
 
+def _sum_of_steps(config: RunConfig) -> str:
+    """Return the first setting that contradicts steps of DP-SGD on a secure sum."""
+    server, client, dp_sgd = config.privacy.server, config.client, config.privacy.dp_sgd
+    if server.name != "none":
+        return (
+            f"privacy.server = {server.name!r} with privacy.client = 'dp-sgd': a step has the noise of its clients and "
+            "no other; use 'none'"
+        )
+    if not dp_sgd.sampling_rate:
+        return (
+            f"{SAMPLING_RATE} = 0 with privacy.client = 'dp-sgd': all clients draw examples at one rate; set it to "
+            "the expected batch of all clients over the number of all their examples"
+        )
+    if dp_sgd.batch_sampling != "poisson":
+        return f"privacy.batch-sampling = {dp_sgd.batch_sampling!r}: a step draws each example by itself; use 'poisson'"
+    for key, value, instead in (
+        ("batch-size", client.batch_size, f"{SAMPLING_RATE} sets it"),
+        ("local-epochs", client.local_epochs, "a round is one step, and num-rounds sets their number"),
+        (
+            "optimizer-options",
+            client.optimizer_options,
+            "the server's strategy takes the step",
+        ),
+        ("optimizer", client.optimizer, "the server's strategy takes the step"),
+    ):
+        if value != "auto" and (key, value) != ("optimizer", "sgd"):
+            return f"client.{key} = {value!r} with privacy.client = 'dp-sgd': {instead}; use 'auto'"
+    return ""
+
+
 def _sum_of_distance(server: variants.MetricPrivacy) -> str:
     if server.distance != "rms":
         return (
@@ -505,10 +550,10 @@ def _sum_of_distance(server: variants.MetricPrivacy) -> str:
 
 def _sum_of_clients(config: RunConfig) -> str:
     server, strategy = config.privacy.server, config.strategy
-    if config.privacy.client.is_on:
+    if config.privacy.client.is_on and not config.shares_steps:
         return (
             f"privacy.client = {config.privacy.client.name!r}: clients add a share of the server's noise and no "
-            "other; use 'none'"
+            "other; use 'none', or 'dp-sgd' with privacy.server = 'none'"
         )
     if config.privacy.noise_seed != -1:
         return (

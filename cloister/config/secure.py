@@ -10,12 +10,13 @@ from cloister.config.io import Scalar, Section, Whole
 from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Parties
+from cloister.privacy.mechanisms.distributed.steps import SAMPLING_RATE, SharedDpSgd
 from cloister.utils.errors import ConfigError
 
 ENABLED = "secure-aggregation.enabled"
-SWITCHED_OFF: Mapping[str, Scalar] = {ENABLED: False, THRESHOLD: 0, COLLUDING: 0}
+SWITCHED_OFF: Mapping[str, Scalar] = {ENABLED: False, THRESHOLD: 0, COLLUDING: 0, SAMPLING_RATE: 0.0}
 """Settings of the same run without secure aggregation. The server then sees every update, and the noise of its mean is
-the same.
+the same. The steps of `dp-sgd` are then each client's own.
 """
 LARGEST_COHORT = 100
 """Largest cohort of a round: every client shares secrets with every other one."""
@@ -89,6 +90,10 @@ class Private(Protocol):
     """The sections of a run's configuration that decide its distributed mechanism."""
 
     @property
+    def group(self) -> str:
+        """Return `task.group`."""
+
+    @property
     def privacy(self) -> PrivacyConfig:
         """Return the section `privacy.*`."""
 
@@ -114,4 +119,23 @@ def shared_mean(config: Private) -> DistributedMean:
         clip=server.clipping.clip(),
         parties=config.secure_aggregation.parties,
         scale=server.scale(),
+    )
+
+
+def shared_steps(config: Private) -> SharedDpSgd:
+    """Return the mechanism of a run whose rounds are steps of DP-SGD with noise in shares.
+
+    Args:
+        config: of the run.
+
+    Raises:
+        ConfigError: secure aggregation is off, or the clients have another mechanism.
+    """
+    if not config.secure_aggregation.enabled:
+        raise ConfigError(f"{ENABLED} = False with {SAMPLING_RATE}")
+    dp_sgd = config.privacy.dp_sgd
+    return SharedDpSgd(
+        **vars(dp_sgd.mechanism(config.group)),
+        sampling_rate=dp_sgd.sampling_rate,
+        parties=config.secure_aggregation.parties,
     )

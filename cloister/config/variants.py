@@ -22,7 +22,7 @@ from cloister.config.io import (
     read_options,
     sections_of,
 )
-from cloister.privacy.dpsgd.local_steps import LocalDpSgd
+from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps, OneStep
 from cloister.privacy.mechanisms.clipping import MAX_RATE, AdaptiveClip, FixedClip
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism, global_dp
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
@@ -305,6 +305,7 @@ class DpSgdPrivacy(_ClippedNoise):
     clipping_decay: Share = 0.0
     min_clipping_norm: NonNegative = 0.0
     batch_sampling: Literal["poisson", "shuffle"] = "poisson"
+    sampling_rate: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, alias="dp-sgd-sampling-rate")
     group_cap: Count = 10
     clips_gradients: ClassVar[bool] = True
     noise_on_update: ClassVar[None] = None
@@ -324,6 +325,20 @@ class DpSgdPrivacy(_ClippedNoise):
             self.group_cap if group else 0,
             group,
         )
+
+    def steps(self, units: int, batch_size: int, epochs: int) -> LocalSteps:
+        """Return the private steps of a client in a round.
+
+        Args:
+            units: N > 0, its public number of units.
+            batch_size, epochs: B and E of steps with noise of this client alone.
+
+        Raises:
+            ConfigError: a number is out of range.
+        """
+        if self.sampling_rate:  # only in a run with secure aggregation
+            return OneStep.of(units, self.sampling_rate)
+        return LocalSteps(units, batch_size, epochs, self.batch_sampling)
 
     @property
     def bounds(self) -> tuple[str, ...]:

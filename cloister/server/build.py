@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Strategy
 from cloister.config import variants
 from cloister.config.io import Scalar
 from cloister.config.run import RunConfig, known_keys
-from cloister.config.secure import shared_mean
+from cloister.config.secure import shared_mean, shared_steps
 from cloister.privacy.accounting.account import best_epsilon, composed
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
@@ -26,12 +26,14 @@ from cloister.privacy.claims.claim import Claim
 from cloister.privacy.claims.premises import UNBROKEN, Premise
 from cloister.privacy.claims.server import visible
 from cloister.privacy.mechanisms import MECHANISMS
+from cloister.privacy.mechanisms.distributed.steps import DistributedStep
 from cloister.privacy.mechanisms.mechanism import Mechanism
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.server.canaries import Canaries
 from cloister.server.clustering import LaplaceClustering
 from cloister.server.polling_grid import later_quorum
 from cloister.server.private_strategy import PrivateStrategy
+from cloister.server.secure_steps import SecureSteps
 from cloister.server.secure_sum import SecureSum
 from cloister.server.strategy_wrapper import NoPrivacyStrategy, StrategyWrapper
 from cloister.strategies import STRATEGIES as STRATEGIES
@@ -39,6 +41,7 @@ from cloister.strategies.averaging import HeldOut, Sampled, Sampling
 from cloister.tasks.base import Recipe, Task
 from cloister.tasks.making import named_task
 from cloister.tasks.recipe import recipe_of
+from cloister.training.plan import Schedule
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import expanded
@@ -194,6 +197,11 @@ def decorate(
     server, seed = config.privacy.server, config.privacy.noise_seed
     if isinstance(server, variants.ClusteringPrivacy):
         return LaplaceClustering(strategy, copy, server.hypotheses, config.privacy.split_round)
+    if config.shares_steps:
+        recipe = recipe_of(named_task(config.task), config.client, config.privacy)
+        schedule = Schedule.of(recipe, config.num_rounds)
+        step = DistributedStep(shared_steps(config), lambda number: recipe.learning_rate * schedule.share(number, 0, 1))
+        return SecureSteps(strategy, step, budget=budget)
     if isinstance(server, variants.NoServerPrivacy):
         return NoPrivacyStrategy(strategy, by_examples=config.weights_by_examples)
     if config.secure_aggregation.enabled:
@@ -418,7 +426,8 @@ def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
     if not config.is_private:
         items.append("every client's model, example count and training loss, to the server")
     elif not config.privacy.server.is_noised and not (config.privacy.client.noise_multiplier):
-        items.append("every client's model, to the server")
+        seen = "the sum of the clients' gradients" if config.shares_steps else "every client's model"
+        items.append(f"{seen}, to the server")
     elif config.weights_by_examples:
         items.append("every client's example count, to the server")
     server = config.privacy.server

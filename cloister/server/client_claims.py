@@ -17,9 +17,10 @@ from cloister.flower.messages import ErrorCode
 from cloister.privacy.claims.claim import CLIENT_BUDGET, ClientClaim
 from cloister.privacy.claims.client import gaussian_claim, laplace_claim
 from cloister.privacy.claims.premises import BUNDLE, MAX_BYTES, Attestation, known_by, size_and_checked
-from cloister.privacy.dpsgd.local_steps import Holders, LocalSteps
+from cloister.privacy.dpsgd.local_steps import Holders, LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.server.build import Plan
+from cloister.server.secure_steps import SecureSteps
 from cloister.utils.arrays import Layout, State
 from cloister.utils.errors import ConfigError, PrivacyError
 from cloister.utils.wire import ARRAYS, ATTESTATION, CONFIG, HYPOTHESES, LEDGER_HEAD
@@ -170,8 +171,7 @@ def private_steps(plan: Plan, units: int) -> LocalSteps:
         plan: of the run.
         units: their public number.
     """
-    sampling = plan.config.privacy.dp_sgd.batch_sampling
-    return LocalSteps(max(1, units), plan.recipe.batch_size, plan.recipe.local_epochs, sampling)
+    return plan.config.privacy.dp_sgd.steps(max(1, units), plan.recipe.batch_size, plan.recipe.local_epochs)
 
 
 def client_claim(
@@ -229,15 +229,17 @@ def _claim(
     if privacy.client.clips_gradients:
         from cloister.privacy.claims.client import dp_sgd_claim, standing_for_all
 
-        batch, dp_sgd = plan.recipe.batch_size, privacy.dp_sgd.mechanism(plan.config.task.group)
+        batch, dp_sgd = plan.recipe.batch_size, _dp_sgd(plan, layout)
         if sizes:
             steps = standing_for_all(sizes, dp_sgd, rounds, privacy.target_delta, shared or ())
         else:
             # The server has no sizes of clients: these are examples. Just above one batch an epoch has two steps with
             # almost no subsampling. With little noise, some sizes of two or three batches cost a tenth more. A
-            # client's own ledger records its actual spending.
-            steps = tuple(private_steps(plan, units) for units in (batch, batch + 1, 10 * batch, 100 * batch))
-        claim = dp_sgd_claim(dp_sgd, steps, rounds, privacy.target_delta, privacy.circumstances, shared)
+            # client's own ledger records its actual spending. The cost of a shared step is that of all sizes.
+            examples = (batch,) if plan.config.shares_steps else (batch, batch + 1, 10 * batch, 100 * batch)
+            steps = tuple(private_steps(plan, units) for units in examples)
+        makers = plan.strategy.by_provisioner if isinstance(plan.strategy, SecureSteps) else None
+        claim = dp_sgd_claim(dp_sgd, steps, rounds, privacy.target_delta, privacy.circumstances, shared, makers)
         claim = replace(claim, known=bool(sizes))
     elif isinstance(mechanism, LocalGaussian):
         claim = gaussian_claim(mechanism, rounds, privacy.target_delta, circumstances)
@@ -251,6 +253,23 @@ def _claim(
         raise ConfigError(f"privacy.client = {privacy.client.name!r} has no claim")
     limit = privacy.client.max_epsilon
     return replace(claim, parameters={**claim.parameters, CLIENT_BUDGET: limit}) if limit else claim
+
+
+def _dp_sgd(plan: Plan, layout: Layout) -> LocalDpSgd:
+    """Return the mechanism of the clients, with the noise that counts.
+
+    That is less than the configured noise if the provisioner made the keys of too many members.
+
+    Args:
+        plan: of the run.
+        layout: of the model.
+
+    Raises:
+        PrivacyError: no shares of this noise can be made.
+    """
+    if isinstance(plan.strategy, SecureSteps):
+        return replace(plan.strategy.mechanism.dp_sgd, noise_multiplier=plan.strategy.multiplier(layout))
+    return plan.config.privacy.dp_sgd.mechanism(plan.config.task.group)
 
 
 def _covering(
@@ -287,7 +306,7 @@ def _asked_for(said: bytes, plan: Plan, layout: Layout) -> Attestation | None:
     privacy, group = plan.config.privacy, plan.config.task.group
     try:
         if privacy.client.clips_gradients:
-            steps, dp_sgd = private_steps(plan, size), privacy.dp_sgd.mechanism()
+            steps, dp_sgd = private_steps(plan, size), _dp_sgd(plan, layout)
             unit = "group" if group else "example"
             events = privacy.circumstances.events(dp_sgd.caveats(), lambda: [steps.event(dp_sgd.noise_multiplier)])
         else:

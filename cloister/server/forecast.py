@@ -31,6 +31,7 @@ from cloister.server.ledger_location import kept_budget, leaves_unguaranteed, ne
 from cloister.server.prepare import Prepared
 from cloister.server.private_strategy import PrivateStrategy
 from cloister.server.run import AnyClaim, as_shown, render_sampling
+from cloister.server.secure_steps import SecureSteps
 from cloister.tasks.making import frozen_digest_field
 from cloister.utils.arrays import from_record
 from cloister.utils.cohort import Cohort
@@ -182,7 +183,7 @@ def noise_on_release(prepared: Prepared, nodes: int) -> NoiseOnRelease | None:
         nodes: number of connected nodes.
     """
     strategy = prepared.plan.strategy
-    if not isinstance(strategy, PrivateStrategy):
+    if not isinstance(strategy, PrivateStrategy) or isinstance(strategy, SecureSteps):
         return None
     mechanism, clients = strategy.mechanism, prepared.plan.cohort(nodes)
     if isinstance(mechanism, DistributedMean):

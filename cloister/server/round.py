@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from cloister.server.client_claims import Attested
@@ -271,8 +271,10 @@ class RoundLoop:
             return {}
 
     def _trained(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
-        """Send requests to train; return the replies, each counted by the attestation of its node."""
+        """Send messages of a round; return the replies. A trained one is counted by the attestation of its node."""
         messages = list(messages)
+        if any(message.metadata.message_type != MessageType.TRAIN for message in messages):
+            return self._send(number, messages)  # a step of secure aggregation that involves no training
         return self.attested.counted(messages, self._send(number, messages))
 
     def _send(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:

@@ -30,10 +30,12 @@ from numpy.typing import NDArray
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
-from cloister.privacy.claims.premises import KEYS, known_by
+from cloister.privacy.claims.premises import KEYS, MAX_BYTES, known_by, size_and_checked
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.plan import Plan, without_surplus
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
+from cloister.privacy.mechanisms.distributed.steps import DistributedStep
+from cloister.privacy.mechanisms.mechanism import Released
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.coordinator import Coordinator, Total
 from cloister.secure_aggregation.primitives import out_of_ring, seeds
@@ -51,6 +53,7 @@ from cloister.utils.state import Coordinates
 from cloister.utils.wire import (
     ADVERTISE,
     ARRAYS,
+    ATTESTATION,
     CLIPPING_NORM,
     CONFIG,
     DISTANCE,
@@ -95,6 +98,7 @@ class SecureRound:
         rejected: the nodes that dropped out, each with the reason.
         names: node -> its name on the roster, as the node itself states it. The server holds no key, and no node relies
             on the server for the name of another node.
+        sizes: name -> the public size that the node attested with its vector; 0: none.
         roster: the roster of most nodes; None before the nodes have sent theirs.
 
     Guarantee: in the first two steps the server receives keys and rosters, and sees which nodes answer. None of these
@@ -109,6 +113,7 @@ class SecureRound:
     send: Send
     rejected: list[Rejection] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     roster: Roster | None = None
 
     def total(self, charged: Callable[[], AbstractContextManager[None]]) -> Total:
@@ -164,11 +169,12 @@ class SecureRound:
                 config = ConfigRecord({**message.content.config_records[CONFIG], **delivery})
                 record = RecordDict({ARRAYS: message.content.array_records[ARRAYS], CONFIG: config})
                 messages.append(Message(record, node, message.metadata.message_type))
-        for node, vector in self._replied(messages, lambda reply: decoded(reply, protocol.MaskedInput)):
+        for node, (vector, size) in self._replied(messages, _vector_and_size):
             try:
                 if vector.sender != self.names[node]:
                     raise ProtocolError("the vector names another sender")
                 coordinator.add(vector)
+                self.sizes[vector.sender] = size
             except ProtocolError as error:
                 self._reject(node, "protocol", str(error))
 
@@ -240,6 +246,13 @@ def decoded(reply: Message, kind: type[Answer]) -> Answer:
         raise Unfit("protocol", str(error)) from None
 
 
+def _vector_and_size(reply: Message) -> tuple[protocol.MaskedInput, int]:
+    """Read a masked vector, and the public size in the attestation beside it; 0: there is none."""
+    said = reply.content.config_records.get(ATTESTATION, ConfigRecord()).get(ATTESTATION)
+    found = size_and_checked(said) if isinstance(said, bytes) and len(said) <= MAX_BYTES else None
+    return decoded(reply, protocol.MaskedInput), found[0] if found else 0
+
+
 def _bytes(reply: Message, name: str) -> bytes:
     """Return the bytes that a reply contains under a name."""
     try:
@@ -260,11 +273,13 @@ class Summed(Screening):
             sum.
         survivors: number of survivors.
         shown: number of survivors that revealed their surplus noise.
+        units: sum of the survivors' public sizes, as far as they attest any.
     """
 
     total: NDArray[np.int64] | None = None
     survivors: int = 0
     shown: int = 0
+    units: int = 0
 
 
 class SecureSum(PrivateStrategy):
@@ -278,9 +293,11 @@ class SecureSum(PrivateStrategy):
     Guarantee: that of the mechanism, against this server too, if every client runs a bundle that its site has checked.
     """
 
-    mechanism: DistributedMean
+    mechanism: DistributedMean | DistributedStep
 
-    def __init__(self, inner: Strategy, mechanism: DistributedMean, *, budget: PrivacyBudget | None = None) -> None:
+    def __init__(
+        self, inner: Strategy, mechanism: DistributedMean | DistributedStep, *, budget: PrivacyBudget | None = None
+    ) -> None:
         super().__init__(inner, mechanism, budget=budget)
         self._by_provisioner: frozenset[str] | None = None
 
@@ -373,7 +390,7 @@ class SecureSum(PrivateStrategy):
         """
         asked = list(messages)
         layout = Layout.of(from_record(self.sent))
-        plan = self.mechanism.plan(layout.size)
+        plan = self.plan(layout, server_round)
         attempt = SecureRound(self._terms(server_round, plan, asked), plan.terms(), asked, send)
 
         def charged() -> AbstractContextManager[None]:
@@ -389,7 +406,8 @@ class SecureSum(PrivateStrategy):
         except (RoundAbandoned, ProtocolError) as error:
             logger.log(WARNING, "round %d was abandoned: %s", server_round, error)
             return self._summed(layout, attempt.rejected)
-        return self._summed(layout, attempt.rejected, total, plan)
+        units = sum(attempt.sizes[name] for name in total.survivors)
+        return replace(self._summed(layout, attempt.rejected, total, plan), units=units)
 
     def receive(self, replies: Messages) -> Screening:
         """Refuse replies that came without the steps of the protocol.
@@ -413,12 +431,33 @@ class SecureSum(PrivateStrategy):
         if not isinstance(found, Summed) or found.total is None:
             self.measured = Measurements(asked, 0, screening.rejected, epsilon=self.spent(), abandoned=True)
             return None, None
-        layout, sent = found.cohort.layout, found.cohort.sent
-        released = self.mechanism.released(found.total, layout, sent, found.survivors, found.shown)
+        layout = found.cohort.layout
+        released = self.released(found, found.total, server_round)
         arrays, metrics = self._aggregated(server_round, layout, released)
         self.measured = self._measurements(found, released)
         self._follow(released.following, layout)
         return arrays, metrics
+
+    def plan(self, layout: Layout, server_round: int) -> Plan:
+        """Return the plan of a round, the same as that of each client.
+
+        Args:
+            layout: of the model.
+            server_round: counted from 1.
+        """
+        assert isinstance(self.mechanism, DistributedMean)
+        return self.mechanism.plan(layout.size)
+
+    def released(self, found: Summed, total: NDArray[np.int64], server_round: int) -> Released:
+        """Return the release that follows from a sum.
+
+        Args:
+            found: result of `collect`.
+            total: its sum.
+            server_round: counted from 1.
+        """
+        assert isinstance(self.mechanism, DistributedMean)
+        return self.mechanism.released(total, found.cohort.layout, found.cohort.sent, found.survivors, found.shown)
 
     def _terms(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Terms:
         parties = self.mechanism.parties

@@ -42,6 +42,7 @@ DP_SGD_ONLY = {
     "clipping-decay": 0.1,
     "min-clipping-norm": 0.5,
     "batch-sampling": "shuffle",
+    "dp-sgd-sampling-rate": 0.5,
     "group-cap": 3,
 }
 CLIPPED_ONLY = {"client-max-epsilon": 2.0}
@@ -52,6 +53,7 @@ CLIENT_ONLY = DP_SGD_ONLY | GAUSSIAN_ONLY | CLIPPED_ONLY | LAPLACE_ONLY | CHOICE
 NEEDED = {
     "clipping-decay": {"privacy.min-clipping-norm": 0.5},
     "group-cap": {"task.group": "patient"},
+    "dp-sgd-sampling-rate": {"privacy.server": "none", "secure-aggregation.enabled": True, "strategy.min-nodes": 5},
     **{key: {"privacy.server": "laplace-clustering"} for key in CHOICE_ONLY},
 }
 METRIC_ONLY = [key for key in SETTINGS if "distance" in key]

@@ -20,8 +20,9 @@ from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Pure
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Relation, Sampling, units_of
 from cloister.privacy.claims.claim import EVERYBODY, DpSgdClaim, Figure, LocalClaim, OfSize
-from cloister.privacy.claims.premises import CARRIED
-from cloister.privacy.dpsgd.local_steps import Holders, LocalDpSgd, LocalSteps
+from cloister.privacy.claims.premises import CARRIED, KEYS, known_by
+from cloister.privacy.claims.server import adversary_of
+from cloister.privacy.dpsgd.local_steps import Holders, LocalDpSgd, LocalSteps, OneStep, multiplier_of_each
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, LocalMechanism, PublishedLaplace
 from cloister.privacy.mechanisms.selection import ReleaseContext
 from cloister.utils import check
@@ -209,16 +210,18 @@ def client_multiplier(noise_multiplier: float, batch: int, local_steps: int) -> 
 def sound_unit(holders: Iterable[LocalSteps], noise_multiplier: float, rounds: int) -> Account:
     """Account for the loss of one unit over all clients that hold its data.
 
-    Each client adds independent noise. So releases of several clients compose like releases of one.
+    Noise of several clients is independent, or split into independent parts (`multiplier_of_each`). So their releases
+    compose like releases of one.
 
     Args:
         holders: the steps in a round of each of these clients.
         noise_multiplier: σ.
         rounds: that each of them took part in.
     """
-    account = Account()
-    for steps, clients in Counter(holders).items():
-        account = account.plus(steps.event(noise_multiplier), clients * rounds)
+    account, every = Account(), tuple(holders)
+    multiplier = multiplier_of_each(every, noise_multiplier)
+    for steps, clients in Counter(every).items():
+        account = account.plus(steps.event(multiplier), clients * rounds)
     return account
 
 
@@ -304,6 +307,7 @@ def dp_sgd_claim(
     delta: float,
     circumstances: ReleaseContext,
     shared: Collection[Holders] | None = None,
+    by_provisioner: tuple[str, ...] | None = None,
 ) -> DpSgdClaim:
     """Return the claim about the data of clients of a run with `privacy.client = "dp-sgd"`.
 
@@ -314,6 +318,7 @@ def dp_sgd_claim(
         delta: at which ε is computed.
         circumstances: of the run; each private choice is one more release about a unit.
         shared: each combination of clients that hold data of one unit. None: the combinations are unknown.
+        by_provisioner: members whose keys the provisioner made, if noise is in shares; None: they are not known.
 
     Returns:
         Figures for each size. Sound ones are absent if the claim has reasons against them. A `heuristic` figure is no
@@ -327,16 +332,22 @@ def dp_sgd_claim(
         unprotected=(UNPROTECTED,),
         seeded=circumstances.seeded,
         premises=(*mechanism.premises, *CARRIED),
+        by_provisioner=by_provisioner,
     )
+    if by_provisioner is not None:  # the roster states who made each key
+        claim = replace(claim, premises=known_by(claim.premises, [KEYS.known_as("attested")]))
+    adversary = adversary_of(claim) if claim.is_against_server else EVERYBODY
     of_sizes = []
     for steps in sizes:
         holders = _holders(steps, shared or (), mechanism, rounds, delta)
         figures = () if claim.reasons else _sound_figures(mechanism, steps, holders, rounds, delta, circumstances)
+        figures = tuple(replace(each, adversary=adversary) for each in figures)
         if shared is not None:
             most = max(map(len, shared), default=1)
             figures = tuple(replace(each, holders=most) if each.unit == claim.unit else each for each in figures)
         sigma = mechanism.noise_multiplier
-        heuristic = (_published_figure(steps, sigma, rounds, delta),) if sigma else ()
+        of_client_alone = sigma and not isinstance(steps, OneStep)
+        heuristic = (_published_figure(steps, sigma, rounds, delta),) if of_client_alone else ()
         of_sizes.append(OfSize(steps.examples, rounds, figures, heuristic))
     return replace(claim, sizes=tuple(of_sizes))
 

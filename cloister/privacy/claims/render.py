@@ -100,7 +100,7 @@ def contract(claim: Claim, epsilon: float | None = None) -> str:
         epsilon: that the whole run comes to, where it is known.
     """
     if claim.mechanism == "none":
-        return "none on the server, which sees what every client sends"
+        return f"none on the server, which sees {'a sum' if claim.is_against_server else 'what every client sends'}"
     first = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
     settings = ", ".join(f"{key} {setting(key, value)}" for key, value in first)
     if not claim.is_guaranteed:
@@ -163,6 +163,7 @@ def render(statement: Statement) -> list[str]:
     unprotected, clients = _unprotected(claim), render_clients(statement.clients) if statement.clients else []
     if claim.status == "none":
         seen = "every client's model" if statement.clients is None else "what every client sends"
+        seen = "the noised sum of each round" if claim.is_against_server else seen
         none = f"privacy on the server: none. The server, and any party that sees its records, sees {seen}."
         return [*simulated, none, *unprotected, *clients]
     lines = [*simulated, f"privacy: {claim.mechanism}, {strength(claim, _of_run(claim))}{_if(claim)}", *_reasons(claim)]

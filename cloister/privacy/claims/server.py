@@ -105,7 +105,7 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
         recorded = figure.counted(budget.account_of_run(insiders), budget.delta)
         return max(figure, recorded, key=lambda counted: counted.bound)
 
-    run = counted(_adversary(claim), True)
+    run = counted(adversary_of(claim), True)
     figures = [run]
     if math.isfinite(budget.epsilon()):
         # Other runs may have shown their updates to the server; in those with secure aggregation clients know their own
@@ -119,7 +119,7 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
     return tuple(figures)
 
 
-def _adversary(claim: Claim) -> str:
+def adversary_of(claim: Claim) -> str:
     """Return the adversary of the figure of a run. Under secure aggregation a client knows its share of the noise."""
     if not claim.is_against_server:
         return OUTSIDERS

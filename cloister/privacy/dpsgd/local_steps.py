@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -95,8 +96,70 @@ class LocalSteps:
         return Repeated(Gaussian(noise_multiplier), self.epochs)
 
 
+@dataclass(frozen=True)
+class OneStep(LocalSteps):
+    """The one private step of a round that a client takes together with others: their sum has the noise.
+
+    The client draws its units in secret with a rate that is common to all clients. B is ⌈q·N⌉, which is at least the
+    expected size of its batch. So the number of its places covers every rate and size.
+
+    Args:
+        sampling_rate: q, from 0 to 1.
+
+    Guarantee: that of one `poisson` step of `LocalSteps` with this q, for noise of multiplier σ on the sum.
+    """
+
+    sampling_rate: float = 1.0
+
+    @classmethod
+    def of(cls, examples: int, sampling_rate: float) -> "OneStep":
+        """Return the step of a client.
+
+        Args:
+            examples: N > 0, its public number of units.
+            sampling_rate: q.
+
+        Raises:
+            ConfigError: batches are so large that roundings are not bounded.
+        """
+        check.positive(examples=examples, dp_sgd_sampling_rate=sampling_rate)
+        expected = math.ceil(Fraction(sampling_rate) * examples)
+        if expected > MAX_BATCH:
+            raise ConfigError(
+                f"privacy.dp-sgd-sampling-rate = {sampling_rate:g} of {examples} units is a batch of {expected} at one "
+                f"client, and at most {MAX_BATCH} are possible; use a smaller rate"
+            )
+        return cls(examples, expected, 1, "poisson", sampling_rate)
+
+    @property
+    def count(self) -> int:
+        """Return 1."""
+        return 1
+
+    @property
+    def rate(self) -> float:
+        """Return q."""
+        return self.sampling_rate
+
+
 Holders = tuple[LocalSteps, ...]
 """Private steps in a round of each client that holds data of one unit."""
+
+
+def multiplier_of_each(holders: Holders, noise_multiplier: float) -> float:
+    """Return the noise multiplier with which the steps of each holder of one unit count.
+
+    Clients that noise their own sums count with σ each. If k holders add to one sum, its noise is k independent parts
+    of variance σ²S²/k, one for each holder's sum. The release follows from these k noised sums, and so costs at most k
+    steps of multiplier σ/√k.
+
+    Args:
+        holders: the steps of each.
+        noise_multiplier: σ.
+    """
+    if len(holders) > 1 and any(isinstance(steps, OneStep) for steps in holders):
+        return math.nextafter(noise_multiplier / math.sqrt(len(holders)), 0)
+    return noise_multiplier
 
 
 @dataclass(frozen=True)

@@ -182,31 +182,48 @@ def noisy_sum(
     noise: GaussianNoise,
     shares: Iterable[float] = repeat(1.0),
 ) -> Row:
-    """Return Σ gradient·min(1, c·S/‖gradient‖) + exact noise of deviation σS, in float64.
+    """Return the sum of `clipped_sum` + exact noise of deviation σS, in float64.
 
     Args:
-        gradients: functions, one for each unit of the batch, possibly none; each is called once and returns its unit's
-            gradient. A unit is an example, or a group of them with the mean of its examples' gradients.
-        like: flat arrays of the shapes of a gradient.
-        clipping_norm: S, from `MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`.
+        gradients, like, clipping_norm, shares: as in `clipped_sum`.
         noise_multiplier: σ ≥ 0.
         noise: source of the key of the noise.
-        shares: c of each unit, a function of this unit alone. Numbers outside of [0, 1] count as its nearest end, NaN
-            as 1.
 
-    Guarantee: among at most 2^17 units one unit's joining or leaving moves the un-noised sum by at most S in L2, and
-        noise is exact. The cost is that of a Gaussian mechanism of noise multiplier σ. Contributions are clipped to
-        S/(1 + `SLACK`): enough for roundings of 2^17 units of 2^30 numbers each. A gradient that is not
-        finite, or whose computation raises an exception, contributes zero and does not affect other units.
+    Guarantee: the cost is that of a Gaussian mechanism of noise multiplier σ, as noise is exact.
 
     Raises:
         ConfigError: a number is out of range.
 
     Source: Abadi et al. (2016), arXiv:1607.00133, Algorithm 1.
     """
+    grid = grid_of(clipping_norm, noise_multiplier, sum(piece.size for piece in like))
+    sums = clipped_sum(gradients, like, clipping_norm, shares)
+    noised_sum(sums, grid, noise, out=sums)
+    return sums
+
+
+def clipped_sum(
+    gradients: Iterable[Callable[[], Row]], like: Row, clipping_norm: float, shares: Iterable[float] = repeat(1.0)
+) -> Row:
+    """Return Σ gradient·min(1, c·S/‖gradient‖) without noise, in float64: not for release.
+
+    Args:
+        gradients: functions, one for each unit of the batch, possibly none; each is called once and returns its unit's
+            gradient. A unit is an example, or a group of them with the mean of its examples' gradients.
+        like: flat arrays of the shapes of a gradient.
+        clipping_norm: S, from `MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`.
+        shares: c of each unit, a function of this unit alone. Numbers outside of [0, 1] count as its nearest end, NaN
+            as 1.
+
+    Guarantee: among at most 2^17 units one unit's joining or leaving moves the sum by at most S in L2. Contributions
+        are clipped to S/(1 + `SLACK`): enough for roundings of 2^17 units of 2^30 numbers each. A gradient that is not
+        finite, or whose computation raises an exception, contributes zero and does not affect other units.
+
+    Raises:
+        ConfigError: S is out of range.
+    """
     check_clipping_norm(clipping_norm)
     sums = tuple(np.zeros(piece.size) for piece in like)
-    grid = grid_of(clipping_norm, noise_multiplier, sum(piece.size for piece in like))
     for gradient, share in zip(gradients, shares, strict=False):
         try:
             found = tuple(
@@ -219,7 +236,6 @@ def noisy_sum(
         if factor := _factor(found, max(0.0, min(1.0, share)) * clipping_norm / (1 + SLACK)):
             for total, part in zip(sums, found, strict=True):
                 total += factor * part
-    noised_sum(sums, grid, noise, out=sums)
     return sums
 
 

@@ -7,6 +7,7 @@ shares         the components of each client's noise, and the remaining variance
 plan           the public grid, the noise on it, the size of the ring, and the event of a round;
                a client's update in steps, its noise, and the removal of surplus noise from the sum
 mean           `DistributedMean`: the mechanism of a run, as server and clients compute it
+steps          `SharedDpSgd`: a round as one step of DP-SGD
 
 Mathematics only: `cloister.secure_aggregation` sums the numbers without revealing a single one.
 """

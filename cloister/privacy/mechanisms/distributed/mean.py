@@ -208,18 +208,30 @@ class DistributedMean(GaussianMechanism):
         Raises:
             ConfigError: the strategy needs single updates, or declares no capabilities.
         """
-        if capabilities is None or capabilities.needs_every_reply:
-            why = "declares no capabilities" if capabilities is None else "needs every reply"
-            raise ConfigError(
-                f"secure-aggregation.enabled = true contradicts strategy {strategy}, which {why}: the server learns "
-                "the sum of the updates and no single one; use a strategy on the mean"
-            )
+        refuse_single_updates(capabilities, strategy)
         return self
 
     def parameters(self) -> dict[str, Parameter]:
         """Return all parameters, by configuration key."""
         own: dict[str, Parameter] = {THRESHOLD: self.parties.threshold, COLLUDING: self.parties.colluding}
         return {**super().parameters(), **own}
+
+
+def refuse_single_updates(capabilities: Capabilities | None, strategy: str) -> None:
+    """Refuse a strategy that needs more than the mean.
+
+    Args:
+        capabilities, strategy: as in `Mechanism.suited_to`.
+
+    Raises:
+        ConfigError: it needs single updates, or declares no capabilities.
+    """
+    if capabilities is None or capabilities.needs_every_reply:
+        why = "declares no capabilities" if capabilities is None else "needs every reply"
+        raise ConfigError(
+            f"secure-aggregation.enabled = true contradicts strategy {strategy}, which {why}: the server learns "
+            "the sum of the updates and no single one; use a strategy on the mean"
+        )
 
 
 @lru_cache(maxsize=64)

@@ -10,11 +10,11 @@ up to 3.2 million parameters D = 2^20, and no rotation is needed.
 multiplier z.
 
 **Ring.** The sum is computed in a ring of 2^b integers and decoded to -2^(b-1) … 2^(b-1) - 1. The n updates contribute
-at most n·D to a number of it. Let V be the variance of a share with all of its components. A discrete Gaussian of
-scale s is s²-subgaussian (Canonne, Kamath, Steinke, 2020), so the noise of n shares is n·V-subgaussian: a number of it
-exceeds 10·√(n·V) with probability at most 2·e^-50. So if
+at most n·m·D to a number of it; m is 1 for a mean. Let V be the variance of a share with all of its components. A
+discrete Gaussian of scale s is s²-subgaussian (Canonne, Kamath, Steinke, 2020), so the noise of n shares is
+n·V-subgaussian: a number of it exceeds 10·√(n·V) with probability at most 2·e^-50. So if
 
-    n·D + 10·√(n·V) < 2^(b-1),
+    n·m·D + 10·√(n·V) < 2^(b-1),
 
 a sum of p numbers is decoded wrongly with probability at most 2p·e^-50, below 4.7e-16 for 1.2 million. A wrong
 decoding costs accuracy, not privacy: it is a function of the noised sum.
@@ -74,6 +74,7 @@ class Plan:
         parameters: p, numbers of an update.
         bits: of the ring, 32 or 64.
         beside: auxiliary numbers beside an update, one each.
+        units: m, largest number of contributions of D steps in a client's vector.
 
     Guarantee: take any sum of at least t clients' numbers, without the components that belong to their number. It
         holds honest noise of variance (z·D)² + 25 steps² or more, and is decoded correctly except with probability
@@ -89,6 +90,7 @@ class Plan:
     parameters: int
     bits: int
     beside: tuple[Beside, ...] = ()
+    units: int = 1
 
     @classmethod
     def of(
@@ -100,6 +102,7 @@ class Plan:
         bits: int = 32,
         beside: tuple[Beside, ...] = (),
         minimum_variance: int = 0,
+        units: int = 1,
     ) -> "Plan":
         """Return the plan of a round.
 
@@ -111,6 +114,7 @@ class Plan:
             bits: of the ring, 32 or 64.
             beside: auxiliary numbers beside an update.
             minimum_variance: of the noise, for any multiplier, in steps².
+            units: m.
 
         Raises:
             PrivacyError: the sum might exceed the ring, or the noise is beyond the range of exact noise.
@@ -130,14 +134,15 @@ class Plan:
         if steps is None:
             raise PrivacyError(f"{parameters} parameters are more than a grid of 2^{FINEST} steps is fine enough for")
         shares = Shares.of(max(variance_of(multiplier, steps), minimum_variance), parties)
-        return cls(bound, steps, shares, parameters, bits, beside)
+        return cls(bound, steps, shares, parameters, bits, beside, units)
 
     def __post_init__(self) -> None:
         members = self.shares.parties.members
-        reach = max(self.shares.reach(self.steps), *(one.shares.reach(one.steps) for one in self.beside), 0)
+        most = self.units * self.steps
+        reach = max(self.shares.reach(most), *(one.shares.reach(one.steps) for one in self.beside), 0)
         if reach >= 1 << (self.bits - 1):
             raise PrivacyError(
-                f"a sum of {members} updates of {self.steps} steps with their noise reaches {reach}, and has no room in"
+                f"a sum of {members} updates of {most} steps with their noise reaches {reach}, and has no room in"
                 f" {self.bits} bits; take 64 bits, fewer members or a smaller noise multiplier"
             )
 

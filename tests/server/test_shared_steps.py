@@ -1,0 +1,203 @@
+"""Runs whose rounds are steps of DP-SGD on a secure sum: what they compute, send, charge and claim."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message, MessageType
+from flwr.common.constant import ErrorCode
+from resumed import LINEAR, numbers, resume, stopped_after
+from rich.console import Console
+
+from cloister.client import app as client_app
+from cloister.client.app import app
+from cloister.client.data import local_data
+from cloister.client.dp_sgd import PrivateNumpyTrainer
+from cloister.client.ledgers import identity_of
+from cloister.client.node import node_of
+from cloister.client.trainers import model_and_trainer_of
+from cloister.config.run import parse
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.events import Gaussian, Repeated
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.privacy.dpsgd.noise import clipped_sum
+from cloister.server.build import build
+from cloister.server.reports.console import ConsoleReporter
+from cloister.server.run import run
+from cloister.server.secure_steps import SecureSteps
+from cloister.simulation.grid import LocalGrid
+from cloister.utils.errors import ConfigError, DataError
+
+CLIENTS = 5
+STEPS = LINEAR | {
+    "privacy.client": "dp-sgd",
+    "privacy.dp-sgd-noise-multiplier": 1.0,
+    "privacy.dp-sgd-sampling-rate": 0.2,
+    "client.learning-rate": 0.1,
+    "strategy.min-nodes": CLIENTS,
+    "secure-aggregation.enabled": True,
+}
+
+
+def nodes(folder=None, clients=CLIENTS):
+    kept = [{} if folder is None else {"ledger-dir": str(folder / f"node-{number}")} for number in range(clients)]
+    return [{"partition-id": number, "num-partitions": clients} | own for number, own in enumerate(kept)]
+
+
+def federated(folder, of=app, configured=None, **changes):
+    config = parse(STEPS | {"output-dir": str(folder)} | changes)
+    grid = LocalGrid(of, config.flat(), configured or nodes())
+    return run(grid, config, ConsoleReporter(config.num_rounds, Console(quiet=True)))
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_without_noise_a_round_is_a_step_of_central_sgd_on_the_data_of_all_survivors(lost, tmp_path):
+    """With q = 1 every example is drawn, so that the central step is known."""
+    keys = {"privacy.dp-sgd-noise-multiplier": 0.0, "privacy.dp-sgd-sampling-rate": 1.0, "num-rounds": 2}
+    outcome = federated(tmp_path, losing(lost), **keys)
+    assert outcome.rounds[-1].measured.accepted == CLIENTS - lost
+    config = parse(STEPS | keys).for_clients
+    parts = [local_data(config.task, node_of(node), 1).train for node in nodes()[lost:]]
+    trainer = model_and_trainer_of(config).trainer
+    assert isinstance(trainer, PrivateNumpyTrainer)
+    trainer.model.initialise(1)
+    for _ in range(2):
+        units = [part.take(np.array([row])) for part in parts for row in range(len(part))]
+        like = tuple(weight.reshape(-1) for weight in trainer.model.weights.values())
+        total = clipped_sum((partial(trainer._gradient, one) for one in units), like, 1.0)
+        for weight, piece in zip(trainer.model.weights.values(), total, strict=True):
+            weight -= (0.1 / len(units) * piece).reshape(weight.shape).astype(np.float32)
+    for name, array in numbers(outcome).items():
+        np.testing.assert_allclose(array, trainer.model.weights[name], atol=1e-6)
+
+
+def test_the_server_and_every_node_record_what_the_claim_counts(tmp_path):
+    outcome = federated(tmp_path, configured=nodes(tmp_path))
+    event = Repeated(Gaussian(1.0, Sampling("bounded-poisson", 0.2)), 1)
+    server = [entry for entry in outcome.plan.budget.ledger.entries if entry.unit == "example"]
+    assert [entry.event for entry in server] == [event] * 3
+    assert [entry.round for entry in server] == [1, 2, 3]
+    for number, node in enumerate(nodes(tmp_path)):
+        name = identity_of(node_of(node), "linear")
+        entries = Ledger(tmp_path / f"node-{number}" / f"{name}.jsonl").entries
+        assert [entry.event for entry in entries if entry.unit == "example"] == [event] * 3
+        assert {entry.clip for entry in entries if entry.unit == "example"} == {1.0}
+    claim = outcome.statement.clients
+    assert claim.status == "sound" and claim.not_covered == ""
+    (figure,) = {size.figures[0].epsilon for size in claim.sizes}
+    assert figure == pytest.approx(min(Account([event] * 3).epsilon(1e-5, by) for by in ("rdp", "pld")), rel=1e-6)
+    assert outcome.statement.claim.mechanism == "none"
+
+
+def test_a_reply_holds_a_masked_vector_and_what_its_node_states(tmp_path):
+    replies = []
+
+    def watched(message, context):
+        reply = app(message, context)
+        if message.metadata.message_type == MessageType.TRAIN:
+            replies.append(reply)
+        return reply
+
+    federated(tmp_path, watched, **{"num-rounds": 1})
+    assert len(replies) == CLIENTS
+    for reply in replies:
+        assert set(reply.content) == {"arrays", "metrics", "attestation"}
+        assert list(reply.content["arrays"]) == ["secure-message"] and dict(reply.content["metrics"]) == {}
+        assert set(json.loads(reply.content["attestation"]["attestation"])) == {
+            *("mechanism", "unit", "events", "size", "group", "checked")
+        }
+
+
+def test_a_client_whose_training_fails_adds_its_noise_alone(tmp_path, monkeypatch):
+    def failing(request, node):
+        raise DataError("no file")
+
+    monkeypatch.setattr(client_app, "_examples", failing)
+    keys = {"num-rounds": 1, "privacy.dp-sgd-noise-multiplier": 0.0}
+    outcome = federated(tmp_path, **keys)
+    assert outcome.rounds[-1].measured.accepted == CLIENTS
+    monkeypatch.undo()
+    initial = model_and_trainer_of(parse(STEPS).for_clients).model
+    initial.initialise(1)
+    for name, array in numbers(outcome).items():
+        np.testing.assert_array_equal(array, initial.arrays()[name])
+
+
+def losing(number):
+    """The app, whose first nodes are lost when they are asked for their sum."""
+
+    def answer(message, context):
+        if message.metadata.message_type == MessageType.TRAIN and context.node_config["partition-id"] < number:
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "lost"), reply_to=message)
+        return app(message, context)
+
+    return answer
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_release_has_the_noise_of_a_central_step_for_every_number_of_survivors(lost, tmp_path, monkeypatch):
+    """Through the whole protocol, on empty gradients: the honest noise, and that of c more shares."""
+    monkeypatch.setattr(client_app, "_examples", lambda request, node: client_app._nothing(request))
+    keys = {"task.name": "digits", "task.model": "softmax", "num-rounds": 2, "client.learning-rate": 1.0}
+    outcome = federated(tmp_path, losing(lost), **keys)
+    config = parse(STEPS | keys).for_clients
+    units = sum(len(local_data(config.task, node_of(node), 1).train) for node in nodes()[lost:])
+    moved = np.concatenate([array.ravel() for array in numbers(outcome).values()])
+    survivors = CLIENTS - lost
+    expected = np.sqrt(2 * survivors / (survivors - 1)) / (0.2 * units)  # of two rounds
+    assert abs(moved.std() / expected - 1) < 6 / np.sqrt(2 * moved.size)
+
+
+@pytest.mark.parametrize("strategy", ["fedavgm", "fedadam", "fedyogi", "fedopt"])
+def test_a_strategy_with_an_optimizer_takes_the_step(strategy, tmp_path):
+    outcome = federated(tmp_path, **{"strategy.name": strategy, "num-rounds": 2})
+    assert [done.measured.accepted for done in outcome.rounds[1:]] == [CLIENTS, CLIENTS]
+
+
+def test_a_strategy_on_single_updates_is_refused():
+    with pytest.raises(ConfigError, match="contradicts strategy FedMedian, which needs every reply"):
+        build(parse(STEPS | {"strategy.name": "fedmedian"}))
+
+
+def test_a_resumed_run_goes_on_with_the_schedule_and_the_charge(tmp_path):
+    stopped_after(tmp_path, STEPS | {"strategy.name": "fedavgm", "strategy.min-nodes": 4}, 1)
+    outcome = resume(tmp_path)
+    events = [entry.event for entry in outcome.plan.budget.ledger.entries if entry.unit == "example"]
+    assert len(events) >= 3 and [done.number for done in outcome.rounds][-1] == 3
+    assert outcome.statement.clients.status == "conditional", "the run may have been broken off for what it released"
+    assert outcome.statement.clients.sizes[0].figures[0].steps >= 3
+
+
+def test_the_learning_rate_follows_the_schedule():
+    strategy = build(parse(STEPS | {"client.schedule": "linear", "num-rounds": 4})).strategy
+    assert isinstance(strategy, SecureSteps)
+    assert [strategy.mechanism.rate(number) for number in (1, 2, 3)] == pytest.approx([0.1, 0.075, 0.05])
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"privacy.server": "global-dp"}, "privacy.server = 'global-dp' with privacy.client = 'dp-sgd'"),
+        ({"privacy.dp-sgd-sampling-rate": 0.0}, "privacy.dp-sgd-sampling-rate = 0 with privacy.client = 'dp-sgd'"),
+        ({"privacy.batch-sampling": "shuffle"}, "privacy.batch-sampling = 'shuffle'"),
+        ({"client.batch-size": 10}, "client.batch-size = 10 with"),
+        ({"client.local-epochs": 2}, "client.local-epochs = 2 with"),
+        ({"client.optimizer": "adam"}, "client.optimizer = 'adam' with"),
+        ({"privacy.noise-seed": 3}, "privacy.noise-seed = 3"),
+        ({"strategy.sampling": "poisson"}, "strategy.sampling = 'poisson'"),
+        ({"secure-aggregation.enabled": False}, "privacy.dp-sgd-sampling-rate = 0.2 has no effect with"),
+        ({"strategy.weighting": "examples"}, "strategy.weighting = 'examples' contradicts"),
+    ],
+)
+def test_what_contradicts_a_shared_step_is_named(changes, says):
+    with pytest.raises(ConfigError) as refusal:
+        parse(STEPS | changes)
+    assert says in str(refusal.value)
+
+
+def test_a_run_on_digits_learns(tmp_path):
+    keys = {"task.name": "digits", "task.model": "softmax", "num-rounds": 12, "client.learning-rate": 2.0}
+    outcome = federated(tmp_path, **keys, **{"evaluation.every": 12})
+    assert outcome.rounds[-1].central["accuracy"] > 0.7
