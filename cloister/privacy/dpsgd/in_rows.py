@@ -74,7 +74,8 @@ class InRows:
 
     Raises:
         NotIsolated: an operation of the graph is not proved to keep units apart.
-        NotCapturable: layers cannot be captured separately.
+        NotCapturable: layers cannot be captured separately, or units are so large that rows are of no use: two fill
+            the cache, and a pass over the weights for each unit costs less than one over the unit's largest tensor.
         UnsupportedModel: the graph may keep data of a unit.
     """
 
@@ -102,7 +103,11 @@ class InRows:
         whole = (self.at_once, self.at_once * group_cap)
         every = (tensor for operation in self._rows.graph.get_operations() for tensor in operation.outputs)
         largest = max(_bytes(tensor) for tensor in every if tensor.shape.rank and tensor.shape[0] in whole)
-        suitable = min(self.places, max(2, CACHE * self.at_once // largest))  # of two rows there is a proof
+        suitable = CACHE * self.at_once // largest
+        weights = sum(_bytes(variable) for variable in model.trainable_variables)
+        if suitable < 2 and weights < largest // self.at_once:
+            raise NotCapturable("one example takes more memory than all weights: in turn is as fast as in rows")
+        suitable = min(self.places, max(2, suitable))  # of two rows there is a proof
         if not self.at_once / 2 < suitable < self.at_once * 2 or self.at_once > self.places:
             self.at_once = suitable
             self._rows = self._round()
@@ -295,7 +300,7 @@ class InRows:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return math.prod(tensor.shape) * tensor.dtype.size
+    return math.prod(tensor.shape) * tf.as_dtype(tensor.dtype).size
 
 
 def _walk(layer: Layer, seen: set[int]) -> Iterator[tuple[Layer, Form]]:

@@ -250,6 +250,16 @@ def test_rounds_of_a_call_add_up(cache, monkeypatch):
     assert relative_error(found.sums, total) < TOLERANCE and found.examples == 6
 
 
+@pytest.mark.parametrize(("side", "width", "method"), [(96, 8, "in turn"), (96, 8192, "rows"), (16, 8, "rows")])
+def test_large_examples_of_few_weights_are_computed_in_turn(side, width, method, monkeypatch):
+    monkeypatch.setattr(in_rows, "CACHE", 1 << 18)
+    pooled = [layers.GlobalAveragePooling2D(), layers.Dense(width), layers.Dense(5, activation="softmax")]
+    model = keras.Sequential([keras.Input((side, side, 1)), layers.Conv2D(8, 3), *pooled])
+    step = dp_sgd(model)
+    assert step.method == method
+    assert ("more memory than all weights" in step.why_in_turn) == (method == "in turn")
+
+
 def test_double_precision_and_inputs_by_name():
     def inner(x):
         x = layers.Dense(4, activation="tanh", dtype="float64")(inputs=x)
