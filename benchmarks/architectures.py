@@ -4,10 +4,15 @@ python benchmarks/architectures.py [NAME ...]
 """
 
 import argparse
+import os
 import statistics
+import subprocess
+import sys
 import time
 import traceback
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,25 +180,73 @@ ARCHITECTURES: dict[str, Any] = {
 """Makers of outputs from inputs, with x, y, and the loss of each example."""
 
 
-def measured(build: Any, x: Any, y: Any, loss: Any) -> list[str]:
-    """Return the cells of a row behind the name."""
+def made(name: str) -> Any:
+    """Return the model of an architecture."""
+    build, x, *_ = ARCHITECTURES[name]
+    named = x if isinstance(x, dict) else {"x": x}
+    inputs = {key: keras.Input(array.shape[1:], dtype=array.dtype.name, name=key) for key, array in named.items()}
+    inputs = inputs if named is x else inputs["x"]
+    return keras.Model(inputs, build(inputs))
+
+
+def private(name: str, model: Any) -> Any:
+    """Return DP-SGD on a model of an architecture."""
     from cloister.privacy.dpsgd.step import DpSgd
 
-    named = x if isinstance(x, dict) else {"x": x}
-    inputs = {name: keras.Input(array.shape[1:], dtype=array.dtype.name, name=name) for name, array in named.items()}
-    inputs = inputs if named is x else inputs["x"]
-    model = keras.Model(inputs, build(inputs))
+    _, x, y, loss = ARCHITECTURES[name]
     probe = keras.tree.map_structure(lambda array: array[:3], (x, y))
     settings = {"batch_size": BATCH, "noise_multiplier": MULTIPLIER, "clipping_norm": CLIP, "loss": loss}
+    return DpSgd(model, optimizer=keras.optimizers.SGD(RATE), probe=probe, **settings)
+
+
+def plain(name: str, model: Any) -> Callable[[], object]:
+    """Return a plain step on a model of an architecture."""
+    _, x, y, loss = ARCHITECTURES[name]
+    return compiled_step(model, loss, x, y)
+
+
+def measured(name: str) -> list[str]:
+    """Return the cells of a row behind the name."""
+    (_, x, y, _), model = ARCHITECTURES[name], made(name)
     start = -time.perf_counter()
-    ours = DpSgd(model, optimizer=keras.optimizers.SGD(RATE), probe=probe, **settings)
+    ours = private(name, model)
     counts = ours.step(x, y)
     start += time.perf_counter()
     if counts.non_finite:
         raise RuntimeError(f"{counts.non_finite} of {counts.examples} examples have no finite gradient")
-    taken = seconds({"plain": compiled_step(model, loss, x, y), "DP-SGD": lambda: ours.step(x, y)}, REPEATS)
+    taken = seconds({"plain": plain(name, model), "DP-SGD": lambda: ours.step(x, y)}, REPEATS)
     wall, busy, our_wall, our_busy = (1e3 * statistics.median(kind) for own in taken.values() for kind in zip(*own))
-    return [ours.method, *(f"{value:.1f}" for value in (start, busy, our_busy, wall, our_wall, our_busy / busy))]
+    times = (f"{value:.1f}" for value in (start, busy, our_busy, wall, our_wall, our_busy / busy))
+    return [ours.method, *times, *(f"{peak(name, kind):.0f}" for kind in ("plain", "private"))]
+
+
+def peak(name: str, kind: str) -> float:
+    """Return MB by which the start and three steps of one kind raise the peak of a process that has the model."""
+    code = f"import architectures; architectures.take({name!r}, {kind!r})"
+    path = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout.splitlines()[-1]) / 2**10
+
+
+def take(name: str, kind: str) -> None:
+    """Take three steps, and print by how many KiB they raised this process' peak of resident memory."""
+    (_, x, y, _), model = ARCHITECTURES[name], made(name)
+    model(keras.tree.map_structure(lambda array: array[:1], x))  # starts TensorFlow, which takes memory of its own
+
+    def resident(field: str) -> int:
+        return int(Path("/proc/self/status").read_text().split(f"{field}:")[1].split()[0])
+
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = resident("VmRSS")
+    if kind == "plain":
+        step = plain(name, model)
+    else:
+        ours = private(name, model)
+        step = lambda: ours.step(x, y)  # noqa: E731
+    for _ in range(3):
+        step()
+    print(resident("VmHWM") - before)
 
 
 def main() -> None:
@@ -205,15 +258,16 @@ def main() -> None:
     rows, refusals = [], ""
     for name in names:
         try:
-            cells = measured(*ARCHITECTURES[name])
+            cells = measured(name)
         except (UnsupportedModel, ConfigError) as refusal:
             cells, refusals = ["refused"], f"{refusals}{name}: {refusal}\n"
         except Exception:
             cells = ["failed"]
             traceback.print_exc()
-        rows.append([name, *cells, *[""] * (7 - len(cells))])
+        rows.append([name, *cells, *[""] * (9 - len(cells))])
     times = [f"{name}, {kind} ms" for kind in ("processor", "wall") for name in ("plain", "DP-SGD")]
-    table(["", "way", "start, s", *times, "ratio"], rows)
+    peaks = [f"{name}, peak MB" for name in ("plain", "DP-SGD")]
+    table(["", "way", "start, s", *times, "ratio", *peaks], rows)
     print(refusals, end="")
 
 
