@@ -119,15 +119,18 @@ def seedable(module: Network) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def equal_results() -> Iterator[None]:
+def equal_results(fill: bool = True) -> Iterator[None]:
     """Have equal inputs give equal results in the block.
 
-    Algorithms whose results follow from timing raise an exception, and memory that is not initialized is filled.
+    Algorithms whose results follow from timing raise an exception.
+
+    Args:
+        fill: whether memory that is not initialized is filled. A graph without such memory is faster without.
     """
     strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills, tries = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.utils.deterministic.fill_uninitialized_memory = fill
     torch.backends.cudnn.benchmark = False
     try:
         yield

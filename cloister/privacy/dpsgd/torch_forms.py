@@ -111,6 +111,11 @@ def gram_squares(inputs: Tensor, deltas: Tensor) -> Tensor:
     return total.clamp(min=0.0) + (mass / MASS_PER_NORM).square()
 
 
+def joined(several: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Return tensors along an axis, one tensor without a copy."""
+    return torch.cat(list(several), axis) if len(several) > 1 else several[0]
+
+
 def weighted(form: Form, held: Sequence[Tensor], factors: Tensor) -> tuple[list[Tensor], Tensor]:
     """Return held tensors and factors without units of factor 0, whose gradients may not be finite."""
     chosen = torch.nonzero(factors)[:, 0]

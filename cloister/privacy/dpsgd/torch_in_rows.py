@@ -20,7 +20,7 @@ from cloister.privacy.dpsgd.clipped_sums import Engine, Sums
 from cloister.privacy.dpsgd.nested import Examples, Probe, arrays_in, mapped
 from cloister.privacy.dpsgd.noise import MAXIMUM_CLIPPING_NORM, SMALLEST_FACTOR, most_at_once, overstatement
 from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, tensors_of
-from cloister.privacy.dpsgd.torch_forms import weighted
+from cloister.privacy.dpsgd.torch_forms import joined, weighted
 from cloister.privacy.dpsgd.torch_tracing import (
     HeldGraph,
     NotCapturable,
@@ -136,7 +136,7 @@ class TorchInRows:
         totals = [torch.zeros(part.shape, dtype=torch.float64) for part in parts]
         kept: list[list[tuple[list[Tensor], Tensor]]] = [[] for _ in parts]
         clipped = non_finite = 0
-        with torch.no_grad(), torch.inference_mode(False), equal_results():
+        with torch.no_grad(), torch.inference_mode(False), equal_results(fill=False):
             for places, own in zip(table[used], real[used], strict=True):
                 counted = mask[places] & own[:, None]
                 rows = (places[:, None] * self._cap + np.arange(self._cap)).ravel()
@@ -157,7 +157,7 @@ class TorchInRows:
                     several = zip(*(mine for mine, _ in kept[number]), strict=True)
                     factors = torch.cat([own for _, own in kept[number]])
                     if len(factors):
-                        totals[number] += part.form.summed([torch.cat(each) for each in several], factors).reshape(
+                        totals[number] += part.form.summed([joined(each) for each in several], factors).reshape(
                             part.shape
                         )
         return Sums(self._in_order(totals, values), clipped, non_finite)

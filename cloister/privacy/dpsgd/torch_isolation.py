@@ -164,7 +164,7 @@ def refuse_effects(graph: Graph) -> None:
             raise Unproved(node, "has an effect")
 
 
-def prove(graph: Graph, units: int, given: Mapping[Node, Label], targets: Sequence[Node]) -> None:
+def prove(graph: Graph, units: int, given: Mapping[Node, Label], targets: Sequence[Node]) -> dict[Node, Any]:
     """Prove that each row of each target depends on one unit alone, or on no unit.
 
     Args:
@@ -172,6 +172,9 @@ def prove(graph: Graph, units: int, given: Mapping[Node, Label], targets: Sequen
         units: at least 2.
         given: labels of inputs; those of others are None.
         targets: with a unit in each entry of the first axis, in order. Those that depend on no unit have any shape.
+
+    Returns:
+        The labels, as `labels`.
 
     Raises:
         Mixes: an operation takes several units together.
@@ -185,6 +188,7 @@ def prove(graph: Graph, units: int, given: Mapping[Node, Label], targets: Sequen
             raise label.error
         if label is not None and (label != Rows(0) or shape_of(target)[0] != units):
             raise Unproved(target, f"does not give a row for each of {units} units in order: {label}")
+    return found
 
 
 def labels(graph: Graph, units: int, given: Mapping[Node, Label]) -> dict[Node, Any]:

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cloister.privacy.dpsgd.nested import Probe, arrays_in, mapped
 from cloister.privacy.dpsgd.torch_calls import Loss, losses_of
-from cloister.privacy.dpsgd.torch_forms import Form, of_positions, of_whole
+from cloister.privacy.dpsgd.torch_forms import Form, joined, of_positions, of_whole
 from cloister.privacy.dpsgd.torch_isolation import (
     Label,
     Refused,
@@ -296,7 +296,8 @@ class HeldGraph:
         self._uses = uses_of(losses.graph, self._found, inputs, shape.units * shape.cap)
         self.module = _traced(_made(self._held, flat), flat)  # autograd writes to its own sums
         output = next(node for node in self.module.graph.nodes if node.op == "output")
-        prove(self.module.graph, shape.units, self._given(self.module.graph), tensors_in(output.args[0]))
+        targets = tensors_in(output.args[0])
+        self._proved = prove(self.module.graph, shape.units, self._given(self.module.graph), targets)
 
     def _given(self, graph: Graph) -> dict[Node, Label]:
         """Return the labels of inputs: those behind parameters and buffers have examples in their rows."""
@@ -468,7 +469,7 @@ class HeldGraph:
             raise NotCapturable(f"parameter {self._inputs.trained[number]!r} is used in different orders of its axes")
         gradients = [gradient for _, gradient in several]
         if all(len(each.held) == 2 for each in gradients) and len({each.turned for each in gradients}) == 1:
-            inputs, deltas = (torch.cat(same, 1) for same in zip(*(each.held for each in gradients), strict=True))
+            inputs, deltas = (joined(same, 1) for same in zip(*(each.held for each in gradients), strict=True))
             form, held, squared = of_positions(inputs, deltas, gradients[0].turned)
             if form.kernel == "whole":
                 held = [held[0].reshape(-1, *shape)]
@@ -481,9 +482,7 @@ class HeldGraph:
         return held, squared
 
     def sizes(self) -> Iterator[int]:
-        """Yield the bytes of each tensor of the graph."""
-        for node in self.module.graph.nodes:
-            value = node.meta.get("val")
-            for each in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(each, torch.Tensor) and node.op != "placeholder":
-                    yield each.numel() * each.element_size()
+        """Yield the bytes of each tensor of the graph that has rows of units."""
+        for node, label in self._proved.items():
+            if isinstance(label, Rows):
+                yield node.meta["val"].nbytes
