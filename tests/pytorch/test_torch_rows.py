@@ -39,10 +39,10 @@ def batch(shape, size=9, seed=0):
     return rng.standard_normal((size, *shape)).astype(np.float32), rng.integers(0, 3, size)
 
 
-def made(module, shape, loss=cross_entropy, cap=1):
+def made(module, shape=(6,), loss=cross_entropy, cap=1, probe=None):
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     options = {"batch_size": B, "noise_multiplier": 1.0, "clipping_norm": S, "loss": loss, "optimizer": optimizer}
-    step = TorchDpSgd(module, probe=batch(shape, 3), group_cap=cap, **options)
+    step = TorchDpSgd(module, probe=probe or batch(shape, 3), group_cap=cap, **options)
     step.reseed(0)
     return step
 
@@ -89,6 +89,7 @@ MODULES = {
     "norms and groups": (normalised, (2, 6, 6)),
     "conv1d": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3, dilation=2), nn.Flatten(), nn.Linear(8, 3)), (2, 6)),
     "scaled": (lambda: nn.Sequential(Scaled(), nn.Linear(30, 3)), (4, 6)),
+    "dropout of nothing": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(1e-12), nn.Linear(8, 3)), (6,)),
     "gram": (lambda: nn.Sequential(Residual(nn.Linear(64, 64)), nn.Flatten(), nn.Linear(128, 3)), (2, 64)),
 }
 
@@ -98,6 +99,45 @@ def made_once(name, cap):
     """Tracing takes most of the time of these tests."""
     build, shape = MODULES[name]
     return made(build(), shape, cap=cap)
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(5, 6, padding_idx=2), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(self.table(x).mean(1))
+
+
+def test_a_table_of_words():
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 5, (9, 4)), rng.integers(0, 3, 9)
+    module = Words()
+    step = made(module, probe=(x[:3], y[:3]))
+    assert step.method == "rows" and step._clipped_sums.engine.kernels["table.weight"] == "embedding"
+    turn = ClippedSums(TorchInTurn(module, cross_entropy, step.probe, B, 1), step._like, step.probe, B, 1)
+    for bound in (1e-3, 1e6):
+        one, two = (each.of(x, y, bound).sums for each in (step._clipped_sums, turn))
+        assert norm([a - b for a, b in zip(one, two, strict=True)]) < 5e-4 * norm(two)
+
+
+def test_dropout_draws_for_each_row_of_each_call():
+    """With a weight of ones, the sum of a unit's gradient counts the inputs that were kept."""
+    module = nn.Sequential(nn.Dropout(0.25), nn.Linear(400, 1, bias=False))
+    x, y = np.ones((9, 400), np.float32), np.zeros(9, np.int64)
+    step = made(module, loss=lambda y, z: z[:, 0], probe=(x[:3], y[:3]))
+    assert step.method == "rows"
+
+    def kept(seed):
+        step.reseed(seed)
+        return [step.clipped_sum(x[:n], y[:n], 1e6).sums[0][0] * 0.75 for n in (1, 9)]
+
+    (one, nine), again, other = kept(1), kept(1), kept(2)
+    assert np.array_equal(one, again[0]) and np.array_equal(nine, again[1]) and not np.array_equal(nine, other[1])
+    np.testing.assert_allclose(np.unique(np.round(one, 3)), [0, 1])
+    # Of nine units with the same mask, the numbers would be 0 and 9 alone.
+    assert abs(nine.mean() - 6.75) < 0.3 and abs(nine.var() - 9 * 0.1875) < 0.4
 
 
 every_module = pytest.mark.parametrize("name", MODULES)
@@ -123,13 +163,13 @@ def test_neighbours_change_no_bit_of_what_is_held_of_a_unit(name):
     engine = made_once(name, 1)._clipped_sums.engine
     rows = engine.at_once
     x, y = (torch.from_numpy(each) for each in batch(MODULES[name][1], rows))
-    shares = torch.ones(rows, dtype=torch.float64)
+    drawn = engine._drawn(0), torch.ones(rows, dtype=torch.float64)
 
     def held(values, neighbours):
         given = neighbours.clone()
         given[3] = x[3]
         with torch.no_grad():
-            return [each[3].numpy() for each in engine._graph.module(*values, given, y, shares)]
+            return [each[3].numpy() for each in engine._graph.module(*values, given, y, *drawn[0], drawn[1])]
 
     for scale in (1e-38, 1e-10, 1.0, 1e10, 1e38):
         values = [(own * scale).clamp(-3e38, 3e38) for own in values_of(engine._module, engine._inputs)]
@@ -232,7 +272,7 @@ class Adds(nn.Module):
 IN_TURN = {
     "aten._linalg_det.default has no rule": lambda x: x + torch.linalg.det(x[:, :4].view(-1, 2, 2))[:, None],
     r"Calls\) fails with several examples: .*DataDependent": lambda x: x * 2 if float(x[0, 0].detach()) > 0 else x,
-    "aten.bernoulli.p draws random numbers": nn.Dropout(0.5),
+    "aten.rand_like.default draws random numbers": lambda x: x * torch.rand_like(x),
     r"Calls\) fails with several examples": Straight.apply,
     "differ from those of plain autograd": no_gradient,
     "in float32 on a processor": lambda x: x,

@@ -3,9 +3,10 @@
 A parameter multiplies inputs a at T positions of a unit, and d are the gradients of what it makes: then the unit's
 gradient is Σ_t a_t d_tᵀ. It is never made where it is larger than its factors:
 
-    outer   T = 1: its norm is ‖a‖·‖d‖
-    gram    few positions: its squared norm is Σ_{s,t} (a_s·a_t)(d_s·d_t)
-    whole   it is made, for this and every other kind of parameter
+    outer      T = 1: its norm is ‖a‖·‖d‖
+    gram       few positions: its squared norm is Σ_{s,t} (a_s·a_t)(d_s·d_t)
+    embedding  the parameter is a table, a stands for one of its rows: a_s·a_t is 1 where two indices are equal
+    whole      it is made, for this and every other kind of parameter
 
 Squares are summed in double precision. Held numbers are of float32, so that their products are exact in it.
 """
@@ -29,13 +30,14 @@ class Form:
     """Form of the gradients of units with respect to a parameter.
 
     Attributes:
-        kernel: `outer`, `gram` or `whole`.
+        kernel: `outer`, `gram`, `embedding` or `whole`.
         turned: whether the parameter is Σ d_t a_tᵀ, its outputs along the first axis.
-        count: of held tensors.
+        size: rows of a table.
     """
 
     kernel: str
     turned: bool = False
+    size: int = 0
 
     @property
     def count(self) -> int:
@@ -48,7 +50,7 @@ class Form:
         return self.kernel == "outer"
 
     def summed(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
-        """Return Σ factors[i]·gradient[i], in single precision, of `gram` in double.
+        """Return Σ factors[i]·gradient[i], in single precision, of `gram` and `embedding` in double.
 
         Args:
             held: of n units, all of them finite.
@@ -61,23 +63,36 @@ class Form:
         scaled = deltas * factors.to(deltas.dtype)[:, None, None]
         if scaled.dtype == torch.float32:  # rounded up to a denormal, a delta of a large input would exceed the bound
             scaled = torch.where(scaled.abs() < SMALLEST_NORMAL, torch.zeros_like(scaled), scaled)
+        if self.size:
+            table = scaled.new_zeros(self.size, scaled.shape[2])
+            return table.index_add_(0, inputs.flatten(), scaled.flatten(0, 1))
         one, other = (scaled, inputs) if self.turned else (inputs, scaled)
         return one.flatten(0, 1).T @ other.flatten(0, 1)
 
 
-def of_positions(inputs: Tensor, deltas: Tensor, turned: bool) -> tuple[Form, list[Tensor], Tensor]:
+def of_positions(inputs: Tensor, deltas: Tensor, turned: bool, size: int = 0) -> tuple[Form, list[Tensor], Tensor]:
     """Return the cheapest form, its held tensors, and the units' squared norms.
 
     Args:
         inputs, deltas: shapes (U, T, numbers in) and (U, T, numbers out).
-        turned: as in `Form`.
+        turned, size: as in `Form`.
+
+    Raises:
+        ValueError: there are too many positions of a table for the bound.
     """
+    if size:
+        if inputs.shape[1] > MAX_POSITIONS:
+            raise ValueError(f"an embedding of more than {MAX_POSITIONS} positions has no form")
+        deltas = deltas.double()
+        same = (inputs == inputs.transpose(1, 2)).double()
+        return Form("embedding", size=size), [inputs, deltas], gram_squares(same, deltas @ deltas.transpose(1, 2))
     positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     if positions == 1:
         return Form("outer", turned), [inputs, deltas], squares(inputs) * squares(deltas)
     if positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out:
         inputs, deltas = inputs.double(), deltas.double()
-        return Form("gram", turned), [inputs, deltas], gram_squares(inputs, deltas)
+        products = [each @ each.transpose(1, 2) for each in (inputs, deltas)]
+        return Form("gram", turned), [inputs, deltas], gram_squares(*products)
     one, other = (deltas, inputs) if turned else (inputs, deltas)
     return of_whole(one.transpose(1, 2) @ other)
 
@@ -103,11 +118,10 @@ def gram_squares(inputs: Tensor, deltas: Tensor) -> Tensor:
     Positions can cancel each other. So the total norm of the positions, by `MASS_PER_NORM`, is added to the norm.
 
     Args:
-        inputs, deltas: shape (U, T, n), double.
+        inputs, deltas: products of all pairs of positions of a and of d, shape (U, T, T), double.
     """
-    one, other = (each @ each.transpose(1, 2) for each in (inputs, deltas))
-    total = (one * other).sum((1, 2))
-    mass = (inputs.square().sum(2) * deltas.square().sum(2)).sqrt().sum(1)
+    total = (inputs * deltas).sum((1, 2))
+    mass = (inputs.diagonal(dim1=1, dim2=2) * deltas.diagonal(dim1=1, dim2=2)).sqrt().sum(1)
     return total.clamp(min=0.0) + (mass / MASS_PER_NORM).square()
 
 

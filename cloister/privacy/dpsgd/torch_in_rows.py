@@ -2,8 +2,8 @@
 
 The argument is that of `in_rows`. A call has places for units, by the lot of `clipped_sums`. It is computed in rounds
 of P rows, place s in row s mod P, by one graph of one shape (`torch_tracing`). `torch_isolation` proves that each row
-of it depends on one unit alone. So the result held of unit x at place s is g(s mod P, x). It follows from no other
-unit.
+of it depends on one unit alone. So the result held of unit x at place s is g(s mod P, x, ω). Each row of each round has
+its own random numbers ω, independent and of one law.
 
 The graph is executed one operation after another, each in the shape in which it was traced. Results of kernels may
 depend on the alignment of memory. So examples are copied into memory of PyTorch first, which is aligned alike in all
@@ -11,15 +11,18 @@ calls. A unit's contribution is added to the sum of others after its factor is c
 depend on all units; `noise` bounds them.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cloister.privacy.dpsgd.batches import Draws, evenly, places_of, rounds
-from cloister.privacy.dpsgd.clipped_sums import Engine, Sums
+from cloister.privacy.dpsgd.clipped_sums import Sums
 from cloister.privacy.dpsgd.nested import Examples, Probe, arrays_in, mapped
-from cloister.privacy.dpsgd.noise import MAXIMUM_CLIPPING_NORM, SMALLEST_FACTOR, most_at_once, overstatement
-from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, tensors_of
+from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR, most_at_once, overstatement
+from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, losses_of, tensors_of
 from cloister.privacy.dpsgd.torch_forms import joined, weighted
 from cloister.privacy.dpsgd.torch_tracing import (
     HeldGraph,
@@ -40,7 +43,7 @@ MEMORY = 1 << 30
 ROOT = 1 + 2.0**-40
 """Factor that covers the roundings of a root, and of the sum of a few squares under it, in double precision."""
 ALIKE, UNLIKE = 1e-3, 1e-6
-"""Largest difference of a parameter's gradient in rows and in turn: of its own norm, and of the largest one."""
+"""Largest difference of a parameter's gradient from that of autograd: of its own norm, and of the largest one."""
 
 
 class TorchInRows:
@@ -55,9 +58,10 @@ class TorchInRows:
         at_once: P, number of units in a round of a call.
         overstatement: η, of sums in single precision.
 
-    Guarantee: what is held of the unit at a place is a function of the place, the unit and the weights, and so is
-        whether its computation raises an exception. This assumes that kernels keep rows apart in rounds of one shape,
-        and nothing about what the module or its loss keep. The L2 norm of a unit's contribution is at most the bound.
+    Guarantee: what is held of the unit at a place is a function of the place, the unit, its random numbers and the
+        weights. So is whether its computation raises an exception. This assumes that kernels keep rows apart in rounds
+        of one shape, and nothing about what the module or its loss keep. The L2 norm of a unit's contribution is at
+        most the bound.
 
     Raises:
         NotIsolated: an operation of the graph is not proved to keep units apart.
@@ -89,6 +93,7 @@ class TorchInRows:
         if not self.at_once / 2 < suitable < self.at_once * 2 or self.at_once > self.places:
             self.at_once = suitable
             self._graph = self._traced()
+        self._refuse_unlike()
         self.kernels = {self._inputs.trained[part.number]: part.form.kernel for part in self._graph.parts}
         self.overstatement = overstatement(batch_size, self.places)
 
@@ -99,11 +104,11 @@ class TorchInRows:
         flat = [*values_of(self._module, self._inputs), *given]
         with copies(self._module) as fresh, equal_results():
             losses = losses_graph(fresh(), self._loss, self._probe, self._inputs, flat)
-            return HeldGraph(losses, self._inputs, shape, [*flat, torch.ones(len(rows), dtype=torch.float64)])
+            return HeldGraph(losses, self._inputs, shape, flat)
 
     def seeds(self, draws: Draws) -> NDArray[np.int64]:
-        """Return no seeds: a module that draws random numbers is not computed in rows."""
-        return np.zeros((0, 2), np.int64)
+        """Return the seeds of a call: one for each round."""
+        return draws.seeds(-(-self.places // self.at_once))
 
     def __call__(
         self,
@@ -120,7 +125,7 @@ class TorchInRows:
             x, y: places·cap examples, adjacent for each unit.
             mask: shape (places, cap), False for padding and for empty places; not all are.
             bound: above 0, for each unit or for all.
-            seeds: without effect.
+            seeds: of the uniform numbers of each round.
             taken: places that determine row and round of each unit; None: those of the units in the mask.
         """
         taken = np.flatnonzero(mask.any(axis=1)) if taken is None else taken
@@ -137,12 +142,13 @@ class TorchInRows:
         kept: list[list[tuple[list[Tensor], Tensor]]] = [[] for _ in parts]
         clipped = non_finite = 0
         with torch.no_grad(), torch.inference_mode(False), equal_results(fill=False):
-            for places, own in zip(table[used], real[used], strict=True):
+            for places, own, seed in zip(table[used], real[used], seeds[np.flatnonzero(used)], strict=True):
                 counted = mask[places] & own[:, None]
                 rows = (places[:, None] * self._cap + np.arange(self._cap)).ravel()
                 given = [_rows(array, like, rows) for array, like in arrays]
                 shares = counted / np.maximum(counted.sum(axis=1, keepdims=True), 1.0)
-                *held, squares = self._graph.module(*values, *given, torch.from_numpy(shares.ravel()))
+                drawn = self._drawn(int(seed[0]) << 31 | int(seed[1]))
+                *held, squares = self._graph.module(*values, *given, *drawn, torch.from_numpy(shares.ravel()))
                 found = _clip(squares.numpy(), counted.any(axis=1), bounds[places])
                 clipped, non_finite = clipped + found[1], non_finite + found[2]
                 rest = iter(held)
@@ -161,6 +167,51 @@ class TorchInRows:
                             part.shape
                         )
         return Sums(self._in_order(totals, values), clipped, non_finite)
+
+    def _drawn(self, seed: int) -> list[Tensor]:
+        """Return uniform numbers of a round: each row has its own ones, independent and of one law."""
+        source = torch.Generator().manual_seed(seed)
+        return [torch.rand(shape, generator=source) for shape in self._graph.draws]
+
+    def _refuse_unlike(self) -> None:
+        """Refuse a module if the gradients of two random examples in rows are not those of plain autograd.
+
+        A module's own formulas for gradients, hooks on them, and blocks without them are not part of the graph.
+
+        Raises:
+            NotCapturable: they differ.
+        """
+        rng = np.random.default_rng(0)
+        units, cap, graph = self.at_once, self._cap, self._graph
+
+        def drawn(array: NDArray) -> NDArray:
+            shape = (2, *array.shape[1:])
+            whole = not np.issubdtype(array.dtype, np.floating)
+            return np.zeros(shape, array.dtype) if whole else rng.random(shape).astype(array.dtype)
+
+        made = [mapped(drawn, given) for given in self._probe]
+        table = np.minimum(np.arange(units * cap) // cap, 1)
+        rows = [_rows(array, array, table) for given in made for array in arrays_in(given)]
+        shares = torch.arange(units * cap, dtype=torch.float64) % cap == 0
+        values = values_of(self._module, self._inputs)
+        with copies(self._module) as fresh, equal_results(), _Kept():
+            module = fresh()
+            x, y = (mapped(lambda array: _rows(array, array, np.arange(2)), given) for given in made)
+            trained = [own for own in module.parameters() if own.requires_grad]
+            total = losses_of(module, self._loss, x, y).sum()
+            expected = torch.autograd.grad(total, trained, allow_unused=True)
+        with torch.no_grad(), equal_results():
+            *held, _ = graph.module(*values, *rows, *map(torch.zeros, graph.draws), shares.double())
+        found, rest = [torch.zeros_like(own, dtype=torch.float64) for own in trained], iter(held)
+        for part in graph.parts:
+            mine = [next(rest)[:2] for _ in range(part.form.count)]
+            summed = part.form.summed(mine, torch.ones(2, dtype=torch.float64))
+            found[part.number] += part.back(summed, trained[part.number])
+        others = [torch.zeros_like(own) if one is None else one for one, own in zip(expected, trained, strict=True)]
+        largest = max(float(other.norm()) for other in others)
+        for one, other in zip(found, others, strict=True):
+            if not float((one - other).norm()) <= ALIKE * float(other.norm()) + UNLIKE * largest:
+                raise NotCapturable("gradients of several examples at once differ from those of plain autograd")
 
     def _in_order(self, totals: list[Tensor], values: list[Tensor]) -> list[NDArray]:
         """Return the sums with respect to parameters from those with respect to views of them."""
@@ -195,34 +246,10 @@ def _clip(squares: NDArray, real: NDArray, bounds: NDArray) -> tuple[Tensor, int
     return torch.from_numpy(factors), clipped, int(np.count_nonzero(real & ~finite))
 
 
-def refuse_unlike(rows: TorchInRows, turn: Engine, probe: Probe, cap: int) -> None:
-    """Refuse rows whose gradients are not those of units in turn.
+class _Kept(TorchDispatchMode):  # type: ignore[misc]
+    """Mode in which dropout keeps everything."""
 
-    A module's own formulas for gradients, hooks on them, and blocks without them are not part of a graph of operations.
-
-    Args:
-        rows, turn: of the same module.
-        probe, cap: as theirs.
-
-    Raises:
-        NotCapturable: gradients of random inputs differ.
-    """
-    rng = np.random.default_rng(0)
-
-    def drawn(array: NDArray) -> NDArray:
-        shape = (2, *array.shape[1:])
-        whole = not np.issubdtype(array.dtype, np.floating)
-        return np.zeros(shape, array.dtype) if whole else rng.random(shape).astype(array.dtype)
-
-    def summed(engine: Engine, places: int) -> list[NDArray]:
-        mask = (np.arange(places)[:, None] < 2) & (np.arange(cap) == 0)
-        table = np.minimum(np.arange(places * cap) // cap, 1)
-        given = (mapped(lambda array: array[table], each) for each in made)
-        return engine(*given, mask, MAXIMUM_CLIPPING_NORM, Draws(0).seeds(places)).arrays
-
-    made = [mapped(drawn, given) for given in probe]
-    pairs = list(zip(summed(rows, rows.places), summed(turn, 2), strict=True))
-    largest = max(float(np.linalg.norm(other)) for _, other in pairs)
-    for one, other in pairs:
-        if not np.linalg.norm(one - other) <= ALIKE * np.linalg.norm(other) + UNLIKE * largest:
-            raise NotCapturable("gradients of several examples at once differ from those of plain autograd")
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten.bernoulli_:
+            return args[0].fill_(1.0)
+        return func(*args, **(kwargs or {}))

@@ -201,7 +201,7 @@ def labels(graph: Graph, units: int, given: Mapping[Node, Label]) -> dict[Node, 
     found: dict[Node, Any] = {}
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr"):
-            label = given.get(node)
+            label: Any = given.get(node)
         elif node.op == "output":
             continue
         elif node.target is operator.getitem:
@@ -227,7 +227,7 @@ def _label(node: Node, units: int, found: Mapping[Node, Any]) -> Any:
         return [label] * len(node.meta["val"]) if several else label
     step = Step(node, arguments, found, units)
     try:
-        rule = RULES.get(name_of(node)) or (_elementwise if _is_tagged(node) else None)
+        rule: Rule | None = RULES.get(name_of(node)) or (_elementwise if _is_tagged(node) else None)
         if rule is None:
             raise Unproved(node, "has no rule")
         made: Any = rule(step)
@@ -282,7 +282,7 @@ MOVES = {
     "leaky_relu_backward.default lift_fresh_copy.default log_sigmoid_backward.default log_sigmoid_forward.default "
     "mish_backward.default softplus_backward.default"
 )
-def _elementwise(step: Step) -> Label:
+def _elementwise(step: Step) -> Rows:
     """Return the common label of inputs that are aligned at their last axes.
 
     An axis of units is longer than 1, so it is never repeated.
@@ -311,7 +311,7 @@ for _name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "
     "mse_loss_backward.default smooth_l1_loss.default smooth_l1_loss_backward.default soft_margin_loss.default "
     "soft_margin_loss_backward.default"
 )
-def _loss(step: Step) -> Label:
+def _loss(step: Step) -> Label | Sequence[Label]:
     if step["reduction"]:
         raise Mixes(step.node, "reduces the axis of units")
     return _elementwise(step)
@@ -410,6 +410,16 @@ def _transposed(step: Step) -> Label:
     else:
         one, other = step["dim0"] % rank, step["dim1"] % rank
     return Rows({one: other, other: one}.get(label.axis, label.axis), label.inner)
+
+
+@_rule("diagonal.default")
+def _diagonal(step: Step) -> Label:
+    """Return the label of a diagonal, which becomes the last axis."""
+    label, rank = step.only("self"), len(step.shape())
+    taken = {step["dim1"] % rank, step["dim2"] % rank}
+    if label.axis in taken:
+        raise Mixes(step.node, "takes a diagonal along the axis of units")
+    return Rows(label.axis - sum(axis < label.axis for axis in taken), label.inner)
 
 
 @_rule("unsqueeze.default")

@@ -17,7 +17,7 @@ from cloister.privacy.dpsgd.torch_checks import (
     use_single_precision,
     why_in_turn,
 )
-from cloister.privacy.dpsgd.torch_in_rows import TorchInRows, refuse_unlike
+from cloister.privacy.dpsgd.torch_in_rows import TorchInRows
 from cloister.privacy.dpsgd.torch_in_turn import TorchInTurn
 from cloister.utils.arrays import Network, Optimizer
 
@@ -88,10 +88,8 @@ def engine_of(
     module: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int
 ) -> tuple[TorchInRows | TorchInTurn, str]:
     """Return the engine of a module, and the reason for which units are not computed in rows; empty if they are."""
-    turn = TorchInTurn(module, loss, probe, batch_size, group_cap)
+    turn = TorchInTurn(module, loss, probe, batch_size, group_cap)  # raises for a module that fails with one unit
     try:
-        rows = TorchInRows(module, loss, probe, batch_size, group_cap)
-        refuse_unlike(rows, turn, probe, group_cap)
-        return rows, ""
+        return TorchInRows(module, loss, probe, batch_size, group_cap), ""
     except Exception as error:  # not isolated, not captured, or not traceable with several units: one is computed
         return turn, why_in_turn(error, module)

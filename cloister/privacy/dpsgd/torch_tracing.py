@@ -3,6 +3,7 @@
 `make_fx` writes down the operations of ATen that PyTorch computes for made-up tensors, from parameters, buffers and
 examples to losses. Control flow that depends on numbers, and numbers that leave PyTorch, raise an exception there. What
 is traced is all that is computed later: a module or a loss that keeps something outside of itself cannot pass it on.
+The draws of dropout become inputs: uniform numbers, of which each row has its own.
 Attributes other than parameters and buffers are those at the time of tracing.
 
 Each trained parameter is used at some operation of this graph, `Use`. The gradient of a row with respect to the
@@ -11,7 +12,7 @@ computes both, by the formulas of PyTorch's autograd, and the squared norms of t
 """
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from cloister.privacy.dpsgd.torch_isolation import (
     Label,
     Refused,
     Rows,
+    Unproved,
     _is_tagged,
     arguments_of,
     labels,
@@ -69,7 +71,7 @@ class Inputs(NamedTuple):
 
     Attributes:
         trained, others: names of parameters that are trained, and of other parameters and buffers.
-        x, y: numbers of arrays.
+        x, y: numbers of arrays. Uniform numbers of draws follow them.
     """
 
     trained: list[str]
@@ -84,7 +86,7 @@ class Inputs(NamedTuple):
         return flat[: ends[0]], flat[ends[0] : ends[1]], flat[ends[1] : ends[2]], flat[ends[2] : ends[2] + self.y]
 
 
-class _Losses(torch.nn.Module):
+class _Losses(torch.nn.Module):  # type: ignore[misc]
     """A module that returns the losses of its examples."""
 
     def __init__(self, module: Network, loss: Loss, probe: Probe) -> None:
@@ -124,6 +126,9 @@ def losses_graph(module: Network, loss: Loss, probe: Probe, inputs: Inputs, flat
         inputs: of the graph.
         flat: values of these shapes.
 
+    Returns:
+        The graph. Behind its other inputs are uniform numbers, one tensor for each draw.
+
     Raises:
         Unproved: the graph has an effect.
         Exception: of any kind, from the module or from tracing.
@@ -136,13 +141,32 @@ def losses_graph(module: Network, loss: Loss, probe: Probe, inputs: Inputs, flat
         values = dict(zip(names, (*trained, *others), strict=True))
         return torch.func.functional_call(whole, values, (list(x), list(y)))
 
-    return _traced(losses, flat)
+    return _traced(losses, flat, _draws_as_inputs)
 
 
-def _traced(function: Any, flat: Sequence[Tensor]) -> GraphModule:
-    """Return the graph of a function, without operations that write or that no output needs."""
+def _draws_as_inputs(graph: Graph) -> None:
+    """Replace each draw of dropout by uniform numbers that are below its probability."""
+    aten = torch.ops.aten
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for node in [node for node in graph.nodes if node.target is aten.bernoulli.p]:
+        like, probability = node.meta["val"], arguments_of(node)["p"]
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"uniform_{node.name}")
+        with graph.inserting_before(node):
+            below = graph.call_function(aten.lt.Scalar, (last, probability))
+            drawn = graph.call_function(aten._to_copy.default, (below,), {"dtype": like.dtype})
+        last.meta["val"] = torch.empty(like.shape, dtype=torch.float32, device="meta")
+        below.meta["val"] = torch.empty(like.shape, dtype=torch.bool, device="meta")
+        drawn.meta["val"] = like
+        node.replace_all_uses_with(drawn)
+        graph.erase_node(node)
+
+
+def _traced(function: Any, flat: Sequence[Tensor], change: Callable[[Graph], None] = lambda graph: None) -> GraphModule:
+    """Return the graph of a function, changed, without operations that write or that no output needs."""
     with sdpa_kernel(SDPBackend.MATH):
         made = _made(torch.func.functionalize(function), flat)
+    change(made.graph)
     made.graph.eliminate_dead_code()
     made.recompile()
     refuse_effects(made.graph)
@@ -226,15 +250,19 @@ class Gradient(NamedTuple):
     Attributes:
         held: (U, T, in) and (U, T, out), or (U, *view.shape).
         turned: whether the factors are of (out, in).
+        size: rows of a table, of which the first factor is indices, shape (U, T, 1); 0 for others.
     """
 
     held: tuple[Tensor, ...]
     turned: bool = False
+    size: int = 0
 
     def whole(self, shape: Sequence[int]) -> Tensor:
         """Return the gradients, shape (U, *shape)."""
         if len(self.held) == 1:
             return self.held[0].reshape(-1, *shape)
+        if self.size:
+            raise NotCapturable("a table is used in other ways too")
         one, other = self.held[::-1] if self.turned else self.held
         return (one.transpose(1, 2) @ other).reshape(-1, *shape)
 
@@ -277,10 +305,12 @@ class HeldGraph:
         losses: graph of losses.
         inputs: of that graph.
         shape: of the round.
-        flat: values of the inputs, and the shares of examples in the losses of their units.
+        flat: values of parameters, buffers and examples.
 
     Attributes:
-        module: the graph; its last output are the squared norms.
+        module: the graph. Its last inputs are uniform numbers, and the shares of examples in the losses of their
+            units. Its last output are the squared norms.
+        draws: shapes of the uniform numbers.
         parts: in the order of the other outputs.
 
     Raises:
@@ -294,6 +324,10 @@ class HeldGraph:
         self.parts: list[Part] = []
         self._found = labels(losses.graph, shape.units, self._given(losses.graph))
         self._uses = uses_of(losses.graph, self._found, inputs, shape.units * shape.cap)
+        every = [node for node in losses.graph.nodes if node.op == "placeholder"]
+        self.draws = [shape_of(node) for node in every[len(flat) :]]
+        shares = torch.ones(shape.units * shape.cap, dtype=torch.float64)
+        flat = [*flat, *map(torch.zeros, self.draws), shares]
         self.module = _traced(_made(self._held, flat), flat)  # autograd writes to its own sums
         output = next(node for node in self.module.graph.nodes if node.op == "output")
         targets = tensors_in(output.args[0])
@@ -303,7 +337,13 @@ class HeldGraph:
         """Return the labels of inputs: those behind parameters and buffers have examples in their rows."""
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         first = len(self._inputs.trained) + len(self._inputs.others)
-        return dict.fromkeys(inputs[first:], Rows(0, self._shape.cap))
+        given: dict[Node, Label] = {}
+        for node in inputs[first:]:
+            length = (*shape_of(node), 0)[0]
+            if not length or length % (self._shape.units * self._shape.cap):
+                raise Unproved(node, f"has no row for each example: {shape_of(node)}")
+            given[node] = Rows(0, length // self._shape.units)
+        return given
 
     def _held(self, *flat: Tensor) -> list[Tensor]:
         """Return held tensors and squared norms; record their forms."""
@@ -366,7 +406,7 @@ class HeldGraph:
     def _spread(self, use: Use, own: dict[str, Any], outputs: dict[Any, Tensor]) -> Any:
         """Compute a use in which each row has its own copy of the parameters, and record the copies."""
         name, node = name_of(use.node), use.node
-        label = first_of(self._found[node])
+        label = self._label(node)
         is_norm = name in NORMS
         made = node.meta["val"][0] if is_norm else node.meta["val"]
 
@@ -402,6 +442,11 @@ class HeldGraph:
             result[0] = result[0] * each if argument == "weight" else result[0] + each
         return tuple(result)
 
+    def _label(self, node: Node) -> Rows:
+        """Return the label of a use of a parameter; `expand` makes a row of each example from a parameter alone."""
+        label = first_of(self._found[node])
+        return label if isinstance(label, Rows) else Rows(0, self._shape.cap)
+
     def _by_unit(self, tensor: Tensor, label: Rows) -> Tensor:
         """Return a tensor of shape (L, ...) with a label along the first axis as (U, T, ...)."""
         split = tensor.reshape(-1, self._shape.units, label.inner, *tensor.shape[1:])
@@ -409,7 +454,7 @@ class HeldGraph:
 
     def _gradient(self, use: Use, argument: str, own: Any, delta: Tensor) -> Gradient:
         name, node = name_of(use.node), use.node
-        label = first_of(self._found[node])
+        label = self._label(node)
         if name == "expand.default":
             shape = [1] * (delta.ndim - len(shape_of(node.args[0]))) + list(shape_of(node.args[0]))
             summed = [axis for axis in range(1, delta.ndim) if shape[axis] == 1 and delta.shape[axis] > 1]
@@ -456,7 +501,13 @@ class HeldGraph:
         return Gradient(((out @ into.transpose(3, 4)).sum(1).flatten(1, 2),))
 
     def _of_embedding(self, own: Any, delta: Tensor, label: Rows) -> Gradient:
-        raise NotCapturable("an embedding has no form yet")
+        if own["scale_grad_by_freq"] or label.axis != 0:
+            raise NotCapturable("an embedding whose gradients are scaled, or whose rows are not of one example each")
+        indices = own["indices"]
+        kept = (indices != own["padding_idx"]).unsqueeze(-1)
+        pair = indices.unsqueeze(-1), torch.where(kept, delta, torch.zeros_like(delta))
+        flat = (self._by_unit(each, label).flatten(1, -2) for each in pair)
+        return Gradient(tuple(flat), size=own["weight"].shape[0])
 
     def _part(
         self, number: int, several: list[tuple[tuple[Node, ...], Gradient]], parameter: Tensor
@@ -468,9 +519,9 @@ class HeldGraph:
         if len(chains) > 1:
             raise NotCapturable(f"parameter {self._inputs.trained[number]!r} is used in different orders of its axes")
         gradients = [gradient for _, gradient in several]
-        if all(len(each.held) == 2 for each in gradients) and len({each.turned for each in gradients}) == 1:
+        if all(len(each.held) == 2 for each in gradients) and len({each[1:] for each in gradients}) == 1:
             inputs, deltas = (joined(same, 1) for same in zip(*(each.held for each in gradients), strict=True))
-            form, held, squared = of_positions(inputs, deltas, gradients[0].turned)
+            form, held, squared = of_positions(inputs, deltas, *gradients[0][1:])
             if form.kernel == "whole":
                 held = [held[0].reshape(-1, *shape)]
         else:
