@@ -91,7 +91,7 @@ def _stored(tensors: list[Tensor]) -> bytes:
     return b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors)
 
 
-class Products(nn.Module):
+class Products(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
     """Products of the outputs and the inputs of each row over its positions, as gradients of its weights are."""
 
     def __init__(self) -> None:
