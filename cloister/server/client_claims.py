@@ -268,6 +268,7 @@ def _dp_sgd(plan: Plan, layout: Layout) -> LocalDpSgd:
         PrivacyError: no shares of this noise can be made.
     """
     if isinstance(plan.strategy, SecureSteps):
+        plan.strategy.plan(layout, 1)  # refuses noise that no shares can make, before the run
         return replace(plan.strategy.mechanism.dp_sgd, noise_multiplier=plan.strategy.multiplier(layout))
     return plan.config.privacy.dp_sgd.mechanism(plan.config.task.group)
 

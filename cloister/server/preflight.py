@@ -223,7 +223,7 @@ def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[Loc
                 "a larger budget help"
             )
     batch, largest = plan.recipe.batch_size, max((size.examples for size in sizes), default=0)
-    if largest and batch > largest:
+    if largest and batch > largest and not plan.config.shares_steps:
         word = plan.config.privacy.dp_sgd.mechanism(plan.config.task.group).word
         warnings.append(
             f"client.batch-size = {batch} is more than any client has ({largest} {word}s at most): DP-SGD divides a "
@@ -247,7 +247,11 @@ def _noise_of_clients(plan: Plan, parameters: int, cohort: float, sizes: Sequenc
     if not client.is_on or (client.clips_gradients and not sizes):
         return
     z, messages = client.noise_multiplier, max(1.0, cohort) * plan.config.num_rounds
-    if client.clips_gradients:
+    if plan.config.shares_steps:
+        # The noise of a step is on the sum over all clients, of q·N units each on average.
+        units = max(1.0, cohort) * sum(size.rate * size.examples for size in sizes) / len(sizes)
+        ratio = z * math.sqrt(parameters / plan.config.num_rounds) / units
+    elif client.clips_gradients:
         # √S/(S·b) for the average client in a round: S steps have at most b units each on average.
         steps = sum(size.count for size in sizes) / len(sizes)
         units = sum(size.count * min(size.batch_size, size.examples) for size in sizes) / len(sizes)

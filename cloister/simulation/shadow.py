@@ -57,6 +57,13 @@ class Shadow:
 
     config: RunConfig
 
+    def __post_init__(self) -> None:
+        if self.config.shares_steps:
+            raise ConfigError(
+                "a run of dp-sgd with secure-aggregation.enabled = true has no replay: without secure aggregation its "
+                "clients would train by themselves; audit its model by membership of examples, or a run without it"
+            )
+
     @property
     def model(self) -> Model:
         """Return the model that all shadow runs train; assign arrays before use."""

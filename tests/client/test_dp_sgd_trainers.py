@@ -94,6 +94,20 @@ def test_a_step_is_the_clipped_sum_over_the_configured_batch_size(make, clip):
 
 
 @KINDS
+@pytest.mark.parametrize("size", [40, 7])
+def test_the_sum_for_a_shared_step_is_the_clipped_sum_of_the_clients_own_units(make, size):
+    """With q = 1, so that all of them are drawn; places follow the client's size, and not a batch of the recipe."""
+    trainer, few = make(sigma=1.0, clip=0.3, dp_sgd_sampling_rate=1.0), DATA.take(np.arange(size))
+    own = gradients(*started(trainer), few)
+    expected = (own * np.minimum(1, 0.3 / np.linalg.norm(own, axis=1))[:, None]).sum(axis=0)
+    before = trainer.model.arrays()
+    sums = trainer.summed(few, plan(batch_size=size, public_size=size))
+    assert {name: array.shape for name, array in sums.items()} == {name: each.shape for name, each in before.items()}
+    np.testing.assert_allclose(np.concatenate([each.ravel() for each in sums.values()]), expected, atol=2e-3)
+    assert all(np.array_equal(before[name], array) for name, array in trainer.model.arrays().items())
+
+
+@KINDS
 def test_a_small_client_is_divided_by_the_same_size(make):
     trainer = make(sigma=0.0, clip=1e3)
     few = DATA.take(np.arange(10))

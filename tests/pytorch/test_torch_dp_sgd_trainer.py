@@ -71,6 +71,15 @@ def test_a_step_is_the_clipped_sum_over_the_configured_batch_size():
     np.testing.assert_allclose(moved(own, examples), expected, rtol=2e-3, atol=1e-6)
 
 
+def test_the_sum_for_a_shared_step_is_the_clipped_sum_of_the_clients_own_units():
+    """With q = 1, against a step of the same units without noise."""
+    own, one, few = trainer(dp_sgd_sampling_rate=1.0), trainer(sigma=0.0), data(size=30)
+    one.model.assign(own.model.arrays())
+    sums = own.summed(few, plan(batch_size=30, public_size=30))
+    expected = -moved(one, few) * SIZE / RATE
+    np.testing.assert_allclose(np.concatenate([each.ravel() for each in sums.values()]), expected, atol=2e-3)
+
+
 def test_the_noise_is_that_of_the_multiplier():
     own = trainer(sigma=50.0, noise_seed=3)
     expected = noisy_sum(

@@ -110,11 +110,10 @@ class SharedDpSgd(LocalDpSgd):
         Raises:
             PrivacyError: as `plan`.
         """
-        single = by_provisioner > self.parties.colluding
-        # The event refuses shares whose sum has not the law of a discrete Gaussian.
-        event = _planned(self.noise_multiplier, self.parties, parameters).event(single)
-        found = event.multiplier("add-or-remove", insiders=True) or 0.0
-        return min(self.noise_multiplier, found) if single else self.noise_multiplier
+        if by_provisioner <= self.parties.colluding:
+            return self.noise_multiplier
+        event = _planned(self.noise_multiplier, self.parties, parameters).event(single=True)
+        return min(self.noise_multiplier, event.multiplier("add-or-remove", insiders=True) or 0.0)
 
     def parameters(self) -> dict[str, float | str]:
         """Return the parameters, by configuration key."""
@@ -231,5 +230,7 @@ class DistributedStep(Mechanism):
 
 @lru_cache(maxsize=64)
 def _planned(multiplier: float, parties: Parties, parameters: int) -> Plan:
-    """Return the plan for S = 1."""
-    return Plan.of(1.0, multiplier, parties, parameters, bits=RING, units=places_of(MAX_BATCH))
+    """Return the plan for S = 1, after its event: that refuses shares whose sum is no discrete Gaussian."""
+    plan = Plan.of(1.0, multiplier, parties, parameters, bits=RING, units=places_of(MAX_BATCH))
+    plan.event()
+    return plan
