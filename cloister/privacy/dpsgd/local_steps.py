@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from cloister.privacy.accounting.events import Event, Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import GROUP, Sampling, word_for
-from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, KERNELS, Contributor
+from cloister.privacy.claims.premises import BUNDLE, CRYPTOGRAPHY, KERNELS, Contributor, Premise
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
 from cloister.privacy.mechanisms.local import no_noise
 from cloister.utils import check
@@ -184,7 +184,7 @@ class LocalDpSgd(Contributor):
     group_cap: int = 0
     group: str = ""
 
-    premises = (BUNDLE, CRYPTOGRAPHY, KERNELS)
+    premises: ClassVar[tuple[Premise, ...]] = (BUNDLE, CRYPTOGRAPHY, KERNELS)
 
     @property
     def unit(self) -> Literal["example", "group"]:
