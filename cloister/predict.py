@@ -159,18 +159,18 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
     files = _models(model_dir)
     if hypothesis is not None and hypothesis >= len(files):
         raise ConfigError(f"--hypothesis {hypothesis}: {model_dir} holds {len(files)}, counted from 0")
-    scored, model = read(task, data), model_of(task)
+    scored, model = read(task.raw, data), model_of(task)
     if hypothesis is None and len(files) > 1 and scored.y is None:
         raise ConfigError(
             f"{model_dir} holds {len(files)} hypotheses, and {data} no labels to choose by; name one with "
             f"--hypothesis (0 to {len(files) - 1}), or score with the model that a client keeps for itself"
         )
-    found = []
+    found, x = [], task.prepared(scored.x)
     for number in range(len(files)) if hypothesis is None else [hypothesis]:
         if files[number].suffix != model.suffix:
             raise DataError(f"{files[number]} is not of the kind of the task's model, {model.suffix}")
         model.load(files[number])
-        outputs, metrics, rows = model.predict(scored.x), dict[str, float](), np.zeros(0, np.intp)
+        outputs, metrics, rows = model.predict(x), dict[str, float](), np.zeros(0, np.intp)
         if scored.y is not None:
             rows = np.arange(len(outputs)) if scored.labelled is None else np.flatnonzero(scored.labelled)
             metrics = task.metrics(scored.y[rows], outputs[rows])

@@ -37,6 +37,10 @@ from cloister.privacy.mechanisms.distributed.steps import SAMPLING_RATE
 from cloister.utils.errors import ConfigError
 from cloister.utils.text import suggestion
 
+SCATTERING = "scattering"
+"""Value of `task.features` for the extractor that is built in."""
+FEATURES = re.compile(r"(?P<file>[^\x00-\x1f]+\.(?:keras|safetensors))@(?P<digest>[0-9a-f]{64})")
+"""Pattern of `task.features` for a file."""
 HELD_BACK = 0.2
 """Share of its examples that a client holds back by default where clients score models on their own."""
 
@@ -60,6 +64,7 @@ class TaskConfig(Section):
     image_size: Annotated[int, Field(ge=1, le=256)] | Auto = "auto"
     skip_damaged: bool = False
     statistics: Literal["average", "local"] = "average"
+    features: str = ""
 
     @property
     def held_back(self) -> float:
@@ -71,6 +76,16 @@ class TaskConfig(Section):
         if self.test_fraction == "auto":
             raise ConfigError("task.test-fraction = 'auto' is a number only beside the other settings of a run")
         return self.test_fraction
+
+    @field_validator("features")
+    @classmethod
+    def _names_an_extractor(cls, text: str) -> str:
+        if text and text != SCATTERING and not FEATURES.fullmatch(text):
+            raise ValueError(
+                f"task.features = {text!r} is not valid: it must be {SCATTERING!r}, or FILE.keras@SHA256 or "
+                "FILE.safetensors@SHA256 with the 64 digits that sha256sum prints"
+            )
+        return text
 
     @model_validator(mode="after")
     def _agree(self) -> "TaskConfig":

@@ -53,7 +53,7 @@ def needs_lasting_ledger(plan: Plan, grid: Grid) -> bool:
     """
     privacy = plan.config.privacy
     asked = privacy.server.max_epsilon or privacy.data_identity or privacy.ledger_dir
-    return bool(asked) or not vars(type(plan.task)).get("public", False) or not is_simulated(grid)
+    return bool(asked) or not vars(type(plan.task.raw)).get("public", False) or not is_simulated(grid)
 
 
 def require_node_state(config: RunConfig, grid: Grid) -> None:

@@ -175,8 +175,8 @@ def _data_and_model(config: RunConfig, data: Path | None, found: list[Examples],
         yield from (line for line in about if not attributes or line.kind == "fault")
         if all(line.kind != "fault" for line in about):
             found.append(examples)
-    if isinstance(task, PictureTask):
-        yield from (Line(kind, text) for kind, text in task.described())
+    if isinstance(task.raw, PictureTask):
+        yield from (Line(kind, text) for kind, text in task.raw.described())
     about_model = _about_model(config, task, found[0] if found else None, tell)
     yield from (line for line in about_model if (found and not attributes) or line.kind == "fault")
 

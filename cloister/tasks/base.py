@@ -548,6 +548,30 @@ class Task(ABC):
     def build(self) -> "Model | Network":
         """Return a new, untrained model: a Keras model, a `torch.nn.Module`, or a `Model`."""
 
+    def build_head(self, features: int) -> "Model | Network | None":
+        """Return a new model on frozen features (`task.features`), or None, the default, for a linear one.
+
+        Args:
+            features: numbers of an example; the model's inputs have shape (n, features).
+        """
+        return None
+
+    def build_extractor(self) -> "Network | None":
+        """Return the `torch.nn.Module` whose weights the `.safetensors` file of `task.features` holds.
+
+        None, the default: the task has none.
+        """
+        return None
+
+    @property
+    def raw(self) -> "Task":
+        """Return the task of the examples as files contain them: itself, unless it has frozen features."""
+        return self
+
+    def prepared(self, x: NDArray) -> NDArray:
+        """Return the inputs of the model for inputs of `raw`: the same, unless the task has frozen features."""
+        return x
+
     def losses(self, y: NDArray, scores: NDArray) -> NDArray:
         """Return the loss of each example, shape (n,), such as the cross-entropy in nats.
 

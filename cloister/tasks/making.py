@@ -124,9 +124,17 @@ def named_task(config: TaskConfig) -> Task:
         raise PluginError(f"task {config.name!r}: recipe must be a Recipe, such as {STATED['recipe']}")
     if not isinstance(kind.models, tuple) or not kind.models:
         raise PluginError(f"task {config.name!r}: models must be a tuple of names, the default first, such as ('mlp',)")
-    task: Task = kind(config)
+    own = config
+    if config.features:  # without a head of its own, the task's models have no meaning
+        model = "auto" if kind.build_head is Task.build_head else config.model
+        own = config.model_copy(update={"features": "", "model": model})
+    task: Task = kind(own)
     if not hasattr(task, "input_shape"):
         raise PluginError(f"task {config.name!r} states no input_shape; such as: input_shape = (13,) for 13 columns")
+    if config.features:
+        from cloister.tasks.features import FeatureTask
+
+        return FeatureTask(task, config)
     return task
 
 

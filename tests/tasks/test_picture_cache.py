@@ -115,7 +115,7 @@ def test_files_of_another_process_are_left_alone_or_gone(images, monkeypatch):
 
 def test_what_another_process_forgets_at_once_was_opened_before(images, monkeypatch):
     source = find_pictures(images, CLASSES)
-    monkeypatch.setattr(cache, "_forget_the_oldest", lambda place: [path.unlink() for path in place.glob("*.npy")])
+    monkeypatch.setattr(cache, "forget_the_oldest", lambda place: [path.unlink() for path in place.glob("*.npy")])
     assert decoded(source, Form((7, 7)), range(len(source.pictures))).pixels.shape[1] == 7
 
 

@@ -69,12 +69,12 @@ def decoded(source: Source, form: Form, order: Sequence[int] | NDArray[np.intp])
     key = hashlib.sha256(repr((VERSION, form, readers, list(map(int, order)), files)).encode()).hexdigest()[:32]
     ranks, name = np.argsort(np.asarray(order, np.intp)), f"{key}.npy"
     shape = (len(ranks), *form.example)
-    for place in _places(source.root):
+    for place in places_of(source.root):
         found = _opened(place / name, shape)
         if found is not None:
             return found
     reasons = []
-    for place in _places(source.root):
+    for place in places_of(source.root):
         try:
             # Images may be confidential: only this user may read the cache.
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def decoded(source: Source, form: Form, order: Sequence[int] | NDArray[np.intp])
                 (place / name).unlink(missing_ok=True)
                 logger.warning("%d images are left out for want of memory: the next start tries them again", lacking)
             else:
-                _forget_the_oldest(place)
+                forget_the_oldest(place)
                 kept = "decoded images are kept in %s, and may be deleted; %s names another folder"
                 logger.warning(kept, place, CACHE)
         except OSError as error:
@@ -110,8 +110,8 @@ def _state(path: Path) -> tuple[int, ...]:
     return (stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns)
 
 
-def _places(root: Path) -> tuple[Path, ...]:
-    """Return the candidate cache folders, the preferred one first."""
+def places_of(root: Path) -> tuple[Path, ...]:
+    """Return the candidate cache folders of the data in a folder, the preferred one first."""
     below = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
     if chosen := os.environ.get(CACHE):
         return (expanded(chosen) / below,)
@@ -162,7 +162,7 @@ def _write(source: Source, form: Form, ranks: NDArray[np.intp], path: Path) -> i
     return lacking
 
 
-def _forget_the_oldest(place: Path) -> None:
+def forget_the_oldest(place: Path) -> None:
     """Remove old files except the `KEPT` newest.
 
     Mapped files stay readable. Partial files of other processes are hidden, and are skipped.
