@@ -76,7 +76,14 @@ class Sweep:
     def __init__(self, path: Path) -> None:
         self.description = given = read_toml(Description, path, str(path))
         self.name = given.name or re.sub(r"[^\w-]+", "-", path.stem)
-        self.base = _base(given.base, path)
+        if isinstance(given.base, str):
+            try:
+                self.base = read_settings([str(path.parent / expanded(given.base))])
+            except SettingsError as error:
+                raise ConfigError(f"{path}: base = {given.base!r}: {str(error).partition(': ')[2]}") from None
+        else:
+            self.base = flatten(given.base)
+        _refuse(path, "base", self.base, OF_THE_SWEEP)
         self.grid = _grid(given.grid, path)
         own = self.base.get("seed", -1)
         if given.seeds is None:
@@ -94,18 +101,6 @@ class Sweep:
         """Yield the values of the grid's keys in each cell; the last key varies fastest."""
         for values in itertools.product(*self.grid.values()):
             yield dict(zip(self.grid, values, strict=True))
-
-
-def _base(given: str | Mapping[str, object], path: Path) -> dict[str, Scalar]:
-    if isinstance(given, Mapping):
-        base = flatten(given)
-    else:
-        try:
-            base = read_settings([str(path.parent / expanded(given))])
-        except SettingsError as error:
-            raise ConfigError(f"{path}: base = {given!r}: {str(error).partition(': ')[2]}") from None
-    _refuse(path, "base", base, OF_THE_SWEEP)
-    return base
 
 
 def _grid(given: Mapping[str, object], path: Path) -> dict[str, list[Scalar]]:

@@ -215,11 +215,6 @@ def _first(cells: Sequence[str], faulty: NDArray[np.bool_]) -> str:
     return f"row {row + 1} below the header holds {held!r}" + (f", and {more} more rows are faulty" if more else "")
 
 
-def _holds_sites(place: Path) -> bool:
-    """Return whether this is a folder with a file for each site, and not with one for training and one for tests."""
-    return place.is_dir() and not all((place / f"{part}.csv").is_file() for part in ("train", "test"))
-
-
 class TableTask(Task):
     """Classification of the rows of CSV files. `cloister new task NAME --from csv` writes subclasses.
 
@@ -237,7 +232,9 @@ class TableTask(Task):
         super().__init__(config)
         place = config.data_path or self.data
         self._place = expanded(place) if place else None
-        if self.table.site or (self._place and _holds_sites(self._place)):
+        # A folder has a file for each site, unless it has one for training and one for tests.
+        is_split = self._place and all((self._place / f"{part}.csv").is_file() for part in ("train", "test"))
+        if self.table.site or (self._place and self._place.is_dir() and not is_split):
             self.partition = "natural"
 
     def load(self) -> Dataset:

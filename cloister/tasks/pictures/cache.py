@@ -126,17 +126,11 @@ def _opened(path: Path, shape: tuple[int, ...]) -> Decoded | None:
         if pixels.shape != shape or pixels.dtype != np.float32:
             return None
         with path.open("rb") as file:
-            file.seek(-_bytes_of_notes(path, pixels), os.SEEK_END)
+            file.seek(getattr(pixels, "offset", 0) + pixels.nbytes)  # the notes are behind the pixels
             notes = tuple(Note(*note) for note in json.load(file))
     except (OSError, ValueError, TypeError, EOFError):
         return None
     return Decoded(pixels, notes) if len(notes) == len(pixels) else None
-
-
-def _bytes_of_notes(path: Path, pixels: NDArray[np.float32]) -> int:
-    """Return the number of bytes behind the pixels of a file."""
-    offset: int = getattr(pixels, "offset", 0)
-    return path.stat().st_size - offset - pixels.nbytes
 
 
 def _write(source: Source, form: Form, ranks: NDArray[np.intp], path: Path) -> int:

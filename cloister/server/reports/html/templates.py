@@ -348,7 +348,7 @@ def filled(page: str, context: Mapping[str, object], frame: str = FRAME) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_finalized,
+        finalize=lambda value: clean(value) if type(value) is str else value,  # markup stays unchanged
         loader=DictLoader({"frame": frame, "page": PARTS + page, "macros": MACROS}),
     )
     environment.filters |= {"parts": parts, "code": code}
@@ -372,8 +372,3 @@ def code(text: str) -> "Markup":
 
 
 PARTS = """{% extends "frame" %}{% from "macros" import figure, numbers, parted %}"""
-
-
-def _finalized(value: object) -> object:
-    """Return text without control characters, and markup unchanged."""
-    return clean(value) if type(value) is str else value
