@@ -1,4 +1,4 @@
-"""What `cloister new` writes, as a user would take it: installed beside Cloister, checked, tested and run."""
+"""Use what `cloister new` writes as a user would: installed beside Cloister, checked, tested and run."""
 
 import json
 import os

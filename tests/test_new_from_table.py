@@ -1,4 +1,4 @@
-"""What `cloister new task --from csv --data FILE` writes: a task that states columns, and no row of the file."""
+"""Use the task that `cloister new task --from csv --data FILE` writes: it states columns, and no row of the file."""
 
 import json
 import random

@@ -16,5 +16,5 @@ def cohorts(cohort, population):
 
 
 def account(z, sampling=UNSAMPLED, rounds=1, relation="add-or-remove"):
-    """Of so many rounds with noise multiplier z."""
+    """Return the account of `rounds` rounds with noise multiplier z."""
     return Account(relation=relation).plus(Gaussian(z, sampling), rounds)

@@ -27,7 +27,7 @@ def privately(**options):
 
 
 def budget_in(folder, **options):
-    """Of a run with a ledger of its own in this folder."""
+    """Return the budget of a run with a ledger of its own in this folder."""
     return PrivacyBudget(Ledger(folder / f"{len(list(folder.iterdir()))}.jsonl"), "run", **options)
 
 

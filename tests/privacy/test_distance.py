@@ -122,7 +122,7 @@ def test_nothing_is_further_apart_however_it_is_rounded():
 
 
 def test_nor_are_opposed_updates_whose_products_are_rounded_up(monkeypatch):
-    """Of the same, whatever this machine's products are rounded to."""
+    """Round the products up, independently of this machine."""
     above = np.array([[1.0, -1.0 - 2**-40], [-1.0 - 2**-40, 1.0]])
     monkeypatch.setattr(metric, "total_gram", lambda cohort: above)
     assert cosine(cohort_of(random_models(2))).max() == 2.0

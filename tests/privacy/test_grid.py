@@ -148,7 +148,7 @@ def test_a_private_deviation_does_not_move_the_grid():
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Of the grids that releases were put on; None: of one that follows the deviation."""
+    """Record the steps of the grids of releases; None: the grid follows the deviation."""
     found, add, of = [], GaussianNoise.add_on_grid, Grid.of
 
     def listen(self, row, std, step=None):

@@ -425,7 +425,7 @@ def test_a_server_tells_trainings_apart_that_are_not_bounded():
 
 
 def moves_the_mean_by_more_than_its_clip(mechanism, clip, count=400):
-    """Of releases on a start whose neighbour in float32 is 128 further, at six standard errors."""
+    """Release on a start whose neighbour in float32 is 128 further, and compare at six standard errors."""
     noise, start, trained = GaussianNoise(5), arrays([HUGE]), arrays([NEXT])
     moved = [float(mechanism.release(trained, start, noise)["0"][0]) - HUGE for _ in range(count)]
     return np.mean(moved) > clip + 6 * np.std(moved) / math.sqrt(count)

@@ -97,7 +97,7 @@ def test_a_published_release_by_hand():
 
 @pytest.mark.parametrize(("mechanism", "length"), [(LocalLaplace(2.0, 5.0), 2.0), (PublishedLaplace(5.0), 0.75)])
 def test_no_grid_of_a_release_follows_the_draw(mechanism, length):
-    """Of one parameter, whose noise is drawn with deviations far apart: its grid would tell which it was."""
+    """Draw the noise of one parameter with deviations far apart: its grid would reveal which it was."""
     start, trained, epsilon, grids = (
         arrays([1.0], dtype=np.float64),
         arrays([1.75], dtype=np.float64),

@@ -62,7 +62,7 @@ def of_clients(claim):
 
 
 def dp_sgd(epsilons, rounds=3, unit="example", **claim):
-    """Of clients of these sizes, each with its ε."""
+    """Return the claim of clients of these sizes, each with its ε."""
     sizes = tuple(
         OfSize(size, rounds, (Figure(unit, "add-or-remove", None, "all", None, epsilon, 1e-5),))
         for size, epsilon in epsilons.items()
@@ -345,7 +345,7 @@ def test_the_servers_come_before_the_clients_unless_they_alone_guarantee_nothing
 
 
 def test_the_clients_in_a_few_words():
-    """Of what is said about the unit that the claim protects, the weakest."""
+    """Select the weakest figure about the unit that the claim protects."""
 
     def check(claim, summary, epsilon):
         found = weakest(claim)

@@ -279,7 +279,7 @@ def test_a_damaged_row_of_a_parquet_file_is_named(tmp_path):
 
 
 def test_a_client_that_protects_its_examples_leaves_single_damaged_ones_out(damaged, tmp_path, caplog):
-    """Whether one image is damaged must not decide whether there are any."""
+    """Keep the node working: one damaged image must not decide whether it has images."""
     root, _ = damaged
     config = TaskConfig(name="alzheimer-mri", image_size=SIZE, test_fraction=0.0)
     node = {"data-path": str(root), "ledger-dir": str(tmp_path / "ledgers")}

@@ -35,7 +35,7 @@ def pixels(root, size=SIZE, order=range(12)):
 
 @pytest.fixture
 def count(monkeypatch):
-    """How many images were decoded."""
+    """Count the images that were decoded."""
     calls = []
     real = cache.decode
     monkeypatch.setattr(cache, "decode", lambda *given: calls.append(1) or real(*given))
@@ -49,7 +49,7 @@ def changed_under_its_old_time(path):
 
 
 def mapped(array):
-    """Whether an array is a part of a file, and no copy of it."""
+    """Return whether an array is a part of a file, and no copy of it."""
     while array is not None and not isinstance(array, np.memmap):
         array = array.base
     return array is not None
@@ -214,7 +214,7 @@ print(hashlib.sha256(pixels(Path({str(images)!r})).tobytes()).hexdigest())
 
 
 def test_images_stay_on_the_disk(tmp_path):
-    """Of a data set as it is loaded, and of one that is decoded, only a few images are in memory."""
+    """Hold only a few images in memory, of a data set as it is loaded and of one that is decoded."""
     root = folders(tmp_path / "images", 50)
     whole = 200 * 64 * 64 * 4
     mri(root).load()  # what is imported for it takes memory too

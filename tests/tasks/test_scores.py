@@ -1,4 +1,4 @@
-"""What is counted class by class, and the figures that imbalance does not flatter."""
+"""Count class by class, and compute the figures that imbalance does not flatter."""
 
 import numpy as np
 import pytest
