@@ -4,7 +4,7 @@ import argparse
 import itertools
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from metric_cells import LAST, MULTIPLIER, PARTITIONS, SERVERS, STRATEGIES, Cell
@@ -59,6 +59,12 @@ FIVE_SEEDS = {
 }
 """Its table A.14: accuracy on the server's test set over five runs, clients alike."""
 NONE = "–"
+ROWS: Mapping[str, tuple[str, str]] = {
+    **{name: (name, name) for name in STRATEGIES},
+    "fedprox, μ sent and not used": ("fedprox", "fedavg"),
+}
+"""Rows of a table: the paper's strategy, and the cells of ours. Flower's FedProx sends μ, and clients have to apply it;
+a client that does not makes it FedAvg."""
 
 
 def table(arguments: argparse.Namespace) -> None:
@@ -92,9 +98,10 @@ def _of_clients(arguments: argparse.Namespace) -> Iterator[str]:
     yield ""
     yield "| partition | strategy | mechanism | paper | ours | apart, std | seeds |"
     yield "|---|---|---|---|---|---|---|"
-    for partition, strategy, server in itertools.product(PARTITIONS, STRATEGIES, SERVERS):
+    for partition, row, server in itertools.product(PARTITIONS, ROWS, SERVERS):
+        strategy, own = ROWS[row]
         paper = _printed(partition, strategy, server, arguments.multiplier)
-        found = [each["clients"][-LAST:] for each in _found(arguments, partition, strategy, server)]
+        found = [each["clients"][-LAST:] for each in _found(arguments, partition, own, server)]
         ours, apart = NONE, NONE
         if found:
             middle, spread = (
@@ -104,7 +111,7 @@ def _of_clients(arguments: argparse.Namespace) -> Iterator[str]:
             ours = f"{middle:.3f} ± {spread:.3f}"
             apart = f"{(middle - paper[0]) / paper[1]:+.1f}" if paper else NONE
         told = f"{paper[0]:.3f} ± {paper[1]:.3f}" if paper else NONE
-        yield f"| {partition} | {strategy} | {server} | {told} | {ours} | {apart} | {len(found)} |"
+        yield f"| {partition} | {row} | {server} | {told} | {ours} | {apart} | {len(found)} |"
 
 
 def _printed(partition: str, strategy: str, server: str, multiplier: float) -> tuple[float, float] | None:
@@ -123,13 +130,14 @@ def _of_the_server(arguments: argparse.Namespace) -> Iterator[str]:
     yield ""
     yield "| partition | strategy | mechanism | paper | ours | AUC | paper, A.14 | ours | seeds |"
     yield "|---|---|---|---|---|---|---|---|---|"
-    for partition, strategy, server in itertools.product(PARTITIONS, STRATEGIES, SERVERS):
+    for partition, row, server in itertools.product(PARTITIONS, ROWS, SERVERS):
+        strategy, own = ROWS[row]
         number, is_printed = SERVERS.index(server), arguments.multiplier == MULTIPLIER
         paper = ", ".join(f"{value:.3f}" for value in TEST[partition, strategy][number]) if is_printed else NONE
         mean, spread = FIVE_SEEDS[strategy][number]
         over = f"{mean:.3f} ± {spread:.3f}" if is_printed and partition == "table-2" else NONE
-        found = [each["last"]["metrics"] for each in _found(arguments, partition, strategy, server)]
-        yield f"| {partition} | {strategy} | {server} | {paper} | {_told(found, over)} | {len(found)} |"
+        found = [each["last"]["metrics"] for each in _found(arguments, partition, own, server)]
+        yield f"| {partition} | {row} | {server} | {paper} | {_told(found, over)} | {len(found)} |"
 
 
 def _told(found: Sequence[dict[str, float]], over: str) -> str:

@@ -163,7 +163,7 @@ class MetricPrivacy(_WithGaussianNoise):
     distance_noise_multiplier: Positive = 1.0
     distance_direction: Literal["divide", "multiply"] = "divide"
     distance_clip: Literal["after", "before"] = "after"
-    min_distance: Positive = 0.1
+    min_distance: NonNegative = 0.1
     max_distance: NonNegative = 0.0
     # Each draw gives two releases, and the second depends on the first: no amplification applies.
     population: ClassVar[int] = 0

@@ -66,7 +66,7 @@ def _noise(preview: Preview) -> Iterator[str]:
         if low == high:
             std = f"{low:.4g}"
         elif low == 0:
-            std = f"up to {high:.4g}"
+            std = "of any size" if math.isinf(high) else f"up to {high:.4g}"
         else:
             std = f"from {low:.4g}" if math.isinf(high) else f"{low:.4g} to {high:.4g}"
         yield f"server, {server.name}: {z}{auto}standard deviation {std} on a weight of the model"

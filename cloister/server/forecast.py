@@ -23,6 +23,7 @@ from cloister.privacy.dpsgd.local_steps import Holders, LocalSteps
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.mechanism import Contributions
+from cloister.privacy.mechanisms.metric import CONSTANT
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.secure_aggregation.messages import Delivery
 from cloister.server.build import Plan, named_strategy
@@ -190,14 +191,15 @@ def noise_on_release(prepared: Prepared, nodes: int) -> NoiseOnRelease | None:
         std = mechanism.multiplier * mechanism.clipping_norm / max(1, round(clients))
         low, high = mechanism.scale.factors(mechanism.clip.bound, prepared.layout)
         return NoiseOnRelease(mechanism.multiplier, (std * low, std * high))
+    low = high = 1.0
+    if isinstance(mechanism, GaussianMechanism):
+        # Zero updates have distance 0. The result is the noise at both limits of the distance instead.
+        low, high = mechanism.scale.factors(mechanism.clip.bound, prepared.layout)
+        mechanism = replace(mechanism, scale=CONSTANT)
     asked, expected = max(1, round(clients)), clients + len(strategy.canaries) / 2
     sent = prepared.layout.rows(from_record(prepared.initial))
     cohort = Cohort(prepared.layout, sent, (sent,) * asked, np.zeros(asked), np.ones(asked))
     released = mechanism.release(Contributions(cohort, (1.0,) * asked, asked, expected, GaussianNoise(), 1))
-    if not isinstance(mechanism, GaussianMechanism):
-        return NoiseOnRelease(released.noise_multiplier, (released.noise_std, released.noise_std))
-    # Zero updates have distance 0. The result is the noise at both limits of the distance instead.
-    scaled = (released.noise_multiplier or 0.0) / mechanism.multiplier if mechanism.multiplier else 1.0
-    plain = released.noise_std / scaled
-    low, high = mechanism.scale.factors(mechanism.clip.bound, prepared.layout)
-    return NoiseOnRelease(mechanism.multiplier, (plain * low, plain * high))
+    if not (std := released.noise_std):
+        return NoiseOnRelease(released.noise_multiplier, (0.0, 0.0))
+    return NoiseOnRelease(released.noise_multiplier, (std * low, std * high))

@@ -83,6 +83,11 @@ def test_it_says_what_a_run_would_cost():
     assert "\x1b" not in told and "nothing was sent, spent or written" in told
 
 
+def test_noise_without_limits_says_so():
+    settings = f"{TINILY} privacy.server='metric' privacy.min-distance=0.0"
+    assert "standard deviation of any size on a weight" in printed("-c", settings, "--no-timing")
+
+
 @pytest.mark.slow
 def test_sizes_that_are_stated_count_no_clients_and_one_round_is_one():
     told = printed("-c", DP_SGDLY, "-c", "num-rounds=1", "--no-timing", "--public-size", 200)

@@ -18,7 +18,7 @@ from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions
 from cloister.privacy.mechanisms.metric import CONSTANT, Distance, DistanceScaled, Scaling
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.utils.errors import ConfigError
+from cloister.utils.errors import ConfigError, PrivacyError
 
 LIMIT = 2 * 1.5 / math.sqrt(2)
 """Of the distance of two clients clipped to 1.5, for two arrays."""
@@ -70,6 +70,8 @@ def test_the_events_of_a_private_distance_and_the_sum_at_its_limit():
         ({"direction": "multiply"}, 0.01, 0.2),
         ({"direction": "multiply"}, 100.0, 200.0),
         ({"direction": "multiply", "max_distance": 3.0}, 100.0, 6.0),
+        ({"min_distance": 0.0}, 1e-9, 2e9),
+        ({"direction": "multiply", "min_distance": 0.0}, 0.0, 0.0),
         ({"release": "private"}, 100.0, 2 / LIMIT),
         ({"release": "private", "max_distance": 0.4}, 100.0, 5.0),
         ({"release": "private", "max_distance": 50.0}, 100.0, 2 / LIMIT),
@@ -84,6 +86,24 @@ def test_a_multiplier_by_hand(monkeypatch, options, distance, expected):
     assert 2.0 * scaling.factor == pytest.approx(expected)
     assert scaling.released == (pytest.approx(min(distance, LIMIT)) if "release" in options else None)
     assert mechanism.release(given()).noise_multiplier == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("direction", ["divide", "multiply"])
+def test_a_private_distance_needs_a_minimum(direction):
+    """It would have no least noise to be charged with under `multiply`."""
+    with pytest.raises(ConfigError, match=r"min-distance = 0 needs privacy\.distance-release = 'exact'"):
+        DistanceScaled(release="private", min_distance=0.0, direction=direction)
+
+
+@pytest.mark.parametrize("distance", [0.0, 5e-324])
+def test_noise_is_not_divided_by_nothing(monkeypatch, distance):
+    monkeypatch.setattr(Distance, "of", lambda *_: distance)
+    with pytest.raises(PrivacyError, match=r"privacy\.min-distance = 0, and .* set a minimum above 0"):
+        metrically(min_distance=0.0).mechanism.release(given())
+
+
+def test_a_distance_without_a_minimum_claims_nothing():
+    assert metrically(min_distance=0.0).mechanism.caveats()
 
 
 def test_the_noise_on_a_distance_by_hand():

@@ -13,6 +13,7 @@ computed block by block: one pass over memory for any number of pairs.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -305,7 +306,8 @@ class DistanceScaled(Constant):
             (the paper's Algorithm 1 and code).
         release: `exact` uses the un-noised distance; `private` releases it first, with noise of its own.
         distance_multiplier: z_d of the release of the distance.
-        min_distance, max_distance: limits of d; `max_distance` 0 is the largest possible distance.
+        min_distance, max_distance: limits of d; `max_distance` 0 is the largest possible distance. `min_distance` may
+            be 0 with `exact`, as published; a round whose distance is 0 then fails under `divide`.
 
     Guarantee: with `exact` none: the distance comes from private data, is not noised, and scales the noise. So z/d is a
         nominal figure, and no ε may be derived from it. With `private` and `after`: each round is two Gaussian
@@ -332,9 +334,14 @@ class DistanceScaled(Constant):
         check.one_of(("divide", "multiply"), distance_direction=self.direction)
         check.one_of(("after", "before"), distance_clip=self.measure)
         check.one_of(("exact", "private"), distance_release=self.release)
-        check.positive(min_distance=self.min_distance, distance_noise_multiplier=self.distance_multiplier)
-        check.non_negative(max_distance=self.max_distance)
+        check.positive(distance_noise_multiplier=self.distance_multiplier)
+        check.non_negative(min_distance=self.min_distance, max_distance=self.max_distance)
         DISTANCES.load(self.distance)
+        if self.release == "private" and not self.min_distance:
+            raise ConfigError(
+                "privacy.min-distance = 0 needs privacy.distance-release = 'exact', which claims no ε; with 'private' "
+                "set a minimum above 0"
+            )
         if self.release == "private" and self.measure == "before":
             raise ConfigError(
                 "privacy.distance-release = 'private' needs privacy.distance-clip = 'after': before clipping no noise "
@@ -405,7 +412,7 @@ class DistanceScaled(Constant):
             bound, layout: as in `Constant.factors`.
         """
         low, high = self.limits(bound, layout)
-        return (1 / high, 1 / low) if self.direction == "divide" else (low, high)
+        return (1 / high, 1 / low if low else math.inf) if self.direction == "divide" else (low, high)
 
     def limits(self, bound: float, layout: Layout) -> tuple[float, float]:
         """Return the limits of the distance.
@@ -422,9 +429,17 @@ class DistanceScaled(Constant):
 
         Args:
             distance, bound, layout: as in `Constant.at`.
+
+        Raises:
+            PrivacyError: d is 0 and divides.
         """
         low, high = self.limits(bound, layout)
         held = min(max(distance, low), high)
+        if self.direction == "divide" and held < sys.float_info.min:
+            raise PrivacyError(
+                "privacy.min-distance = 0, and the distance of this round, which divides the noise, is 0; "
+                "set a minimum above 0"
+            )
         return 1 / held if self.direction == "divide" else held
 
     def widest(self, bound: float, layout: Layout) -> float:
