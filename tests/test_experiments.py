@@ -10,11 +10,13 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from quick_runs import quick_runs  # noqa: F401
 from rich.console import Console
 
 from cloister.config.run import parse
+from cloister.tasks.targets import Target
 from cloister.utils.errors import ConfigError
 
 SCRIPTS = Path(__file__).parents[1] / "experiments"
@@ -247,7 +249,7 @@ def command(script, name, folder, *given, monkeypatch):
     for file in ("mnist.npz", "mnist_writer_ids.npz", "IPPS_DRG_CSV.zip", "us_zip_latlon.csv"):
         (folder / file).touch()
     options = ["--results", str(folder), *given]
-    options += [] if name == "digits" else ["--data", str(folder)]
+    options += [] if name in ("digits", "linear") else ["--data", str(folder)]
     monkeypatch.setattr("sys.argv", [f"{name}.py", *options])
     script.main()
 
@@ -333,6 +335,32 @@ def test_hospitals_that_ran_for_as_many_rounds_are_not_run_again(load, tmp_path,
     assert [(run["k"], run["asked-rounds"]) for run in kept] == [(1, 200), (3, 200), (1, 100), (3, 100)]
     table = (tmp_path / "hospital_charges" / "split-50" / "table.md").read_text()
     assert "| 5 | 3 | 1.50 ± 0.00 | 1.50 ± 0.00 | 5.5, 21.6 | 1.5, 1.5 | 1 |" in table
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "place"),
+    [
+        ("linear", "Linear", "linear/noised-rmse-patience-50.json"),
+        ("hospital_charges", "HospitalCharges", "hospital_charges/rmse/patience-50/seed-0.json"),
+    ],
+)
+def test_the_papers_loss_has_results_of_its_own(load, name, task, place, tmp_path, monkeypatch):
+    script, ran = load(name), []
+    monkeypatch.setattr(getattr(script, task), "target", Target("mse"))
+    figures = dict.fromkeys((*FIGURES, "distances", "found-both"), 1.5) | {"k": 1, "nu": 5.0, "rounds": 1}
+
+    def trained(*run):
+        ran.append(next(one for one in run if isinstance(one, dict)))
+        return (figures | {"distances": [1, 2]}, np.zeros((2, 2, 2))) if name == "linear" else figures
+
+    monkeypatch.setattr(script, "trained", trained)
+    few = ["--methods", "noised", "--seeds", "1"] if name == "linear" else ["--hypotheses", "1", "--seeds", "0"]
+    few += [] if name == "linear" else ["--multipliers", "5"]
+    options = [*few, "--loss", "rmse", "--patience", "50"]
+    command(script, name, tmp_path, *options, monkeypatch=monkeypatch)
+    (settings,) = ran
+    assert (tmp_path / place).exists() and getattr(script, task).target.loss == "rmse"
+    assert (settings["task.model"], settings["evaluation.patience"]) == ("keras", 50)
 
 
 def test_writers_that_stopped_early_are_not_run_again(load, tmp_path, monkeypatch, capsys):
