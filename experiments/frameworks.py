@@ -1,0 +1,165 @@
+"""Keras beside PyTorch: accuracy of one architecture on the same examples, plain and with DP-SGD at ε = 4.
+
+Both start from Glorot's uniform weights, each framework with its own random numbers. Clients, batches and noise
+multipliers are the same.
+
+    python experiments/frameworks.py [--seeds 5] [--tasks digits mnist] [--privacy plain dp-sgd] [--results FOLDER]
+
+What was run is not run again. The hours that are to come are said first. MNIST is read at `--data`.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cells import NONE, in_turn, write_table
+from rich.console import Console
+
+from cloister.server.reports.console import ConsoleReporter
+from cloister.simulation.simulate import simulate
+from cloister.tasks import TASKS
+from cloister.tasks.datasets.characters import Digits, Mnist
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FRAMEWORKS = ("keras", "torch")
+CLIENTS = 4
+HIDDEN: Mapping[str, tuple[int, int]] = {"digits": (64, 64), "mnist": (784, 1000)}
+"""Inputs and hidden units of the task's network `mlp`."""
+PLAIN = {"privacy.server": "none"}
+PRIVATE = PLAIN | {
+    "privacy.client": "dp-sgd",
+    "privacy.client-max-epsilon": 4.0,
+    "privacy.dp-sgd-noise-multiplier": "auto",
+    "client.local-epochs": 1,
+    "client.batch-size": 64,
+    "client.learning-rate": 0.5,
+}
+PRIVACY: Mapping[str, dict[str, Any]] = {"plain": PLAIN, "dp-sgd": PRIVATE}
+SETTINGS: Mapping[str, dict[str, Any]] = {
+    "digits": {"num-rounds": 10},
+    "mnist": {"num-rounds": 3, "client.local-epochs": 1, "client.batch-size": 32},
+}
+COMMON = {"task.model": "mlp", "evaluation.federated": "off", "tensorboard": False, "report": False}
+SECONDS = 10.0
+"""Of a run, in the first estimate."""
+RESULTS = Path(__file__).parent / "results" / "frameworks"
+
+Cell = tuple[str, str, str, int]
+
+
+def mlp(task: str) -> "nn.Module":
+    """Return a network with one hidden layer, which starts as that of Keras does."""
+    from torch import nn
+
+    inputs, hidden = HIDDEN[task]
+    found = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+    for layer in (found[1], found[3]):
+        nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    return found
+
+
+class TorchDigits(Digits):
+    """Digits with its network `mlp` in PyTorch."""
+
+    models = ("mlp",)
+
+    def build(self) -> Any:
+        """Return the network."""
+        return mlp("digits")
+
+
+class TorchMnist(Mnist):
+    """MNIST with its network `mlp` in PyTorch."""
+
+    models = ("mlp",)
+
+    def build(self) -> Any:
+        """Return the network."""
+        return mlp("mnist")
+
+
+NAMES: Mapping[tuple[str, str], str] = {
+    ("digits", "torch"): f"{__name__}:TorchDigits",
+    ("mnist", "torch"): f"{__name__}:TorchMnist",
+}
+TASKS._builtin.update({"-".join(name): place for name, place in NAMES.items()})
+
+
+def accuracy(cell: Cell, data: str) -> float:
+    """Train by the settings of a cell, and return the accuracy on the held-out part after the last round."""
+    task, privacy, framework, seed = cell
+    settings = PRIVACY[privacy] | SETTINGS[task] if privacy == "plain" else SETTINGS[task] | PRIVACY[privacy]
+    name = f"{task}-torch" if framework == "torch" else task
+    place = {"task.data-path": data} if task == "mnist" else {}
+    with tempfile.TemporaryDirectory() as scratch:
+        given = COMMON | settings | place | {"task.name": name, "seed": seed, "output-dir": scratch}
+        outcome = simulate(given, CLIENTS, ConsoleReporter(1, Console(quiet=True)))
+    return float(outcome.rounds[-1].central["accuracy"])
+
+
+def place_of(folder: Path, cell: Cell) -> Path:
+    """Return the file of a cell's accuracy."""
+    return folder / f"{'-'.join(map(str, cell))}.json"
+
+
+def row(task: str, privacy: str, found: Callable[[str], list[float]]) -> list[str]:
+    """Return the cells of a table's row.
+
+    Args:
+        task, privacy: of the row.
+        found: returns the accuracies of a framework, one for each seed.
+    """
+    pair = [found(framework) for framework in FRAMEWORKS]
+    if min(map(len, pair)) < 2:
+        return [task, privacy, str(min(map(len, pair))), NONE, NONE, NONE, NONE]
+    means, errors = ([f(each) for each in pair] for f in (statistics.mean, error_of))
+    apart = means[1] - means[0]
+    both = (errors[0] ** 2 + errors[1] ** 2) ** 0.5
+    shown = [f"{mean:.4f} ± {error:.4f}" for mean, error in zip(means, errors, strict=True)]
+    return [task, privacy, str(min(map(len, pair))), *shown, f"{apart:+.4f}", f"{both:.4f}"]
+
+
+def error_of(values: list[float]) -> float:
+    """Return the standard error of a mean."""
+    return statistics.stdev(values) / len(values) ** 0.5
+
+
+def main() -> None:
+    """Run the cells that are left; then write the table of all that is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--tasks", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--privacy", nargs="*", choices=list(PRIVACY), default=list(PRIVACY))
+    parser.add_argument("--data", default="", help="of MNIST; empty: in Keras' cache")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    # A framework after the other: each is imported once, and PyTorch before TensorFlow.
+    cells = list(product(arguments.tasks, arguments.privacy, FRAMEWORKS[::-1], range(arguments.seeds)))
+    cells.sort(key=lambda cell: FRAMEWORKS[::-1].index(cell[2]))
+    left = [cell for cell in cells if not place_of(arguments.results, cell).exists()]
+    for cell in in_turn(left, SECONDS):
+        place_of(arguments.results, cell).write_text(json.dumps(accuracy(cell, arguments.data)) + "\n")
+
+    def found(task: str, privacy: str, framework: str) -> list[float]:
+        places = [place_of(arguments.results, (task, privacy, framework, seed)) for seed in range(arguments.seeds)]
+        return [json.loads(place.read_text()) for place in places if place.exists()]
+
+    write_table(
+        arguments.results / "table.md",
+        "Accuracy on the held-out part, mean over seeds and its standard error; `apart` is PyTorch's minus Keras'.",
+        ("task", "privacy", "seeds", "Keras", "PyTorch", "apart", "standard error of it"),
+        [row(task, privacy, lambda f, t=task, p=privacy: found(t, p, f)) for task in SETTINGS for privacy in PRIVACY],
+    )
+
+
+if __name__ == "__main__":
+    main()
