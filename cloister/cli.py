@@ -148,6 +148,9 @@ def plan(
     timing: Annotated[bool, typer.Option(help="Let one client train in this process, to estimate the time.")] = True,
     png: Annotated[Path | None, typer.Option(help="Draw ε by round into this file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    minutes: Annotated[
+        float, typer.Option("--suggest", min=0, help="Print settings of dp-sgd for sites that train so many minutes.")
+    ] = 0.0,
     traceback: AllOfIt = False,
 ) -> None:
     """Say what a run would cost before it runs: noise, ε by round, budgets, time and bytes.
@@ -157,6 +160,17 @@ def plan(
     from cloister.estimate.preview import Options, preview
     from cloister.estimate.render import draw, record, render, render_nothing
 
+    if minutes:
+        from cloister.estimate.suggest import measured, suggest
+
+        if not public_size or len(public_size) > 1 or not epsilon or policy or png:
+            raise ConfigError("--suggest needs one --public-size and --epsilon, and takes no --policy or --png")
+        with for_owner(traceback):
+            given = read_settings(settings or [])
+            made = suggest(given, public_size[0], epsilon, minutes, clients, measured(given))
+        content = {"settings": made.settings, "reasons": made.reasons, "notes": made.notes}
+        typer.echo(jsonlib.dumps(content, indent=2) if json else "\n".join(made.lines()))
+        return
     options = Options(clients, epsilon, policy, tuple(public_size or ()), timing)
     with for_owner(traceback):
         found = preview(read_settings(settings or []), options)
