@@ -18,8 +18,12 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
     "examples/README.md": "examples.md",
     "experiments/README.md": "experiments.md",
+    "examples/walkthroughs/quickstart.py": "quickstart.md",
+    "examples/walkthroughs/per_patient.py": "per-patient.md",
+    "examples/walkthroughs/secure_aggregation.py": "secure-aggregation.md",
 }
 """Pages of other folders, and their places in the site."""
+PROSE = re.compile(r"^# ", re.MULTILINE)
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^):#\s]+)(?P<anchor>#[^)\s]*)?\)")
 """A link to a file of the repository, or a picture."""
 
@@ -27,11 +31,28 @@ LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^):#\s]+)(?P<an
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages and pictures beside `docs/`."""
     for path, page in PAGES.items():
-        files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
+        if path.endswith(".py"):
+            files.append(File.generated(config, page, content=walkthrough(ROOT / path)))
+        else:
+            files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
     for picture in sorted(ROOT.glob("experiments/results/**/*.png")):
         path = picture.relative_to(ROOT).as_posix()
         files.append(File.generated(config, path, abs_src_path=str(picture)))
     return files
+
+
+def walkthrough(script: Path) -> str:
+    """Return a script as a page: its comments as prose, its code in blocks, and what it printed.
+
+    Args:
+        script: begins with a docstring whose first line is the title; its output is in a `.txt` file beside it.
+    """
+    _, about, code = script.read_text().split('"""', 2)
+    title, text = about.split(".\n", 1)
+    parts = [f"# {title}", text.strip()]
+    for part in re.split(r"\n\n((?:# .*\n)+)\n", f"{code.rstrip()}\n"):
+        parts.append(PROSE.sub("", part).strip() if part.startswith("# ") else f"```python\n{part.strip()}\n```")
+    return "\n\n".join([*parts, f"It prints:\n\n```\n{script.with_suffix('.txt').read_text()}```", ""])
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
