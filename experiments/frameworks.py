@@ -102,6 +102,8 @@ def accuracy(cell: Cell, data: str) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         given = COMMON | settings | place | {"task.name": name, "seed": seed, "output-dir": scratch}
         outcome = simulate(given, CLIENTS, ConsoleReporter(1, Console(quiet=True)))
+    if outcome.ended != "as-asked":
+        raise SystemExit(f"{cell} ended early ({outcome.ended}), and is not kept")
     return float(outcome.rounds[-1].central["accuracy"])
 
 
