@@ -44,8 +44,8 @@ def test_more_time_gives_more_examples_in_all_steps():
 
 
 def test_the_settings_fit_the_time():
-    for minutes in (0.2, 3, 30):
-        found = made(minutes=minutes)
+    for units, minutes in ((60_000, 0.2), (60_000, 3), (60_000, 30), (2_000, 0.02)):
+        found = made(units, minutes=minutes)
         assert found.steps * found.batch * PACE.seconds <= 60 * minutes * 1.02  # the last batch of an epoch is whole
 
 
