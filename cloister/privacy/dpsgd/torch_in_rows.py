@@ -176,7 +176,8 @@ class TorchInRows:
     def _refuse_unlike(self) -> None:
         """Refuse a module if the gradients of two random examples in rows are not those of plain autograd.
 
-        A module's own formulas for gradients, hooks on them, and blocks without them are not part of the graph.
+        A module's own formulas for gradients, hooks on them, and blocks without them are not part of the graph. Weights
+        are random too, as the gradients of others may not be finite.
 
         Raises:
             NotCapturable: they differ.
@@ -193,9 +194,12 @@ class TorchInRows:
         table = np.minimum(np.arange(units * cap) // cap, 1)
         rows = [_rows(array, array, table) for given in made for array in arrays_in(given)]
         shares = torch.arange(units * cap, dtype=torch.float64) % cap == 0
-        values = values_of(self._module, self._inputs)
         with copies(self._module) as fresh, equal_results(), _Kept():
-            module = fresh()
+            module, source = fresh(), torch.Generator().manual_seed(0)
+            with torch.no_grad():
+                for own in module.parameters():
+                    own.copy_(torch.randn(own.shape, generator=source) / (own.numel() / max([*own.shape[:1], 1])) ** 0.5)
+            values = values_of(module, self._inputs)
             x, y = (mapped(lambda array: _rows(array, array, np.arange(2)), given) for given in made)
             trained = [own for own in module.parameters() if own.requires_grad]
             total = losses_of(module, self._loss, x, y).sum()

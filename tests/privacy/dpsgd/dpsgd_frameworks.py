@@ -15,7 +15,10 @@ from cloister.privacy.dpsgd.noise import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 FEATURES, CLASSES, BATCH = 40, 3, 8
-FRAMEWORKS = ["numpy", "sklearn", "keras", pytest.param("torch", marks=pytest.mark.torch)]
+FRAMEWORKS = [
+    *("numpy", "sklearn", "keras"),
+    *(pytest.param(name, marks=pytest.mark.torch) for name in ("torch", "torch in turn")),
+]
 STEPPING = FRAMEWORKS[2:]
 """Frameworks whose models take steps of `Descent`; the others take those of `noisy_sum`."""
 
@@ -80,9 +83,22 @@ def stepping(framework: str, own: list[np.ndarray], kind: Any = None, **options:
         x, y = examples(3)
         options = {"loss": torch_loss, "probe": (x, y), "optimizer": optimizer} | options
         step = kind(model, **options)
+        assert step.method == "rows"
+        if framework == "torch in turn":
+            _put_in_turn(step)
     step.noise = GaussianNoise(seed=11)
     step.reseed(0)
     return step
+
+
+def _put_in_turn(step: Any) -> None:
+    """Have a step compute one unit after another, as for a module without a proof."""
+    from cloister.privacy.dpsgd.clipped_sums import ClippedSums
+    from cloister.privacy.dpsgd.torch_in_turn import TorchInTurn
+
+    cap = step._clipped_sums._cap
+    engine = TorchInTurn(step.module, torch_loss, step.probe, step.batch_size, cap)
+    step._clipped_sums = ClippedSums(engine, step._like, step.probe, step.batch_size, cap)
 
 
 def torch_loss(y: Any, outputs: Any) -> Any:
@@ -94,7 +110,7 @@ def torch_loss(y: Any, outputs: Any) -> Any:
 def as_kernels(framework: str, arrays: Any) -> list[np.ndarray]:
     """The arrays of a sum in the order and the layout of `weights`: PyTorch's kernels are transposed."""
     kernel, bias = (np.asarray(array, np.float64) for array in arrays)
-    return [kernel.T if framework == "torch" else kernel, bias]
+    return [kernel.T if framework.startswith("torch") else kernel, bias]
 
 
 def weights_of(framework: str, step: Any) -> list[np.ndarray]:
