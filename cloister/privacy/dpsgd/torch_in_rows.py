@@ -198,7 +198,8 @@ class TorchInRows:
             module, source = fresh(), torch.Generator().manual_seed(0)
             with torch.no_grad():
                 for own in module.parameters():
-                    own.copy_(torch.randn(own.shape, generator=source) / (own.numel() / max([*own.shape[:1], 1])) ** 0.5)
+                    fan_in = own.numel() / max([*own.shape[:1], 1])
+                    own.copy_(torch.randn(own.shape, generator=source) / max(fan_in, 1.0) ** 0.5)
             values = values_of(module, self._inputs)
             x, y = (mapped(lambda array: _rows(array, array, np.arange(2)), given) for given in made)
             trained = [own for own in module.parameters() if own.requires_grad]
