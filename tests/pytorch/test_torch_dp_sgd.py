@@ -400,7 +400,7 @@ REFUSED = {
     r"layer '1' \(Holds\) draws from 'kept', a generator": lambda: Holds(torch.Generator()),
     r"layer '1' \(OptimizedModule\) is compiled": lambda: torch.compile(nn.Linear(8, 8), backend="eager"),
     "the module or its loss uses parameters by a function that refers to": Refers,
-    r"layer '1' \(BatchNorm1d\) normalises .* use torch.nn.GroupNorm\(8, 8\)": lambda: nn.BatchNorm1d(8),
+    r"layer '1' \(BatchNorm1d\) normalises .* use torch.nn.GroupNorm\(1, 8\)": lambda: nn.BatchNorm1d(8),
     r"layer '1' \(BatchNorm1d\) normalises an": lambda: nn.BatchNorm1d(8, track_running_stats=False),
     r"layer '1' \(BatchNorm1d\) normalises": lambda: nn.BatchNorm1d(8, track_running_stats=False).eval(),
     r"layer '1' \(Average\) changes 'mean'": lambda: Average(True),

@@ -124,7 +124,7 @@ def test_a_frozen_backbone_in_evaluation_mode_stays_so():
 
 
 def test_a_batch_normalization_is_refused_with_its_replacement():
-    with pytest.raises(UnsupportedModel, match=r"layer '1' \(BatchNorm1d\) .* use torch.nn.GroupNorm\(16, 16\)"):
+    with pytest.raises(UnsupportedModel, match=r"layer '1' \(BatchNorm1d\) .* use torch.nn.GroupNorm\(1, 16\)"):
         trainer(Normalised)
 
 

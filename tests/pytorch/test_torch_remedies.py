@@ -67,6 +67,13 @@ def test_the_replacement_of_a_refused_layer_is_accepted(name):
     step_of(convolutional(nn.GroupNorm(*map(int, sizes.groups() if sizes else (4, 8)))), (2, 6, 6))
 
 
+def test_the_replacement_of_a_batch_norm_over_features_is_accepted():
+    with pytest.raises(UnsupportedModel, match="GroupNorm") as refusal:
+        step_of(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), (4,))
+    sizes = re.search(r"GroupNorm\((\d+), (\d+)\)", str(refusal.value))
+    step_of(nn.Sequential(nn.Linear(4, 8), nn.GroupNorm(*map(int, sizes.groups())), nn.Linear(8, 3)), (4,))
+
+
 @pytest.mark.parametrize("kind", [Recurrent, Attentive])
 def test_recurrence_and_attention_need_no_layers_of_their_own(kind):
     step_of(kind(), (4, 6))

@@ -207,7 +207,8 @@ def _held(part: Network) -> Iterator[tuple[str, Tensor]]:
 
 def _reasons(part: Network) -> Iterator[str]:
     if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None):
-        groups = math.gcd(GROUPS, part.num_features) or 1
+        # A group of one number, as of features without positions, has no variance.
+        groups = 1 if isinstance(part, torch.nn.BatchNorm1d) else math.gcd(GROUPS, part.num_features)
         yield (
             f"normalises an example with the others of its batch; use torch.nn.GroupNorm({groups}, {part.num_features})"
         )
