@@ -2,8 +2,8 @@
 
 python benchmarks/gpu.py [--device cuda|cpu] [--framework keras|torch] [--seconds S]
 
-Each framework has a process of its own. It begins with the trials of `cloister check kernels`: if a row changes there,
-the times below are of steps without a guarantee. On a CPU batches have an eighth of the examples.
+Each framework has a process of its own. It begins with the trials of `cloister check kernels`: if a row changes or a
+call differs there, the times below are of steps without a guarantee. On a CPU batches have an eighth of the examples.
 """
 
 import argparse

@@ -140,7 +140,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def apart(ours: float | None, paper: float | None, deviation: float) -> str:
-    """How far our figure lies from the paper's, in its standard deviations; "–" where one is missing.
+    """Return the difference from the paper in its standard deviations; "–" where a figure is missing.
 
     Args:
         ours, paper: the figures.

@@ -8,7 +8,6 @@ multipliers are the same.
 What was run is not run again. The hours that are to come are said first. MNIST is read at `--data`.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cells import NONE, in_turn, write_table
+from cells import parser as with_results
 from rich.console import Console
 
 from cloister.server.reports.console import ConsoleReporter
@@ -49,7 +49,6 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
 COMMON = {"task.model": "mlp", "evaluation.federated": "off", "tensorboard": False, "report": False}
 SECONDS = 10.0
 """Of a run, in the first estimate."""
-RESULTS = Path(__file__).parent / "results" / "frameworks"
 
 Cell = tuple[str, str, str, int]
 
@@ -136,27 +135,26 @@ def error_of(values: list[float]) -> float:
 
 def main() -> None:
     """Run the cells that are left; then write the table of all that is there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = with_results(__doc__, ["mnist"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tasks", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--privacy", nargs="*", choices=list(PRIVACY), default=list(PRIVACY))
-    parser.add_argument("--data", default="", help="of MNIST; empty: in Keras' cache")
-    parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    arguments.results.mkdir(parents=True, exist_ok=True)
+    results = arguments.results / "frameworks"
+    results.mkdir(parents=True, exist_ok=True)
     # A framework after the other: each is imported once, and PyTorch before TensorFlow.
     cells = list(product(arguments.tasks, arguments.privacy, FRAMEWORKS[::-1], range(arguments.seeds)))
     cells.sort(key=lambda cell: FRAMEWORKS[::-1].index(cell[2]))
-    left = [cell for cell in cells if not place_of(arguments.results, cell).exists()]
+    left = [cell for cell in cells if not place_of(results, cell).exists()]
     for cell in in_turn(left, SECONDS):
-        place_of(arguments.results, cell).write_text(json.dumps(accuracy(cell, arguments.data)) + "\n")
+        place_of(results, cell).write_text(json.dumps(accuracy(cell, arguments.data)) + "\n")
 
     def found(task: str, privacy: str, framework: str) -> list[float]:
-        places = [place_of(arguments.results, (task, privacy, framework, seed)) for seed in range(arguments.seeds)]
+        places = [place_of(results, (task, privacy, framework, seed)) for seed in range(arguments.seeds)]
         return [json.loads(place.read_text()) for place in places if place.exists()]
 
     write_table(
-        arguments.results / "table.md",
+        results / "table.md",
         "Accuracy on the held-out part, mean over seeds and its standard error; `apart` is PyTorch's minus Keras'.",
         ("task", "privacy", "seeds", "Keras", "PyTorch", "apart", "standard error of it"),
         [row(task, privacy, lambda f, t=task, p=privacy: found(t, p, f)) for task in SETTINGS for privacy in PRIVACY],

@@ -35,10 +35,9 @@ class Trial:
         seed: of all random draws. None: the operating system's entropy.
 
     Attributes:
-        cases, changed, differed, kernels, places, in_rows: as in `kernels.Tried`.
+        cases, changed, differed, kernels, places, in_rows: as in `kernels.Tried`. Only on a processor are there rows:
+            on other devices DP-SGD computes units in turn.
     """
-
-    in_rows = True
 
     def __init__(
         self, module: Network, shape: tuple[int, ...], places: int, kernels: str, words: bool, seed: int | None = None
@@ -48,13 +47,15 @@ class Trial:
         self._rng, self.cases, self.changed, self.differed = np.random.default_rng(seed), 0, 0, 0
         self._trained = list(module.parameters())
         self._device = next(iter(self._trained)).device
+        self.in_rows = self._device.type == "cpu"
         with torch.no_grad():
             self._outputs = tuple(module(self._tensor(np.zeros(self._shape))).shape)
 
     def case(self) -> None:
         """Draw weights, rows and a place, and compare calls.
 
-        Two calls are equal. A third has extreme numbers in the other rows, and in the gradients of their outputs.
+        Two calls are equal. A third, if there are rows, has extreme numbers in the other rows, and in the gradients of
+        their outputs.
         """
         rng = self._rng
         with torch.no_grad():
@@ -70,7 +71,8 @@ class Trial:
         others[place], extremes[place] = x[place], slopes[place]
         one, again = (self._bits(place, x, slopes) for _ in range(2))
         self.cases += 1
-        self.changed += one[0] != self._bits(place, others, extremes)[0]
+        if self.in_rows:
+            self.changed += one[0] != self._bits(place, others, extremes)[0]
         self.differed += one != again
 
     def _bits(self, place: int, x: NDArray, slopes: NDArray) -> tuple[bytes, bytes]:

@@ -132,7 +132,7 @@ def shared_steps(config: Private) -> SharedDpSgd:
         ConfigError: secure aggregation is off, or the clients have another mechanism.
     """
     if not config.secure_aggregation.enabled:
-        raise ConfigError(f"{ENABLED} = False with {SAMPLING_RATE}")
+        raise ConfigError(f"{ENABLED} = False: clients share no noise of a step; set it to true")
     dp_sgd = config.privacy.dp_sgd
     return SharedDpSgd(
         **vars(dp_sgd.mechanism(config.group)),

@@ -165,7 +165,7 @@ class Recipe:
             function of the parameters and the learning rate, which returns an optimizer.
         schedule: learning rate schedule over the rounds of a run, by name or as a function; see `Schedule`.
         warmup_rounds: number of rounds in which the rate rises to s.
-        final_rate_share: the share of s that replaces a schedule's 0, from 0 to 1.
+        final_rate_share: least share of s at the end of a schedule that would reach 0, from 0 to 1.
         class_weights: factor of the loss for each class, above 0; empty: 1 for every class. DP-SGD clips the
             gradient of the weighted loss to S times `clip_shares`.
         loss_scale: factor of every loss, above 0.

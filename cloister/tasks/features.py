@@ -4,13 +4,15 @@ Noise grows with the number of trained weights, so that a linear head on good fe
 than a network (Tramèr and Boneh, 2021, arXiv:2011.11660). The extractor is public: the wavelet scattering of
 `cloister.tasks.scattering`, or a model in a file whose SHA-256 the configuration states.
 
-Guarantee: the features of an example are a function of this example and public constants alone, to the last bit. The
-    extractor receives one example in a call, so that no statistics of a batch exist. Normalisation is within an
-    example. So one unit's joining or leaving changes no other unit's features, and each claim about units of examples
-    holds as it does for raw inputs. The extractor's own training data is not protected.
+Guarantee: the features of an example are a function of this example and public constants alone, up to roundings of
+    kernels, which depend on no other example. The extractor receives one example in a call, so that no statistics of a
+    batch exist. Normalisation is within an example. So one unit's joining or leaving changes no other unit's features,
+    and each claim about units of examples holds as it does for raw inputs. The extractor's own training data is not
+    protected.
 """
 
 import hashlib
+import inspect
 import logging
 import os
 import threading
@@ -180,7 +182,9 @@ class TorchExtractor:
 
         try:
             module.load_state_dict(safetensors.torch.load_file(path))
-            self._module, self.identity = module.eval(), identity
+            self._module = module.eval()
+            # The file has the weights alone; the rest of the function is in the module's settings and its code.
+            self.identity = f"{identity} {module!r} {inspect.getsource(type(module))}"
             with torch.no_grad():
                 self.count = module(torch.zeros(1, *shape)).numel()
         except Exception as error:  # of the user's module, for which any may be right

@@ -1,7 +1,8 @@
 """DP-SGD for each patient.
 
 Two hospitals train a linear model; each patient has ten rows. `task.group` names the patients: here the users of a
-synthetic task. The noise is added while a hospital trains, so the claim holds against the server too.
+synthetic task. The noise is added while a hospital trains. If the hospital pins the code that it runs, the claim holds
+against the server too.
 """
 
 import tempfile

@@ -163,7 +163,7 @@ def render(statement: Statement) -> list[str]:
     unprotected, clients = _unprotected(claim), render_clients(statement.clients) if statement.clients else []
     if claim.status == "none":
         seen = "every client's model" if statement.clients is None else "what every client sends"
-        seen = "the noised sum of each round" if claim.is_against_server else seen
+        seen = "the sum of each round" if claim.is_against_server else seen
         none = f"privacy on the server: none. The server, and any party that sees its records, sees {seen}."
         return [*simulated, none, *unprotected, *clients]
     lines = [*simulated, f"privacy: {claim.mechanism}, {strength(claim, _of_run(claim))}{_if(claim)}", *_reasons(claim)]

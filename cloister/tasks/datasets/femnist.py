@@ -38,7 +38,7 @@ class Femnist(Task):
         """Return nine tenths of the writers as training data, and one tenth as test data.
 
         A split of LEAF's own is ignored: in one by sample, test writers train too. Images of the chosen writers are
-        rotated. A writer's name decides, so that other writers change nothing.
+        rotated: a writer's name decides this, and no other writer.
 
         Raises:
             DataError: no file is at `task.data-path`, or one has another layout.

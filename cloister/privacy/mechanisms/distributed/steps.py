@@ -22,7 +22,8 @@ released sum is R(N(a)) without the unit, and (1 - q)·R(N(a)) + q·R(N(a + g)) 
 Gaussian mechanism, after the random rounding R. B and ω have the same law in both worlds, and the hockey-stick
 divergence is jointly convex. So the mixture is no worse (`clipped_sums`, Proof). The server sees who takes part, and so
 do all members. That weakens nothing: a client draws its units by its own secret numbers, after it agreed to take part.
-It executes all places, replies to an empty draw and to a failure alike, and sends no count. Time is a premise.
+It replies to an empty draw and to a failure alike, and sends no count. The time of a reply follows the number of drawn
+units, and is not covered without `min-reply-seconds` (`docs/threat-model.md`, "What stays open").
 A draw that fills all places has no claim; its probability is part of δ (`vocabulary.OVERFLOW`).
 
 | edge case | result |
