@@ -250,6 +250,8 @@ def _of_training(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArr
             )
     else:
         promise = promised(fields)
+        if config.shares_steps and PROMISE in fields:
+            raise PrivacyError(f"{PROMISE!r} in the server's message: in steps of DP-SGD the clients alone add noise")
         refuse_shares_of_noise(promise)
     shared = {"delivery": delivery, **_bound_and_distance(fields, config)}
     return {"proximal_mu": float(mu), "promise": promise, "ledger_head": head, **shared}

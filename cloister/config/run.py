@@ -33,7 +33,7 @@ from cloister.config.privacy import DEFAULTS, PrivacyConfig
 from cloister.config.renamed import RENAMED, refusal
 from cloister.config.secure import ENABLED, SecureAggregationConfig, with_parties
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, LARGEST_MULTIPLIER, THRESHOLD
-from cloister.privacy.mechanisms.distributed.steps import SAMPLING_RATE
+from cloister.privacy.mechanisms.distributed.steps import SAMPLING_RATE, SMALLEST_RATE
 from cloister.utils.errors import ConfigError
 from cloister.utils.text import suggestion
 
@@ -519,10 +519,10 @@ def _sum_of_steps(config: RunConfig) -> str:
             f"privacy.server = {server.name!r} with privacy.client = 'dp-sgd': a step has the noise of its clients and "
             "no other; use 'none'"
         )
-    if not dp_sgd.sampling_rate:
+    if dp_sgd.sampling_rate < SMALLEST_RATE:
         return (
-            f"{SAMPLING_RATE} = 0 with privacy.client = 'dp-sgd': all clients draw examples at one rate; set it to "
-            "the expected batch of all clients over the number of all their examples"
+            f"{SAMPLING_RATE} = {dp_sgd.sampling_rate:g} with privacy.client = 'dp-sgd': all clients draw examples at "
+            "one rate; set it to the expected batch of all clients over the number of all their examples"
         )
     if dp_sgd.batch_sampling != "poisson":
         return f"privacy.batch-sampling = {dp_sgd.batch_sampling!r}: a step draws each example by itself; use 'poisson'"

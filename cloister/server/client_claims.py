@@ -293,8 +293,8 @@ def _covering(
     missing = (
         f"the clients of {told}: no reply that was read in time states that they applied {claim.mechanism} {AS_ASKED}"
     )
-    checked = bool(covered) and all(asked.checked for asked in covered.values())
-    # The code of the bundle attests this, and the server ships that code.
+    # The code of the bundle attests this, and the server ships that code. Shares of noise come from all clients.
+    checked = bool(covered) and all(asked.checked for asked in covered.values()) and not claim.is_against_server
     premises = known_by(claim.premises, [BUNDLE.known_as("stated")] if checked else [])
     return replace(claim, not_covered=missing if others else "", premises=premises)
 

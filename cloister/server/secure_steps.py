@@ -115,11 +115,8 @@ class SecureSteps(SecureSum):
             yield
             return
         own = self.mechanism.dp_sgd
-        of_units, bound = (
-            PrivacyBudget(self.budget.ledger, self.budget.run, own.unit),
-            own.clipping_norm_in(server_round),
-        )
-        with of_units.release(self.event(layout), server_round, self.mechanism.name, bound):
+        budget, bound = self.budget.without_limit(own.unit), own.clipping_norm_in(server_round)
+        with budget.release(self.event(layout), server_round, self.mechanism.name, bound):
             yield
 
     def plan(self, layout: Layout, server_round: int) -> Plan:

@@ -3,15 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from asking import SOFTMAX, node_at, own_node, policy_file, request_of_kind
+from asking import SOFTMAX, context_of, gaussians, message_of, node_at, own_node, policy_file, request_of_kind
 from policed import ask, only, refused
 
 from cloister.client.costs import plan_of, privacy_costs_of
 from cloister.client.enforce import multiplier_of_steps
+from cloister.client.request import TrainRequest, request_of
 from cloister.config.run import parse
 from cloister.config.secure import shared_steps
 from cloister.privacy.accounting.events import Gaussian, Repeated, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.secure_aggregation.messages import Delivery
+from cloister.utils.errors import PrivacyError
 
 STEPS = {
     "task.model": "softmax",
@@ -101,3 +104,11 @@ class TestTheCharge:
 def test_a_node_plans_one_step_with_places_for_its_own_size(tmp_path):
     plan = plan_of(request_of_kind(settings=STEPS), node_at(STEPS, own_node(tmp_path)))
     assert (plan.public_size, plan.batch_size, plan.epochs) == (40, 10, 1)
+
+
+def test_a_server_that_promises_noise_of_its_own_is_refused():
+    delivery = Delivery(("site-1",), {"site-1": b"0" * 60}).encode()
+    context = context_of(STEPS)
+    assert request_of(TrainRequest, message_of(secure_message=delivery), context).config.shares_steps
+    with pytest.raises(PrivacyError, match="the clients alone add noise"):
+        request_of(TrainRequest, message_of(secure_message=delivery, privacy_events=gaussians(1000.0)), context)

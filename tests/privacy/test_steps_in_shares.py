@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,7 @@ from cloister.config.run import parse
 from cloister.privacy.accounting.events import Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.client import dp_sgd_claim, sound_unit
+from cloister.privacy.claims.render import protected
 from cloister.privacy.dpsgd import noise as dpsgd_noise
 from cloister.privacy.dpsgd.batches import places_of, poisson
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps, OneStep, multiplier_of_each
@@ -91,6 +93,10 @@ class TestOneUnitMovesTheIntegers:
         assert list(numbers[:2]) == [plan.units * plan.steps, -plan.units * plan.steps]
         assert plan.units == places_of(1 << 16) and plan.bits == 64
 
+    def test_and_a_sum_that_is_no_number_counts_as_zero(self):
+        plan = shared().plan(2, 1)
+        assert list(encode_clipped_sum((np.array([math.nan, math.inf]),), plan)) == [0, plan.units * plan.steps]
+
     def test_and_a_sum_of_another_size_is_refused(self):
         with pytest.raises(PrivacyError, match=r"a sum of 3 numbers, found 2"):
             encode_clipped_sum((np.zeros(2),), shared().plan(3, 1))
@@ -154,6 +160,12 @@ class TestTheClaim:
         assert (claim.unit, figure.steps, figure.sampling) == ("example", 3, "poisson, 0.1")
         assert {premise.name for premise in claim.premises} >= {"bundle", "roster", "keys", "collusion"}
         assert claim.sizes[0].heuristic == ()
+
+    def test_says_that_a_group_at_several_clients_loses_more_than_their_ledgers_add_up_to(self):
+        claim = dp_sgd_claim(replace(shared(), group_cap=4), [OneStep.of(50, 0.1)], 3, 1e-5, NOTHING)
+        assert claim.unit == "group" and "at k clients loses what k times as many rounds cost at σ/√k" in protected(
+            claim
+        )
 
     def test_counts_every_holder_of_a_unit_with_its_part_of_the_noise(self):
         step = OneStep.of(50, 0.1)

@@ -28,7 +28,7 @@ from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
 from cloister.server.secure_steps import SecureSteps
 from cloister.simulation.grid import LocalGrid
-from cloister.utils.errors import ConfigError, DataError
+from cloister.utils.errors import ConfigError, DataError, LedgerError
 
 CLIENTS = 5
 STEPS = LINEAR | {
@@ -168,6 +168,14 @@ def test_a_resumed_run_goes_on_with_the_schedule_and_the_charge(tmp_path):
     assert len(events) >= 3 and [done.number for done in outcome.rounds][-1] == 3
     assert outcome.statement.clients.status == "conditional", "the run may have been broken off for what it released"
     assert outcome.statement.clients.sizes[0].figures[0].steps >= 3
+
+
+def test_a_run_is_not_resumed_on_a_ledger_that_lacks_its_steps(tmp_path):
+    stopped_after(tmp_path, STEPS | {"strategy.min-nodes": 4}, 1)
+    ledger = tmp_path / "r" / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(LedgerError, match=r"holds 0 of the \d releases"):
+        resume(tmp_path)
 
 
 def test_the_learning_rate_follows_the_schedule():

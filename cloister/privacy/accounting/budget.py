@@ -174,6 +174,16 @@ class PrivacyBudget(Generic[AnyStore]):
         self.run = run
         self.ledger.limit(run, self.unit, self.delta, self.max_epsilon, self.kind, self.relation)
 
+    def without_limit(self: "PrivacyBudget[Ledger]", unit: Unit) -> "PrivacyBudget[Ledger]":
+        """Return a budget for another unit over the same ledger; a release that it opens counts as opened by this one.
+
+        Args:
+            unit: of its releases.
+        """
+        other = PrivacyBudget(self.ledger, self.run, unit)
+        other._opened = self._opened
+        return other
+
     def state_dict(self) -> State:
         """Return the ids of the releases opened by this budget, 16 bytes each."""
         ids = b"".join(bytes.fromhex(release) for release in sorted(self._opened))

@@ -338,6 +338,8 @@ HELD = {
     "example": "every single example of every client",
     "group": "every {0} of every client; one at several clients loses what each of them costs, together",
 }
+SHARED_NOISE = "every {0} of every client; one at k clients loses what k times as many rounds cost at σ/√k"
+"""Who is protected if clients share the noise of a step: their sums add up under one noise."""
 SOME_GROUP = "group of examples (all of one patient, or of one writer)"
 """Words for a group whose column is not known."""
 
@@ -392,6 +394,8 @@ def protected(claim: Claim, figure: Figure | None = None) -> str:
         return f"every {word}, at all clients that hold data of it together: up to {figure.holders}"
     if figure is not None and unit == "group" and figure.holders:
         return f"every {word}; each is at one client"
+    if unit == "group" and claim.is_against_server:
+        return SHARED_NOISE.format(word)
     return HELD.get(unit, unit).format(word)
 
 

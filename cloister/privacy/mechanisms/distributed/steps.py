@@ -64,6 +64,8 @@ RING = 64
 """Bits of the ring: 100 clients with 2^17 units of 2^26 steps each, and their noise, stay below 2^51."""
 SAMPLING_RATE = "privacy.dp-sgd-sampling-rate"
 """Key of q in a configuration, and in the parameters of a claim."""
+SMALLEST_RATE = 2.0**-40
+"""Least q: a draw compares 64 random bits with it."""
 NOT_OF_CLIENTS = "the noise of a step is for an example or a group, and for no whole client"
 
 
@@ -76,9 +78,9 @@ class SharedDpSgd(LocalDpSgd):
         parties: the largest cohort, the threshold of survivors, and the number of clients that may collude.
 
     Guarantee: for any survivors, a round costs one unit of one client at most the event of `local_steps.OneStep` with
-        `multiplier`. That holds against the server together with as many clients as may collude, and recipients. It
-        depends on a sum that holds at least `parties.honest` honest inputs, which the protocol has to ensure. The
-        module has the proof.
+        `multiplier`. That holds against the server together with as many clients as may collude, and recipients; if
+        none may collude, against no client. It depends on a sum that holds at least `parties.honest` honest inputs,
+        which the protocol has to ensure. The module has the proof.
     """
 
     sampling_rate: float
@@ -143,7 +145,7 @@ def encode_clipped_sum(sums: Row, plan: Plan) -> NDArray[np.int64]:
         raise PrivacyError(f"noise in shares is planned for a sum of {plan.parameters} numbers, found {flat.size}")
     flat *= 1 / (plan.bound / plan.steps)
     most = float(plan.units * plan.steps)
-    return np.clip(np.rint(flat, out=flat), -most, most, out=flat).astype(np.int64)
+    return np.nan_to_num(np.clip(np.rint(flat, out=flat), -most, most, out=flat), copy=False, nan=0.0).astype(np.int64)
 
 
 @dataclass(frozen=True)
