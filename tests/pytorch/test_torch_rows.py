@@ -1,5 +1,6 @@
 """DP-SGD of PyTorch modules in rows: as in turn, each row from its own unit alone, and in turn what is not proved."""
 
+import random
 import re
 from functools import cache
 
@@ -200,6 +201,35 @@ def test_a_contribution_has_the_bound_for_its_norm_whatever_its_size(kind):
     assert 0.9 < longest < 1 + 1e-5
 
 
+@pytest.mark.parametrize("flushes", [False, True])
+def test_a_contribution_has_the_bound_for_its_norm_if_one_thread_alone_flushes_denormals(flushes):
+    inputs, deltas = torch.full((2, 1, 600), 1e-39), torch.full((2, 1, 600), 3e38)
+    try:
+        if not torch.set_flush_denormal(flushes):
+            pytest.skip("this processor has no such flag")
+        form, held, squared = of_positions(inputs, deltas, False)
+        torch.set_flush_denormal(False)
+        summed = form.summed(held, 1 / squared.sqrt().clamp(min=1.0))
+    finally:
+        torch.set_flush_denormal(False)
+    assert form.kernel == "outer" and float(summed.double().norm()) <= 2.001
+
+
+def test_mixed_precision_around_a_step_changes_no_bit():
+    step, (x, y) = made_once("dense", 1), batch((6,))
+    step.reseed(0)
+    expected = step.clipped_sum(x, y, S).sums
+    step.reseed(0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = step.clipped_sum(x, y, S).sums
+    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_gradients_of_few_bits_have_no_form():
+    with pytest.raises(ValueError, match="bfloat16"):
+        of_positions(torch.ones(2, 1, 4), torch.ones(2, 1, 4, dtype=torch.bfloat16), False)
+
+
 class Calls(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -269,6 +299,18 @@ class Adds(nn.Module):
         return x
 
 
+class Listed(nn.Module):
+    """Reaches a frozen parameter by a list, in which no new numbers can take its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8).requires_grad_(False)
+        self.weights = [self.inner.weight]
+
+    def forward(self, x):
+        return x @ self.weights[0]
+
+
 IN_TURN = {
     "aten._linalg_det.default has no rule": lambda x: x + torch.linalg.det(x[:, :4].view(-1, 2, 2))[:, None],
     r"Calls\) fails with several examples: .*DataDependent": lambda x: x * 2 if float(x[0, 0].detach()) > 0 else x,
@@ -277,6 +319,9 @@ IN_TURN = {
     "differ from those of plain autograd": no_gradient,
     "in float32 on a processor": lambda x: x,
     r"Adds\) fails with several examples": Adds(),
+    "reaches a parameter or a buffer by more than the attribute": Listed(),
+    "draws numbers by Python": lambda x: x if random.random() < 2 else 2 * x,
+    "draws numbers by Python or NumPy": lambda x: x if np.random.random() < 2 else 2 * x,
 }
 
 

@@ -15,7 +15,7 @@ import copy
 import random
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -84,11 +84,9 @@ def layer_at(error: BaseException, module: Network, otherwise: str) -> str:
 def copies(module: Network) -> Iterator[Callable[[], Network]]:
     """Yield a function that returns a new deep copy of a module, in training mode.
 
-    Parts in evaluation mode stay so if the whole is in training already. Gradients are enabled in the block, and mixed
-    precision is disabled.
+    Parts in evaluation mode stay so if the whole is in training already. Gradients are enabled in the block.
     """
-    device = next(module.parameters()).device.type
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
+    with torch.inference_mode(False), torch.enable_grad():
         own = copy.deepcopy(module)
         if not own.training:
             own.train()
@@ -120,9 +118,10 @@ def seedable(module: Network) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def equal_results(fill: bool = True) -> Iterator[None]:
-    """Have equal inputs give equal results in the block.
+    """Have equal inputs give equal results in the block, in the precision of the tensors.
 
-    Algorithms whose results follow from timing raise an exception.
+    Algorithms whose results follow from timing raise an exception. Mixed precision is disabled: a sum in fewer bits
+    would exceed the bound. `torch_checks.refuse_coarse_precision` refuses settings that have no block.
 
     Args:
         fill: whether memory that is not initialized is filled. A graph without such memory is faster without.
@@ -132,8 +131,12 @@ def equal_results(fill: bool = True) -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = fill
     torch.backends.cudnn.benchmark = False
+    accelerator = torch.accelerator.current_accelerator()
     try:
-        yield
+        with ExitStack() as stack:
+            for device in ("cpu", *([accelerator.type] if accelerator else [])):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warns)
         torch.utils.deterministic.fill_uninitialized_memory = fills

@@ -8,7 +8,9 @@ gradient is Σ_t a_t d_tᵀ. It is never made where it is larger than its factor
     embedding  the parameter is a table, a stands for one of its rows: a_s·a_t is 1 where two indices are equal
     whole      it is made, for this and every other kind of parameter
 
-Squares are summed in double precision. Held numbers are of float32, so that their products are exact in it.
+Squares are summed in double precision. Held numbers are of float32, so that their products are exact in it. None is a
+denormal, which some threads may take for 0 and others not, by the flag of `torch.set_flush_denormal` of each: then the
+norm could leave out what the product has.
 """
 
 from collections.abc import Sequence
@@ -62,7 +64,7 @@ class Form:
         inputs, deltas = held
         scaled = deltas * factors.to(deltas.dtype)[:, None, None]
         if scaled.dtype == torch.float32:  # rounded up to a denormal, a delta of a large input would exceed the bound
-            scaled = torch.where(scaled.abs() < SMALLEST_NORMAL, torch.zeros_like(scaled), scaled)
+            scaled = without_denormals(scaled)
         if self.size:
             table = scaled.new_zeros(self.size, scaled.shape[2])
             return table.index_add_(0, inputs.flatten(), scaled.flatten(0, 1))
@@ -78,19 +80,20 @@ def of_positions(inputs: Tensor, deltas: Tensor, turned: bool, size: int = 0) ->
         turned, size: as in `Form`.
 
     Raises:
-        ValueError: there are too many positions of a table for the bound.
+        ValueError: there are too many positions of a table for the bound, or numbers have too few bits.
     """
     if size:
         if inputs.shape[1] > MAX_POSITIONS:
             raise ValueError(f"an embedding of more than {MAX_POSITIONS} positions has no form")
-        deltas = deltas.double()
+        deltas = without_denormals(deltas).double()
         same = (inputs == inputs.transpose(1, 2)).double()
         return Form("embedding", size=size), [inputs, deltas], gram_squares(same, deltas @ deltas.transpose(1, 2))
     positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     if positions == 1:
+        inputs, deltas = without_denormals(inputs), without_denormals(deltas)
         return Form("outer", turned), [inputs, deltas], squares(inputs) * squares(deltas)
     if positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out:
-        inputs, deltas = inputs.double(), deltas.double()
+        inputs, deltas = without_denormals(inputs).double(), without_denormals(deltas).double()
         products = [each @ each.transpose(1, 2) for each in (inputs, deltas)]
         return Form("gram", turned), [inputs, deltas], gram_squares(*products)
     one, other = (deltas, inputs) if turned else (inputs, deltas)
@@ -99,7 +102,24 @@ def of_positions(inputs: Tensor, deltas: Tensor, turned: bool, size: int = 0) ->
 
 def of_whole(gradients: Tensor) -> tuple[Form, list[Tensor], Tensor]:
     """Return the form of gradients, shape (U, *parameter.shape), the held tensor, and the units' squared norms."""
+    gradients = without_denormals(gradients)
     return Form("whole"), [gradients], squares(gradients)
+
+
+def without_denormals(tensor: Tensor) -> Tensor:
+    """Return a tensor with 0 in the place of denormals of float32, whether the processor takes these for 0 or not.
+
+    Raises:
+        ValueError: the tensor is neither of float32 nor of float64.
+    """
+    refuse_coarse(tensor)
+    return torch.where(tensor.abs() < SMALLEST_NORMAL, torch.zeros_like(tensor), tensor)
+
+
+def refuse_coarse(tensor: Tensor) -> None:
+    """Raise ValueError if numbers have fewer bits than the bounds on roundings assume."""
+    if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"gradients are {tensor.dtype}, whose sums are too coarse to bound")
 
 
 def squares(tensor: Tensor) -> Tensor:
@@ -131,7 +151,13 @@ def joined(several: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def weighted(form: Form, held: Sequence[Tensor], factors: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return held tensors and factors without units of factor 0, whose gradients may not be finite."""
+    """Return held tensors and factors without units of factor 0, whose gradients may not be finite.
+
+    Raises:
+        ValueError: a held tensor has too few bits.
+    """
+    for each in held:
+        refuse_coarse(each)
     chosen = torch.nonzero(factors)[:, 0]
     if len(chosen) == len(factors):
         return list(held), factors

@@ -22,7 +22,7 @@ from cloister.privacy.dpsgd.batches import Draws, evenly, places_of, rounds
 from cloister.privacy.dpsgd.clipped_sums import Sums
 from cloister.privacy.dpsgd.nested import Examples, Probe, arrays_in, mapped
 from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR, most_at_once, overstatement
-from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, losses_of, tensors_of
+from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, losses_of, seedable, tensors_of
 from cloister.privacy.dpsgd.torch_forms import joined, weighted
 from cloister.privacy.dpsgd.torch_tracing import (
     HeldGraph,
@@ -102,7 +102,7 @@ class TorchInRows:
         rows = np.zeros(shape.units * shape.cap, np.intp)
         given = [_rows(each, each, rows) for part in self._probe for each in arrays_in(part)]
         flat = [*values_of(self._module, self._inputs), *given]
-        with copies(self._module) as fresh, equal_results():
+        with copies(self._module) as fresh, equal_results(), seedable(self._module):
             losses = losses_graph(fresh(), self._loss, self._probe, self._inputs, flat)
             return HeldGraph(losses, self._inputs, shape, flat)
 
@@ -173,6 +173,7 @@ class TorchInRows:
         source = torch.Generator().manual_seed(seed)
         return [torch.rand(shape, generator=source) for shape in self._graph.draws]
 
+    @equal_results()
     def _refuse_unlike(self) -> None:
         """Refuse a module if the gradients of two random examples in rows are not those of plain autograd.
 
@@ -194,7 +195,7 @@ class TorchInRows:
         table = np.minimum(np.arange(units * cap) // cap, 1)
         rows = [_rows(array, array, table) for given in made for array in arrays_in(given)]
         shares = torch.arange(units * cap, dtype=torch.float64) % cap == 0
-        with copies(self._module) as fresh, equal_results(), _Kept():
+        with copies(self._module) as fresh, _Kept():
             module, source = fresh(), torch.Generator().manual_seed(0)
             with torch.no_grad():
                 for own in module.parameters():
@@ -205,7 +206,7 @@ class TorchInRows:
             trained = [own for own in module.parameters() if own.requires_grad]
             total = losses_of(module, self._loss, x, y).sum()
             expected = torch.autograd.grad(total, trained, allow_unused=True)
-        with torch.no_grad(), equal_results():
+        with torch.no_grad():
             *held, _ = graph.module(*values, *rows, *map(torch.zeros, graph.draws), shares.double())
         found, rest = [torch.zeros_like(own, dtype=torch.float64) for own in trained], iter(held)
         for part in graph.parts:

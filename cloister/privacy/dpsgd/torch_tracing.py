@@ -4,7 +4,8 @@
 examples to losses. Control flow that depends on numbers, and numbers that leave PyTorch, raise an exception there. What
 is traced is all that is computed later: a module or a loss that keeps something outside of itself cannot pass it on.
 The draws of dropout become inputs: uniform numbers, of which each row has its own.
-Attributes other than parameters and buffers are those at the time of tracing.
+Attributes other than parameters and buffers are those at the time of tracing. So are the effects of hooks and of a
+function's own backward: those that act on extreme numbers alone are lost.
 
 Each trained parameter is used at some operation of this graph, `Use`. The gradient of a row with respect to the
 parameter follows from the inputs and from the gradient with respect to the output of that operation. A second graph
@@ -12,10 +13,13 @@ computes both, by the formulas of PyTorch's autograd, and the squared norms of t
 """
 
 import operator
+import pickle
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -131,6 +135,8 @@ def losses_graph(module: Network, loss: Loss, probe: Probe, inputs: Inputs, flat
 
     Raises:
         Unproved: the graph has an effect.
+        NotCapturable: a global generator has changed meanwhile, or the module reaches parameters or buffers in
+            another way than by their names. Their numbers at the time of tracing would be part of the graph.
         Exception: of any kind, from the module or from tracing.
     """
     whole = _Losses(module, loss, probe)
@@ -141,7 +147,24 @@ def losses_graph(module: Network, loss: Loss, probe: Probe, inputs: Inputs, flat
         values = dict(zip(names, (*trained, *others), strict=True))
         return torch.func.functional_call(whole, values, (list(x), list(y)))
 
-    return _traced(losses, flat, _draws_as_inputs)
+    before = _generators()
+    made = _traced(losses, flat, _draws_as_inputs)
+    if _generators() != before:
+        raise NotCapturable("the module or its loss draws numbers by Python or NumPy, or seeds a generator")
+    named = (*module.parameters(), *module.buffers(), *flat[: len(inputs.trained) + len(inputs.others)])
+    own = {each.untyped_storage().data_ptr() for each in named}
+    for node in made.graph.nodes:
+        if node.op == "get_attr" and getattr(made, node.target).untyped_storage().data_ptr() in own:
+            raise NotCapturable(
+                "the module or its loss reaches a parameter or a buffer by more than the attribute of its layer"
+            )
+    return made
+
+
+def _generators() -> tuple[Any, ...]:
+    """Return the states of the global generators."""
+    numpy = pickle.dumps(np.random.get_state())
+    return random.getstate(), numpy, torch.default_generator.get_state().numpy().tobytes()
 
 
 def _draws_as_inputs(graph: Graph) -> None:
