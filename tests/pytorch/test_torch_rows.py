@@ -16,7 +16,7 @@ from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR  # noqa: E402
 from cloister.privacy.dpsgd.torch_forms import of_positions  # noqa: E402
 from cloister.privacy.dpsgd.torch_in_rows import TorchInRows  # noqa: E402
 from cloister.privacy.dpsgd.torch_in_turn import TorchInTurn  # noqa: E402
-from cloister.privacy.dpsgd.torch_isolation import Mixes, NotIsolated, Unproved  # noqa: E402
+from cloister.privacy.dpsgd.torch_isolation import Mixes, NotIsolated, Refused, Rows, Unproved, labels  # noqa: E402
 from cloister.privacy.dpsgd.torch_step import TorchDpSgd  # noqa: E402
 from cloister.privacy.dpsgd.torch_tracing import _traced, values_of  # noqa: E402
 
@@ -322,6 +322,7 @@ IN_TURN = {
     "reaches a parameter or a buffer by more than the attribute": Listed(),
     "draws numbers by Python": lambda x: x if random.random() < 2 else 2 * x,
     "draws numbers by Python or NumPy": lambda x: x if np.random.random() < 2 else 2 * x,
+    "may raise an exception for numbers that were computed": lambda x: x + x.gather(1, x.max(1, keepdim=True)[1]),
 }
 
 
@@ -377,3 +378,23 @@ def test_a_graph_with_an_effect_is_refused():
         _traced(lambda x: x + torch.rand(3), [torch.zeros(3)])
     with pytest.raises(Unproved, match="writes to a tensor"):
         _traced(lambda x: x.add_(1.0), [torch.zeros(3)])
+
+
+def label_of(function, shape, label):
+    """Return the label of the last operation of a function of one tensor with three units."""
+    graph = _traced(function, [torch.zeros(shape)]).graph
+    given, *_, last, _ = graph.nodes
+    return labels(graph, 3, {given: label})[last]
+
+
+def test_no_axes_to_squeeze_leave_all_in_place():
+    assert label_of(lambda x: torch.ops.aten.squeeze.dims(x, []), (1, 6), Rows(1)) == Rows(1)
+    assert label_of(lambda x: torch.ops.aten.squeeze.dims(x, [0, -1]), (1, 6), Rows(1)) == Rows(0)
+
+
+@pytest.mark.parametrize("sizes", [(1, 24, 5, 2), (6, 2, 10, 2), (3, 4, 10, 2)])
+def test_groups_by_other_sizes_than_those_of_the_rows_are_refused(sizes):
+    def grouped(x):
+        return torch.ops.aten.native_group_norm(x, None, None, *sizes[:3], sizes[3], 1e-5)[0]
+
+    assert isinstance(label_of(grouped, (6, 4, 5), Rows(0)), Refused)

@@ -239,8 +239,7 @@ def _label(node: Node, units: int, found: Mapping[Node, Any]) -> Any:
 
 
 def _is_tagged(node: Node) -> bool:
-    target: Any = node.target
-    return torch.Tag.pointwise in target.tags
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
 def _rule(names: str) -> Callable[[Rule], Rule]:
@@ -259,7 +258,7 @@ def _refuse_computed(step: Step, name: str) -> None:
         if step.found[node] is None or node.op == "placeholder":
             continue
         value = node.meta["val"]
-        moves = name_of(node) in MOVES or (node.op == "call_function" and _is_tagged(node))
+        moves = name_of(node) in MOVES or _is_tagged(node)
         if not moves or not isinstance(value, torch.Tensor) or value.is_floating_point():
             raise Unproved(step.node, "may raise an exception for numbers that were computed")
         todo += node.all_input_nodes
@@ -431,7 +430,8 @@ def _unsqueezed(step: Step) -> Label:
 @_rule("squeeze.dim squeeze.dims")
 def _squeezed(step: Step) -> Label:
     label, shape = step.only("self"), step.shape()
-    gone = [axis for axis in step.axes(step["dim"], len(shape)) if shape[axis] == 1]
+    given = [step["dim"]] if isinstance(step["dim"], int) else step["dim"]  # none, not all of them, if there are none
+    gone = [axis for axis in {each % len(shape) for each in given} if shape[axis] == 1]
     return Rows(label.axis - sum(axis < label.axis for axis in gone), label.inner)
 
 
@@ -555,12 +555,21 @@ def _layer_norm_backward(step: Step) -> Sequence[Label]:
 
 @_rule("native_group_norm.default")
 def _group_norm(step: Step) -> Label:
+    _refuse_other_sizes(step)
     return _first(step, "input")
 
 
 @_rule("native_group_norm_backward.default")
 def _group_norm_backward(step: Step) -> Sequence[Label]:
+    _refuse_other_sizes(step)
     return _of_weights(step, _first(step, "grad_out", "input", "mean", "rstd"))
+
+
+def _refuse_other_sizes(step: Step) -> None:
+    """Refuse groups in stretches of memory that are not within a row: the sizes are arguments beside the input."""
+    shape = step.shape("input")
+    if (step["N"], step["C"], step["HxW"]) != (*shape[:2], math.prod(shape[2:])) or step["C"] % step["group"]:
+        raise Mixes(step.node, "groups numbers by other sizes than those of its input")
 
 
 @_rule("embedding.default")
