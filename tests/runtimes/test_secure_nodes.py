@@ -6,47 +6,58 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import REPOSITORY, WARM_NODE, Processes, flower_line, free_ports
+from federations import accepted, assert_left_whole, rounds
+from processes import REPOSITORY, WARM_NODE, Processes, Setting, flower_line, free_ports
 from secure_rounds import collect
 
+from cloister.client.costs import SHARED
 from cloister.client.ledgers import ledger_of
 from cloister.client.node import node_of
 from cloister.deploy.provision.kits import provision
-from cloister.privacy.accounting.events import from_json
+from cloister.privacy.accounting.events import Event, Gaussian, Repeated
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.vocabulary import Sampling
 
 pytestmark = pytest.mark.runtimes(minutes=1)
 
 SITES = ("east", "north", "south", "west")
-KILLED = "west"
+KILLED = STRICT = "west"
 ROUNDS, SECONDS = 2, 240
 POLICY = """\
-mechanisms = ["global-dp"]
+mechanisms = ["global-dp", "dp-sgd"]
 tasks = ["digits"]
 min-server-noise-multiplier = 1.0
+min-dp-sgd-noise-multiplier = 1.0
 demands-secure-aggregation = true
 min-threshold = 3
 min-colluding = 1
-max-epsilon = 90.0
+max-example-epsilon = 90.0
 """
-SETTINGS = {
-    "run-name": "run",
+COMMON = {
     "num-rounds": ROUNDS,
     "task.model": "softmax",
     "strategy.min-nodes": 3,
     "round-timeout": 120.0,  # a killed node is missed long before
     "late-timeout": 15.0,
     "evaluation.federated": "off",
-    "privacy.server": "global-dp",
-    "privacy.noise-multiplier": 1.0,
     "secure-aggregation.enabled": True,
     "secure-aggregation.threshold": 3,
     "secure-aggregation.colluding": 1,
+}
+MEANS = COMMON | {"run-name": "means", "privacy.server": "global-dp", "privacy.noise-multiplier": 1.0}
+STEPS = COMMON | {
+    "run-name": "steps",
+    "client.learning-rate": 2.0,
+    "privacy.server": "none",
+    "privacy.client": "dp-sgd",
+    "privacy.dp-sgd-noise-multiplier": 1.0,
+    "privacy.dp-sgd-sampling-rate": 0.2,
 }
 
 
@@ -63,7 +74,9 @@ class Federation:
         description.write_text(server + "".join(tables))
         collect(provision(description, folder / "kits", POLICY).folder, *SITES)
         self.kits = provision(description, folder / "kits", POLICY).folder
-        self.run = self.kits / "server" / "state" / "runs" / "run"
+        strict = self.kits / "sites" / STRICT / "policy.toml"
+        strict.write_text(POLICY.replace("min-dp-sgd-noise-multiplier = 1.0", "min-dp-sgd-noise-multiplier = 1.5"))
+        self.runs = self.kits / "server" / "state" / "runs"
 
     def start(self) -> None:
         self.processes.start("superlink", str(self.kits / "server" / "start.sh"))
@@ -81,12 +94,12 @@ class Federation:
             return True
         return False
 
-    def begin(self) -> None:
+    def begin(self, settings: Mapping[str, Setting], *options: str) -> None:
         home = self.processes.folder / "homes" / "operator"
-        home.mkdir(parents=True)
+        home.mkdir(parents=True, exist_ok=True)
         for name in ("credentials.yaml", "config.toml"):
             shutil.copy(self.kits / "operator" / name, home)
-        arguments = ["run", str(REPOSITORY), "trial", "--run-config", flower_line(SETTINGS)]
+        arguments = ["run", str(REPOSITORY), "trial", *options, "--run-config", flower_line(settings)]
         self.processes.run("operator", "flwr", *arguments, seconds=SECONDS)
 
     def folder(self, name: str) -> Path:
@@ -105,38 +118,78 @@ class Federation:
             os.kill(pid, signal.SIGKILL)
         self.processes.kill(name)
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """Return the measurements in the finished rounds, after the initial model."""
-        path = self.run / "rounds.jsonl"
-        whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-        return [json.loads(line)["measured"] for line in whole[1:]]
+    def record(self, run: str) -> dict[str, Any]:
+        """Return the claim for the rounds so far; the file is replaced, never changed."""
+        found: dict[str, Any] = json.loads((self.runs / run / "privacy.json").read_text())
+        return found
+
+    def accepted(self, run: str) -> list[int]:
+        return accepted(self.runs / run)
+
+    def charged(self, run: str, mechanism: str, unit: str) -> list[Event]:
+        """Return the events in the server's ledger after a run."""
+        return events(Ledger(self.runs / run / "ledger.jsonl"), mechanism, unit)
+
+    def charged_by(self, name: str, mechanism: str, unit: str) -> list[Event]:
+        """Return the events in a node's ledger."""
+        own = {"ledger-dir": str(self.kits / "sites" / name / "state" / "ledgers")}
+        own |= {"policy": str(self.kits / "sites" / name / "policy.toml")}
+        node = node_of({"partition-id": SITES.index(name), "num-partitions": 4, **own})
+        return events(ledger_of(node, "digits"), mechanism, unit)
 
 
-@pytest.fixture
-def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Federation]:
-    monkeypatch.setenv("CLOISTER_NODE", " ".join(WARM_NODE))
+def events(ledger: Ledger, mechanism: str, unit: str) -> list[Event]:
+    return [entry.event for entry in ledger.entries if (entry.mechanism, entry.unit) == (mechanism, unit)]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("federation")
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as secrets,
-        Processes(tmp_path / "processes", shortened=True) as processes,
+        Processes(folder / "processes", shortened=True) as processes,
     ):
-        monkeypatch.setenv("CLOISTER_SECRETS", secrets)
-        federation = Federation(tmp_path, processes, Path(secrets))
-        federation.start()
+        federation = Federation(folder, processes, Path(secrets))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CLOISTER_NODE", " ".join(WARM_NODE))
+            patch.setenv("CLOISTER_SECRETS", secrets)
+            federation.start()
         yield federation
 
 
+@pytest.fixture(scope="module")
+def stepped(federation: Federation) -> Federation:
+    """The federation after a run of steps of DP-SGD, all of its nodes still there."""
+    federation.begin(STEPS, "--stream")
+    return federation
+
+
+def test_steps_of_dp_sgd_are_charged_by_the_server_and_by_all_nodes_that_do_not_refuse(stepped: Federation) -> None:
+    assert stepped.accepted("steps") == [3] * ROUNDS
+    event = Repeated(Gaussian(1.0, Sampling("bounded-poisson", 0.2)), 1)
+    assert stepped.charged("steps", "dp-sgd", "example") == [event] * ROUNDS
+    counted = {name: stepped.charged_by(name, "dp-sgd", "example") for name in SITES}
+    assert counted == {name: [] if name == STRICT else [event] * ROUNDS for name in SITES}
+    assert_left_whole(stepped.runs / "steps")
+    last = rounds(stepped.runs / "steps")[-1]
+    assert last["central"]["accuracy"] > 0.3
+    (refused,) = last["measured"]["rejected"]
+    assert "privacy.dp-sgd-noise-multiplier, as it counts here, = 1, demanded: at least 1.5" in refused["detail"]
+
+
+@pytest.mark.usefixtures("stepped")  # before the node is killed
 def test_a_run_goes_on_without_a_node_that_is_killed_in_mid_round(federation: Federation) -> None:
     processes = federation.processes
-    federation.begin()
+    federation.begin(MEANS)
     # Known beforehand: once the next round has begun, the node must be dead before it can send its vector.
     lost, supernode = federation.folder(KILLED), federation.supernode(KILLED)
-    processes.wait(lambda: 4 in accepted(federation), SECONDS, "round of four nodes")
+    processes.wait(lambda: 4 in federation.accepted("means"), SECONDS, "round of four nodes")
     processes.wait(lambda: bool(list(lost.glob("*.attempt"))), SECONDS, "round that the node takes part in")
     federation.cut_power(KILLED, supernode)
-    processes.wait(lambda: record_of(federation).get("rounds") == ROUNDS, SECONDS, "end of the round without it")
+    processes.wait(lambda: federation.record("means").get("rounds") == ROUNDS, SECONDS, "end of the round without it")
 
-    assert accepted(federation) == [4, 3]
-    record = record_of(federation)
+    assert federation.accepted("means") == [4, 3]
+    record = federation.record("means")
     known = {premise["name"]: premise["known"] for premise in record["premises"] if not premise["standing"]}
     by_gate = dict.fromkeys(("apart", "authentic", "instructed"), "enforced")
     assert known == by_gate | {"bundle": "assumed", "roster": "assumed", "keys": "attested"}
@@ -149,25 +202,11 @@ def test_a_run_goes_on_without_a_node_that_is_killed_in_mid_round(federation: Fe
             assert left == {".round"}, "nothing is kept of a round that was finished"
 
 
-def record_of(federation: Federation) -> dict[str, Any]:
-    """Return the claim for the rounds so far; the file is replaced, never changed."""
-    found: dict[str, Any] = json.loads((federation.run / "privacy.json").read_text())
-    return found
-
-
-def accepted(federation: Federation) -> list[int]:
-    return [measured["accepted"] for measured in federation.rounds()]
-
-
 def check_ledgers(federation: Federation) -> None:
     """Each node has counted the rounds that it sent a masked vector in, at what the server counts for them."""
-    lines = map(json.loads, (federation.run / "ledger.jsonl").read_text().splitlines())
-    (event, *others) = [from_json(line["event"]) for line in lines if "event" in line]
+    event, *others = federation.charged("means", "global-dp", "client")
     assert [event] * (ROUNDS - 1) == others
-    for number, name in enumerate(SITES):
-        own = {"ledger-dir": str(federation.kits / "sites" / name / "state" / "ledgers")}
-        own |= {"policy": str(federation.kits / "sites" / name / "policy.toml")}
-        entries = ledger_of(node_of({"partition-id": number, "num-partitions": 4, **own}), "digits").entries
-        counted = [one.event for one in entries if one.unit == "client"]
+    for name in SITES:
+        counted = federation.charged_by(name, SHARED, "client")
         assert set(counted) == {event}
         assert len(counted) in ((1, 2) if name == KILLED else (ROUNDS,))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message, MessageType
 from flwr.common.constant import ErrorCode
-from resumed import LINEAR, numbers, resume, stopped_after
+from resumed import LINEAR, assert_same, lines, numbers, resume, stopped_after
 from rich.console import Console
 
 from cloister.client import app as client_app
@@ -28,7 +28,8 @@ from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
 from cloister.server.secure_steps import SecureSteps
 from cloister.simulation.grid import LocalGrid
-from cloister.utils.errors import ConfigError, DataError, LedgerError
+from cloister.utils.errors import ConfigError, DataError, FederationError, LedgerError
+from cloister.utils.wire import CONFIG, ROUND
 
 CLIENTS = 5
 STEPS = LINEAR | {
@@ -39,6 +40,8 @@ STEPS = LINEAR | {
     "strategy.min-nodes": CLIENTS,
     "secure-aggregation.enabled": True,
 }
+EVENT = Repeated(Gaussian(1.0, Sampling("bounded-poisson", 0.2)), 1)
+"""Of a round, for one example."""
 
 
 def nodes(folder=None, clients=CLIENTS):
@@ -75,19 +78,18 @@ def test_without_noise_a_round_is_a_step_of_central_sgd_on_the_data_of_all_survi
 
 def test_the_server_and_every_node_record_what_the_claim_counts(tmp_path):
     outcome = federated(tmp_path, configured=nodes(tmp_path))
-    event = Repeated(Gaussian(1.0, Sampling("bounded-poisson", 0.2)), 1)
     server = [entry for entry in outcome.plan.budget.ledger.entries if entry.unit == "example"]
-    assert [entry.event for entry in server] == [event] * 3
+    assert [entry.event for entry in server] == [EVENT] * 3
     assert [entry.round for entry in server] == [1, 2, 3]
     for number, node in enumerate(nodes(tmp_path)):
         name = identity_of(node_of(node), "linear")
         entries = Ledger(tmp_path / f"node-{number}" / f"{name}.jsonl").entries
-        assert [entry.event for entry in entries if entry.unit == "example"] == [event] * 3
+        assert [entry.event for entry in entries if entry.unit == "example"] == [EVENT] * 3
         assert {entry.clip for entry in entries if entry.unit == "example"} == {1.0}
     claim = outcome.statement.clients
     assert claim.status == "sound" and claim.not_covered == ""
     (figure,) = {size.figures[0].epsilon for size in claim.sizes}
-    assert figure == pytest.approx(min(Account([event] * 3).epsilon(1e-5, by) for by in ("rdp", "pld")), rel=1e-6)
+    assert figure == pytest.approx(min(Account([EVENT] * 3).epsilon(1e-5, by) for by in ("rdp", "pld")), rel=1e-6)
     assert outcome.statement.claim.mechanism == "none"
 
 
@@ -125,11 +127,12 @@ def test_a_client_whose_training_fails_adds_its_noise_alone(tmp_path, monkeypatc
         np.testing.assert_array_equal(array, initial.arrays()[name])
 
 
-def losing(number):
-    """The app, whose first nodes are lost when they are asked for their sum."""
+def losing(number, rounds=range(1, 100)):
+    """The app, whose first nodes are lost when they are asked for their sum in some rounds."""
 
     def answer(message, context):
-        if message.metadata.message_type == MessageType.TRAIN and context.node_config["partition-id"] < number:
+        asked = message.metadata.message_type == MessageType.TRAIN
+        if asked and context.node_config["partition-id"] < number and message.content[CONFIG][ROUND] in rounds:
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "lost"), reply_to=message)
         return app(message, context)
 
@@ -148,6 +151,42 @@ def test_the_release_has_the_noise_of_a_central_step_for_every_number_of_survivo
     survivors = CLIENTS - lost
     expected = np.sqrt(2 * survivors / (survivors - 1)) / (0.2 * units)  # of two rounds
     assert abs(moved.std() / expected - 1) < 6 / np.sqrt(2 * moved.size)
+
+
+def spent_by(folder, number):
+    """The events for one example in a node's ledger."""
+    name = identity_of(node_of(nodes(folder)[number]), "linear")
+    entries = Ledger(folder / f"node-{number}" / f"{name}.jsonl").entries
+    return [entry.event for entry in entries if entry.unit == "example"]
+
+
+def test_a_round_with_fewer_survivors_than_the_threshold_changes_no_model_and_stays_charged(tmp_path):
+    outcome = federated(tmp_path, losing(2, {2}), nodes(tmp_path))
+    first, second, third = outcome.rounds[1:]
+    assert [done.measured.abandoned for done in (first, second, third)] == [False, True, False]
+    assert second.central == first.central and third.central != second.central
+    charged = [entry.round for entry in outcome.plan.budget.ledger.entries if entry.unit == "example"]
+    assert charged == [1, 2, 3]
+    assert [len(spent_by(tmp_path, number)) for number in range(CLIENTS)] == [2, 2, 3, 3, 3]
+    assert outcome.statement.clients.sizes[0].figures[0].steps == 3
+
+
+def test_a_budget_of_the_run_ends_it_with_the_model_of_the_last_round_that_it_covers(tmp_path):
+    """All nodes abstain in the same round, as all count the same."""
+    budget = 5.0
+    changes = {"num-rounds": 20, "privacy.client-max-epsilon": budget, "keep-checkpoints": 0}
+    with pytest.raises(FederationError, match="BudgetExhausted: no budget of this node covers this round"):
+        federated(tmp_path, configured=nodes(tmp_path), **changes)
+    accepted = [line["measured"]["accepted"] for line in lines(tmp_path)[1:]]
+    last = accepted.count(CLIENTS)
+    assert last >= 2 and accepted == [CLIENTS] * last + [0] * (len(accepted) - last)
+    assert [spent_by(tmp_path, number) for number in range(CLIENTS)] == [[EVENT] * last] * CLIENTS
+    assert Account([EVENT] * last).epsilon(1e-5, "rdp") <= budget < Account([EVENT] * 20).epsilon(1e-5, "rdp")
+    with (
+        np.load(tmp_path / "r" / "model.npz") as model,
+        np.load(tmp_path / "r" / "checkpoints" / f"round-{last:05d}.npz") as covered,
+    ):
+        assert_same(model, covered)
 
 
 @pytest.mark.parametrize("strategy", ["fedavgm", "fedadam", "fedyogi", "fedopt"])
