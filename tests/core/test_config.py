@@ -162,7 +162,7 @@ def test_a_number_out_of_range_is_refused():
         ("privacy.noise-multiplier", float("nan"), "a finite number or 'auto'"),
         ("privacy.clipping-norm", float("inf"), "a finite number"),
         ("privacy.clipping-norm", 0.0, "greater than 0"),
-        ("privacy.min-distance", 0.0, "greater than 0"),
+        ("privacy.min-distance", -0.1, "greater than or equal to 0"),
     ]
 
     def check(key, value, valid):

@@ -230,7 +230,7 @@ class TestRefusals:
             (partial(metrically, direction="x"), "distance_direction must be one of divide, multiply; got 'x'"),
             (partial(metrically, measure="x"), "distance_clip must be one of after, before; got 'x'"),
             (partial(metrically, release="x"), "distance_release must be one of exact, private; got 'x'"),
-            (partial(metrically, min_distance=0.0), "min_distance must be > 0, got 0.0"),
+            (partial(metrically, min_distance=-1.0), "min_distance must be >= 0, got -1.0"),
             (partial(metrically, distance_multiplier=0.0), "distance_noise_multiplier must be > 0, got 0.0"),
             (partial(metrically, max_distance=-1.0), "max_distance must be >= 0, got -1.0"),
         ]

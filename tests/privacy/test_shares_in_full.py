@@ -153,8 +153,9 @@ def test_what_a_plan_says():
         "parameters": 3,
         "bits": 32,
         "beside": [],
+        "units": 1,
     }
-    assert list(json.loads(plan.terms())) == ["beside", "bits", "bound", "parameters", "shares", "steps"]
+    assert list(json.loads(plan.terms())) == ["beside", "bits", "bound", "parameters", "shares", "steps", "units"]
     assert plan.shares.base and not plan.beside
     assert Plan.of(0.5, 0.0, PARTIES, 3).event() == Unaccounted("the noise multiplier is 0: there is no noise")
 

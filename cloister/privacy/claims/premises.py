@@ -122,8 +122,7 @@ CRYPTOGRAPHY = Premise(
 KERNELS = Premise(
     "kernels",
     "TensorFlow and PyTorch compute equal calls equally, and each row of a batch by itself, as they did on x86-64 "
-    "(`cloister check kernels` tries a machine); modules of PyTorch, if not in rows, keep nothing of a unit outside "
-    "themselves",
+    "(`cloister check kernels` tries a machine); PyTorch modules in turn keep nothing of a unit outside themselves",
     "the site's operator",
     "assumed",
     standing=True,
