@@ -86,7 +86,7 @@ def _sizes(preview: Preview) -> Iterator[str]:
     # The number of clients of a stated size is unknown.
     yield from (
         f"{counted(count, 'client') if are_dealt else 'a client'} with {steps.examples} {preview.by_size.word}s: "
-        f"{steps.count} steps a round, each with {100 * steps.rate:.4g} % of them"
+        f"{counted(steps.count, 'step')} a round, each with {100 * steps.rate:.4g} % of them"
         for steps, count in sorted(preview.sizes.counts.items(), key=lambda item: item[0].examples)
         if steps in preview.sizes.shown
     )

@@ -90,7 +90,8 @@ def calibrated_for(config: RunConfig, grid: Grid, stated: Sequence[int] = ()) ->
     """
     if not config.privacy.client.clips_gradients or not config.privacy.client.is_calibrated:
         return calibrated(config)
-    plan = build(config)
+    # Sizes and holders of units do not depend on the noise; objects need a number.
+    plan = build(parse(config.flat() | {config.privacy.client.noise_key: 1.0}))
     sizes: Sequence[LocalSteps] = [private_steps(plan, units) for units in stated]
     shared = () if sizes else shared_units(plan, grid) or ()
     return calibrated(parse(config.flat() | {"seed": plan.seed}), sizes or sizes_known(plan, grid), shared)

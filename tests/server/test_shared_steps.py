@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message, MessageType
 from flwr.common.constant import ErrorCode
-from resumed import LINEAR, assert_same, lines, numbers, resume, stopped_after
+from resumed import LINEAR, assert_same, go, lines, numbers, resume, stopped_after
 from rich.console import Console
 
 from cloister.client import app as client_app
@@ -215,6 +215,12 @@ def test_a_run_is_not_resumed_on_a_ledger_that_lacks_its_steps(tmp_path):
     ledger.write_text(ledger.read_text().splitlines(keepends=True)[0])
     with pytest.raises(LedgerError, match=r"holds 0 of the \d releases"):
         resume(tmp_path)
+
+
+def test_a_simulation_finds_the_noise_of_its_budget(tmp_path):
+    noise = {"privacy.dp-sgd-noise-multiplier": "auto", "privacy.client-max-epsilon": 3.0, "num-rounds": 1}
+    (figure, _) = go(tmp_path, STEPS | noise, CLIENTS).statement.clients.sizes[0].figures
+    assert 1.0 < figure.epsilon <= 3.0
 
 
 def test_the_learning_rate_follows_the_schedule():
