@@ -1,4 +1,4 @@
-"""What the scripts share: options, where data can be had, cells in turn, and tables beside a paper's figures."""
+"""Shared parts of the scripts: options, where data can be had, cells in turn, and tables beside a paper's figures."""
 
 import argparse
 import time

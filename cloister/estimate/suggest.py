@@ -48,7 +48,7 @@ TIMED = 256
 
 @dataclass(frozen=True)
 class Pace:
-    """What a site's machine and model need, from made-up examples.
+    """Needs of a site's machine and model, from made-up examples.
 
     Attributes:
         seconds: of one example in a private step.

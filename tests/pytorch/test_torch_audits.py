@@ -92,7 +92,7 @@ def test_canaries_bound_the_epsilon_of_a_run(tmp_path):
 
 
 def test_gradient_inversion_is_left_out_without_keras(tmp_path, monkeypatch):
-    """It attacks a network of its own, in Keras, whatever the framework of the run."""
+    """It attacks a network of its own, in Keras, for runs of every framework."""
     run = FinishedRun.read(finished(tmp_path, **{"task.name": "pictures"}))
     assert AUDIT.misfit(run) == ""
     monkeypatch.setattr(gradient_inversion, "find_spec", lambda name: None)

@@ -339,7 +339,7 @@ HELD = {
     "group": "every {0} of every client; one at several clients loses what each of them costs, together",
 }
 SHARED_NOISE = "every {0} of every client; one at k clients loses what k times as many rounds cost at σ/√k"
-"""Who is protected if clients share the noise of a step: their sums add up under one noise."""
+"""Protected units if clients share the noise of a step: their sums add up under one noise."""
 SOME_GROUP = "group of examples (all of one patient, or of one writer)"
 """Words for a group whose column is not known."""
 
