@@ -15,7 +15,7 @@ from cloister.simulation.simulate import simulate
 
 PRIVACY = ("none", "metric", "global-dp")
 SECONDS = 8.0
-"""Of a run, in the first estimate, on two cores."""
+"""Seconds of a run in the first estimate, on two cores."""
 
 
 def accuracy(server: str, seed: int, output_dir: str) -> float:

@@ -39,7 +39,7 @@ MODELS = ("mlp", "cnn")
 PARTICIPATION = {100: 0.1, 1000: 0.05, 10000: 0.005}
 """Share of the clients that train in a round, as in the thesis."""
 SECONDS = {"mlp": 0.3, "cnn": 4.8}
-"""Of a client and a round, in the first estimate, by the recorded results: 0.1 to 0.5, and one run of the CNN."""
+"""Seconds of a client and a round in the first estimate, by the recorded results (the CNN: one run)."""
 BASELINE_SECONDS = {"mlp": 2.0, "cnn": 7.0}
 """The same of `baseline`, whose clients take a hundred times as many steps: by a result, and by a round of the CNN."""
 EPOCH = {"mlp": 8.5, "cnn": 30.0}

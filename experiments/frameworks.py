@@ -48,7 +48,7 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
 }
 COMMON = {"task.model": "mlp", "evaluation.federated": "off", "tensorboard": False, "report": False}
 SECONDS = 10.0
-"""Of a run, in the first estimate."""
+"""Seconds of a run in the first estimate."""
 
 Cell = tuple[str, str, str, int]
 

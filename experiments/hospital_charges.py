@@ -58,7 +58,7 @@ LEAKAGE = {
 ERRORS = ("rmse", "rmse-of-other-rows")
 HEAD = ("ν", "k", "RMSE", "RMSE, other rows", "leakage: paper", "ours", "seeds")
 SECONDS = {"mse": 0.35, "rmse": 3.0}
-"""Of a round, in the first estimate: a run of 60 rounds took some 20 s on two cores; in Keras a guess."""
+"""Seconds of a round in the first estimate: a run of 60 rounds took some 20 s on two cores; in Keras a guess."""
 PATIENCE = 30
 CLIENTS = 2206
 COHORT = 100

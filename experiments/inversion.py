@@ -39,7 +39,7 @@ from cloister.tasks.keras_model import import_keras
 PLACES = {"digits": "", "mnist": "mnist", "emnist": "emnist-byclass-test"}
 """Folders of the data."""
 SECONDS = {"digits": 180.0, "mnist": 600.0, "emnist": 600.0}
-"""Of an image, in the first estimate, on two cores; those of MNIST and EMNIST are guesses."""
+"""Seconds of an image in the first estimate, on two cores; those of MNIST and EMNIST are guesses."""
 MULTIPLIERS = (1e-3, 1e-1, 1.0, 3.0, 10.0)
 """ν."""
 CLIP, RATE = 1.0, 0.1

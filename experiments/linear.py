@@ -55,7 +55,7 @@ FOUND = 1.0
 STEP = 100
 """From one seed to the next: hypothesis j of a run begins from its seed plus j."""
 SECONDS = {"mse": 2.0, "rmse": 10.0}
-"""Of a run, in the first estimate: 1.2 and 2.6 on two cores; in Keras a guess."""
+"""Seconds of a run in the first estimate: 1.2 and 2.6 on two cores; in Keras a guess."""
 
 
 def trained(settings: dict[str, Any]) -> tuple[dict[str, Any], NDArray]:

@@ -44,7 +44,7 @@ TASKS: Mapping[str, dict[str, Any]] = {
 CLIENTS = {"digits": 40, "mnist": 100}
 PARAMETERS = {"digits": 650, "mnist": 7850}
 SECONDS = {"digits": 0.1, "mnist": 1.0}
-"""Of a round, in the first estimate, on two cores."""
+"""Seconds of a round in the first estimate, on two cores."""
 
 
 def settings_of(task: str, mechanism: str, epsilon: float, bound: float, rounds: int) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Cell(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """Of all its runs with one seed."""
+        """Return the number of rounds in all its runs with one seed."""
         return len(BOUNDS[self.task]) * sum(ROUNDS[self.task])
 
     def best(self, data: str, seeds: int) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Cell(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Of its result, in the folder of results."""
+        """Return the path of its result in the folder of results."""
         return Path(str(self.setting.size)) / f"{self.kind}-{self.setting.path.name}"
 
     def __str__(self) -> str:

@@ -59,7 +59,7 @@ class Cell(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Of its result, in the folder of results."""
+        """Return the path of its result in the folder of results."""
         placed = f"-{self.placement}" if self.server != "none" else ""
         noise = f"-z{self.multiplier:g}" if self.server != "none" and self.multiplier != MULTIPLIER else ""
         name = f"{self.partition}-{self.strategy}-{self.server}{placed}{noise}-seed{self.seed}.json"

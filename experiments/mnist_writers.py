@@ -53,7 +53,7 @@ PUBLISHED = {
 for how many hypotheses."""
 HEAD = ("ν", "k = 1", "k = 2", "paper", "k = 2 apart, std", "largest leakage", "seeds")
 SECONDS = {"softmax": 2.0, "cnn": 15.0}
-"""Of a round, in the first estimate: 30 rounds of the CNN took 4 to 15 minutes on two cores; the other is a guess."""
+"""Seconds of a round in the first estimate: 30 rounds of the CNN took 4 to 15 minutes; the other is a guess."""
 
 
 def writers_of(task: str, data: str) -> int:

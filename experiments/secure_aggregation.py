@@ -41,9 +41,9 @@ PROCESSES = ("digits", "secure aggregation", 8.0)
 TIMEOUT = 900
 """Seconds for a run with clients as processes."""
 SECONDS = {"digits": 0.5, "mnist": 3.0}
-"""Of a round, in the first estimate, on two cores."""
+"""Seconds of a round in the first estimate, on two cores."""
 PROCESS_SECONDS = 20.0
-"""Of a round with clients as processes; a guess."""
+"""Seconds of a round with clients as processes; a guess."""
 
 
 def configured(task: str, mechanism: str, epsilon: float, data: str) -> dict[str, Any]:
