@@ -1,17 +1,17 @@
 """Privacy cost of a reply for each protected unit, computed before the reply from public facts alone."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from cloister.client.data import task_of, units_dealt
+from cloister.client.data import dealt, task_of
 from cloister.client.dp_sgd import size_of
-from cloister.client.enforce import NO_MINIMUM, by_own_roster, multiplier_of_steps, why_not_relied_on
-from cloister.client.node import Node, NodeConfig
+from cloister.client.enforce import by_own_roster
+from cloister.client.node import Node
 from cloister.client.request import Request, TrainRequest
 from cloister.client.trainers import requested_plan
-from cloister.config.run import TaskConfig
 from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.vocabulary import Unit
 from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.mechanisms.distributed.shared import SharedRelease
 from cloister.training.plan import TrainingPlan
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import PrivacyError
@@ -19,6 +19,7 @@ from cloister.utils.errors import PrivacyError
 SCORES = "scores"
 """Mechanism of ledger entries for scores without noise."""
 PROMISED = "as the server promised"
+NO_MINIMUM = "no policy of this node has min-colluding"
 SHARED = "secure-aggregation"
 """Mechanism of ledger entries for a secure sum in which this client adds a share of the noise."""
 GROUPED = "dp-sgd, groups by "
@@ -58,23 +59,12 @@ def privacy_costs_of(request: Request, node: Node) -> list[PrivacyCost]:
     if not isinstance(request, TrainRequest):
         scores = (Unaccounted("scores left without noise"),)
         return [PrivacyCost("client", scores, SCORES), PrivacyCost(unit, scores, SCORES)]
-    if request.config.secure_aggregation.enabled and not request.config.shares_steps:
-        request = by_own_roster(request, node)
-        # Unless a policy sets a minimum of colluding members, the run alone states it. The node's own share of noise
-        # may then be the only one that covers its examples.
-        events: tuple[Event, ...] = (Unaccounted(NO_MINIMUM),)
-        clip = 0.0
-        if node.policy is not None and node.policy.min_colluding:
-            events, clip = tuple(event.replaced() for event in request.promise), request.bound
-        return [PrivacyCost("client", request.promise, SHARED, request.bound), PrivacyCost(unit, events, SHARED, clip)]
+    if shared := request.config.shared_release:
+        return _of_share(shared, by_own_roster(request, node), node)
     privacy, mechanism = request.config.privacy, request.config.privacy.client.noise_on_update
     if privacy.client.clips_gradients:
         steps, own = planned_steps(request, node), privacy.dp_sgd.mechanism()
-        multiplier, caveats = own.noise_multiplier, own.caveats()
-        if request.config.shares_steps:
-            multiplier = multiplier_of_steps(by_own_roster(request, node))
-            caveats += [relied] if (relied := why_not_relied_on(node)) else []
-        events = privacy.circumstances.events(caveats, lambda: [steps.event(multiplier)])
+        events = privacy.circumstances.events(own.caveats(), lambda: [steps.event(own.noise_multiplier)])
         name = steps_by(request.config.task.group)
         return [_of_promise(request, node), PrivacyCost(unit, events, name, own.clipping_norm_in(request.round))]
     name = privacy.client.name
@@ -86,6 +76,21 @@ def privacy_costs_of(request: Request, node: Node) -> list[PrivacyCost]:
     clip = 0.0 if isinstance(events[0], Unaccounted) else privacy.client.bound
     of_unit = tuple(event.replaced() for event in events)
     return [PrivacyCost("client", events, name, clip), PrivacyCost(unit, of_unit, name, clip)]
+
+
+def _of_share(shared: SharedRelease, request: TrainRequest, node: Node) -> list[PrivacyCost]:
+    """Return the releases of a sum to which this node adds a share of the noise; `request` is by its own roster."""
+    name, of_unit, of_client = SHARED, request.bound, request.bound
+    if shared.sums_gradients:
+        planned_steps(request, node)  # refuses a node that states no size
+        name, of_unit, of_client = steps_by(request.config.task.group), shared.bound_in(request.round), 0.0
+    events = shared.unit_events(Layout.of(request.models[0]), len(request.by_provisioner))
+    if not (node.policy and node.policy.min_colluding) and (node.config.data_path or not shared.sums_gradients):
+        # The run alone states how many members collude: the node's own share of noise may be the only one that covers
+        # its examples. A simulated node that sums gradients relies on the run.
+        events, of_unit = (Unaccounted(NO_MINIMUM),), 0.0
+    client = PrivacyCost("client", request.promise, SHARED, of_client)
+    return [client, PrivacyCost(unit_of(request, node), events, name, of_unit)]
 
 
 def unit_of(request: Request, node: Node) -> Unit:
@@ -150,18 +155,4 @@ def plan_of(request: TrainRequest, node: Node) -> TrainingPlan:
     """
     clips = request.config.privacy.client.clips_gradients
     size = (size_of(node.config) or dealt(request.config.task, node.config, request.seed)) if clips else 0
-    plan = requested_plan(request, task_of(request.config.task), node.owner, size)
-    if not request.config.shares_steps:
-        return plan
-    step = request.config.privacy.dp_sgd.steps(size, plan.batch_size, plan.epochs)
-    return replace(plan, batch_size=step.batch_size, epochs=step.epochs)
-
-
-def dealt(config: TaskConfig, node: NodeConfig, seed: int) -> int:
-    """Return the number of units that a simulation assigns, at least 1.
-
-    It is public, like the partition.
-
-    Args: as `local_data`.
-    """
-    return max(1, len(units_dealt(config, node, seed)))
+    return requested_plan(request, task_of(request.config.task), node.owner, size)

@@ -112,6 +112,16 @@ def units_dealt(config: TaskConfig, node: NodeConfig, seed: int) -> NDArray:
     return train if groups is None else np.unique(groups[train])
 
 
+def dealt(config: TaskConfig, node: NodeConfig, seed: int) -> int:
+    """Return the number of units that a simulation assigns, at least 1.
+
+    It is public, like the partition.
+
+    Args: as `local_data`.
+    """
+    return max(1, len(units_dealt(config, node, seed)))
+
+
 @lru_cache(maxsize=4)
 def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> LocalData:
     # Read without a split: the server may request many splits of one file.

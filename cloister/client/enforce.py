@@ -5,23 +5,23 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cloister.client.data import local_data, task_of
+from cloister.client.data import dealt, local_data, task_of
 from cloister.client.keys import identity
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side
-from cloister.client.request import EvaluateRequest, ProtocolRequest, Request, TrainRequest, promised
+from cloister.client.request import EvaluateRequest, ProtocolRequest, Request, TrainRequest
 from cloister.client.trainers import model_and_trainer_of, requested_plan
 from cloister.config.run import RunConfig
-from cloister.config.secure import ENABLED, SecureAggregationConfig, shared_mean, shared_steps
+from cloister.config.secure import ENABLED, SecureAggregationConfig
 from cloister.privacy.accounting.budget import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.mechanisms.distributed.steps import DistributedStep
 from cloister.tasks.recipe import recipe_of
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import PolicyError
 from cloister.utils.keys import REMEDY, provisioner_of
 from cloister.utils.wire import ADVERTISE
 
-NO_MINIMUM = "no policy of this node has min-colluding"
 ROUNDING = 1e-9
 """Relative tolerance for noise below the required minimum: squares and their roots round."""
 
@@ -80,7 +80,10 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
     leakage = privacy.client.max_leakage
     if policy.max_leakage and privacy.client.counts_leakage and not 0 < leakage <= policy.max_leakage:
         yield f"privacy.max-leakage = {leakage!r}, demanded: above 0 and at most {policy.max_leakage:g}"
-    plan, steps = requested_plan(request, task_of(config.task), 0), _steps(policy, request, node)
+    size = node.config.public_size
+    if not node.config.data_path and (policy.max_steps or config.secure_aggregation.enabled):
+        size = dealt(config.task, node.config, request.seed)  # a simulation's partition is public
+    plan = requested_plan(request, task_of(config.task), 0, size)
     # The rate bounds every epoch of a schedule. Factors on losses multiply steps, unless gradients are clipped after
     # them.
     yield from _outside("client.learning-rate", plan.learning_rate, 0, policy.max_learning_rate)
@@ -88,27 +91,14 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
     if weight > 1 and not privacy.client.clips_gradients:
         what = "client.learning-rate times the largest of client.class-weights and client.loss-scale"
         yield from _outside(what, plan.learning_rate * weight, 0, policy.max_learning_rate)
-    batch, epochs = (steps.batch_size, 1) if config.shares_steps and steps else (plan.batch_size, plan.epochs)
-    yield from _outside("client.batch-size", batch, policy.min_batch_size, policy.max_batch_size)
-    yield from _outside("client.local-epochs", epochs, 0, policy.max_local_epochs)
-    if policy.max_steps and steps:
-        yield from _outside("steps of training", steps.count, 0, policy.max_steps)
+    yield from _outside("client.batch-size", plan.batch_size, policy.min_batch_size, policy.max_batch_size)
+    yield from _outside("client.local-epochs", plan.epochs, 0, policy.max_local_epochs)
+    if policy.max_steps and size:
+        steps = privacy.dp_sgd.steps if privacy.client.clips_gradients else LocalSteps
+        yield from _outside("steps of training", steps(size, plan.batch_size, plan.epochs).count, 0, policy.max_steps)
     elif policy.max_steps:
         yield f"max-steps = {policy.max_steps} is counted from public-size, which this node does not state"
     yield from _about_group(request, node)
-
-
-def _steps(policy: Policy, request: TrainRequest, node: Node) -> LocalSteps | None:
-    """Return the steps of training that a policy limits; None if it limits none, or the node states no size."""
-    config, privacy = request.config, request.config.privacy
-    size, plan = node.config.public_size, requested_plan(request, task_of(config.task), 0)
-    if not (policy.max_steps or config.shares_steps):
-        return None
-    if not node.config.data_path:  # a simulation's partition is public
-        size = max(1, len(local_data(config.task, node.config, request.seed, tolerant=True).train))
-    if size and privacy.client.clips_gradients:
-        return privacy.dp_sgd.steps(size, plan.batch_size, plan.epochs)
-    return LocalSteps(size, plan.batch_size, plan.epochs) if size else None
 
 
 def _about_group(request: Request, node: Node) -> Iterator[str]:
@@ -212,10 +202,12 @@ def _why_off(name: str, policy: Policy, request: TrainRequest) -> str:
         return f"{key} = {multiplier!r}, demanded: a number above 0"
     if name == "laplace":
         return _laplace_noise(policy, request.config)
-    if request.config.shares_steps:
+    if isinstance(shared := request.config.shared_release, DistributedStep):
         if not policy.min_colluding:
             return f"{ENABLED} = True: other members add a part of the noise, and this policy sets no min-colluding"
-        key, multiplier = f"{key}, as it counts here,", multiplier_of_steps(request)
+        parameters = Layout.of(request.models[0]).size
+        multiplier = shared.dp_sgd.multiplier(parameters, len(request.by_provisioner))
+        key = f"{key}, as it counts here,"
     return next(_outside(key, multiplier, policy.smallest_noise(name), 0), "")
 
 
@@ -246,15 +238,14 @@ def planned_train_request(request: ProtocolRequest) -> TrainRequest:
         request: for the first step.
     """
     arrays = model_and_trainer_of(request.config).model.arrays()
-    layout, config = Layout.of(arrays), request.config
-    promise = promised({}) if config.shares_steps else shared_mean(config).events(layout)
+    shared = request.config.shared_release
     return TrainRequest(
         config=request.config,
         run=request.run,
         round=request.round,
         seed=request.seed,
         models=(arrays,),
-        promise=promise,
+        promise=shared.events(Layout.of(arrays)) if shared else (),
         bound=request.bound,
         distance=request.distance,
     )
@@ -273,35 +264,10 @@ def by_own_roster(request: TrainRequest, node: Node) -> TrainRequest:
     Raises:
         NodeConfigError, PolicyError: as `identity`.
     """
-    who = identity(node.config) if request.config.secure_aggregation.enabled else None
+    shared = request.config.shared_release
+    who = identity(node.config) if shared else None
     names = who.roster.by_provisioner if who else ()
-    if len(names) <= request.config.secure_aggregation.colluding:
+    if shared is None or len(names) <= request.config.secure_aggregation.colluding:
         return request
-    if request.config.shares_steps:
-        return replace(request, by_provisioner=names)
-    layout = Layout.of(request.models[0])
-    releases = shared_mean(request.config).events(layout, by_provisioner=len(names))
+    releases = shared.events(Layout.of(request.models[0]), by_provisioner=len(names))
     return replace(request, promise=releases, by_provisioner=names)
-
-
-def multiplier_of_steps(request: TrainRequest) -> float:
-    """Return the noise multiplier of a step of DP-SGD on a secure sum, as this node counts it.
-
-    Args:
-        request: from `by_own_roster`.
-    """
-    parameters = Layout.of(request.models[0]).size
-    return shared_steps(request.config).multiplier(parameters, len(request.by_provisioner))
-
-
-def why_not_relied_on(node: Node) -> str:
-    """Return why a node does not count the noise of other members; empty if it does.
-
-    How many of them collude is stated by the run alone, unless a policy sets a minimum. A simulated node relies on it.
-
-    Args:
-        node: that replies.
-    """
-    if not node.config.data_path or (node.policy is not None and node.policy.min_colluding):
-        return ""
-    return NO_MINIMUM

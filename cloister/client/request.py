@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from cloister.config.calibration import calibrated
 from cloister.config.io import Scalar
 from cloister.config.run import RunConfig, parse
-from cloister.config.secure import shared_mean
 from cloister.privacy.accounting.budget import from_wire
 from cloister.privacy.accounting.events import DistributedGaussian, Event, Unaccounted
 from cloister.privacy.claims.premises import Attestation
@@ -95,7 +94,7 @@ class TrainRequest(Request):
         promise: the releases that the reply contributes to, as the server states them.
         ledger_head: hash of the last line of the server's ledger; empty: not stated.
         delivery: under secure aggregation, data for the masks of the update; None elsewhere.
-        bound: under secure aggregation, the clipping norm C of the update, or S of the first step; 0 elsewhere.
+        bound: under secure aggregation, the clipping norm C of the update, or S of the step; 0 elsewhere.
         distance: under secure aggregation, d that scales this node's noise; 1 if none does.
         by_provisioner: members whose keys the provisioner made, if this node counts on its own share of noise only.
     """
@@ -242,19 +241,17 @@ def _of_training(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArr
         )
     if isinstance(said, bytes):
         delivery = Delivery.decode(said)
-    if isinstance(said, bytes) and not config.shares_steps:
-        promise = shared_mean(config).events(Layout.of(models[0]))
+    if shared := config.shared_release:
+        promise = shared.events(Layout.of(models[0]))
         if PROMISE in fields and promised(fields) != promise:
             raise PrivacyError(
                 f"{PROMISE!r} in the server's message is not what this node's share of the noise amounts to"
             )
     else:
         promise = promised(fields)
-        if config.shares_steps and PROMISE in fields:
-            raise PrivacyError(f"{PROMISE!r} in the server's message: in steps of DP-SGD the clients alone add noise")
         refuse_shares_of_noise(promise)
-    shared = {"delivery": delivery, **_bound_and_distance(fields, config)}
-    return {"proximal_mu": float(mu), "promise": promise, "ledger_head": head, **shared}
+    of_sum = {"delivery": delivery, **_bound_and_distance(fields, config)}
+    return {"proximal_mu": float(mu), "promise": promise, "ledger_head": head, **of_sum}
 
 
 def _bound_and_distance(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
@@ -270,19 +267,18 @@ def _bound_and_distance(fields: ConfigRecord, config: RunConfig) -> dict[str, ob
         FederationError: the message lacks C or d, has it without need, or it is out of range.
     """
     bound, distance = fields.get(CLIPPING_NORM), fields.get(DISTANCE)
-    if config.shares_steps and bound is None and distance is None:
-        return {"bound": config.privacy.dp_sgd.clipping_norm, "distance": 1.0}
-    mechanism = shared_mean(config) if config.secure_aggregation.enabled and not config.shares_steps else None
-    if bound is None and not (mechanism and mechanism.bits):
-        bound = mechanism.clipping_norm if mechanism else 0.0
-    elif not (mechanism and mechanism.bits and isinstance(bound, float) and MIN_BOUND <= bound <= MAX_BOUND):
+    shared = config.shared_release
+    stated = shared.stated() if shared else {}
+    if bound is None and CLIPPING_NORM not in stated:
+        bound = shared.bound_in(_whole(fields, ROUND)) if shared else 0.0
+    elif not (CLIPPING_NORM in stated and isinstance(bound, float) and MIN_BOUND <= bound <= MAX_BOUND):
         raise FederationError(
             f"{CLIPPING_NORM!r} must be in the server's message, as a number from {MIN_BOUND:g} to {MAX_BOUND:g}, in a "
             "run with secure aggregation and privacy.clipping = 'adaptive', and in no other"
         )
-    if distance is None and not (mechanism and mechanism.squares):
+    if distance is None and DISTANCE not in stated:
         distance = 1.0
-    elif not (mechanism and mechanism.squares and isinstance(distance, float) and 0 < distance < math.inf):
+    elif not (DISTANCE in stated and isinstance(distance, float) and 0 < distance < math.inf):
         raise FederationError(
             f"{DISTANCE!r} must be in the server's message, as a finite number above 0, in a run with secure "
             "aggregation and privacy.server = 'metric', and in no other"

@@ -19,10 +19,9 @@ from cloister.client.request import NamedArrays, ProtocolRequest, Reply, Request
 from cloister.client.round_state import AttemptStore, FolderStore, MemoryStore
 from cloister.client.trainers import model_and_trainer_of
 from cloister.config.run import RunConfig
-from cloister.config.secure import shared_mean, shared_steps
 from cloister.flower.messages import LOCAL_RUN
-from cloister.privacy.mechanisms.distributed.plan import Plan, add_noise, encode_client_input
-from cloister.privacy.mechanisms.distributed.steps import encode_clipped_sum
+from cloister.privacy.mechanisms.distributed.plan import Plan, add_noise
+from cloister.privacy.mechanisms.distributed.shared import SharedRelease
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.primitives import LINK, SeedChain, into_ring
@@ -30,9 +29,7 @@ from cloister.secure_aggregation.roster import Roster, encode_roster, public_byt
 from cloister.secure_aggregation.serialization import NUMBER, TEXT, Serializable, sized
 from cloister.secure_aggregation.session import HASH, Complete, Terms
 from cloister.utils.arrays import Layout
-from cloister.utils.cohort import Cohort
 from cloister.utils.errors import ProtocolError
-from cloister.utils.state import Coordinates
 from cloister.utils.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK
 
 AnyStep = TrainRequest | ProtocolRequest
@@ -74,11 +71,8 @@ class _Part:
     @classmethod
     def of(cls, request: AnyStep, who: Identity, parameters: int, kept: bytes = b"") -> "_Part":
         """Return the new or restored state, by own files and request's settings."""
-        config, parties = request.config, request.config.secure_aggregation.parties
-        if config.shares_steps:
-            plan = shared_steps(config).plan(parameters, request.round)
-        else:
-            plan = shared_mean(config).told(request.distance).plan(parameters)
+        plan = release_of(request).plan(parameters, request.round)
+        parties = plan.shares.parties
         graph = Complete(parties.threshold, parties.colluding)
         terms = Terms(request.run, request.round, graph, plan.length, plan.bits).under(who.roster)
         given = who.name, who.key, who.roster, terms
@@ -160,20 +154,29 @@ def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) 
     if part is None or not isinstance(request, TrainRequest):
         return reply
     (sent,) = request.models
-    plan, layout = part.plan, Layout.of(sent)
-    if request.config.shares_steps:
-        numbers = encode_clipped_sum(layout.rows(reply.sums or {}), plan)
-    else:
-        plan = plan.at(request.bound)
-        coordinates = Coordinates.of(layout, layout.rows(sent), request.bound)
-        row = coordinates.bounded(layout.rows(reply.arrays or {}))
-        numbers = encode_client_input(Cohort.of(layout, coordinates.origin, (row,)), plan)
+    plan, layout, shared = part.plan, Layout.of(sent), release_of(request)
+    made = reply.sums if shared.sums_gradients else reply.arrays
+    numbers = shared.encode(layout.rows(made or {}), layout.rows(sent), layout, plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})
     vector = part.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
     _kept(part, request, node)
     return Reply(_packed(vector))
+
+
+def release_of(request: AnyStep) -> SharedRelease:
+    """Return the release of a round, with the numbers that the server states in its message.
+
+    Args:
+        request: of the server.
+
+    Raises:
+        ProtocolError: the run has no secure aggregation.
+    """
+    if (shared := request.config.shared_release) is None:
+        raise ProtocolError("this run has no secure aggregation")
+    return shared.restated(request.bound, request.distance)
 
 
 def _packed(message: protocol.Message) -> NamedArrays:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Literal, Protocol, runtime_checkable
 
@@ -99,18 +100,20 @@ def _made(task: TaskConfig, client: ClientConfig, privacy: PrivacyConfig) -> Mod
 def requested_plan(request: TrainRequest, task: Task, owner: int, public_size: int = 0) -> TrainingPlan:
     """Return the plan of a message, with the recipe as default of `client.*`.
 
+    Where a round is a step that all clients take together, batch and epochs are those of this client in it.
+
     Args:
         request: of the server.
         task: of the run.
         owner: number of the client, so that clients shuffle independently.
-        public_size: of the node's data.
+        public_size: of the node's data; 0: it is not known, or not needed.
 
     Raises:
         ConfigError: the task cannot be trained with these settings.
     """
     config = request.config
     recipe = recipe_of(task, config.client, config.privacy)
-    return TrainingPlan.of(
+    plan = TrainingPlan.of(
         recipe,
         (request.seed, request.round, owner),
         proximal_mu=request.proximal_mu,
@@ -119,6 +122,10 @@ def requested_plan(request: TrainRequest, task: Task, owner: int, public_size: i
         schedule=Schedule.of(recipe, config.num_rounds),
         augmentation=Augmentation.of(task, recipe),
     )
+    if not public_size or not config.privacy.client.clips_gradients:
+        return plan
+    steps = config.privacy.dp_sgd.steps(public_size, plan.batch_size, plan.epochs)
+    return replace(plan, batch_size=steps.batch_size, epochs=steps.epochs)
 
 
 def chosen_to_train(

@@ -31,7 +31,7 @@ def calibrated(config: RunConfig, sizes: Collection[LocalSteps] = (), shared: Co
     client = config.privacy.client
     if not client.is_calibrated:
         return config
-    if config.shares_steps:  # the same for clients of all sizes
+    if config.secure_aggregation.enabled:  # a shared step costs clients of all sizes the same
         sizes = (config.privacy.dp_sgd.steps(1, 1, 1),)
     if client.clips_gradients and not sizes:
         unit = config.task.group or "example"

@@ -32,6 +32,7 @@ from cloister.config.io import (
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
 from cloister.config.renamed import RENAMED, refusal
 from cloister.config.secure import ENABLED, SecureAggregationConfig, with_parties
+from cloister.privacy.mechanisms.distributed.shared import SharedRelease
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, LARGEST_MULTIPLIER, THRESHOLD
 from cloister.privacy.mechanisms.distributed.steps import SAMPLING_RATE, SMALLEST_RATE
 from cloister.utils.errors import ConfigError
@@ -277,14 +278,13 @@ class RunConfig(Section):
         return self.privacy.server.is_on or self.privacy.client.is_on
 
     @property
-    def group(self) -> str:
-        """Return `task.group`."""
-        return self.task.group
+    def shared_release(self) -> SharedRelease | None:
+        """Return the release of a round with secure aggregation; None without it.
 
-    @property
-    def shares_steps(self) -> bool:
-        """Return whether a round is one step of DP-SGD, on a secure sum with noise in shares."""
-        return self.secure_aggregation.enabled and self.privacy.client.clips_gradients
+        Raises:
+            ConfigError: the noise is not calibrated yet.
+        """
+        return self.secure_aggregation.shared_release(self.privacy, self.task.group)
 
     @property
     def weights_by_examples(self) -> bool:
@@ -474,7 +474,7 @@ def _sums_are_possible(config: RunConfig) -> str:
     if not config.secure_aggregation.enabled:
         rate = config.privacy.dp_sgd.sampling_rate if config.privacy.client.clips_gradients else 0.0
         return f"{SAMPLING_RATE} = {rate} has no effect with {ENABLED} = False; use client.batch-size" if rate else ""
-    if config.shares_steps:
+    if config.privacy.client.clips_gradients:
         reason = _sum_of_steps(config) or _sum_of_clients(config)
     else:
         reason = _sum_of_server(config) or _sum_of_clients(config)
@@ -565,7 +565,7 @@ def _sum_of_distance(server: variants.MetricPrivacy) -> str:
 
 def _sum_of_clients(config: RunConfig) -> str:
     server, strategy = config.privacy.server, config.strategy
-    if config.privacy.client.is_on and not config.shares_steps:
+    if config.privacy.client.is_on and not config.privacy.client.clips_gradients:
         return (
             f"privacy.client = {config.privacy.client.name!r}: clients add a share of the server's noise and no "
             "other; use 'none', or 'dp-sgd' with privacy.server = 'none'"

@@ -1,7 +1,6 @@
-"""Section `secure-aggregation.*`, and the distributed mechanism that it asks for."""
+"""Section `secure-aggregation.*`, and the shared release that it asks for."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from pydantic import model_validator
 
@@ -9,8 +8,9 @@ from cloister.config import variants
 from cloister.config.io import Scalar, Section, Whole
 from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
+from cloister.privacy.mechanisms.distributed.shared import SharedRelease
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Parties
-from cloister.privacy.mechanisms.distributed.steps import SAMPLING_RATE, SharedDpSgd
+from cloister.privacy.mechanisms.distributed.steps import SAMPLING_RATE, DistributedStep, SharedDpSgd
 from cloister.utils.errors import ConfigError
 
 ENABLED = "secure-aggregation.enabled"
@@ -46,6 +46,32 @@ class SecureAggregationConfig(Section):
         Two lists of survivors with t signatures each must have an honest signer in common: 2t > n + c.
         """
         return Parties(min(2 * self.threshold - self.colluding - 1, LARGEST_COHORT), self.threshold, self.colluding)
+
+    def shared_release(self, privacy: PrivacyConfig, group: str) -> SharedRelease | None:
+        """Return the release of a round; None if secure aggregation is off.
+
+        Args:
+            privacy: section `privacy.*` of the run.
+            group: `task.group`.
+
+        Raises:
+            ConfigError: the noise is not calibrated yet, or the server's mechanism does not support it.
+        """
+        if not self.enabled:
+            return None
+        if privacy.client.clips_gradients:
+            dp_sgd = privacy.dp_sgd
+            own = vars(dp_sgd.mechanism(group))
+            return DistributedStep(SharedDpSgd(**own, sampling_rate=dp_sgd.sampling_rate, parties=self.parties))
+        server = privacy.server
+        if not isinstance(server, variants.GlobalPrivacy | variants.MetricPrivacy):
+            raise ConfigError(f"{ENABLED} = True with privacy.server = {server.name!r}; use 'global-dp' or 'metric'")
+        return DistributedMean(
+            noise_multiplier=server.noise_multiplier,
+            clip=server.clipping.clip(),
+            parties=self.parties,
+            scale=server.scale(),
+        )
 
     @model_validator(mode="after")
     def _agree(self) -> "SecureAggregationConfig":
@@ -84,58 +110,3 @@ def with_parties(settings: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
         return settings
     colluding = (nodes - 1) // 3
     return {**settings, THRESHOLD: nodes - colluding, COLLUDING: colluding}
-
-
-class Private(Protocol):
-    """The sections of a run's configuration that decide its distributed mechanism."""
-
-    @property
-    def group(self) -> str:
-        """Return `task.group`."""
-
-    @property
-    def privacy(self) -> PrivacyConfig:
-        """Return the section `privacy.*`."""
-
-    @property
-    def secure_aggregation(self) -> SecureAggregationConfig:
-        """Return the section `secure-aggregation.*`."""
-
-
-def shared_mean(config: Private) -> DistributedMean:
-    """Return the distributed mechanism of a run with secure aggregation.
-
-    Args:
-        config: of the run.
-
-    Raises:
-        ConfigError: secure aggregation is off, or the server's mechanism does not support it.
-    """
-    server = config.privacy.server
-    if not config.secure_aggregation.enabled or not isinstance(server, variants.GlobalPrivacy | variants.MetricPrivacy):
-        raise ConfigError(f"{ENABLED} = {config.secure_aggregation.enabled} with privacy.server = {server.name!r}")
-    return DistributedMean(
-        noise_multiplier=server.noise_multiplier,
-        clip=server.clipping.clip(),
-        parties=config.secure_aggregation.parties,
-        scale=server.scale(),
-    )
-
-
-def shared_steps(config: Private) -> SharedDpSgd:
-    """Return the mechanism of a run whose rounds are steps of DP-SGD with noise in shares.
-
-    Args:
-        config: of the run.
-
-    Raises:
-        ConfigError: secure aggregation is off, or the clients have another mechanism.
-    """
-    if not config.secure_aggregation.enabled:
-        raise ConfigError(f"{ENABLED} = False: clients share no noise of a step; set it to true")
-    dp_sgd = config.privacy.dp_sgd
-    return SharedDpSgd(
-        **vars(dp_sgd.mechanism(config.group)),
-        sampling_rate=dp_sgd.sampling_rate,
-        parties=config.secure_aggregation.parties,
-    )

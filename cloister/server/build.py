@@ -15,7 +15,6 @@ from flwr.serverapp.strategy import Strategy
 from cloister.config import variants
 from cloister.config.io import Scalar
 from cloister.config.run import RunConfig, known_keys
-from cloister.config.secure import shared_mean, shared_steps
 from cloister.privacy.accounting.account import best_epsilon, composed
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
@@ -197,15 +196,16 @@ def decorate(
     server, seed = config.privacy.server, config.privacy.noise_seed
     if isinstance(server, variants.ClusteringPrivacy):
         return LaplaceClustering(strategy, copy, server.hypotheses, config.privacy.split_round)
-    if config.shares_steps:
+    shared = config.shared_release
+    if isinstance(shared, DistributedStep):
         recipe = recipe_of(named_task(config.task), config.client, config.privacy)
         schedule = Schedule.of(recipe, config.num_rounds)
-        step = DistributedStep(shared_steps(config), lambda number: recipe.learning_rate * schedule.share(number, 0, 1))
+        step = replace(shared, rate=lambda number: recipe.learning_rate * schedule.share(number, 0, 1))
         return SecureSteps(strategy, step, budget=budget)
+    if shared is not None:
+        return SecureSum(strategy, shared, budget=budget)
     if isinstance(server, variants.NoServerPrivacy):
         return NoPrivacyStrategy(strategy, by_examples=config.weights_by_examples)
-    if config.secure_aggregation.enabled:
-        return SecureSum(strategy, shared_mean(config), budget=budget)
     own = None if seed == -1 else seed
     noise, canaries = GaussianNoise(own), Canaries.drawn(server.canaries, own)
     return PrivateStrategy(strategy, mechanism_of(server), budget=budget, noise=noise, canaries=canaries)
@@ -426,7 +426,8 @@ def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
     if not config.is_private:
         items.append("every client's model, example count and training loss, to the server")
     elif not config.privacy.server.is_noised and not (config.privacy.client.noise_multiplier):
-        seen = "the sum of the clients' gradients" if config.shares_steps else "every client's model"
+        shared = config.shared_release
+        seen = shared.seen if shared else "every client's model"
         items.append(f"{seen}, to the server")
     elif config.weights_by_examples:
         items.append("every client's example count, to the server")

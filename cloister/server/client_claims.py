@@ -229,15 +229,11 @@ def _claim(
     if privacy.client.clips_gradients:
         from cloister.privacy.claims.client import dp_sgd_claim, standing_for_all
 
-        batch, dp_sgd = plan.recipe.batch_size, _dp_sgd(plan, layout)
+        dp_sgd = _dp_sgd(plan, layout)
         if sizes:
             steps = standing_for_all(sizes, dp_sgd, rounds, privacy.target_delta, shared or ())
         else:
-            # The server has no sizes of clients: these are examples. Just above one batch an epoch has two steps with
-            # almost no subsampling. With little noise, some sizes of two or three batches cost a tenth more. A
-            # client's own ledger records its actual spending. The cost of a shared step is that of all sizes.
-            examples = (batch,) if plan.config.shares_steps else (batch, batch + 1, 10 * batch, 100 * batch)
-            steps = tuple(private_steps(plan, units) for units in examples)
+            steps = tuple(private_steps(plan, units) for units in dp_sgd.sizes_shown(plan.recipe.batch_size))
         makers = plan.strategy.by_provisioner if isinstance(plan.strategy, SecureSteps) else None
         claim = dp_sgd_claim(dp_sgd, steps, rounds, privacy.target_delta, privacy.circumstances, shared, makers)
         claim = replace(claim, known=bool(sizes))
@@ -268,7 +264,7 @@ def _dp_sgd(plan: Plan, layout: Layout) -> LocalDpSgd:
         PrivacyError: no shares of this noise can be made.
     """
     if isinstance(plan.strategy, SecureSteps):
-        plan.strategy.plan(layout, 1)  # refuses noise that no shares can make, before the run
+        plan.strategy.mechanism.plan(layout.size)  # refuses noise that no shares can make, before the run
         return replace(plan.strategy.mechanism.dp_sgd, noise_multiplier=plan.strategy.multiplier(layout))
     return plan.config.privacy.dp_sgd.mechanism(plan.config.task.group)
 

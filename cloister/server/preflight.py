@@ -223,12 +223,12 @@ def low_snr_warnings(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[Loc
                 f"{noise.key} = {noise.multiplier / noise.ratio:.2g}. More clients, a smaller model, frozen layers or "
                 "a larger budget help"
             )
-    batch, largest = plan.recipe.batch_size, max((size.examples for size in sizes), default=0)
-    if largest and batch > largest and not plan.config.shares_steps:
+    units, batch = max(((size.examples, size.batch_size) for size in sizes), default=(0, 0))
+    if batch > units:
         word = plan.config.privacy.dp_sgd.mechanism(plan.config.task.group).word
         warnings.append(
-            f"client.batch-size = {batch} is more than any client has ({largest} {word}s at most): DP-SGD divides a "
-            f"sum by it all the same, so that steps are {batch / largest:.3g} times too short; use at most {largest}"
+            f"client.batch-size = {batch} is more than any client has ({units} {word}s at most): DP-SGD divides a "
+            f"sum by it all the same, so that steps are {batch / units:.3g} times too short; use at most {units}"
         )
     return warnings
 
@@ -248,7 +248,7 @@ def _noise_of_clients(plan: Plan, parameters: int, cohort: float, sizes: Sequenc
     if not client.is_on or (client.clips_gradients and not sizes):
         return
     z, messages = client.noise_multiplier, max(1.0, cohort) * plan.config.num_rounds
-    if plan.config.shares_steps:
+    if plan.config.secure_aggregation.enabled:
         # The noise of a step is on the sum over all clients, of q·N units each on average.
         units = max(1.0, cohort) * sum(size.rate * size.examples for size in sizes) / len(sizes)
         ratio = z * math.sqrt(parameters / plan.config.num_rounds) / units

@@ -9,18 +9,12 @@ that attests a wrong size makes steps too short or too long, as one with a wrong
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Event, Unaccounted
+from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
-from cloister.privacy.dpsgd.local_steps import OneStep
-from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
 from cloister.privacy.mechanisms.distributed.steps import DistributedStep
-from cloister.privacy.mechanisms.mechanism import Released
 from cloister.server.screening import Screening
 from cloister.server.secure_sum import SecureSum, Summed
 from cloister.server.strategy_wrapper import Measurements
@@ -74,10 +68,8 @@ class SecureSteps(SecureSum):
         Args:
             layout: of the model.
         """
-        own = self.mechanism.dp_sgd
-        if caveats := "; ".join(own.caveats()):
-            return Unaccounted(caveats)
-        return OneStep.of(1, own.sampling_rate).event(self.multiplier(layout))
+        (event,) = self.mechanism.unit_events(layout, len(self.by_provisioner or ()))
+        return event
 
     def events(self, layout: Layout) -> tuple[Event, ...]:
         """Return no release: none is about a whole client.
@@ -97,8 +89,7 @@ class SecureSteps(SecureSum):
 
     def claim(self) -> Claim:
         """Return the empty claim about whole clients, with t and c."""
-        own = self.mechanism.parties
-        return Claim("none", parameters={THRESHOLD: own.threshold, COLLUDING: own.colluding})
+        return Claim("none", parameters={**self.mechanism.dp_sgd.parties.parameters()})
 
     @contextmanager
     def recorded(self, layout: Layout, server_round: int) -> Iterator[None]:
@@ -118,23 +109,6 @@ class SecureSteps(SecureSum):
         budget, bound = self.budget.without_limit(own.unit), own.clipping_norm_in(server_round)
         with budget.release(self.event(layout), server_round, self.mechanism.name, bound):
             yield
-
-    def plan(self, layout: Layout, server_round: int) -> Plan:
-        """Return the plan of a round; see `SecureSum.plan`.
-
-        Args:
-            layout, server_round: as there.
-        """
-        return self.mechanism.dp_sgd.plan(layout.size, server_round)
-
-    def released(self, found: Summed, total: NDArray[np.int64], server_round: int) -> Released:
-        """Return the model after one step; see `SecureSum.released`.
-
-        Args:
-            found, total, server_round: as there.
-        """
-        cohort = found.cohort
-        return self.mechanism.stepped(total, cohort.layout, cohort.sent, server_round, found.units)
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
         """Let the wrapped strategy take the step; a round whose survivors attest no size leaves the model unchanged.

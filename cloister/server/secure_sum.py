@@ -31,11 +31,9 @@ from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.claims.premises import KEYS, MAX_BYTES, known_by, size_and_checked
-from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.plan import Plan, without_surplus
+from cloister.privacy.mechanisms.distributed.shared import SharedRelease
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
-from cloister.privacy.mechanisms.distributed.steps import DistributedStep
-from cloister.privacy.mechanisms.mechanism import Released
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.coordinator import Coordinator, Total
 from cloister.secure_aggregation.primitives import out_of_ring, seeds
@@ -293,11 +291,9 @@ class SecureSum(PrivateStrategy):
     Guarantee: that of the mechanism, against this server too, if every client runs a bundle that its site has checked.
     """
 
-    mechanism: DistributedMean | DistributedStep
+    mechanism: SharedRelease
 
-    def __init__(
-        self, inner: Strategy, mechanism: DistributedMean | DistributedStep, *, budget: PrivacyBudget | None = None
-    ) -> None:
+    def __init__(self, inner: Strategy, mechanism: SharedRelease, *, budget: PrivacyBudget | None = None) -> None:
         super().__init__(inner, mechanism, budget=budget)
         self._by_provisioner: frozenset[str] | None = None
 
@@ -357,12 +353,9 @@ class SecureSum(PrivateStrategy):
             BudgetExhausted: the budget does not cover the round.
             ConfigError: more nodes would be asked than the threshold permits. Two lists of survivors would be possible.
         """
-        if self.mechanism.bits:
-            config[CLIPPING_NORM] = self.mechanism.clipping_norm
-        if self.mechanism.squares:
-            config[DISTANCE] = self.mechanism.distance
+        config.update(self.mechanism.stated())
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        parties = self.mechanism.parties
+        parties = self.mechanism.plan(Layout.of(from_record(arrays)).size, server_round).shares.parties
         if len(messages) > parties.members:
             raise ConfigError(
                 f"{len(messages)} nodes would train in round {server_round}; with {THRESHOLD} = {parties.threshold} "
@@ -390,7 +383,7 @@ class SecureSum(PrivateStrategy):
         """
         asked = list(messages)
         layout = Layout.of(from_record(self.sent))
-        plan = self.plan(layout, server_round)
+        plan = self.mechanism.plan(layout.size, server_round)
         attempt = SecureRound(self._terms(server_round, plan, asked), plan.terms(), asked, send)
 
         def charged() -> AbstractContextManager[None]:
@@ -431,36 +424,17 @@ class SecureSum(PrivateStrategy):
         if not isinstance(found, Summed) or found.total is None:
             self.measured = Measurements(asked, 0, screening.rejected, epsilon=self.spent(), abandoned=True)
             return None, None
-        layout = found.cohort.layout
-        released = self.released(found, found.total, server_round)
+        layout, sent = found.cohort.layout, found.cohort.sent
+        released = self.mechanism.released(
+            found.total, layout, sent, found.survivors, found.shown, found.units, server_round
+        )
         arrays, metrics = self._aggregated(server_round, layout, released)
         self.measured = self._measurements(found, released)
         self._follow(released.following, layout)
         return arrays, metrics
 
-    def plan(self, layout: Layout, server_round: int) -> Plan:
-        """Return the plan of a round, the same as that of each client.
-
-        Args:
-            layout: of the model.
-            server_round: counted from 1.
-        """
-        assert isinstance(self.mechanism, DistributedMean)
-        return self.mechanism.plan(layout.size)
-
-    def released(self, found: Summed, total: NDArray[np.int64], server_round: int) -> Released:
-        """Return the release that follows from a sum.
-
-        Args:
-            found: result of `collect`.
-            total: its sum.
-            server_round: counted from 1.
-        """
-        assert isinstance(self.mechanism, DistributedMean)
-        return self.mechanism.released(total, found.cohort.layout, found.cohort.sent, found.survivors, found.shown)
-
     def _terms(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Terms:
-        parties = self.mechanism.parties
+        parties = plan.shares.parties
         run = str(asked[0].metadata.run_id) if asked else ""
         graph = Complete(parties.threshold, parties.colluding)
         return Terms(run, server_round, graph, plan.length, plan.bits)

@@ -270,7 +270,7 @@ class TestPlans:
             asked.append(given)
             return np.array(units)
 
-        monkeypatch.setattr("cloister.client.costs.units_dealt", units_dealt)
+        monkeypatch.setattr("cloister.client.data.units_dealt", units_dealt)
         request = request_of_kind(settings=DP_SGD)
         assert plan_of(request, node_at(DP_SGD, SIZED)).public_size == size
         assert asked == [(request.config.task, node_of(SIZED), request.seed)]

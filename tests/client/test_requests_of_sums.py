@@ -22,7 +22,6 @@ from cloister.client.request import (
 )
 from cloister.client.trainers import model_and_trainer_of
 from cloister.config.run import parse
-from cloister.config.secure import shared_mean
 from cloister.flower.messages import assume_run
 from cloister.privacy.accounting.events import to_json
 from cloister.privacy.mechanisms.clipping import MAX_BOUND, MIN_BOUND
@@ -147,7 +146,7 @@ class TestTraining:
 
     def test_is_charged_by_the_nodes_own_reckoning(self):
         own, more = (
-            shared_mean(parse(FIXED | {"privacy.noise-multiplier": z})).events(Layout.of(SOFTMAX)) for z in (1.0, 2.0)
+            parse(FIXED | {"privacy.noise-multiplier": z}).shared_release.events(Layout.of(SOFTMAX)) for z in (1.0, 2.0)
         )
         told, too_much = ([json.dumps(to_json(event)) for event in events] for events in (own, more))
         assert training().promise == training(privacy_events=told).promise == own

@@ -7,13 +7,12 @@ from asking import SOFTMAX, context_of, gaussians, message_of, node_at, own_node
 from policed import ask, only, refused
 
 from cloister.client.costs import plan_of, privacy_costs_of
-from cloister.client.enforce import multiplier_of_steps
 from cloister.client.request import TrainRequest, request_of
 from cloister.config.run import parse
-from cloister.config.secure import shared_steps
 from cloister.privacy.accounting.events import Gaussian, Repeated, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.secure_aggregation.messages import Delivery
+from cloister.utils.arrays import Layout
 from cloister.utils.errors import PrivacyError
 
 STEPS = {
@@ -79,11 +78,13 @@ class TestTheCharge:
         assert event == Unaccounted("no policy of this node has min-colluding")
 
     def test_is_for_one_share_where_the_provisioner_made_more_keys_than_may_collude(self):
-        request = request_of_kind(settings=STEPS)
-        assert multiplier_of_steps(replace(request, by_provisioner=("site-1",))) == 1.5
-        alone = multiplier_of_steps(replace(request, by_provisioner=("site-1", "site-2")))
-        own = shared_steps(request.config)
-        plan = own.plan(sum(array.size for array in SOFTMAX.values()), 1)
+        request, layout = request_of_kind(settings=STEPS), Layout.of(SOFTMAX)
+        own = request.config.shared_release
+        assert own.unit_events(layout, by_provisioner=1) == (EVENT,)
+        asked = replace(request, by_provisioner=("site-1", "site-2"))
+        charge = privacy_costs_of(asked, node_at(STEPS))[-1]
+        assert charge.events == own.unit_events(layout, by_provisioner=2)
+        alone, plan = charge.events[0].event.noise_multiplier, own.plan(layout.size)
         assert alone == pytest.approx(plan.shares.base / plan.steps, rel=1e-6) and alone < 0.8
 
     def test_has_none_without_noise(self):
@@ -96,7 +97,7 @@ class TestTheCharge:
         request = request_of_kind(settings=settings, number=3)
         (charge,) = [each for each in privacy_costs_of(request, node_at(settings)) if each.unit == "example"]
         assert charge.clip == 0.25 and charge.events == (EVENT,)
-        first, third = (shared_steps(parse(settings)).plan(650, number) for number in (1, 3))
+        first, third = (parse(settings).shared_release.plan(650, number) for number in (1, 3))
         assert third.bound == pytest.approx(first.bound / 4) and third.steps == first.steps
         assert third.terms() != first.terms(), "members sign S of the round"
 
@@ -109,6 +110,6 @@ def test_a_node_plans_one_step_with_places_for_its_own_size(tmp_path):
 def test_a_server_that_promises_noise_of_its_own_is_refused():
     delivery = Delivery(("site-1",), {"site-1": b"0" * 60}).encode()
     context = context_of(STEPS)
-    assert request_of(TrainRequest, message_of(secure_message=delivery), context).config.shares_steps
-    with pytest.raises(PrivacyError, match="the clients alone add noise"):
+    assert request_of(TrainRequest, message_of(secure_message=delivery), context).config.shared_release.sums_gradients
+    with pytest.raises(PrivacyError, match="is not what this node's share of the noise amounts to"):
         request_of(TrainRequest, message_of(secure_message=delivery, privacy_events=gaussians(1000.0)), context)

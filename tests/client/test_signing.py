@@ -23,7 +23,6 @@ from cloister.client.node import Node, node_of
 from cloister.client.policy import read_policy
 from cloister.client.secure import identity_of, open_masks
 from cloister.config.run import parse
-from cloister.config.secure import shared_mean
 from cloister.deploy.credentials import new_node_key
 from cloister.flower.messages import LOCAL_RUN
 from cloister.secure_aggregation.roster import Roster, sign_roster
@@ -272,7 +271,7 @@ def stated(at_site):
 def of_sums(node, policy=None):
     """A request to train in a sum in which one client may collude, and the node that it reaches."""
     config = settings("out", clients=3, threshold=3, colluding=1, z=2.0)
-    promise = shared_mean(parse(config)).events(Layout.of(SOFTMAX))
+    promise = parse(config).shared_release.events(Layout.of(SOFTMAX))
     return request_of_kind(settings=config, promise=promise, bound=1.0), Node(node, policy, 1, RecordDict())
 
 
@@ -280,7 +279,7 @@ def of_sums(node, policy=None):
 def test_a_node_charges_the_noise_that_is_there_by_who_made_the_keys_on_its_own_roster(site, by_provisioner):
     request, node = of_sums(site(roster=stated(NAMES[by_provisioner:])))
     (event,) = privacy_costs_of(request, node)[0].events
-    one_share = shared_mean(request.config).plan(Layout.of(SOFTMAX).size).shares.base
+    one_share = request.config.shared_release.plan(Layout.of(SOFTMAX).size).shares.base
     as_configured = request.promise[0].honest, request.promise[0].scale
     assert (event.honest, event.scale) == ((1, one_share) if by_provisioner > 1 else as_configured)
     assert as_configured[0] == 2

@@ -195,7 +195,7 @@ class TestAStep:
         step = DistributedStep(shared(sigma=0.0, rate=0.5), lambda number: 0.1 * number)
         plan = step.dp_sgd.plan(3, 2)
         total = encode_clipped_sum((np.array([1.0, -2.0, 0.0]),), plan)
-        released = step.stepped(total, layout, (np.ones(3, np.float32),), 2, units=8)
+        released = step.released(total, layout, (np.ones(3, np.float32),), 4, units=8, server_round=2)
         np.testing.assert_allclose(released.models[0][0], 1 - 0.2 / 4 * np.array([1.0, -2.0, 0.0]), atol=1e-6)
 
     def test_needs_no_size_for_its_noise(self):

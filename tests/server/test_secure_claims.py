@@ -12,7 +12,7 @@ from support import failures
 from cloister.client import secure
 from cloister.client.app import app
 from cloister.config.run import parse
-from cloister.config.secure import SWITCHED_OFF, shared_mean
+from cloister.config.secure import SWITCHED_OFF
 from cloister.estimate.preview import Options, preview
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
@@ -94,9 +94,9 @@ def test_strategies_that_need_every_reply_are_not(name, tmp_path):
 
 def test_a_sum_that_has_no_room_takes_the_wider_ring_or_none(tmp_path):
     for z, bits in ((2.0, 32), (200.0, 64)):
-        assert shared_mean(parse(settings(tmp_path, 100, 100, z=z))).plan(650).bits == bits
+        assert parse(settings(tmp_path, 100, 100, z=z)).shared_release.plan(650).bits == bits
     with pytest.raises(PrivacyError, match="at most"):
-        shared_mean(parse(settings(tmp_path, 5, 4, z=1e4))).plan(650)
+        parse(settings(tmp_path, 5, 4, z=1e4)).shared_release.plan(650)
 
 
 def test_more_than_a_hundred_are_not_taken(tmp_path):
@@ -224,7 +224,7 @@ def test_members_with_keys_of_the_provisioner_count_as_colluding(tmp_path, monke
     """With an older roster, all of whose keys it made, one share of the noise is left, and that is what is claimed."""
     played(monkeypatch, number)
     outcome = go(tmp_path, colluding=1)
-    mechanism = shared_mean(parse(settings(tmp_path, colluding=1)))
+    mechanism = parse(settings(tmp_path, colluding=1)).shared_release
     plan = mechanism.plan(650)
     there = 1.0 if honest > 1 else plan.shares.base / plan.steps
     noise, _ = best_epsilon(Account([Gaussian(there)] * 2), 1e-5)

@@ -96,7 +96,7 @@ class TestTheNoise:
         plan, updates = DistributedMean.plan, long_updates(*[0.5] * 5)
         monkeypatch.setattr(DistributedMean, "events", lambda own, layout, *_: plan(own, layout.size).events())
         monkeypatch.setattr(
-            DistributedMean, "plan", lambda own, size: replace(plan(own, size), beside=(own.bits,) * 1500)
+            DistributedMean, "plan", lambda own, size, *_: replace(plan(own, size), beside=(own.bits,) * 1500)
         )
         keys = {"threshold": 3, "privacy.clipping-count-noise-multiplier": 2.0}
         run, noise = run_of(folder, updates, gone, **keys), []

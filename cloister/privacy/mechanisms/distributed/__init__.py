@@ -6,8 +6,9 @@ shares         the components of each client's noise, and the remaining variance
                additional numbers in the same sum, each on a grid and with noise of its own
 plan           the public grid, the noise on it, the size of the ring, and the event of a round;
                a client's update in steps, its noise, and the removal of surplus noise from the sum
-mean           `DistributedMean`: the mechanism of a run, as server and clients compute it
-steps          `SharedDpSgd`: a round as one step of DP-SGD
+shared         `SharedRelease`: what server and clients ask about a round, in two forms
+mean           `DistributedMean`: the mean of the clients' updates
+steps          `DistributedStep`: a round as one step of DP-SGD
 
 Mathematics only: `cloister.secure_aggregation` sums the numbers without revealing a single one.
 """

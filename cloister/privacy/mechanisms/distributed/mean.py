@@ -8,6 +8,7 @@
 | a server that holds single updates | refused: this mechanism adds no noise to them |
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -19,8 +20,9 @@ from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.premises import BUNDLE, COLLUSION, CRYPTOGRAPHY, KEYS, ROSTER
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
-from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Beside, Bits, Parties, Squares
+from cloister.privacy.mechanisms.distributed.plan import Plan, encode_client_input
+from cloister.privacy.mechanisms.distributed.shared import SharedRelease
+from cloister.privacy.mechanisms.distributed.shares import Beside, Bits, Parties, Squares
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.mechanism import Contributions, Parameter, Released
 from cloister.privacy.mechanisms.metric import DistanceScaled
@@ -28,14 +30,15 @@ from cloister.utils import check
 from cloister.utils.arrays import Layout, Row, State
 from cloister.utils.cohort import Cohort
 from cloister.utils.errors import ConfigError, PrivacyError
-from cloister.utils.registry import Capabilities
+from cloister.utils.state import Coordinates
+from cloister.utils.wire import CLIPPING_NORM, DISTANCE
 
 ANY_MODEL = Layout.of({"any": np.zeros(1)})
 """Layout of any model: the limits of a distance that is derived from sums depend on C alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedMean(GaussianMechanism):
+class DistributedMean(SharedRelease, GaussianMechanism):
     """Mean of the survivors' clipped updates, with noise of standard deviation z·C on their sum.
 
     Attributes:
@@ -59,6 +62,8 @@ class DistributedMean(GaussianMechanism):
 
     placement = "update"
     premises = (BUNDLE, ROSTER, KEYS, CRYPTOGRAPHY, COLLUSION)
+    sums_gradients = False
+    seen = "the sum of the clients' updates"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,18 +76,14 @@ class DistributedMean(GaussianMechanism):
                     f"and privacy.clipping = 'fixed'; found {found[0]!r}, {found[1]!r}, {self.clip}"
                 )
 
-    @property
-    def needs_public_cohort(self) -> bool:
-        """Return True: members sign the names of all survivors."""
-        return True
-
-    def plan(self, parameters: int) -> Plan:
+    def plan(self, parameters: int, server_round: int = 1) -> Plan:
         """Return the plan of a round, the same for all parties.
 
-        It follows from the configuration alone.
+        It follows from the configuration, C and the distance alone.
 
         Args:
             parameters: p, numbers of an update.
+            server_round: all rounds are alike.
 
         Raises:
             PrivacyError: the sum might exceed the widest ring, or the noise is beyond the range of exact noise.
@@ -120,6 +121,15 @@ class DistributedMean(GaussianMechanism):
             return None
         return Squares.of(self.scale.distance_multiplier, self.parties)
 
+    def bound_in(self, server_round: int) -> float:
+        """Return C in force."""
+        return self.clip.bound
+
+    def encode(self, made: Row, sent: Row, layout: Layout, plan: Plan) -> NDArray[np.int64]:
+        """Return a client's clipped update and its auxiliary numbers; see `SharedRelease.encode`."""
+        coordinates = Coordinates.of(layout, sent, plan.bound)
+        return encode_client_input(Cohort.of(layout, coordinates.origin, (coordinates.bounded(made),)), plan)
+
     def events(self, layout: Layout, sampling: Sampling = UNSAMPLED, by_provisioner: int = 0) -> tuple[Event, ...]:
         """Return the releases of a round, for any survivors.
 
@@ -128,25 +138,26 @@ class DistributedMean(GaussianMechanism):
         of any distance.
 
         Args:
-            layout, sampling: as in `GaussianMechanism.events`.
-            by_provisioner: members of the roster whose keys the provisioner generated; they count as colluding. The
-                sum is proved to hold t - c honest shares if at most c collude. If more do, one share counts.
+            layout, sampling, by_provisioner: as in `SharedRelease.events`.
         """
         plan = self._at(self.scale.factors(self.clip.bound, ANY_MODEL)[0], layout.size)
         return plan.events(single=by_provisioner > self.parties.colluding)
 
-    def released(
-        self, total: NDArray[np.int64], layout: Layout, sent: Row, survivors: int, shown: int | None = None
-    ) -> Released:
-        """Return the release that follows from a sum.
+    def unit_events(self, layout: Layout, by_provisioner: int = 0) -> tuple[Event, ...]:
+        """Return `events` for replacing one example or group: it may turn a client's update into any other one."""
+        return tuple(event.replaced() for event in self.events(layout, by_provisioner=by_provisioner))
 
-        Args:
-            total: sum of the survivors' integers, shape (plan.length,), without surplus noise.
-            layout: of the model.
-            sent: the global model of the round.
-            survivors: public number of updates in the sum.
-            shown: number of survivors that revealed their surplus noise, which is not in the total; None: all.
-        """
+    def released(
+        self,
+        total: NDArray[np.int64],
+        layout: Layout,
+        sent: Row,
+        survivors: int,
+        shown: int | None = None,
+        units: int = 0,
+        server_round: int = 1,
+    ) -> Released:
+        """Return the model sent plus the mean of the sum; see `SharedRelease.released`."""
         plan = self.plan(layout.size)
         step, sensitivity = plan.bound / plan.steps / survivors, plan.bound / survivors
         pieces = (total[start:end] for start, end in pairwise(layout.offsets))
@@ -159,7 +170,7 @@ class DistributedMean(GaussianMechanism):
             steps = total[: plan.parameters].astype(np.float64)
             summed = (float(steps @ steps) - plan.parameters * noise) / plan.steps**2
             apart = plan.bound * self.squares.apart(int(total[-1]), summed, survivors)
-            following = self.told(apart)
+            following = self.restated(self.clip.bound, apart)
         if isinstance(self.clip, AdaptiveClip) and self.bits:
             following = replace(self, clip=self.clip.moved(self.bits.share(int(total[-1]), survivors)))
         return Released(
@@ -172,14 +183,20 @@ class DistributedMean(GaussianMechanism):
             following=following,
         )
 
-    def told(self, distance: float) -> "DistributedMean":
-        """Return this mechanism with another distance, held between its limits.
+    def stated(self) -> Mapping[str, float]:
+        """Return C if it adapts, and the distance if it scales the noise."""
+        bound = {CLIPPING_NORM: self.clip.bound} if self.bits else {}
+        return bound | ({DISTANCE: self.distance} if self.squares else {})
+
+    def restated(self, bound: float, distance: float) -> "DistributedMean":
+        """Return this mechanism with another C, and another distance that is held between its limits.
 
         Args:
+            bound: C > 0, from any source.
             distance: d ≥ 0, from any source.
         """
-        low, high = self.scale.limits(self.clip.bound, ANY_MODEL)
-        return replace(self, distance=min(max(distance, low), high))
+        low, high = self.scale.limits(bound, ANY_MODEL)
+        return replace(self, clip=replace(self.clip, bound=bound), distance=min(max(distance, low), high))
 
     def state_dict(self) -> State:
         """Return the state of `GaussianMechanism`, with the distance."""
@@ -199,39 +216,9 @@ class DistributedMean(GaussianMechanism):
         """Raise ConfigError: the server cannot add canaries to a sum of masked updates."""
         raise ConfigError("privacy.canaries contradicts secure-aggregation.enabled = true; use 0 canaries")
 
-    def suited_to(self, capabilities: Capabilities | None, strategy: str) -> "DistributedMean":
-        """Return this mechanism for a strategy that uses the mean alone.
-
-        Args:
-            capabilities, strategy: as in `Mechanism.suited_to`.
-
-        Raises:
-            ConfigError: the strategy needs single updates, or declares no capabilities.
-        """
-        refuse_single_updates(capabilities, strategy)
-        return self
-
     def parameters(self) -> dict[str, Parameter]:
         """Return all parameters, by configuration key."""
-        own: dict[str, Parameter] = {THRESHOLD: self.parties.threshold, COLLUDING: self.parties.colluding}
-        return {**super().parameters(), **own}
-
-
-def refuse_single_updates(capabilities: Capabilities | None, strategy: str) -> None:
-    """Refuse a strategy that needs more than the mean.
-
-    Args:
-        capabilities, strategy: as in `Mechanism.suited_to`.
-
-    Raises:
-        ConfigError: it needs single updates, or declares no capabilities.
-    """
-    if capabilities is None or capabilities.needs_every_reply:
-        why = "declares no capabilities" if capabilities is None else "needs every reply"
-        raise ConfigError(
-            f"secure-aggregation.enabled = true contradicts strategy {strategy}, which {why}: the server learns "
-            "the sum of the updates and no single one; use a strategy on the mean"
-        )
+        return {**super().parameters(), **self.parties.parameters()}
 
 
 @lru_cache(maxsize=64)

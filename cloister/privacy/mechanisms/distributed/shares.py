@@ -96,6 +96,10 @@ class Parties:
         """Return h = t - c, the least number of honest shares in every sum."""
         return self.threshold - self.colluding
 
+    def parameters(self) -> dict[str, int]:
+        """Return t and c, by configuration key."""
+        return {THRESHOLD: self.threshold, COLLUDING: self.colluding}
+
     def survivors(self) -> range:
         """Return all possible numbers of survivors in a sum."""
         return range(self.threshold, self.members + 1)

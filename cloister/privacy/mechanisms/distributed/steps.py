@@ -41,7 +41,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,15 +49,14 @@ from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.premises import BUNDLE, COLLUSION, CRYPTOGRAPHY, KERNELS, KEYS, ROSTER
 from cloister.privacy.dpsgd.batches import places_of
-from cloister.privacy.dpsgd.local_steps import MAX_BATCH, LocalDpSgd
+from cloister.privacy.dpsgd.local_steps import MAX_BATCH, LocalDpSgd, OneStep
 from cloister.privacy.dpsgd.noise import rounding_steps
-from cloister.privacy.mechanisms.distributed.mean import refuse_single_updates
 from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Parties
-from cloister.privacy.mechanisms.mechanism import Contributions, Mechanism, Parameter, Released
+from cloister.privacy.mechanisms.distributed.shared import SharedRelease
+from cloister.privacy.mechanisms.distributed.shares import Parties
+from cloister.privacy.mechanisms.mechanism import Contributions, Parameter, Released
 from cloister.utils.arrays import Layout, Row
 from cloister.utils.errors import PrivacyError
-from cloister.utils.registry import Capabilities
 
 RING = 64
 """Bits of the ring: 100 clients with 2^17 units of 2^26 steps each, and their noise, stay below 2^51."""
@@ -120,8 +118,11 @@ class SharedDpSgd(LocalDpSgd):
 
     def parameters(self) -> dict[str, float | str]:
         """Return the parameters, by configuration key."""
-        own = {SAMPLING_RATE: self.sampling_rate, THRESHOLD: self.parties.threshold, COLLUDING: self.parties.colluding}
-        return {**super().parameters(), **own}
+        return {**super().parameters(), SAMPLING_RATE: self.sampling_rate, **self.parties.parameters()}
+
+    def sizes_shown(self, batch_size: int) -> tuple[int, ...]:
+        """Return one size: a step costs clients of all sizes the same."""
+        return (batch_size,)
 
 
 def encode_clipped_sum(sums: Row, plan: Plan) -> NDArray[np.int64]:
@@ -148,42 +149,49 @@ def encode_clipped_sum(sums: Row, plan: Plan) -> NDArray[np.int64]:
     return np.nan_to_num(np.clip(np.rint(flat, out=flat), -most, most, out=flat), copy=False, nan=0.0).astype(np.int64)
 
 
+def _rate_of_1(server_round: int) -> float:
+    return 1.0
+
+
 @dataclass(frozen=True)
-class DistributedStep(Mechanism):
+class DistributedStep(SharedRelease):
     """Release of a round of `SharedDpSgd`: the model after one step, for the strategy around it.
 
     Args:
         dp_sgd: as clients compute it.
-        rate: returns the learning rate of a round.
+        rate: returns the learning rate of a round, which the server alone uses; by default it is 1.
     """
 
     dp_sgd: SharedDpSgd
-    rate: Callable[[int], float]
+    rate: Callable[[int], float] = _rate_of_1
 
     name = "dp-sgd"
     premises = SharedDpSgd.premises
-    bits: ClassVar[None] = None
-    squares: ClassVar[None] = None
-    distance: ClassVar[float] = 1.0
+    sums_gradients = True
+    seen = "the sum of the clients' gradients"
 
-    @property
-    def parties(self) -> Parties:
-        """Return the sizes of the cohort."""
-        return self.dp_sgd.parties
+    def plan(self, parameters: int, server_round: int = 1) -> Plan:
+        """Return `SharedDpSgd.plan`."""
+        return self.dp_sgd.plan(parameters, server_round)
 
-    @property
-    def needs_public_cohort(self) -> bool:
-        """Return True: members sign the names of all survivors."""
-        return True
+    def bound_in(self, server_round: int) -> float:
+        """Return S of a round."""
+        return self.dp_sgd.clipping_norm_in(server_round)
+
+    def encode(self, made: Row, sent: Row, layout: Layout, plan: Plan) -> NDArray[np.int64]:
+        """Return `encode_clipped_sum` of the client's clipped sum."""
+        return encode_clipped_sum(made, plan)
 
     def events(self, layout: Layout, sampling: Sampling = UNSAMPLED, by_provisioner: int = 0) -> tuple[Event, ...]:
-        """Return one release without a bound for a whole client.
-
-        Args:
-            layout, sampling: as in `Mechanism.events`.
-            by_provisioner: as in `SharedDpSgd.multiplier`.
-        """
+        """Return one release without a bound for a whole client."""
         return (Unaccounted(NOT_OF_CLIENTS),)
+
+    def unit_events(self, layout: Layout, by_provisioner: int = 0) -> tuple[Event, ...]:
+        """Return the step of central DP-SGD with the noise that counts; see `SharedRelease.unit_events`."""
+        if caveats := "; ".join(self.dp_sgd.caveats()):
+            return (Unaccounted(caveats),)
+        multiplier = self.dp_sgd.multiplier(layout.size, by_provisioner)
+        return (OneStep.of(1, self.dp_sgd.sampling_rate).event(multiplier),)
 
     def release(self, contributions: Contributions) -> Released:
         """Raise PrivacyError: the server has no single sums.
@@ -193,15 +201,20 @@ class DistributedStep(Mechanism):
         """
         raise PrivacyError("under secure aggregation clients add the noise; there is nothing to noise here")
 
-    def stepped(self, total: NDArray[np.int64], layout: Layout, sent: Row, server_round: int, units: int) -> Released:
-        """Return the model sent minus rate·sum/(q·N): post-processing of the sum and of public numbers.
+    def released(
+        self,
+        total: NDArray[np.int64],
+        layout: Layout,
+        sent: Row,
+        survivors: int,
+        shown: int | None = None,
+        units: int = 0,
+        server_round: int = 1,
+    ) -> Released:
+        """Return the model sent minus rate·sum/(q·N); see `SharedRelease.released`.
 
-        Args:
-            total: sum of the survivors' integers, shape (p,), without surplus noise.
-            layout: of the model.
-            sent: the global model of the round.
-            server_round: counted from 1.
-            units: N > 0, the sum of the survivors' public sizes.
+        Raises:
+            ZeroDivisionError: N is 0: no survivor states a size.
         """
         plan = self.dp_sgd.plan(layout.size, server_round)
         factor = self.rate(server_round) / (self.dp_sgd.sampling_rate * units)
@@ -213,18 +226,6 @@ class DistributedStep(Mechanism):
         return Released(
             (model,), factor * bound * multiplier, factor * bound, noise_multiplier=multiplier, clipping_norm=bound
         )
-
-    def suited_to(self, capabilities: Capabilities | None, strategy: str) -> "DistributedStep":
-        """Return this mechanism for a strategy that uses the mean alone.
-
-        Args:
-            capabilities, strategy: as in `Mechanism.suited_to`.
-
-        Raises:
-            ConfigError: the strategy needs single updates, or declares no capabilities.
-        """
-        refuse_single_updates(capabilities, strategy)
-        return self
 
     def parameters(self) -> dict[str, Parameter]:
         """Return all parameters, by configuration key."""
