@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums  # noqa: E402
+from cloister.privacy.dpsgd.labels import Mixes, NotIsolated, Refused, Rows, Unproved  # noqa: E402
 from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR  # noqa: E402
 from cloister.privacy.dpsgd.torch_forms import of_positions  # noqa: E402
 from cloister.privacy.dpsgd.torch_in_rows import TorchInRows  # noqa: E402
 from cloister.privacy.dpsgd.torch_in_turn import TorchInTurn  # noqa: E402
-from cloister.privacy.dpsgd.torch_isolation import Mixes, NotIsolated, Refused, Rows, Unproved, labels  # noqa: E402
+from cloister.privacy.dpsgd.torch_isolation import labels  # noqa: E402
 from cloister.privacy.dpsgd.torch_step import TorchDpSgd  # noqa: E402
 from cloister.privacy.dpsgd.torch_tracing import _traced, values_of  # noqa: E402
 

@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 
 from cloister.privacy.dpsgd.descent import refuse_coarse_modes
-from cloister.privacy.dpsgd.isolation import Mixes, NotIsolated, Unproved, prove
+from cloister.privacy.dpsgd.isolation import prove
+from cloister.privacy.dpsgd.labels import Mixes, NotIsolated, Unproved
 from cloister.privacy.dpsgd.nested import Probe, check_probe
 from cloister.privacy.dpsgd.tracing import (
     LEARNT,

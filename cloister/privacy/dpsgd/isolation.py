@@ -10,25 +10,10 @@ from graphlib import CycleError, TopologicalSorter
 
 import tensorflow as tf
 
-from cloister.privacy.dpsgd.isolation_rules import (
-    GUARDS,
-    RAISING,
-    Label,
-    Mixes,
-    NotIsolated,
-    Refused,
-    Rows,
-    StaticValues,
-    Step,
-    Unproved,
-    has_rule,
-    misfit,
-    outputs,
-)
+from cloister.privacy.dpsgd.isolation_rules import GUARDS, RAISING, StaticValues, Step, has_rule, outputs
+from cloister.privacy.dpsgd.labels import Label, NotIsolated, Refused, Rows, Unproved, misfit
 from cloister.privacy.dpsgd.tracing import UNORDERED, may_keep, with_functions
 from cloister.utils.arrays import Tensor
-
-__all__ = ["Label", "Mixes", "NotIsolated", "Rows", "Unproved", "labels", "prove"]
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 CONTROL = ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
@@ -59,13 +44,13 @@ def prove(graph: tf.Graph, units: int, rows: Sequence[Tensor], targets: Sequence
     given: dict[int, Label] = {}
     for row in rows:
         if not row.shape.rank or not row.shape[0] or row.shape[0] % units:
-            raise Unproved(row.op, f"does not hold {units} units along its first axis: {row.shape}")
+            raise _unproved(row.op, f"does not hold {units} units along its first axis: {row.shape}")
         given[id(row)] = Rows(0, row.shape[0] // units)
     for target, label in zip(targets, labels(graph, units, given, targets), strict=True):
         if label is None:
             continue
         if not isinstance(label, Rows) or label.axis != 0 or target.shape[0] != units * label.inner:
-            raise Unproved(target.op, f"does not give rows of {units} units in order: {label}")
+            raise _unproved(target.op, f"does not give rows of {units} units in order: {label}")
 
 
 def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Sequence[Tensor]) -> list[Label]:
@@ -86,9 +71,9 @@ def labels(graph: tf.Graph, units: int, given: Mapping[int, Label], targets: Seq
         for operation in own.get_operations():
             # A graph with effects computes them even if no target needs them.
             if may_keep(operation):
-                raise Unproved(operation, "may write, read a file, call Python or keep a state")
+                raise _unproved(operation, "may write, read a file, call Python or keep a state")
             if operation.type in UNORDERED:
-                raise Unproved(operation, "adds up in an order that follows from timing")
+                raise _unproved(operation, "adds up in an order that follows from timing")
     inputs = [operation.outputs[0] for operation in graph.get_operations() if operation.type == "Placeholder"]
     found = {tensor.name: given[id(tensor)] for tensor in inputs if id(tensor) in given}
     if len(found) != len(given):
@@ -116,29 +101,35 @@ def _labels(
         elif kind in CALLS:
             function = graph._get_function(operation.get_attr("f").name).graph
             if len(function.inputs) != len(before) or any(tensor.op.type not in INPUTS for tensor in function.inputs):
-                raise Unproved(operation, "calls a function with other inputs than its own")
+                raise _unproved(operation, "calls a function with other inputs than its own")
             inner = {tensor.name: label for tensor, label in zip(function.inputs, before, strict=True)}
             made = _labels(function, units, inner, function.outputs)
         else:
             _refuse_raising(operation, found, own)
             depends = any(label is not None for label in before)
             if depends and kind in CONTROL:
-                raise Unproved(operation, "branches or loops with units")
+                raise _unproved(operation, "branches or loops with units")
             if depends and kind in GUARDS:
-                raise Unproved(operation, "raises an exception that depends on a unit")
+                raise _unproved(operation, "raises an exception that depends on a unit")
             if depends and not has_rule(kind):
                 # At once, and not only if a target needs it: it is computed, and may raise an exception.
-                raise Unproved(operation, "has no rule, and depends on units")
+                raise _unproved(operation, "has no rule, and depends on units")
             try:
                 made = outputs(Step(operation, before, units, values))
             except NotIsolated as error:
-                made = [Refused(error)] * len(operation.outputs)
+                made = [Refused(error.at(kind, operation.name))] * len(operation.outputs)
         if len(made) != len(operation.outputs):
-            raise Unproved(operation, "gives another number of outputs than its rule")
+            raise _unproved(operation, "gives another number of outputs than its rule")
         for tensor, label in zip(operation.outputs, made, strict=True):
-            reason = misfit(label, tensor, units)
-            found[tensor.name] = Refused(Unproved(operation, reason)) if reason else label
+            reason = misfit(label, tensor.shape.as_list() if tensor.shape.rank is not None else None, units)
+            if isinstance(label, Rows) and tensor.dtype in (tf.variant, tf.resource):
+                reason = "gives a list of tensors, or a handle"
+            found[tensor.name] = Refused(_unproved(operation, reason)) if reason else label
     return [found[tensor.name] for tensor in targets]
+
+
+def _unproved(operation: tf.Operation, reason: str) -> Unproved:
+    return Unproved(reason).at(operation.type, operation.name)
 
 
 def _refuse_raising(operation: tf.Operation, found: Mapping[str, Label], own: frozenset[str]) -> None:
@@ -150,7 +141,7 @@ def _refuse_raising(operation: tf.Operation, found: Mapping[str, Label], own: fr
         return
     decides = operation.inputs[RAISING[operation.type]]
     if decides.dtype.is_integer and found[decides.name] is not None and not _is_held(decides, found, own):
-        raise Unproved(operation, "may raise an exception for numbers that were computed or drawn")
+        raise _unproved(operation, "may raise an exception for numbers that were computed or drawn")
 
 
 def _is_held(tensor: Tensor, found: Mapping[str, Label], own: frozenset[str]) -> bool:
@@ -184,4 +175,4 @@ def _in_order(graph: tf.Graph, targets: Sequence[Tensor]) -> Iterator[tf.Operati
     try:
         yield from TopologicalSorter(before).static_order()
     except CycleError as error:
-        raise Unproved(error.args[1][0], "is part of a cycle") from error
+        raise _unproved(error.args[1][0], "is part of a cycle") from error

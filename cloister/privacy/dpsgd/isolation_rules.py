@@ -1,7 +1,7 @@
 """Rules that label the outputs of one operation of a graph, by type of operation.
 
-A label contains the units on whose data a tensor may depend. A rule reads an operation's type, attributes, static
-shapes and the labels of its inputs. A type without a rule is refused as soon as an input depends on a unit.
+A rule reads an operation's type, attributes, static shapes and the labels of its inputs (`labels`). A type without a
+rule is refused as soon as an input depends on a unit.
 
 Rules describe the computation of an operation. They have these premises:
 
@@ -12,9 +12,9 @@ Rules describe the computation of an operation. They have these premises:
 """
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import EllipsisType
 from typing import TypeAlias
 
@@ -22,46 +22,19 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from cloister.privacy.dpsgd.labels import (
+    Label,
+    Mixes,
+    NotIsolated,
+    Refused,
+    Rows,
+    Unproved,
+    adding,
+    agreed,
+    broadcast,
+    product,
+)
 from cloister.utils.arrays import Tensor
-from cloister.utils.errors import PrivacyError
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Label of a tensor: entry j of an axis depends on unit `(j // inner) % units` alone."""
-
-    axis: int
-    inner: int = 1
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Label of a tensor that is not proved to keep units apart; allowed if no target depends on it."""
-
-    error: "NotIsolated"
-
-
-Label: TypeAlias = Rows | Refused | None
-"""None: the tensor is independent of all units' data."""
-
-
-class NotIsolated(PrivacyError):
-    """Error for an operation of a graph whose outputs are not proved to keep units apart."""
-
-    def __init__(self, operation: tf.Operation, reason: str) -> None:
-        super().__init__(f"{operation.type} ({operation.name}) {reason}")
-        self.operation: str = operation.name
-        self.kind: str = operation.type
-        self.reason = reason
-
-
-class Mixes(NotIsolated):
-    """Error for an operation that combines several units."""
-
-
-class Unproved(NotIsolated):
-    """Error for a use of an operation that no rule covers."""
-
 
 FOLDED = {
     *("Add", "AddV2", "BroadcastGradientArgs", "Cast", "ConcatOffset", "ConcatV2", "DynamicStitch", "Equal"),
@@ -129,21 +102,21 @@ class Step:
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
         """Return a fully known shape."""
         if not tensor.shape.is_fully_defined():
-            raise Unproved(self.operation, f"has a shape that is not known: {tensor.shape}")
+            raise Unproved(f"has a shape that is not known: {tensor.shape}")
         return tuple(tensor.shape)
 
     def rank(self, place: int) -> int:
         """Return the rank of an input."""
         rank = self.operation.inputs[place].shape.rank
         if rank is None:
-            raise Unproved(self.operation, f"has an input {place} whose rank is not known")
+            raise Unproved(f"has an input {place} whose rank is not known")
         return int(rank)
 
     def value(self, place: int) -> NDArray:
         """Return the numbers of a unit-independent input, known while tracing."""
         value = self.values.of(self.operation.inputs[place]) if self.labels[place] is None else None
         if value is None:
-            raise Unproved(self.operation, f"has an input {place} that is not known while tracing")
+            raise Unproved(f"has an input {place} that is not known while tracing")
         return value
 
     def axes(self, place: int, rank: int) -> list[int]:
@@ -152,19 +125,8 @@ class Step:
 
     def only(self, *places: int) -> Rows:
         """Return the common label of some inputs; the rest must have none."""
-        if any(label is not None for place, label in enumerate(self.labels) if place not in places):
-            raise Unproved(self.operation, "has sizes, axes, weights or other arguments that depend on units")
-        return self.agreed(self.labels[place] for place in places)
-
-    def agreed(self, labels: Iterable[Label]) -> Rows:
-        """Return the common label of all labelled inputs."""
-        found = {label for label in labels if label is not None}
-        if len(found) > 1:
-            raise Mixes(self.operation, "takes units along different axes together")
-        label = found.pop() if found else None
-        if not isinstance(label, Rows):
-            raise Unproved(self.operation, "depends on units by an argument alone")
-        return label
+        others = (label for place, label in enumerate(self.labels) if place not in places)
+        return agreed((self.labels[place] for place in places), others)
 
 
 Rule: TypeAlias = Callable[[Step], Sequence[Label]]
@@ -188,7 +150,7 @@ def outputs(step: Step) -> Sequence[Label]:
     """
     operation, kind, labels = step.operation, step.operation.type, step.labels
     if kind == "AddN" and len(labels) > 2:
-        raise Unproved(operation, "adds three or more inputs in an order that follows from timing; add two at a time")
+        raise Unproved("adds three or more inputs in an order that follows from timing; add two at a time")
     if kind in ("Identity", "IdentityN"):
         return labels
     if kind in SIZES and all(tensor.shape.is_fully_defined() for tensor in operation.inputs):
@@ -198,15 +160,15 @@ def outputs(step: Step) -> Sequence[Label]:
         return refused[:1] * len(operation.outputs)
     if kind.startswith("Stateless") and kind not in KEYS:
         if kind not in DRAWS or any(label is not None for label in labels):
-            raise Unproved(operation, "draws random numbers in a way that has no rule")
+            raise Unproved("draws random numbers in a way that has no rule")
         shape = step.shape(operation.outputs[0])
         if not shape or not shape[0] or shape[0] % step.units:
-            raise Unproved(operation, "draws random numbers that several units share")
+            raise Unproved("draws random numbers that several units share")
         return [Rows(0, shape[0] // step.units)]  # each unit has an independent slice of the first axis
     if all(label is None for label in labels):
         return [None] * len(operation.outputs)
     if kind not in RULES:
-        raise Unproved(operation, "has no rule for these axes or options")
+        raise Unproved("has no rule for these axes or options")
     return RULES[kind](step)
 
 
@@ -215,30 +177,7 @@ def has_rule(kind: str) -> bool:
     return kind in RULES or kind in ("AddN", "Identity", "IdentityN", *SIZES) or kind.startswith("Stateless")
 
 
-def misfit(label: Label, tensor: Tensor, units: int) -> str | None:
-    """Return the reason why a tensor cannot have a label, or None if it can."""
-    if label is None or isinstance(label, Refused):
-        return None
-    if tensor.dtype in (tf.variant, tf.resource):
-        return "gives a list of tensors, or a handle"
-    rank = tensor.shape.rank
-    if rank is None or not 0 <= label.axis < rank or tensor.shape[label.axis] is None:
-        return f"has an axis of units whose length is not known: {tensor.shape}"
-    if tensor.shape[label.axis] % (units * label.inner):
-        return f"has {tensor.shape[label.axis]} entries along the axis of {units} units"
-    return None
-
-
-def _add(kinds: str, rule: Rule) -> None:
-    RULES.update(dict.fromkeys(kinds.split(), rule))
-
-
-def _rule(kinds: str) -> Callable[[Rule], Rule]:
-    def added(rule: Rule) -> Rule:
-        _add(kinds, rule)
-        return rule
-
-    return added
+_rule = partial(adding, RULES)
 
 
 # Rules that keep an axis ---------------------------------------------------------------------------------------------
@@ -250,12 +189,9 @@ def _apart(kinds: str, taken: Axes, reason: str, error: type[NotIsolated] = Unpr
     """Add a rule that keeps the first input's label on an uncombined axis."""
 
     def kept(step: Step) -> Sequence[Label]:
-        label = step.only(0)
-        if label.axis in taken(step):
-            raise error(step.operation, reason)
-        return [label] * len(step.operation.outputs)
+        return [step.only(0).outside(set(taken(step)), reason, error)] * len(step.operation.outputs)
 
-    _add(kinds, kept)
+    _rule(kinds)(kept)
 
 
 _apart(  # a copy of whole rounds of units is whole rounds too
@@ -286,11 +222,9 @@ _apart(  # blocks are outermost along the first axis, so units repeat in order
 
 @_rule("Sum Mean Max Min Prod Any All ArgMax ArgMin")
 def _reduced(step: Step) -> Sequence[Label]:
-    label, axes = step.only(0), set(step.axes(1, step.rank(0)))
-    if label.axis in axes:
-        raise Mixes(step.operation, "reduces the axis of units")
-    before = 0 if step.attribute("keep_dims") else sum(axis < label.axis for axis in axes)
-    return [Rows(label.axis - before, label.inner)]
+    axes = step.axes(1, step.rank(0))
+    label = step.only(0).outside(axes, "reduces the axis of units")
+    return [label if step.attribute("keep_dims") else label.without(axes)]
 
 
 @_rule(
@@ -300,20 +234,11 @@ def _reduced(step: Step) -> Sequence[Label]:
     "SoftsignGrad SqrtGrad TanhGrad"
 )
 def _broadcast(step: Step) -> Sequence[Label]:
-    """Return the common label of inputs aligned at their last axes.
-
-    An axis of units is longer than 1, so it is never repeated.
-    """
-    ranks = [step.rank(place) for place in range(len(step.labels))]
-    return [step.agreed(_shifted(label, max(ranks) - rank) for label, rank in zip(step.labels, ranks, strict=True))]
+    return [broadcast(step.labels, [step.rank(place) for place in range(len(step.labels))])]
 
 
-def _shifted(label: Label, by: int) -> Label:
-    return Rows(label.axis + by, label.inner) if isinstance(label, Rows) else label
-
-
-_add("Select", lambda step: [step.agreed(step.labels)])  # a condition of lower rank is aligned at the first axis
-_add("BroadcastTo", lambda step: [_shifted(step.only(0), len(step.shape(step.operation.outputs[0])) - step.rank(0))])
+_rule("Select")(lambda step: [agreed(step.labels)])  # a condition of lower rank is aligned at the first axis
+_rule("BroadcastTo")(lambda step: [step.only(0).shifted(len(step.shape(step.operation.outputs[0])) - step.rank(0))])
 
 EXAMPLES = {
     "Conv2D Conv3D DepthwiseConv2dNative MaxPool AvgPool MaxPool3D AvgPool3D": (0,),
@@ -332,12 +257,12 @@ def _on_examples(step: Step) -> Sequence[Label]:
     (places,) = (places for kinds, places in EXAMPLES.items() if step.operation.type in kinds.split())
     label = step.only(*places)
     if label.axis != 0 or step.attribute("data_format") not in (None, b"NHWC", b"NDHWC"):
-        raise Unproved(step.operation, "has units along another axis than the first, or channels before positions")
+        raise Unproved("has units along another axis than the first, or channels before positions")
     windows = [step.attribute(name) for name in ("ksize", "strides", "dilations")]
     if any(isinstance(window, list) and window and window[0] != 1 for window in windows):
-        raise Unproved(step.operation, "has a window over units")
+        raise Unproved("has a window over units")
     if any((step.attribute("explicit_paddings") or [])[:2]):
-        raise Unproved(step.operation, "pads the axis of units")
+        raise Unproved("pads the axis of units")
     return [label] * len(step.operation.outputs)
 
 
@@ -348,8 +273,8 @@ def _on_examples(step: Step) -> Sequence[Label]:
 def _adds_up_examples(step: Step) -> Sequence[Label]:
     along_first = all(label is None or (isinstance(label, Rows) and label.axis == 0) for label in step.labels)
     if along_first and step.attribute("is_training") is not False:
-        raise Mixes(step.operation, "adds up over units")
-    raise Unproved(step.operation, "has no rule for these axes or options")
+        raise Mixes("adds up over units")
+    raise Unproved("has no rule for these axes or options")
 
 
 # Products ------------------------------------------------------------------------------------------------------------
@@ -358,32 +283,21 @@ def _adds_up_examples(step: Step) -> Sequence[Label]:
 @_rule("MatMul BatchMatMulV2")
 def _product(step: Step) -> Sequence[Label]:
     names = ("transpose_a", "transpose_b") if step.operation.type == "MatMul" else ("adj_x", "adj_y")
-    ranks, found = (step.rank(0), step.rank(1)), list[Label]()
-    for place, label in enumerate(step.labels):
-        if not isinstance(label, Rows):
-            continue
-        behind = ranks[place] - 1 - label.axis
-        if behind > 1:  # an axis of the batch of matrices
-            found.append(Rows(max(ranks) - 1 - behind, label.inner))
-        elif behind == (place if step.attribute(names[place]) else 1 - place):
-            found.append(Rows(max(ranks) - 2 + place, label.inner))
-        else:
-            raise Mixes(step.operation, "adds up over units")
-    return [step.agreed(found)]
+    return [product(step.labels, (step.rank(0), step.rank(1)), [bool(step.attribute(name)) for name in names])]
 
 
 @_rule("Einsum")
 def _einsum(step: Step) -> Sequence[Label]:
     left, right = step.attribute("equation").decode().replace(" ", "").split("->")
     if "." in left + right:
-        raise Unproved(step.operation, "has an ellipsis")
+        raise Unproved("has an ellipsis")
     pairs = zip(left.split(","), step.labels, strict=True)
     letters = {(term[label.axis], label.inner) for term, label in pairs if isinstance(label, Rows)}
     if len(letters) > 1:
-        raise Mixes(step.operation, "multiplies units with each other")
+        raise Mixes("multiplies units with each other")
     ((letter, inner),) = letters
     if letter not in right:
-        raise Mixes(step.operation, "adds up over units")
+        raise Mixes("adds up over units")
     return [Rows(right.index(letter), inner)]
 
 
@@ -392,18 +306,8 @@ def _einsum(step: Step) -> Sequence[Label]:
 
 @_rule("Reshape Squeeze")
 def _reshaped(step: Step) -> Sequence[Label]:
-    """Find the output axis along which the unit changes at the same interval."""
-    label, old, new = step.only(0), step.shape(step.operation.inputs[0]), step.shape(step.operation.outputs[0])
-    run = label.inner * math.prod(old[label.axis + 1 :])  # number of adjacent entries of one unit
-    for axis, length in enumerate(new):
-        behind = math.prod(new[axis + 1 :])
-        if behind and run % behind == 0 and length and length % (step.units * (run // behind)) == 0:
-            return [Rows(axis, run // behind)]
-    raise Unproved(step.operation, f"turns {old} into {new}, which has no axis of units")
-
-
-def _inserted(label: Rows, axis: int) -> Rows:
-    return Rows(label.axis + (axis <= label.axis), label.inner)
+    old, new = step.shape(step.operation.inputs[0]), step.shape(step.operation.outputs[0])
+    return [step.only(0).reshaped(old, new, step.units)]
 
 
 def _own_axis(step: Step, more: int = 0) -> int:
@@ -411,33 +315,31 @@ def _own_axis(step: Step, more: int = 0) -> int:
     return int(step.attribute("axis") % (step.rank(0) + more))
 
 
-_add("ExpandDims", lambda step: [_inserted(step.only(0), step.axes(1, step.rank(0) + 1)[0])])
-_add("OneHot", lambda step: [_inserted(step.only(0), _own_axis(step, 1))])
-_add("Pack", lambda step: [_inserted(step.agreed(step.labels), _own_axis(step, 1))])
+_rule("ExpandDims")(lambda step: [step.only(0).beside(step.axes(1, step.rank(0) + 1)[0])])
+_rule("OneHot")(lambda step: [step.only(0).beside(_own_axis(step, 1))])
+_rule("Pack")(lambda step: [agreed(step.labels).beside(_own_axis(step, 1))])
 
 
 @_rule("Transpose")
 def _transposed(step: Step) -> Sequence[Label]:
-    label = step.only(0)
-    return [Rows(step.axes(1, step.rank(0)).index(label.axis), label.inner)]
+    return [step.only(0).permuted(step.axes(1, step.rank(0)))]
 
 
 @_rule("ConcatV2")
 def _appended(step: Step) -> Sequence[Label]:
     """Keep an axis of units, or append whole rounds of all units to it."""
     *labels, _ = step.labels
-    label, (axis,) = step.agreed(labels), step.axes(len(labels), step.rank(0))
+    label, (axis,) = agreed(labels), step.axes(len(labels), step.rank(0))
     if label.axis == axis and None in labels:
-        raise Unproved(step.operation, "appends other entries to the axis of units")
+        raise Unproved("appends other entries to the axis of units")
     return [label]
 
 
 @_rule("Unpack")
 def _unpacked(step: Step) -> Sequence[Label]:
-    label, axis, count = step.only(0), _own_axis(step), len(step.operation.outputs)
-    if axis == label.axis:
-        raise Unproved(step.operation, "takes units apart")
-    return [Rows(label.axis - (axis < label.axis), label.inner)] * count
+    axes = [_own_axis(step)]
+    label = step.only(0).outside(axes, "takes units apart", Unproved)
+    return [label.without(axes)] * len(step.operation.outputs)
 
 
 # Choices -------------------------------------------------------------------------------------------------------------
@@ -455,7 +357,7 @@ def _cut(numbers: NDArray, label: Rows, units: int, axis: int) -> Rows | None:
 def _cut_or_refuse(step: Step, numbers: NDArray, label: Rows, axis: int) -> Rows:
     found = _cut(numbers, label, step.units, axis)
     if found is None:
-        raise Unproved(step.operation, "keeps some units and drops others, or changes their order")
+        raise Unproved("keeps some units and drops others, or changes their order")
     return found
 
 
@@ -475,7 +377,7 @@ def _kept(step: Step, shape: tuple[int, ...], axis: int) -> tuple[NDArray, int]:
     taken = np.broadcast_to(np.arange(shape[axis]).reshape(along), shape)[tuple(index)]
     moving = [one for one, length in enumerate(taken.shape) if length > 1 and taken.strides[one]]
     if not taken.size:
-        raise Unproved(step.operation, "gives an empty tensor")
+        raise Unproved("gives an empty tensor")
     if not moving:
         return np.ravel(taken.flat[0]), 0
     return taken[tuple(slice(None) if one == moving[0] else 0 for one in range(taken.ndim))], moving[0]
@@ -498,7 +400,7 @@ def _strided_slice_gradient(step: Step) -> Sequence[Label]:
                 numbers, place = _kept(step, shape, axis)
                 if _cut(numbers, Rows(axis, inner), step.units, place) == label:
                     return [Rows(axis, inner)]
-    raise Unproved(step.operation, "puts units into a tensor that has no axis of units")
+    raise Unproved("puts units into a tensor that has no axis of units")
 
 
 @_rule("Slice")
@@ -525,8 +427,9 @@ def _gather(step: Step) -> Sequence[Label]:
     table, indices, _ = step.labels
     batch, (axis,) = step.attribute("batch_dims"), step.axes(2, step.rank(0))
     if not 0 <= batch <= axis or (isinstance(table, Rows) and table.axis == axis):
-        raise Unproved(step.operation, "chooses among units, or counts its axes in a way that has no rule")
-    behind = isinstance(table, Rows) and table.axis > axis
-    late = isinstance(indices, Rows) and indices.axis >= batch
-    moved = _shifted(table, step.rank(1) - 1 - batch if behind else 0), _shifted(indices, axis - batch if late else 0)
-    return [step.agreed(moved)]
+        raise Unproved("chooses among units, or counts its axes in a way that has no rule")
+    if isinstance(table, Rows) and table.axis > axis:
+        table = table.shifted(step.rank(1) - 1 - batch)
+    if isinstance(indices, Rows) and indices.axis >= batch:
+        indices = indices.shifted(axis - batch)
+    return [agreed((table, indices))]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from cloister.privacy.dpsgd.descent import refuse_coarse_modes
+from cloister.privacy.dpsgd.labels import NotIsolated
 from cloister.privacy.dpsgd.nested import Examples, Probe, check_probe, mapped
 from cloister.privacy.dpsgd.torch_calls import (
     Loss,
@@ -22,7 +23,6 @@ from cloister.privacy.dpsgd.torch_calls import (
     seedable,
     tensors_of,
 )
-from cloister.privacy.dpsgd.torch_isolation import NotIsolated
 from cloister.utils.arrays import Network, Tensor
 from cloister.utils.crash import explained
 from cloister.utils.errors import CloisterError, ConfigError, UnsupportedModel

@@ -13,47 +13,25 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Graph, Node
 
-from cloister.utils.errors import PrivacyError
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Label of a tensor: entry j of an axis depends on unit `(j // inner) % units` alone."""
-
-    axis: int
-    inner: int = 1
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Label of a tensor that is not proved to keep units apart; allowed if no target depends on it."""
-
-    error: "NotIsolated"
-
-
-Label: TypeAlias = Rows | Refused | None
-"""None: the tensor is independent of all units' data."""
-
-
-class NotIsolated(PrivacyError):
-    """Error for an operation of a graph whose outputs are not proved to keep units apart."""
-
-    def __init__(self, node: Node, reason: str) -> None:
-        self.kind, self.reason = str(node.target), reason
-        super().__init__(f"{self.kind} ({node.name}) {reason}")
-
-
-class Mixes(NotIsolated):
-    """Error for an operation that combines several units."""
-
-
-class Unproved(NotIsolated):
-    """Error for a use of an operation that no rule covers."""
+from cloister.privacy.dpsgd.labels import (
+    Label,
+    Mixes,
+    NotIsolated,
+    Refused,
+    Rows,
+    Unproved,
+    adding,
+    agreed,
+    broadcast,
+    misfit,
+    product,
+)
 
 
 @dataclass(frozen=True)
@@ -83,19 +61,8 @@ class Step:
 
     def only(self, *names: str) -> Rows:
         """Return the common label of some arguments; all others must have none."""
-        if any(label is not None for name in self.arguments if name not in names for label in self.labels(name)):
-            raise Mixes(self.node, "takes units together, or has weights or sizes that depend on units")
-        return self.agreed(label for name in names for label in self.labels(name))
-
-    def agreed(self, labels: Iterable[Label]) -> Rows:
-        """Return the label that all labelled inputs have."""
-        found = {label for label in labels if label is not None}
-        if len(found) > 1:
-            raise Mixes(self.node, "takes units along different axes together")
-        label = found.pop() if found else None
-        if not isinstance(label, Rows):
-            raise Unproved(self.node, "depends on units by an argument alone")
-        return label
+        others = (label for name in self.arguments if name not in names for label in self.labels(name))
+        return agreed((label for name in names for label in self.labels(name)), others)
 
     def axes(self, dims: Any, rank: int) -> set[int]:
         """Return axes counted from the first; all of them if there are none."""
@@ -112,7 +79,7 @@ def shape_of(node: Node) -> tuple[int, ...]:
     """Return the shape that an operation's only output had while tracing."""
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
-        raise Unproved(node, "gives several outputs in the place of one")
+        raise _unproved(node, "gives several outputs in the place of one")
     return tuple(map(int, value.shape))
 
 
@@ -152,16 +119,16 @@ def refuse_effects(graph: Graph) -> None:
     called = [node for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
     for node in called:
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise Unproved(node, "is no operation of ATen")
+            raise _unproved(node, "is no operation of ATen")
         if torch.Tag.nondeterministic_seeded in node.target.tags:
-            raise Unproved(node, "draws random numbers")
+            raise _unproved(node, "draws random numbers")
     for node in called:
         if node.target._schema.is_mutable:
-            raise Unproved(node, "writes to a tensor")
+            raise _unproved(node, "writes to a tensor")
         if "empty" in name_of(node):
-            raise Unproved(node, "gives memory that is not initialized")
+            raise _unproved(node, "gives memory that is not initialized")
         if not node.users:
-            raise Unproved(node, "has an effect")
+            raise _unproved(node, "has an effect")
 
 
 def prove(graph: Graph, units: int, given: Mapping[Node, Label], targets: Sequence[Node]) -> dict[Node, Any]:
@@ -187,7 +154,7 @@ def prove(graph: Graph, units: int, given: Mapping[Node, Label], targets: Sequen
         if isinstance(label, Refused):
             raise label.error
         if label is not None and (label != Rows(0) or shape_of(target)[0] != units):
-            raise Unproved(target, f"does not give a row for each of {units} units in order: {label}")
+            raise _unproved(target, f"does not give a row for each of {units} units in order: {label}")
     return found
 
 
@@ -210,10 +177,8 @@ def labels(graph: Graph, units: int, given: Mapping[Node, Label]) -> dict[Node, 
         else:
             label = _label(node, units, found)
         found[node] = label
-        if isinstance(label, Rows):
-            shape = shape_of(node)
-            if label.axis >= len(shape) or shape[label.axis] % (units * label.inner):
-                found[node] = Refused(Unproved(node, f"has no axis of {units} units: {shape}, {label}"))
+        if isinstance(label, Rows) and (reason := misfit(label, shape_of(node), units)):
+            found[node] = Refused(_unproved(node, reason))
     return found
 
 
@@ -229,25 +194,25 @@ def _label(node: Node, units: int, found: Mapping[Node, Any]) -> Any:
     try:
         rule: Rule | None = RULES.get(name_of(node)) or (_elementwise if _is_tagged(node) else None)
         if rule is None:
-            raise Unproved(node, "has no rule")
+            raise _unproved(node, "has no rule")
         made: Any = rule(step)
         if several and not isinstance(made, list):
             return [made] * len(node.meta["val"])
         return made
     except NotIsolated as error:
+        error.at(str(node.target), node.name)
         return [Refused(error)] * len(node.meta["val"]) if several else Refused(error)
+
+
+def _unproved(node: Node, reason: str) -> Unproved:
+    return Unproved(reason).at(str(node.target), node.name)
 
 
 def _is_tagged(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
-def _rule(names: str) -> Callable[[Rule], Rule]:
-    def added(rule: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names.split(), rule))
-        return rule
-
-    return added
+_rule = partial(adding, RULES)
 
 
 def _refuse_computed(step: Step, name: str) -> None:
@@ -260,7 +225,7 @@ def _refuse_computed(step: Step, name: str) -> None:
         value = node.meta["val"]
         moves = name_of(node) in MOVES or _is_tagged(node)
         if not moves or not isinstance(value, torch.Tensor) or value.is_floating_point():
-            raise Unproved(step.node, "may raise an exception for numbers that were computed")
+            raise Unproved("may raise an exception for numbers that were computed")
         todo += node.all_input_nodes
 
 
@@ -290,15 +255,11 @@ def _elementwise(step: Step) -> Rows:
     whole = tuple(torch.broadcast_shapes(*map(shape_of, every)))
     value = step.node.meta["val"]
     if any(tuple(each.shape) != whole for each in (value if isinstance(value, (list, tuple)) else [value])):
-        raise Unproved(step.node, "gives another shape than that of its inputs")
+        raise Unproved("gives another shape than that of its inputs")
     integers = isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dtype != torch.bool
     if integers and name_of(step.node).startswith(("div", "floor_divide", "fmod", "pow", "remainder")):
-        raise Unproved(step.node, "may raise an exception for integers")
-    return step.agreed(_shifted(step.found[each], len(whole) - len(shape_of(each))) for each in every)
-
-
-def _shifted(label: Label, by: int) -> Label:
-    return Rows(label.axis + by, label.inner) if isinstance(label, Rows) else label
+        raise Unproved("may raise an exception for integers")
+    return broadcast([step.found[each] for each in every], [len(shape_of(each)) for each in every])
 
 
 for _name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"):
@@ -312,7 +273,7 @@ for _name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "
 )
 def _loss(step: Step) -> Label | Sequence[Label]:
     if step["reduction"]:
-        raise Mixes(step.node, "reduces the axis of units")
+        raise Mixes("reduces the axis of units")
     return _elementwise(step)
 
 
@@ -321,12 +282,9 @@ def _apart(names: str, taken: Callable[[Step, int], Iterable[int]], reason: str,
 
     def kept(step: Step) -> Label:
         own = inputs.split()
-        label = step.only(*own)
-        if label.axis in taken(step, len(step.shape(own[0]))):
-            raise Mixes(step.node, reason)
-        return label
+        return step.only(*own).outside(set(taken(step, len(step.shape(own[0])))), reason)
 
-    RULES.update(dict.fromkeys(names.split(), kept))
+    _rule(names)(kept)
 
 
 _apart("_softmax.default _log_softmax.default", lambda s, n: s.axes(s["dim"], n), "compares units")
@@ -365,11 +323,9 @@ _apart("im2col.default", lambda s, n: range(1, n) if n == 4 else range(n), _SPAT
     "linalg_vector_norm.default norm.ScalarOpt_dim"
 )
 def _reduced(step: Step) -> Label:
-    label, rank = step.only("self"), len(step.shape())
-    axes = step.axes(step["dim"], rank)
-    if label.axis in axes:
-        raise Mixes(step.node, "reduces the axis of units")
-    return label if step["keepdim"] else Rows(label.axis - sum(axis < label.axis for axis in axes), label.inner)
+    axes = step.axes(step["dim"], len(step.shape()))
+    label = step.only("self").outside(axes, "reduces the axis of units")
+    return label if step["keepdim"] else label.without(axes)
 
 
 @_rule(
@@ -377,7 +333,7 @@ def _reduced(step: Step) -> Label:
     "var.default std.default"
 )
 def _reduced_to_one(step: Step) -> Label:
-    raise Mixes(step.node, "reduces the axis of units")
+    raise Mixes("reduces the axis of units")
 
 
 # Rules that move an axis ---------------------------------------------------------------------------------------------
@@ -385,20 +341,13 @@ def _reduced_to_one(step: Step) -> Label:
 
 @_rule("view.default _unsafe_view.default reshape.default")
 def _reshaped(step: Step) -> Label:
-    """Return the label of the axis that counts the same stretches of memory: entry i is unit (i // whole) % units."""
-    label, before, after = step.only("self"), step.shape(), step.made
-    whole = label.inner * math.prod(before[label.axis + 1 :])
-    for axis, size in enumerate(after):
-        below = math.prod(after[axis + 1 :])
-        if size > 1 and whole % below == 0 and size % (step.units * (whole // below)) == 0:
-            return Rows(axis, whole // below)
-    raise Unproved(step.node, f"has no axis of units after {before} became {after}")
+    return step.only("self").reshaped(step.shape(), step.made, step.units)
 
 
 @_rule("permute.default")
 def _permuted(step: Step) -> Label:
     label, rank = step.only("self"), len(step.shape())
-    return Rows([axis % rank for axis in step["dims"]].index(label.axis), label.inner)
+    return label.permuted([axis % rank for axis in step["dims"]])
 
 
 @_rule("transpose.int t.default")
@@ -414,17 +363,14 @@ def _transposed(step: Step) -> Label:
 @_rule("diagonal.default")
 def _diagonal(step: Step) -> Label:
     """Return the label of a diagonal, which becomes the last axis."""
-    label, rank = step.only("self"), len(step.shape())
-    taken = {step["dim1"] % rank, step["dim2"] % rank}
-    if label.axis in taken:
-        raise Mixes(step.node, "takes a diagonal along the axis of units")
-    return Rows(label.axis - sum(axis < label.axis for axis in taken), label.inner)
+    taken = step.axes((step["dim1"], step["dim2"]), len(step.shape()))
+    return step.only("self").outside(taken, "takes a diagonal along the axis of units").without(taken)
 
 
 @_rule("unsqueeze.default")
 def _unsqueezed(step: Step) -> Label:
     label = step.only("self")
-    return Rows(label.axis + (step["dim"] % len(step.made) <= label.axis), label.inner)
+    return label.beside(step["dim"] % len(step.made))
 
 
 @_rule("squeeze.dim squeeze.dims")
@@ -432,19 +378,19 @@ def _squeezed(step: Step) -> Label:
     label, shape = step.only("self"), step.shape()
     given = [step["dim"]] if isinstance(step["dim"], int) else step["dim"]  # none, not all of them, if there are none
     gone = [axis for axis in {each % len(shape) for each in given} if shape[axis] == 1]
-    return Rows(label.axis - sum(axis < label.axis for axis in gone), label.inner)
+    return label.without(gone)
 
 
 @_rule("expand.default")
 def _expanded(step: Step) -> Label:
-    return _shifted(step.only("self"), len(step.made) - len(step.shape()))
+    return step.only("self").shifted(len(step.made) - len(step.shape()))
 
 
 @_rule("repeat.default")
 def _repeated(step: Step) -> Label:
-    label = _shifted(step.only("self"), len(step.made) - len(step.shape()))
-    if isinstance(label, Rows) and step["repeats"][label.axis] != 1:
-        raise Unproved(step.node, "repeats the axis of units")
+    label = step.only("self").shifted(len(step.made) - len(step.shape()))
+    if step["repeats"][label.axis] != 1:
+        raise Unproved("repeats the axis of units")
     return label
 
 
@@ -453,22 +399,20 @@ def _sliced(step: Step) -> Label:
     name = "self" if "self" in step.arguments else "grad_output"
     label, shape = step.only(name), step.shape(name)
     if label.axis == step["dim"] % len(shape) and step.made != shape:
-        raise Unproved(step.node, "takes a part of the units")
+        raise Unproved("takes a part of the units")
     return label
 
 
 @_rule("select.int unbind.int")
 def _selected(step: Step) -> Label:
-    label, axis = step.only("self"), step["dim"] % len(step.shape())
-    if label.axis == axis:
-        raise Unproved(step.node, "takes a part of the units")
-    return Rows(label.axis - (axis < label.axis), label.inner)
+    axes = step.axes(step["dim"], len(step.shape()))
+    return step.only("self").outside(axes, "takes a part of the units", Unproved).without(axes)
 
 
 @_rule("select_backward.default")
 def _selected_backward(step: Step) -> Label:
     label = step.only("grad_output")
-    return Rows(label.axis + (step["dim"] % len(step.made) <= label.axis), label.inner)
+    return label.beside(step["dim"] % len(step.made))
 
 
 _apart("split.Tensor split_with_sizes.default", lambda s, n: s.axes(s["dim"], n), "takes a part of the units")
@@ -478,46 +422,30 @@ _apart("split.Tensor split_with_sizes.default", lambda s, n: s.axes(s["dim"], n)
 def _joined(step: Step) -> Label:
     label = step.only("tensors")
     if label.axis == step["dim"] % len(step.made):
-        raise Unproved(step.node, "appends units to others")
+        raise Unproved("appends units to others")
     return label
 
 
 @_rule("stack.default")
 def _stacked(step: Step) -> Label:
     label = step.only("tensors")
-    return Rows(label.axis + (step["dim"] % len(step.made) <= label.axis), label.inner)
+    return label.beside(step["dim"] % len(step.made))
 
 
 # Rules of products, layers and losses --------------------------------------------------------------------------------
 
 
-@_rule("mm.default addmm.default")
+@_rule("mm.default addmm.default bmm.default baddbmm.default")
 def _product(step: Step) -> Label:
-    left, right = ("mat1", "mat2") if "mat1" in step.arguments else ("self", "mat2")
-    other = step.labels(right)[0]
-    label = step.only(left if other is None else right)
-    if label.axis == (1 if other is None else 0):
-        raise Mixes(step.node, "adds up the axis of units")
-    return label
-
-
-@_rule("bmm.default baddbmm.default")
-def _products(step: Step) -> Label:
-    left, right = ("batch1", "batch2") if "batch1" in step.arguments else ("self", "mat2")
-    label = step.agreed([*step.labels(left), *step.labels(right)])
-    step.only(left, right)
-    if label.axis == 0:
-        return label
-    one, other = step.labels(left)[0], step.labels(right)[0]
-    if label.axis != (1 if other is None else 2) or (one is not None and other is not None):
-        raise Mixes(step.node, "takes units together")
-    return label
+    *added, left, right = (each for argument in step.arguments.values() for each in tensors_in(argument))
+    label = product([step.found[left], step.found[right]], [len(shape_of(each)) for each in (left, right)])
+    return agreed([label], [step.found[each] for each in added])
 
 
 def _first(step: Step, *names: str) -> Rows:
     label = step.only(*names)
     if label.axis != 0:
-        raise Mixes(step.node, "has units along another axis than that of examples")
+        raise Mixes("has units along another axis than that of examples")
     return label
 
 
@@ -533,7 +461,7 @@ def _convolution_backward(step: Step) -> Sequence[Label]:
 
 def _of_weights(step: Step, label: Label) -> list[Label]:
     """Return labels of gradients with respect to the input, and to weights, which are sums over units."""
-    sums = Refused(Mixes(step.node, "adds up the gradients of units"))
+    sums = Refused(Mixes("adds up the gradients of units"))
     return [label, *(sums if wanted else None for wanted in step["output_mask"][1:])]
 
 
@@ -541,7 +469,7 @@ def _of_weights(step: Step, label: Label) -> list[Label]:
 def _layer_norm(step: Step) -> Label:
     label = step.only("input")
     if label.axis >= len(step.shape("input")) - len(step["normalized_shape"]):
-        raise Mixes(step.node, "normalises units together")
+        raise Mixes("normalises units together")
     return label
 
 
@@ -549,7 +477,7 @@ def _layer_norm(step: Step) -> Label:
 def _layer_norm_backward(step: Step) -> Sequence[Label]:
     label = step.only("grad_out", "input", "mean", "rstd")
     if label.axis >= len(step.shape("input")) - len(step["normalized_shape"]):
-        raise Mixes(step.node, "normalises units together")
+        raise Mixes("normalises units together")
     return _of_weights(step, label)
 
 
@@ -569,7 +497,7 @@ def _refuse_other_sizes(step: Step) -> None:
     """Refuse groups in stretches of memory that are not within a row: the sizes are arguments beside the input."""
     shape = step.shape("input")
     if (step["N"], step["C"], step["HxW"]) != (*shape[:2], math.prod(shape[2:])) or step["C"] % step["group"]:
-        raise Mixes(step.node, "groups numbers by other sizes than those of its input")
+        raise Mixes("groups numbers by other sizes than those of its input")
 
 
 @_rule("embedding.default")
@@ -583,7 +511,7 @@ def _embedding(step: Step) -> Label:
 def _index_selected(step: Step) -> Label:
     label = step.only("self")
     if label.axis == step["dim"] % len(step.shape()):
-        raise Unproved(step.node, "takes a part of the units")
+        raise Unproved("takes a part of the units")
     return label
 
 
@@ -591,7 +519,7 @@ def _index_selected(step: Step) -> Label:
 def _gathered(step: Step) -> Label:
     label = step.only("self", "index")
     if label.axis == step["dim"] % len(step.shape()) or step.shape()[label.axis] != step.shape("index")[label.axis]:
-        raise Unproved(step.node, "takes a part of the units")
+        raise Unproved("takes a part of the units")
     _refuse_computed(step, "index")
     return label
 
@@ -599,7 +527,7 @@ def _gathered(step: Step) -> Label:
 @_rule("nll_loss_forward.default nll_loss2d_forward.default")
 def _nll(step: Step) -> Sequence[Label]:
     if step["reduction"]:
-        raise Mixes(step.node, "reduces the axis of units")
+        raise Mixes("reduces the axis of units")
     _refuse_computed(step, "target")
     return [_first(step, "self", "target"), None]  # the total weight is that of a reduction
 
@@ -607,5 +535,5 @@ def _nll(step: Step) -> Sequence[Label]:
 @_rule("nll_loss_backward.default nll_loss2d_backward.default")
 def _nll_backward(step: Step) -> Label:
     if step["reduction"]:
-        raise Mixes(step.node, "reduces the axis of units")
+        raise Mixes("reduces the axis of units")
     return _first(step, "grad_output", "self", "target")

@@ -25,14 +25,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from cloister.privacy.dpsgd.labels import Label, Refused, Rows, Unproved
 from cloister.privacy.dpsgd.nested import Probe, arrays_in, mapped
 from cloister.privacy.dpsgd.torch_calls import Loss, losses_of
 from cloister.privacy.dpsgd.torch_forms import Form, joined, of_positions, of_whole
 from cloister.privacy.dpsgd.torch_isolation import (
-    Label,
-    Refused,
-    Rows,
-    Unproved,
     _is_tagged,
     arguments_of,
     labels,
@@ -364,7 +361,7 @@ class HeldGraph:
         for node in inputs[first:]:
             length = (*shape_of(node), 0)[0]
             if not length or length % (self._shape.units * self._shape.cap):
-                raise Unproved(node, f"has no row for each example: {shape_of(node)}")
+                raise Unproved(f"has no row for each example: {shape_of(node)}").at("input", node.name)
             given[node] = Rows(0, length // self._shape.units)
         return given
 

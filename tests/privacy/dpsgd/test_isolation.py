@@ -10,8 +10,9 @@ from support import failures
 from tensorflow.python.framework import op_callbacks
 
 from cloister.privacy.dpsgd import isolation
-from cloister.privacy.dpsgd.isolation import Mixes, NotIsolated, Rows, Unproved, labels, prove
+from cloister.privacy.dpsgd.isolation import labels, prove
 from cloister.privacy.dpsgd.isolation_rules import RULES
+from cloister.privacy.dpsgd.labels import Mixes, NotIsolated, Rows, Unproved
 from cloister.privacy.dpsgd.tracing import with_functions
 
 layers, ops, raw = keras.layers, keras.ops, tf.raw_ops
