@@ -188,7 +188,7 @@ def warm_node(
     context: typer.Context,
     keras: Annotated[bool, typer.Option(help="Import Keras beforehand, where installed, for tasks in it.")] = True,
     torch: Annotated[bool, typer.Option(help="Import PyTorch beforehand, where installed, for tasks in it.")] = True,
-    fastest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, just after one.")] = 0.5,
+    fastest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, just after one.")] = 0.1,
     slowest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, in the long run.")] = 5.0,
 ) -> None:
     """Run a SuperNode whose clients start at once; takes the options of flower-supernode."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import select
 import socket
 import ssl
 import subprocess
@@ -314,6 +315,26 @@ class TestServing:
 
     def test_clients_are_forked(self, serve):
         assert serve(["", TaskType.CLIENT_APP]) == [("fork", "t")]
+
+    def test_an_idle_executor_asks_for_a_task_as_soon_as_the_supernode_wakes_it(self, monkeypatch):
+        woken, wakes = os.pipe()
+        idle = executor.Executor(executor.Link("node:1"), {}, woken=woken)
+        monkeypatch.setattr(executor, "IDLE_SECONDS", 60.0)
+        os.write(wakes, b"xx")
+        idle._rest()  # at once
+        assert not select.select([woken], [], [], 0)[0]  # all that was said is heard
+        os.close(wakes)
+        os.close(woken)
+
+    def test_and_looks_by_itself_where_the_supernode_says_nothing_more(self, monkeypatch):
+        woken, wakes = os.pipe()
+        idle, slept = executor.Executor(executor.Link("node:1"), {}, woken=woken), []
+        os.close(wakes)
+        monkeypatch.setattr(executor.time, "sleep", slept.append)
+        idle._rest()
+        idle._rest()
+        assert slept == [executor.POLL_SECONDS]
+        os.close(woken)
 
     def test_a_task_of_an_agent_is_answered_with_an_error(self, serve):
         called = serve([TaskType.AGENT_APP, TaskType.CLIENT_APP])

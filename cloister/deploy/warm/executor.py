@@ -11,6 +11,7 @@ import gc
 import hashlib
 import importlib
 import os
+import select
 import shutil
 import signal
 import ssl
@@ -49,6 +50,10 @@ from cloister.utils.files import quiet_libraries
 
 SUFFIX = ".py"
 POLL_SECONDS = 0.2
+"""Seconds between two looks for the end of a child, and for tasks of a SuperNode that does not wake the executor."""
+IDLE_SECONDS = 2.0
+"""Seconds between two looks for tasks without a child, of a SuperNode that wakes the executor."""
+PIPE_BYTES = 2**16
 LEAVE_SECONDS = 5.0
 """Grace period of children between SIGTERM and SIGKILL."""
 APP = "cloister"
@@ -152,11 +157,13 @@ class Executor:
         link: to the SuperNode.
         imported: `sources()` at the time when this process imported the package.
         policy: returns the policy in force. Its `allowed-fabs` is enforced before any code of a bundle runs.
+        woken: pipe to which the SuperNode writes when there is a task; None: it does not.
     """
 
     link: Link
     imported: Mapping[str, bytes]
     policy: Callable[[], Policy | None] = lambda: None
+    woken: int | None = None
     children: dict[int, Child] = field(default_factory=dict)
     reachable: bool = True
 
@@ -174,7 +181,7 @@ class Executor:
                     for token in self._reap():
                         self._give_up(token)
                     if (answer := self._asked(client)) is None:
-                        time.sleep(POLL_SECONDS)
+                        self._rest()
                     elif answer.task.type == TaskType.CLIENT_APP:
                         self.fork(answer.token)
                     else:
@@ -190,6 +197,15 @@ class Executor:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 self._forget(child)
+
+    def _rest(self) -> None:
+        """Wait for the next look, or until the SuperNode has a task or has ended."""
+        if self.woken is None or not self.reachable:
+            time.sleep(POLL_SECONDS)
+            return
+        pause = POLL_SECONDS if self.children else IDLE_SECONDS
+        if select.select([self.woken], [], [], pause)[0] and not os.read(self.woken, PIPE_BYTES):
+            self.woken = None  # it has ended
 
     def fork(self, token: str) -> None:
         """Run a task in a child of this process, with a folder of its own."""

@@ -24,7 +24,7 @@ from cloister.utils.errors import ConfigError, FederationError, PolicyError
 from cloister.utils.files import expanded
 
 SUPERNODE = "flower-supernode"
-POLLS = (0.5, 5.0)
+POLLS = (0.1, 5.0)
 """Seconds between two polls for messages: just after one, and in the long run."""
 
 
@@ -70,9 +70,11 @@ def run_node(
     _refuse_used_port(ours)
     _clear_secrets(node)
     pauses = [f"{seconds:g}" for seconds in polls]
-    supernode = subprocess.Popen(
-        [sys.executable, "-P", "-m", "cloister.deploy.warm.supernode", *pauses, *options, "--isolation", "process"]
-    )
+    program = [sys.executable, "-P", "-m", "cloister.deploy.warm.supernode"]
+    # The SuperNode alone holds the end that is written to: when it ends, the executor reads that.
+    woken, wakes = os.pipe()
+    supernode = subprocess.Popen([*program, *pauses, str(wakes), *options, "--isolation", "process"], pass_fds=[wakes])
+    os.close(wakes)
     asked: list[int] = []
 
     def end(number: int, _: object) -> None:
@@ -86,9 +88,11 @@ def run_node(
         imported = sources()
         warm_up(frameworks)
         log(INFO, "warm: clients of this node are forked from process %s", os.getpid())
-        Executor(_link(ours), imported, lambda: policy_of(node.policy)).serve(lambda: supernode.poll() is None)
+        executor = Executor(_link(ours), imported, lambda: policy_of(node.policy), woken)
+        executor.serve(lambda: supernode.poll() is None)
     finally:
         _end(supernode)
+        os.close(woken)
         _clear_secrets(node)
     status = supernode.wait()
     if status in (SIGNALLED, GAVE_UP) and not asked:
