@@ -94,7 +94,16 @@ def look(places: Places) -> Snapshot:
     for path in places.ledgers or ([] if places.runs is None else sorted((places.runs / "ledgers").glob("*.jsonl"))):
         with _noted(unreadable):
             ledger = Ledger(path)
-            spent |= _spent(ledger)
+            shares: dict[tuple[str, str], float] = {}
+            for budget in ledger.budgets:  # the last one about a unit is in force
+                relation = ledger.relation_of(budget.unit, budget.relation)
+                shares.pop((ledger.name, budget.unit), None)
+                if budget.epsilon:
+                    spent_by = partial(ledger.spent, budget.unit, relation=relation)
+                    shares[ledger.name, budget.unit] = largest_share(
+                        budget.filter, spent_by, budget.epsilon, budget.delta
+                    )
+            spent |= shares
             units = {entry.unit for entry in ledger.entries if isinstance(entry.event, Unaccounted)}
             closed += ((ledger.name, unit) for unit in sorted(units))
     if places.database is not None:
@@ -137,15 +146,3 @@ def _run(runs: Path | None) -> RunState | None:
     except ConfigError:
         return None
     return run_state(newest)
-
-
-def _spent(ledger: Ledger) -> dict[tuple[str, str], float]:
-    """Return the spent share of every budget in force; an absent ledger has none."""
-    found: dict[tuple[str, str], float] = {}
-    for budget in ledger.budgets:  # the last one about a unit is in force
-        relation = ledger.relation_of(budget.unit, budget.relation)
-        found.pop((ledger.name, budget.unit), None)
-        if budget.epsilon:
-            spent = partial(ledger.spent, budget.unit, relation=relation)
-            found[ledger.name, budget.unit] = largest_share(budget.filter, spent, budget.epsilon, budget.delta)
-    return found

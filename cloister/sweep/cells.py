@@ -84,7 +84,18 @@ class Sweep:
         else:
             self.base = flatten(given.base)
         _refuse(path, "base", self.base, OF_THE_SWEEP)
-        self.grid = _grid(given.grid, path)
+        flat: Mapping[str, object] = flatten(given.grid)
+        _refuse(path, "grid", flat, (*OF_THE_SWEEP, *OF_ALL_CELLS))
+        grid: dict[str, list[Scalar]] = {}
+        wrong = []
+        for key, found in flat.items():
+            listed = found if isinstance(found, list) else []
+            grid[key] = [value for value in listed if isinstance(value, str | int | float | bool)]
+            if not listed or len({repr(value) for value in grid[key]}) != len(listed):
+                wrong.append(f"{path}: grid.{key} = {found!r} is not valid: it must be a list of different values")
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+        self.grid = grid
         own = self.base.get("seed", -1)
         if given.seeds is None:
             self.seeds: tuple[int, ...] = (own,) if isinstance(own, int) and own >= 0 else (0,)
@@ -101,21 +112,6 @@ class Sweep:
         """Yield the values of the grid's keys in each cell; the last key varies fastest."""
         for values in itertools.product(*self.grid.values()):
             yield dict(zip(self.grid, values, strict=True))
-
-
-def _grid(given: Mapping[str, object], path: Path) -> dict[str, list[Scalar]]:
-    flat: Mapping[str, object] = flatten(given)
-    _refuse(path, "grid", flat, (*OF_THE_SWEEP, *OF_ALL_CELLS))
-    grid: dict[str, list[Scalar]] = {}
-    wrong = []
-    for key, found in flat.items():
-        listed = found if isinstance(found, list) else []
-        grid[key] = [value for value in listed if isinstance(value, str | int | float | bool)]
-        if not listed or len({repr(value) for value in grid[key]}) != len(listed):
-            wrong.append(f"{path}: grid.{key} = {found!r} is not valid: it must be a list of different values")
-    if wrong:
-        raise ConfigError("\n".join(wrong))
-    return grid
 
 
 def _refuse(path: Path, table: str, settings: Mapping[str, object], refused: tuple[str, ...]) -> None:

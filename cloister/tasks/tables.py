@@ -102,7 +102,19 @@ class Table:
         """
         cells = read_cells(path, self._labelled(group), self.order)
         _, reasons = self._inputs(cells)
-        self._refuse(path, cells, reasons | {self.target: self._targets(cells)[1]})
+        if not cells.whole:
+            raise DataError(f"data-path: {path} has no rows below its header")
+        if not all(cells.whole):
+            row = cells.whole.index(False) + 1
+            raise DataError(f"data-path: {path}: row {row} {UNEVEN.replace('cells', 'columns')}")
+        for name, found in (reasons | {self.target: self._targets(cells)[1]}).items():
+            if reason := next(filter(None, found), ""):
+                more = {NOT_FINITE: "; every cell needs a number", EMPTY: "; every row needs one", NO_NUMBER: ""}.get(
+                    reason,
+                    ", as the task states; correct the file, or change the task at every site alike",
+                )
+                faulty = np.array([one == reason for one in found], bool)
+                raise DataError(f"data-path: {path}: column {name} {reason}{more}", _first(cells.columns[name], faulty))
         return self.rows(path, group)
 
     def judged(self, path: Path) -> Judged:
@@ -177,22 +189,6 @@ class Table:
         empty = [isinstance(self.names, Mapping) and len(text) <= LONGEST and plain(text) in absent for text in texts]
         told = [EMPTY if is_empty else must for is_empty in empty]
         return labels, [reason if bad else "" for reason, bad in zip(told, unknown, strict=True)]
-
-    def _refuse(self, path: Path, cells: Cells, reasons: Mapping[str, list[str]]) -> None:
-        """Raise DataError for the first line, or else the first column, with a fault."""
-        if not cells.whole:
-            raise DataError(f"data-path: {path} has no rows below its header")
-        if not all(cells.whole):
-            row = cells.whole.index(False) + 1
-            raise DataError(f"data-path: {path}: row {row} {UNEVEN.replace('cells', 'columns')}")
-        for name, found in reasons.items():
-            if reason := next(filter(None, found), ""):
-                more = {NOT_FINITE: "; every cell needs a number", EMPTY: "; every row needs one", NO_NUMBER: ""}.get(
-                    reason,
-                    ", as the task states; correct the file, or change the task at every site alike",
-                )
-                faulty = np.array([one == reason for one in found], bool)
-                raise DataError(f"data-path: {path}: column {name} {reason}{more}", _first(cells.columns[name], faulty))
 
 
 def _first_reasons(cells: Cells, reasons: Mapping[str, list[str]]) -> list[str]:

@@ -361,7 +361,8 @@ class TorchModel:
         tensors = {name: each.detach().to(CPU) for name, each in self.module.state_dict().items()}
         # Shared and transposed tensors have no place in the format: each is written by itself.
         plain = {name: each.clone(memory_format=torch.contiguous_format) for name, each in tensors.items()}
-        about = {"format": "pt", "class": _import_path(type(self.module)), "task": self._task.config.name}
+        kind = type(self.module)
+        about = {"format": "pt", "class": f"{kind.__module__}.{kind.__qualname__}", "task": self._task.config.name}
         with atomic_path(path) as partial:
             safetensors.torch.save_file(plain, partial, {**about, "model": self._task.model_name})
 
@@ -443,7 +444,3 @@ def _array(tensor: Tensor) -> NDArray:
     if own.dtype not in FLOATS and own.is_floating_point():
         own = own.view({1: torch.uint8, 2: torch.int16}[own.itemsize])
     return np.array(own.numpy())
-
-
-def _import_path(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

@@ -45,7 +45,7 @@ class Femnist(Task):
         """
         given = expanded(self.config.data_path)
         arrays = given / ARRAYS if given.is_dir() else given
-        files = _leaf_files(given)
+        files = sorted(given.glob("*.json")) or sorted([*given.glob("train/*.json"), *given.glob("test/*.json")])
         if not self.config.data_path or not (files or arrays.is_file()):
             raise DataError(
                 f"task.data-path = {self.config.data_path!r} must be a folder with LEAF's .json files, there or in "
@@ -79,11 +79,6 @@ class Femnist(Task):
         from cloister.tasks.numpy_models import SoftmaxRegression
 
         return SoftmaxRegression(features=28 * 28, classes=self.classes)
-
-
-def _leaf_files(given: Path) -> list[Path]:
-    """Return the .json files of a folder, else of its folders train and test."""
-    return sorted(given.glob("*.json")) or sorted([*given.glob("train/*.json"), *given.glob("test/*.json")])
 
 
 def _leaf(files: Sequence[Path]) -> tuple[NDArray, NDArray, NDArray]:

@@ -62,7 +62,25 @@ class HospitalCharges(Regression):
                 "inpatient charges of fiscal year 2011 as the Centers for Medicare and Medicaid Services publish them "
                 "(a CSV file in a zip), and a table of ZIP codes with columns zip, lat and lon"
             )
-        examples, owners = _examples(folder)
+        charges, places = _read(folder / CHARGES, COLUMNS), _read(folder / PLACES, ("zip", "lat", "lon"))
+        try:
+            services = charges["DRG Definition"].str.extract(r"^\s*(\d+)", expand=False).astype(int)
+            rows = charges.assign(service=services)[services.isin(DIAGNOSES)]
+            placed = rows.merge(places, left_on="Provider Zip Code", right_on="zip", how="left", validate="many_to_one")
+            service = np.searchsorted(DIAGNOSES, placed["service"])
+            x = np.stack([service, placed["lon"] / DEGREES, placed["lat"] / DEGREES], axis=1).astype(np.float32)
+            y = (placed["Average Total Payments"].to_numpy(np.float64) / DOLLARS).astype(np.float32)
+        except (ValueError, AttributeError, TypeError):
+            # Not chained: the message of pandas quotes cells.
+            raise DataError(f"task.data-path: {folder}: a column holds what is not of its kind") from None
+        if not len(x):
+            raise DataError(f"task.data-path: {folder / CHARGES} has no row of the diagnoses {DIAGNOSES}")
+        unknown = ~np.isfinite(x).all(axis=1)
+        if unknown.any():
+            raise DataError(f"task.data-path: {folder / PLACES} lacks the ZIP codes of {unknown.sum()} rows of charges")
+        if not np.isfinite(y).all():
+            raise DataError(f"task.data-path: {folder / CHARGES} has rows without an average total payment")
+        examples, owners = Examples(x, y), placed["Provider Id"].to_numpy()
         hospitals = numbered(owners, np.random.default_rng(SPLIT_SEED))
         training = round((1 - HELD_OUT) * (hospitals.max() + 1))
         train, test = np.flatnonzero(hospitals < training), np.flatnonzero(hospitals >= training)
@@ -83,29 +101,6 @@ class HospitalCharges(Regression):
         from cloister.tasks.numpy_models import HiddenLayerRegression
 
         return HiddenLayerRegression(features=3, hidden=2)
-
-
-def _examples(folder: Path) -> tuple[Examples, NDArray]:
-    """Return the examples in the order of the file, and the provider id of each."""
-    charges, places = _read(folder / CHARGES, COLUMNS), _read(folder / PLACES, ("zip", "lat", "lon"))
-    try:
-        services = charges["DRG Definition"].str.extract(r"^\s*(\d+)", expand=False).astype(int)
-        rows = charges.assign(service=services)[services.isin(DIAGNOSES)]
-        placed = rows.merge(places, left_on="Provider Zip Code", right_on="zip", how="left", validate="many_to_one")
-        service = np.searchsorted(DIAGNOSES, placed["service"])
-        x = np.stack([service, placed["lon"] / DEGREES, placed["lat"] / DEGREES], axis=1).astype(np.float32)
-        y = (placed["Average Total Payments"].to_numpy(np.float64) / DOLLARS).astype(np.float32)
-    except (ValueError, AttributeError, TypeError):
-        # Not chained: the message of pandas quotes cells.
-        raise DataError(f"task.data-path: {folder}: a column holds what is not of its kind") from None
-    if not len(x):
-        raise DataError(f"task.data-path: {folder / CHARGES} has no row of the diagnoses {DIAGNOSES}")
-    unknown = ~np.isfinite(x).all(axis=1)
-    if unknown.any():
-        raise DataError(f"task.data-path: {folder / PLACES} lacks the ZIP codes of {unknown.sum()} rows of charges")
-    if not np.isfinite(y).all():
-        raise DataError(f"task.data-path: {folder / CHARGES} has rows without an average total payment")
-    return Examples(x, y), placed["Provider Id"].to_numpy()
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> "pandas.DataFrame":
