@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloister.sweep.cells import Cell
-from cloister.sweep.runner import Ended, how_ended
+from cloister.sweep.sweep import Ended, how_ended
 from cloister.utils import crash
 
 ROOT = Path(__file__).parents[1]

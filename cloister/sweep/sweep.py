@@ -1,20 +1,238 @@
-"""Execution of a sweep, from its file to its results, as a comparison of its cells."""
+"""Execution of a sweep, from its file to its results, as a comparison of its cells.
 
+Cells run one or several at a time, each in a process that frees its memory at its end.
+"""
+
+import fcntl
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloister.config.run import shown
+from cloister.config.io import Scalar, toml_of
+from cloister.config.run import changed, shown
 from cloister.server.reports.compare.comparison import Comparison, Group, compared, lines, markdown, record
 from cloister.server.reports.compare.page import pictures, write_page, write_png
 from cloister.server.reports.compare.runs import better, differing, read_runs
+from cloister.server.stopping import Stop
 from cloister.sweep.cells import Cell, Sweep, cells_of, refuse_past_budget
-from cloister.sweep.runner import BUDGET, Runner, Told, held
 from cloister.utils.crash import INTERRUPTED
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import atomic_path
+from cloister.utils.text import clean
+from cloister.utils.threads import free_memory
+
+COMMAND = "from cloister.__main__ import main; main()"
+"""Code of the installed command, which may not be on the path."""
+MAX_WORKERS = 2
+"""Default limit of cells that run at a time."""
+SPARE = 1.25
+"""Assumed memory of a cell, relative to the peak of the first one."""
+PAUSE = 0.1
+"""Seconds between two polls of the processes."""
+BUDGET = 3
+"""Exit code of a run that a budget ended."""
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Result of a cell's process.
+
+    Attributes:
+        cell: of the process.
+        code: exit code; below 0: the signal that killed it.
+        seconds: that it took.
+        peak: largest resident memory in bytes.
+        last: last line of its output.
+    """
+
+    cell: Cell
+    code: int
+    seconds: float
+    peak: int
+    last: str
+
+
+class Process:
+    """Process of a running cell.
+
+    Args:
+        cell: to run.
+        folder: for its settings and its output.
+    """
+
+    def __init__(self, cell: Cell, folder: Path) -> None:
+        self.cell = cell
+        self._log = folder / f"{cell.name}.log"
+        settings = folder / f"{cell.name}.toml"
+        settings.write_text(as_toml(changed(cell.config.flat())), encoding="utf-8")
+        command = [sys.executable, "-c", COMMAND, "run", "--clients", str(cell.clients), "-c", str(settings)]
+        self._started = time.monotonic()
+        with self._log.open("wb") as log:
+            # In a separate session, Ctrl-C reaches only the sweep, which then asks each cell to stop.
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def ended(self) -> Ended | None:
+        """Return the result of the process; None while it runs."""
+        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
+        if pid == 0:
+            return None
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.monotonic() - self._started
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last = lines[-1].strip() if lines else ""
+        return Ended(self.cell, self._process.returncode, seconds, 1024 * usage.ru_maxrss, last)
+
+    def stop(self) -> None:
+        """Ask the process to stop: it finishes the current aggregation, and saves."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the process if it still runs."""
+        self._process.kill()
+
+
+def as_toml(settings: Mapping[str, Scalar]) -> str:
+    """Format settings as TOML for `cloister run -c FILE`.
+
+    Args:
+        settings: dotted keys.
+    """
+    return "".join(f"{key} = {toml_of(value)}\n" for key, value in settings.items())
+
+
+class Runner:
+    """Runner of cells.
+
+    Args:
+        folder: for the settings and the output of the cells.
+        jobs: number of cells that run at a time; 0: as memory allows, from the peak of the first one.
+        told: receives progress lines for the user.
+
+    Attributes:
+        ended: results of the cells, in the order of their ends.
+        stopped: whether the user has stopped the sweep.
+    """
+
+    def __init__(self, folder: Path, jobs: int, told: Told) -> None:
+        self.folder, self.jobs, self.told = folder, jobs, told
+        self.ended: list[Ended] = []
+        self.stopped = False
+        self._hides_times = False
+        self._waiting: deque[Cell] = deque()
+        self._running: list[Process] = []
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Run cells that have no result yet.
+
+        When the user stops the sweep, running cells are asked to stop.
+
+        Args:
+            cells: none of which is running.
+        """
+        for cell in cells:
+            put_aside(cell.directory)
+        self._waiting.extend(cells)
+        self._hides_times = any(cell.hides_times for cell in cells)
+        try:
+            with Stop().listening() as stop:
+                while self._waiting or self._running:
+                    if stop.asked and not self.stopped:
+                        self.stopped = True
+                        self._waiting.clear()
+                        self.told(f"stopped: {len(self._running)} cells are asked to end in order; what is done stays")
+                        for process in self._running:
+                            process.stop()
+                    while self._waiting and len(self._running) < (self.jobs or 1):
+                        self._running.append(Process(self._waiting.popleft(), self.folder))
+                    time.sleep(PAUSE)
+                    for process in list(self._running):
+                        if (found := process.ended()) is not None:
+                            self._running.remove(process)
+                            self._note(found)
+        finally:
+            for process in self._running:
+                process.kill()
+
+    def _note(self, found: Ended) -> None:
+        """Record the end of a cell, and tell it with the remaining time, by the mean time of finished cells."""
+        self.ended.append(found)
+        if found.code == BUDGET:
+            self._waiting.clear()
+        if found.code == 0:
+            self.jobs = self.jobs or jobs_for(found.peak)
+        left = 0 if self._hides_times else len(self._waiting) + len(self._running)
+        each = sum(found.seconds for found in self.ended) / len(self.ended)
+        to_go = f"; {left} to go, about {duration(left * each / max(1, self.jobs))}" if left else ""
+        self.told(f"{found.cell}: {how_ended(found)}{to_go}")
+
+
+def how_ended(found: Ended) -> str:
+    """Describe the result of a cell; for a failure, quote its last line."""
+    if found.code == BUDGET:
+        return "a budget ended it; no other cell is started"
+    if found.code == 0:
+        return "done"
+    if found.code == INTERRUPTED:
+        return "stopped in order; it will be done anew"
+    if found.code == -signal.SIGTERM:
+        return "stopped before it began; it will be done anew"
+    return f"failed with exit code {found.code}: {clean(found.last) or 'it wrote nothing'}"
+
+
+def jobs_for(peak: int) -> int:
+    """Return the number of cells to run at a time.
+
+    Args:
+        peak: largest resident memory in bytes of one of them.
+    """
+    fitting = int((free_memory() or 0) / (SPARE * peak)) if peak else 1
+    return max(1, min(MAX_WORKERS, os.cpu_count() or 1, fitting))
+
+
+def duration(seconds: float) -> str:
+    """Format a duration."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def put_aside(directory: Path) -> None:
+    """Rename the directory of an unfinished run, so that its name is free again.
+
+    Nothing is deleted.
+
+    Args:
+        directory: of the run; it may be absent.
+    """
+    if directory.exists():
+        numbered = (directory.with_name(f"{directory.name}.{number}") for number in range(1, 1000))
+        directory.rename(next(path for path in numbered if not path.exists()))
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the lock of this sweep's folder during the block.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    with (folder / ".running").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{folder}: another process works on this sweep") from None
+        yield
+
 
 FAILED = 1
 """Exit code if a cell has no result."""

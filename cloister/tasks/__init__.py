@@ -10,7 +10,7 @@ TASKS = Registry(
         "breast-cancer": "cloister.tasks.datasets.patients:BreastCancer",
         "digits": "cloister.tasks.datasets.characters:Digits",
         "emnist": "cloister.tasks.datasets.characters:Emnist",
-        "femnist": "cloister.tasks.datasets.femnist:Femnist",
+        "femnist": "cloister.tasks.datasets.characters:Femnist",
         "heart-disease": "cloister.tasks.datasets.patients:HeartDisease",
         "hospital-charges": "cloister.tasks.datasets.regressions:HospitalCharges",
         "linear": "cloister.tasks.datasets.regressions:Linear",

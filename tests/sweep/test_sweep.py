@@ -16,10 +16,9 @@ from cloister.config.run import parse
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian
 from cloister.server.build import build
-from cloister.sweep import runner, sweep
+from cloister.sweep import sweep
 from cloister.sweep.cells import Sweep, cells_of, refuse_past_budget
-from cloister.sweep.runner import Ended, as_toml, duration, held, jobs_for, put_aside
-from cloister.sweep.sweep import conduct
+from cloister.sweep.sweep import Ended, as_toml, conduct, duration, held, jobs_for, put_aside
 from cloister.utils.errors import BudgetExhausted, ConfigError
 
 BASE = """
@@ -258,9 +257,9 @@ def fake(monkeypatch):
     monkeypatch.setattr(sweep, "write_page", lambda *_: None)  # to draw takes longer than everything else
     monkeypatch.setattr(sweep, "write_png", lambda *_: None)
     monkeypatch.setattr(sweep, "pictures", lambda _: ())
-    monkeypatch.setattr(runner, "Process", FakeProcess)
-    monkeypatch.setattr(runner, "PAUSE", 0.0)
-    monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(sweep, "Process", FakeProcess)
+    monkeypatch.setattr(sweep, "PAUSE", 0.0)
+    monkeypatch.setattr(sweep.os, "cpu_count", lambda: 8)
     return FakeProcess
 
 
@@ -411,8 +410,8 @@ class TestRuns:
 class TestJobs:
     def test_as_memory_allows(self, monkeypatch):
         def check(free, processors, jobs):
-            monkeypatch.setattr(runner, "free_memory", lambda: free)
-            monkeypatch.setattr(runner.os, "cpu_count", lambda: processors)
+            monkeypatch.setattr(sweep, "free_memory", lambda: free)
+            monkeypatch.setattr(sweep.os, "cpu_count", lambda: processors)
             assert jobs_for(10) == jobs
 
         cases = [(100, 8, 2), (24, 8, 1), (1, 8, 1), (100, 1, 1), (0, 8, 1)]
@@ -424,7 +423,7 @@ class TestJobs:
     def test_a_failure_says_nothing_about_memory(self, written, fake, monkeypatch):
         seen = []
         monkeypatch.setattr(fake, "ended", watched(fake.ended, seen))
-        monkeypatch.setattr(runner, "free_memory", lambda: 100)
+        monkeypatch.setattr(sweep, "free_memory", lambda: 100)
         fake.codes = {1: 1}
         _, told = conducted(written(NOISY))
         assert seen[:4] == [1, 1, 1, 1] and max(seen) == 2 and "3 to go, about 30 s" in told
@@ -432,7 +431,7 @@ class TestJobs:
     def test_the_first_runs_alone_and_then_two_together(self, written, fake, monkeypatch):
         seen = []
         monkeypatch.setattr(fake, "ended", watched(fake.ended, seen))
-        monkeypatch.setattr(runner, "free_memory", lambda: 100)
+        monkeypatch.setattr(sweep, "free_memory", lambda: 100)
         conducted(written(NOISY))
         assert len(seen) == 8 and seen[:2] == [1, 1] and seen[2] == max(seen) == 2
 
