@@ -1,7 +1,7 @@
 """Training of a Keras model by minibatches. One compiled function runs an epoch, for any number of examples."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from cloister.config.io import Scalar, as_pairs
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
-from cloister.training.plan import TrainingPlan
+from cloister.training.plan import TrainingPlan, check_optimizer_options
 from cloister.utils.arrays import Compiled, Network, Optimizer, Tensor
 from cloister.utils.crash import quoted
 from cloister.utils.errors import ConfigError
-from cloister.utils.text import suggestion
 
 LEAST_SQUARE = 1e-12
 """Added below the root of a mean square, whose slope at 0 is infinite."""
@@ -126,23 +125,19 @@ class KerasTrainer:
 
         return tf.function(epoch, input_signature=signature)
 
-    def _loss(self, y: list[Tensor], outputs: Tensor, weights: Tensor) -> Tensor:
-        """Return the loss of a minibatch: of each output the weighted mean over examples, for `rmse` its root."""
-        total = tf.constant(0.0)
-        for target, losses in zip(self.model.targets.values(), self.model.losses(y, outputs), strict=True):
-            losses *= tf.cast(weights, losses.dtype)
-            loss = tf.reduce_sum(losses) / tf.cast(tf.size(losses), losses.dtype)
-            if target.loss == "rmse":
-                # The mean has the loss scale as a factor: so it is one of the root too.
-                loss = tf.sqrt(loss * self._recipe.loss_scale + LEAST_SQUARE)
-            total += target.weight * tf.cast(loss, tf.float32)
-        return total
-
     def _step(self, x: Tensor, y: list[Tensor], weights: Tensor, proximal_mu: Tensor) -> Tensor:
         """Train on one minibatch, and return its loss without the penalty."""
         variables = self.model.keras.trainable_variables
         with tf.GradientTape() as tape:
-            loss = self._loss(y, self.model.keras(x, training=True), weights)
+            # The loss of each output is the weighted mean over examples, for `rmse` its root.
+            loss, of_outputs = tf.constant(0.0), self.model.losses(y, self.model.keras(x, training=True))
+            for target, losses in zip(self.model.targets.values(), of_outputs, strict=True):
+                losses *= tf.cast(weights, losses.dtype)
+                mean = tf.reduce_sum(losses) / tf.cast(tf.size(losses), losses.dtype)
+                if target.loss == "rmse":
+                    # The mean has the loss scale as a factor: so it is one of the root too.
+                    mean = tf.sqrt(mean * self._recipe.loss_scale + LEAST_SQUARE)
+                loss += target.weight * tf.cast(mean, tf.float32)
             objective = tf.add_n([loss, *self.model.keras.losses])
             if proximal_mu is not None:
                 # μ/2·‖w - w_global‖² over the trainable weights
@@ -221,17 +216,14 @@ def callbacks_of(recipe: Recipe) -> Sequence[keras.callbacks.Callback]:
                 f"use monitor={SEEN!r}, or evaluation.patience, by which scores end a run"
             )
         # Keras' own callbacks use batch events for displays and saved files.
-        own = [event for event in BATCH_EVENTS if not _is_of_keras(getattr(each, event))]
+        modules = {event: str(getattr(getattr(each, event), "__module__", "")) for event in BATCH_EVENTS}
+        own = [event for event, module in modules.items() if module.partition(".")[0] != "keras"]
         if own:
             raise ConfigError(
                 f"recipe.callbacks: {name} defines {own[0]}, and an epoch of a client's training has no batch events; "
                 "use on_epoch_begin or on_epoch_end"
             )
     return made
-
-
-def _is_of_keras(function: Callable[..., object]) -> bool:
-    return (getattr(function, "__module__", None) or "").partition(".")[0] == "keras"
 
 
 def optimizer_named(name: object, options: Mapping[str, Scalar] = NO_OPTIONS) -> Optimizer:
@@ -255,18 +247,9 @@ def optimizer_named(name: object, options: Mapping[str, Scalar] = NO_OPTIONS) ->
     if not options:
         return found
     defaults = {each.name: each.default for each in inspect.signature(type(found)).parameters.values()}
-    known = [each for each in defaults if each not in (*ELSEWHERE, "name", "kwargs") and not each.startswith("ema_")]
-    for option, value in options.items():
-        if option in ELSEWHERE:
-            raise ConfigError(f"client.optimizer-options: {option} has no effect, as {ELSEWHERE[option]}")
-        if option not in known:
-            raise ConfigError(
-                f"client.optimizer-options: {name!r} has no option {option!r}; it has {', '.join(known)}"
-                f"{suggestion(option, known)}"
-            )
-        if isinstance(value, str) or isinstance(value, bool) != isinstance(defaults[option], bool):
-            kind = "true or false" if isinstance(defaults[option], bool) else "a number"
-            raise ConfigError(f"client.optimizer-options: {option} = {value!r} is not valid: it must be {kind}")
+    hidden = (*ELSEWHERE, "name", "kwargs")
+    known = {option: of for option, of in defaults.items() if option not in hidden and not option.startswith("ema_")}
+    check_optimizer_options(name, options, known, ELSEWHERE)
     try:
         return type(found)(**options)
     except (ValueError, TypeError) as error:

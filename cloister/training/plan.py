@@ -1,10 +1,14 @@
 """Parameters of one round of local training: number, size and order of steps, and the learning rate's schedule."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from cloister.config.io import Scalar
 from cloister.tasks.base import Examples, RateShape, Recipe, ScheduleName
 from cloister.tasks.recipe import Augmentation, key_of
+from cloister.utils.errors import ConfigError
+from cloister.utils.text import suggestion
 
 
 @dataclass(frozen=True)
@@ -140,3 +144,30 @@ class TrainingPlan:
             schedule=schedule,
             augmentation=augmentation,
         )
+
+
+def check_optimizer_options(
+    name: str, options: Mapping[str, Scalar], defaults: Mapping[str, object], elsewhere: Mapping[str, str]
+) -> None:
+    """Refuse an option that an optimizer does not have, or a value of another type than its default.
+
+    Args:
+        name: of the optimizer.
+        options: of the recipe, or of the run.
+        defaults: options of the optimizer, with their default values.
+        elsewhere: options without effect in a client's training, with the reason.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    for option, value in options.items():
+        if option in elsewhere:
+            raise ConfigError(f"client.optimizer-options: {option} has no effect, as {elsewhere[option]}")
+        if option not in defaults:
+            raise ConfigError(
+                f"client.optimizer-options: {name!r} has no option {option!r}; it has {', '.join(defaults)}"
+                f"{suggestion(option, list(defaults))}"
+            )
+        if isinstance(value, str) or isinstance(value, bool) != isinstance(defaults[option], bool):
+            kind = "true or false" if isinstance(defaults[option], bool) else "a number"
+            raise ConfigError(f"client.optimizer-options: {option} = {value!r} is not valid: it must be {kind}")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cloister.config.io import Scalar, as_pairs
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.torch_model import TorchModel, called
-from cloister.training.plan import TrainingPlan
+from cloister.training.plan import TrainingPlan, check_optimizer_options
 from cloister.utils.arrays import Optimizer, Tensor
 from cloister.utils.crash import quoted
 from cloister.utils.errors import ConfigError
@@ -178,17 +178,7 @@ def _named(name: str, options: Mapping[str, Scalar], parameters: Sequence[Tensor
     defaults = {option: default for option, default in own.items() if isinstance(default, int | float)}
     defaults = {option: default for option, default in defaults.items() if option not in (*ELSEWHERE, *HOW)}
     defaults |= {f"beta_{place}": beta for place, beta in enumerate(betas, 1)}
-    for option, value in options.items():
-        if option in ELSEWHERE:
-            raise ConfigError(f"client.optimizer-options: {option} has no effect, as {ELSEWHERE[option]}")
-        if option not in defaults:
-            raise ConfigError(
-                f"client.optimizer-options: {name!r} has no option {option!r}; it has {', '.join(defaults)}"
-                f"{suggestion(option, list(defaults))}"
-            )
-        if isinstance(value, str) or isinstance(value, bool) != isinstance(defaults[option], bool):
-            kind = "true or false" if isinstance(defaults[option], bool) else "a number"
-            raise ConfigError(f"client.optimizer-options: {option} = {value!r} is not valid: it must be {kind}")
+    check_optimizer_options(name, options, defaults, ELSEWHERE)
     given: dict[str, object] = {option: value for option, value in options.items() if option in own}
     if betas:
         given["betas"] = tuple(options.get(f"beta_{place}", beta) for place, beta in enumerate(betas, 1))
