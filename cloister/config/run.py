@@ -338,6 +338,17 @@ class RunConfig(Section):
         return digest_of(self.flat())
 
 
+Rule = Callable[[RunConfig], str]
+RULES: list[Rule] = []
+"""Rules between sections: each returns the message of a contradiction, or an empty string."""
+
+
+def _rule(function: Rule) -> Rule:
+    RULES.append(function)
+    return function
+
+
+@_rule
 def _server_has_statistics(config: RunConfig) -> str:
     if config.evaluation.central is not True or config.task.statistics != "local":
         return ""
@@ -347,6 +358,7 @@ def _server_has_statistics(config: RunConfig) -> str:
     )
 
 
+@_rule
 def _evaluation_has_clients(config: RunConfig) -> str:
     evaluation, fraction = config.evaluation, config.strategy.fraction_evaluate
     if config.evaluates_on_clients:
@@ -370,6 +382,7 @@ def _evaluation_has_clients(config: RunConfig) -> str:
     return ""
 
 
+@_rule
 def _scores_cost_no_budget(config: RunConfig) -> str:
     limit, evaluation = config.privacy.client.max_epsilon, config.evaluation
     if not limit or not config.evaluates_on_clients:
@@ -383,6 +396,7 @@ def _scores_cost_no_budget(config: RunConfig) -> str:
     )
 
 
+@_rule
 def _criterion_stops(config: RunConfig) -> str:
     found = config.evaluation
     if found.patience or found.criterion == "loss":
@@ -393,6 +407,7 @@ def _criterion_stops(config: RunConfig) -> str:
     )
 
 
+@_rule
 def _weights_are_bounded(config: RunConfig) -> str:
     server, weighting = config.privacy.server, config.strategy.weighting
     if config.is_private and weighting == "examples" and not server.examples_cap:
@@ -409,6 +424,7 @@ def _weights_are_bounded(config: RunConfig) -> str:
     return ""
 
 
+@_rule
 def _groups_are_clipped(config: RunConfig) -> str:
     client, group = config.privacy.client, config.task.group
     if group and not client.clips_gradients:
@@ -423,6 +439,7 @@ def _groups_are_clipped(config: RunConfig) -> str:
     return ""
 
 
+@_rule
 def _population_is_drawn_from(config: RunConfig) -> str:
     population, held_out = config.privacy.server.population, config.evaluation.held_out_clients
     if population and held_out:
@@ -438,6 +455,7 @@ def _population_is_drawn_from(config: RunConfig) -> str:
     return ""
 
 
+@_rule
 def _canaries_are_clients(config: RunConfig) -> str:
     canaries, client = config.privacy.server.canaries, config.privacy.client
     if not canaries or not client.is_on:
@@ -448,6 +466,7 @@ def _canaries_are_clients(config: RunConfig) -> str:
     )
 
 
+@_rule
 def _rounds_suffice(config: RunConfig) -> str:
     warmup, split_round = config.client.warmup_rounds, config.privacy.split_round
     if warmup != "auto" and warmup >= config.num_rounds:
@@ -459,6 +478,7 @@ def _rounds_suffice(config: RunConfig) -> str:
     return ""
 
 
+@_rule
 def _store_has_a_tracker(config: RunConfig) -> str:
     if not config.tracking_uri:
         return ""
@@ -469,6 +489,7 @@ def _store_has_a_tracker(config: RunConfig) -> str:
     return ""
 
 
+@_rule
 def _sums_are_possible(config: RunConfig) -> str:
     """Return the first setting that contradicts secure aggregation."""
     if not config.secure_aggregation.enabled:
@@ -529,11 +550,7 @@ def _sum_of_steps(config: RunConfig) -> str:
     for key, value, instead in (
         ("batch-size", client.batch_size, f"{SAMPLING_RATE} sets it"),
         ("local-epochs", client.local_epochs, "a round is one step, and num-rounds sets their number"),
-        (
-            "optimizer-options",
-            client.optimizer_options,
-            "the server's strategy takes the step",
-        ),
+        ("optimizer-options", client.optimizer_options, "the server's strategy takes the step"),
         ("optimizer", client.optimizer, "the server's strategy takes the step"),
     ):
         if value != "auto" and (key, value) != ("optimizer", "sgd"):
@@ -591,22 +608,6 @@ def _sum_of_clients(config: RunConfig) -> str:
             f"{parties.colluding} a round needs {parties.threshold} to {parties.members} clients"
         )
     return ""
-
-
-RULES: tuple[Callable[[RunConfig], str], ...] = (
-    _server_has_statistics,
-    _evaluation_has_clients,
-    _scores_cost_no_budget,
-    _criterion_stops,
-    _weights_are_bounded,
-    _groups_are_clipped,
-    _population_is_drawn_from,
-    _canaries_are_clients,
-    _rounds_suffice,
-    _store_has_a_tracker,
-    _sums_are_possible,
-)
-"""Rules between sections: each returns the message of a contradiction, or an empty string."""
 
 
 NEAREST, NEAREST_KEYS = 3, "; the nearest valid keys are {}; docs/configuration.md has them all"

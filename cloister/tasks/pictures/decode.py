@@ -59,24 +59,17 @@ def is_safe_to_decode(encoded: bytes) -> bool:
     if not 0 < len(encoded) <= MAX_BYTES:
         return False
     if encoded.startswith(PNG):
-        return not _claims_too_much(encoded)
+        # It may claim too many pixels or chunks, or a chunk longer than the rest of the file. OpenCV allocates memory
+        # for both before it reads them: a hundred bytes would take four gigabytes.
+        width, height = (int.from_bytes(encoded[start : start + 4]) for start in (16, 20))
+        ends = [len(PNG), *(end for _, end in _chunks(encoded))]
+        return width * height <= MAX_PIXELS and len(ends) <= MAX_CHUNKS + 1 and ends[-1] <= len(encoded)
     if encoded.startswith(JPEG):
         # Some versions of OpenCV fill the missing pixels of a truncated JPEG without an error.
         return encoded.rfind(END) >= encoded.rfind(SCAN) and encoded.count(SCAN) <= MAX_SCANS
     if encoded.startswith(TIFF):
         return all(way in COMPRESSIONS for page in _pages_of(encoded) for way in _compressions(page))
     return encoded.startswith(BMP_AND_PNM)
-
-
-def _claims_too_much(encoded: bytes) -> bool:
-    """Return whether a PNG claims more than this module or the file permits.
-
-    It may claim too many pixels or chunks, or a chunk longer than the rest of the file. OpenCV allocates memory for
-    pixels and chunks before it reads them: a hundred bytes would take four gigabytes.
-    """
-    width, height = (int.from_bytes(encoded[start : start + 4]) for start in (16, 20))
-    ends = [len(PNG), *(end for _, end in _chunks(encoded))]
-    return width * height > MAX_PIXELS or len(ends) > MAX_CHUNKS + 1 or ends[-1] > len(encoded)
 
 
 def _chunks(encoded: bytes) -> Iterator[tuple[bytes, int]]:
@@ -218,7 +211,8 @@ def _read_raster(encoded: bytes, form: Form) -> tuple[list[NDArray[np.float32]],
         raise Unreadable(f"is absent, unreadable or empty, or has more than {MAX_BYTES >> 20} MiB")
     pages = _pages_of(encoded) if encoded.startswith(TIFF) else [[]]
     _refuse_kinds(encoded, pages)
-    kind = _kind(encoded)
+    kinds = (("PNG", PNG), ("JPEG", JPEG), ("TIFF", TIFF), ("BMP", b"BM"))
+    kind = next((name for name, first in kinds if encoded.startswith(first)), "PNM")
     # A JPEG's own orientation is followed, and its samples have eight bits. Other files may have more, and alpha.
     flags = cv2.IMREAD_ANYCOLOR if kind == "JPEG" else cv2.IMREAD_UNCHANGED
     buffer, planes, scale = np.frombuffer(encoded, np.uint8), list[NDArray[np.float32]](), ""
@@ -234,7 +228,9 @@ def _read_raster(encoded: bytes, form: Form) -> tuple[list[NDArray[np.float32]],
             raise Unreadable("is damaged")
         if image.dtype not in (np.uint8, np.uint16) or image.ndim not in (2, 3):
             raise Unreadable("has samples that are no whole numbers of 8 or 16 bits without sign: save it as such")
-        colour = image if image.ndim == 2 else _opaque(image)
+        if image.ndim == 3 and image.shape[2] == 4 and image[..., 3].min() < np.iinfo(image.dtype).max:
+            raise Unreadable("has transparent pixels (alpha): save it without transparency")
+        colour = image if image.ndim == 2 else image[..., 2::-1]  # OpenCV has blue, green, red, and perhaps alpha
         white, scale = _white(encoded, image.dtype.itemsize * 8, form)
         if colour.max() > white:
             raise Unreadable(f"has samples above {white}, the largest of {scale}: state more bits in the task")
@@ -266,24 +262,6 @@ def _refuse_kinds(encoded: bytes, pages: list[list[Entry]]) -> None:
             raise Unreadable("is a TIFF with transparency (alpha): save it without")
         if entry.tag == TAG_BITS and entry.value not in (1, BYTE_BITS, MAX_BITS):
             raise Unreadable(f"is a TIFF of {entry.value} bits a sample: save it with 8 or 16")
-
-
-def _kind(encoded: bytes) -> str:
-    for kind, first in (("PNG", PNG), ("JPEG", JPEG), ("TIFF", TIFF), ("BMP", b"BM")):
-        if encoded.startswith(first):
-            return kind
-    return "PNM"
-
-
-def _opaque(image: NDArray) -> NDArray:
-    """Return red, green and blue of an image as OpenCV has it: blue, green, red, and alpha if there is one.
-
-    Raises:
-        Unreadable: a pixel is transparent.
-    """
-    if image.shape[2] == 4 and image[..., 3].min() < np.iinfo(image.dtype).max:
-        raise Unreadable("has transparent pixels (alpha): save it without transparency")
-    return image[..., 2::-1]
 
 
 def _white(encoded: bytes, bits: int, form: Form) -> tuple[int, str]:

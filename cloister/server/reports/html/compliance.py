@@ -144,6 +144,21 @@ def variant(figure: Figure) -> str:
     )
 
 
+ASKED: list[tuple[str, str, str, Answer]] = []
+"""Questions in the order of the pyramid of NIST SP 800-226, top down: key, title, open part, answers."""
+
+
+def _asked(key: str, title: str, left: str) -> Callable[[Answer], Answer]:
+    """Add a question with its answers from a run to the page."""
+
+    def added(answer: Answer) -> Answer:
+        ASKED.append((key, title, left, answer))
+        return answer
+
+    return added
+
+
+@_asked("parameters", "ε, δ and the variant", "why these values, and who decided on them")
 def _parameters(facts: Facts) -> Iterator[str]:
     for claim in claims_of(facts):
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
@@ -166,6 +181,7 @@ def _parameters(facts: Facts) -> Iterator[str]:
         yield NO_MECHANISM
 
 
+@_asked("unit", "Unit of privacy and neighbours", "who or what a unit is, and how many one person has")
 def _unit(facts: Facts) -> Iterator[str]:
     if not claims_of(facts):
         yield NO_MECHANISM
@@ -182,6 +198,7 @@ def _unit(facts: Facts) -> Iterator[str]:
             yield f"{claim.mechanism}: {protected(claim)}; nothing is claimed for it."
 
 
+@_asked("mechanism", "Mechanism", "what else is done to the data before or after it")
 def _mechanism(facts: Facts) -> Iterator[str]:
     if not claims_of(facts):
         yield NO_MECHANISM
@@ -191,6 +208,7 @@ def _mechanism(facts: Facts) -> Iterator[str]:
         yield f"{claim.mechanism} ({claim.status}), {noise}: {', '.join(values)}."
 
 
+@_asked("utility", "Utility and bias", "what accuracy the purpose needs, and which groups were looked at")
 def _utility(facts: Facts) -> Iterator[str]:
     found = facts.evaluation
     if found is None:
@@ -206,6 +224,7 @@ def _utility(facts: Facts) -> Iterator[str]:
         )
 
 
+@_asked("trust", "Trust model", "who runs the server, and why the sites believe them")
 def _trust(facts: Facts) -> Iterator[str]:
     claims = claims_of(facts)
     of_server = [claim for claim in claims if not isinstance(claim, DpSgdClaim | LocalClaim)]
@@ -224,6 +243,7 @@ def _trust(facts: Facts) -> Iterator[str]:
     yield "No claim is about clients that send false updates."
 
 
+@_asked("composition", "Composition", "other releases about the same data, outside of this ledger")
 def _composition(facts: Facts) -> Iterator[str]:
     statement = facts.statement
     if statement is None:
@@ -247,6 +267,7 @@ def _composition(facts: Facts) -> Iterator[str]:
             yield "What a client's own noise protects is counted over all runs by that client, in its own ledger."
 
 
+@_asked("implementation", "Floating point and side channels", "who can measure the machines; reviews")
 def _implementation(facts: Facts) -> Iterator[str]:
     sound = [claim for claim in claims_of(facts) if claim.is_guaranteed]
     for claim in sound:
@@ -263,6 +284,7 @@ def _implementation(facts: Facts) -> Iterator[str]:
         yield "How long a round takes, and who replies, can be seen on the network."
 
 
+@_asked("access", "Access", "who may see the model, this page and the run directory")
 def _access(facts: Facts) -> Iterator[str]:
     if any(claim.is_guaranteed for claim in claims_of(facts)):
         yield "The models may be seen by those against whom the claim holds."
@@ -276,24 +298,11 @@ def _access(facts: Facts) -> Iterator[str]:
         yield f"{left} kinds of facts left without noise: they are listed on page 1."
 
 
+@_asked("collection", "Data collection", "how, on what grounds and for how long data is kept")
 def _collection(facts: Facts) -> Iterator[str]:
     identity = facts.config.get("privacy.data-identity") or "none given"
     yield f"Task {facts.config.get('task.name')}; name of the data in the ledger: {identity}."
     yield "Examples stay with the clients, who send what the run agreed on and nothing else."
-
-
-ASKED: tuple[tuple[str, str, str, Answer], ...] = (
-    ("parameters", "ε, δ and the variant", "why these values, and who decided on them", _parameters),
-    ("unit", "Unit of privacy and neighbours", "who or what a unit is, and how many one person has", _unit),
-    ("mechanism", "Mechanism", "what else is done to the data before or after it", _mechanism),
-    ("utility", "Utility and bias", "what accuracy the purpose needs, and which groups were looked at", _utility),
-    ("trust", "Trust model", "who runs the server, and why the sites believe them", _trust),
-    ("composition", "Composition", "other releases about the same data, outside of this ledger", _composition),
-    ("implementation", "Floating point and side channels", "who can measure the machines; reviews", _implementation),
-    ("access", "Access", "who may see the model, this page and the run directory", _access),
-    ("collection", "Data collection", "how, on what grounds and for how long data is kept", _collection),
-)
-"""Questions in the order of the pyramid of NIST SP 800-226, top down: key, title, open part, answers."""
 
 
 def _day(text: str) -> str:

@@ -240,6 +240,11 @@ def rendered(facts: Facts, statements: Statements) -> str:
     several = sum(name.startswith("hypothesis-") for name in facts.models)
     models = f" {several} models side by side, of which each client takes the one that suits it." if several else ""
     secret = "Who was drawn, and how many, is secret: this page has no numbers of replies and no times."
+    whole = facts.evaluation.classification if facts.evaluation is not None else None
+    found = readable(whole) if whole is not None else None
+    shown = class_rows(found) if found is not None else []
+    more = found is not None and len(found.classes) > len(shown)
+    sizes = [sum(row) for row in found.confusion] if found is not None else []  # the accuracy of a constant guess
     context = {
         "name": facts.name,
         "about": (
@@ -254,7 +259,17 @@ def rendered(facts: Facts, statements: Statements) -> str:
         "unprotected": unprotected(facts),
         "more": secret if facts.secret_cohorts else "",
         **_course(facts),
-        **_results(facts),
+        **{
+            "evaluation": facts.evaluation,
+            "classification": found,
+            "largest": f"{100 * max(sizes) / max(1, sum(sizes)):.4g} %" if sizes else "",
+            "classes": shown,
+            "classes_left_out": f": the {len(shown)} of lowest recall of {len(found.classes)}"
+            if found and more
+            else "",
+            "confusion": confusion(found) if found is not None else None,
+            "audit": facts.audit,
+        },
     }
     return filled(PAGE, context)
 
@@ -290,21 +305,4 @@ def _course(facts: Facts) -> dict[str, object]:
         "versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
         "parameters": str(facts.parameters or ""),
         "settings": [*sorted((key, str(value)) for key, value in facts.config.items()), *hashes],
-    }
-
-
-def _results(facts: Facts) -> dict[str, object]:
-    whole = facts.evaluation.classification if facts.evaluation is not None else None
-    found = readable(whole) if whole is not None else None
-    shown = class_rows(found) if found is not None else []
-    more = found is not None and len(found.classes) > len(shown)
-    sizes = [sum(row) for row in found.confusion] if found is not None else []  # the accuracy of a constant guess
-    return {
-        "evaluation": facts.evaluation,
-        "classification": found,
-        "largest": f"{100 * max(sizes) / max(1, sum(sizes)):.4g} %" if sizes else "",
-        "classes": shown,
-        "classes_left_out": f": the {len(shown)} of lowest recall of {len(found.classes)}" if found and more else "",
-        "confusion": confusion(found) if found is not None else None,
-        "audit": facts.audit,
     }
