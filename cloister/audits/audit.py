@@ -3,13 +3,13 @@
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from numpy.typing import NDArray
 from rich.console import Console
@@ -23,7 +23,7 @@ from cloister.config.run import RunConfig, parse
 from cloister.tasks.base import Model, Task
 from cloister.tasks.making import model_of, named_task
 from cloister.utils.errors import ConfigError, DataError
-from cloister.utils.files import read_json, read_npz, read_text
+from cloister.utils.files import Json, read_json, read_npz, read_text
 from cloister.utils.registry import Registry
 from cloister.utils.terminal import can_redraw, format_duration
 
@@ -46,7 +46,7 @@ class FinishedRun:
     path: Path
     config: RunConfig
     seed: int
-    privacy: Mapping[str, Any]
+    privacy: Json
     clients: int
 
     @classmethod

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cloister.privacy.claims.server import RUN
 from cloister.utils.errors import ConfigError
-from cloister.utils.files import atomic_path, read_json
+from cloister.utils.files import Json, atomic_path, read_json
 from cloister.utils.terminal import table
 from cloister.utils.text import at_least, at_most, clean, percent_at_least
 
@@ -154,7 +154,7 @@ class Finding:
         }
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> "Finding":
+    def of(cls, facts: Json) -> "Finding":
         """Return the finding from the output of `facts`.
 
         Raises:
@@ -162,7 +162,7 @@ class Finding:
         """
         known = {item.name for item in fields(Measured)}
 
-        def measured(item: Mapping[str, Any]) -> Measured:
+        def measured(item: Json) -> Measured:
             return Measured(**{name: value for name, value in item.items() if name in known})
 
         return cls(
@@ -205,13 +205,7 @@ def strongest(findings: tuple[Finding, ...], quantity: Quantity) -> Measured | N
 FILE = "audit.json"
 ADD_OR_REMOVE = "add-or-remove"
 """Relation in `privacy.json` that attacks test."""
-NAMES = {
-    "auc": "AUC",
-    "epsilon": "ε at least",
-    "tpr": "members found",
-    "similarity": "SSIM",
-    "score": "score",
-}
+NAMES = {"auc": "AUC", "epsilon": "ε at least", "tpr": "members found", "similarity": "SSIM", "score": "score"}
 
 
 @dataclass(frozen=True)
@@ -226,7 +220,7 @@ class Audited:
     """
 
     path: Path
-    privacy: Mapping[str, Any]
+    privacy: Json
     findings: tuple[Finding, ...]
     skipped: tuple[Skipped, ...]
 
@@ -312,7 +306,7 @@ def earlier(path: Path, privacy: Mapping[str, object]) -> list[Finding]:
         raise ConfigError(f"{place} is not what an audit writes: remove it, and audit the run again") from None
 
 
-def claimed(privacy: Mapping[str, Any]) -> str:
+def claimed(privacy: Json) -> str:
     """Format the claim of a run in a line.
 
     Of several figures about the run itself, the largest is shown.
@@ -364,7 +358,7 @@ def _sure(item: Measured) -> str:
     return f"{percent_at_least(item.confidence or 0)} sure"
 
 
-def _figures(mechanism: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _figures(mechanism: Json) -> list[Json]:
     """Return the figures with an ε about the run itself.
 
     Figures over further runs cover more than was audited.

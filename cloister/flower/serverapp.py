@@ -16,7 +16,7 @@ from collections.abc import Callable
 from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 
@@ -31,14 +31,20 @@ MAKER = "make_simple_http_retry_invoker"
 """Flower's name for the factory of retry invokers, in each module that uses it."""
 
 
-def retrying(make: Callable[[], Any]) -> Callable[[], Any]:
+class RetryInvoker(Protocol):
+    """The part of Flower's retry invoker that is replaced here."""
+
+    should_giveup: Callable[[Exception], bool] | None
+
+
+def retrying(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
     """Return Flower's factory of retry invokers, which retry after a cut or a slow handshake too.
 
     Args:
         make: Flower's factory.
     """
 
-    def made() -> Any:
+    def made() -> RetryInvoker:
         invoker = make()
         gives_up = invoker.should_giveup
 

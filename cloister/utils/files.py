@@ -20,6 +20,9 @@ DAY = 86_400
 """Seconds."""
 LARGEST_TEXT = 1 << 28
 """Largest text file in a run directory, in bytes."""
+Json = Mapping[str, Any]
+"""A table of a JSON file as it was read; its reader checks the values."""
+JsonTable = dict[str, Any]
 
 
 @contextmanager
@@ -78,7 +81,7 @@ def read_text(path: Path) -> str:
     return path.read_text()
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonTable:
     """Read the table in a JSON file of a run directory.
 
     Raises:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from importlib import import_module
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from cloister.privacy.accounting.vocabulary import (
     units_of,
 )
 from cloister.utils.errors import PrivacyError
+from cloister.utils.files import Json
 from cloister.utils.text import at_least, at_most
 
 MAX_COUNT = 10**9
@@ -558,7 +559,7 @@ def to_json(event: Event) -> dict[str, object]:
     return {"kind": event.kind, **fields}
 
 
-def from_json(content: Mapping[str, Any]) -> Event:
+def from_json(content: Json) -> Event:
     """Return the event of a JSON object, the inverse of `to_json`.
 
     Raises:

@@ -13,13 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from cloister.privacy.accounting.account import FINE, Account
 from cloister.privacy.accounting.events import Event, Gaussian, accountants
 from cloister.privacy.accounting.vocabulary import MAX_MULTIPLIER, OVERFLOW, UNSAMPLED, Relation, Sampling
 from cloister.utils import check
 from cloister.utils.errors import ConfigError, PrivacyError
+from cloister.utils.files import Json
 from cloister.utils.text import at_least
 
 FilterKind = Literal["gaussian", "renyi"]
@@ -266,7 +267,7 @@ def to_json(chosen: Filter) -> dict[str, object]:
     return {"kind": kind, **vars(chosen)}
 
 
-def from_json(content: Mapping[str, Any]) -> Filter:
+def from_json(content: Json) -> Filter:
     """Return the filter of a JSON object, the inverse of `to_json`.
 
     Raises:

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from logging import WARNING
 from pathlib import Path
-from typing import IO, Any, get_args
+from typing import IO, get_args
 from uuid import uuid4
 
 from cloister.privacy.accounting import filters
@@ -37,7 +37,7 @@ from cloister.privacy.accounting.events import Event, from_json, to_json
 from cloister.privacy.accounting.filters import Filter, FilterKind
 from cloister.privacy.accounting.vocabulary import Relation, Unit
 from cloister.utils.errors import LedgerError, PrivacyError
-from cloister.utils.files import DAY, sync_folder
+from cloister.utils.files import DAY, JsonTable, sync_folder
 
 logger = logging.getLogger("cloister.ledger")
 VERSION = 3
@@ -399,7 +399,7 @@ class Ledger:
         """Return the position of the next line, for errors."""
         return f"{self.path}, line {self._count + 1}"
 
-    def _checked(self, data: bytes) -> dict[str, Any]:
+    def _checked(self, data: bytes) -> JsonTable:
         """Return a parsed line after verifying its version, fields, hash and chain."""
         where = self._where
         try:
@@ -423,7 +423,7 @@ class Ledger:
             raise LedgerError(f"{where}: the chain is broken: lines before it were changed, removed or swapped")
         return line
 
-    def _item_of(self, line: dict[str, Any]) -> Entry | Budget | Place:
+    def _item_of(self, line: JsonTable) -> Entry | Budget | Place:
         """Return the budget, release or place of a line; refuse unknown content."""
         if "unit" in line and line["unit"] not in get_args(Unit):
             raise LedgerError(f"{self._where}: unknown unit {line['unit']!r}; known: {', '.join(get_args(Unit))}")
@@ -432,25 +432,21 @@ class Ledger:
                 raise LedgerError(f"{self._where}: others must be names, found {type(line['others']).__name__}")
             return Place(str(line["place"]), tuple(map(str, line["others"])))
         if line["kind"] == "budget":
-            return self._budget_of(line)
+            try:
+                chosen = filters.from_json(line["filter"])
+            except PrivacyError as error:
+                raise LedgerError(f"{self._where}: {error}") from None
+            if chosen != self._filters.get(line["unit"], chosen):
+                raise LedgerError(
+                    f"{self._where}: the filter of unit {line['unit']!r} is another than that of its first budget"
+                )
+            if line["relation"] not in get_args(Relation):
+                raise LedgerError(f"{self._where}: unknown relation {line['relation']!r}")
+            names = ("run", "unit", "delta", "epsilon", "relation", "time")
+            return Budget(filter=chosen, **{name: line[name] for name in names})
         return self._entry_of(line)
 
-    def _budget_of(self, line: dict[str, Any]) -> Budget:
-        """Return a budget; refuse another filter than that of the unit's earlier budgets."""
-        try:
-            chosen = filters.from_json(line["filter"])
-        except PrivacyError as error:
-            raise LedgerError(f"{self._where}: {error}") from None
-        if chosen != self._filters.get(line["unit"], chosen):
-            raise LedgerError(
-                f"{self._where}: the filter of unit {line['unit']!r} is another than that of its first budget"
-            )
-        if line["relation"] not in get_args(Relation):
-            raise LedgerError(f"{self._where}: unknown relation {line['relation']!r}")
-        names = ("run", "unit", "delta", "epsilon", "relation", "time")
-        return Budget(filter=chosen, **{name: line[name] for name in names})
-
-    def _entry_of(self, line: dict[str, Any]) -> Entry:
+    def _entry_of(self, line: JsonTable) -> Entry:
         """Return the release of a line, updated by this line."""
         where, release = self._where, line["release"]
         known = self._entries.get(release) if isinstance(release, str) else None
@@ -469,7 +465,7 @@ class Ledger:
             **{name: line[name] for name in ("release", "run", "round", "unit", "mechanism", "clip", "time")},
         )
 
-    def _take(self, line: dict[str, Any], item: Entry | Budget | Place) -> None:
+    def _take(self, line: JsonTable, item: Entry | Budget | Place) -> None:
         """Add a verified line to the state in memory."""
         if isinstance(item, Place):
             self._places.append(item)

@@ -8,11 +8,12 @@ makes a claim conditional; its sentence then stands in the first line.
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.events import to_json as event_to_json
 from cloister.utils.errors import PluginError, PrivacyError
+from cloister.utils.files import JsonTable
 
 Known = Literal["enforced", "attested", "stated", "assumed"]
 """By this code in this run; by a party other than the adversary, with its reply; by an operator; not at all."""
@@ -105,10 +106,7 @@ UNCHOSEN = Premise(
     "assumed",
 )
 BUDGET_FIXED = Premise(
-    "budget-fixed",
-    "no budget was set or changed because of what had been released",
-    "the server's operator",
-    "assumed",
+    "budget-fixed", "no budget was set or changed because of what had been released", "the server's operator", "assumed"
 )
 EARLIER = Premise("earlier", "the premises of the other runs in the ledger hold", "their operators", "assumed")
 
@@ -128,11 +126,7 @@ KERNELS = Premise(
     standing=True,
 )
 COLLUSION = Premise(
-    "collusion",
-    "no more members collude with the server than the claim names",
-    "the members",
-    "assumed",
-    standing=True,
+    "collusion", "no more members collude with the server than the claim names", "the members", "assumed", standing=True
 )
 
 
@@ -210,7 +204,7 @@ def to_json(premises: Iterable[Premise]) -> list[dict[str, object]]:
     return [asdict(premise) for premise in premises]
 
 
-def from_json(content: Iterable[dict[str, Any]]) -> tuple[Premise, ...]:
+def from_json(content: Iterable[JsonTable]) -> tuple[Premise, ...]:
     """Return the premises that `to_json` wrote.
 
     Raises:

@@ -4,7 +4,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -18,6 +17,7 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation, Unit
 from cloister.privacy.claims.premises import UNCHOSEN, condition
 from cloister.utils import check
+from cloister.utils.files import JsonTable
 from cloister.utils.terminal import table
 from cloister.utils.text import at_most, counted
 
@@ -161,7 +161,7 @@ def leakage_report(spent: Sequence[float]) -> dict[str, object]:
     }
 
 
-def render_leakage(report: dict[str, Any]) -> list[str]:
+def render_leakage(report: JsonTable) -> list[str]:
     """Return the report as lines of plain text, the histogram as bars."""
     lines = [f"{report['clients']} clients, of which {report['that-released']} released something with noise"]
     if report["without-limit"]:

@@ -5,7 +5,6 @@ Schema 2 states premises of claims and of figures. A file without `schema` had c
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any
 
 from cloister.privacy.accounting.events import from_json, to_json
 from cloister.privacy.claims import premises
@@ -21,6 +20,7 @@ from cloister.privacy.claims.claim import (
 )
 from cloister.privacy.claims.render import EARLIER_ADD, NOBODY_TRAINED
 from cloister.utils.errors import PrivacyError
+from cloister.utils.files import Json, JsonTable
 
 SCHEMA = 2
 NEIGHBOURS = (
@@ -118,7 +118,7 @@ def _kebab(value: Figure | LedgerState) -> dict[str, object]:
     return {name: list(item) if isinstance(item, tuple) else item for name, item in found.items() if item is not None}
 
 
-def statement_of(content: Mapping[str, Any]) -> Statement:
+def statement_of(content: Json) -> Statement:
     """Read the statement that `record` wrote: `record(statement_of(content))` is the content.
 
     Args:
@@ -159,7 +159,7 @@ def schema_refused(content: Mapping[str, object]) -> str:
     return f"schema {found} was found and {SCHEMA} is read: {why}; use the version that config.json beside it names"
 
 
-def _read_clients(content: Mapping[str, Any]) -> ClientClaim:
+def _read_clients(content: Json) -> ClientClaim:
     common = _read_mechanism(content)
     if "by-examples" in content:
         units = [unit for unit in ("example", "group") for size in content["by-examples"] if f"{unit}s" in size]
@@ -181,7 +181,7 @@ def _read_clients(content: Mapping[str, Any]) -> ClientClaim:
     )
 
 
-def _read_mechanism(content: Mapping[str, Any]) -> dict[str, Any]:
+def _read_mechanism(content: Json) -> JsonTable:
     return {
         "mechanism": content["mechanism"],
         "reasons": tuple(content["reasons"]),
@@ -192,12 +192,12 @@ def _read_mechanism(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read(figures: Iterable[Mapping[str, Any]]) -> tuple[Figure, ...]:
+def _read(figures: Iterable[Json]) -> tuple[Figure, ...]:
     return tuple(
         Figure(**_snake(figure) | {"premises": premises.from_json(figure.get("premises", ()))}) for figure in figures
     )
 
 
-def _snake(content: Mapping[str, object]) -> dict[str, Any]:
+def _snake(content: Mapping[str, object]) -> JsonTable:
     """Invert `_kebab`."""
     return {name.replace("-", "_"): tuple(item) if isinstance(item, list) else item for name, item in content.items()}

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord
 
@@ -19,7 +18,7 @@ from cloister.config.run import RunConfig
 from cloister.server.build import Plan
 from cloister.utils.arrays import from_record
 from cloister.utils.errors import CloisterError, ConfigError
-from cloister.utils.files import atomic_path, expanded, read_json, read_text, write_npz
+from cloister.utils.files import JsonTable, atomic_path, expanded, read_json, read_text, write_npz
 
 RUNNING = "running"
 """Lock file that the process of a run holds until the process ends, in any way."""
@@ -180,7 +179,7 @@ class RunDirectory:
         with atomic_path(self.path / name) as partial:
             partial.write_text(json.dumps(content, indent=2) + "\n")
 
-    def read_json(self, name: str) -> dict[str, Any]:
+    def read_json(self, name: str) -> JsonTable:
         """Return the content of a JSON file; empty if it is absent."""
         path = self.path / name
         return dict(json.loads(path.read_text())) if path.exists() else {}
@@ -206,7 +205,7 @@ class RunDirectory:
         for old in saved[:-keep] if keep else []:
             old.unlink()
 
-    def cut(self, server_round: int) -> list[dict[str, Any]]:
+    def cut(self, server_round: int) -> list[JsonTable]:
         """Remove the records of all rounds after a round, and partial lines.
 
         Args:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cloister.privacy.claims.claim import Claim, Figure
 from cloister.privacy.claims.premises import listed
@@ -21,7 +21,7 @@ from cloister.privacy.claims.to_json import statement_of
 from cloister.server.reports.rundir import BEGUN, HIDES_TIMES, RUNNING
 from cloister.server.round import published
 from cloister.utils.errors import ConfigError, FederationError
-from cloister.utils.files import DAY, read_json, read_text
+from cloister.utils.files import DAY, Json, JsonTable, read_json, read_text
 from cloister.utils.text import at_least, at_most, clean
 
 STOPPED_AFTER = 60
@@ -220,7 +220,7 @@ def hides_progress(directory: Path) -> bool:
         return True
 
 
-def _last_round(written: Path) -> dict[str, Any]:
+def _last_round(written: Path) -> JsonTable:
     """Return the last complete line of `rounds.jsonl`; empty without one."""
     lines = read_text(written).rpartition("\n")[0].splitlines() if written.exists() else []
     last = json.loads(lines[-1]) if lines else {}
@@ -238,7 +238,7 @@ def _mechanisms(config: Mapping[str, object]) -> str:
     return f"{clients} on clients" if on_server == "none" else f"{on_server}, {clients} on clients"
 
 
-def _last_words(directory: Path) -> dict[str, Any]:
+def _last_words(directory: Path) -> JsonTable:
     """Return the final privacy statement of a run.
 
     It is empty before the end or if the file is damaged.
@@ -250,7 +250,7 @@ def _last_words(directory: Path) -> dict[str, Any]:
         return {}
 
 
-def _ending(said: Mapping[str, Any]) -> dict[str, str] | None:
+def _ending(said: Json) -> dict[str, str] | None:
     """Return the recorded end of the run; None before it."""
     try:
         return {name: str(value) for name, value in said.get("ended", {}).items()} if said else None
@@ -258,7 +258,7 @@ def _ending(said: Mapping[str, Any]) -> dict[str, str] | None:
         return None
 
 
-def _claimed(said: Mapping[str, Any]) -> tuple[Claim, Figure] | tuple[None, None]:
+def _claimed(said: Json) -> tuple[Claim, Figure] | tuple[None, None]:
     """Return the displayed claim, of the server or else of the clients, and its weakest figure for the run itself."""
     try:
         statement = statement_of(said)
@@ -288,7 +288,7 @@ def _number(value: float | str | None) -> float | None:
     return None if value is None else float(value)
 
 
-def superlink_runs(connection: str) -> list[Any]:
+def superlink_runs(connection: str) -> list[JsonTable]:
     """Return the runs of a SuperLink, from `flwr list`.
 
     Args:
@@ -312,7 +312,7 @@ def superlink_runs(connection: str) -> list[Any]:
     return list(answer["runs"])
 
 
-def told(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Budgets | None = None) -> list[str]:
+def told(run: RunState | None, superlink: Json | None, budgets: Budgets | None = None) -> list[str]:
     """Return the status as lines of text.
 
     Args:
@@ -362,7 +362,7 @@ def format_state(run: RunState) -> str:
     return f"dead: no process on this machine runs it, and it did not end in order; {written}"
 
 
-def as_json(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Budgets | None = None) -> str:
+def as_json(run: RunState | None, superlink: Json | None, budgets: Budgets | None = None) -> str:
     """Return the status as JSON.
 
     Args: as `told`.

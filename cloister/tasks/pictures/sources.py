@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from cloister.tasks.pictures.medical import is_dicom, patient_of
 from cloister.utils.errors import DataError
 
 if TYPE_CHECKING:
+    from pyarrow import Array, DataType, Scalar
     from pyarrow.parquet import ParquetFile
 
 
@@ -318,20 +319,20 @@ def _size(file: "ParquetFile", number: int, name: str) -> int:
     return 1 + sum(each.total_uncompressed_size for each in columns if each.path_in_schema.startswith(name))
 
 
-def _batches(file: "ParquetFile", number: int, column: str, rows: int) -> Iterator[Any]:
+def _batches(file: "ParquetFile", number: int, column: str, rows: int) -> Iterator["Array"]:
     """Yield the cells of a column of a row group, as arrays of at most `rows` rows."""
     for batch in file.iter_batches(max(1, rows), row_groups=[number], columns=[column]):
         yield batch.column(0)
 
 
-def _has_bytes(kind: Any) -> bool:
+def _has_bytes(kind: "DataType") -> bool:
     """Return whether cells are `{"bytes": ..., "path": ...}` instead of plain bytes."""
     from pyarrow import types
 
     return bool(types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
 
 
-def _bytes(cell: Any) -> bytes:
+def _bytes(cell: "Scalar") -> bytes:
     """Return the bytes in a cell; none for another type, or above `MAX_BYTES`."""
     if hasattr(cell, "as_buffer") and cell.is_valid and cell.as_buffer().size > MAX_BYTES:
         return b""

@@ -22,7 +22,7 @@ from cloister.server.stopping import Ending
 from cloister.tasks.making import Parameters
 from cloister.tasks.scores import Classification, ClassScores
 from cloister.utils.errors import ConfigError
-from cloister.utils.files import atomic_path, read_json, read_text
+from cloister.utils.files import Json, JsonTable, atomic_path, read_json, read_text
 from cloister.utils.text import at_least, percent_at_least
 
 FIRST = ("epsilon", "auc", "similarity")
@@ -126,7 +126,7 @@ def _rank(item: Mapping[str, object]) -> int:
     return FIRST.index(item["quantity"]) if item.get("quantity") in FIRST else len(FIRST)
 
 
-def _figure(item: Mapping[str, Any]) -> Figure:
+def _figure(item: Json) -> Figure:
     known = ("attack", "name", "quantity", "value", "low", "high", "borne-out")
     notes = []
     for key, value in item.items():
@@ -152,11 +152,11 @@ def _figure(item: Mapping[str, Any]) -> Figure:
     )
 
 
-def _tables(content: object) -> list[Mapping[str, Any]]:
+def _tables(content: object) -> list[Json]:
     return [item for item in _list(content) if isinstance(item, Mapping)]
 
 
-def _list(content: object) -> list[Any]:
+def _list(content: object) -> list[object]:
     return list(content) if isinstance(content, list | tuple) else []
 
 
@@ -237,7 +237,7 @@ class RoundFacts:
     diverged: tuple[str, ...]
 
     @classmethod
-    def of(cls, line: Mapping[str, Any]) -> "RoundFacts":
+    def of(cls, line: Json) -> "RoundFacts":
         """Read one line, in which any field but the number may be absent."""
         measured, central = line.get("measured") or {}, line.get("central") or {}
         return cls(
@@ -267,7 +267,7 @@ class Evaluation:
     classification: Classification | None
 
     @classmethod
-    def of(cls, content: Mapping[str, Any] | None) -> "Evaluation | None":
+    def of(cls, content: Json | None) -> "Evaluation | None":
         """Read the content of the file; return None for None."""
         if content is None:
             return None
@@ -373,7 +373,7 @@ def _named(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} is not what a run writes: something in it is missing, or of another kind") from None
 
 
-def _json(path: Path, otherwise: dict[str, Any] | None = None) -> Any:
+def _json(path: Path, otherwise: JsonTable | None = None) -> Any:
     """Return the JSON content of a file; `otherwise` if it is absent."""
     return read_json(path) if path.is_file() else otherwise
 
