@@ -137,11 +137,7 @@ class Victim:
         rng, best = np.random.default_rng(seed), Recovered(np.zeros(self.shape), np.inf)
         for _ in range(DLG_STARTS):
             found = optimize.minimize(
-                distance,
-                rng.normal(size=size + self.classes),
-                jac=True,
-                method="L-BFGS-B",
-                options=SEARCH,
+                distance, rng.normal(size=size + self.classes), jac=True, method="L-BFGS-B", options=SEARCH
             )
             if found.fun < best.distance:
                 best = Recovered(np.clip(found.x[:size].reshape(self.shape), 0, 1), float(found.fun))

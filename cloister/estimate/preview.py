@@ -48,12 +48,7 @@ from cloister.server.forecast import (
 from cloister.server.preflight import calibrated_for, low_snr_warnings
 from cloister.server.prepare import Prepared, prepare
 from cloister.simulation.grid import LocalGrid, explaining_failures
-from cloister.simulation.simulate import (
-    refuse_other_population,
-    refuse_too_few,
-    refuse_what_clients_would,
-    with_cohort,
-)
+from cloister.simulation.simulate import refuse_other_population, refuse_too_few, refuse_what_clients_would, with_cohort
 from cloister.utils import check
 from cloister.utils.errors import BudgetExhausted, ConfigError
 

@@ -161,12 +161,7 @@ class Sizes:
 
     @classmethod
     def of(
-        cls,
-        nodes: Sequence[Asked],
-        mechanism: LocalDpSgd,
-        rounds: int,
-        delta: float,
-        shared: Collection[Holders],
+        cls, nodes: Sequence[Asked], mechanism: LocalDpSgd, rounds: int, delta: float, shared: Collection[Holders]
     ) -> "Sizes":
         """Return the sizes of these nodes.
 

@@ -83,10 +83,7 @@ class Parameters:
         return ", ".join(told)
 
 
-STATED = {
-    "recipe": "Recipe(local_epochs=1, batch_size=16, learning_rate=0.1)",
-    "models": '("mlp",)',
-}
+STATED = {"recipe": "Recipe(local_epochs=1, batch_size=16, learning_rate=0.1)", "models": '("mlp",)'}
 """Attributes that every task class must have, each with an example."""
 METHODS = ("initialise", "arrays", "assign", "predict", "predict_alone", "save", "load")
 NETWORKS = {

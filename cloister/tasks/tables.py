@@ -110,8 +110,7 @@ class Table:
         for name, found in (reasons | {self.target: self._targets(cells)[1]}).items():
             if reason := next(filter(None, found), ""):
                 more = {NOT_FINITE: "; every cell needs a number", EMPTY: "; every row needs one", NO_NUMBER: ""}.get(
-                    reason,
-                    ", as the task states; correct the file, or change the task at every site alike",
+                    reason, ", as the task states; correct the file, or change the task at every site alike"
                 )
                 faulty = np.array([one == reason for one in found], bool)
                 raise DataError(f"data-path: {path}: column {name} {reason}{more}", _first(cells.columns[name], faulty))

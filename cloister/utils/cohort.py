@@ -78,10 +78,7 @@ class Cohort:
     def take(self, indices: NDArray[np.intp]) -> "Cohort":
         """Return the cohort of some of the replies."""
         return replace(
-            self,
-            rows=tuple(self.rows[i] for i in indices),
-            norms=self.norms[indices],
-            factors=self.factors[indices],
+            self, rows=tuple(self.rows[i] for i in indices), norms=self.norms[indices], factors=self.factors[indices]
         )
 
 

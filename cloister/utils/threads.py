@@ -53,10 +53,7 @@ def spans(sizes: Sequence[int], width: int = BLOCK) -> list[Span]:
 
 
 def for_each_span(
-    places: Sequence[Span],
-    work: Callable[[Span, Workspace], None],
-    workspace: Callable[[], Workspace],
-    cost: int = 1,
+    places: Sequence[Span], work: Callable[[Span, Workspace], None], workspace: Callable[[], Workspace], cost: int = 1
 ) -> None:
     """Run work on every span, on several threads if there is enough of it.
 

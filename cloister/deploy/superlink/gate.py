@@ -404,8 +404,7 @@ def delete_expired(state: object, run: int) -> None:
     if not isinstance(state, SqlLinkState):
         return
     over = select(MessageIns.message_id).where(
-        MessageIns.run_id == in_database(run),
-        MessageIns.created_at + MessageIns.ttl <= datetime.now(UTC).timestamp(),
+        MessageIns.run_id == in_database(run), MessageIns.created_at + MessageIns.ttl <= datetime.now(UTC).timestamp()
     )
     with state.session() as session:
         messages = {str(name) for name in session.scalars(over)}

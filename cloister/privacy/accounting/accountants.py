@@ -19,10 +19,7 @@ from scipy import special
 
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Relation, Sampling, units_of
 
-RULES = {
-    "add-or-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace-one": NeighboringRelation.REPLACE_ONE,
-}
+RULES = {"add-or-remove": NeighboringRelation.ADD_OR_REMOVE_ONE, "replace-one": NeighboringRelation.REPLACE_ONE}
 
 
 class Lossy(Protocol):

@@ -261,10 +261,7 @@ class PrivacyBudget(Generic[AnyStore]):
         """Return the spent share of the budget; 1: all of it."""
         relation = self.kept_for
         return largest_share(
-            self.filter,
-            lambda each: self.ledger.spent(self.unit, each, relation),
-            self.max_epsilon,
-            self.delta,
+            self.filter, lambda each: self.ledger.spent(self.unit, each, relation), self.max_epsilon, self.delta
         )
 
     def cost(self, event: Event) -> float:

@@ -4,15 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cloister.privacy.claims.claim import (
-    CLIENT_BUDGET,
-    Claim,
-    ClientClaim,
-    DpSgdClaim,
-    Figure,
-    LedgerState,
-    Statement,
-)
+from cloister.privacy.claims.claim import CLIENT_BUDGET, Claim, ClientClaim, DpSgdClaim, Figure, LedgerState, Statement
 from cloister.privacy.claims.premises import condition, listed, named
 from cloister.privacy.claims.server import ALL_RUNS, ONE_UPDATE, RUN
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING

@@ -85,10 +85,7 @@ class ReleaseContext:
         """Return the parameters of the choice, by configuration key; empty without a choice."""
         if self.hypotheses < 2:
             return {}
-        return {
-            "privacy.choice": "private" if self.private else "exact",
-            "privacy.choice-epsilon": self.choice_epsilon,
-        }
+        return {"privacy.choice": "private" if self.private else "exact", "privacy.choice-epsilon": self.choice_epsilon}
 
 
 STEPS = 2**32
@@ -127,10 +124,7 @@ class PrivateChoice:
         return [Pure(self.epsilon)] if hypotheses > 1 else []
 
     def choose(
-        self,
-        losses: Sequence[NDArray],
-        groups: NDArray[np.integer] | None = None,
-        below: Below = secrets.randbelow,
+        self, losses: Sequence[NDArray], groups: NDArray[np.integer] | None = None, below: Below = secrets.randbelow
     ) -> int:
         """Choose a hypothesis.
 
