@@ -96,7 +96,7 @@ class Engine(Protocol):
         places: largest number of units in a call.
         threads: number of concurrent calls.
         overstatement: η, the margin of the bound for roundings of a sum.
-        kernels: form of each layer's gradients in rows, by its path.
+        kernels: form of the gradients of each variable in rows, by its path.
     """
 
     method: str

@@ -12,17 +12,19 @@ same numbers with and without x.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
+import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd.batches import Draws, evenly, places_of, rounds
 from cloister.privacy.dpsgd.clipped_sums import Sums
-from cloister.privacy.dpsgd.forms import Form, Part, Rows, form_of
-from cloister.privacy.dpsgd.isolation import prove
+from cloister.privacy.dpsgd.forms import Part, Rows
+from cloister.privacy.dpsgd.isolation import Rows as Along
+from cloister.privacy.dpsgd.isolation import labels, prove
 from cloister.privacy.dpsgd.nested import Examples, Probe
 from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR, most_at_once, overstatement
 from cloister.privacy.dpsgd.tracing import (
@@ -31,16 +33,16 @@ from cloister.privacy.dpsgd.tracing import (
     as_traced,
     chained_sums,
     losses_of,
-    named,
-    record,
     refuse_effects,
     seeded,
     seeds_of,
     specs_of,
 )
-from cloister.utils.arrays import Compiled, Layer, Network, Tensor, Variable
+from cloister.privacy.dpsgd.uses import COPIES, GATHER, Gradient, Seen, Use, parts_of, uses_of
+from cloister.utils.arrays import Compiled, Network, Tensor, Variable
 from cloister.utils.rows import cast
 
+T = TypeVar("T")
 MEMORY = 1 << 30
 """Most bytes of units in the inputs and kept tensors of a call, without outputs of layers. A larger batch takes several
 calls."""
@@ -63,7 +65,7 @@ class InRows:
 
     Attributes:
         model: as given.
-        kernels: form of each layer's gradients, by its path.
+        kernels: form of the gradients of each variable, by its path.
         places: number of places for units in a call.
         at_once: P, number of units in a round of a call.
         overstatement: η, of sums in single precision.
@@ -74,8 +76,8 @@ class InRows:
 
     Raises:
         NotIsolated: an operation of the graph is not proved to keep units apart.
-        NotCapturable: layers cannot be captured separately, or units are so large that rows are of no use: two fill
-            the cache, and a pass over the weights for each unit costs less than one over the unit's largest tensor.
+        NotCapturable: a variable is used in a way that has no form, or units are so large that rows are of no use: two
+            fill the cache, and a pass over the weights for each unit costs less than one over its largest tensor.
         UnsupportedModel: the graph may keep data of a unit.
     """
 
@@ -85,21 +87,16 @@ class InRows:
 
     def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
         self.model, self._loss, self._probe, self._cap = model, loss, probe, group_cap
-        self._forms = list(_walk(model, set()))
-        claimed = [id(variable) for layer, _ in self._forms for variable in layer.trainable_variables]
-        if sorted(claimed) != sorted(id(variable) for variable in model.trainable_variables):
-            shared = [variable.path for variable in model.trainable_variables if claimed.count(id(variable)) != 1]
-            raise NotCapturable(f"weight {shared[0]!r} belongs to two layers, or to none")
         self.kernels: dict[str, str] = {}
         self._parts: list[tuple[list[Variable], Part]] = []
         room = places_of(batch_size)
-        self.places = evenly(room, most_at_once(batch_size))
+        self.places = max(2, evenly(room, most_at_once(batch_size)))  # of two rows there is a proof
         self.at_once = min(self.places, USUAL)
         self._rows = self._round()
         kept = [*self._rows.inputs[: self._of_units], *(held for _, part in self._kept() for held in part.held)]
         size = sum(map(_bytes, kept))
         if size * self.places > MEMORY * self.at_once:
-            self.places = evenly(room, max(1, MEMORY * self.at_once // size))
+            self.places = max(2, evenly(room, max(1, MEMORY * self.at_once // size)))
         whole = (self.at_once, self.at_once * group_cap)
         every = (tensor for operation in self._rows.graph.get_operations() for tensor in operation.outputs)
         largest = max(_bytes(tensor) for tensor in every if tensor.shape.rank and tensor.shape[0] in whole)
@@ -107,12 +104,11 @@ class InRows:
         weights = sum(_bytes(variable) for variable in model.trainable_variables)
         if suitable < 2 and weights < largest // self.at_once:
             raise NotCapturable("one example takes more memory than all weights: in turn is as fast as in rows")
-        suitable = min(self.places, max(2, suitable))  # of two rows there is a proof
+        suitable = min(self.places, max(2, suitable))
         if not self.at_once / 2 < suitable < self.at_once * 2 or self.at_once > self.places:
             self.at_once = suitable
             self._rows = self._round()
-        if self.at_once > 1:  # else a call is one unit
-            prove(self._rows.graph, self.at_once, self._rows.inputs[: self._of_units], self._rows.outputs)
+        prove(self._rows.graph, self.at_once, self._rows.inputs[: self._of_units], self._rows.outputs)
         self._compiled = self._traced(self._sums, None)
         for traced in (self._rows, self._compiled):
             refuse_effects(traced.graph, model)
@@ -211,19 +207,63 @@ class InRows:
             return found if rows.each == 1 else found * tf.cast(shares, found.dtype)
 
         with chained_sums():
-            states = seeded(self.model, seeds)
-            recorded = record(self.model, [layer for layer, _ in self._forms], values, states, losses)
-            self._parts = []
-            for (layer, form), calls in zip(self._forms, recorded.calls, strict=True):
-                if needed := [call for call in calls if call.delta is not None]:
-                    try:
-                        part = form(layer, needed, rows)
-                    except NotCapturable as error:
-                        raise NotCapturable(f"{named(layer)} is {error}") from error
-                    self._parts.append((layer.trainable_variables, part))
-                    self.kernels[layer.path] = part.kernel
+            states = [*zip(self.model.trainable_variables, values, strict=True), *seeded(self.model, seeds)]
+            with keras.StatelessScope(states):
+                total = tf.reduce_sum(losses())
+            placed = {id(tensor): Along(0, tensor.shape[0] // rows.units) for tensor in tf.nest.flatten((x, y, mask))}
+            self._parts, self.kernels = [], {}
+            variables = self.model.trainable_variables
+            for numbers, part in parts_of(self._gradients(total, values, placed, rows)):
+                own = [variables[number] for number in numbers]
+                self._parts.append((own, part))
+                self.kernels.update((variable.path, part.kernel) for variable in own)
             squares = tf.add_n([part.squared_norms() for _, part in self._parts])
             return [*(tensor for _, part in self._parts for tensor in part.held), squares]
+
+    def _gradients(
+        self, total: Tensor, values: list[Tensor], placed: Mapping[int, Along], rows: Rows
+    ) -> list[list[Gradient]]:
+        """Return the gradients of units with respect to each variable, by each of its uses.
+
+        Args:
+            total: sum of the losses.
+            values: of the variables.
+            placed: labels of the inputs of units.
+            rows: the shape of the round.
+        """
+        uses = uses_of(total, values)
+        self._each(uses, Use.refuse_unknown)
+        chosen = [each.operation for own in uses for each in own if each.operation.type == GATHER]
+        of_chosen = labels(total.graph, rows.units, placed, [operation.outputs[0] for operation in chosen])
+        free = {operation.name for operation, label in zip(chosen, of_chosen, strict=True) if label is None}
+        if free:
+            uses = uses_of(total, values, free)
+            self._each(uses, Use.refuse_unknown)
+        every = [use for own in uses for use in own]
+        deltas = iter(tf.gradients(total, [use.output for use in every]))
+        found = iter(labels(total.graph, rows.units, placed, [use.output for use in every]))
+
+        def gradient(use: Use) -> Gradient | None:
+            delta, label = next(deltas), next(found)
+            if delta is None:
+                return None
+            if label is None and use.operation.type in COPIES and use.output.shape[0] == rows.units * rows.each:
+                label = Along(0, rows.each)  # a copy for each row
+            if label is None:
+                raise NotCapturable(f"changed by {use.operation.type} before it meets an example")
+            return Seen(use, tf.convert_to_tensor(delta), label.axis, label.inner, rows).gradient()
+
+        return [[each for each in own if each is not None] for own in self._each(uses, gradient)]
+
+    def _each(self, uses: list[list[Use]], computed: Callable[[Use], T]) -> list[list[T]]:
+        """Return a result for each use; an error names the variable."""
+        found: list[list[T]] = []
+        for variable, own in zip(self.model.trainable_variables, uses, strict=True):
+            try:
+                found.append([computed(use) for use in own])
+            except NotCapturable as error:
+                raise NotCapturable(f"weight {variable.path!r} is {error}") from error
+        return found
 
     def _sums(
         self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, bound: Tensor
@@ -301,26 +341,6 @@ class InRows:
 
 def _bytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tf.as_dtype(tensor.dtype).size
-
-
-def _walk(layer: Layer, seen: set[int]) -> Iterator[tuple[Layer, Form]]:
-    """Yield the layers that own the trainable variables of a model, with their forms.
-
-    Raises:
-        NotCapturable: a layer that owns a variable has no form.
-    """
-    if id(layer) in seen or not layer.trainable_variables:
-        return
-    seen.add(id(layer))
-    form = form_of(layer)
-    if form:
-        yield layer, form
-    elif any(variable.trainable for variable in layer._trainable_variables):
-        what = f"layer {layer.path!r} ({type(layer).__name__})"
-        raise NotCapturable(f"{what} has weights, and no form for the gradients of several examples at once")
-    else:
-        for sublayer in layer._layers:
-            yield from _walk(sublayer, seen)
 
 
 class Clip(NamedTuple):

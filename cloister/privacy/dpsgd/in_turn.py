@@ -4,13 +4,14 @@ It suits any model: with one unit an iteration, no layer can combine two of them
 shape in any batch. The body of the loop reads the unit's rows, its random numbers and the weights. It only adds to a
 running sum, and a graph that could keep further data is refused (`tracing`).
 
-The gradient of a dense layer is the outer product of its input and its delta. For a wide layer these two are kept for
-each unit, the delta scaled by the unit's factor, and multiplied once after the loop.
+The gradient of a matrix that multiplies one vector is the outer product of this input and its delta. For a wide matrix
+these two are kept for each unit, the delta scaled by the unit's factor, and multiplied once after the loop.
 """
 
 import math
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
@@ -24,21 +25,20 @@ from cloister.privacy.dpsgd.tracing import (
     NotCapturable,
     as_traced,
     chained_sums,
-    is_plain_dense,
     losses_of,
-    record,
     refuse_effects,
     seeded,
     seeds_of,
     specs_of,
     with_functions,
 )
-from cloister.utils.arrays import Compiled, Network, Tensor, Variable
+from cloister.privacy.dpsgd.uses import Use, uses_of
+from cloister.utils.arrays import Compiled, Network, Tensor
 from cloister.utils.rows import cast
 from cloister.utils.threads import THREADS
 
 WIDE = 1 << 14
-"""Least size of a dense kernel whose gradient is not computed for each unit."""
+"""Least size of a matrix whose gradient is not computed for each unit."""
 CONVOLUTION = ("Conv", "DepthwiseConv")
 """Prefixes of operations for which XLA has slower code than TensorFlow, and compiles for a minute."""
 
@@ -48,8 +48,8 @@ class _Unit(NamedTuple):
 
     Attributes:
         bound: largest norm of its contribution.
-        gradients: with respect to variables outside of wide layers.
-        inputs, deltas: of each wide layer.
+        gradients: with respect to variables but the wide ones.
+        inputs, deltas: of each wide variable.
     """
 
     bound: Tensor
@@ -62,8 +62,8 @@ class _Found(NamedTuple):
     """Running sums over units.
 
     Attributes:
-        totals: of all variables outside of wide layers, in double precision.
-        inputs, deltas: of each wide layer, a `tf.TensorArray` with an element for each unit, the deltas scaled.
+        totals: of all variables but the wide ones, in double precision.
+        inputs, deltas: of each wide variable, a `tf.TensorArray` with an element for each unit, the deltas scaled.
         clipped, non_finite: as in `Sums`.
     """
 
@@ -105,12 +105,12 @@ class InTurn:
         self._size = sum(math.prod(variable.shape) for variable in self._variables)
         self.overstatement = SLACK
         self.threads = 1
-        layers = {id(layer): layer for layer in model._flatten_layers() if is_plain_dense(layer)}.values()
-        wide = [layer for layer in layers if math.prod(layer.kernel.shape) >= WIDE]
-        self._wide = wide if group_cap == 1 else []
+        self._wide: list[int] = []
+        if group_cap == 1:
+            self._wide = self._found_wide()
         try:
             self._compiled = self._compile()
-        except NotCapturable:
+        except NotCapturable:  # the model is traced otherwise within the loop
             self._wide = []
             self._compiled = self._compile()
 
@@ -197,8 +197,8 @@ class InTurn:
             given = tf.nest.map_structure(lambda every: every[number], (x, y, shares, seeds, bounds))
             return number + 1, self._unit(values, *given), self._added(number, pending, found)
 
-        others = [variable for variable in self._variables if not self._is_wide(variable)]
-        kernels = [layer.kernel for layer in self._wide]
+        others = [variable for number, variable in enumerate(self._variables) if number not in self._wide]
+        kernels = [self._variables[number] for number in self._wide]
         unit = _Unit(
             tf.ones([], tf.float64),
             [tf.zeros(variable.shape, variable.dtype) for variable in others],
@@ -218,13 +218,10 @@ class InTurn:
             start = (tf.constant(0), unit, nothing)
             last, pending, found = tf.while_loop(lambda number, *_: number < count, step, start)
             found = self._added(last, pending, found)
-            sums: dict[int, Tensor] = {}
-            for layer, ins, outs in zip(self._wide, found.inputs, found.deltas, strict=True):
-                every = outs.stack()
-                both = tf.matmul(ins.stack(), every, transpose_a=True), tf.reduce_sum(every, axis=0)
-                sums.update((id(own), total) for own, total in zip(layer.trainable_variables, both, strict=False))
+            pairs = zip(found.inputs, found.deltas, strict=True)
+            products = iter([tf.matmul(ins.stack(), outs.stack(), transpose_a=True) for ins, outs in pairs])
             rest = iter(found.totals)
-            in_order = [sums[id(each)] if self._is_wide(each) else next(rest) for each in self._variables]
+            in_order = [next(products if number in self._wide else rest) for number in range(len(self._variables))]
             return in_order, found.clipped, found.non_finite
 
     def _added(self, number: Tensor, pending: _Unit, found: _Found) -> _Found:
@@ -235,9 +232,9 @@ class InTurn:
         """
         unit = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float64), pending)
         squares = [tf.reduce_sum(tf.square(gradient)) for gradient in unit.gradients]
-        for layer, *pair in zip(self._wide, unit.inputs, unit.deltas, strict=True):
+        for pair in zip(unit.inputs, unit.deltas, strict=True):
             of_input, of_delta = (tf.reduce_sum(tf.square(each)) + DOUBLE_UNDERFLOW * each.shape[0] for each in pair)
-            squares.append((of_input + float(layer.use_bias)) * of_delta)
+            squares.append(of_input * of_delta)
         norm = tf.sqrt(tf.add_n(squares) * (1 + ROUNDED * self._size))
         is_finite = tf.math.is_finite(norm)
         factor = tf.where(is_finite, unit.bound / tf.maximum(norm, unit.bound), tf.zeros_like(norm))
@@ -255,30 +252,49 @@ class InTurn:
             found.non_finite + tf.cast(~is_finite, tf.int32),
         )
 
-    def _is_wide(self, variable: Variable) -> bool:
-        return any(variable is own for layer in self._wide for own in layer.trainable_variables)
+    def _found_wide(self) -> list[int]:
+        """Return the numbers of the wide variables: matrices whose only use is one product with a vector."""
+        found: list[int] = []
+
+        def unit(x: Tensor, y: Tensor, seeds: Tensor) -> Tensor:
+            values = [tf.identity(variable.value) for variable in self._variables]
+            total = self._total(values, x, y, tf.ones([1]), seeds)
+            found.extend(number for number, own in enumerate(uses_of(total, values)) if _is_wide(own))
+            return total
+
+        specs = [specs_of([1], examples) for examples in self._probe]
+        with as_traced():
+            seeds = tf.TensorSpec([len(seeds_of(self.model)), 2], tf.int64)
+            tf.function(unit, autograph=False).get_concrete_function(*specs, seeds)
+        return found
+
+    def _total(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor) -> Tensor:
+        """Return the loss of a unit."""
+        states = [*zip(self._variables, values, strict=True), *seeded(self.model, seeds)]
+        with keras.StatelessScope(states):
+            found = losses_of(self.model, self._loss, x, y)
+        return tf.reduce_sum(found * tf.cast(shares, found.dtype))
 
     def _unit(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, bound: Tensor) -> _Unit:
         """Return one unit, with its gradients."""
+        own = [tf.identity(value) for value in values]  # of this graph: the loop's values are those of another one
+        total = self._total(own, x, y, shares, seeds)
+        uses = uses_of(total, own) if self._wide else []
+        if any(not _is_wide(uses[number]) for number in self._wide):
+            raise NotCapturable("a wide matrix has other uses than one product with a vector")
+        products = [uses[number][0].operation for number in self._wide]
+        others = [value for number, value in enumerate(own) if number not in self._wide]
+        found = tf.gradients(total, [*others, *(each.outputs[0] for each in products)], unconnected_gradients="zero")
+        gradients = [tf.convert_to_tensor(gradient) for gradient in found[: len(others)]]
+        inputs = [each.inputs[0][0] for each in products]
+        return _Unit(bound, gradients, inputs, [delta[0] for delta in found[len(others) :]])
 
-        def losses() -> Tensor:
-            found = losses_of(self.model, self._loss, x, y)
-            return found * tf.cast(shares, found.dtype)
 
-        recorded = record(self.model, self._wide, values, seeded(self.model, seeds), losses)
-        gradients = [
-            tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
-            for variable, value, gradient in zip(self._variables, values, recorded.gradients, strict=True)
-            if not self._is_wide(variable)
-        ]
-        unit = _Unit(bound, gradients, [], [])
-        for layer, calls in zip(self._wide, recorded.calls, strict=True):
-            shapes = [[list(call.first_input.shape), list(call.output.shape)] for call in calls]
-            if shapes != [[[1, size] for size in layer.kernel.shape]]:
-                raise NotCapturable("a wide layer is called otherwise than once, for one position")
-            (call,) = calls
-            call.delta = tf.zeros_like(call.output) if call.delta is None else call.delta
-            inputs, deltas = call.pair
-            unit.inputs.append(inputs[0])
-            unit.deltas.append(deltas[0])
-        return unit
+def _is_wide(uses: list[Use]) -> bool:
+    """Return whether a variable is a large matrix whose only use is a product with one vector from the left."""
+    if len(uses) != 1 or uses[0].views or uses[0].operation.type != "MatMul" or uses[0].place != 1:
+        return False
+    operation = uses[0].operation
+    is_turned = operation.get_attr("transpose_a") or operation.get_attr("transpose_b")
+    is_plain = not is_turned and "_gradient_op_type" not in operation.node_def.attr
+    return is_plain and operation.inputs[0].shape[0] == 1 and math.prod(uses[0].given.shape) >= WIDE

@@ -5,17 +5,15 @@ Kernels are tried directly: what a layer is given is drawn, not computed. A case
 
 from dataclasses import dataclass
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from cloister.privacy.dpsgd import noise
-from cloister.privacy.dpsgd.forms import Gram, OuterProduct, PerUnit, Rows, dense
+from cloister.privacy.dpsgd.forms import Gram, OuterProduct, PerUnit, Rows, of_positions
 from cloister.privacy.dpsgd.in_rows import clip
 from cloister.privacy.dpsgd.noise import overstatement
-from cloister.privacy.dpsgd.tracing import Call
 
 UNITS = 8
 BOUNDS = (1e-12, 1e-6, 1.0, 1e6)
@@ -39,8 +37,13 @@ class Kind:
     each: int = 1
 
 
-def plain_dense(inputs, deltas, rows):
-    return dense(SimpleNamespace(use_bias=True), [Call((inputs,), {}, None, deltas)], rows)
+def cheapest(inputs, deltas, rows):
+    pairs = [tuple(tf.reshape(each, [rows.units, -1, each.shape[-1]]) for each in (inputs, deltas))]
+    return of_positions(pairs, True)
+
+
+def one_by_one(_, deltas, rows):
+    return PerUnit([tf.reduce_sum(tf.reshape(deltas, [rows.units, rows.each, *deltas.shape[1:]]), axis=1)])
 
 
 def by_positions(kind):
@@ -54,10 +57,10 @@ KINDS = {
     "outer": Kind((1, 7), (1, 5), by_positions(OuterProduct)),
     "gram": Kind((4, 7), (4, 5), by_positions(Gram)),
     "gram of groups": Kind((2, 7), (2, 5), by_positions(Gram), each=3),
-    "dense one by one": Kind((4, 3), (4, 3), plain_dense),
-    "dense of groups": Kind((3,), (3,), plain_dense, each=3),
-    "one by one": Kind((), (4, 6), lambda _, deltas, rows: PerUnit("one by one", [deltas], rows)),
-    "one by one in groups": Kind((), (4, 6), lambda _, deltas, rows: PerUnit("one by one", [deltas], rows), each=2),
+    "dense one by one": Kind((4, 3), (4, 3), cheapest),
+    "dense of groups": Kind((3,), (3,), cheapest, each=3),
+    "one by one": Kind((), (4, 6), one_by_one),
+    "one by one in groups": Kind((), (4, 6), one_by_one, each=2),
 }
 """Normalizations are held one by one, as gradients."""
 

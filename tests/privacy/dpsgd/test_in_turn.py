@@ -144,11 +144,12 @@ def of_positions():
 
 
 WIDE = {"a chain": (lambda: small(layers.Dense(6, activation="tanh")), 2)} | {
-    build.__name__: (build, 0) for build in (tied, called_twice, of_positions)
+    build.__name__: (build, 1) for build in (tied, called_twice, of_positions)
 }
+"""Each model, and its matrices with one product with a vector."""
 
 
-def test_a_gradient_that_is_not_made_is_right_and_kept_apart_only_where_a_layer_is_called_once():
+def test_a_gradient_that_is_not_made_is_right_and_kept_apart_only_for_one_product():
     def check(name):
         build, count = WIDE[name]
         model = perturbed(build())
