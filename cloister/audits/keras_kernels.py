@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from cloister.audits.kernels import EXTREMES, processor, scale
 from cloister.privacy.dpsgd.checks import use_single_precision
+from cloister.privacy.dpsgd.clipped_sums import Call
 from cloister.privacy.dpsgd.in_rows import InRows
 from cloister.privacy.dpsgd.in_turn import InTurn
 from cloister.privacy.dpsgd.step import engine_of
@@ -106,7 +107,7 @@ class TrialInTurn:
         x = rng.standard_normal((places, *model.inputs[0].shape[1:]))
         y = rng.integers(model.outputs[0].shape[-1], size=places)
         seeds = rng.integers(1 << 31, size=(places, len(seeds_of(model)), 2))
-        one, again = in_threads(lambda own: self.engine(x, y, np.ones((places, 1), bool), 1.0, own), [seeds, seeds], 2)
+        one, again = in_threads(self.engine, [Call(x, y, np.ones((places, 1), bool), 1.0, seeds)] * 2, 2)
         self.cases += 1
         self.differed += [each.tobytes() for each in one.arrays] != [each.tobytes() for each in again.arrays]
 

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from cloister.privacy.dpsgd.clipped_sums import Call  # noqa: E402
 from cloister.privacy.dpsgd.torch_step import TorchDpSgd  # noqa: E402
 from cloister.utils.errors import ConfigError, UnsupportedModel  # noqa: E402
 
@@ -269,10 +270,10 @@ class TestAUnit:
         step, (x, y) = made(small(Draws())), batch(2)
         engine = step._clipped_sums.engine
         seeds, mask = np.array([[3, 4], [5, 6]]), np.ones((2, 1), bool)
-        both = engine(x, y, mask, 1e3, seeds).arrays
-        each = [engine(x[[i]], y[[i]], mask[:1], 1e3, seeds[[i]]).arrays for i in (0, 1)]
+        both = engine(Call(x, y, mask, 1e3, seeds)).arrays
+        each = [engine(Call(x[[i]], y[[i]], mask[:1], 1e3, seeds[[i]])).arrays for i in (0, 1)]
         assert equal(both, [a + b for a, b in zip(*each, strict=True)])
-        assert not equal(each[0], engine(x[:1], y[:1], mask[:1], 1e3, seeds[1:]).arrays)
+        assert not equal(each[0], engine(Call(x[:1], y[:1], mask[:1], 1e3, seeds[1:])).arrays)
 
     @pytest.mark.parametrize("place", STATES)
     def test_leaves_nothing_in_the_module(self, place):

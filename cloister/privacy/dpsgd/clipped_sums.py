@@ -87,6 +87,26 @@ class Sums(NamedTuple):
         return cls([np.asarray(array) for array in arrays], int(clipped), int(non_finite))
 
 
+class Call(NamedTuple):
+    """Units of one call of an engine.
+
+    Attributes:
+        x, y: cap examples for each unit, adjacent.
+        mask: shape (units, cap), False for padding; a unit without any has an empty place, and not all have.
+        bound: above 0, for each unit or for all.
+        seeds: from `Engine.seeds`; if there are no fixed places, those of the units.
+        taken: fixed places of all units of the call, in order, those that now are left out included. Rounds, rows and
+            random numbers follow from it. None: of the units in the mask.
+    """
+
+    x: Examples
+    y: Examples
+    mask: NDArray
+    bound: NDArray | float
+    seeds: NDArray[np.int64]
+    taken: NDArray[np.intp] | None = None
+
+
 class Engine(Protocol):
     """Computation of some units of one model, in its framework.
 
@@ -109,25 +129,8 @@ class Engine(Protocol):
     def seeds(self, draws: Draws) -> NDArray[np.int64]:
         """Return the seeds of a call; if it has no fixed places, separate ones for each unit."""
 
-    def __call__(
-        self,
-        x: Examples,
-        y: Examples,
-        mask: NDArray,
-        bound: NDArray | float,
-        seeds: NDArray[np.int64],
-        taken: NDArray[np.intp] | None = None,
-    ) -> Sums:
-        """Return Σ gradient·min(1, bound/‖gradient‖) over the units.
-
-        Args:
-            x, y: cap examples for each unit, adjacent.
-            mask: shape (units, cap), False for padding; a unit without any has an empty place.
-            bound: above 0, for each unit or for all.
-            seeds: from `seeds`; if there are no fixed places, those of the units.
-            taken: fixed places of all units of the call, in order, those that now are left out included. Random
-                numbers follow from it. None: of the units in the mask.
-        """
+    def __call__(self, call: Call) -> Sums:
+        """Return Σ gradient·min(1, bound/‖gradient‖) over the units of a call."""
 
 
 class ClippedSums:
@@ -240,7 +243,8 @@ class ClippedSums:
             placed, own = numbers[drawn], seeds[drawn]
             table, mask = units.table(placed, self._cap)
         try:
-            yield self.engine(take(x, table.ravel()), take(y, table.ravel()), mask, bounds[placed], own, taken)
+            given = take(x, table.ravel()), take(y, table.ravel())
+            yield self.engine(Call(*given, mask, bounds[placed], own, taken))
         except Exception as error:  # of any kind: the sum of the other units must not depend on it
             if len(drawn) == 1:
                 note_failure(error)

@@ -21,11 +21,11 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd.batches import Draws, evenly, places_of, rounds
-from cloister.privacy.dpsgd.clipped_sums import Sums
+from cloister.privacy.dpsgd.clipped_sums import Call, Sums
 from cloister.privacy.dpsgd.forms import Part, Rows
 from cloister.privacy.dpsgd.isolation import Rows as Along
 from cloister.privacy.dpsgd.isolation import labels, prove
-from cloister.privacy.dpsgd.nested import Examples, Probe
+from cloister.privacy.dpsgd.nested import Probe
 from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR, most_at_once, overstatement
 from cloister.privacy.dpsgd.tracing import (
     Loss,
@@ -118,25 +118,9 @@ class InRows:
         """Return the seeds of a call: one for each round and random layer."""
         return draws.seeds(-(-self.places // self.at_once), len(seeds_of(self.model)))
 
-    def __call__(
-        self,
-        x: Examples,
-        y: Examples,
-        mask: NDArray,
-        bound: NDArray | float,
-        seeds: NDArray[np.int64],
-        taken: NDArray[np.intp] | None = None,
-    ) -> Sums:
-        """Return Σ gradient·min(1, bound/‖gradient‖) over the units.
-
-        Args:
-            x, y: places·cap examples, adjacent for each unit.
-            mask: shape (places, cap), False for padding and for empty places; not all are.
-            bound: above 0, for each unit or for all.
-            seeds: of random layers.
-            taken: places that determine row and round of each unit; None: those of the units in the mask. If units
-                are left out after an exception, the others keep theirs, and so their random numbers.
-        """
+    def __call__(self, call: Call) -> Sums:
+        """Return the clipped sum of the units in places, as `clipped_sums.Engine`."""
+        x, y, mask, bound, seeds, taken = call
         taken = np.flatnonzero(mask.any(axis=1)) if taken is None else taken
         table, real = rounds(taken, self.at_once)
         # A round without a unit would add zero.

@@ -17,8 +17,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd.batches import Draws, places_of
-from cloister.privacy.dpsgd.clipped_sums import Sums
-from cloister.privacy.dpsgd.nested import Examples, Probe
+from cloister.privacy.dpsgd.clipped_sums import Call, Sums
+from cloister.privacy.dpsgd.nested import Probe
 from cloister.privacy.dpsgd.noise import AT_ONCE, DOUBLE_UNDERFLOW, ROUNDED, SLACK
 from cloister.privacy.dpsgd.tracing import (
     Loss,
@@ -118,21 +118,9 @@ class InTurn:
         """Return the seeds of a call, separate ones for each unit."""
         return draws.seeds(self.places, len(seeds_of(self.model)))
 
-    def __call__(
-        self,
-        x: Examples,
-        y: Examples,
-        mask: NDArray,
-        bound: NDArray | float,
-        seeds: NDArray[np.int64],
-        taken: NDArray[np.intp] | None = None,
-    ) -> Sums:
-        """Return Σ gradient·min(1, bound/‖gradient‖) over at most `places` units, in double precision.
-
-        Args:
-            x, y, mask, bound, seeds: as in `InRows`, without empty places; there are seeds for each unit.
-            taken: without effect, as seeds are those of the units.
-        """
+    def __call__(self, call: Call) -> Sums:
+        """Return the clipped sum of at most `places` units, in double precision, as `clipped_sums.Engine`."""
+        x, y, mask, bound, seeds, _ = call
         bounds = np.ones(self.places)
         bounds[: len(mask)] = bound
         shares = np.zeros((self.places, self._cap))

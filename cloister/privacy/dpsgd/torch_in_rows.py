@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cloister.privacy.dpsgd.batches import Draws, evenly, places_of, rounds
-from cloister.privacy.dpsgd.clipped_sums import Sums
-from cloister.privacy.dpsgd.nested import Examples, Probe, arrays_in, mapped
+from cloister.privacy.dpsgd.clipped_sums import Call, Sums
+from cloister.privacy.dpsgd.nested import Probe, arrays_in, mapped
 from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR, most_at_once, overstatement
 from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, losses_of, seedable, tensors_of
 from cloister.privacy.dpsgd.torch_forms import joined, weighted
@@ -110,24 +110,9 @@ class TorchInRows:
         """Return the seeds of a call: one for each round."""
         return draws.seeds(-(-self.places // self.at_once))
 
-    def __call__(
-        self,
-        x: Examples,
-        y: Examples,
-        mask: NDArray,
-        bound: NDArray | float,
-        seeds: NDArray[np.int64],
-        taken: NDArray[np.intp] | None = None,
-    ) -> Sums:
-        """Return Σ gradient·min(1, bound/‖gradient‖) over the units.
-
-        Args:
-            x, y: places·cap examples, adjacent for each unit.
-            mask: shape (places, cap), False for padding and for empty places; not all are.
-            bound: above 0, for each unit or for all.
-            seeds: of the uniform numbers of each round.
-            taken: places that determine row and round of each unit; None: those of the units in the mask.
-        """
+    def __call__(self, call: Call) -> Sums:
+        """Return the clipped sum of the units in places, as `clipped_sums.Engine`."""
+        x, y, mask, bound, seeds, taken = call
         taken = np.flatnonzero(mask.any(axis=1)) if taken is None else taken
         table, real = rounds(taken, self.at_once)
         used = (mask[table].any(axis=2) & real).any(axis=1)  # a round without a unit would add zero

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd.batches import Draws, places_of
-from cloister.privacy.dpsgd.clipped_sums import Sums
+from cloister.privacy.dpsgd.clipped_sums import Call, Sums
 from cloister.privacy.dpsgd.nested import Examples, Probe, mapped, take
 from cloister.privacy.dpsgd.noise import AT_ONCE, ROUNDED, SLACK
 from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, losses_of, seedable, tensors_of
@@ -47,27 +47,15 @@ class TorchInTurn:
         self._size = sum(own.numel() for own in module.parameters() if own.requires_grad)
         first, mask = np.zeros(group_cap, np.intp), np.arange(group_cap)[None] == 0
         x, y = (take(given, first) for given in probe)
-        self(x, y, mask, 1.0, Draws(0).seeds(1))
+        self(Call(x, y, mask, 1.0, Draws(0).seeds(1)))
 
     def seeds(self, draws: Draws) -> NDArray[np.int64]:
         """Return the seeds of a call, one for each unit."""
         return draws.seeds(self.places)
 
-    def __call__(
-        self,
-        x: Examples,
-        y: Examples,
-        mask: NDArray,
-        bound: NDArray | float,
-        seeds: NDArray[np.int64],
-        taken: NDArray[np.intp] | None = None,
-    ) -> Sums:
-        """Return Σ gradient·min(1, bound/‖gradient‖) over at most `places` units, in double precision.
-
-        Args:
-            x, y, mask, bound, seeds: as in `clipped_sums.Engine`.
-            taken: without effect, as seeds are those of the units.
-        """
+    def __call__(self, call: Call) -> Sums:
+        """Return the clipped sum of at most `places` units, in double precision, as `clipped_sums.Engine`."""
+        x, y, mask, bound, seeds, _ = call
         trained = [own for own in self._module.parameters() if own.requires_grad]
         device = trained[0].device
         exact = torch.device("cpu") if device.type == "mps" else device  # MPS has no double precision

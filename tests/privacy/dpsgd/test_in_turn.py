@@ -22,6 +22,7 @@ from support import failures
 
 from cloister.privacy.dpsgd import in_turn
 from cloister.privacy.dpsgd.batches import Draws
+from cloister.privacy.dpsgd.clipped_sums import Call
 from cloister.privacy.dpsgd.in_turn import InTurn
 from cloister.privacy.dpsgd.tracing import made_up
 from cloister.utils.errors import UnsupportedModel
@@ -66,7 +67,7 @@ def turns(build):
 
 
 def summed(engine, x, y, bound=1.0):
-    return engine(x, y, np.ones((len(x), 1), bool), bound, engine.seeds(Draws(0))[: len(x)])
+    return engine(Call(x, y, np.ones((len(x), 1), bool), bound, engine.seeds(Draws(0))[: len(x)]))
 
 
 def test_hostile_units_beside_it_change_no_bit_of_a_units_contribution():

@@ -386,9 +386,9 @@ class RaisesAtOne:
     def seeds(self, draws):
         return draws.seeds(4, 1)
 
-    def __call__(self, x, y, mask, bound, seeds, taken=None):
-        self.calls.append((seeds.tobytes(), taken.tolist()))
-        if x.any():
+    def __call__(self, call):
+        self.calls.append((call.seeds.tobytes(), call.taken.tolist()))
+        if call.x.any():
             raise ValueError
         return Sums([np.zeros(3)], 0, 0)
 
