@@ -75,6 +75,11 @@ class Residual(nn.Module):
         return x + self.inner(x)
 
 
+class Attends(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x)[0].mean(1)
+
+
 def cnn():
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
 
@@ -92,6 +97,13 @@ MODULES = {
     "conv1d": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3, dilation=2), nn.Flatten(), nn.Linear(8, 3)), (2, 6)),
     "scaled": (lambda: nn.Sequential(Scaled(), nn.Linear(30, 3)), (4, 6)),
     "dropout of nothing": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(1e-12), nn.Linear(8, 3)), (6,)),
+    "attention": (lambda: nn.Sequential(Attends(8, 2, batch_first=True), nn.Linear(8, 3)), (5, 8)),
+    "transformer": (
+        lambda: nn.Sequential(
+            nn.TransformerEncoderLayer(8, 2, 6, 1e-12, batch_first=True), nn.Flatten(), nn.Linear(32, 3)
+        ),
+        (4, 8),
+    ),
     "gram": (lambda: nn.Sequential(Residual(nn.Linear(64, 64)), nn.Flatten(), nn.Linear(128, 3)), (2, 64)),
 }
 
@@ -254,6 +266,8 @@ COUPLED = {
     "a view across rows": lambda x: x.view(2, -1).softmax(1).view(x.shape),
     "a norm of all": lambda x: nn.functional.layer_norm(x, tuple(x.shape)),
     "pooled rows": lambda x: nn.functional.avg_pool2d(x[None, None], (3, 1), 1, (1, 0))[0, 0],
+    "attention over rows": lambda x: nn.functional.scaled_dot_product_attention(*[x[None]] * 3)[0],
+    "products of all with one row": lambda x: x * (x[:, None] @ x[:1].T.expand(len(x), -1, -1))[:, 0],
     "a transposed product": lambda x: (x.T @ torch.ones(len(x), len(x))).T + x,
 }
 

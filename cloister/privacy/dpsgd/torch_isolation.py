@@ -287,7 +287,9 @@ def _apart(names: str, taken: Callable[[Step, int], Iterable[int]], reason: str,
     _rule(names)(kept)
 
 
-_apart("_softmax.default _log_softmax.default", lambda s, n: s.axes(s["dim"], n), "compares units")
+_apart(
+    "_softmax.default _log_softmax.default _safe_softmax.default", lambda s, n: s.axes(s["dim"], n), "compares units"
+)
 _apart(
     "_softmax_backward_data.default _log_softmax_backward_data.default",
     lambda s, n: s.axes(s["dim"], n),

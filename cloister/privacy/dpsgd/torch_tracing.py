@@ -145,7 +145,7 @@ def losses_graph(module: Network, loss: Loss, probe: Probe, inputs: Inputs, flat
         return torch.func.functional_call(whole, values, (list(x), list(y)))
 
     before = _generators()
-    made = _traced(losses, flat, _draws_as_inputs)
+    made = _traced(losses, flat, _draws_as_inputs, _products_of_a_weight_as_one)
     if _generators() != before:
         raise NotCapturable("the module or its loss draws numbers by Python or NumPy, or seeds a generator")
     named = (*module.parameters(), *module.buffers(), *flat[: len(inputs.trained) + len(inputs.others)])
@@ -182,11 +182,36 @@ def _draws_as_inputs(graph: Graph) -> None:
         graph.erase_node(node)
 
 
-def _traced(function: Any, flat: Sequence[Tensor], change: Callable[[Graph], None] = lambda graph: None) -> GraphModule:
+def _products_of_a_weight_as_one(graph: Graph) -> None:
+    """Replace products of a batch of matrices with copies of one matrix, as of a layer's weight, by one product."""
+    aten = torch.ops.aten
+    for node in [node for node in graph.nodes if node.target is aten.bmm.default]:
+        left, right = node.args
+        same = right.target is aten.view.default and shape_of(right) == shape_of(right.args[0])
+        copies = right.args[0] if same else right
+        if copies.target is not aten.expand.default or shape_of(copies.args[0]) != shape_of(right)[1:]:
+            continue
+        count, rows, size = shape_of(left)
+        with graph.inserting_before(node):
+            packed = graph.call_function(aten.clone.default, (left,), {"memory_format": torch.contiguous_format})
+            flat = graph.call_function(aten.view.default, (packed, [count * rows, size]))
+            made = graph.call_function(aten.mm.default, (flat, copies.args[0]))
+            whole = graph.call_function(aten.view.default, (made, list(shape_of(node))))
+        packed.meta["val"], whole.meta["val"] = left.meta["val"], node.meta["val"]
+        flat.meta["val"], made.meta["val"] = left.meta["val"].flatten(0, 1), node.meta["val"].flatten(0, 1)
+        node.replace_all_uses_with(whole)
+        graph.erase_node(node)
+
+
+def _traced(function: Any, flat: Sequence[Tensor], *changes: Callable[[Graph], None]) -> GraphModule:
     """Return the graph of a function, changed, without operations that write or that no output needs."""
     with sdpa_kernel(SDPBackend.MATH):
         made = _made(torch.func.functionalize(function), flat)
-    change(made.graph)
+        called = (node.target for node in made.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+        if any(target._schema.is_mutable for target in called):  # as of attention with dropout, in a first pass
+            made = _made(torch.func.functionalize(made), flat)
+    for change in changes:
+        change(made.graph)
     made.graph.eliminate_dead_code()
     made.recompile()
     refuse_effects(made.graph)
