@@ -46,9 +46,9 @@ class Step:
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
 
-    def shape(self, name: str = "self") -> tuple[int, ...]:
-        """Return the shape of a tensor that is an argument."""
-        return shape_of(self.arguments[name])
+    def shape(self, name: str | None = None) -> tuple[int, ...]:
+        """Return the shape of a tensor that is an argument, by default the first one."""
+        return shape_of(self.arguments[name or next(iter(self.arguments))])
 
     @property
     def made(self) -> tuple[int, ...]:
@@ -64,10 +64,22 @@ class Step:
         others = (label for name in self.arguments if name not in names for label in self.labels(name))
         return agreed((label for name in names for label in self.labels(name)), others)
 
-    def axes(self, dims: Any, rank: int) -> set[int]:
-        """Return axes counted from the first; all of them if there are none."""
-        given = [dims] if isinstance(dims, int) else list(dims or ())
-        return {axis % rank for axis in given} or set(range(rank))
+    @property
+    def own(self) -> Rows:
+        """Return the label of the first argument; all others must have none."""
+        return self.only(next(iter(self.arguments)))
+
+    def axes(self, *names: str, rank: int | None = None) -> set[int]:
+        """Return the axes in some arguments, counted from the first; all axes if there are none.
+
+        Args:
+            names: of the arguments.
+            rank: of the tensor with these axes. None: of the first argument.
+        """
+        rank = len(self.shape()) if rank is None else rank
+        given = [self[name] for name in names]
+        flat = [axis for each in given for axis in ([each] if isinstance(each, int) else each or ())]
+        return {axis % rank for axis in flat} or set(range(rank))
 
 
 Rule: TypeAlias = Callable[[Step], Label | Sequence[Label]]
@@ -277,46 +289,54 @@ def _loss(step: Step) -> Label | Sequence[Label]:
     return _elementwise(step)
 
 
-def _apart(names: str, taken: Callable[[Step, int], Iterable[int]], reason: str, inputs: str = "self") -> None:
-    """Add a rule that keeps the label of some inputs of equal rank if its axis is not taken."""
+def _apart(
+    names: str, taken: Callable[[Step, int], Iterable[int]], reason: str, error: type[NotIsolated] = Mixes
+) -> None:
+    """Add a rule for inputs of one rank that keeps their common label if its axis is not taken."""
 
     def kept(step: Step) -> Label:
-        own = inputs.split()
-        return step.only(*own).outside(set(taken(step, len(step.shape(own[0])))), reason)
+        every = [each for argument in step.arguments.values() for each in tensors_in(argument)]
+        ranks = {len(shape_of(each)) for each in every}
+        if len(ranks) > 1:
+            raise Unproved("has no rule for inputs of several ranks")
+        return agreed(step.found[each] for each in every).outside(set(taken(step, *ranks)), reason, error)
 
     _rule(names)(kept)
 
 
 _apart(
-    "_softmax.default _log_softmax.default _safe_softmax.default", lambda s, n: s.axes(s["dim"], n), "compares units"
-)
-_apart(
-    "_softmax_backward_data.default _log_softmax_backward_data.default",
-    lambda s, n: s.axes(s["dim"], n),
-    "compares units",
-    "grad_output output",
-)
-_apart(
-    "cumsum.default cumprod.default glu.default sort.default sort.stable topk.default",
-    lambda s, n: s.axes(s["dim"], n),
+    "_softmax.default _log_softmax.default _safe_softmax.default _softmax_backward_data.default "
+    "_log_softmax_backward_data.default cumsum.default cumprod.default glu.default glu_backward.default sort.default "
+    "sort.stable topk.default",
+    lambda s, n: s.axes("dim", rank=n),
     "takes units together",
 )
-_apart("glu_backward.default", lambda s, n: s.axes(s["dim"], n), "takes units together", "grad_output self")
-_apart("flip.default roll.default", lambda s, n: s.axes(s["dims"], n), "moves units to places of others")
-_apart("tril.default triu.default", lambda s, n: (), "")
-_apart("constant_pad_nd.default", lambda s, n: range(n - len(s["pad"]) // 2, n), "pads the axis of units")
-
-_SPATIAL = "takes the axis of units for one of pixels"
 _apart(
-    "max_pool2d_with_indices.default avg_pool2d.default _adaptive_avg_pool2d.default adaptive_max_pool2d.default "
-    "upsample_nearest2d.default upsample_nearest2d.vec reflection_pad2d.default replication_pad2d.default",
+    "max_pool2d_with_indices.default max_pool2d_with_indices_backward.default avg_pool2d.default "
+    "avg_pool2d_backward.default _adaptive_avg_pool2d.default _adaptive_avg_pool2d_backward.default "
+    "adaptive_max_pool2d.default upsample_nearest2d.default upsample_nearest2d.vec reflection_pad2d.default "
+    "replication_pad2d.default",
     lambda s, n: range(n - 2, n),
-    _SPATIAL,
+    "takes the axis of units for one of pixels",
 )
-_apart("avg_pool2d_backward.default", lambda s, n: range(n - 2, n), _SPATIAL, "grad_output self")
-_apart("_adaptive_avg_pool2d_backward.default", lambda s, n: range(n - 2, n), _SPATIAL, "grad_output self")
-_apart("max_pool2d_with_indices_backward.default", lambda s, n: range(n - 2, n), _SPATIAL, "grad_output self indices")
-_apart("im2col.default", lambda s, n: range(1, n) if n == 4 else range(n), _SPATIAL)
+_apart("im2col.default", lambda s, n: range(1, n) if n == 4 else range(n), "takes the axis of units for one of pixels")
+_apart(
+    "sum.default mean.default max.default min.default prod.default any.default all.default equal.default "
+    "var.default std.default",
+    lambda s, n: range(n),
+    "reduces the axis of units",
+)
+_apart("tril.default triu.default", lambda s, n: (), "")
+_apart("constant_pad_nd.default", lambda s, n: range(n - len(s["pad"]) // 2, n), "pads the axis of units", Unproved)
+_apart("flip.default roll.default", lambda s, n: s.axes("dims", rank=n), "moves units to places of others", Unproved)
+_apart("cat.default", lambda s, n: s.axes("dim", rank=n), "appends units to others", Unproved)
+_apart("split.Tensor split_with_sizes.default", lambda s, n: s.axes("dim"), "takes a part of the units", Unproved)
+_apart(
+    "slice.Tensor slice_backward.default",
+    lambda s, n: s.axes("dim") if s.made != s.shape() else (),
+    "takes a part of the units",
+    Unproved,
+)
 
 
 @_rule(
@@ -325,17 +345,9 @@ _apart("im2col.default", lambda s, n: range(1, n) if n == 4 else range(n), _SPAT
     "linalg_vector_norm.default norm.ScalarOpt_dim"
 )
 def _reduced(step: Step) -> Label:
-    axes = step.axes(step["dim"], len(step.shape()))
-    label = step.only("self").outside(axes, "reduces the axis of units")
+    axes = step.axes("dim")
+    label = step.own.outside(axes, "reduces the axis of units")
     return label if step["keepdim"] else label.without(axes)
-
-
-@_rule(
-    "sum.default mean.default max.default min.default prod.default any.default all.default equal.default "
-    "var.default std.default"
-)
-def _reduced_to_one(step: Step) -> Label:
-    raise Mixes("reduces the axis of units")
 
 
 # Rules that move an axis ---------------------------------------------------------------------------------------------
@@ -343,95 +355,58 @@ def _reduced_to_one(step: Step) -> Label:
 
 @_rule("view.default _unsafe_view.default reshape.default")
 def _reshaped(step: Step) -> Label:
-    return step.only("self").reshaped(step.shape(), step.made, step.units)
+    return step.own.reshaped(step.shape(), step.made, step.units)
 
 
 @_rule("permute.default")
 def _permuted(step: Step) -> Label:
-    label, rank = step.only("self"), len(step.shape())
-    return label.permuted([axis % rank for axis in step["dims"]])
+    return step.own.permuted([axis % len(step.made) for axis in step["dims"]])
 
 
 @_rule("transpose.int t.default")
 def _transposed(step: Step) -> Label:
-    label, rank = step.only("self"), len(step.shape())
-    if name_of(step.node) == "t.default":
-        one, other = (0, 1) if rank == 2 else (0, 0)
-    else:
-        one, other = step["dim0"] % rank, step["dim1"] % rank
-    return Rows({one: other, other: one}.get(label.axis, label.axis), label.inner)
+    order = list(range(len(step.made)))
+    one, other = (step.arguments.get(name, end) for name, end in (("dim0", 0), ("dim1", -1)))  # `t` has no arguments
+    order[one], order[other] = order[other], order[one]
+    return step.own.permuted(order)
 
 
 @_rule("diagonal.default")
 def _diagonal(step: Step) -> Label:
     """Return the label of a diagonal, which becomes the last axis."""
-    taken = step.axes((step["dim1"], step["dim2"]), len(step.shape()))
-    return step.only("self").outside(taken, "takes a diagonal along the axis of units").without(taken)
+    axes = step.axes("dim1", "dim2")
+    return step.own.outside(axes, "takes a diagonal along the axis of units").without(axes)
 
 
-@_rule("unsqueeze.default")
-def _unsqueezed(step: Step) -> Label:
-    label = step.only("self")
-    return label.beside(step["dim"] % len(step.made))
+@_rule("unsqueeze.default stack.default select_backward.default")
+def _inserted(step: Step) -> Label:
+    return step.own.beside(step["dim"] % len(step.made))
 
 
 @_rule("squeeze.dim squeeze.dims")
 def _squeezed(step: Step) -> Label:
-    label, shape = step.only("self"), step.shape()
-    given = [step["dim"]] if isinstance(step["dim"], int) else step["dim"]  # none, not all of them, if there are none
-    gone = [axis for axis in {each % len(shape) for each in given} if shape[axis] == 1]
-    return label.without(gone)
+    if step["dim"] == []:  # no axis; all of them elsewhere
+        return step.own
+    return step.own.without([axis for axis in step.axes("dim") if step.shape()[axis] == 1])
 
 
-@_rule("expand.default")
-def _expanded(step: Step) -> Label:
-    return step.only("self").shifted(len(step.made) - len(step.shape()))
-
-
-@_rule("repeat.default")
+@_rule("expand.default repeat.default")
 def _repeated(step: Step) -> Label:
-    label = step.only("self").shifted(len(step.made) - len(step.shape()))
-    if step["repeats"][label.axis] != 1:
+    label = step.own.shifted(len(step.made) - len(step.shape()))
+    if step.made[label.axis] != step.shape()[step.own.axis]:
         raise Unproved("repeats the axis of units")
-    return label
-
-
-@_rule("slice.Tensor slice_backward.default")
-def _sliced(step: Step) -> Label:
-    name = "self" if "self" in step.arguments else "grad_output"
-    label, shape = step.only(name), step.shape(name)
-    if label.axis == step["dim"] % len(shape) and step.made != shape:
-        raise Unproved("takes a part of the units")
     return label
 
 
 @_rule("select.int unbind.int")
 def _selected(step: Step) -> Label:
-    axes = step.axes(step["dim"], len(step.shape()))
-    return step.only("self").outside(axes, "takes a part of the units", Unproved).without(axes)
+    axes = step.axes("dim")
+    return step.own.outside(axes, "takes a part of the units", Unproved).without(axes)
 
 
-@_rule("select_backward.default")
-def _selected_backward(step: Step) -> Label:
-    label = step.only("grad_output")
-    return label.beside(step["dim"] % len(step.made))
-
-
-_apart("split.Tensor split_with_sizes.default", lambda s, n: s.axes(s["dim"], n), "takes a part of the units")
-
-
-@_rule("cat.default")
-def _joined(step: Step) -> Label:
-    label = step.only("tensors")
-    if label.axis == step["dim"] % len(step.made):
-        raise Unproved("appends units to others")
-    return label
-
-
-@_rule("stack.default")
-def _stacked(step: Step) -> Label:
-    label = step.only("tensors")
-    return label.beside(step["dim"] % len(step.made))
+@_rule("index_select.default")
+def _index_selected(step: Step) -> Label:
+    return step.own.outside(step.axes("dim"), "takes a part of the units", Unproved)
 
 
 # Rules of products, layers and losses --------------------------------------------------------------------------------
@@ -444,55 +419,29 @@ def _product(step: Step) -> Label:
     return agreed([label], [step.found[each] for each in added])
 
 
-def _first(step: Step, *names: str) -> Rows:
-    label = step.only(*names)
-    if label.axis != 0:
-        raise Mixes("has units along another axis than that of examples")
-    return label
+EXAMPLES = ("grad_output", "grad_out", "input", "mean", "rstd")
+"""Arguments of layers that hold examples; others hold weights."""
 
 
-@_rule("convolution.default")
-def _convolution(step: Step) -> Label:
-    return _first(step, "input")
+@_rule(
+    "convolution.default convolution_backward.default native_layer_norm.default native_layer_norm_backward.default "
+    "native_group_norm.default native_group_norm_backward.default"
+)
+def _layer(step: Step) -> Label | Sequence[Label]:
+    """Return the label of examples for the output, and for the gradient with respect to the input.
 
-
-@_rule("convolution_backward.default")
-def _convolution_backward(step: Step) -> Sequence[Label]:
-    return _of_weights(step, _first(step, "grad_output", "input"))
-
-
-def _of_weights(step: Step, label: Label) -> list[Label]:
-    """Return labels of gradients with respect to the input, and to weights, which are sums over units."""
-    sums = Refused(Mixes("adds up the gradients of units"))
-    return [label, *(sums if wanted else None for wanted in step["output_mask"][1:])]
-
-
-@_rule("native_layer_norm.default")
-def _layer_norm(step: Step) -> Label:
-    label = step.only("input")
-    if label.axis >= len(step.shape("input")) - len(step["normalized_shape"]):
-        raise Mixes("normalises units together")
-    return label
-
-
-@_rule("native_layer_norm_backward.default")
-def _layer_norm_backward(step: Step) -> Sequence[Label]:
-    label = step.only("grad_out", "input", "mean", "rstd")
-    if label.axis >= len(step.shape("input")) - len(step["normalized_shape"]):
-        raise Mixes("normalises units together")
-    return _of_weights(step, label)
-
-
-@_rule("native_group_norm.default")
-def _group_norm(step: Step) -> Label:
-    _refuse_other_sizes(step)
-    return _first(step, "input")
-
-
-@_rule("native_group_norm_backward.default")
-def _group_norm_backward(step: Step) -> Sequence[Label]:
-    _refuse_other_sizes(step)
-    return _of_weights(step, _first(step, "grad_out", "input", "mean", "rstd"))
+    Gradients with respect to weights are sums over units.
+    """
+    rank, axes = len(step.shape("input")), 1
+    if "group" in step.arguments:
+        _refuse_other_sizes(step)
+    if "normalized_shape" in step.arguments:
+        axes = rank - len(step["normalized_shape"])
+    examples = step.only(*(name for name in EXAMPLES if name in step.arguments))
+    label = examples.outside(range(axes, rank), "takes the axis of units for one within an example")
+    sums = Refused(Mixes("adds up the gradients of units").at(str(step.node.target), step.node.name))
+    wanted = step.arguments.get("output_mask")
+    return label if wanted is None else [label, *(sums if each else None for each in wanted[1:])]
 
 
 def _refuse_other_sizes(step: Step) -> None:
@@ -509,14 +458,6 @@ def _embedding(step: Step) -> Label:
     return label
 
 
-@_rule("index_select.default")
-def _index_selected(step: Step) -> Label:
-    label = step.only("self")
-    if label.axis == step["dim"] % len(step.shape()):
-        raise Unproved("takes a part of the units")
-    return label
-
-
 @_rule("gather.default")
 def _gathered(step: Step) -> Label:
     label = step.only("self", "index")
@@ -526,16 +467,13 @@ def _gathered(step: Step) -> Label:
     return label
 
 
-@_rule("nll_loss_forward.default nll_loss2d_forward.default")
-def _nll(step: Step) -> Sequence[Label]:
+@_rule("nll_loss_forward.default nll_loss2d_forward.default nll_loss_backward.default")
+def _nll(step: Step) -> Label | Sequence[Label]:
     if step["reduction"]:
         raise Mixes("reduces the axis of units")
     _refuse_computed(step, "target")
-    return [_first(step, "self", "target"), None]  # the total weight is that of a reduction
-
-
-@_rule("nll_loss_backward.default nll_loss2d_backward.default")
-def _nll_backward(step: Step) -> Label:
-    if step["reduction"]:
-        raise Mixes("reduces the axis of units")
-    return _first(step, "grad_output", "self", "target")
+    names = [name for name in ("grad_output", "self", "target") if name in step.arguments]
+    classes = range(1, len(step.shape("self")))
+    label = step.only(*names).outside(classes, "takes the axis of units for one of classes")
+    # Without a reduction there is no total weight.
+    return [label, None] if "forward" in name_of(step.node) else label
