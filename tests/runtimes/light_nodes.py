@@ -40,7 +40,7 @@ def adaptive(stopped: Event) -> Polling:
 
 def often(stopped: Event) -> Polling:
     """As it polls just after a message, all the time."""
-    return Polling(0.5, 0.5, sleep=lambda seconds: _slept(stopped, seconds))
+    return Polling(0.1, 0.1, sleep=lambda seconds: _slept(stopped, seconds))
 
 
 def never(stopped: Event) -> Polling:

@@ -15,7 +15,7 @@ def test_a_supernode_that_gives_up_ends(monkeypatch):
     monkeypatch.setattr(supernode, "command", {"flower-supernode": lambda: ended.append("given up")}.get)
     monkeypatch.setattr(supernode, "_end_with", lambda _: None)
     monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr(sys, "argv", ["supernode", "0.5", "5"])
+    monkeypatch.setattr(sys, "argv", ["supernode", "0.5", "5", "-1"])
     for module, name in [
         (start_client_internal, "_pull_and_store_message"),
         (start_client_internal, "time"),
