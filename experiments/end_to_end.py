@@ -210,7 +210,7 @@ def accounting(config: Any, rounds: int) -> dict[str, Any]:
 
 def published_deltas(config: Any, rounds: int) -> dict[str, float]:
     """By the formulas of the thesis."""
-    from cloister.privacy.claims.client import Setting, published_client, published_example
+    from published import Setting, published_client, published_example
 
     setting = Setting(
         config.privacy.client.noise_multiplier,

@@ -1,7 +1,9 @@
 """The thesis' figures to the printed digit, and the sound ones beside them, recomputed by other means."""
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import oracles
@@ -18,12 +20,9 @@ from cloister.privacy.claims.client import (
     PUBLISHED_CLIENT_REASONS,
     UNITS_ARE_NEIGHBOURS,
     UNPROTECTED,
-    Setting,
     client_multiplier,
     costliest_of,
     dp_sgd_claim,
-    published_client,
-    published_example,
     recovered_multiplier,
     sound_client,
     sound_unit,
@@ -35,6 +34,9 @@ from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.local import no_noise
 from cloister.privacy.mechanisms.selection import SEEDED, ReleaseContext
 from cloister.utils.errors import ConfigError
+
+sys.path.append(str(Path(__file__).parents[2] / "experiments"))
+from published import Setting, published_client, published_example
 
 DELTA = 1e-5
 SETTINGS = [

@@ -11,14 +11,14 @@ tables. `docs/end-to-end.md` derives the published and the sound formulas, and s
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import get_args
 
 from scipy import stats
 
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Pure
-from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Relation, Sampling, units_of
+from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Relation, units_of
 from cloister.privacy.claims.claim import EVERYBODY, DpSgdClaim, Figure, LocalClaim, OfSize
 from cloister.privacy.claims.premises import CARRIED, KEYS, known_by
 from cloister.privacy.claims.server import adversary_of
@@ -129,55 +129,6 @@ PUBLISHED_CLIENT_REASONS = (
     "the noise N(0, σ²S²) is on the sum of a batch, and the formula takes it for noise on the mean of a batch: it "
     "counts the batch size times too much of it",
 )
-PUBLISHED_EXAMPLE_REASONS = (
-    "batches are parts of a shuffled order, and the formula takes them for Poisson draws",
-    "it relies on a draw of clients, which the server knows, and which all steps of a round share",
-)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A federation of DP-SGD clients, as the published formulas see it.
-
-    Attributes:
-        noise_multiplier: σ.
-        batch_size: B.
-        examples: |P|, of each client.
-        epochs: E, in each round.
-        participation: C, the share of the clients that train in a round.
-        rounds: T.
-    """
-
-    noise_multiplier: float
-    batch_size: int
-    examples: int
-    epochs: int
-    participation: float
-    rounds: int
-
-    @property
-    def local_steps(self) -> float:
-        """Return the local steps of a round, k = E·|P|/B."""
-        return self.epochs * self.examples / self.batch_size
-
-
-def published_example(setting: Setting) -> Account:
-    """Account for an example as the thesis does, by a heuristic (`PUBLISHED_EXAMPLE_REASONS`).
-
-    It counts T·k Gaussians of multiplier σ, Poisson-sampled with q = C·B/|P|.
-    """
-    rate = setting.participation * setting.batch_size / setting.examples
-    event = Gaussian(setting.noise_multiplier, Sampling("poisson", rate))
-    return Account().plus(event, round(setting.rounds * setting.local_steps))
-
-
-def published_client(setting: Setting) -> Account:
-    """Account for a client as the thesis does, by a heuristic (`PUBLISHED_CLIENT_REASONS`).
-
-    It counts T Gaussians of multiplier σ/√k, Poisson-sampled with q = C.
-    """
-    multiplier = recovered_multiplier(setting.noise_multiplier, setting.local_steps)
-    return Account().plus(Gaussian(multiplier, Sampling("poisson", setting.participation)), setting.rounds)
 
 
 def recovered_multiplier(noise_multiplier: float, local_steps: float) -> float:
@@ -251,11 +202,7 @@ def sound_client(steps: LocalSteps, noise_multiplier: float, rounds: int, delta:
 
 
 def standing_for_all(
-    sizes: Iterable[LocalSteps],
-    mechanism: LocalDpSgd,
-    rounds: int,
-    delta: float,
-    shared: Collection[Holders] = (),
+    sizes: Iterable[LocalSteps], mechanism: LocalDpSgd, rounds: int, delta: float, shared: Collection[Holders] = ()
 ) -> tuple[LocalSteps, ...]:
     """Return the steps of four clients that stand for all: the smallest, middle, largest and costliest.
 
@@ -273,11 +220,7 @@ def standing_for_all(
 
 
 def costliest_of(
-    sizes: Sequence[LocalSteps],
-    mechanism: LocalDpSgd,
-    rounds: int,
-    delta: float,
-    shared: Collection[Holders] = (),
+    sizes: Sequence[LocalSteps], mechanism: LocalDpSgd, rounds: int, delta: float, shared: Collection[Holders] = ()
 ) -> LocalSteps:
     """Return the steps of the clients whose units lose most in a run.
 
@@ -353,12 +296,7 @@ def dp_sgd_claim(
 
 
 def _sound_figures(
-    mechanism: LocalDpSgd,
-    steps: LocalSteps,
-    holders: Holders,
-    rounds: int,
-    delta: float,
-    circumstances: ReleaseContext,
+    mechanism: LocalDpSgd, steps: LocalSteps, holders: Holders, rounds: int, delta: float, circumstances: ReleaseContext
 ) -> tuple[Figure, ...]:
     """Return the sound figures: for one unit over all its holders, and for the whole client."""
     sigma, account = mechanism.noise_multiplier, sound_unit(holders, mechanism.noise_multiplier, rounds)
