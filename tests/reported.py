@@ -12,6 +12,7 @@ from cloister.privacy.claims.premises import UNCHOSEN
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
 from cloister.privacy.claims.to_json import record
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
+from cloister.tasks.scores import RATES
 
 LEDGER = LedgerState("ledger.jsonl", "ab" * 32, 3, False)
 PARAMETERS = {"privacy.noise-multiplier": 1.5, "privacy.clipping-norm": 1.0}
@@ -62,6 +63,15 @@ def evaluation(names=("0", "1", "2"), examples=30):
     metrics = {"loss": 0.3, "accuracy": 0.93}
     content = {"examples": examples, "metrics": metrics, "confusion": confusion, "classes": scored}
     return content | {"macro_f1": 0.91, "auc": 0.99}
+
+
+def roc(names):
+    """The ROC curves in `evaluation.json`, the worst class last."""
+    areas = [1 - number / (2 * len(names)) for number in range(len(names))]
+    return [
+        {"name": name, "auc": area, "found": (RATES ** (1 / area - 1)).round(4).tolist()}
+        for name, area in zip(names, areas, strict=True)
+    ]
 
 
 def write_run(place, kind="sound", rounds=None, settings=(), **files):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from cloister.tasks.base import Model, Task
 from cloister.tasks.faults import sample, tried
 from cloister.tasks.making import dataset_of
-from cloister.tasks.scores import Classification
+from cloister.tasks.scores import Classification, roc_curves
 from cloister.tasks.splits import with_validation
 from cloister.utils.arrays import from_record, unstacked
 from cloister.utils.errors import ConfigError
@@ -58,13 +58,19 @@ class CentralEvaluation:
     def in_detail(self, arrays: ArrayRecord) -> dict[str, object]:
         """Return the content of `evaluation.json`.
 
-        It contains the metrics, and the confusion of classes for a classification.
+        It contains the metrics, and for a classification the confusion and the ROC curves of classes. All of it is
+        computed on the server's own test examples. Nothing of a site's examples is in it but what the model learnt.
 
         Args:
             arrays: of a global model.
         """
         y, predicted = self.examples.y, self._predictions(arrays)
         content: dict[str, object] = {"examples": len(y), "metrics": self.task.metrics(y, predicted)}
+        target = self.task.targets.get("")
+        if target is not None and (pair := target.one_by_one(y, predicted)) is not None:
+            count = pair[0].shape[1]
+            names = self.task.class_names or [str(number) for number in range(max(2, count))]
+            content["roc"] = [asdict(curve) for curve in roc_curves(*pair, names[-count:])]
         if not self.task.classes:
             return content
         return content | asdict(Classification.of(y, predicted, self.task.class_names))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+RATES = np.linspace(0, 1, 101)
+"""Shares of false alarms at which a ROC curve is kept."""
 SMALLER = ("loss", "rmse", "mse", "mae", "error")
 """Scores for which a smaller value is better; for every other score, a larger value is better."""
 
@@ -120,6 +122,43 @@ class Classification:
         present = [scored.f1 for scored in classes if scored.support]
         confusion = tuple(tuple(int(cell) for cell in row) for row in cells)
         return cls(confusion, tuple(classes), float(np.mean(present)) if present else 0.0, _macro_auc(y, scores))
+
+
+@dataclass(frozen=True)
+class RocCurve:
+    """Receiver operating characteristic of one class against the others.
+
+    Attributes:
+        name: of the class.
+        auc: area under the curve.
+        found: share of the class's examples that are found, at each share of false alarms in `RATES`.
+    """
+
+    name: str
+    auc: float
+    found: tuple[float, ...]
+
+
+def roc_curves(members: NDArray, scores: NDArray, names: Sequence[str]) -> list[RocCurve]:
+    """Return the ROC curve of each class that some of the examples have, and others lack.
+
+    Args:
+        members: 1 where an example is of a class, else 0, shape (n, classes).
+        scores: shape (n, classes); a larger one speaks for the class.
+        names: of the classes.
+
+    Returns:
+        One entry per such class; none of a model that has diverged to NaN.
+    """
+    from sklearn.metrics import roc_curve
+
+    curves = []
+    for name, inside, score in zip(names, members.T.astype(bool), scores.T, strict=True):
+        if inside.any() and not inside.all() and np.isfinite(score).all():
+            alarms, found, _ = roc_curve(inside, score)
+            kept = tuple(np.interp(RATES, alarms, found).round(4).tolist())
+            curves.append(RocCurve(name, _auc(score[inside], score[~inside]), kept))
+    return curves
 
 
 def _macro_auc(y: NDArray, scores: NDArray) -> float | None:

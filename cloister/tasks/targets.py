@@ -153,6 +153,24 @@ class Target:
             found["rmse"] = float(np.square(scores.astype(np.float64) - y).mean()) ** 0.5
         return found
 
+    def one_by_one(self, y: NDArray, scores: NDArray) -> tuple[NDArray, NDArray] | None:
+        """Return which examples are of each class or finding, and their scores, both of shape (n, k).
+
+        Of two classes it is class 1 alone, as their scores are complementary.
+
+        Args:
+            y, scores: as in `losses`.
+
+        Returns:
+            None for numbers, and for targets with several labels or rows.
+        """
+        if self.classes and not self.shape:
+            first = 1 if self.classes == 2 else 0
+            return y[:, None] == np.arange(first, self.classes), scores[:, first:]
+        if self.loss == "binary-cross-entropy" and len(self.shape) < 2:
+            return y.reshape(len(y), -1), scores.reshape(len(y), -1)
+        return None
+
     def fault_of_outputs(self, outputs: NDArray) -> tuple[str, str]:
         """Return what is wrong with a model's finite outputs of the right shape, and the remedy; empty if nothing is.
 

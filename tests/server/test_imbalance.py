@@ -20,6 +20,7 @@ from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.datasets.characters import Digits
 from cloister.tasks.numpy_models import SoftmaxRegression
 from cloister.tasks.targets import Target
+from cloister.utils.arrays import to_record
 from cloister.utils.errors import ConfigError
 from cloister.utils.rows import as_rows
 
@@ -150,6 +151,27 @@ def test_a_score_on_clients_is_checked_for_every_kind_of_target():
             "stage.auc",
             "stage.rmse",
         ),
+    ]
+    assert failures(cases, check) == []
+
+
+def test_roc_curves_are_of_each_kind_of_classifier_and_of_none_else():
+    def check(target, outputs, names):
+        task, model = of_targets(target, outputs)
+        y = as_rows(task.placeholders(60).y)
+        test = Examples({"scan": np.zeros((60, 2, 2), np.float32), "age": np.zeros((60, 1), np.float32)}, y)
+        task.load = lambda: Dataset(test, test)
+        found = CentralEvaluation(task, model).in_detail(to_record(model.arrays()))
+        assert [curve["name"] for curve in found.get("roc", ())] == names
+
+    cases = [
+        (Target(classes=3), lambda n, rng: rng.dirichlet(np.ones(3), n), ["0", "1", "2"]),
+        (Target(classes=2), lambda n, rng: rng.dirichlet(np.ones(2), n), ["1"]),
+        (Target("binary-cross-entropy"), lambda n, rng: rng.random(n), ["1"]),
+        (Target("binary-cross-entropy", (3,)), lambda n, rng: rng.random((n, 3)), ["0", "1", "2"]),
+        (Target("binary-cross-entropy", (2, 2)), lambda n, rng: rng.random((n, 2, 2)), []),
+        (Target("cross-entropy", (5,), 3), lambda n, rng: rng.dirichlet(np.ones(3), (n, 5)), []),
+        (Target("mse"), lambda n, rng: rng.random(n), []),
     ]
     assert failures(cases, check) == []
 

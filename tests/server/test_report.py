@@ -16,7 +16,7 @@ from pathlib import Path
 import html5lib
 import pytest
 from flwr.cli.build import build_fab_from_disk
-from reported import evaluation, line, write_run
+from reported import evaluation, line, roc, write_run
 from rich.console import Console
 from support import failures
 from typer.testing import CliRunner
@@ -217,6 +217,32 @@ class TestWhatItSays:
         found = page_of(tmp_path, rounds=rounds, evaluation=evaluation([f"class {n}" for n in range(62)]))
         assert len(found.encode()) < 500_000
         assert len(tree_of(found).findall(".//section[@id='results']//tbody/tr")) == 12
+
+    def test_roc_curves_of_few_classes_with_their_average(self, tmp_path):
+        curves = {"roc": roc(["well", "ill", "worse"])}
+        tree = tree_of(page_of(tmp_path, rounds=NO_CURVES, evaluation=evaluation() | curves))
+        assert "ROC curve of each class against the others" in texts(tree, ".//figcaption")
+        told = next(text for text in texts(tree, ".//svg/desc") if text.startswith("Area"))
+        assert told == "Area under the curve: well 1.000, ill 0.833, worse 0.667, macro average 0.833."
+        assert {"well 1.000", "macro average 0.833"} <= set(texts(tree, ".//svg//text"))
+
+    def test_of_many_classes_the_curves_of_least_area_are_drawn(self, tmp_path):
+        curves = {"roc": roc([f"class {number}" for number in range(40)])}
+        tree = tree_of(page_of(tmp_path, rounds=NO_CURVES, evaluation=evaluation() | curves))
+        drawn = [text for text in texts(tree, ".//svg//text") if text.startswith("class ")]
+        assert [text.split()[1] for text in drawn] == [str(number) for number in range(30, 40)]
+        assert any(title.endswith("the 10 of smallest area of 40") for title in texts(tree, ".//figcaption"))
+
+    def test_a_finding_without_classes_has_its_curve(self, tmp_path):
+        scores = {"examples": 5, "metrics": {"loss": 0.25, "auc": 0.75}, "roc": roc(["1"])}
+        tree = tree_of(page_of(tmp_path, rounds=NO_CURVES, evaluation=scores))
+        assert texts(tree, ".//figcaption") == ["ROC curve of 1"]
+
+    def test_damaged_curves_are_refused(self, tmp_path):
+        for found in ([0.5], [float("nan")] * 101, ["x"] * 101):
+            curves = {"roc": [{"name": "1", "auc": 0.5, "found": found}]}
+            with pytest.raises(ConfigError, match=r"evaluation\.json is not what a run writes"):
+                page_of(tmp_path, evaluation=evaluation() | curves)
 
     def test_hashes_can_be_checked(self, page):
         model = hashlib.sha256(b"weights").hexdigest()

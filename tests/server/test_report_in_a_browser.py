@@ -6,7 +6,7 @@ import unicodedata
 import pypdf
 import pytest
 from browser import audited, chromium
-from reported import CLAIMS, evaluation, line, write_run
+from reported import CLAIMS, evaluation, line, roc, write_run
 
 from cloister.server.reports.compare.comparison import compared, each_alone
 from cloister.server.reports.compare.page import write_page
@@ -27,11 +27,12 @@ def full():
     rounds = [line(number, rejected=reasons, central=scores, federated=scores) for number in range(30)]
     measured = [{"attack": f"by {n}", "quantity": "auc", "value": 0.51, "low": 0.4, "high": 0.6} for n in range(12)]
     findings = [{"name": f"audit {n}", "meaning": "What it says. " * 12, "measured": measured} for n in range(6)]
+    names = [f"a long name of class {n}" for n in range(40)]
     settings = {"client.optimizer": "x" * 300, "task.partition": "dirichlet", "task.alpha": 0.3, "run-name": "r" * 60}
     run = {
         "rounds": rounds,
         "audit": {"lines": ["claimed: little", "measured: less"], "findings": findings},
-        "evaluation": evaluation([f"a long name of class {n}" for n in range(40)]),
+        "evaluation": evaluation(names) | {"roc": roc(names)},
         "settings": settings | {"strategy.name": "fedprox", "strategy.proximal-mu": 0.1, "seed": 3, "num-rounds": 30},
     }
     return run, Statements(**dict.fromkeys(Statements.model_fields, words))

@@ -7,7 +7,7 @@ from support import failures
 
 from cloister.config.run import parse
 from cloister.tasks import TASKS
-from cloister.tasks.scores import Classification, class_figures
+from cloister.tasks.scores import RATES, Classification, class_figures, roc_curves
 
 
 def one_hot(predicted, classes):
@@ -40,6 +40,30 @@ def test_rows_are_true_and_columns_predicted():
     assert found.confusion == ((0, 2), (0, 1))
     assert [scored.name for scored in found.classes] == ["well", "ill"]
     assert found.classes[0].precision == found.classes[0].recall == found.classes[0].f1 == 0
+
+
+def test_roc_curves_are_those_of_scikit_learn(told):
+    y, scores = told
+    for number, curve in enumerate(roc_curves(y[:, None] == np.arange(4), scores, "abcd")):
+        inside = y == number
+        assert curve.name == "abcd"[number]
+        assert curve.auc == pytest.approx(metrics.roc_auc_score(inside, scores[:, number]))
+        alarms, found, _ = metrics.roc_curve(inside, scores[:, number], drop_intermediate=False)
+        for rate, share in zip(RATES, curve.found, strict=True):
+            above = alarms == alarms[alarms >= rate].min()
+            assert found[alarms <= rate].max() - 1e-4 <= share <= found[above].max() + 1e-4
+
+
+def test_a_perfect_score_finds_all_without_false_alarms():
+    (curve,) = roc_curves(np.array([[0], [1], [1]]), np.array([[0.1], [0.8], [0.9]]), ["ill"])
+    assert curve.auc == 1 and set(curve.found) == {1.0}
+
+
+def test_there_is_no_curve_of_a_class_that_all_or_none_are_of_or_of_a_model_that_diverged():
+    members = np.array([[0, 1, 0], [0, 1, 1]])
+    (curve,) = roc_curves(members, np.array([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]), "abc")
+    assert (curve.name, curve.auc) == ("c", 0)
+    assert roc_curves(members, np.full((2, 3), np.nan), "abc") == []
 
 
 def test_a_class_without_examples_is_left_out_of_the_mean():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from cloister.config.io import Scalar, Section, checked
@@ -20,7 +21,7 @@ from cloister.server.reports.rundir import EVALUATION, PARAMETERS
 from cloister.server.screening import Rejection
 from cloister.server.stopping import Ending
 from cloister.tasks.making import Parameters
-from cloister.tasks.scores import Classification, ClassScores
+from cloister.tasks.scores import RATES, Classification, ClassScores, RocCurve
 from cloister.utils.errors import ConfigError
 from cloister.utils.files import Json, JsonTable, atomic_path, read_json, read_text
 from cloister.utils.text import at_least, percent_at_least
@@ -260,11 +261,13 @@ class Evaluation:
         examples: number of test examples.
         metrics: of the task.
         classification: class by class; None for a regression.
+        roc: curves of the classes; none of a run before they were kept.
     """
 
     examples: int
     metrics: Scores
     classification: Classification | None
+    roc: tuple[RocCurve, ...] = ()
 
     @classmethod
     def of(cls, content: Json | None) -> "Evaluation | None":
@@ -279,7 +282,10 @@ class Evaluation:
                 content["macro_f1"],
                 content["auc"],
             )
-        return cls(content["examples"], _finite(content["metrics"]), classification)
+        roc = [RocCurve(str(each["name"]), float(each["auc"]), tuple(each["found"])) for each in content.get("roc", ())]
+        if any(len(curve.found) != len(RATES) or not np.isfinite(curve.found).all() for curve in roc):
+            raise ValueError("a ROC curve has other points")
+        return cls(content["examples"], _finite(content["metrics"]), classification, tuple(roc))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from cloister.server.reports.html.data import RoundFacts, Scores
-from cloister.tasks.scores import Classification
+from cloister.tasks.scores import RATES, Classification, RocCurve
 from cloister.utils.text import at_most, clean, parts
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ NAME_LINES = {6: 4, 12: 2}
 """Maximum lines of a name, by the largest number of classes to which it applies; one for more classes."""
 SIDE = 48
 """Maximum characters of the names below the matrix, side by side."""
+DRAWN = 10
+"""Maximum number of ROC curves of classes in one figure."""
 FROM_ZERO = ("epsilon", "noise", "clip")
 """Figures whose axis begins at 0, so that a constant looks constant."""
 SETTINGS = {
@@ -165,6 +167,33 @@ def confusion(found: Classification) -> Picture:
     told = f"{hits} of {total} examples lie on the diagonal, where the prediction is right. {worst}"
     with drawing():
         return pictured("confusion", "Confusion matrix", told, (4.4, 4.0), partial(_matrix, found=found))
+
+
+def roc(found: Sequence[RocCurve]) -> Picture:
+    """Return the ROC curves of classes, each against the others, and their macro average.
+
+    The average is the mean share of found examples at equal shares of false alarms. Like the AUC on the page, curves
+    are of the server's own test examples alone; no claim covers these.
+
+    Args:
+        found: of the kept model, one curve at least; of many, those of the smallest area are drawn.
+    """
+    shown = sorted(found, key=lambda curve: curve.auc)[:DRAWN]
+    drawn = [curve for curve in found if curve in shown]
+    mean = RocCurve(
+        "macro average",
+        sum(curve.auc for curve in found) / len(found),
+        tuple(sum(shares) / len(found) for shares in zip(*(curve.found for curve in found), strict=True)),
+    )
+    title = "ROC curve of each class against the others"
+    if len(found) == 1:
+        title = f"ROC curve of {clean(found[0].name)}"
+    elif len(found) > DRAWN:
+        title += f": the {DRAWN} of smallest area of {len(found)}"
+    told = ", ".join(f"{curve.name} {curve.auc:.3f}" for curve in (*drawn, *([mean] if len(found) > 1 else [])))
+    with drawing():
+        draw = partial(_roc, drawn=drawn, mean=mean if len(found) > 1 else None)
+        return pictured("roc", title, f"Area under the curve: {told}.", (4.4, 2.6), draw)
 
 
 def most_confused_with(found: Classification, number: int) -> str:
@@ -294,6 +323,23 @@ def _matrix(axes: Any, found: Classification) -> None:
     axes.set_xticks(range(0, size, step), labels, rotation=90 if widest * len(labels) > SIDE else 0)
     axes.set_yticks(range(0, size, step), labels)
     axes.tick_params(labelsize=7.5, length=2)
+
+
+def _roc(axes: "Axes", drawn: Sequence[RocCurve], mean: RocCurve | None) -> None:
+    axes.figure.subplots_adjust(0.11, 0.17, 0.61, 0.97)  # the legend has the rest
+    axes.plot((0, 1), (0, 1), color=LINE, linewidth=0.8)
+    looks: list[tuple[RocCurve, str, str, float]] = [
+        (curve, (FIRST, SECOND, THIRD, FOURTH)[place % 4], ("-", "--", ":")[place // 4], 1.2)
+        for place, curve in enumerate(drawn)
+    ]
+    for curve, colour, style, width in looks if mean is None else [*looks, (mean, INK, "-", 2.0)]:
+        label = f"{_wrapped(curve.name, 1)} {curve.auc:.3f}"
+        axes.plot((0, *RATES), (0, *curve.found), color=colour, linestyle=style, linewidth=width, label=label)
+    axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="share of false alarms", ylabel="share found")
+    axes.grid(True, linewidth=0.6)
+    axes.legend(
+        title="area", loc="upper left", bbox_to_anchor=(1.02, 1.02), fontsize=7.5, frameon=False, labelcolor=INK
+    )
 
 
 def _wrapped(name: str, lines: int) -> str:

@@ -10,7 +10,7 @@ from cloister.privacy.claims.premises import condition
 from cloister.privacy.claims.render import SIMULATED, at_holders, best_guess, limits_of, meanings, percent
 from cloister.server.reports.html.compliance import claims_of, figures_of, questions, unprotected
 from cloister.server.reports.html.data import Facts, RoundFacts, Statements, keep, kept
-from cloister.server.reports.html.figures import confusion, curves, most_confused_with, thinned
+from cloister.server.reports.html.figures import confusion, curves, most_confused_with, roc, thinned
 from cloister.server.reports.html.templates import PAGE, filled
 from cloister.server.reports.rundir import REPORT
 from cloister.server.screening import Rejection
@@ -242,6 +242,9 @@ def rendered(facts: Facts, statements: Statements) -> str:
     secret = "Who was drawn, and how many, is secret: this page has no numbers of replies and no times."
     whole = facts.evaluation.classification if facts.evaluation is not None else None
     found = readable(whole) if whole is not None else None
+    named = (
+        [replace(each, name=short(each.name, CLASS_NAME)) for each in facts.evaluation.roc] if facts.evaluation else []
+    )
     shown = class_rows(found) if found is not None else []
     more = found is not None and len(found.classes) > len(shown)
     sizes = [sum(row) for row in found.confusion] if found is not None else []  # the accuracy of a constant guess
@@ -268,6 +271,7 @@ def rendered(facts: Facts, statements: Statements) -> str:
             if found and more
             else "",
             "confusion": confusion(found) if found is not None else None,
+            "roc": roc(named) if named else None,
             "audit": facts.audit,
         },
     }

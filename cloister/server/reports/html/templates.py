@@ -230,9 +230,12 @@ As the task has it, none of them is trained on.
 <td class="n">{{ '%.3f' | format(row.recall) }}</td><td class="n">{{ '%.3f' | format(row.f1) }}</td>
 <td class="n">{{ row.support }}</td><td>{{ parted(taken) }}</td></tr>
 {% endfor %}</tbody></table></div>
-{{ figure(confusion) }}</div>
+<div>{{ figure(confusion) }}
+{% if roc %}<div{% if audit and audit.findings|length > 4 %} class="on-screen"{% endif %}>{{ figure(roc) }}</div>
+{% endif %}</div></div>
 <p class="small muted">The darker a cell of the matrix, the larger is its share of its row: of the examples that are
 of this class.</p>
+{% elif roc %}<div class="two">{{ figure(roc) }}</div>
 {% endif %}
 <h3>What attacks on this run came to</h3>
 {% if audit %}
