@@ -16,7 +16,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cloister.monitoring.snapshot import Finding, Places, Snapshot, findings, look
+from cloister.monitoring.alerts import Finding, findings
+from cloister.monitoring.snapshot import Places, Snapshot, look
 from cloister.server.reports.html.templates import filled
 from cloister.server.reports.rundir import RUN_NAME
 from cloister.server.reports.status import RunState, format_state, run_directories, run_state
@@ -200,29 +201,30 @@ class CachedView:
         """Return the last view, or a new one if that is too old; one thread at a time makes one."""
         with self._lock:
             if self._last is None or self._clock() - self._last[0] >= KEPT:
-                now, snapshot = time.time(), look(self._places)
-                found = {
-                    path.resolve().name: path
-                    for path in (run_directories(self._places.runs) if self._places.runs else [])
-                }
-                # Other directories were not made by a run.
-                named = {name: path for name, path in found.items() if RUN_NAME.fullmatch(name)}
-                runs: dict[str, RunState | None] = {}
-                for name, path in list(named.items())[:LISTED]:
-                    try:
-                        runs[name] = run_state(path)
-                    except ConfigError:
-                        runs[name] = None
-                secret = {name for name, state in runs.items() if state is not None and state.hides_progress}
-                for name, state in runs.items():
-                    # ε of a shared ledger would reveal the rounds of another running run that must hide them.
-                    if state is None or state.state != "running":
-                        continue
-                    if secret - {name} or (snapshot.hides_progress and not state.hides_progress):
-                        runs[name] = state.without_ledger()
-                seen = View(snapshot, tuple(findings(snapshot, now)), runs, max(len(named) - LISTED, 0), now)
+                seen = _seen(self._places)
                 self._last = self._clock(), seen
             return self._last[1]
+
+
+def _seen(places: Places) -> View:
+    now, snapshot = time.time(), look(places)
+    found = {path.resolve().name: path for path in (run_directories(places.runs) if places.runs else [])}
+    # Other directories were not made by a run.
+    named = {name: path for name, path in found.items() if RUN_NAME.fullmatch(name)}
+    runs: dict[str, RunState | None] = {}
+    for name, path in list(named.items())[:LISTED]:
+        try:
+            runs[name] = run_state(path)
+        except ConfigError:
+            runs[name] = None
+    secret = {name for name, state in runs.items() if state is not None and state.hides_progress}
+    for name, state in runs.items():
+        # ε of a shared ledger would reveal the rounds of another running run that must hide them.
+        if state is None or state.state != "running":
+            continue
+        if secret - {name} or (snapshot.hides_progress and not state.hides_progress):
+            runs[name] = state.without_ledger()
+    return View(snapshot, tuple(findings(snapshot, now)), runs, max(len(named) - LISTED, 0), now)
 
 
 def overview(view: View, connection: str, live: bool) -> str:

@@ -17,6 +17,7 @@ Sources: Bruna and Mallat (2013), arXiv:1203.1513, §2; Oyallon and Mallat (2015
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import scipy.fft
@@ -31,7 +32,7 @@ MARGIN = 8
 ALIASES = np.arange(-2, 3) * 2 * np.pi
 """Periods of the frequency that are summed: a filter is sampled at whole pixels."""
 
-Complex = NDArray[np.complexfloating]
+Complex = NDArray[np.complexfloating[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -103,24 +104,29 @@ def _padded(length: int) -> int:
     return length
 
 
+def _gaussian(along: NDArray, across: NDArray, deviation: float) -> NDArray:
+    """Return the Fourier transform of g at frequencies, summed over their aliases."""
+    return np.exp(-np.square(deviation) / 2 * (np.square(along) + np.square(across / SLANT)))
+
+
+def _gaussian_spectrum(frequencies: NDArray) -> NDArray:
+    """Return the spectrum of the sampled Gaussian of A along one axis."""
+    return np.exp(-np.square(SPREAD * STRIDE / 2 * (frequencies[:, None] + ALIASES)) / 2).sum(axis=1)
+
+
 def _morlet(rows: NDArray, columns: NDArray, scale: int, angle: int) -> NDArray:
     """Return the spectrum of ψ, shape (rows, columns): real, as ψ(-u) is the conjugate of ψ(u)."""
     turn, deviation, wave = np.pi * angle / ANGLES, SPREAD * 2**scale, WAVE / 2**scale
     y = (rows[:, None] + ALIASES)[:, None, :, None]
     x = (columns[:, None] + ALIASES)[None, :, None, :]
     along, across = np.cos(turn) * x + np.sin(turn) * y, np.cos(turn) * y - np.sin(turn) * x
-    moved, centred = (
-        np.exp(-np.square(deviation) / 2 * (np.square(along - by) + np.square(across / SLANT))).sum(axis=(2, 3))
-        for by in (wave, 0.0)
-    )
+    moved, centred = (_gaussian(along - by, across, deviation).sum(axis=(2, 3)) for by in (wave, 0.0))
     return moved - moved[0, 0] / centred[0, 0] * centred
 
 
 def _averages(length: int, padded: int) -> NDArray[np.float32]:
     """Return A along one axis: weights of all pixels, in rows for every fourth pixel of the image."""
-    spectrum = np.exp(
-        -np.square(SPREAD * STRIDE / 2 * ((2 * np.pi * np.fft.fftfreq(padded))[:, None] + ALIASES)) / 2
-    ).sum(axis=1)
+    spectrum = _gaussian_spectrum(2 * np.pi * np.fft.fftfreq(padded))
     kernel = np.fft.ifft(spectrum).real / spectrum[0]
     places = np.arange(padded)[None, :] - np.arange(0, length, STRIDE)[:, None]
     return kernel[places % padded].astype(np.float32)

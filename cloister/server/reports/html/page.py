@@ -262,18 +262,14 @@ def rendered(facts: Facts, statements: Statements) -> str:
         "unprotected": unprotected(facts),
         "more": secret if facts.secret_cohorts else "",
         **_course(facts),
-        **{
-            "evaluation": facts.evaluation,
-            "classification": found,
-            "largest": f"{100 * max(sizes) / max(1, sum(sizes)):.4g} %" if sizes else "",
-            "classes": shown,
-            "classes_left_out": f": the {len(shown)} of lowest recall of {len(found.classes)}"
-            if found and more
-            else "",
-            "confusion": confusion(found) if found is not None else None,
-            "roc": roc(named) if named else None,
-            "audit": facts.audit,
-        },
+        "evaluation": facts.evaluation,
+        "classification": found,
+        "largest": f"{100 * max(sizes) / max(1, sum(sizes)):.4g} %" if sizes else "",
+        "classes": shown,
+        "classes_left_out": f": the {len(shown)} of lowest recall of {len(found.classes)}" if found and more else "",
+        "confusion": confusion(found) if found is not None else None,
+        "roc": roc(named) if named else None,
+        "audit": facts.audit,
     }
     return filled(PAGE, context)
 
