@@ -14,7 +14,6 @@ from os import environ
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
-from numpy.typing import NDArray
 
 from cloister.client.costs import planned_steps, unit_of
 from cloister.client.enforce import enforce_policy
@@ -305,7 +304,7 @@ def _joined(found: Mapping[int, list[Named]]) -> list[Series]:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of the models' arrays in training messages, without headers and scores.
+    """Bytes of models and masked vectors in training messages, without headers, keys and scores.
 
     Attributes:
         cohort: expected number of clients that train in a round.
@@ -332,11 +331,8 @@ def traffic(prepared: Prepared, nodes: int) -> Traffic:
         nodes: number of connected nodes.
     """
     plan, sent = prepared.plan, from_record(prepared.initial)
-    return Traffic(plan.cohort(nodes), plan.config.num_rounds, _bytes(sent), _bytes(plan.strategy.expected_reply(sent)))
-
-
-def _bytes(arrays: Mapping[str, NDArray]) -> int:
-    return sum(array.nbytes for array in arrays.values())
+    down = sum(array.nbytes for array in sent.values())
+    return Traffic(plan.cohort(nodes), plan.config.num_rounds, down, plan.strategy.reply_bytes(sent))
 
 
 @dataclass(frozen=True)

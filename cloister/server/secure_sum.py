@@ -41,7 +41,7 @@ from cloister.secure_aggregation.roster import Roster, decode_roster
 from cloister.secure_aggregation.session import Complete, Terms
 from cloister.server.private_strategy import PrivateStrategy
 from cloister.server.screening import Rejection, Screening, Unfit, fitting
-from cloister.server.strategy_wrapper import Measurements, Send
+from cloister.server.strategy_wrapper import Measurements, NamedArrays, Send
 from cloister.utils.arrays import Layout, Row, State, from_record, view
 from cloister.utils.cohort import Cohort
 from cloister.utils.errors import ConfigError, FederationError, ProtocolError, RoundAbandoned
@@ -371,6 +371,15 @@ class SecureSum(PrivateStrategy):
             layout, sent: as in `StrategyWrapper.screened`.
         """
         return ""
+
+    def reply_bytes(self, sent: NamedArrays) -> int:
+        """Return the bytes of a masked vector.
+
+        Args:
+            sent: as in `StrategyWrapper.reply_bytes`.
+        """
+        plan = self.mechanism.plan(Layout.of(sent).size)
+        return plan.length * plan.bits // 8
 
     def collect(self, server_round: int, messages: Messages, send: Send) -> Summed:
         """Let the clients train, and compute the sum of their updates.

@@ -333,6 +333,14 @@ class StrategyWrapper(Strategy):
         """Return arrays in the layout of a reply, from whose values updates are computed."""
         return sent
 
+    def reply_bytes(self, sent: NamedArrays) -> int:
+        """Return the bytes of the arrays that a reply to a training message carries.
+
+        Args:
+            sent: the arrays of the message.
+        """
+        return sum(array.nbytes for array in self.expected_reply(sent).values())
+
     @abstractmethod
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
         """Compute the new global model from the replies that count.

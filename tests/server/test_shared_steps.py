@@ -18,12 +18,15 @@ from cloister.client.ledgers import identity_of
 from cloister.client.node import node_of
 from cloister.client.trainers import model_and_trainer_of
 from cloister.config.run import parse
+from cloister.estimate.quantities import traffic
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Repeated
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.dpsgd.noise import clipped_sum
+from cloister.secure_aggregation.messages import MaskedInput
 from cloister.server.build import build
+from cloister.server.prepare import prepare
 from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
 from cloister.server.secure_steps import SecureSteps
@@ -37,6 +40,13 @@ STEPS = LINEAR | {
     "privacy.dp-sgd-noise-multiplier": 1.0,
     "privacy.dp-sgd-sampling-rate": 0.2,
     "client.learning-rate": 0.1,
+    "strategy.min-nodes": CLIENTS,
+    "secure-aggregation.enabled": True,
+}
+MEAN = LINEAR | {
+    "privacy.server": "global-dp",
+    "privacy.noise-multiplier": 2.0,
+    "privacy.clipping": "adaptive",
     "strategy.min-nodes": CLIENTS,
     "secure-aggregation.enabled": True,
 }
@@ -91,6 +101,24 @@ def test_the_server_and_every_node_record_what_the_claim_counts(tmp_path):
     (figure,) = {size.figures[0].epsilon for size in claim.sizes}
     assert figure == pytest.approx(min(Account([EVENT] * 3).epsilon(1e-5, by) for by in ("rdp", "pld")), rel=1e-6)
     assert outcome.statement.claim.mechanism == "none"
+
+
+@pytest.mark.parametrize(("settings", "size"), [(STEPS, 2 * 8), (MEAN, 3 * 4)], ids=["a step", "a mean and a bit"])
+def test_a_plan_counts_the_bytes_of_a_masked_vector(settings, size, tmp_path):
+    replies = []
+
+    def watched(message, context):
+        reply = app(message, context)
+        if message.metadata.message_type == MessageType.TRAIN:
+            replies.append(reply.content["arrays"]["secure-message"].numpy())
+        return reply
+
+    config = parse(settings | {"output-dir": str(tmp_path), "num-rounds": 1})
+    run(LocalGrid(watched, config.flat(), nodes()), config, ConsoleReporter(1, Console(quiet=True)))
+    payload = MaskedInput.decode(replies[0].tobytes()).payload
+    up = traffic(prepare(config), CLIENTS).up
+    assert up == len(payload) == size
+    assert 0 < replies[0].nbytes - up < 300, "the name of the member and its signature"
 
 
 def test_a_reply_holds_a_masked_vector_and_what_its_node_states(tmp_path):
