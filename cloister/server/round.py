@@ -87,6 +87,12 @@ class Round:
         found = self.measured
         return found is not None and not found.accepted and any(item.code != "missing" for item in found.rejected)
 
+    @property
+    def is_spent(self) -> bool:
+        """Return whether every reply that did not count is a node's refusal for lack of budget."""
+        rejected = self.measured.rejected if self.measured else ()
+        return bool(rejected) and all(item.is_spent for item in rejected)
+
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> "Round":
         """Return a round with the scores of `line`, without its measurements."""
@@ -172,7 +178,8 @@ class RoundLoop:
         Raises:
             TooFewNodes: too few nodes are connected for the first round.
             FederationError: several rounds in a row have too few counted replies, or round 1 only rejected ones. A run
-                with a guarantee continues instead, since an early end would break it.
+                with a guarantee continues instead, since an early end would break it. A run ends in order if earlier
+                rounds counted, and all nodes now refuse for lack of budget.
         """
         self.model = arrays
         self.asked = self.aggregated = after or 0
@@ -188,6 +195,9 @@ class RoundLoop:
             silent = 0 if self.to_the_end or done.is_heard or self.stopping.is_over else silent + 1
             if silent == SILENT_ROUNDS or (silent and number == 1 and done.is_all_refused):
                 why = why_no_replies(number, done, self.strategy.has_secret_cohorts)
+                if number > SILENT_ROUNDS and done.is_spent:
+                    self.ending = Ending("site-budgets", f"stopped: the budgets of the sites are spent: {why}")
+                    return self.kept
                 self.ending = Ending("no-replies", f"stopped: {why}")
                 raise FederationError(why)
         if self.stopping.is_over:

@@ -67,8 +67,15 @@ class Rejection:
     @property
     def abstained(self) -> bool:
         """Return True if the node refused the round for lack of budget or by its policy."""
-        reasons = (BudgetExhausted, PolicyError)
-        return self.code == "error" and any(f": {reason.__name__}: " in self.detail for reason in reasons)
+        return self.is_spent or self._is_by(PolicyError)
+
+    @property
+    def is_spent(self) -> bool:
+        """Return True if the node refused the round for lack of budget."""
+        return self._is_by(BudgetExhausted)
+
+    def _is_by(self, reason: type[Exception]) -> bool:
+        return self.code == "error" and f": {reason.__name__}: " in self.detail
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ ECHO_SECONDS = 30.0
 """Seconds after the first request during which a SIGINT counts as its echo."""
 WAKE_SECONDS = 0.1
 """Seconds between attempts to wake the main thread."""
-Ended = Literal["as-asked", "budget", "operator", "too-few-nodes", "disk", "no-replies", "error"]
+Ended = Literal["as-asked", "budget", "site-budgets", "operator", "too-few-nodes", "disk", "no-replies", "error"]
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -205,8 +205,9 @@ class Ending:
 
     Attributes:
         how: `as-asked`: after all its rounds or by early stopping; `budget`: the next round would exceed it;
-            `operator`: by a request to stop; `too-few-nodes`: fewer nodes than `strategy.quorum` stayed connected;
-            `disk`: the disk was full; `no-replies`: no reply counted; `error`: any other cause.
+            `site-budgets`: all nodes of several rounds in a row refused for lack of budget; `operator`: by a request to
+            stop; `too-few-nodes`: fewer nodes than `strategy.quorum` stayed connected; `disk`: the disk was full;
+            `no-replies`: no reply counted; `error`: any other cause.
         why: the reason as a sentence; empty after all rounds.
     """
 

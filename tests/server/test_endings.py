@@ -104,6 +104,63 @@ class TestSilence:
         assert facts(tmp_path)["ended"]["how"] == ended
 
 
+BUDGETED = {
+    "task.model": "softmax",
+    "privacy.server": "none",
+    "tensorboard": False,
+    "num-rounds": 9,
+    "keep-checkpoints": 9,
+    "run-name": "r",
+}
+NOISES = {
+    "gaussian": ({"privacy.client": "gaussian", "privacy.gaussian-noise-multiplier": 10.0}, {"max-epsilon": 0.6}),
+    "dp-sgd": (
+        {"privacy.client": "dp-sgd", "privacy.dp-sgd-noise-multiplier": 3.0, "client.local-epochs": 1},
+        {"max-example-epsilon": 0.7},
+    ),
+    "shared steps": (
+        {"privacy.client": "dp-sgd", "privacy.dp-sgd-noise-multiplier": 3.0, "privacy.dp-sgd-sampling-rate": 0.2}
+        | {"secure-aggregation.enabled": True, "strategy.min-nodes": 4},
+        {"max-example-epsilon": 0.6},
+    ),
+}
+"""Settings of a run, and the budget of each of its nodes, which covers a few of nine rounds."""
+
+
+class TestBudgetsOfSites:
+    def run(self, tmp_path, noise, client=app):
+        settings, budget = NOISES[noise]
+        config = parse(BUDGETED | settings | {"output-dir": str(tmp_path)})
+        own = [
+            {"partition-id": number, "num-partitions": 4, "ledger-dir": str(tmp_path / f"node-{number}")} | budget
+            for number in range(4)
+        ]
+        return run(LocalGrid(client, config.flat(), own), config, ConsoleReporter(9, Console(quiet=True)))
+
+    @pytest.mark.parametrize("noise", NOISES)
+    def test_end_a_run_in_order_once_all_are_spent(self, tmp_path, noise):
+        outcome = self.run(tmp_path, noise)
+        heard = [done.number for done in outcome.rounds if done.number and done.is_heard]
+        assert heard == list(range(1, len(heard) + 1)) and [done.number for done in outcome.rounds][-1] == heard[-1] + 3
+        assert outcome.ended == "site-budgets"
+        assert "the budgets of the sites are spent: no reply counted in round" in outcome.stopped
+        assert facts(tmp_path)["ended"] == {"how": "site-budgets", "why": outcome.stopped}
+        assert_same_model(tmp_path / "r", heard[-1])
+
+    def test_do_not_excuse_a_node_that_fails_otherwise(self, tmp_path):
+        calls = []
+
+        def failing(message, context):
+            calls.append(message)
+            if context.node_id == 1 and len(calls) > 4:
+                return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "it broke"), reply_to=message)
+            return app(message, context)
+
+        with pytest.raises(FederationError, match="BudgetExhausted"):
+            self.run(tmp_path, "gaussian", failing)
+        assert facts(tmp_path)["ended"]["how"] == "no-replies"
+
+
 class Shrinking(LocalGrid):
     """Node 3 is no longer connected from round 3 on, and comes back after `absent` looks."""
 

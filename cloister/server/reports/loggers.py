@@ -34,7 +34,7 @@ ENVIRONMENT = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_HTTP_REQUEST_MAX_RETRI
 """Settings that silence MLflow and shorten its wait for an absent server."""
 BATCH, LONGEST = 100, 6000
 """Maximum number of parameters in one MLflow request, and maximum characters of one."""
-STATUS = {"as-asked": "FINISHED", "budget": "FINISHED", "operator": "KILLED"}
+STATUS = {"as-asked": "FINISHED", "budget": "FINISHED", "site-budgets": "FINISHED", "operator": "KILLED"}
 """MLflow status by the end of a run; every other end is a failure."""
 
 

@@ -44,7 +44,7 @@ REPORT = "report.html"
 LEDGER = "ledger.jsonl"
 PRIVACY = "privacy.json"
 """Written first when a run begins, and last when it ends."""
-RESUMABLE = ("operator", "too-few-nodes", "disk", "no-replies", "error")
+RESUMABLE = ("site-budgets", "operator", "too-few-nodes", "disk", "no-replies", "error")
 """Values of `how` in `privacy.json` for a run that may be resumed."""
 SPARE_BYTES = 4 << 20
 """Disk space, beside that for a model, that is reserved for the final files of a run."""

@@ -36,6 +36,7 @@ SETTINGS, HASHES = 24, 8
 """Maximum rows in print; the page on a screen shows all of them below."""
 HOW = {
     "budget": "a budget ended it",
+    "site-budgets": "the budgets of the sites were spent",
     "operator": "the operator ended it",
     "too-few-nodes": "too few nodes stayed connected",
     "disk": "the disk was full",
