@@ -45,6 +45,10 @@ SOURCES: Mapping[str, Source] = {
         "the .json files of data/femnist of https://github.com/TalwalkarLab/leaf, which its preprocess.sh makes; or "
         "femnist.npz with x, images in bytes, y and writer, named as a file",
     ),
+    "heart-disease": Source(
+        ("processed.cleveland.data", "processed.hungarian.data", "processed.switzerland.data", "processed.va.data"),
+        "the four processed.*.data of https://archive.ics.uci.edu/dataset/45/heart+disease",
+    ),
     "hospital-charges": Source(
         ("IPPS_DRG_CSV.zip", "us_zip_latlon.csv"),
         "IPPS_DRG_CSV.zip, inpatient charges of fiscal year 2011, from https://data.cms.gov, and us_zip_latlon.csv "
