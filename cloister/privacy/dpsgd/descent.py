@@ -87,7 +87,7 @@ class Descent(ABC):
 
     @property
     def kernels(self) -> dict[str, str]:
-        """Return the form of each layer's gradients in rows, by its path."""
+        """Return the form of the gradients of each variable in rows, by its path."""
         return self._clipped_sums.engine.kernels
 
     @property

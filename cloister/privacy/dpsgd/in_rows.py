@@ -233,7 +233,7 @@ class InRows:
                 return None
             if label is None and use.operation.type in COPIES and use.output.shape[0] == rows.units * rows.each:
                 label = Along(0, rows.each)  # a copy for each row
-            if label is None:
+            if not isinstance(label, Along):
                 raise NotCapturable(f"changed by {use.operation.type} before it meets an example")
             return Seen(use, tf.convert_to_tensor(delta), label.axis, label.inner, rows).gradient()
 

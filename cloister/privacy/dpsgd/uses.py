@@ -227,8 +227,8 @@ class Seen:
         positions = [letter for letter in orders[1] if letter in orders[0]]
         ins, outs = ([letter for letter in order if letter in own] for order in orders)
         flat = []
-        for tensor, order, numbers in ((inputs, orders[0], ins), (deltas, orders[1], outs)):
-            turned = [order.index(letter) + 2 for letter in (*positions, *numbers)]
+        for tensor, term, numbers in ((inputs, orders[0], ins), (deltas, orders[1], outs)):
+            turned = [term.index(letter) + 2 for letter in (*positions, *numbers)]
             moved = tensor if turned == sorted(turned) else tf.transpose(tensor, [0, 1, *turned])
             width = math.prod(sizes[letter] for letter in numbers)
             flat.append(tf.reshape(moved, [self.rows.units, -1, width]))
