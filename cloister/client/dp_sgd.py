@@ -8,9 +8,10 @@ states.
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from cloister.client.node import NodeConfig
 from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.dpsgd.batches import rows_of, units_of
+from cloister.privacy.dpsgd.descent import Descent
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.dpsgd.noise import clipped_sum, noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -29,6 +31,7 @@ from cloister.training.trainers import refuse_what_needs_keras, weighted_gradien
 from cloister.utils.arrays import Row
 from cloister.utils.errors import ConfigError, PrivacyError
 
+D = TypeVar("D", bound=Descent)
 SECRET_BYTES = 32
 
 
@@ -249,6 +252,60 @@ class PrivateTrainer(ABC):
     @abstractmethod
     def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
         """Take one step on the numbered units, possibly none, clipped to `bound`."""
+
+
+class DescentTrainer(PrivateTrainer, Generic[D]):
+    """Trainer by a `Descent`, of Keras or PyTorch, for each batch size of its plans.
+
+    Args:
+        recipe: of the run: its optimizer, its batch size, and the class weights.
+        privacy, group_cap: as in `PrivateTrainer`.
+        losses: of the model, by name or as functions.
+
+    Raises:
+        ConfigError: a loss is `rmse`. The root of a batch's mean is not a sum over examples.
+    """
+
+    def __init__(self, recipe: Recipe, privacy: PrivacyConfig, group_cap: int, losses: Iterable[object]) -> None:
+        if "rmse" in losses:
+            raise ConfigError(
+                "privacy.client = 'dp-sgd' needs a loss of each example, and 'rmse' is one of a whole batch; use 'mse'"
+            )
+        super().__init__(privacy, group_cap)
+        self._recipe = recipe
+        self._by_batch_size: dict[int, D] = {}
+
+    @abstractmethod
+    def _built(self, batch_size: int) -> D:
+        """Return private steps of the model, of an expected batch size."""
+
+    def _prepare(self, batch_size: int) -> None:
+        """Build the steps of the run's batch size."""
+        self._dp_sgd = self._by_batch_size[batch_size] = self._built(batch_size)
+        self.method, self.why_in_turn = self._dp_sgd.method, self._dp_sgd.why_in_turn
+
+    def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
+        """Choose the steps of the plan's batch size, and reset the masks of dropout.
+
+        Masks are as secret as the noise, and repeat only with it: the server knows the plan's seed.
+
+        Raises:
+            ConfigError: the plan has another batch size.
+        """
+        size = plan.batch_size
+        # With a sampling rate the expected batch of a client follows from its own size.
+        if self.privacy.dp_sgd.sampling_rate and size not in self._by_batch_size:
+            self._by_batch_size[size] = self._built(size)
+        if size not in self._by_batch_size:
+            raise ConfigError(f"client.batch-size = {size} must be {self._dp_sgd.batch_size} in this run")
+        self._dp_sgd = self._by_batch_size[size]
+        self._dp_sgd.noise = noise
+        self._dp_sgd.reseed(plan.seed if noise.seeded else None)
+
+    def _weights(self, chosen: Examples) -> NDArray:
+        """Return the weight of each example in its loss."""
+        factors = self._recipe.weights(chosen)
+        return np.ones(len(chosen), np.float32) if factors is None else factors
 
 
 class PrivateNumpyTrainer(PrivateTrainer):

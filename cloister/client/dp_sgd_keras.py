@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.client.dp_sgd import PrivateTrainer, Units
+from cloister.client.dp_sgd import DescentTrainer, Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.dpsgd.nested import MADE_UP, Probe
 from cloister.privacy.dpsgd.step import DpSgd
@@ -15,10 +15,9 @@ from cloister.tasks.keras_model import KerasModel
 from cloister.training.keras_trainer import optimizer_named
 from cloister.training.plan import TrainingPlan
 from cloister.utils.arrays import Tensor
-from cloister.utils.errors import ConfigError
 
 
-class PrivateKerasTrainer(PrivateTrainer):
+class PrivateKerasTrainer(DescentTrainer[DpSgd]):
     """Trainer with any Keras optimizer on clipped and noised sums of the gradients of examples or groups.
 
     The optimizer is reset in every `fit`, so that no state of one client's training reaches another's.
@@ -38,16 +37,10 @@ class PrivateKerasTrainer(PrivateTrainer):
     """
 
     def __init__(self, model: KerasModel, recipe: Recipe, privacy: PrivacyConfig, group_cap: int = 1) -> None:
-        if any(target.loss == "rmse" for target in model.targets.values()):
-            raise ConfigError(
-                "privacy.client = 'dp-sgd' needs a loss of each example, and 'rmse' is one of a whole batch; use 'mse'"
-            )
-        super().__init__(privacy, group_cap)
-        self.model, self._recipe = model, recipe
+        super().__init__(recipe, privacy, group_cap, (target.loss for target in model.targets.values()))
+        self.model = model
         self._optimizer = optimizer_named(recipe.optimizer, recipe.optimizer_options)
-        self._dp_sgd = self._built(recipe.batch_size)
-        self._by_batch_size = {recipe.batch_size: self._dp_sgd}
-        self.method, self.why_in_turn = self._dp_sgd.method, self._dp_sgd.why_in_turn
+        self._prepare(recipe.batch_size)
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
 
     def _built(self, batch_size: int) -> DpSgd:
@@ -63,23 +56,10 @@ class PrivateKerasTrainer(PrivateTrainer):
         )
 
     def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
-        """Reset the optimizer and the masks of dropout.
-
-        Masks are as secret as the noise, and repeat only with it: the server knows the plan's seed.
-
-        Raises:
-            ConfigError: the plan has another batch size.
-        """
-        if self.privacy.dp_sgd.sampling_rate:  # then the expected batch of a client follows from its own size
-            if plan.batch_size not in self._by_batch_size:
-                self._by_batch_size[plan.batch_size] = self._built(plan.batch_size)
-            self._dp_sgd = self._by_batch_size[plan.batch_size]
-        if plan.batch_size != self._dp_sgd.batch_size:
-            raise ConfigError(f"client.batch-size = {plan.batch_size} must be {self._dp_sgd.batch_size} in this run")
+        """Reset the optimizer."""
+        super()._begin(plan, noise)
         for variable, value in zip(self._optimizer.variables, self._initial, strict=True):
             variable.assign(value)
-        self._dp_sgd.noise = noise
-        self._dp_sgd.reseed(plan.seed if noise.seeded else None)
 
     def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
         self._optimizer.learning_rate = rate
@@ -98,9 +78,7 @@ class PrivateKerasTrainer(PrivateTrainer):
     def _given(self, units: Units, batch: NDArray) -> tuple[Tensor, list[Tensor], Examples]:
         """Return inputs, targets with the weights of examples, and examples of the numbered units."""
         chosen = units.of_batch(batch)
-        factors = self._recipe.weights(chosen)
-        weights = np.ones(len(chosen), np.float32) if factors is None else factors
-        return self.model.given(chosen.x), [*self.model.expected(chosen.y), weights], chosen
+        return self.model.given(chosen.x), [*self.model.expected(chosen.y), self._weights(chosen)], chosen
 
 
 def _probe(model: KerasModel) -> Probe:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.client.dp_sgd import PrivateTrainer, Units
+from cloister.client.dp_sgd import DescentTrainer, Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.dpsgd.nested import MADE_UP, Probe, mapped
 from cloister.privacy.dpsgd.torch_calls import Loss
@@ -16,10 +16,9 @@ from cloister.tasks.torch_model import TorchModel
 from cloister.training.plan import TrainingPlan
 from cloister.training.torch_trainer import optimizer_of, refuse_callbacks, set_rate, try_optimizer
 from cloister.utils.arrays import Tensor
-from cloister.utils.errors import ConfigError
 
 
-class PrivateTorchTrainer(PrivateTrainer):
+class PrivateTorchTrainer(DescentTrainer[TorchDpSgd]):
     """Trainer with any optimizer of PyTorch on clipped and noised sums of the gradients of examples or groups.
 
     The optimizer starts afresh in every `fit`, so that no state of one client's training reaches another's.
@@ -40,16 +39,10 @@ class PrivateTorchTrainer(PrivateTrainer):
 
     def __init__(self, model: TorchModel, recipe: Recipe, privacy: PrivacyConfig, group_cap: int = 1) -> None:
         refuse_callbacks(recipe)
-        if any(target.loss == "rmse" for target in model.targets.values()):
-            raise ConfigError(
-                "privacy.client = 'dp-sgd' needs a loss of each example, and 'rmse' is one of a whole batch; use 'mse'"
-            )
-        super().__init__(privacy, group_cap)
-        self.model, self._recipe = model, recipe
+        super().__init__(recipe, privacy, group_cap, (target.loss for target in model.targets.values()))
+        self.model = model
         try_optimizer(recipe, model.trained.values())
-        self._dp_sgd = self._built(recipe.batch_size)
-        self._by_batch_size = {recipe.batch_size: self._dp_sgd}
-        self.method, self.why_in_turn = self._dp_sgd.method, self._dp_sgd.why_in_turn
+        self._prepare(recipe.batch_size)
 
     def _built(self, batch_size: int) -> TorchDpSgd:
         with self.model.in_training(0):
@@ -65,22 +58,9 @@ class PrivateTorchTrainer(PrivateTrainer):
             )
 
     def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
-        """Make a new optimizer, and reset the masks of dropout.
-
-        Masks are as secret as the noise, and repeat only with it: the server knows the plan's seed.
-
-        Raises:
-            ConfigError: the plan has another batch size.
-        """
-        if self.privacy.dp_sgd.sampling_rate:  # then the expected batch of a client follows from its own size
-            if plan.batch_size not in self._by_batch_size:
-                self._by_batch_size[plan.batch_size] = self._built(plan.batch_size)
-            self._dp_sgd = self._by_batch_size[plan.batch_size]
-        if plan.batch_size != self._dp_sgd.batch_size:
-            raise ConfigError(f"client.batch-size = {plan.batch_size} must be {self._dp_sgd.batch_size} in this run")
+        """Make a new optimizer."""
+        super()._begin(plan, noise)
         self._dp_sgd.optimizer = optimizer_of(self._recipe, self.model.trained.values())
-        self._dp_sgd.noise = noise
-        self._dp_sgd.reseed(plan.seed if noise.seeded else None)
 
     def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
         set_rate(self._dp_sgd.optimizer, rate)
@@ -101,9 +81,11 @@ class PrivateTorchTrainer(PrivateTrainer):
     def _given(self, units: Units, batch: NDArray) -> tuple[Any, list[Any], Examples]:
         """Return inputs, targets with the weights of examples, and examples of the numbered units."""
         chosen = units.of_batch(batch)
-        factors = self._recipe.weights(chosen)
-        weights = np.ones(len(chosen), np.float32) if factors is None else factors
-        return _arrays(self.model.given(chosen.x)), [*_arrays(self.model.expected(chosen.y)), weights], chosen
+        return (
+            _arrays(self.model.given(chosen.x)),
+            [*_arrays(self.model.expected(chosen.y)), self._weights(chosen)],
+            chosen,
+        )
 
 
 def _arrays(tensors: Any) -> Any:

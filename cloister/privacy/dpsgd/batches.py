@@ -16,6 +16,10 @@ from cloister.utils.errors import ConfigError
 
 Batch = NDArray[np.intp]
 """Indices of examples, or of units, without repetition; possibly empty."""
+MEMORY = 1 << 30
+"""Most bytes of units that a call keeps until its end. A larger batch takes several calls."""
+CACHE = 1 << 23
+"""Bytes of a round in its largest tensor, approximately: more would leave the cache, less would keep cores waiting."""
 
 
 def poisson(examples: int, rate: float, steps: int, seed: int | None = None) -> Iterator[Batch]:
@@ -200,6 +204,39 @@ def evenly(room: int, most: int) -> int:
     """Return places per call that fit `room` units in the fewest calls."""
     calls = -(-room // most)
     return -(-room // calls)
+
+
+def places_in_memory(places: int, room: int, kept: int) -> int:
+    """Return the places of a call, at most as many as given.
+
+    Args:
+        places: of a call; at least 2.
+        room: places of a batch.
+        kept: bytes that a call keeps of one unit.
+    """
+    return places if kept * places <= MEMORY else max(2, evenly(room, max(1, MEMORY // kept)))
+
+
+def fitting(largest: int, at_once: int) -> int:
+    """Return how many units of a round fit the cache.
+
+    Args:
+        largest: bytes of the largest tensor of a round.
+        at_once: units of this round.
+    """
+    return CACHE * at_once // largest
+
+
+def resized(at_once: int, fit: int, places: int) -> int:
+    """Return the units of a round: as before, unless half or twice as many fit the cache better.
+
+    Args:
+        at_once: units of a round before.
+        fit: units that fit.
+        places: of a call, the most; at least 2, as there is a proof of two rows.
+    """
+    fit = min(places, max(2, fit))
+    return at_once if at_once / 2 < fit < at_once * 2 and at_once <= places else fit
 
 
 def _uniform(seed: int | None) -> Callable[[int], NDArray[np.uint64]]:

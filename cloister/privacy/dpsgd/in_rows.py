@@ -20,13 +20,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.privacy.dpsgd.batches import Draws, evenly, places_of, rounds
+from cloister.privacy.dpsgd.batches import Draws, evenly, fitting, places_in_memory, places_of, resized, rounds
 from cloister.privacy.dpsgd.clipped_sums import Call, Sums
 from cloister.privacy.dpsgd.forms import Part, Rows
-from cloister.privacy.dpsgd.isolation import Rows as Along
 from cloister.privacy.dpsgd.isolation import labels, prove
+from cloister.privacy.dpsgd.labels import Rows as Along
 from cloister.privacy.dpsgd.nested import Probe
-from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR, most_at_once, overstatement
+from cloister.privacy.dpsgd.noise import ROOT, SMALLEST_FACTOR, most_at_once, overstatement
 from cloister.privacy.dpsgd.tracing import (
     Loss,
     NotCapturable,
@@ -43,18 +43,11 @@ from cloister.utils.arrays import Compiled, Network, Tensor, Variable
 from cloister.utils.rows import cast
 
 T = TypeVar("T")
-MEMORY = 1 << 30
-"""Most bytes of units in the inputs and kept tensors of a call, without outputs of layers. A larger batch takes several
-calls."""
-CACHE = 1 << 23
-"""Bytes of a round in its largest tensor, approximately: more would leave the cache, less would keep cores waiting."""
 USUAL = 8
 """Units in a round if half or twice as many would not suit the cache better. Rounds of more units have more free rows:
 for 100 units in 195 places, rounds of 8 compute 128 rows on average, and rounds of 16 compute 149."""
 PARALLEL = 2
 """Rounds that may be computed concurrently."""
-ROOT = 1 + 2.0**-40
-"""Factor that covers the roundings of a root, and of the sum of a few squares under it, in double precision."""
 
 
 class InRows:
@@ -95,18 +88,17 @@ class InRows:
         self._rows = self._round()
         kept = [*self._rows.inputs[: self._of_units], *(held for _, part in self._kept() for held in part.held)]
         size = sum(map(_bytes, kept))
-        if size * self.places > MEMORY * self.at_once:
-            self.places = max(2, evenly(room, max(1, MEMORY * self.at_once // size)))
+        self.places = places_in_memory(self.places, room, -(-size // self.at_once))
         whole = (self.at_once, self.at_once * group_cap)
         every = (tensor for operation in self._rows.graph.get_operations() for tensor in operation.outputs)
         largest = max(_bytes(tensor) for tensor in every if tensor.shape.rank and tensor.shape[0] in whole)
-        suitable = CACHE * self.at_once // largest
+        fit = fitting(largest, self.at_once)
         weights = sum(_bytes(variable) for variable in model.trainable_variables)
-        if suitable < 2 and weights < largest // self.at_once:
+        if fit < 2 and weights < largest // self.at_once:
             raise NotCapturable("one example takes more memory than all weights: in turn is as fast as in rows")
-        suitable = min(self.places, max(2, suitable))
-        if not self.at_once / 2 < suitable < self.at_once * 2 or self.at_once > self.places:
-            self.at_once = suitable
+        at_once = resized(self.at_once, fit, self.places)
+        if at_once != self.at_once:
+            self.at_once = at_once
             self._rows = self._round()
         prove(self._rows.graph, self.at_once, self._rows.inputs[: self._of_units], self._rows.outputs)
         self._compiled = self._traced(self._sums, None)

@@ -79,6 +79,8 @@ MAXIMUM_CLIPPING_NORM = 1e30
 """Largest S: a float32 can hold the sum of 10⁸ contributions of this norm, which noise covers only if it is finite."""
 SMALLEST_FACTOR = 2.0**-126
 """Least clip factor: a smaller one would lose bits as a float32, and counts as 0."""
+ROOT = 1 + 2.0**-40
+"""Factor that covers the roundings of a root, and of the sum of a few squares under it, in double precision."""
 MAXIMUM_OVERSTATEMENT = 1 / 10
 """Largest part of S for roundings: larger batches take several calls."""
 SCALING = 1.0

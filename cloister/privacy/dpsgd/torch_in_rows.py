@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cloister.privacy.dpsgd.batches import Draws, evenly, places_of, rounds
+from cloister.privacy.dpsgd.batches import Draws, evenly, fitting, places_in_memory, places_of, resized, rounds
 from cloister.privacy.dpsgd.clipped_sums import Call, Sums
 from cloister.privacy.dpsgd.nested import Probe, arrays_in, mapped
-from cloister.privacy.dpsgd.noise import SMALLEST_FACTOR, most_at_once, overstatement
+from cloister.privacy.dpsgd.noise import ROOT, SMALLEST_FACTOR, most_at_once, overstatement
 from cloister.privacy.dpsgd.torch_calls import Loss, copies, equal_results, losses_of, seedable, tensors_of
 from cloister.privacy.dpsgd.torch_forms import joined, weighted
 from cloister.privacy.dpsgd.torch_tracing import (
@@ -34,14 +34,8 @@ from cloister.privacy.dpsgd.torch_tracing import (
 )
 from cloister.utils.arrays import Network, Tensor
 
-CACHE = 1 << 23
-"""Bytes of a round in its largest tensor, approximately: more would leave the cache, less would keep cores waiting."""
 USUAL = 16
 """Units in a round if half or twice as many would not suit the cache better."""
-MEMORY = 1 << 30
-"""Most bytes of kept tensors of a call."""
-ROOT = 1 + 2.0**-40
-"""Factor that covers the roundings of a root, and of the sum of a few squares under it, in double precision."""
 ALIKE, UNLIKE = 1e-3, 1e-6
 """Largest difference of a parameter's gradient from that of autograd: of its own norm, and of the largest one."""
 
@@ -82,16 +76,14 @@ class TorchInRows:
                     f"units share a call only in float32 on a processor; parameters are {own.dtype} on {own.device}"
                 )
         room = places_of(batch_size)
-        self.places = evenly(room, most_at_once(batch_size))
+        self.places = max(2, evenly(room, most_at_once(batch_size)))  # of two rows there is a proof
         self.at_once = min(self.places, USUAL)
         self._graph = self._traced()
         kept = sum(own.bytes for own in self._graph.parts if own.form.is_kept)
-        if kept * self.places > MEMORY * self.at_once:
-            self.places = evenly(room, max(1, MEMORY * self.at_once // kept))
-        largest = max(self._graph.sizes())
-        suitable = min(self.places, max(2, CACHE * self.at_once // largest))  # of two rows there is a proof
-        if not self.at_once / 2 < suitable < self.at_once * 2 or self.at_once > self.places:
-            self.at_once = suitable
+        self.places = places_in_memory(self.places, room, -(-kept // self.at_once))
+        at_once = resized(self.at_once, fitting(max(self._graph.sizes()), self.at_once), self.places)
+        if at_once != self.at_once:
+            self.at_once = at_once
             self._graph = self._traced()
         self._refuse_unlike()
         self.kernels = {self._inputs.trained[part.number]: part.form.kernel for part in self._graph.parts}

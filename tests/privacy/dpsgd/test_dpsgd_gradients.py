@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import mostly_slow
 
-from cloister.privacy.dpsgd import in_rows
+from cloister.privacy.dpsgd import batches, in_rows
 from cloister.tasks.datasets.characters import mnist_cnn, mnist_mlp
 
 layers = keras.layers
@@ -235,7 +235,7 @@ def test_calls_and_empty_places_change_nothing(monkeypatch):
 @pytest.mark.parametrize("cache", [1, 1 << 14])
 def test_rounds_of_a_call_add_up(cache, monkeypatch):
     """Each has the sums of held gradients, of kept tensors and of groups."""
-    monkeypatch.setattr(in_rows, "CACHE", cache)
+    monkeypatch.setattr(batches, "CACHE", cache)
     model = smooth(perturbed(causal()))
     step = dp_sgd(model, group_cap=2)
     x, y = batch(model, 12)
@@ -251,7 +251,7 @@ def test_rounds_of_a_call_add_up(cache, monkeypatch):
 
 @pytest.mark.parametrize(("side", "width", "method"), [(96, 8, "in turn"), (96, 8192, "rows"), (16, 8, "rows")])
 def test_large_examples_of_few_weights_are_computed_in_turn(side, width, method, monkeypatch):
-    monkeypatch.setattr(in_rows, "CACHE", 1 << 18)
+    monkeypatch.setattr(batches, "CACHE", 1 << 18)
     pooled = [layers.GlobalAveragePooling2D(), layers.Dense(width), layers.Dense(5, activation="softmax")]
     model = keras.Sequential([keras.Input((side, side, 1)), layers.Conv2D(8, 3), *pooled])
     step = dp_sgd(model)

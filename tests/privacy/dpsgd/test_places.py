@@ -29,7 +29,7 @@ from examples_of_dpsgd import (
 from support import failures, mostly_slow
 
 from cloister.audits import keras_kernels as kernels
-from cloister.privacy.dpsgd import checks, in_rows, in_turn
+from cloister.privacy.dpsgd import batches, checks, in_rows, in_turn
 from cloister.privacy.dpsgd.batches import Draws, places_of
 from cloister.privacy.dpsgd.clipped_sums import EMPTY, ClippedSums, Sums
 
@@ -211,7 +211,7 @@ class TestTheLot:
 
     def test_calls_hold_no_more_of_units_than_memory_has_room_for(self, monkeypatch):
         whole = dp_sgd(MODELS["embedding"]())._clipped_sums.engine
-        monkeypatch.setattr(in_rows, "MEMORY", 20_000)
+        monkeypatch.setattr(batches, "MEMORY", 20_000)
         step = dp_sgd(MODELS["embedding"]())
         assert 1 < step._clipped_sums.engine.places < whole.places
         assert step.clipped_sum(*batch(step.model, 12), 1.0).examples == 12

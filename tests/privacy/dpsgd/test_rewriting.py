@@ -10,7 +10,7 @@ from examples_of_dpsgd import batch, dp_sgd, moved
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
-from cloister.privacy.dpsgd import in_rows
+from cloister.privacy.dpsgd import batches, in_rows
 from cloister.privacy.dpsgd.tracing import PASSES, as_traced
 
 layers = keras.layers
@@ -57,7 +57,7 @@ def kinds_of_operations():
 @pytest.mark.parametrize("rewritten", [False, True])
 def test_a_sum_of_terms_is_added_up_in_one_order(rewritten, monkeypatch):
     monkeypatch.setattr(in_rows, "USUAL", 1 << 20)  # one round: TensorFlow rewrites no loop
-    monkeypatch.setattr(in_rows, "CACHE", 1 << 40)
+    monkeypatch.setattr(batches, "CACHE", 1 << 40)
     if rewritten:
         monkeypatch.setattr(in_rows, "as_traced", nullcontext)
     model, steep = network()
