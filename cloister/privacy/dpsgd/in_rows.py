@@ -223,11 +223,12 @@ class InRows:
             delta, label = next(deltas), next(found)
             if delta is None:
                 return None
-            if label is None and use.operation.type in COPIES and use.output.shape[0] == rows.units * rows.each:
-                label = Along(0, rows.each)  # a copy for each row
+            delta = tf.convert_to_tensor(delta)
+            if label is None and use.operation.type in COPIES:
+                (label,) = labels(total.graph, rows.units, placed, [delta])  # of units by what meets the copies
             if not isinstance(label, Along):
                 raise NotCapturable(f"changed by {use.operation.type} before it meets an example")
-            return Seen(use, tf.convert_to_tensor(delta), label.axis, label.inner, rows).gradient()
+            return Seen(use, delta, label.axis, label.inner, rows).gradient()
 
         return [[each for each in own if each is not None] for own in self._each(uses, gradient)]
 

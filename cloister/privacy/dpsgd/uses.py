@@ -9,13 +9,14 @@ follows from the other inputs of the operation, and from the gradient with respe
     an element-wise operation     the gradient with respect to a copy of the variable for each row
     a choice of its rows          the indices, and a delta for each
 
-Any other use is refused: then units are computed in turn. So no gradient is left out, and no layer is asked for its
-class. What is held is proved to be of one unit alone by `isolation`, on the graph with these computations in it.
+Any other use is refused: then units are computed in turn. A use through which TensorFlow has no gradient counts for
+none. What is held is proved to be of one unit alone by `isolation`, on the graph with these computations in it.
 """
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from string import ascii_letters
 from typing import NamedTuple
 
 import numpy as np
@@ -213,14 +214,19 @@ class Seen:
         distinct = all(len(set(term)) == len(term) for term in (own, other, made))
         if not distinct or unit in own or unit not in other or set(other) - set(own + made):
             raise NotCapturable("used in a product of another kind than of numbers in and numbers out")
-        if set(own) - set(other + made) or [sizes[letter] for letter in own] != self.use.given.shape:
+        shapes = (
+            ([sizes[letter] for letter in own], self.use.given.shape),
+            ([sizes[each] for each in other], factor.shape),
+        )
+        if set(own) - set(other + made) or any(stated != found for stated, found in shapes):
             raise NotCapturable("repeated or added up in a product")
         steps = _steps(self.use.views)
         inputs, deltas = self.by_unit(factor, other.index(unit)), self.by_unit(self.delta)
         orders = "".join(letter for letter in other if letter != unit), made.replace(unit, "")
         if set(other) & set(made) & set(own):  # such as a matrix for each head
-            equation = f"YZ{orders[0]},YZ{orders[1]}->Y{own}"
-            whole = tf.einsum(equation, inputs, deltas)
+            of_units, along = [each for each in ascii_letters if each not in own + other + made][:2]
+            rows = of_units + along
+            whole = tf.einsum(f"{rows}{orders[0]},{rows}{orders[1]}->{of_units}{own}", inputs, deltas)
             numbers = math.prod(self.use.given.shape)
             given = ("reshape", tuple(self.use.given.shape))
             return Gradient(None, tf.reshape(whole, [self.rows.units, 1, numbers]), (given, *steps))
@@ -465,5 +471,6 @@ def parts_of(gradients: Sequence[Sequence[Gradient]]) -> Iterator[tuple[tuple[in
 
 
 def _is_product(own: Sequence[Gradient]) -> bool:
-    alike = {(each.steps, each.inputs is None, each.size) for each in own}
-    return len(alike) == 1 and own[0].inputs is not None and not own[0].size
+    if any(each.inputs is None or each.size for each in own):
+        return False
+    return len({(each.steps, each.inputs.shape[2], each.deltas.shape[2]) for each in own}) == 1

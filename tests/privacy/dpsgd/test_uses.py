@@ -40,6 +40,15 @@ def of_each_head(x, w):
     return ops.einsum("btnd,nde->btne", ops.reshape(x, (-1, 5, 2, 2)), w)
 
 
+def of_each_head_in_capitals(x, w):
+    return tf.einsum("bYZd,Zde->bYZe", tf.reshape(x, (-1, 5, 2, 2)), w)
+
+
+def split_in_two_ways(x, w):
+    both = ops.expand_dims(x, -1) * ops.convert_to_tensor([1.0, 2.0])
+    return ops.einsum("btd,dhe->bthe", x, w) + ops.expand_dims(ops.einsum("btdh,dhe->bte", both, w), 2)
+
+
 def token(x, w):
     return ops.concatenate([ops.broadcast_to(w, (ops.shape(x)[0], 1, 4)), x], axis=1)
 
@@ -50,6 +59,10 @@ def hidden(x, w):
 
 def convolved(x, w):
     return ops.conv(x, w, strides=2, padding="same")
+
+
+def of_heads_by_copies(x, w):
+    return ops.matmul(ops.expand_dims(x, 1), w)
 
 
 def in_parts(x, w):
@@ -65,6 +78,8 @@ IN_ROWS = {
     "from the left": own(lambda x, w: ops.matmul(w, x), (3, 5)),
     "an einsum": own(lambda x, w: ops.einsum("btd,dhe->bhte", x, w), (4, 2, 3)),
     "a matrix for each head": own(of_each_head, (2, 2, 3)),
+    "a matrix for each head, in capitals": own(of_each_head_in_capitals, (2, 2, 3)),
+    "split in two ways": own(split_in_two_ways, (4, 2, 3)),
     "a convolution": own(convolved, (2, 3, 5), given=(9, 3)),
     "a scale and an offset": own(lambda x, w, b: x * w + b, (4,), (4,)),
     "one number": own(lambda x, w: x * w, ()),
@@ -75,7 +90,7 @@ IN_ROWS = {
     "a choice of entries": own(hidden, (4,)),
     "a part of the gradient": own(lambda x, w: x @ w + x @ ops.stop_gradient(w * 2), (4, 3)),
 }
-FAST = ("a product and entry by entry", "rows of a table for all")
+FAST = ("a product and entry by entry", "rows of a table for all", "a matrix for each head, in capitals")
 
 
 @pytest.mark.parametrize("name", mostly_slow(IN_ROWS, FAST))
@@ -119,6 +134,7 @@ IN_TURN = {
     "added to itself": (own(added_to_itself, (4,)), "mine/own0"),
     "within a loop": (own(within_a_loop, (4, 4)), "mine/own0"),
     "a gradient of its own": (lambda: functional((5, 4), lambda x: head(Straight()(x))), "straight/own"),
+    "copies of an example meet heads": (own(of_heads_by_copies, (2, 4, 3)), "repeated or added up in a product"),
     "in parts": (own(in_parts, (4, 4)), "StridedSlice"),
 }
 
