@@ -267,11 +267,12 @@ def trained_in_shares(config: RunConfig, strategy: SecureSteps, members: int) ->
         bench.model.assign(layout.named(model))
         own = TrainingPlan.of(recipe, (config.seed, number), round=number, public_size=units)
         sums = trainer.summed(train, replace(own, batch_size=step.batch_size, epochs=step.epochs))
-        noise = strategy.plan(layout, number)
+        noise = strategy.mechanism.plan(layout.size, number)
         total = encode_clipped_sum(layout.rows(sums), noise)
         if variance := members * noise.shares.left(members):
             DiscreteGaussian(math.isqrt(variance)).add(total)
-        (stepped,) = strategy.mechanism.stepped(total, layout, model, number, units).models
+        released = strategy.mechanism.released(total, layout, model, members, units=units, server_round=number)
+        (stepped,) = released.models
         velocity = tuple(momentum * v + (new - old) for v, new, old in zip(velocity, stepped, model, strict=True))
         model = tuple(old + v for old, v in zip(model, velocity, strict=True))
     return layout.named(model)

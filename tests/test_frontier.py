@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from cloister.config.calibration import calibrated
 from cloister.config.run import parse
 from cloister.server.build import build
 from cloister.server.reports.console import ConsoleReporter
@@ -82,7 +83,10 @@ def test_every_cell_is_a_configuration(frontier, task):
     for mechanism in frontier.MECHANISMS:
         settings = frontier.settings_of(frontier.Cell(task, mechanism, 2.0, 0), 5000)
         config = parse({**frontier.COMMON, "task.name": task, **frontier.TASKS[task].settings, **settings})
-        assert config.shares_steps == (mechanism == "distributed DP-SGD")
+        if mechanism == "distributed DP-SGD":
+            assert calibrated(config).shared_release.sums_gradients
+        else:
+            assert config.shared_release is None
 
 
 def test_central_and_distributed_steps_have_the_same_rate_and_number(frontier):
