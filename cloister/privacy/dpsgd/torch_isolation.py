@@ -467,7 +467,7 @@ def _gathered(step: Step) -> Label:
     return label
 
 
-@_rule("nll_loss_forward.default nll_loss2d_forward.default nll_loss_backward.default")
+@_rule("nll_loss_forward.default nll_loss2d_forward.default nll_loss_backward.default nll_loss2d_backward.default")
 def _nll(step: Step) -> Label | Sequence[Label]:
     if step["reduction"]:
         raise Mixes("reduces the axis of units")
