@@ -252,9 +252,9 @@ class Table:
 
     def __init__(self, indices: Tensor, deltas: Tensor, size: int) -> None:
         if indices.shape[1] > MAX_POSITIONS:
-            raise NotCapturable("chosen from at this many positions")
+            raise NotCapturable(f"looked up at {indices.shape[1]} positions; at most {MAX_POSITIONS}")
         if indices.shape[0] * indices.shape[1] ** 2 > MAX_PAIRS:
-            raise NotCapturable("chosen from at so many positions that their pairs take too much memory")
+            raise NotCapturable(f"looked up at {indices.shape[1]} positions, whose pairs take too much memory")
         self._indices, self._deltas, self._size = indices, tf.cast(deltas, tf.float64), size
         self.held: Sequence[Tensor] = (self._indices, self._deltas)
 

@@ -143,7 +143,7 @@ class Gradient(NamedTuple):
     def whole(self) -> Tensor:
         """Return the gradients, shape (U, *variable.shape)."""
         if self.size:
-            raise NotCapturable("chosen from by rows, and used in other ways too")
+            raise NotCapturable("looked up by rows, and used in other ways too")
         summed = tf.reduce_sum(self.deltas, axis=1) if self.inputs is None else product(self.inputs, self.deltas)
         return back(summed, self.steps, [summed.shape[0]])
 
@@ -190,7 +190,7 @@ class Seen:
         if chooses < 2 and kind in (*SUMS, *COPIES, *ELEMENTWISE):
             found = self._added() if kind in SUMS and not chooses else None
             return found or self._copied()
-        raise NotCapturable(f"chosen from, and used by {kind}")
+        raise NotCapturable(f"looked up by rows, and used by {kind}")
 
     def by_unit(self, tensor: Tensor, axis: int | None = None) -> Tensor:
         """Return a tensor whose units are along an axis, by default that of the output, as (U, T, *other axes)."""
@@ -303,7 +303,7 @@ class Seen:
         table, indices, _ = self.use.operation.inputs
         _refuse_other_choices(self.use.operation)
         if self.axis >= indices.shape.rank:
-            raise NotCapturable("chosen from along another axis than the first")
+            raise NotCapturable("looked up along another axis than the first")
         units, numbers = self.rows.units, math.prod(table.shape[1:])
         flat = tf.reshape(self.by_unit(tf.cast(indices, tf.int32)), [units, -1])
         deltas = tf.reshape(self.by_unit(self.delta), [units, -1, numbers])
@@ -313,7 +313,7 @@ class Seen:
 
 def _refuse_other_choices(operation: tf.Operation) -> None:
     if operation.get_attr("batch_dims") or tf.get_static_value(operation.inputs[2]) != 0:
-        raise NotCapturable("chosen from along another axis than the first")
+        raise NotCapturable("looked up along another axis than the first")
 
 
 def _letters(operation: tf.Operation) -> list[str]:

@@ -169,7 +169,7 @@ def test_a_table_that_is_a_matrix_too_is_computed_in_turn():
     x, y = np.arange(30).reshape(5, 6) % 8, np.arange(5)
     model(x)
     step = dp_sgd(model, probe=(x[:3], y[:3]))
-    assert step.method == "in turn" and "chosen from by rows, and used in other ways too" in step.why_in_turn
+    assert step.method == "in turn" and "looked up by rows, and used in other ways too" in step.why_in_turn
     assert relative_error(step.clipped_sum(x, y, 0.3).sums, brute_force(model, x, y, 0.3)) < TOLERANCE
 
 
