@@ -66,7 +66,7 @@ UNPROVED = {
     "losses of pixels": {"result 2", "slope 2"},
     "diagonals": {"slope 0", "slope 1"},
 }
-"""Results and slopes, by number, of which no axis is proved: one that mixes all units, or whose backward has no rule."""
+"""Numbers of results and slopes without a proved axis: they mix all units, or their backward has no rule."""
 
 
 def slopes(function):
