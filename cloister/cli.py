@@ -27,7 +27,7 @@ FAILED, MISUSED, BUDGET_SPENT = 1, 2, 3
 """Exit codes; 0: what was asked for was done."""
 WIDTH = 110
 """Of what is printed, in characters."""
-EXIT_CODES = {"as-asked": 0, "budget": BUDGET_SPENT, "operator": INTERRUPTED}
+EXIT_CODES = {"as-asked": 0, "budget": BUDGET_SPENT, "site-budgets": BUDGET_SPENT, "operator": INTERRUPTED}
 """By how a run ended; any other end is `FAILED`."""
 _OF_THE_COMMAND_LINE = (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)
 """Exceptions that say how a command ends, and not that it failed unexpectedly."""

@@ -160,6 +160,7 @@ class TestExitCodes:
         cases = [
             ("as-asked", 0),
             ("budget", 3),
+            ("site-budgets", 3),
             ("operator", 130),
             ("too-few-nodes", 1),
             ("disk", 1),
