@@ -20,7 +20,8 @@ def check_once(connection: str, runs: Path) -> int:
     Returns:
         The exit code in the convention of monitoring plugins: 0: no problem; 1: warnings; 2: a critical problem.
     """
-    from cloister.monitoring.snapshot import Places, findings, look
+    from cloister.monitoring.alerts import findings
+    from cloister.monitoring.snapshot import Places, look
     from cloister.utils.text import clean
 
     # An operator's machine may have no runs. Then only the SuperLink is queried, as by `cloister status`.

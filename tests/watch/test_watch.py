@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.monitoring import snapshot as snapshots
+from cloister.monitoring.alerts import findings
 from cloister.monitoring.metrics import Latest, Watch, change, registry
-from cloister.monitoring.snapshot import Places, Snapshot, findings, look
+from cloister.monitoring.snapshot import Places, Snapshot, look
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
@@ -66,6 +67,7 @@ def test_the_rules():
         (Snapshot(replace(QUIET, state="ended"), OFFLINE), ["site-offline"]),
         (Snapshot(replace(QUIET, state="ended", how="too-few-nodes")), ["run-failed"]),
         (Snapshot(replace(QUIET, state="ended", how="budget")), ["budget-spent"]),
+        (Snapshot(replace(QUIET, state="ended", how="site-budgets")), ["budget-spent"]),
         (Snapshot(replace(QUIET, state="ended", how="operator")), []),
         (Snapshot(spent={("a", "client"): 0.89}), []),
         (Snapshot(spent={("a", "client"): 0.9}), ["budget-low"]),
