@@ -156,16 +156,7 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
         ConfigError: there are several hypotheses without labels to select by, or the number is out of range.
     """
     task = _task(model_dir)
-    numbered = {
-        int(match.group(1)): path
-        for path in model_dir.iterdir()
-        if (match := re.fullmatch(rf"hypothesis-(\d+)\.({'|'.join(OF_MODELS)})", path.name))
-    }
-    alone = [path for suffix in OF_MODELS if (path := model_dir / f"model.{suffix}").is_file()]
-    files = [numbered[number] for number in sorted(numbered)] or alone
-    if not files or sorted(numbered) != list(range(len(numbered))) or (numbered and alone) or len(alone) > 1:
-        named = " or ".join(f"model.{suffix}" for suffix in OF_MODELS)
-        raise DataError(f"{model_dir} must hold one {named}, or hypothesis-0 to hypothesis-(k - 1)")
+    files = _models(model_dir)
     if hypothesis is not None and hypothesis >= len(files):
         raise ConfigError(f"--hypothesis {hypothesis}: {model_dir} holds {len(files)}, counted from 0")
     scored, model = read(task.raw, data), model_of(task)
@@ -245,6 +236,21 @@ def _task(folder: Path) -> Task:
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
     return named_task(config)
+
+
+def _models(folder: Path) -> list[Path]:
+    """Return the file of the model, or those of all hypotheses in their order."""
+    found = {
+        int(match.group(1)): path
+        for path in folder.iterdir()
+        if (match := re.fullmatch(rf"hypothesis-(\d+)\.({'|'.join(OF_MODELS)})", path.name))
+    }
+    alone = [path for suffix in OF_MODELS if (path := folder / f"model.{suffix}").is_file()]
+    files = [found[number] for number in sorted(found)] or alone
+    if not files or sorted(found) != list(range(len(found))) or (found and alone) or len(alone) > 1:
+        named = " or ".join(f"model.{suffix}" for suffix in OF_MODELS)
+        raise DataError(f"{folder} must hold one {named}, or hypothesis-0 to hypothesis-(k - 1)")
+    return files
 
 
 def _loss(found: Predictions) -> float:

@@ -179,12 +179,7 @@ class Executor:
             with self.link.client() as client:
                 while going_on():
                     for token in self._reap():
-                        # Flower reports a failure only for a pulled message: pull it in the child's place. Without a
-                        # report the SuperNode waits for a begun task forever, and polls for no other message.
-                        with suppress(httpx.HTTPError), self.link.client_of_task(token) as of_task:
-                            with suppress(httpx.HTTPStatusError):  # as from a task that had begun
-                                of_task.PullTaskInput(runtime_pb2.PullTaskInputRequest())
-                            of_task.PullMessages(runtime_pb2.PullAppMessagesRequest())
+                        self._give_up(token)
                     if (answer := self._asked(client)) is None:
                         self._rest()
                     elif answer.task.type == TaskType.CLIENT_APP:
@@ -271,6 +266,17 @@ class Executor:
             client.PullMessages(runtime_pb2.PullAppMessagesRequest())
             details = "this node runs clients only"
             client.PushTaskOutput(runtime_pb2.PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
+
+    def _give_up(self, token: str) -> None:
+        """Pull a task's message if its child died before pulling it.
+
+        Flower reports a failure only for a pulled message. If a begun task has no report, the SuperNode waits for it
+        forever, and polls for no other message.
+        """
+        with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
+            with suppress(httpx.HTTPStatusError):  # as from a task that had begun
+                client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
+            client.PullMessages(runtime_pb2.PullAppMessagesRequest())
 
     def _reap(self) -> list[str]:
         """Remove the children that have ended, and return the tokens of the failed ones."""

@@ -6,9 +6,11 @@ models fit better than one (Galli et al., 2023, §5.3; Ghosh et al., 2020).
 LEAF makes the files of FEMNIST from NIST's Special Database 19 (Caldas et al., 2018).
 """
 
+import json
 import os
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +24,6 @@ from cloister.utils.files import expanded
 
 if TYPE_CHECKING:
     import keras
-import json
-import zlib
-from collections.abc import Sequence
 
 SHAPE = (28, 28, 1)
 

@@ -247,7 +247,7 @@ def rendered(facts: Facts, statements: Statements) -> str:
         [replace(each, name=short(each.name, CLASS_NAME)) for each in facts.evaluation.roc] if facts.evaluation else []
     )
     shown = class_rows(found) if found is not None else []
-    more = found is not None and len(found.classes) > len(shown)
+    is_cut = found is not None and len(found.classes) > len(shown)
     sizes = [sum(row) for row in found.confusion] if found is not None else []  # the accuracy of a constant guess
     context = {
         "name": facts.name,
@@ -267,7 +267,7 @@ def rendered(facts: Facts, statements: Statements) -> str:
         "classification": found,
         "largest": f"{100 * max(sizes) / max(1, sum(sizes)):.4g} %" if sizes else "",
         "classes": shown,
-        "classes_left_out": f": the {len(shown)} of lowest recall of {len(found.classes)}" if found and more else "",
+        "classes_left_out": f": the {len(shown)} of lowest recall of {len(found.classes)}" if found and is_cut else "",
         "confusion": confusion(found) if found is not None else None,
         "roc": roc(named) if named else None,
         "audit": facts.audit,
