@@ -23,6 +23,7 @@ LARGEST_TEXT = 1 << 28
 Json = Mapping[str, Any]
 """A table of a JSON file as it was read; its reader checks the values."""
 JsonTable = dict[str, Any]
+"""A table of JSON that its holder may change. Both aliases name JSON for the reader; nothing checks them."""
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Schema 2 states premises of claims and of figures. A file without `schema` had c
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from typing import Any
 
 from cloister.privacy.accounting.events import from_json, to_json
 from cloister.privacy.claims import premises
@@ -20,7 +21,7 @@ from cloister.privacy.claims.claim import (
 )
 from cloister.privacy.claims.render import EARLIER_ADD, NOBODY_TRAINED
 from cloister.utils.errors import PrivacyError
-from cloister.utils.files import Json, JsonTable
+from cloister.utils.files import Json
 
 SCHEMA = 2
 NEIGHBOURS = (
@@ -181,7 +182,7 @@ def _read_clients(content: Json) -> ClientClaim:
     )
 
 
-def _read_mechanism(content: Json) -> JsonTable:
+def _read_mechanism(content: Json) -> dict[str, Any]:
     return {
         "mechanism": content["mechanism"],
         "reasons": tuple(content["reasons"]),
@@ -198,6 +199,6 @@ def _read(figures: Iterable[Json]) -> tuple[Figure, ...]:
     )
 
 
-def _snake(content: Mapping[str, object]) -> JsonTable:
+def _snake(content: Mapping[str, object]) -> dict[str, Any]:
     """Invert `_kebab`."""
     return {name.replace("-", "_"): tuple(item) if isinstance(item, list) else item for name, item in content.items()}
