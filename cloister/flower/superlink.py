@@ -136,9 +136,12 @@ HEARTBEATS = CapacityLimiter(2)
 
 PULL_MESSAGE, PULL_OBJECT = "/v1/fleet/pull-messages", "/v1/runtime/pull-object"
 NODE_SECONDS = 5.0
-"""Seconds for which a node without a message waits for the answer. A stop of the SuperLink takes as long."""
+"""Longest wait of a node's request for a message, in seconds. A stop of the SuperLink may take as long."""
 APP_SECONDS = 1.0
-"""Seconds for which an app waits for replies: some are errors that Flower makes when it is asked."""
+"""Longest wait of an app's request for replies, in seconds.
+
+Flower makes some error replies only when an app looks for replies, so no new reply would wake the request.
+"""
 
 
 class Growing:
@@ -187,8 +190,9 @@ class Shortcut:
         growing: what grows when there may be a better answer for the path of a request that can wait; a path that is
             not in it is answered at once.
 
-    Guarantee: a caller is answered as by Flower, after the same checks. A request that waits holds no thread. Before
-    each answer it is checked anew, so that what a revoked node, or a caller that is gone, has asked takes no message.
+    Guarantee: Flower's functions check and answer each request. A waiting request holds no thread. Before each further
+    look its caller is checked again, so a node revoked meanwhile gets no message. A look is skipped if the caller has
+    left by then; a caller that leaves later may take a message with it.
     """
 
     def __init__(self, app: FastAPI, growing: Mapping[str, Growing] | None = None) -> None:

@@ -156,10 +156,10 @@ class PackedGrid(HttpGrid):
         """Wait until `cloister superlink` has stored another reply since the last call, about a second at most.
 
         Args:
-            spacing: seconds to wait in any case.
+            spacing: seconds to wait before it asks `cloister superlink`; another SuperLink is not asked.
 
         Returns:
-            Whether it waited: another SuperLink tells nothing of replies.
+            Whether the SuperLink answered. False at once from another SuperLink, and after `spacing` for an HTTP error.
         """
         if not self.transport.gated:
             return False
