@@ -79,7 +79,7 @@ class Round:
     def is_heard(self) -> bool:
         """Return whether a reply counted, or none was requested, as of an empty Poisson cohort."""
         found = self.measured
-        return found is None or found.asked == 0 or (found.accepted > 0 and not found.abandoned)
+        return found is None or found.asked == 0 or self.has_counted
 
     @property
     def is_all_refused(self) -> bool:
@@ -89,9 +89,20 @@ class Round:
 
     @property
     def is_spent(self) -> bool:
-        """Return whether every reply that did not count is a node's refusal for lack of budget."""
-        rejected = self.measured.rejected if self.measured else ()
-        return bool(rejected) and all(item.is_spent for item in rejected)
+        """Return whether every node of the round refused it for lack of budget."""
+        found = self.measured
+        return found is not None and 0 < found.asked == sum(item.is_spent for item in found.rejected)
+
+    @property
+    def has_counted(self) -> bool:
+        """Return whether a reply counted."""
+        return self.measured is not None and self.measured.accepted > 0 and not self.measured.abandoned
+
+    @staticmethod
+    def line_has_counted(line: Mapping[str, Any]) -> bool:
+        """Return whether a line of `rounds.jsonl` shows that a reply counted; one without these numbers shows none."""
+        found = line.get("measured")
+        return isinstance(found, dict) and bool(found.get("accepted")) and not found.get("abandoned")
 
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> "Round":
@@ -136,6 +147,7 @@ class RoundLoop:
         sites: collects the names of nodes.
         answered: called after the replies of a training round arrive and before they are aggregated.
         attested: counts the mechanisms that nodes state in their replies.
+        counted: whether a reply has counted in an earlier round, or before a resume.
 
     Attributes:
         ending: how the run ended.
@@ -160,6 +172,7 @@ class RoundLoop:
     sites: Sites = field(default_factory=Sites)
     answered: Callable[[], None] = lambda: None
     attested: Attested = field(default_factory=Attested)
+    counted: bool = False
     ending: Ending = field(default_factory=Ending)
     model: ArrayRecord = field(default_factory=ArrayRecord)
     aggregated: int = 0
@@ -178,14 +191,14 @@ class RoundLoop:
         Raises:
             TooFewNodes: too few nodes are connected for the first round.
             FederationError: several rounds in a row have too few counted replies, or round 1 only rejected ones. A run
-                with a guarantee continues instead, since an early end would break it. A run ends in order if earlier
-                rounds counted, and all nodes now refuse for lack of budget.
+                with a guarantee continues instead, since an early end would break it. A run ends in order if an
+                earlier reply counted, and every node of these rounds refused for lack of budget.
         """
         self.model = arrays
         self.asked = self.aggregated = after or 0
         if after is None:
             self._publish(Round(0, central=self._score(arrays)))
-        silent = 0
+        silent = spent = 0
         for number in range(self.aggregated + 1, rounds + 1):
             if self.stopping.is_over:
                 break
@@ -193,9 +206,11 @@ class RoundLoop:
             if done is None:
                 return self.kept
             silent = 0 if self.to_the_end or done.is_heard or self.stopping.is_over else silent + 1
+            spent = spent + 1 if silent and done.is_spent else 0
+            self.counted |= done.has_counted
             if silent == SILENT_ROUNDS or (silent and number == 1 and done.is_all_refused):
                 why = why_no_replies(number, done, self.strategy.has_secret_cohorts)
-                if number > SILENT_ROUNDS and done.is_spent:
+                if self.counted and spent == SILENT_ROUNDS:
                     self.ending = Ending("site-budgets", f"stopped: the budgets of the sites are spent: {why}")
                     return self.kept
                 self.ending = Ending("no-replies", f"stopped: {why}")

@@ -119,6 +119,7 @@ class RunContext:
         tracker: sends the run to MLflow; None: it is off.
         rounds: the finished ones.
         sites: names of nodes.
+        counted: whether a reply counted before the resume.
     """
 
     plan: Plan
@@ -136,6 +137,7 @@ class RunContext:
     tracker: "MlflowTracker | None" = None
     rounds: list[Round] = field(default_factory=list)
     sites: Sites = field(default_factory=Sites)
+    counted: bool = False
 
     @property
     def progress(self) -> Progress | None:
@@ -188,6 +190,7 @@ def run(grid: Grid, config: RunConfig, narrator: ConsoleReporter | None = None, 
                 sites=context.sites,
                 answered=lambda: _save_memories(context, grid),
                 attested=context.attested,
+                counted=context.counted,
             )
             with context.narrator.live(grid, context.sites):
                 failure = run_rounds(loop, prepared.initial, config.num_rounds, context.progress)
@@ -245,13 +248,16 @@ def _set_up(
     use_run_local_ledger(plan, grid, directory.path)
     refuse_other_ledger(directory, plan.budget.ledger)
     rounds: list[Round] = []
+    counted = False
     if earlier is not None:
         if earlier.progress is not None:
             earlier.progress.restore(stateful_objects(plan, stopping, attested))
         earlier.refuse_more_rounds(config, plan.claim.is_guaranteed or config.privacy.client.is_on)
         split = None if plan.held_out is None else plan.held_out.split
         remember(grid, earlier, split, plan.strategy.has_secret_cohorts)
-        rounds += map(Round.of_line, directory.cut(earlier.last_round))
+        lines = directory.cut(earlier.last_round)
+        rounds += map(Round.of_line, lines)
+        counted = any(map(Round.line_has_counted, lines))
         after = (*earlier.resumed_after, *([] if earlier.progress is None else [earlier.progress.round]))
         directory.go_on(plan, after, grid.run.fab_hash)
     tracker = None
@@ -261,7 +267,7 @@ def _set_up(
         tracker = MlflowTracker(plan, directory)
         stack.callback(tracker.close)
     facts = (attested, sizes, shared, is_simulated(grid), earlier, tracker, rounds)
-    return RunContext(plan, model, layout, directory, narrator, score, stopping, *facts)
+    return RunContext(plan, model, layout, directory, narrator, score, stopping, *facts, counted=counted)
 
 
 def _central(plan: Plan, model: Model) -> CentralEvaluation | None:

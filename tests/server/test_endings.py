@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections import Counter
 from contextlib import suppress
 
 import numpy as np
@@ -127,6 +128,26 @@ NOISES = {
 """Settings of a run, and the budget of each of its nodes, which covers a few of nine rounds."""
 
 
+SPENT, BROKEN = "BudgetExhausted", "DataError"
+
+
+def refusing(reasons, after):
+    """A client that refuses the rounds after one: for each round a reason of every node, None for a reply."""
+    calls = Counter()
+
+    def client(message, context):
+        node = context.node_id
+        calls[node] += 1
+        number = calls[node] - after
+        reason = reasons[min(number, len(reasons)) - 1][node - 1] if number > 0 else None
+        if reason is None:
+            return app(message, context)
+        text = f"x: {reason}: it refuses"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text), reply_to=message)
+
+    return client
+
+
 class TestBudgetsOfSites:
     def run(self, tmp_path, noise, client=app):
         settings, budget = NOISES[noise]
@@ -159,6 +180,41 @@ class TestBudgetsOfSites:
         with pytest.raises(FederationError, match="BudgetExhausted"):
             self.run(tmp_path, "gaussian", failing)
         assert facts(tmp_path)["ended"]["how"] == "no-replies"
+
+    @pytest.mark.parametrize(
+        ("reasons", "minimum", "ended"),
+        [
+            ([[SPENT] * 3], 0, "site-budgets"),
+            ([[BROKEN] * 3, [SPENT] * 3], 0, "no-replies"),
+            ([[SPENT] * 3, [SPENT, SPENT, BROKEN], [SPENT] * 3], 0, "no-replies"),
+            ([[SPENT, SPENT, None]], 2, "no-replies"),
+        ],
+        ids=["all", "another-reason-first", "another-reason-between", "a-reply-below-the-minimum"],
+    )
+    def test_end_it_only_if_every_node_of_three_rounds_refused_for_them(self, tmp_path, reasons, minimum, ended):
+        settings = HEURISTIC | {"num-rounds": 9, "strategy.min-replies": minimum}
+        with suppress(FederationError):
+            go(tmp_path, settings, client=refusing(reasons, after=1))
+        assert facts(tmp_path)["ended"]["how"] == ended
+
+    @pytest.mark.parametrize(("heard", "ended"), [(0, "no-replies"), (1, "site-budgets")])
+    def test_end_a_resumed_run_only_if_a_reply_counted_before(self, tmp_path, heard, ended):
+        settings = HEURISTIC | {"num-rounds": 9}
+
+        class Lossy(LocalGrid):
+            rounds = 0
+
+            def send_and_receive(self, messages, *, timeout=None):
+                messages = list(messages)
+                type(self).rounds += messages[0].metadata.message_type == "train"
+                return super().send_and_receive(messages, timeout=timeout) if self.rounds <= heard else []
+
+        with suppress(FederationError):
+            go(tmp_path, settings, Lossy)
+        assert facts(tmp_path)["ended"]["how"] == "no-replies"
+        with suppress(FederationError):
+            go(tmp_path, settings | {"resume": str(tmp_path / "r")}, client=refusing([[SPENT] * 3], after=0))
+        assert facts(tmp_path)["ended"]["how"] == ended
 
 
 class Shrinking(LocalGrid):
