@@ -1,7 +1,6 @@
 """The thesis' figures to the printed digit, and the sound ones beside them, recomputed by other means."""
 
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,8 +34,9 @@ from cloister.privacy.mechanisms.local import no_noise
 from cloister.privacy.mechanisms.selection import SEEDED, ReleaseContext
 from cloister.utils.errors import ConfigError
 
-sys.path.append(str(Path(__file__).parents[2] / "experiments"))
-from published import Setting, published_client, published_example
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(Path(__file__).parents[2] / "experiments")
+    from published import Setting, published_client, published_example
 
 DELTA = 1e-5
 SETTINGS = [

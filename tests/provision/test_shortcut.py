@@ -259,8 +259,9 @@ class TestWaiting:
             async with asking(short) as client, create_task_group() as tasks:
                 for _ in range(count):
                     tasks.start_soon(look, client, answers)
-                while len(growing._waiting) < count:
-                    await sleep(0)
+                with fail_after(20):
+                    while len(growing._waiting) < count:
+                        await sleep(0)
                 growing.grow()
             return answers
 
@@ -280,6 +281,7 @@ def asking(app):
 
 async def grown(growing, times):
     for _ in range(times):
-        while not growing._waiting:
-            await sleep(0)
+        with fail_after(20):
+            while not growing._waiting:
+                await sleep(0)
         await to_thread.run_sync(growing.grow)
