@@ -2,16 +2,12 @@
 
 Flower's SuperLink leads every request through nine layers, most of which are for operators and for executors, and
 through several turns of its threads. In `Shortcut` a caller is authenticated and answered in one turn, by the same
-functions. A node that asks for a message, and an app that asks for replies, are answered once there is one.
+functions.
 """
 
-import asyncio
 import logging
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
-from threading import Lock
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
@@ -20,9 +16,8 @@ from fastapi.responses import Response
 # The key under which an operator shows a token.
 from flwr.common.constant import ACCESS_TOKEN_KEY as ACCESS_TOKEN_KEY
 
-# The answers to nodes, and to requests for an object.
+# The answers to nodes.
 from flwr.proto import fleet_pb2 as fleet_pb2
-from flwr.proto import message_pb2 as message_pb2
 
 # The states, in which no totals are kept.
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState as InMemoryLinkState
@@ -81,8 +76,6 @@ from flwr.superlink.servicer.fleet import fleet_handlers as fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime_handlers
 from starlette.types import Receive, Scope, Send
 
-from cloister.utils.wire import HEARD
-
 parse_superlink_options = _parse_superlink_lifespan_config
 """Return the settings of a SuperLink from the options in `sys.argv`."""
 console_handler = logging.getLogger("flwr").handlers[0]
@@ -134,70 +127,18 @@ HEARTBEATS = CapacityLimiter(2)
 """Threads for heartbeats alone: a node gives one up after 5 s, and behind the messages of many it waited as long."""
 
 
-PULL_MESSAGE, PULL_OBJECT = "/v1/fleet/pull-messages", "/v1/runtime/pull-object"
-NODE_SECONDS = 5.0
-"""Longest wait of a node's request for a message, in seconds. A stop of the SuperLink may take as long."""
-APP_SECONDS = 1.0
-"""Longest wait of an app's request for replies, in seconds.
-
-Flower makes some error replies only when an app looks for replies, so no new reply would wake the request.
-"""
-
-
-class Growing:
-    """A count that grows, and requests that wait until it has.
-
-    Attributes:
-        count: how often it has grown.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._lock = Lock()
-        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
-
-    def grow(self) -> None:
-        """Add one; from any thread."""
-        with self._lock:
-            self.count += 1
-            waiting, self._waiting = self._waiting, set()
-        for loop, event in waiting:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(event.set)
-
-    async def beyond(self, count: int, seconds: float) -> bool:
-        """Wait until the count is another one; return whether it is, after so many seconds at most."""
-        one = asyncio.get_running_loop(), asyncio.Event()
-        with self._lock:
-            if self.count != count:
-                return True
-            self._waiting.add(one)
-        try:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(one[1].wait(), seconds)
-        finally:
-            with self._lock:
-                self._waiting.discard(one)
-        return self.count != count
-
-
 class Shortcut:
     """ASGI application that answers what is asked often, and hands on the rest.
 
     Args:
         app: Flower's SuperLink, without extensions, whose layers would be passed by, and without a log of events, which
             only its own layers write.
-        growing: what grows when there may be a better answer for the path of a request that can wait; a path that is
-            not in it is answered at once.
 
-    Guarantee: Flower's functions check and answer each request. A waiting request holds no thread. Before each further
-    look its caller is checked again, so a node revoked meanwhile gets no message. A look is skipped if the caller has
-    left by then; a caller that leaves later may take a message with it.
+    Guarantee: a caller is answered as by Flower, after the same checks.
     """
 
-    def __init__(self, app: FastAPI, growing: Mapping[str, Growing] | None = None) -> None:
+    def __init__(self, app: FastAPI) -> None:
         self.app = app
-        self.growing = growing or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or hand on."""
@@ -205,32 +146,19 @@ class Shortcut:
             await self.app(scope, receive, send)
             return
         request = Request({**scope, "app": self.app}, receive)
-        response = await http_error_translator(request, self._answered)
+        response = await http_error_translator(request, _answered)
         await response(scope, receive, send)
 
-    async def _answered(self, request: Request) -> Response:
-        """Return the answer to a request.
 
-        Raises:
-            FlowerError, HTTPException: it is refused.
-        """
-        path, translation = request.scope["path"], ProtobufTranslationMiddleware
-        translation._check_request_media_type(request)
-        kind = PROTOBUF_REQUEST_TYPES["POST", path]
-        request.state.protobuf_request = translation._parse_request(await request.body(), kind)
-        growing, began = self.growing.get(path), time.monotonic()
-        while True:
-            count = growing.count if growing else 0  # before it is answered: what comes meanwhile is not missed
-            answer = await to_thread.run_sync(OFTEN[path], request, limiter=HEARTBEATS if path == HEARTBEAT else None)
-            left = _patience(request.state.protobuf_request, answer) - (time.monotonic() - began)
-            if growing is None or left <= 0 or not await growing.beyond(count, left) or await request.is_disconnected():
-                return Response(answer, media_type=PROTOBUF_MEDIA_TYPE)
+async def _answered(request: Request) -> Response:
+    """Return the answer to a request.
 
-
-def _patience(message: object, answer: bytes) -> float:
-    """Return the seconds that a request waits for a better answer than this."""
-    if isinstance(message, fleet_pb2.PullMessagesRequest):
-        return 0.0 if answer else NODE_SECONDS
-    if isinstance(message, message_pb2.PullObjectRequest) and message.object_id.startswith(HEARD):
-        return 0.0 if message_pb2.PullObjectResponse.FromString(answer).object_content else APP_SECONDS
-    return 0.0
+    Raises:
+        FlowerError, HTTPException: it is refused.
+    """
+    path, translation = request.scope["path"], ProtobufTranslationMiddleware
+    translation._check_request_media_type(request)
+    kind = PROTOBUF_REQUEST_TYPES["POST", path]
+    request.state.protobuf_request = translation._parse_request(await request.body(), kind)
+    answer = await to_thread.run_sync(OFTEN[path], request, limiter=HEARTBEATS if path == HEARTBEAT else None)
+    return Response(answer, media_type=PROTOBUF_MEDIA_TYPE)

@@ -46,7 +46,7 @@ from cloister.flower.messages import (
 from cloister.server.polling_grid import MAX_METRICS, MAXIMUM, MaximumSize, Transport
 from cloister.utils.errors import FederationError
 from cloister.utils.keys import Answered
-from cloister.utils.wire import GATE, HEARD, PACKED, SHARED, Value, is_packed, opened, packed, signed_part
+from cloister.utils.wire import GATE, PACKED, SHARED, Value, is_packed, opened, packed, signed_part
 
 AT_ONCE = 4
 """Replies that are fetched together: each may take three times its size in memory."""
@@ -126,7 +126,6 @@ class PackedGrid(HttpGrid):
     _keys: dict[int, bytes]
     _signs: set[int]
     _lock: Lock
-    _heard: str
 
     @classmethod
     def over(cls, grid: Grid, maximum: MaximumSize = MAXIMUM) -> "PackedGrid":
@@ -141,7 +140,6 @@ class PackedGrid(HttpGrid):
         made.maximum, made.transport = maximum, Transport(packed=True, gated=made._is_gated(), signed=True)
         made._asked, made._packs, made._refused = {}, set(), Counter()
         made._keys, made._signs, made._lock = {}, set(), Lock()
-        made._heard = ""
         return made
 
     def _is_gated(self) -> bool:
@@ -151,27 +149,6 @@ class PackedGrid(HttpGrid):
         # Flower's SuperLink never answers like this, even if a node announces an object of this name: every stored
         # object has content.
         return bool(found.object_available and not found.object_content)
-
-    def wait_for_replies(self, spacing: float) -> bool:
-        """Wait until `cloister superlink` has stored another reply since the last call, about a second at most.
-
-        Args:
-            spacing: seconds to wait before it asks `cloister superlink`; another SuperLink is not asked.
-
-        Returns:
-            Whether the SuperLink answered. False at once from another SuperLink, and after `spacing` for an HTTP error.
-        """
-        if not self.transport.gated:
-            return False
-        time.sleep(spacing)
-        name = HEARD + self._heard
-        asked = message_pb2.PullObjectRequest(node=self.node, run_id=self.run.run_id, object_id=name)
-        try:
-            content = self._runtime_client.PullObject(asked).object_content
-        except HTTPStatusError:
-            return False
-        self._heard = content.decode() if content else self._heard
-        return True
 
     def get_nodes(self) -> Iterable[Any]:
         """Return the connected nodes, and store the key that the SuperLink lists for each.

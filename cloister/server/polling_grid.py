@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,10 +42,6 @@ MAX_PACKED = MAX_IN_RECORD + 2**10
 """Encoded bytes of the records of a reply, one of which may be a packed value."""
 POLL_SECONDS = 0.1
 """Flower's own grid looks every three seconds."""
-SPACING = 0.05
-"""Least seconds between two looks at a SuperLink that tells of replies."""
-LONGEST_WAIT = 2.0
-"""Seconds that its answer may take: one, and some for a busy machine."""
 POLL_SECONDS_EACH = 0.01
 """For each reply that is waited for: the SuperLink takes some milliseconds to look whether it is there."""
 AT_ONCE = 32
@@ -277,19 +272,8 @@ class PollingGrid(WatchedGrid):
                 break
             # No look is missed just before a time from which replies count no more.
             ends = [end - waited for end in (deadline, self._late_timeout) if end is not None and end > waited]
-            self._pause(POLL_SECONDS_EACH * len(asked), min(ends, default=math.inf))
+            time.sleep(max(POLL_SECONDS, min([POLL_SECONDS_EACH * len(asked), *ends])))
         self.late.update(asked.values())
-
-    def _pause(self, seconds: float, left: float) -> None:
-        """Wait before the next look for replies.
-
-        Args:
-            seconds: between two looks that the SuperLink can bear.
-            left: seconds until a time at which a look is due.
-        """
-        waits = getattr(self._inner, "wait_for_replies", None)
-        if waits is None or left < LONGEST_WAIT + seconds or not waits(max(SPACING, seconds)):
-            time.sleep(max(POLL_SECONDS, min(seconds, left)))
 
     def _pushed(self, messages: list[Message]) -> list[str]:
         """Send messages, and again if they expire before a SuperLink answers; return their ids.

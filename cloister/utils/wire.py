@@ -78,9 +78,6 @@ NOISED_LEAKAGE = "noised"
 
 GATE = hashlib.sha256(b"cloister superlink").hexdigest()
 """Object id that identifies `cloister superlink`: a server's app requests it, and no object has this name."""
-HEARD = hashlib.sha256(b"cloister superlink: replies").hexdigest()
-"""Start of an object id, which a count follows: the answer is how many replies `cloister superlink` has stored, and
-comes when their number is another one, or after a second."""
 
 ASSUMED = "assumed"
 """The record of a simulated client without memory of earlier rounds of its run; it stays with the client."""

@@ -74,7 +74,7 @@ def gate(monkeypatch):
     put_back(monkeypatch)
     app = AppMessages()
     gate = Gate(app)
-    for each in (gate, GateKnown(gate.replies), app):
+    for each in (gate, GateKnown(), app):
         each.install()
     record_no_totals()
     return gate

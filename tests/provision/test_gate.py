@@ -7,7 +7,6 @@ import logging
 import math
 import os
 from contextlib import suppress
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,15 +29,13 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.superlink.servicer.fleet import fleet_handlers
 from open_link import TRAINED, SuperLink, begin, content, finish, labelled, names_of, nodes_of
-from served_app import answered, app_pulls, given, grid_of, sent, trained
+from served_app import answered, given, grid_of, sent
 from support import failures
 
-from cloister.client.mods import open_and_pack
 from cloister.deploy.superlink import gate as module
 from cloister.deploy.superlink.gate import AppMessages, Gate, GateKnown
-from cloister.server import packed_grid
 from cloister.utils.arrays import to_record
-from cloister.utils.wire import HEARD, PACKED, PIECE, SALT, packed
+from cloister.utils.wire import PACKED, PIECE, SALT, packed
 
 pytestmark = pytest.mark.usefixtures("gate")
 
@@ -434,49 +431,6 @@ def test_a_node_that_sends_much_is_named_with_its_bytes(grid, b, log, monkeypatc
     given(b)
     push(9_999)
     assert not log.text, "it is counted anew for each message"
-
-
-def test_nodes_that_wait_are_woken_once_the_whole_of_a_round_is_there(grid, link, a, b, gate, monkeypatch):
-    woken, inner = [], gate.app.inner["push_object"]
-    monkeypatch.setitem(
-        gate.app.inner, "push_object", lambda *request: woken.append(gate.app.ready.count) or inner(*request)
-    )
-    sent(grid, [a, b])
-    assert woken and set(woken) == {0} and gate.app.ready.count == 1 and not gate.app.missing
-    assert given(a) and given(b)
-
-
-def test_apps_that_wait_are_woken_once_the_whole_of_a_reply_is_there(grid, a, b, gate):
-    _, ids = sent(grid, [a, b])
-    message = given(a)
-    reply = labelled(open_and_pack(message, SimpleNamespace(node_id=a.id, node_config={}), trained), a.id, a.link.run)
-    a.send(reply, without=[reply.object_id])
-    assert gate.replies.count == 0
-    answered(b)
-    assert gate.replies.count == 1 and heard(grid, *ids).keys() == {ids[1]}
-
-
-def test_an_app_is_given_the_count_of_replies_if_it_has_another_one(grid, a, gate):
-    def told(count):
-        answer = app_pulls(grid, HEARD + count)
-        assert answer.object_found and answer.object_available
-        return answer.object_content
-
-    assert (told(""), told("0")) == (b"0", b"")
-    sent(grid, [a])
-    answered(a)
-    assert (told("0"), told("1")) == (b"1", b"")
-
-
-def test_the_app_asks_with_the_count_that_it_was_given_last(grid, a, gate, monkeypatch):
-    spaced = []
-    monkeypatch.setattr(packed_grid.time, "sleep", spaced.append)
-    sent(grid, [a])
-    assert grid.wait_for_replies(0.05) and grid._heard == "0"
-    answered(a)
-    assert grid.wait_for_replies(0.05) and grid._heard == "1"
-    assert grid.wait_for_replies(0.05) and grid._heard == "1"
-    assert spaced == [0.05] * 3
 
 
 def test_the_servers_app_learns_that_there_is_a_gate(grid):

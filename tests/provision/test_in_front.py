@@ -6,11 +6,11 @@ from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from cloister.deploy.superlink.gate import AppMessages, Gate
+from cloister.deploy.superlink.gate import Gate
 from cloister.deploy.superlink.serve import install
 
 OF_NODES = {name: ["Gate"] for name in Gate.names} | {"check_abort": ["RunningRuns"]}
-OF_APPS = {name: ["AppMessages"] for name in AppMessages.names} | {"pull_object": ["GateKnown"]}
+OF_APPS = {"push_messages": ["AppMessages"], "pull_object": ["GateKnown"]}
 OF_KEYS = {"bytes_to_public_key": ["NodeKeys"]}
 OF_OPERATORS = {"register_node": ["RevokedKeys"]}
 

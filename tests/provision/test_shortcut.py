@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from anyio import create_task_group, fail_after, run, sleep, to_thread
+from anyio import fail_after, run, to_thread
 from closed_link import WIRE, configuration, signed_by
 from flwr.common.constant import NOOP_FLWR_AID
 from flwr.proto.fleet_pb2 import (
@@ -15,7 +15,6 @@ from flwr.proto.fleet_pb2 import (
     RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import (
     FLEET_HTTP_SIGNATURE_HEADER,
@@ -34,9 +33,7 @@ from support import failures
 
 from cloister.deploy.superlink import serve as app_module
 from cloister.deploy.superlink.serve import closed_app
-from cloister.flower import superlink
-from cloister.flower.superlink import OFTEN, PULL_MESSAGE, Growing, Shortcut
-from cloister.utils.wire import GATE, HEARD
+from cloister.flower.superlink import OFTEN, Shortcut
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 
@@ -179,109 +176,3 @@ class TestShortcut:
         monkeypatch.setitem(sys.modules, "flwr.ee.superlink.extensions", extension)
         client = TestClient(closed_app(configuration(tmp_path / "state.db")), raise_server_exceptions=False)
         assert client.post(path, content=b"", headers=WIRE).status_code == 401 and taken == [path]
-
-
-class TestWaiting:
-    """A look of a node, whose answers are those of a list."""
-
-    @pytest.fixture
-    def growing(self):
-        return Growing()
-
-    @pytest.fixture
-    def short(self, growing):
-        return Shortcut(SimpleNamespace(), {PULL_MESSAGE: growing})
-
-    @pytest.fixture
-    def looks(self, monkeypatch):
-        """Have requests be answered by a list, and list the answers that were given."""
-
-        def looks(*answers, meanwhile=lambda: None):
-            def answer(_):
-                given.append(left.pop(0))
-                meanwhile()
-                return given[-1]
-
-            given, left = [], list(answers)
-            monkeypatch.setitem(OFTEN, PULL_MESSAGE, answer)
-            return given
-
-        return looks
-
-    def test_it_is_answered_once_there_is_a_message(self, short, growing, looks):
-        given = looks(b"", b"", b"message")
-
-        async def look():
-            async with asking(short) as client, create_task_group() as tasks:
-                tasks.start_soon(grown, growing, 2)
-                return await client.post(PULL_MESSAGE, content=b"", headers=WIRE)
-
-        assert run(look).content == b"message" and len(given) == 3
-
-    def test_a_message_that_comes_while_there_was_none_is_not_missed(self, short, growing, looks):
-        looks(b"", b"message", meanwhile=growing.grow)
-        assert TestClient(short).post(PULL_MESSAGE, content=b"", headers=WIRE).content == b"message"
-
-    def test_it_is_answered_after_some_seconds_without(self, short, growing, looks, monkeypatch):
-        monkeypatch.setattr(superlink, "NODE_SECONDS", 0.01)
-        given = looks(b"")
-        answer = TestClient(short).post(PULL_MESSAGE, content=b"", headers=WIRE)
-        assert (answer.status_code, answer.content, given) == (200, b"", [b""]) and not growing._waiting
-
-    def test_a_node_that_is_gone_takes_no_message(self, short, growing, looks):
-        given = looks(b"", b"message")
-        said = iter([{"type": "http.request", "body": b""}])
-
-        async def receive():
-            return next(said, {"type": "http.disconnect"})
-
-        async def send(_):
-            pass
-
-        async def look():
-            async with create_task_group() as tasks:
-                tasks.start_soon(grown, growing, 1)
-                headers = [(b"content-type", b"application/protobuf")]
-                await short({"type": "http", "method": "POST", "path": PULL_MESSAGE, "headers": headers}, receive, send)
-
-        run(look)
-        assert given == [b""]
-
-    def test_many_hold_no_threads(self, short, growing, looks):
-        count = 60
-        looks(*[b""] * count, *[b"message"] * count)
-
-        async def look(client, answers):
-            answers.append((await client.post(PULL_MESSAGE, content=b"", headers=WIRE)).content)
-
-        async def all_of_them():
-            answers = []
-            async with asking(short) as client, create_task_group() as tasks:
-                for _ in range(count):
-                    tasks.start_soon(look, client, answers)
-                with fail_after(20):
-                    while len(growing._waiting) < count:
-                        await sleep(0)
-                growing.grow()
-            return answers
-
-        assert run(all_of_them) == [b"message"] * count
-
-    def test_an_app_waits_for_another_count_of_replies_and_for_nothing_else(self):
-        known = PullObjectResponse(object_found=True, object_available=True)
-        count = PullObjectResponse(object_found=True, object_available=True, object_content=b"3")
-        waits = {HEARD + "2": known, HEARD: count, GATE: known, "0" * 64: PullObjectResponse(object_found=True)}
-        found = [superlink._patience(PullObjectRequest(object_id=n), a.SerializeToString()) for n, a in waits.items()]
-        assert found == [superlink.APP_SECONDS, 0, 0, 0]
-
-
-def asking(app):
-    return AsyncClient(transport=ASGITransport(app=app), base_url="http://superlink")
-
-
-async def grown(growing, times):
-    for _ in range(times):
-        with fail_after(20):
-            while not growing._waiting:
-                await sleep(0)
-        await to_thread.run_sync(growing.grow)

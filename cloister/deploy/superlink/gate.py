@@ -34,7 +34,6 @@ from cloister.flower.messages import SUPERLINK_NODE_ID, message_pb2, names_in
 from cloister.flower.superlink import (
     ApiErrorCode,
     FlowerError,
-    Growing,
     InMemoryLinkState,
     MessageIns,
     MessageRes,
@@ -47,7 +46,7 @@ from cloister.flower.superlink import (
     node_auth,
     runtime_handlers,
 )
-from cloister.utils.wire import GATE, HEARD
+from cloister.utils.wire import GATE
 
 PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\n([A-Za-z0-9+/=\n]{1,400})-----END PUBLIC KEY-----\n")
 CURVES = {
@@ -169,8 +168,6 @@ class Gate(HandlerOverride):
         given: the message that each node was given last, and the names of its objects.
         sent: bytes that each node has sent since.
         idle: `app.sent` when the database was asked for a node's next message and had none.
-        missing: the parts of each node's reply that it has still to send.
-        replies: grows with each whole reply.
 
     Args:
         app: counts what apps send.
@@ -184,8 +181,6 @@ class Gate(HandlerOverride):
         self.given: dict[int, tuple[str, frozenset[str]]] = {}
         self.sent: Counter[int] = Counter()
         self.idle: dict[int, int] = {}
-        self.missing: dict[int, set[str]] = {}
-        self.replies = Growing()
 
     def pull_messages(self, request: fleet_pb2.PullMessagesRequest, state: Any, store: object) -> object:
         """Give a node its next message, once all of it is there.
@@ -265,8 +260,6 @@ class Gate(HandlerOverride):
         if message == request.messages_list[0].metadata.reply_to_message_id:
             self.given.pop(request.node.node_id, None)
             state.object_store.delete(message)  # its node needs it no more
-        self.missing[request.node.node_id] = set(answer.objects_to_push)
-        self._note_whole(request.node.node_id)
         return answer
 
     def push_object(self, request: message_pb2.PushObjectRequest, state: object) -> object:
@@ -275,41 +268,19 @@ class Gate(HandlerOverride):
         self.sent[node] += len(request.object_content)
         if self.sent[node] // LOUD > before // LOUD:
             log(WARNING, "node %s has sent %d MB in answer to one message", node, self.sent[node] // 10**6)
-        answer = self.inner["push_object"](request=request, state=state)
-        if node in self.missing:
-            self.missing[node].discard(request.object_id)
-            self._note_whole(node)
-        return answer
-
-    def _note_whole(self, node: int) -> None:
-        """Tell apps that wait if nothing of a node's reply is missing. An app sees for itself what is there."""
-        if self.missing.get(node) == set():
-            self.missing.pop(node, None)
-            self.replies.grow()
+        return self.inner["push_object"](request=request, state=state)
 
 
 class GateKnown(HandlerOverride):
-    """Tells a server's app what is under names that no content has: that there is a gate, and the count of replies.
-
-    Args:
-        replies: their count.
-    """
+    """Tells a server's app that this SuperLink has a gate: by an object under a name that no content has."""
 
     handlers: ClassVar[ModuleType] = runtime_handlers
     names = ("pull_object",)
 
-    def __init__(self, replies: Growing) -> None:
-        super().__init__()
-        self.replies = replies
-
     def pull_object(self, request: message_pb2.PullObjectRequest, state: object, task: object) -> object:
-        """Give the app an object, or the count of replies if it is another one than the app's."""
+        """Give the app an object."""
         if request.object_id == GATE:
             return message_pb2.PullObjectResponse(object_found=True, object_available=True)
-        if request.object_id.startswith(HEARD):
-            count = str(self.replies.count)
-            content = b"" if request.object_id == HEARD + count else count.encode()
-            return message_pb2.PullObjectResponse(object_found=True, object_available=True, object_content=content)
         return self.inner["pull_object"](request, state, task)
 
 
@@ -344,44 +315,23 @@ class AppMessages(HandlerOverride):
     """Counts how often apps send messages, and deletes a run's expired ones, except from a state in memory.
 
     Attributes:
-        sent: the number of announcements.
-        missing: the parts of each run's last messages that its app has still to send.
-        ready: grows when all of an app's messages are there.
+        sent: the number.
     """
 
     handlers: ClassVar[ModuleType] = runtime_handlers
-    names = ("push_messages", "push_object")
+    names = ("push_messages",)
 
     def __init__(self) -> None:
         super().__init__()
         self.sent = 0
-        self.missing: dict[int, set[str]] = {}
-        self.ready = Growing()
 
     def push_messages(self, request: object, state: object, task: Any) -> object:
         """Delete the run's expired messages, then announce new ones."""
         delete_expired(state, task.run_id)
         try:
-            answer: Any = self.inner["push_messages"](request, state, task)
+            return self.inner["push_messages"](request, state, task)
         finally:
             self.sent += 1
-        self.missing[task.run_id] = set(answer.objects_to_push)
-        self._note_whole(task.run_id)
-        return answer
-
-    def push_object(self, request: message_pb2.PushObjectRequest, state: object, task: Any) -> object:
-        """Store an object of a message."""
-        answer = self.inner["push_object"](request, state, task)
-        if task.run_id in self.missing:
-            self.missing[task.run_id].discard(request.object_id)
-            self._note_whole(task.run_id)
-        return answer
-
-    def _note_whole(self, run: int) -> None:
-        """Tell nodes that wait if nothing of a run's messages is missing."""
-        if self.missing.get(run) == set():
-            self.missing.pop(run, None)
-            self.ready.grow()
 
 
 def record_no_totals() -> None:

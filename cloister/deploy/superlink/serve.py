@@ -41,12 +41,9 @@ from cloister.flower import log
 from cloister.flower.superlink import (
     ACCESS_TOKEN_KEY,
     FLWR_IN_MEMORY_DB_NAME,
-    PULL_MESSAGE,
-    PULL_OBJECT,
     ApiErrorCode,
     ControlAuthnPlugin,
     FlowerError,
-    Growing,
     NoOpControlAuthnPlugin,
     Shortcut,
     SuperLinkLifespan,
@@ -145,34 +142,29 @@ def closed_app(config: Any) -> ASGIApp:
     Args:
         config: of the SuperLink.
     """
-    growing = install()
+    install()
     app = create_app(config, SuperLinkLifespan)
     # An extension may add middleware, and may change the application in any other way: none may be there.
     plain = config.fleet_event_log_plugin is None and extensions._try_import_sgxt() is None
-    return Shortcut(app, growing) if plain else app
+    return Shortcut(app) if plain else app
 
 
-def install() -> dict[str, Growing]:
+def install() -> None:
     """Put everything of ours in front of Flower's functions, and have it add up no totals.
-
-    Returns:
-        By the path of a request that can wait, what grows when there may be a better answer.
 
     | | for nodes | for the server's app | for operators |
     |---|---|---|---|
     | `Gate` | all of messages and objects | | |
     | `GateKnown` | | `pull_object` | |
-    | `AppMessages` | | `push_messages`, `push_object` | |
+    | `AppMessages` | | `push_messages` | |
     | `RunningRuns` | `check_abort` | | |
     | `NodeKeys` | the key in a request | | |
     | `RevokedKeys` | | | `register_node` |
     """
     app = AppMessages()
-    gate = Gate(app)
-    for each in (gate, GateKnown(gate.replies), app, RunningRuns(), NodeKeys(), RevokedKeys()):
+    for each in (Gate(app), GateKnown(), app, RunningRuns(), NodeKeys(), RevokedKeys()):
         each.install()
     record_no_totals()
-    return {PULL_MESSAGE: app.ready, PULL_OBJECT: gate.replies}
 
 
 class OperatorsOnly(ControlAuthnPlugin):
