@@ -29,7 +29,7 @@ class Polling:
     """Pauses between two polls for messages.
 
     A message is noticed after a tenth of the time that the node has waited for it, but within `slowest`. So a fast run
-    has little delay, and an idle node causes little load on the SuperLink. The time that a poll takes is part of the pause.
+    has little delay, and an idle node causes little load on the SuperLink. A pause begins with the poll before it.
 
     Args:
         fastest: seconds between two polls just after a message, and the shortest pause.
