@@ -471,6 +471,6 @@ def parts_of(gradients: Sequence[Sequence[Gradient]]) -> Iterator[tuple[tuple[in
 
 
 def _is_product(own: Sequence[Gradient]) -> bool:
-    if any(each.inputs is None or each.size for each in own):
-        return False
-    return len({(each.steps, each.inputs.shape[2], each.deltas.shape[2]) for each in own}) == 1
+    inputs = [each.inputs for each in own if each.inputs is not None and not each.size]
+    widths = {(one.steps, each.shape[2], one.deltas.shape[2]) for one, each in zip(own, inputs, strict=False)}
+    return len(inputs) == len(own) and len(widths) == 1
