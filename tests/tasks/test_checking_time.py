@@ -40,7 +40,7 @@ class Ward(Task):
         ("rows", "in rows (the fast way); "),
         (
             "turn",
-            "in turn (the slow way): layer 'sequential/memory/simple_rnn_cell' (SimpleRNNCell) has",
+            "in turn (the slow way): weight 'sequential/memory/simple_rnn_cell/kernel' is used",
         ),
     ],
 )
