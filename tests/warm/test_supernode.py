@@ -18,6 +18,7 @@ def test_a_supernode_that_gives_up_ends(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["supernode", "0.5", "5", "-1"])
     for module, name in [
         (start_client_internal, "_pull_and_store_message"),
+        (start_client_internal, "pull_objects"),
         (start_client_internal, "time"),
         (fleet_http_connection, "make_simple_http_retry_invoker"),
     ]:
