@@ -94,9 +94,9 @@ class TestTheNoise:
 
     def sample(self, folder, monkeypatch, gone=None):
         plan, updates = DistributedMean.plan, long_updates(*[0.5] * 5)
-        monkeypatch.setattr(DistributedMean, "events", lambda own, layout, *_: plan(own, layout.size).events())
+        monkeypatch.setattr(DistributedMean, "events", lambda own, layout, *_, **__: plan(own, layout.size).events())
         monkeypatch.setattr(
-            DistributedMean, "plan", lambda own, size, *_: replace(plan(own, size), beside=(own.bits,) * 1500)
+            DistributedMean, "plan", lambda own, size, *_, **__: replace(plan(own, size), beside=(own.bits,) * 1500)
         )
         keys = {"threshold": 3, "privacy.clipping-count-noise-multiplier": 2.0}
         run, noise = run_of(folder, updates, gone, **keys), []
