@@ -149,7 +149,7 @@ class Cell(NamedTuple):
 
 
 def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
-    """Those that are asked for: all mechanisms and budgets with one seed, then with the next."""
+    """Return the cells that are asked for: all mechanisms and budgets with one seed, then with the next."""
     for task, seed, name in itertools.product(arguments.tasks, range(arguments.seeds), arguments.mechanisms):
         for budget in arguments.budgets if name != "none" else (0.0,):
             yield Cell(task, name, budget, seed)
@@ -369,17 +369,17 @@ class Point(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Of the accuracy."""
+        """Return the mean accuracy."""
         return statistics.mean(self.accuracy)
 
     @property
     def deviation(self) -> float:
-        """Of the accuracy; 0 with one seed."""
+        """Return the standard deviation of the accuracy; 0 with one seed."""
         return statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
 
 
 def points(done: Mapping[Cell, Mapping[str, Any]]) -> list[Point]:
-    """What is there of a task, over the seeds.
+    """Return what is there of a task, over the seeds.
 
     Args:
         done: its cells.
