@@ -137,15 +137,15 @@ def about_secure_sums(policy: Policy, asked: SecureAggregationConfig | None) -> 
 def _rows(request: TrainRequest, node: Node) -> float:
     """Return the number of examples to compare with a minimum.
 
-    With DP-SGD it is the public size. It is infinite where the handler checks the minimum instead.
+    With DP-SGD it is the public size. It is infinite where `cloister.client.app` checks the minimum instead.
     """
     client = request.config.privacy.client
     if client.clips_gradients:
         return node.config.public_size or math.inf
     if client.is_on or request.config.secure_aggregation.enabled:
-        return math.inf  # the handler checks it, and local noise or the sum hides the result
+        return math.inf  # app.py checks it, and local noise or the sum hides the result
     if node.config.has_limit:
-        return math.inf  # a limit may refuse the run first; after the charge, the handler checks it
+        return math.inf  # a limit may refuse the run first; after the charge, app.py checks it
     return len(local_data(request.config.task, node.config, request.seed).train)
 
 

@@ -83,9 +83,11 @@ class Round:
 
     @property
     def is_all_refused(self) -> bool:
-        """Return whether replies came and none counted; lost messages are none."""
+        """Return whether replies came and none counted; a lost message or node is no reply."""
         found = self.measured
-        return found is not None and not found.accepted and any(item.code != "missing" for item in found.rejected)
+        if found is None or found.accepted:
+            return False
+        return any(item.code not in ("missing", "unavailable") for item in found.rejected)
 
     @property
     def is_spent(self) -> bool:
@@ -244,7 +246,7 @@ class RoundLoop:
                 received = self.strategy.collect(number, messages, lambda asked: self._trained(number, asked))
             self.answered()
             clock.lap("train")
-            # It screens, charges and releases first; `collect` has charged a secure sum.
+            # It charges first, then releases; `collect` has charged a secure sum.
             aggregated, train = self.strategy.aggregate_train(number, received)
             self.aggregated = number
             self.model = self.model if aggregated is None else aggregated

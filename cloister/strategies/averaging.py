@@ -114,7 +114,8 @@ class Sampling:
             FederationError: the nodes are not the registered ones, or no node is held out.
         """
         wanted = self.min_nodes if self.quorum is None else self.quorum
-        key = "strategy.min-nodes" if self.population <= wanted else "privacy.population"
+        own = "strategy.min-nodes" if self.quorum is None else "strategy.quorum"
+        key = own if self.population <= wanted else "privacy.population"
         minimum = max(wanted, self.population)
         nodes = connected_nodes(
             grid, minimum, self.timeout, key, lambda found: log(INFO, "waiting for nodes: %d of %d", found, minimum)

@@ -88,9 +88,11 @@ class TestSilence:
         assert any("ends because no reply counted" in item for item in found["unprotected"])
         assert (tmp_path / "r" / "model.npz").is_file()
 
+    @pytest.mark.parametrize("answered", [False, True])
     @pytest.mark.parametrize(("lost", "ended"), [(2, "as-asked"), (3, "no-replies")])
-    def test_rounds_whose_messages_are_all_lost_end_a_run_when_they_are_three(self, tmp_path, lost, ended):
+    def test_rounds_whose_messages_are_all_lost_end_a_run_when_they_are_three(self, tmp_path, lost, ended, answered):
         """Also from the first round on: a SuperLink that was killed has lost the messages, and the next one answers."""
+        gone = Error(ErrorCode.NODE_UNAVAILABLE, "gone")
 
         class Lossy(LocalGrid):
             rounds = 0
@@ -98,7 +100,9 @@ class TestSilence:
             def send_and_receive(self, messages, *, timeout=None):
                 messages = list(messages)
                 self.rounds += messages[0].metadata.message_type == "train"
-                return super().send_and_receive(messages, timeout=timeout) if self.rounds > lost else []
+                if self.rounds > lost:
+                    return super().send_and_receive(messages, timeout=timeout)
+                return [Message(gone, reply_to=message) for message in messages] if answered else []
 
         with suppress(FederationError):
             go(tmp_path, HEURISTIC, Lossy)

@@ -573,7 +573,7 @@ def test_registered_nodes_are_these_and_not_as_many_others(clock):
 
 def test_after_the_first_round_the_quorum_counts(clock):
     assert len(Sampling(1.0, 3, timeout=0, quorum=2).draw(roster(1, 2)).nodes) == 2
-    with pytest.raises(TooFewNodes):
+    with pytest.raises(TooFewNodes, match=r"strategy\.quorum = 3"):
         Sampling(1.0, 1, timeout=0, quorum=3).draw(roster(1, 2))
     config = parse({"strategy.min-nodes": 4, "strategy.quorum": 3, "evaluation.federated": "on"})
     strategy = named_strategy(config)

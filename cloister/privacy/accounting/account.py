@@ -307,9 +307,10 @@ ACCOUNTANTS: Mapping[Accountant, tuple[Curve, Curve]] = {
 
 
 def best_epsilon(account: Account, delta: float) -> tuple[float, Accountant]:
-    """Return the smallest ε of a fast, sound accountant, and its name.
+    """Return ε by the fast sound accountant for these events, and its name.
 
-    Gaussian events without sampling have a closed form (`pld`); other events use `rdp`, which is additive.
+    Gaussian events without sampling have a closed form (`pld`); other events use `rdp`, which is additive. For events
+    with sampling, `by_accountant` may show a smaller ε.
 
     Args:
         account: of the events.

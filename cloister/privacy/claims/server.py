@@ -59,7 +59,7 @@ def statement(
     """Everything that may be said about a run.
 
     Args:
-        claim: of the run's decorator.
+        claim: of the run's strategy wrapper.
         budget: of the run.
         rounds: how many there were.
         sampling: how their cohorts were drawn, in words.

@@ -30,7 +30,7 @@ MAX_RATE = 10.0
 
 
 def clip(cohort: Cohort, bound: float) -> Cohort:
-    """Scale every update into the L2 ball of radius `bound`.
+    """Set the factors that scale every update into the L2 ball of radius `bound`; sums multiply by them.
 
     The factor is min(1, bound/‖U[i]‖), with the norm over all arrays together. An update of norm 0 is legal and keeps
     factor 1. The function first adds the rounding error to each norm. So the bound holds for the true norm.

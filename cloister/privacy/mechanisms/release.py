@@ -140,7 +140,10 @@ class Total:
         self.grid.settle(cohort.factors / self.grid.step, write)
 
     def _write(self, keep: Keep, source: DiscreteGaussian | None = None) -> None:
-        """Pass the sums of every span to `keep`, again until all contributions are verified as bounded."""
+        """Pass the sums of every span to `keep`.
+
+        It does so again, with the same noise, if a contribution is not shown to be bounded.
+        """
         first = self._first
 
         def write(weights: NDArray) -> NDArray[np.float64]:
