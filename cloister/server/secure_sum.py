@@ -32,7 +32,7 @@ from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.claims.premises import KEYS, MAX_BYTES, known_by, size_and_checked
 from cloister.privacy.mechanisms.distributed.plan import Plan, without_surplus
-from cloister.privacy.mechanisms.distributed.shared import SharedRelease
+from cloister.privacy.mechanisms.distributed.shared import SharedRelease, SharedSum
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.coordinator import Coordinator, Total
@@ -434,9 +434,8 @@ class SecureSum(PrivateStrategy):
             self.measured = Measurements(asked, 0, screening.rejected, epsilon=self.spent(), abandoned=True)
             return None, None
         layout, sent = found.cohort.layout, found.cohort.sent
-        released = self.mechanism.released(
-            found.total, layout, sent, found.survivors, found.shown, found.units, server_round
-        )
+        summed = SharedSum(found.total, found.survivors, found.shown, found.units)
+        released = self.mechanism.released(summed, sent, layout, server_round)
         arrays, metrics = self._aggregated(server_round, layout, released)
         self.measured = self._measurements(found, released)
         self._follow(released.following, layout)

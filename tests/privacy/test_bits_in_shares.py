@@ -23,6 +23,7 @@ from cloister.privacy.mechanisms.distributed.plan import (
     encode_client_input,
     quantize_update,
 )
+from cloister.privacy.mechanisms.distributed.shared import SharedSum
 from cloister.privacy.mechanisms.distributed.shares import LARGEST_MULTIPLIER, STEPS, Bits, Parties, Shares, variance_of
 from cloister.utils.errors import PrivacyError
 
@@ -222,7 +223,7 @@ class TestTheMechanism:
         mechanism = self.mechanism(AdaptiveClip(0.7, quantile=0.25, rate=1.0))
         plan = mechanism.plan(3)
         total = np.array([0, 0, 0, 4 * plan.beside[0].number(cohort, 0.7)])
-        following = mechanism.released(total, cohort.layout, cohort.sent, 4).following
+        following = mechanism.released(SharedSum(total, 4, 4), cohort.sent, cohort.layout, 1).following
         # Nobody is within the clip: the share is 0, and γ below its quantile, to a step of the grid.
         assert following.clip.bound == pytest.approx(0.7 * math.exp(0.25), rel=1e-4)
         assert following.clip.initial == 0.7
@@ -232,5 +233,9 @@ class TestTheMechanism:
     @pytest.mark.parametrize("total", [-(2**31), 2**31 - 1])
     def test_no_client_takes_it_further_than_the_rule(self, total):
         cohort, clip = update_of(1.0), AdaptiveClip(0.7, quantile=0.25, rate=1.0)
-        following = self.mechanism(clip).released(np.array([0, total]), cohort.layout, cohort.sent, 4).following
+        following = (
+            self.mechanism(clip)
+            .released(SharedSum(np.array([0, total]), 4, 4), cohort.sent, cohort.layout, 1)
+            .following
+        )
         assert following.clip.bound == pytest.approx(0.7 * math.exp(0.25 if total < 0 else -0.75))

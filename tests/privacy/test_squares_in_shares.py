@@ -13,6 +13,7 @@ from test_bits_in_shares import PARTIES, update_of
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.plan import Plan, add_share, encode_client_input
+from cloister.privacy.mechanisms.distributed.shared import SharedSum
 from cloister.privacy.mechanisms.distributed.shares import STEPS, Parties, Shares, Squares, variance_of
 from cloister.privacy.mechanisms.metric import DistanceScaled
 from cloister.utils.errors import ConfigError
@@ -186,7 +187,7 @@ class TestTheDistance:
         total = sum(encode_client_input(cohort, one.plan(200)) for cohort in cohorts)
         rows = [cohort.rows[0][0].astype(float) for cohort in cohorts]
         expected = math.sqrt(np.mean([np.sum((a - b) ** 2) for a, b in combinations(rows, 2)]))
-        released = one.released(total, cohorts[0].layout, cohorts[0].sent, 6)
+        released = one.released(SharedSum(total, 6, 6), cohorts[0].sent, cohorts[0].layout, 1)
         assert released.released_distance == pytest.approx(expected, rel=2e-3)
         assert released.following.distance == released.released_distance
 
@@ -207,7 +208,10 @@ class TestTheDistance:
         margin = 6 * found.std() / math.sqrt(rounds)
         assert abs(found.mean() - exact) < margin
         assert all(abs(squared(wrong * noise).mean() - exact) > margin for wrong in (0, 2))
-        released = [one.released(total, cohorts[0].layout, cohorts[0].sent, 6).released_distance for total in totals]
+        released = [
+            one.released(SharedSum(total, 6, 6), cohorts[0].sent, cohorts[0].layout, 1).released_distance
+            for total in totals
+        ]
         np.testing.assert_allclose(released, np.sqrt(np.maximum(0, found)), rtol=1e-6, atol=1e-6)
 
     def test_surplus_that_was_not_shown_is_noise_as_well(self):
@@ -218,7 +222,7 @@ class TestTheDistance:
     @pytest.mark.parametrize(("beside", "held"), [(-(10**6), 0.1), (2**31 - 1, 2.0)])
     def test_of_the_next_round_is_held(self, beside, held):
         cohort, one = update_of(0.0, 0.0), mechanism(z=0.0)
-        following = one.released(np.array([0, 0, beside]), cohort.layout, cohort.sent, 6).following
+        following = one.released(SharedSum(np.array([0, 0, beside]), 6, 6), cohort.sent, cohort.layout, 1).following
         assert following.distance == held
         assert following.events(LAYOUT) == one.events(LAYOUT)
         assert one.restored(following.state_dict()) == following
@@ -229,5 +233,5 @@ class TestTheDistance:
 
     def test_the_noise_that_is_told_is_that_of_the_factor(self):
         cohort, one = update_of(0.0, 0.0), mechanism(scaled(max_distance=0.5), z=0.25)
-        released = one.released(np.zeros(3, np.int64), cohort.layout, cohort.sent, 5)
+        released = one.released(SharedSum(np.zeros(3, np.int64), 5, 5), cohort.sent, cohort.layout, 1)
         assert (released.noise_std, released.noise_multiplier) == (0.25 * 2.0 / 5, 0.25 * 2.0)

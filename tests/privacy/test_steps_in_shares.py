@@ -22,6 +22,7 @@ from cloister.privacy.dpsgd.batches import places_of, poisson
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps, OneStep, multiplier_of_each
 from cloister.privacy.dpsgd.noise import clipped_sum
 from cloister.privacy.mechanisms.distributed.plan import add_noise, without_surplus
+from cloister.privacy.mechanisms.distributed.shared import SharedSum
 from cloister.privacy.mechanisms.distributed.shares import Parties
 from cloister.privacy.mechanisms.distributed.steps import DistributedStep, SharedDpSgd, encode_clipped_sum
 from cloister.privacy.mechanisms.selection import ReleaseContext
@@ -195,8 +196,17 @@ class TestAStep:
         step = DistributedStep(shared(sigma=0.0, rate=0.5), lambda number: 0.1 * number)
         plan = step.dp_sgd.plan(3, 2)
         total = encode_clipped_sum((np.array([1.0, -2.0, 0.0]),), plan)
-        released = step.released(total, layout, (np.ones(3, np.float32),), 4, units=8, server_round=2)
+        released = step.released(SharedSum(total, 4, 4, 8), (np.ones(3, np.float32),), layout, 2)
         np.testing.assert_allclose(released.models[0][0], 1 - 0.2 / 4 * np.array([1.0, -2.0, 0.0]), atol=1e-6)
+
+    def test_has_no_divisor_without_a_size(self):
+        step, layout = DistributedStep(shared(rate=0.5)), Layout.of({"w": np.zeros(3, np.float32)})
+        with pytest.raises(PrivacyError, match="the 4 survivors of round 2 attest no public size"):
+            step.released(SharedSum(np.zeros(3, np.int64), 4, 4), (np.ones(3, np.float32),), layout, 2)
+
+    def test_has_no_sum_without_survivors(self):
+        with pytest.raises(ConfigError, match="survivors"):
+            SharedSum(np.zeros(3, np.int64), 0, 0)
 
     def test_needs_no_size_for_its_noise(self):
         keys = {

@@ -21,7 +21,7 @@ from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.premises import BUNDLE, COLLUSION, CRYPTOGRAPHY, KEYS, ROSTER
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.distributed.plan import Plan, encode_client_input
-from cloister.privacy.mechanisms.distributed.shared import SharedRelease
+from cloister.privacy.mechanisms.distributed.shared import SharedRelease, SharedSum
 from cloister.privacy.mechanisms.distributed.shares import Beside, Bits, Parties, Squares
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.mechanism import Contributions, Parameter, Released
@@ -77,17 +77,7 @@ class DistributedMean(SharedRelease, GaussianMechanism):
                 )
 
     def plan(self, parameters: int, server_round: int = 1) -> Plan:
-        """Return the plan of a round, the same for all parties.
-
-        It follows from the configuration, C and the distance alone.
-
-        Args:
-            parameters: p, numbers of an update.
-            server_round: all rounds are alike.
-
-        Raises:
-            PrivacyError: the sum might exceed the widest ring, or the noise is beyond the range of exact noise.
-        """
+        """Return the plan, which follows from the configuration, C and the distance alone."""
         return self._at(self.factor, parameters)
 
     @property
@@ -147,29 +137,21 @@ class DistributedMean(SharedRelease, GaussianMechanism):
         """Return `events` for replacing one example or group: it may turn a client's update into any other one."""
         return tuple(event.replaced() for event in self.events(layout, by_provisioner=by_provisioner))
 
-    def released(
-        self,
-        total: NDArray[np.int64],
-        layout: Layout,
-        sent: Row,
-        survivors: int,
-        shown: int | None = None,
-        units: int = 0,
-        server_round: int = 1,
-    ) -> Released:
+    def released(self, summed: SharedSum, sent: Row, layout: Layout, server_round: int) -> Released:
         """Return the model sent plus the mean of the sum; see `SharedRelease.released`."""
+        total, survivors = summed.total, summed.survivors
         plan = self.plan(layout.size)
         step, sensitivity = plan.bound / plan.steps / survivors, plan.bound / survivors
         pieces = (total[start:end] for start, end in pairwise(layout.offsets))
         model = tuple((base + piece * step).astype(base.dtype) for base, piece in zip(sent, pieces, strict=True))
-        noise = plan.shares.within(survivors, survivors if shown is None else shown)
+        noise = plan.shares.within(survivors, summed.shown)
         apart, following = None, None
         if self.squares is not None:
             # Post-processing of released sums. The noise adds its variance to each squared number of the sum, and this
             # variance is subtracted again. If colluding clients have added no noise, too much is subtracted.
             steps = total[: plan.parameters].astype(np.float64)
-            summed = (float(steps @ steps) - plan.parameters * noise) / plan.steps**2
-            apart = plan.bound * self.squares.apart(int(total[-1]), summed, survivors)
+            squared = (float(steps @ steps) - plan.parameters * noise) / plan.steps**2
+            apart = plan.bound * self.squares.apart(int(total[-1]), squared, survivors)
             following = self.restated(self.clip.bound, apart)
         if isinstance(self.clip, AdaptiveClip) and self.bits:
             following = replace(self, clip=self.clip.moved(self.bits.share(int(total[-1]), survivors)))

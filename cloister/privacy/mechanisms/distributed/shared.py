@@ -10,6 +10,7 @@ Server, nodes and `cloister plan` ask one value about it, `RunConfig.shared_rele
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
@@ -19,9 +20,30 @@ from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.mechanism import Mechanism, Released
+from cloister.utils import check
 from cloister.utils.arrays import Layout, Row
 from cloister.utils.errors import ConfigError
 from cloister.utils.registry import Capabilities
+
+
+@dataclass(frozen=True)
+class SharedSum:
+    """Sum of a round, of which the server sees nothing else.
+
+    Attributes:
+        total: sum of the survivors' integers, shape (plan.length,), without surplus noise.
+        survivors: public number of inputs in the sum, above 0.
+        shown: number of survivors that revealed their surplus noise, which is not in the total.
+        units: sum of the survivors' public sizes; 0: they attest none.
+    """
+
+    total: NDArray[np.int64]
+    survivors: int
+    shown: int
+    units: int = 0
+
+    def __post_init__(self) -> None:
+        check.positive(survivors=self.survivors)
 
 
 class SharedRelease(Mechanism, abstract=True):
@@ -94,26 +116,17 @@ class SharedRelease(Mechanism, abstract=True):
         """
 
     @abstractmethod
-    def released(
-        self,
-        total: NDArray[np.int64],
-        layout: Layout,
-        sent: Row,
-        survivors: int,
-        shown: int | None = None,
-        units: int = 0,
-        server_round: int = 1,
-    ) -> Released:
+    def released(self, summed: SharedSum, sent: Row, layout: Layout, server_round: int) -> Released:
         """Return the release that follows from a sum: post-processing of it and of public numbers.
 
         Args:
-            total: sum of the survivors' integers, shape (plan.length,), without surplus noise.
-            layout: of the model.
+            summed: of the round.
             sent: the global model of the round.
-            survivors: public number of inputs in the sum.
-            shown: number of survivors that revealed their surplus noise, which is not in the total; None: all.
-            units: sum of the survivors' public sizes; 0: they state none.
+            layout: of the model.
             server_round: counted from 1.
+
+        Raises:
+            PrivacyError: the release is a mean over units, and the survivors attest no size.
         """
 
     def stated(self) -> Mapping[str, float]:

@@ -52,7 +52,7 @@ from cloister.privacy.dpsgd.batches import places_of
 from cloister.privacy.dpsgd.local_steps import MAX_BATCH, LocalDpSgd, OneStep
 from cloister.privacy.dpsgd.noise import rounding_steps
 from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.shared import SharedRelease
+from cloister.privacy.mechanisms.distributed.shared import SharedRelease, SharedSum
 from cloister.privacy.mechanisms.distributed.shares import Parties
 from cloister.privacy.mechanisms.mechanism import Contributions, Parameter, Released
 from cloister.utils.arrays import Layout, Row
@@ -201,25 +201,17 @@ class DistributedStep(SharedRelease):
         """
         raise PrivacyError("under secure aggregation clients add the noise; there is nothing to noise here")
 
-    def released(
-        self,
-        total: NDArray[np.int64],
-        layout: Layout,
-        sent: Row,
-        survivors: int,
-        shown: int | None = None,
-        units: int = 0,
-        server_round: int = 1,
-    ) -> Released:
-        """Return the model sent minus rate·sum/(q·N); see `SharedRelease.released`.
-
-        Raises:
-            ZeroDivisionError: N is 0: no survivor states a size.
-        """
+    def released(self, summed: SharedSum, sent: Row, layout: Layout, server_round: int) -> Released:
+        """Return the model sent minus rate·sum/(q·N); see `SharedRelease.released`."""
+        if not summed.units:
+            raise PrivacyError(
+                f"the {summed.survivors} survivors of round {server_round} attest no public size, and a step has no "
+                "divisor without; state public-size at every site"
+            )
         plan = self.dp_sgd.plan(layout.size, server_round)
-        factor = self.rate(server_round) / (self.dp_sgd.sampling_rate * units)
+        factor = self.rate(server_round) / (self.dp_sgd.sampling_rate * summed.units)
         step = factor * plan.bound / plan.steps
-        pieces = (total[start:end] for start, end in pairwise(layout.offsets))
+        pieces = (summed.total[start:end] for start, end in pairwise(layout.offsets))
         model = tuple((base - piece * step).astype(base.dtype) for base, piece in zip(sent, pieces, strict=True))
         bound = self.dp_sgd.clipping_norm_in(server_round)
         multiplier = self.dp_sgd.noise_multiplier
