@@ -19,7 +19,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from cloister.client.budget import foresee_budget, keep_budget, keep_role
-from cloister.client.costs import plan_of, privacy_costs_of
+from cloister.client.costs import plan_of, privacy_costs_of, unit_of
 from cloister.client.data import local_data, task_of, tell_ungrouped
 from cloister.client.enforce import enforce_policy
 from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
@@ -126,7 +126,8 @@ def attest(reply: Reply, request: Request, node: Node) -> Reply:
     if not isinstance(request, TrainRequest) or not client.is_on:
         return reply
     # DP-SGD is about units; noise on the whole update is about the client, which comes first.
-    own = privacy_costs_of(request, node)[-1 if client.clips_gradients else 0]
+    unit = unit_of(request, node) if client.clips_gradients else "client"
+    (own,) = (cost for cost in privacy_costs_of(request, node) if cost.unit == unit)
     size = plan_of(request, node).public_size if client.clips_gradients else 0
     allowed = node.policy.allowed_fabs if node.policy else ()
     checked = os.environ.get(CHECKED_BUNDLE) in allowed
@@ -144,8 +145,7 @@ def train(request: TrainRequest, node: Node) -> Reply:
     equals that of a client without examples, and contains the noise on a model that was not trained. The node logs the
     reason.
     """
-    shared = request.config.shared_release
-    if shared and shared.sums_gradients:
+    if request.config.sums_gradients:
         return _summed(request, node)
     bench = _bench(request, node)
     trainer, plan = bench.trainer, plan_of(request, node)

@@ -81,11 +81,12 @@ def privacy_costs_of(request: Request, node: Node) -> list[PrivacyCost]:
 def _of_share(shared: SharedRelease, request: TrainRequest, node: Node) -> list[PrivacyCost]:
     """Return the releases of a sum to which this node adds a share of the noise; `request` is by its own roster."""
     name, of_unit, of_client = SHARED, request.bound, request.bound
-    if shared.sums_gradients:
+    is_step = request.config.sums_gradients
+    if is_step:
         planned_steps(request, node)  # refuses a node that states no size
         name, of_unit, of_client = steps_by(request.config.task.group), shared.bound_in(request.round), 0.0
     events = shared.unit_events(Layout.of(request.models[0]), len(request.by_provisioner))
-    if not (node.policy and node.policy.min_colluding) and (node.config.data_path or not shared.sums_gradients):
+    if not (node.policy and node.policy.min_colluding) and (node.config.data_path or not is_step):
         # The run alone states how many members collude: the node's own share of noise may be the only one that covers
         # its examples. A simulated node that sums gradients relies on the run.
         events, of_unit = (Unaccounted(NO_MINIMUM),), 0.0

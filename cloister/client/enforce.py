@@ -80,8 +80,8 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
     leakage = privacy.client.max_leakage
     if policy.max_leakage and privacy.client.counts_leakage and not 0 < leakage <= policy.max_leakage:
         yield f"privacy.max-leakage = {leakage!r}, demanded: above 0 and at most {policy.max_leakage:g}"
-    size, shared = node.config.public_size, config.shared_release
-    if not node.config.data_path and (policy.max_steps or (shared and shared.sums_gradients)):
+    size = node.config.public_size
+    if not node.config.data_path and (policy.max_steps or config.sums_gradients):
         # A simulation's partition is public. DP-SGD counts units, other training counts examples.
         if privacy.client.clips_gradients:
             size = dealt(config.task, node.config, request.seed)

@@ -155,7 +155,7 @@ def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) 
         return reply
     (sent,) = request.models
     plan, layout, shared = part.plan, Layout.of(sent), release_of(request)
-    made = reply.sums if shared.sums_gradients else reply.arrays
+    made = reply.sums if request.config.sums_gradients else reply.arrays
     numbers = shared.encode(layout.rows(made or {}), layout.rows(sent), layout, plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None

@@ -287,6 +287,11 @@ class RunConfig(Section):
         return self.secure_aggregation.shared_release(self.privacy, self.task.group)
 
     @property
+    def sums_gradients(self) -> bool:
+        """Return whether a client sums clipped gradients for one secure sum, and trains no model."""
+        return self.secure_aggregation.enabled and self.privacy.client.clips_gradients
+
+    @property
     def weights_by_examples(self) -> bool:
         """Return whether replies are weighted by their example counts."""
         if self.strategy.weighting == "auto":

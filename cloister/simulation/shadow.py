@@ -58,7 +58,7 @@ class Shadow:
     config: RunConfig
 
     def __post_init__(self) -> None:
-        if self.config.secure_aggregation.enabled and self.config.privacy.client.clips_gradients:
+        if self.config.sums_gradients:
             raise ConfigError(
                 "a run of dp-sgd with secure-aggregation.enabled = true has no replay: without secure aggregation its "
                 "clients would train by themselves; audit its model by membership of examples, or a run without it"

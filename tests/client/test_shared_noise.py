@@ -110,6 +110,6 @@ def test_a_node_plans_one_step_with_places_for_its_own_size(tmp_path):
 def test_a_server_that_promises_noise_of_its_own_is_refused():
     delivery = Delivery(("site-1",), {"site-1": b"0" * 60}).encode()
     context = context_of(STEPS)
-    assert request_of(TrainRequest, message_of(secure_message=delivery), context).config.shared_release.sums_gradients
+    assert request_of(TrainRequest, message_of(secure_message=delivery), context).config.sums_gradients
     with pytest.raises(PrivacyError, match="is not what this node's share of the noise amounts to"):
         request_of(TrainRequest, message_of(secure_message=delivery, privacy_events=gaussians(1000.0)), context)

@@ -62,7 +62,6 @@ class DistributedMean(SharedRelease, GaussianMechanism):
 
     placement = "update"
     premises = (BUNDLE, ROSTER, KEYS, CRYPTOGRAPHY, COLLUSION)
-    sums_gradients = False
     seen = "the sum of the clients' updates"
 
     def __post_init__(self) -> None:

@@ -50,14 +50,12 @@ class SharedRelease(Mechanism, abstract=True):
     """Mechanism whose noise is made by the clients, and whose input at the server is a sum.
 
     Attributes:
-        sums_gradients: whether a client sums clipped gradients, and trains no model.
         seen: what the server sees of a round without noise.
 
     Guarantee: for any survivors, a round costs at most `events` for a client, and `unit_events` for an example or a
         group of one client.
     """
 
-    sums_gradients: ClassVar[bool]
     seen: ClassVar[str]
 
     @abstractmethod

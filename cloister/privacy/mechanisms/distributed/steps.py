@@ -167,7 +167,6 @@ class DistributedStep(SharedRelease):
 
     name = "dp-sgd"
     premises = SharedDpSgd.premises
-    sums_gradients = True
     seen = "the sum of the clients' gradients"
 
     def plan(self, parameters: int, server_round: int = 1) -> Plan:
