@@ -46,28 +46,7 @@ class Latest(Collector):
         yield _by("cloister_findings", "What is wrong now.", ("kind", "level"), kinds)
         if self.snapshot.run:
             yield from _of_run(self.snapshot.run, self.when)
-            if not self.snapshot.hides_progress:
-                # Other runs on the data change these too.
-                if self.snapshot.run.epsilon is not None:
-                    told = "What everything in the server's ledger amounts to."
-                    yield _one("cloister_epsilon", told, self.snapshot.run.epsilon)
-                if self.snapshot.run.budget_left is not None:
-                    left = self.snapshot.run.budget_left
-                    yield _one("cloister_epsilon_left", "What is left of privacy.max-epsilon.", left)
-        if self.snapshot.nodes is not None:
-            online: dict[str, float] = {}
-            for node in self.snapshot.nodes:  # while a site gets a new key, two nodes have its name
-                name = clean(node["name"] or node["node-id"])
-                online[name] = max(online.get(name, 0.0), float(node["status"] == "online"))
-            names = [((name,), value) for name, value in online.items()]
-            yield _by("cloister_site_online", "Whether a registered site is online.", ("site",), names)
-        if self.snapshot.spent and not self.snapshot.hides_progress:
-            shares = [((clean(ledger), unit), share) for (ledger, unit), share in self.snapshot.spent.items()]
-            yield _by("cloister_budget_spent", "Share of a budget that is spent.", ("ledger", "unit"), shares)
-        # The database contains a message for each client of the cohort.
-        hidden = self.snapshot.hides_progress or (self.snapshot.run is not None and self.snapshot.run.hides_times)
-        if self.snapshot.database_bytes is not None and not hidden:
-            yield _one("cloister_database_bytes", "Size of the SuperLink's state.", self.snapshot.database_bytes)
+        yield from _of_federation(self.snapshot)
 
 
 def registry(latest: Latest) -> CollectorRegistry:
@@ -92,6 +71,30 @@ def _of_run(run: RunState, now: float) -> Iterator[Metric]:
         replies = {"accepted": run.replies[0], **run.codes}
         counted = [((clean(code),), float(count)) for code, count in replies.items()]
         yield _by("cloister_replies", "Replies of the last round, by what became of them.", ("kind",), counted)
+
+
+def _of_federation(snapshot: Snapshot) -> Iterator[Metric]:
+    run = snapshot.run
+    if run and not snapshot.hides_progress:
+        # Other runs on the data change these too.
+        if run.epsilon is not None:
+            yield _one("cloister_epsilon", "What everything in the server's ledger amounts to.", run.epsilon)
+        if run.budget_left is not None:
+            yield _one("cloister_epsilon_left", "What is left of privacy.max-epsilon.", run.budget_left)
+    if snapshot.nodes is not None:
+        online: dict[str, float] = {}
+        for node in snapshot.nodes:  # while a site gets a new key, two nodes have its name
+            name = clean(node["name"] or node["node-id"])
+            online[name] = max(online.get(name, 0.0), float(node["status"] == "online"))
+        names = [((name,), value) for name, value in online.items()]
+        yield _by("cloister_site_online", "Whether a registered site is online.", ("site",), names)
+    if snapshot.spent and not snapshot.hides_progress:
+        shares = [((clean(ledger), unit), share) for (ledger, unit), share in snapshot.spent.items()]
+        yield _by("cloister_budget_spent", "Share of a budget that is spent.", ("ledger", "unit"), shares)
+    # The database contains a message for each client of the cohort.
+    hidden = snapshot.hides_progress or (run is not None and run.hides_times)
+    if snapshot.database_bytes is not None and not hidden:
+        yield _one("cloister_database_bytes", "Size of the SuperLink's state.", snapshot.database_bytes)
 
 
 def _one(name: str, text: str, value: float) -> Metric:
