@@ -205,14 +205,15 @@ def refuse_broken(content: bytes, path: Path) -> None:
     kind = "private EC key" if path.suffix == ".key" else "certificate"
     try:
         _loaded(content) if path.suffix == ".key" else x509.load_pem_x509_certificate(content)
-    except (ValueError, TypeError, AssertionError, UnsupportedAlgorithm):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         # Not chained: the frames of the cause contain the key.
         raise ConfigError(f"{path} is no {kind} in PEM; put the right one back, or move it away") from None
 
 
 def _loaded(key: bytes) -> ec.EllipticCurvePrivateKey:
     private = load_pem_private_key(key, password=None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise ValueError("not a private EC key")
     return private
 
 

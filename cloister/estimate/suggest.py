@@ -136,21 +136,23 @@ def suggest(
     if not epochs:
         needed = math.ceil(pace.seconds * units / 6) / 10
         raise ConfigError(f"--suggest {minutes:g} minutes are fewer than one epoch of {units} takes here, {needed:g}")
-    found: tuple[RunConfig, LocalSteps] | None = None
-    noise, why, largest = math.inf, "as many as there are, or as DP-SGD takes", min(units, MAX_BATCH)
+    why, largest = "as many as there are, or as DP-SGD takes", min(units, MAX_BATCH)
     doubled = (SMALLEST_BATCH << times for times in range(largest.bit_length()))
-    for batch in (*(each for each in doubled if each < largest), largest):
+    smallest, *larger = (*(each for each in doubled if each < largest), largest)
+    wanted = max(1, round(STEPS / math.ceil(units / smallest)))
+    found = _calibrated(settings, units, smallest, min(wanted, epochs), epsilon, clients)
+    noise = found[0].privacy.client.noise_multiplier / smallest
+    for batch in larger:
         wanted = max(1, round(STEPS / math.ceil(units / batch)))
-        if found and wanted > epochs:
+        if wanted > epochs:
             why = f"as large as {minutes:g} minutes allow for {STEPS} steps"
             break
-        config, steps = _calibrated(settings, units, batch, min(wanted, epochs), epsilon, clients)
-        own = config.privacy.client.noise_multiplier / batch
+        next_one = _calibrated(settings, units, batch, wanted, epsilon, clients)
+        own = next_one[0].privacy.client.noise_multiplier / batch
         if own > GAIN * noise:
             why = "a larger batch hardly lowers the noise on a step"
             break
-        found, noise = (config, steps), own
-    assert found
+        found, noise = next_one, own
     return _explained(*found, why, pace, clients)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from cloister.config.run import FEATURES, SCATTERING, TaskConfig
+from cloister.config.run import SCATTERING, TaskConfig
 from cloister.tasks.base import Dataset, Examples, Model, Task
 from cloister.tasks.making import dataset_of, read_by, rows_by
 from cloister.tasks.pictures.cache import CACHE, forget_the_oldest, places_of
@@ -216,9 +216,8 @@ def extractor_of(task: Task, features: str) -> Extractor:
         raise ConfigError(f"task.features = {features!r} needs one input; task {task.config.name!r} has several")
     if features == SCATTERING:
         return Scattering(task)
-    named = FEATURES.fullmatch(features)
-    assert named
-    path, digest = expanded(named["file"]), named["digest"]
+    name, _, digest = features.rpartition("@")  # as the run configuration is validated
+    path = expanded(name)
     if folder := os.environ.get(FOLDER):
         path = expanded(folder) / path.name
     try:
