@@ -31,6 +31,8 @@ OF_ALL_CELLS = (
 """Keys that are equal in all cells: the places of results, and the budget, which belongs to the data."""
 BUDGET = "privacy.max-epsilon"
 """Key of the budget. It affects only the end of a run: with a larger budget, finished cells stay finished."""
+BY_CLIENTS = "site-budgets"
+"""How a run ended whose own clients spent their budgets (`stopping.Ending`). That says nothing about other cells."""
 State = Literal["absent", "done", "broken", "running"]
 
 
@@ -153,8 +155,8 @@ class Cell:
     def state(self) -> State:
         """Return the state of the run.
 
-        `done`: it has a result. `running`: a process executes it. `broken`: it was killed, stopped or failed, or the
-        budget that ended it has changed since.
+        `done`: it has a result, also if the budgets of its clients ended it. `running`: a process executes it. `broken`:
+        it was killed, stopped or failed, or the budget that ended it has changed since.
         """
         if not self.directory.exists():
             return "absent"
@@ -165,9 +167,13 @@ class Cell:
         if found.state == "running":
             return "running"
         if found.how != "budget":
-            return "done" if found.how == "as-asked" else "broken"
+            return "done" if found.how in ("as-asked", BY_CLIENTS) else "broken"
         content = json.loads((self.directory / "config.json").read_text())["config"]
         return "done" if content.get(BUDGET) == self.config.flat()[BUDGET] else "broken"
+
+    def is_ended_by_clients(self) -> bool:
+        """Return whether the budgets of the run's own clients ended it."""
+        return self.directory.exists() and run_state(self.directory).how == BY_CLIENTS
 
     def __str__(self) -> str:
         return as_pairs(shown(self.settings) | {"seed": self.config.seed})

@@ -61,6 +61,11 @@ class Ended:
     peak: int
     last: str
 
+    @property
+    def outcome(self) -> int:
+        """Return the exit code; 0 if the budgets of its own clients ended the run, for the cell is finished then."""
+        return 0 if self.code == BUDGET and self.cell.is_ended_by_clients() else self.code
+
 
 class Process:
     """Process of a running cell.
@@ -166,9 +171,9 @@ class Runner:
     def _note(self, found: Ended) -> None:
         """Record the end of a cell, and tell it with the remaining time, by the mean time of finished cells."""
         self.ended.append(found)
-        if found.code == BUDGET:
+        if found.outcome == BUDGET:
             self._waiting.clear()
-        if found.code == 0:
+        if found.outcome == 0:
             self.jobs = self.jobs or jobs_for(found.peak)
         left = 0 if self._hides_times else len(self._waiting) + len(self._running)
         each = sum(found.seconds for found in self.ended) / len(self.ended)
@@ -178,10 +183,10 @@ class Runner:
 
 def how_ended(found: Ended) -> str:
     """Describe the result of a cell; for a failure, quote its last line."""
-    if found.code == BUDGET:
+    if found.outcome == BUDGET:
         return "a budget ended it; no other cell is started"
-    if found.code == 0:
-        return "done"
+    if found.outcome == 0:
+        return "done: the budgets of its clients are spent" if found.code else "done"
     if found.code == INTERRUPTED:
         return "stopped in order; it will be done anew"
     if found.code == -signal.SIGTERM:
@@ -372,7 +377,7 @@ def conduct(path: Path, told: Told, only_check: bool = False) -> int:
             told(line)
         if found is not None:
             told(f"results  {folder}")
-    codes = {ended.code for ended in runner.ended}
+    codes = {ended.outcome for ended in runner.ended}
     if runner.stopped:
         return INTERRUPTED
     return FAILED if codes - {0, BUDGET} else BUDGET if BUDGET in codes else 0

@@ -226,6 +226,7 @@ class FakeProcess:
     accuracies: ClassVar = {2.0: 0.9, 4.0: 0.6}
     epsilons: ClassVar = {}
     codes: ClassVar = {}
+    budget: ClassVar = "budget"
     peak = 1
 
     def __init__(self, cell, folder):
@@ -241,7 +242,7 @@ class FakeProcess:
         code = 130 if self.asked else self.codes.get(self.number, 0)
         noise, seed = self.cell.settings["privacy.noise-multiplier"], self.cell.config.seed
         if code in (0, 3):
-            ended, epsilon = {0: "as-asked", 3: "budget"}[code], self.epsilons.get(noise, 1.0)
+            ended, epsilon = {0: "as-asked", 3: self.budget}[code], self.epsilons.get(noise, 1.0)
             finished(self.cell, self.accuracies[noise] + seed / 100, ended, epsilon)
         return Ended(self.cell, code, 10.0, self.peak, "ValueError: it is broken")
 
@@ -368,6 +369,13 @@ class TestRuns:
         fake.codes = {1: 3}
         code, told = conducted(written(NOISY.replace("seeds = 2", "seeds = 3\njobs = 1")))
         assert code == 3 and len(fake.started) == 1 and "a budget ended it" in told
+
+    def test_the_budgets_of_its_clients_end_one_cell_alone(self, written, fake, monkeypatch):
+        fake.codes = {1: 3}
+        monkeypatch.setattr(fake, "budget", "site-budgets")
+        code, told = conducted(written(NOISY))
+        assert code == 0 and len(fake.started) == 4 and "done: the budgets of its clients are spent" in told
+        assert conducted(written(NOISY))[0] == 0 and len(fake.started) == 4, "the cell has its result"
 
     def test_one_that_runs_elsewhere(self, written, monkeypatch):
         cells = cells_of(Sweep(written(NOISY)))
