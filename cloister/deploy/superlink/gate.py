@@ -48,6 +48,7 @@ from cloister.flower.superlink import (
 )
 from cloister.utils.wire import GATE
 
+LinkState = SqlLinkState | InMemoryLinkState
 PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\n([A-Za-z0-9+/=\n]{1,400})-----END PUBLIC KEY-----\n")
 CURVES = {
     "P-256": "3059301306072a8648ce3d020106082a8648ce3d030107034200",
@@ -113,7 +114,7 @@ class RevokedKeys(HandlerOverride):
     handlers: ClassVar[ModuleType] = control_handlers
     names = ("register_node",)
 
-    def register_node(self, request: Any, account: object, state: Any) -> object:
+    def register_node(self, request: Any, account: object, state: LinkState) -> object:
         """Register a node.
 
         Raises:
@@ -182,7 +183,7 @@ class Gate(HandlerOverride):
         self.sent: Counter[int] = Counter()
         self.idle: dict[int, int] = {}
 
-    def pull_messages(self, request: fleet_pb2.PullMessagesRequest, state: Any, store: object) -> object:
+    def pull_messages(self, request: fleet_pb2.PullMessagesRequest, state: LinkState, store: object) -> object:
         """Give a node its next message, once all of it is there.
 
         A node that is told of a message waits for the rest of it, three minutes if its app was killed meanwhile.
@@ -200,7 +201,7 @@ class Gate(HandlerOverride):
                 del self.sent[node]
                 break
         finally:
-            if cut:
+            if cut and isinstance(state, SqlLinkState):
                 with state.session() as session:
                     again = update(MessageIns).where(MessageIns.message_id.in_(cut))
                     session.execute(again.values(delivered_at=""))
@@ -208,7 +209,7 @@ class Gate(HandlerOverride):
             self.idle[node] = app_sent  # read before the database was: a message sent since then changes the number
         return answer if answer.messages_list else fleet_pb2.PullMessagesResponse()
 
-    def pull_object(self, request: message_pb2.PullObjectRequest, state: Any) -> object:
+    def pull_object(self, request: message_pb2.PullObjectRequest, state: LinkState) -> object:
         """Give a node an object of its own message, until it has begun its reply."""
         node = request.node.node_id
         message, names = self.given.get(node) or self._recalled(node, state)
@@ -220,7 +221,7 @@ class Gate(HandlerOverride):
         log(WARNING, "refused node %s an object that is not of its own message", node)
         return message_pb2.PullObjectResponse(object_found=False, object_available=False)
 
-    def _recalled(self, node: int, state: Any) -> tuple[str, frozenset[str]]:
+    def _recalled(self, node: int, state: LinkState) -> tuple[str, frozenset[str]]:
         """Return the message that an earlier SuperLink gave a node last, and the names of its objects."""
         if isinstance(state, SqlLinkState):
             given = (MessageIns.dst_node_id == in_database(node)) & (MessageIns.delivered_at != "")
@@ -232,7 +233,7 @@ class Gate(HandlerOverride):
         return self.given.get(node, ("", frozenset()))
 
     def confirm_message_received(
-        self, request: message_pb2.ConfirmMessageReceivedRequest, state: Any, store: Container[str]
+        self, request: message_pb2.ConfirmMessageReceivedRequest, state: LinkState, store: Container[str]
     ) -> object:
         """Keep the message that a node has fetched until the node has begun its reply.
 
@@ -246,7 +247,7 @@ class Gate(HandlerOverride):
             log(WARNING, "refused node %s the confirmation of a message that it was not given", node)
         return message_pb2.ConfirmMessageReceivedResponse()
 
-    def push_messages(self, request: fleet_pb2.PushMessagesRequest, state: Any) -> object:
+    def push_messages(self, request: fleet_pb2.PushMessagesRequest, state: LinkState) -> object:
         """Begin the one reply of a node to a message.
 
         Raises:
