@@ -155,7 +155,7 @@ class Cell:
     def state(self) -> State:
         """Return the state of the run.
 
-        `done`: it has a result, also if the budgets of its clients ended it. `running`: a process executes it. `broken`:
+        `done`: it has a result, also if its clients' budgets ended it. `running`: a process executes it. `broken`:
         it was killed, stopped or failed, or the budget that ended it has changed since.
         """
         if not self.directory.exists():
