@@ -4,7 +4,13 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from rich.console import Console
+
+from cloister.server.reports.console import ConsoleReporter
+from cloister.server.run import Outcome
+from cloister.simulation.simulate import simulate
 
 Cell = TypeVar("Cell")
 NONE = "–"
@@ -121,6 +127,22 @@ def in_turn(left: Sequence[Cell], seconds: float, units: Callable[[Cell], float]
         yield cell
         seconds = (time.perf_counter() - start) / units(cell)
     print("all cells are there")
+
+
+def completed(settings: Mapping[str, Any], clients: int) -> Outcome:
+    """Run a configuration in this process, without output, and return its outcome.
+
+    Args:
+        settings: dotted keys of the run.
+        clients: number of simulated clients.
+
+    Raises:
+        SystemExit: the run ended early, such as by Ctrl-C or SIGTERM; half a run is no result.
+    """
+    outcome = simulate(settings, clients, ConsoleReporter(1, Console(quiet=True)))
+    if outcome.ended != "as-asked":
+        raise SystemExit(f"a run ended early, and its cell has no result: {outcome.stopped}")
+    return outcome
 
 
 def write_table(place: Path, about: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

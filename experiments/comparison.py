@@ -24,13 +24,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cells import data_at, in_turn, parser
-from rich.console import Console
+from cells import completed, data_at, in_turn, parser
 
 from cloister.audits.audit import Effort, audit
 from cloister.server.reports.compare.runs import read_runs
-from cloister.server.reports.console import ConsoleReporter
-from cloister.simulation.simulate import simulate
 from cloister.utils.text import at_most
 
 ATTACKS = ("client-inference", "membership-inference")
@@ -198,7 +195,7 @@ def result_of(cell: Cell, data: str) -> dict[str, Any]:
     where = {} if cell.task == "digits" else {"task.data-path": data_at(f"{data}/{cell.task}", cell.task)}
     with tempfile.TemporaryDirectory() as folder:
         settings = cell.settings() | where | {"output-dir": folder}
-        outcome = simulate(settings, CLIENTS, ConsoleReporter(1, Console(quiet=True)))
+        outcome = completed(settings, CLIENTS)
         path = outcome.directory.path
         audited = audit(path, Effort(TASKS[cell.task].shadows, cell.seed), ATTACKS)
         cost = read_runs([path])[0].costs[-1]

@@ -16,12 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cells import NONE, in_turn, write_table
+from cells import NONE, completed, in_turn, write_table
 from cells import parser as with_results
-from rich.console import Console
 
-from cloister.server.reports.console import ConsoleReporter
-from cloister.simulation.simulate import simulate
 from cloister.tasks import TASKS
 from cloister.tasks.datasets.characters import Digits, Mnist
 
@@ -100,9 +97,7 @@ def accuracy(cell: Cell, data: str) -> float:
     place = {"task.data-path": data} if task == "mnist" else {}
     with tempfile.TemporaryDirectory() as scratch:
         given = COMMON | settings | place | {"task.name": name, "seed": seed, "output-dir": scratch}
-        outcome = simulate(given, CLIENTS, ConsoleReporter(1, Console(quiet=True)))
-    if outcome.ended != "as-asked":
-        raise SystemExit(f"{cell} ended early ({outcome.ended}), and is not kept")
+        outcome = completed(given, CLIENTS)
     return float(outcome.rounds[-1].central["accuracy"])
 
 

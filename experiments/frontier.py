@@ -38,8 +38,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from cells import NONE, data_at, in_turn, parser, write_table
-from rich.console import Console
+from cells import NONE, completed, data_at, in_turn, parser, write_table
 
 from cloister.client.data import benchmark_of, handing_out, task_of
 from cloister.client.request import NamedArrays
@@ -53,9 +52,7 @@ from cloister.privacy.mechanisms.distributed.shared import SharedSum
 from cloister.privacy.mechanisms.distributed.steps import encode_clipped_sum
 from cloister.server.build import build
 from cloister.server.reports.compare.runs import read_runs
-from cloister.server.reports.console import ConsoleReporter
 from cloister.server.secure_steps import SecureSteps
-from cloister.simulation.simulate import simulate
 from cloister.tasks.base import Examples
 from cloister.tasks.recipe import recipe_of
 from cloister.training.plan import TrainingPlan
@@ -239,9 +236,7 @@ def in_process(settings: Mapping[str, Any], clients: int, pooled: Examples | Non
     """
     with tempfile.TemporaryDirectory() as folder, handing_out([pooled]) if pooled else nullcontext():
         given = {**settings, "evaluation.every": settings["num-rounds"], "output-dir": folder}
-        outcome = simulate(given, clients, ConsoleReporter(1, Console(quiet=True)))
-        if outcome.stopped:  # such as by a signal
-            raise SystemExit(f"a run ended early, and its cell has no result: {outcome.stopped}")
+        outcome = completed(given, clients)
         cost = read_runs([outcome.directory.path])[0].costs[-1]
     return Result(outcome.rounds[-1].central["accuracy"], cost.epsilon, cost.kind.unit if cost.kind else "")
 

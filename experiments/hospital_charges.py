@@ -30,14 +30,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from cells import NONE, data_at, in_turn, parser, write_table
+from cells import NONE, completed, data_at, in_turn, parser, write_table
 from numpy.typing import NDArray
-from rich.console import Console
 
 from cloister.client.data import task_of
-from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import Outcome
-from cloister.simulation.simulate import simulate
 from cloister.tasks.datasets.regressions import HospitalCharges
 from cloister.tasks.targets import Target
 from cloister.utils.arrays import from_record, unstacked
@@ -77,7 +74,7 @@ SETTINGS = {
 def trained(hypotheses: int, multiplier: float, seed: int, given: dict[str, Any]) -> dict[str, Any]:
     """One run, in figures."""
     settings = SETTINGS | given | {"privacy.clusters": hypotheses, "privacy.laplace-noise-multiplier": multiplier}
-    outcome = simulate(settings | {"seed": seed}, CLIENTS, ConsoleReporter(1, Console(quiet=True)))
+    outcome = completed(settings | {"seed": seed}, CLIENTS)
     leakage = json.loads((outcome.directory.path / "leakage.json").read_text())
     return {
         "k": hypotheses,

@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cells import in_turn, parser
+from cells import completed, in_turn, parser
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from cloister.server.reports.console import ConsoleReporter
-from cloister.simulation.simulate import simulate
 from cloister.tasks.datasets.regressions import OPTIMA, USERS, Linear
 from cloister.tasks.targets import Target
 from cloister.utils.arrays import from_record
@@ -62,7 +60,7 @@ def trained(settings: dict[str, Any]) -> tuple[dict[str, Any], NDArray]:
     """One run in figures, and the path of its hypotheses, of shape (rounds + 1, k, 2)."""
     with tempfile.TemporaryDirectory() as scratch:
         everything = SETTINGS | {"output-dir": scratch} | settings | {"keep-checkpoints": 0}
-        outcome = simulate(everything, USERS, ConsoleReporter(1, Console(quiet=True)))
+        outcome = completed(everything, USERS)
         path = [_flat(np.load(file)) for file in sorted(outcome.directory.checkpoints.iterdir())]
         told = outcome.directory.path / "leakage.json"
         leakage = json.loads(told.read_text()) if told.exists() else {}

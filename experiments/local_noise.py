@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from cells import data_at, in_turn, parser
+from cells import completed, data_at, in_turn, parser
 from rich.console import Console
 from rich.table import Table
 
 from cloister.privacy.accounting.filters import noise_multiplier_for
-from cloister.server.reports.console import ConsoleReporter
-from cloister.simulation.simulate import simulate
 
 DELTA = 1e-5
 EPSILONS = {
@@ -69,7 +67,7 @@ def accuracy(settings: dict[str, Any], clients: int) -> float:
     """Of the last model, on the server's test examples."""
     with tempfile.TemporaryDirectory() as scratch:
         settings = settings | {"output-dir": scratch, "keep-checkpoints": 1}
-        outcome = simulate(settings, clients, ConsoleReporter(1, Console(quiet=True)))
+        outcome = completed(settings, clients)
         return float(outcome.rounds[-1].central["accuracy"])
 
 

@@ -18,13 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cells import NONE, apart, data_at, in_turn, parser, write_table
-from rich.console import Console
+from cells import NONE, apart, completed, data_at, in_turn, parser, write_table
 
 from cloister.client.data import benchmark_of
 from cloister.config.run import parse
-from cloister.server.reports.console import ConsoleReporter
-from cloister.simulation.simulate import simulate
 
 TASKS = ("mnist-writers", "femnist")
 ROTATED = {"task.rotated-fraction": 0.5}
@@ -67,7 +64,7 @@ def trained(settings: dict[str, Any], writers: int) -> dict[str, Any]:
     """One run, in figures."""
     with tempfile.TemporaryDirectory() as scratch:
         everything = SETTINGS | {"output-dir": scratch} | settings
-        outcome = simulate(everything, writers, ConsoleReporter(1, Console(quiet=True)))
+        outcome = completed(everything, writers)
         leakage = json.loads((outcome.directory.path / "leakage.json").read_text())
     best = min((done for done in outcome.rounds if done.central), key=lambda done: done.central["loss"])
     last = outcome.rounds[-1].measured

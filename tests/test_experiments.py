@@ -380,3 +380,11 @@ def test_writers_that_stopped_early_are_not_run_again(load, tmp_path, monkeypatc
     table = (tmp_path / "mnist_writers" / "table-softmax.md").read_text()
     assert "| 5 | 84.4 % | 84.4 % | 81.2 % | +2.0 | 1.234e+04 | 1, 1 |" in table
     assert "| 7 | 84.4 % | 84.4 % | – | – | 1.234e+04 | 1, 1 |" in table
+
+
+@pytest.mark.parametrize("how", ["operator", "budget"])
+def test_half_a_run_is_no_result(load, monkeypatch, how):
+    cells = load("cells")
+    monkeypatch.setattr(cells, "simulate", lambda *_: SimpleNamespace(ended=how, stopped="stopped by SIGTERM"))
+    with pytest.raises(SystemExit, match="has no result: stopped by SIGTERM"):
+        cells.completed({}, 4)
