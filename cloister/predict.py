@@ -26,7 +26,7 @@ from cloister.tasks.pictures.task import PictureTask
 from cloister.tasks.tables import UNEVEN
 from cloister.tasks.targets import Target, Targets
 from cloister.utils.errors import ConfigError, DataError
-from cloister.utils.files import atomic_path, read_text
+from cloister.utils.files import atomic_path
 from cloister.utils.rows import fields, finite_rows, from_fields
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
@@ -225,9 +225,9 @@ def _read(task: Task, data: Path) -> Scored:
 
 def _task(folder: Path) -> Task:
     try:
-        content = json.loads(read_text(folder / "config.json"))
+        content = json.loads((folder / "config.json").read_text())
         settings = dict(content["config"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise DataError(
             f"{folder} is no run directory and no model-dir of a client: it has no config.json of one"
         ) from None

@@ -30,7 +30,6 @@ from cloister.audits.findings import Control, Finding, Measured
 from cloister.privacy.accounting.accountants import gaussian_epsilon
 from cloister.privacy.claims.server import RUN
 from cloister.utils.errors import ConfigError
-from cloister.utils.files import read_text
 from cloister.utils.text import at_least, at_most, percent_at_least
 
 CONFIDENCE = 0.95
@@ -265,9 +264,9 @@ def canary_bounds(run: Path, confidence: float = CONFIDENCE) -> CanaryBounds:
     """
     told = one_run_of(run)
     try:
-        claims = json.loads(read_text(run / "privacy.json"))["claims"]
-        rounds = int(json.loads(read_text(run / NAME))["rounds"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        claims = json.loads((run / "privacy.json").read_text())["claims"]
+        rounds = int(json.loads((run / NAME).read_text())["rounds"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{run / NAME} cannot be read: {type(error).__name__}") from None
     figure: dict[str, float] = next((claim for claim in claims if claim["scope"] == RUN), {})
     delta = figure.get("delta", DELTA)
@@ -292,11 +291,11 @@ def one_run_of(run: Path) -> OneRun:
         ConfigError: the run had no canaries, or its file is not that of a run.
     """
     try:
-        facts = json.loads(read_text(run / NAME))
+        facts = json.loads((run / NAME).read_text())
         return OneRun(np.array(facts["coins"], bool), np.array(facts["scores"], float), facts["guesses"])
     except FileNotFoundError:
         raise ConfigError(f"{run} is no finished run with canaries: it has no {NAME}; set privacy.canaries") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{run / NAME} cannot be read: {type(error).__name__}") from None
 
 

@@ -30,7 +30,7 @@ from cloister.server.reports.rundir import NAME, RESUMED, SEEN, SIMULATION, RunD
 from cloister.server.stopping import EarlyStopping
 from cloister.utils.arrays import Layout, State, Stateful, from_record, joined, part
 from cloister.utils.errors import ConfigError
-from cloister.utils.files import read_npz, read_text, write_npz
+from cloister.utils.files import read_npz, write_npz
 from cloister.utils.wire import ASSUMED, ASSUMED_ROUNDS, HELD_OUT
 
 VERSION = 1
@@ -100,7 +100,7 @@ class Progress:
         """
         path = directory.path / FILE
         try:
-            facts = json.loads(read_text(path))
+            facts = json.loads(path.read_text())
             if facts["version"] != VERSION:
                 raise ConfigError(
                     f"{path} has version {facts['version']!r}, and this Cloister reads {VERSION}; resume the run with "
@@ -294,7 +294,7 @@ def remember(grid: Grid, earlier: ResumedRun, split: Split | None, secret: bool)
             assumed = {node: {ASSUMED_ROUNDS: rounds, HELD_OUT: node in outsiders} for node in nodes}
             memories = {str(node): {"config": {ASSUMED: facts}, "metrics": {}} for node, facts in assumed.items()}
         grid.remember(memories)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _foreign(directory.path / NODES, error) from None
     if secret:
         forget_nodes(directory)
@@ -326,7 +326,7 @@ def refuse_other_ledger(directory: RunDirectory, ledger: Ledger) -> None:
     try:
         noted = directory.read_json(LEDGER)
         place, head = (noted["path"], noted["head"]) if noted else (_place(directory, ledger), ledger.head)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise _foreign(directory.path / LEDGER, error) from None
     if (found := _place(directory, ledger)) != place:
         raise ConfigError(
@@ -405,8 +405,8 @@ def _foreign(path: Path, error: Exception) -> ConfigError:
 
 def _read(file: Path, directory: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(read_text(file)))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"resume = {str(directory)!r} is no run directory: {file.name}: {type(error).__name__}"
         ) from None
@@ -432,9 +432,9 @@ def _refuse_changes(before: RunConfig, now: RunConfig) -> None:
 def _refuse_ended(path: Path, config: RunConfig, progress: Progress | None) -> None:
     """Refuse a run that ended after all rounds or by early stopping."""
     try:
-        ended = json.loads(read_text(path / "privacy.json"))["ended"]
+        ended = json.loads((path / "privacy.json").read_text())["ended"]
         how, why = ended["how"], ended["why"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return
     finished = progress is not None and progress.round >= config.num_rounds
     if how == "as-asked" and (finished or why):

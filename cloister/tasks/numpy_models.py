@@ -83,7 +83,7 @@ class NumpyModel(ABC):
     def load(self, path: Path) -> None:
         """Replace every weight by those in a file that `save` wrote.
 
-        Reading loads no pickles. It takes no more memory than the file's size.
+        Reading loads no pickles.
 
         Raises:
             DataError: the file is no archive of arrays.

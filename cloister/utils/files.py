@@ -1,11 +1,8 @@
-"""Atomic writing and safe reading of files in run directories, and libraries that write to standard error."""
+"""Atomic writing and reading of files in run directories, and libraries that write to standard error."""
 
-import errno
 import json
 import os
-import stat
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +15,6 @@ from cloister.utils.errors import ConfigError
 
 DAY = 86_400
 """Seconds."""
-LARGEST_TEXT = 1 << 28
-"""Largest text file in a run directory, in bytes."""
 Json = Mapping[str, Any]
 """A table of a JSON file as it was read; its reader checks the values."""
 JsonTable = dict[str, Any]
@@ -54,32 +49,12 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray]) -> None:
 def read_npz(path: Path) -> dict[str, NDArray]:
     """Read the arrays of `write_npz`, without pickles.
 
-    The arrays need no more memory than the file's size.
-
     Raises:
         OSError: the file cannot be read.
         Exception: any other type for another kind of file, since readers of archives raise several types.
     """
-    with zipfile.ZipFile(path) as archive:
-        if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
-            raise ValueError("the arrays are larger than the file, and no run compresses them")
     with np.load(path, allow_pickle=False) as saved:
         return dict(saved)
-
-
-def read_text(path: Path) -> str:
-    """Read a text file of a run directory, which may be from an untrusted source.
-
-    Raises:
-        OSError: it is not a regular file (a pipe or a device may have no end), or it is too large.
-        ValueError: it contains no text.
-    """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    if found.st_size > LARGEST_TEXT:
-        raise OSError(errno.EFBIG, f"it is larger than {LARGEST_TEXT >> 20} MB", str(path))
-    return path.read_text()
 
 
 def read_json(path: Path) -> JsonTable:
@@ -89,12 +64,12 @@ def read_json(path: Path) -> JsonTable:
         ConfigError: the file does not exist, or contains no table.
     """
     try:
-        content = json.loads(read_text(path))
+        content = json.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path.parent} is no run directory: it has no {path.name}") from None
     except NotADirectoryError:
         raise ConfigError(f"{path.parent} is no run directory: it is a file") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no JSON"
         raise ConfigError(f"{path} cannot be read: {reason}") from None
     if not isinstance(content, dict):

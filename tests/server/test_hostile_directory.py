@@ -1,10 +1,9 @@
-"""A run directory that somebody else made is read as data, or refused in a line; nothing in it is followed or run."""
+"""A run directory that is damaged or foreign is read as data, or refused in a line; nothing in it is run."""
 
 import json
 import shutil
 from itertools import product
 
-import numpy as np
 import pytest
 from rich.console import Console
 from support import failures
@@ -53,28 +52,14 @@ def readers(run):
     }
 
 
-@pytest.mark.parametrize("content", ["[" * 200_000, '{"config": 1e999}', None], ids=["deep", "other", "device"])
-def test_a_configuration_that_is_none_is_one_error(run, content):
-    (run / "config.json").unlink()
-    if content is None:
-        (run / "config.json").symlink_to("/dev/null")
-    else:
-        (run / "config.json").write_text(content)
+def test_a_configuration_that_is_none_is_one_error(run):
+    (run / "config.json").write_text('{"config": 1e999}')
 
     def check(reader):
         with pytest.raises((ConfigError, DataError)):
             readers(run)[reader]()
 
     assert failures(["status", "report", "compare", "audit", "predict", "resume"], check) == []
-
-
-@pytest.mark.parametrize("name", ["config.json", "state.json", "rounds.jsonl"])
-def test_a_run_is_not_resumed_from_a_device(run, name):
-    (run / "privacy.json").unlink()  # it has not ended
-    (run / name).unlink(missing_ok=True)
-    (run / name).symlink_to("/dev/zero")
-    with pytest.raises(ConfigError, match="resume"):
-        readers(run)["resume"]()
 
 
 def test_rounds_that_are_none_are_one_error(run):
@@ -85,7 +70,7 @@ def test_rounds_that_are_none_are_one_error(run):
         with pytest.raises(ConfigError):
             readers(run)[reader]()
 
-    wrong = ["[" * 200_000, '{"round": 1e999}', '{"round": "x"}', '{"round": 1, "central": [1]}']
+    wrong = ['{"round": 1e999}', '{"round": "x"}', '{"round": 1, "central": [1]}']
     assert failures(product(["status", "report", "compare"], wrong), check) == []
 
 
@@ -95,22 +80,6 @@ def test_what_a_watch_computes_with_are_numbers(run):
         (run / "config.json").write_text(json.dumps(content | {"config": content["config"] | {"round-timeout": wrong}}))
         seen = look(Places(runs=run.parent))
         assert seen.run is None and [item.kind for item in findings(seen, 0.0)] == ["unreadable"]
-
-
-@pytest.mark.parametrize("name", ["model.npz", "checkpoints/round-00001.npz"])
-def test_a_small_archive_of_many_numbers_is_no_model(run, name):
-    np.savez_compressed(run / name, weights=np.zeros(1 << 18))
-    with pytest.raises(DataError, match="holds no model"):
-        if name == "model.npz":
-            readers(run)["audit"]()
-        else:
-            FinishedRun.read(run).released()
-
-
-def test_a_number_of_clients_that_nobody_can_simulate(run):
-    (run / "simulation.json").write_text(json.dumps({"clients": 10**12}))
-    with pytest.raises(ConfigError, match="a whole number up to 1000000"):
-        readers(run)["audit"]()
 
 
 PREMISE = {"name": MARK, "sentence": MARK, "by": MARK, "known": "assumed", "standing": False}

@@ -18,7 +18,7 @@ from cloister.config.run import RunConfig
 from cloister.server.build import Plan
 from cloister.utils.arrays import from_record
 from cloister.utils.errors import CloisterError, ConfigError
-from cloister.utils.files import JsonTable, atomic_path, expanded, read_json, read_text, write_npz
+from cloister.utils.files import JsonTable, atomic_path, expanded, read_json, write_npz
 
 RUNNING = "running"
 """Lock file that the process of a run holds until the process ends, in any way."""
@@ -219,9 +219,9 @@ class RunDirectory:
         """
         path = self.path / ROUNDS
         try:
-            whole = read_text(path).rpartition("\n")[0].splitlines() if path.exists() else []
+            whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
             kept = [line for line in map(json.loads, whole) if line["round"] <= server_round]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"resume: {path} is not what a run writes: {type(error).__name__}") from None
         with atomic_path(path) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept))

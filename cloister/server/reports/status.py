@@ -21,7 +21,7 @@ from cloister.privacy.claims.to_json import statement_of
 from cloister.server.reports.rundir import BEGUN, HIDES_TIMES, RUNNING
 from cloister.server.round import published
 from cloister.utils.errors import ConfigError, FederationError
-from cloister.utils.files import DAY, Json, JsonTable, read_json, read_text
+from cloister.utils.files import DAY, Json, JsonTable, read_json
 from cloister.utils.text import at_least, at_most, clean
 
 STOPPED_AFTER = 60
@@ -146,8 +146,8 @@ def _begun(path: Path) -> float:
     if changed % DAY:
         return changed
     try:
-        return float(json.loads(read_text(path))[BEGUN])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return float(json.loads(path.read_text())[BEGUN])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return changed
 
 
@@ -195,7 +195,7 @@ def run_state(directory: Path) -> RunState:
             why=(ending or {}).get("why", ""),
             premises="" if claim is None else f"{claim.status}: {listed(claim.premises)}",
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise ConfigError(
             f"{directory} is no run directory: rounds.jsonl or config.json is not what a run writes"
         ) from None
@@ -213,16 +213,16 @@ def hides_progress(directory: Path) -> bool:
     try:
         path = directory / "config.json"
         is_marked = not path.stat().st_mtime % DAY
-        return _is_held(directory) and bool(json.loads(read_text(path)).get(HIDES_TIMES, is_marked))
+        return _is_held(directory) and bool(json.loads(path.read_text()).get(HIDES_TIMES, is_marked))
     except FileNotFoundError:
         return False  # the directory was removed in the meantime
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError):
         return True
 
 
 def _last_round(written: Path) -> JsonTable:
     """Return the last complete line of `rounds.jsonl`; empty without one."""
-    lines = read_text(written).rpartition("\n")[0].splitlines() if written.exists() else []
+    lines = written.read_text().rpartition("\n")[0].splitlines() if written.exists() else []
     last = json.loads(lines[-1]) if lines else {}
     if not isinstance(last, dict):
         raise ValueError(f"a line of {written.name} must be a table, found {type(last).__name__}")
@@ -244,9 +244,9 @@ def _last_words(directory: Path) -> JsonTable:
     It is empty before the end or if the file is damaged.
     """
     try:
-        facts = json.loads(read_text(directory / "privacy.json"))
+        facts = json.loads((directory / "privacy.json").read_text())
         return {} if facts["status"] == "running" else dict(facts)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 

@@ -23,7 +23,7 @@ from cloister.server.stopping import Ending
 from cloister.tasks.making import Parameters
 from cloister.tasks.scores import RATES, Classification, ClassScores, RocCurve
 from cloister.utils.errors import ConfigError
-from cloister.utils.files import Json, JsonTable, atomic_path, read_json, read_text
+from cloister.utils.files import Json, JsonTable, atomic_path, read_json
 from cloister.utils.text import at_least, percent_at_least
 
 FIRST = ("epsilon", "auc", "similarity")
@@ -339,7 +339,7 @@ class Facts:
             ending = Ending(**privacy.get("ended", {"how": "error", "why": "privacy.json has no ending"}))
         with _named(directory / "rounds.jsonl"):
             written = directory / "rounds.jsonl"
-            rounds = rounds_in(read_text(written) if written.is_file() else "")
+            rounds = rounds_in(written.read_text() if written.is_file() else "")
         with _named(directory / EVALUATION):
             evaluation = Evaluation.of(_json(directory / EVALUATION))
         with _named(directory / "config.json"):
@@ -375,7 +375,7 @@ def _named(path: Path) -> Iterator[None]:
     """Convert parsing errors in the block to a `ConfigError` naming the file."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise ConfigError(f"{path} is not what a run writes: something in it is missing, or of another kind") from None
 
 
