@@ -22,11 +22,6 @@ from flwr.proto import message_pb2 as message_pb2
 # Seconds for which a SuperLink knows messages whose objects are still to come.
 from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS as OBJECT_PUSH_SESSION_TTL_SECONDS
 
-# The head of an object, read as Flower reads it: both see the same parts.
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_head_values_from_object_content as get_object_head_values_from_object_content,
-)
-
 # The error of a grid whose SuperLink declines an object.
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError as ObjectPushError
 

@@ -316,7 +316,6 @@ class PackedGrid(HttpGrid):
             Unreadable: it cannot be decoded, or its required signature is absent or invalid.
         """
         try:
-            self.maximum.require(reply.contents)
             found = inflate_object_from_contents(reply.announced.message_id, reply.contents)
             if not isinstance(found, Message):
                 raise Unreadable("a reply cannot be put together: it is no message")
