@@ -33,7 +33,7 @@ class TestPureReleases:
             at = share * epsilon * count
             truth, found = randomized_response(epsilon, count, at), Account().plus(Pure(epsilon), count)
             assert truth * (1 - ROUNDING) <= found.delta(at, "pld") <= truth + 1e-3
-            for name in ("rdp", "gdp", "published"):
+            for name in ("rdp", "published"):
                 assert found.delta(at, name) >= truth * (1 - ROUNDING)
 
         cases = [
@@ -95,8 +95,7 @@ class TestPureReleases:
         found, alone = Account(events), Account([event for event in events if isinstance(event, Gaussian)])
         for name in ACCOUNTANTS:
             assert alone.epsilon(SMALL, name) < found.epsilon(SMALL, name)
-            if name != "gdp":  # which takes pure releases for Gaussians
-                assert found.epsilon(SMALL, name) <= alone.epsilon(SMALL, name) + 1.2 + 1e-3
+            assert found.epsilon(SMALL, name) <= alone.epsilon(SMALL, name) + 1.2 + 1e-3
 
     def test_an_epsilon_out_of_range_is_refused(self):
         def check(epsilon):

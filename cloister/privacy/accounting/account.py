@@ -1,12 +1,11 @@
 """Composition of events to ε(δ) and δ(ε), on dp-accounting.
 
-    events ──▶ Account ──▶ epsilon(δ), delta(ε)      by `rdp`, `pld`, `gdp`, or `published`
+    events ──▶ Account ──▶ epsilon(δ), delta(ε)      by `rdp`, `pld` or `published`
 
 **Accountants.** `rdp`: Rényi DP with the tight conversion (Canonne, Kamath, Steinke, 2020, Proposition 12). `pld`:
 privacy loss distributions, tighter; events without sampling compose to one Gaussian exactly, whose curve has a closed
-form (Balle, Wang, 2018, Theorem 8). `gdp`: Gaussian DP, which composes all events to one Gaussian of μ² = Σ μᵢ²,
-without amplification by draws (Dong, Roth, Su, 2022). `published`: Rényi DP with the classic conversion (Mironov,
-2017, Proposition 3), as papers of 2017 to 2020 used it, to compare with their tables.
+form (Balle, Wang, 2018, Theorem 8). `published`: Rényi DP with the classic conversion (Mironov, 2017, Proposition
+3), as papers of 2017 to 2020 used it, to compare with their tables.
 
 **Relations.** Noise multipliers are relative to adding or removing one unit. Replacing one unit moves a sum twice as
 far, so every multiplier is halved for `replace-one`, which dp-accounting's Rényi accountant leaves to its caller. A
@@ -34,7 +33,7 @@ from cloister.privacy.accounting.vocabulary import Losses, Relation, units_of
 from cloister.utils import check
 from cloister.utils.errors import ConfigError, PrivacyError
 
-Accountant = Literal["rdp", "pld", "gdp", "published"]
+Accountant = Literal["rdp", "pld", "published"]
 
 LARGE = (80, 96, 112, 128, 160, 192, 256, 512, 1024)
 FINE = tuple(sorted({*(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), *LARGE}))
@@ -251,12 +250,6 @@ class Account:
         orders, curve = self._curve()
         return math.exp(min(0.0, float(np.min((orders - 1) * (curve - epsilon)))))
 
-    def _gdp_epsilon(self, delta: float) -> float:
-        return accountants().gaussian_epsilon(1 / math.sqrt(self.mu_squared()), delta)
-
-    def _gdp_delta(self, epsilon: float) -> float:
-        return accountants().gaussian_delta(1 / math.sqrt(self.mu_squared()), epsilon)
-
     def _pld_epsilon(self, delta: float) -> float:
         if self.is_unsampled:
             return accountants().gaussian_epsilon(self._unsampled_multiplier(), delta)
@@ -300,7 +293,6 @@ Curve = Callable[[Account, float], float]
 ACCOUNTANTS: Mapping[Accountant, tuple[Curve, Curve]] = {
     "rdp": (Account._rdp_epsilon, Account._rdp_delta),
     "pld": (Account._pld_epsilon, Account._pld_delta),
-    "gdp": (Account._gdp_epsilon, Account._gdp_delta),
     "published": (Account._published_epsilon, Account._published_delta),
 }
 """Functions of each accountant: ε at δ, and δ at ε."""

@@ -114,7 +114,7 @@ class Event:
         raise NotImplementedError
 
     def mu_squared(self, relation: Relation) -> float:
-        """Return μ² of one release, unamplified, for `gdp` and the Gaussian filter."""
+        """Return μ² of one release, unamplified, for the Gaussian filter."""
         raise NotImplementedError
 
     def has_losses(self, relation: Relation) -> bool:
