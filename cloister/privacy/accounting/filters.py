@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from cloister.privacy.accounting.account import FINE, Account
-from cloister.privacy.accounting.events import Event, Gaussian, accountants
-from cloister.privacy.accounting.vocabulary import MAX_MULTIPLIER, OVERFLOW, UNSAMPLED, Relation, Sampling
+from cloister.privacy.accounting.events import Event, accountants
+from cloister.privacy.accounting.vocabulary import MAX_MULTIPLIER, OVERFLOW, Relation
 from cloister.utils import check
 from cloister.utils.errors import ConfigError, PrivacyError
 from cloister.utils.files import Json
@@ -284,36 +284,6 @@ def from_json(content: Json) -> Filter:
 
 
 # --- plans for a budget ---
-
-
-def noise_multiplier_for(
-    epsilon: float, delta: float, rounds: int, sampling: Sampling = UNSAMPLED, relation: Relation = "add-or-remove"
-) -> float:
-    """Return the smallest z with which a budget allows `rounds` releases.
-
-    It is exact to one part in a thousand.
-
-    Args:
-        epsilon: ε of the budget.
-        delta: δ of the budget.
-        rounds: number of releases.
-        sampling: draw of the units of each.
-        relation: neighbouring relation of datasets.
-
-    Raises:
-        ConfigError: ε, δ or the rounds are out of range, or no z up to 10⁶ suffices.
-    """
-    check.positive(epsilon=epsilon, rounds=rounds)
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta must be above 0 and below 1, got {delta}")
-    # The filter that a run with such a draw enters into a ledger without one.
-    drawn = sampling.is_poisson and sampling.probability < 1
-    chosen = filter_for("renyi" if drawn else "gaussian", epsilon, delta)
-    return minimum_multiplier(
-        lambda multiplier: rounds * cost(chosen, Gaussian(multiplier, sampling), relation),
-        chosen.limit(epsilon, delta),
-        f"a budget of ε = {epsilon:g} at δ = {delta:g}",
-    )
 
 
 def minimum_multiplier(spent: Callable[[float], float], limit: float, budget: str) -> float:
