@@ -244,7 +244,7 @@ def _set_up(
     attested = Attested(plan.strategy.has_secret_cohorts)
     # Reserve twice the size of the model: a new archive is written before it replaces the old one.
     directory.reserve(2 * layout.size * np.dtype(layout.dtype).itemsize)
-    write_traces_to(directory.path, plan.hides_times)
+    write_traces_to(directory.path)
     use_run_local_ledger(plan, grid, directory.path)
     refuse_other_ledger(directory, plan.budget.ledger)
     rounds: list[Round] = []

@@ -69,13 +69,13 @@ class _Reader:
     """Reader of the messages of a block.
 
     Attributes:
-        folders: for tracebacks, each with whether its names may reveal only the day.
+        folders: for tracebacks.
         is_owner: whether this user has all data that the block reads.
         wants_all: whether whole tracebacks are printed.
         failures: of clients in the innermost block of `for_owner`, equal ones once.
     """
 
-    folders: list[tuple[Path, bool]] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
     is_owner: bool = False
     wants_all: bool = False
     failures: list[Failure] = field(default_factory=list)
@@ -239,18 +239,17 @@ def show_trace(error: BaseException) -> None:
         traceback.print_exception(error, file=sys.stderr)
 
 
-def write_traces_to(folder: Path, coarse: bool = False) -> None:
+def write_traces_to(folder: Path) -> None:
     """Set the folder of tracebacks until the block of `one_line` ends.
 
     Without such a block it has no effect.
 
     Args:
-        folder: for tracebacks.
-        coarse: True if their names may reveal only the day.
+        folder: for tracebacks. Their names have the day alone, for logs name them.
     """
     reader = _reader.get()
     if reader is not None:
-        reader.folders.append((folder, coarse))
+        reader.folders.append(folder)
 
 
 def described(error: BaseException) -> str:
@@ -271,10 +270,9 @@ def described(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename2 or error.filename}: {error.strerror}"  # of a renaming, the place that is meant
     what, trace, reader = explained(error, names_folders=True), trace_without_values(error), _reader.get()
-    places: list[tuple[Path | None, bool]] = [*reversed(reader.folders if reader else []), (None, False)]
-    for parent, coarse in places:
+    name = time.strftime("traceback-%Y%m%d-", time.gmtime())
+    for parent in (*reversed(reader.folders if reader else []), None):
         with suppress(OSError):
-            name = time.strftime("traceback-%Y%m%d-" if coarse else "traceback-%Y%m%d-%H%M%S-", time.gmtime())
             handle, path = tempfile.mkstemp(".txt", name if parent else f"cloister-{name}", parent)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(trace)

@@ -112,7 +112,7 @@ class TestOneLine:
     def test_where_times_tell_of_a_draw_a_trace_has_the_day_alone(self, tmp_path):
         """The name of a run's folder tells when it began: the moment of its end told how long its rounds were."""
         with pytest.raises(Crash), one_line():
-            write_traces_to(tmp_path, coarse=True)
+            write_traces_to(tmp_path)
             fail_about_an_example()
         (written,) = tmp_path.iterdir()
         assert re.fullmatch(r"traceback-\d{8}-[a-z0-9_]+\.txt", written.name)
