@@ -13,7 +13,7 @@ from cloister.secure_aggregation.roster import opened
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "runtimes"))
-from processes import PROGRAMS, Processes, free_ports  # noqa: E402
+from processes import PROGRAMS, WARM_NODE, Processes, free_ports  # noqa: E402
 
 GUIDE = (ROOT / "docs" / "deploy.md").read_text()
 SECTION = GUIDE[GUIDE.index("## Two machines over a network") : GUIDE.index("## Containers")]
@@ -151,6 +151,7 @@ def deployed(tmp_path, monkeypatch):
     """The machines of the deployment guide, after its last step."""
     monkeypatch.delenv("CLOISTER_DATA", raising=False)
     monkeypatch.setenv("EDITOR", "true")
+    monkeypatch.setenv("CLOISTER_NODE", " ".join(WARM_NODE))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with Processes(tmp_path / "processes", shortened=True) as processes:
         machines = Machines(tmp_path, processes)
