@@ -2,7 +2,9 @@
 
 import gc
 import os
+import re
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from cloister.server import run
 
+MARKS = ("slow", "runtimes", "docker", "long", "torch")
 FAST = "not slow and not runtimes and not docker and not long and not torch"
 MINUTES = 8
 """That the tests which are `FAST` take at most, on two idle cores."""
@@ -71,9 +74,29 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m MARK` import only files with that word: to import all of them takes half a minute."""
+    mark = config.getoption("markexpr")
+    return True if mark in MARKS and collection_path.is_file() and mark not in _words(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest tests: one that began last would keep one core busy and leave the others idle."""
+    """Begin with the longest tests: one that began last would keep one core busy and leave the others idle.
+
+    Raises:
+        pytest.UsageError: a file has a test with a mark, and not its word.
+    """
+    for item in items:
+        for mark in MARKS:
+            if item.get_closest_marker(mark) and mark not in _words(item.path):
+                raise pytest.UsageError(f"{item.path}: `-m {mark}` passes over it; write the word {mark!r} there")
     items.sort(key=_minutes, reverse=True)
+
+
+@cache
+def _words(path: Path) -> frozenset[str]:
+    """Return the words of a file of Python; `mostly_slow` is two."""
+    return frozenset(re.findall(r"[^\W_]+", path.read_text()) if path.suffix == ".py" else ())
 
 
 def _minutes(item: pytest.Item) -> int:

@@ -1,4 +1,4 @@
-"""What DP-SGD promises in every framework: the sum, how far one unit moves it, the noise, and what breaks them."""
+"""What DP-SGD promises in Keras and in PyTorch (mark `torch`): the sum, how far one unit moves it, and the noise."""
 
 import numpy as np
 import pytest
