@@ -51,8 +51,7 @@ def test_the_page_has_these_commands():
         "pip",
         *["cloister"] * 5,
         "flower-superlink",
-        "flower-supernode",
-        "flower-supernode",
+        *["cloister"] * 2,
         "flwr",
         *["cloister"] * 2,
     ]
@@ -83,7 +82,8 @@ def test_whoever_follows_the_tutorial_trains_with_two_sites(tmp_path, monkeypatc
 
         processes.superlink(*COMMANDS[7][2:])
         sites = [pairs(given(command, "--node-config")) for command in COMMANDS[8:10]]
-        processes.supernodes([site | {"data-path": str(tmp_path / site["data-path"])} for site in sites])
+        nodes = [site | {"data-path": str(tmp_path / site["data-path"])} for site in sites]
+        processes.supernodes(nodes, *COMMANDS[8][:2])
         settings = pairs(given(COMMANDS[10], "--run-config"))
         processes.flwr_run(settings | {"output-dir": str(tmp_path / "deployed"), "run-name": "r"}, seconds=SECONDS)
         rounds = [json.loads(line) for line in (tmp_path / "deployed" / "r" / "rounds.jsonl").read_text().splitlines()]
