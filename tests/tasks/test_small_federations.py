@@ -75,6 +75,7 @@ def test_two_thousand_hospitals_learn(tmp_path):
 
 FRAMEWORKS = ("torch_model", "sklearn_models")
 """Modules that import the framework of their models."""
+HEAVY = ("cv2", "keras", "pandas", "scipy.stats", "sklearn", "tensorflow", "torch")
 
 
 def test_neither_tasks_nor_a_run_of_a_small_one_import_anything_heavy(tmp_path):
@@ -84,7 +85,7 @@ def test_neither_tasks_nor_a_run_of_a_small_one_import_anything_heavy(tmp_path):
     program = f"""
 import sys, {", ".join(["cloister.tasks", *light])}
 def heavy():
-    return [name for name in ("cv2", "keras", "pandas", "sklearn", "tensorflow", "torch") if name in sys.modules]
+    return [name for name in {HEAVY} if name in sys.modules]
 print(heavy())
 from cloister.simulation.simulate import simulate
 simulate({{"task.name": "linear", "num-rounds": 1, "privacy.server": "none", "tensorboard": False,

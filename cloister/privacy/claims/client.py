@@ -14,8 +14,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from scipy import stats
-
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Pure
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Relation, units_of
@@ -191,6 +189,8 @@ def sound_client(steps: LocalSteps, noise_multiplier: float, rounds: int, delta:
     if steps.sampling == "shuffle" or steps.rate == 1:
         batch, rest = min(steps.batch_size, steps.examples), delta
     else:  # with probability at least 1 - δ/2, no batch of any round exceeds this size
+        from scipy import stats  # takes a second, which most commands can do without
+
         tail = delta / 2 / max(1, rounds * steps.count)
         batch, rest = int(stats.binom.isf(tail, steps.examples, steps.rate)), delta / 2
     multiplier = client_multiplier(noise_multiplier, batch, steps.count)
