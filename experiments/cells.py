@@ -112,6 +112,25 @@ def data_at(place: str, name: str) -> str:
     return str(path)
 
 
+def simulated(
+    settings: Mapping[str, Any], clients: int | None = None, narrator: ConsoleReporter | None = None
+) -> Outcome:
+    """Run a federation without output, to its end.
+
+    Args:
+        settings: dotted keys of its configuration.
+        clients: number of clients; None: the default.
+        narrator: takes note of the rounds.
+
+    Raises:
+        SystemExit: the run ended early, such as by Ctrl-C or SIGTERM. So a part is not kept as the whole.
+    """
+    outcome = simulate(settings, clients, narrator or ConsoleReporter(1, Console(quiet=True)))
+    if outcome.ended != "as-asked":
+        raise SystemExit(f"a run ended early, and is not kept: {outcome.stopped}")
+    return outcome
+
+
 def in_turn(left: Sequence[Cell], seconds: float, units: Callable[[Cell], float] = lambda _: 1.0) -> Iterator[Cell]:
     """Give each cell, and say before it how many hours it and those behind it take, by how long the last one took.
 
@@ -127,22 +146,6 @@ def in_turn(left: Sequence[Cell], seconds: float, units: Callable[[Cell], float]
         yield cell
         seconds = (time.perf_counter() - start) / units(cell)
     print("all cells are there")
-
-
-def completed(settings: Mapping[str, Any], clients: int) -> Outcome:
-    """Run a configuration in this process, without output, and return its outcome.
-
-    Args:
-        settings: dotted keys of the run.
-        clients: number of simulated clients.
-
-    Raises:
-        SystemExit: the run ended early, such as by Ctrl-C or SIGTERM; half a run is no result.
-    """
-    outcome = simulate(settings, clients, ConsoleReporter(1, Console(quiet=True)))
-    if outcome.ended != "as-asked":
-        raise SystemExit(f"a run ended early, and its cell has no result: {outcome.stopped}")
-    return outcome
 
 
 def write_table(place: Path, about: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

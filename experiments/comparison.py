@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cells import completed, data_at, in_turn, parser
+from cells import data_at, in_turn, parser, simulated
 
 from cloister.audits.audit import Effort, audit
 from cloister.server.reports.compare.runs import read_runs
@@ -195,7 +195,7 @@ def result_of(cell: Cell, data: str) -> dict[str, Any]:
     where = {} if cell.task == "digits" else {"task.data-path": data_at(f"{data}/{cell.task}", cell.task)}
     with tempfile.TemporaryDirectory() as folder:
         settings = cell.settings() | where | {"output-dir": folder}
-        outcome = completed(settings, CLIENTS)
+        outcome = simulated(settings, CLIENTS)
         path = outcome.directory.path
         audited = audit(path, Effort(TASKS[cell.task].shadows, cell.seed), ATTACKS)
         cost = read_runs([path])[0].costs[-1]

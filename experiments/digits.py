@@ -6,19 +6,18 @@ python experiments/digits.py [--seeds 5] [--results FOLDER] [--output-dir runs]
 import json
 import statistics
 
-from cells import completed, in_turn, parser
+from cells import in_turn, parser, simulated
 from rich.console import Console
 from rich.table import Table
 
 PRIVACY = ("none", "metric", "global-dp")
-CLIENTS = 4
 SECONDS = 8.0
 """Seconds of a run in the first estimate, on two cores."""
 
 
 def accuracy(server: str, seed: int, output_dir: str) -> float:
     """Accuracy on the held-out part after the last round."""
-    outcome = completed({"privacy.server": server, "seed": seed, "output-dir": output_dir}, CLIENTS)
+    outcome = simulated({"privacy.server": server, "seed": seed, "output-dir": output_dir})
     return outcome.rounds[-1].central["accuracy"]
 
 

@@ -8,7 +8,8 @@
 SYSTEM is proposed, curator, naive, none, topped-up or baseline: the configuration of that name in
 experiments/end_to_end, on top of common.toml. `-c key=value` overrides it. A result goes to end_to_end of the results,
 its command with it. It takes the place of no other command's, and is not run again. The hours that are to come are said
-first, and after each round or epoch. `table` writes the thesis' figures beside ours, and draws our curves.
+first, and after each round or epoch. `table` writes the thesis' figures beside ours, and draws our curves. It draws
+results whose `--name` contains `-clip-` beside their clips, too (figure 4.4).
 
 The runs of 1,000 and 10,000 clients take many hours. A run that was stopped (Ctrl-C, or kill) has a result of its own,
 NAME-stopped, until the run has ended. It goes on after its last round when the same command is given again, where no
@@ -74,6 +75,8 @@ PUBLISHED = {
     "curator-shards-10000": (15000, 94.78),
 }
 """The thesis' tables 4.1 to 4.6, by the names of results. Table 4.3 has σ = 4 after 640 rounds too: 89.45 and 88.19."""
+CLIP = ("dp-sgd-clipping-norm", "clipping-decay", "min-clipping-norm")
+"""Keys of the clip's course."""
 HEAD = ("run", "reported", "ours", "difference in points", "best")
 """Columns of the table."""
 CENTRAL = {"noise-multiplier": 4.0, "batch-size": 600, "clipping-norm": 4.0, "learning-rate": 0.02, "seed": 1}
@@ -394,6 +397,29 @@ def table(place: Path) -> None:
     )
     write_table(place / "table.md", about, HEAD, rows(results))
     plot(results, place.with_suffix(".png"))
+    if clips := {name: result for name, result in results.items() if "-clip-" in name}:
+        plot_clips(clips, place / "clips.png")
+
+
+def plot_clips(results: Mapping[str, dict[str, Any]], picture: Path) -> None:
+    """Accuracy by round beside the clip by round, constant and decaying (figure 4.4)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for name, result in results.items():
+        rounds, accuracy = zip(*(row[:2] for row in result["curve"]), strict=True)
+        start, decay, least = (result["settings"][f"privacy.{key}"] for key in CLIP)
+        left.plot(rounds, accuracy, label=name)
+        right.plot(rounds, [max(least, start * (1 - decay) ** max(0, number - 1)) for number in rounds], label=name)
+    left.set(xlabel="round", ylabel="test accuracy", title="MNIST, 100 clients, σ = 4", ylim=(0.7, 0.9))
+    right.set(xlabel="round", ylabel="clip S of a gradient", title="clip", ylim=(0, None))
+    right.legend(fontsize=8)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.savefig(picture, dpi=80)
 
 
 def plot(results: Mapping[str, dict[str, Any]], picture: Path) -> None:

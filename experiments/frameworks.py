@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cells import NONE, completed, in_turn, write_table
+from cells import NONE, data_at, in_turn, simulated, write_table
 from cells import parser as with_results
 
 from cloister.tasks import TASKS
@@ -94,10 +94,10 @@ def accuracy(cell: Cell, data: str) -> float:
     task, privacy, framework, seed = cell
     settings = PRIVACY[privacy] | SETTINGS[task] if privacy == "plain" else SETTINGS[task] | PRIVACY[privacy]
     name = f"{task}-torch" if framework == "torch" else task
-    place = {"task.data-path": data} if task == "mnist" else {}
+    place = {"task.data-path": data_at(data, "mnist")} if task == "mnist" else {}
     with tempfile.TemporaryDirectory() as scratch:
         given = COMMON | settings | place | {"task.name": name, "seed": seed, "output-dir": scratch}
-        outcome = completed(given, CLIENTS)
+        outcome = simulated(given, CLIENTS)
     return float(outcome.rounds[-1].central["accuracy"])
 
 

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from cells import NONE, completed, data_at, in_turn, parser, write_table
+from cells import NONE, data_at, in_turn, parser, simulated, write_table
 
 from cloister.client.data import benchmark_of, handing_out, task_of
 from cloister.client.request import NamedArrays
@@ -48,7 +48,6 @@ from cloister.config.run import RunConfig, parse
 from cloister.estimate.suggest import Pace, suggest
 from cloister.privacy.accounting.account import Account, by_accountant
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian
-from cloister.privacy.mechanisms.distributed.shared import SharedSum
 from cloister.privacy.mechanisms.distributed.steps import encode_clipped_sum
 from cloister.server.build import build
 from cloister.server.reports.compare.runs import read_runs
@@ -236,7 +235,7 @@ def in_process(settings: Mapping[str, Any], clients: int, pooled: Examples | Non
     """
     with tempfile.TemporaryDirectory() as folder, handing_out([pooled]) if pooled else nullcontext():
         given = {**settings, "evaluation.every": settings["num-rounds"], "output-dir": folder}
-        outcome = completed(given, clients)
+        outcome = simulated(given, clients)
         cost = read_runs([outcome.directory.path])[0].costs[-1]
     return Result(outcome.rounds[-1].central["accuracy"], cost.epsilon, cost.kind.unit if cost.kind else "")
 
@@ -268,7 +267,7 @@ def trained_in_shares(config: RunConfig, strategy: SecureSteps, members: int) ->
         total = encode_clipped_sum(layout.rows(sums), noise)
         if variance := members * noise.shares.left(members):
             DiscreteGaussian(math.isqrt(variance)).add(total)
-        released = strategy.mechanism.released(SharedSum(total, members, members, units), model, layout, number)
+        released = strategy.mechanism.released(total, layout, model, members, units=units, server_round=number)
         (stepped,) = released.models
         velocity = tuple(momentum * v + (new - old) for v, new, old in zip(velocity, stepped, model, strict=True))
         model = tuple(old + v for old, v in zip(model, velocity, strict=True))

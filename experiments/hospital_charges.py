@@ -13,8 +13,9 @@ grows. `rmse-of-other-rows` does not: the hypothesis for a row is chosen on the 
 The paper's loss is the root of the mean squared error (`--loss rmse`), which needs the model in Keras. Results of
 another loss or patience lie in a folder of their own.
 
-What was run for as many rounds is not run again. The hours that are to come are said first, and `table.md` beside the
-results has the paper's figures and ours.
+What was run for as many rounds is not run again. The hours that are to come are said first. Beside the results
+`table.md` has the paper's figures and ours, `figure.png` the errors (its figure 3), and `leakage.png` a histogram of
+the clients' leakage for ν = 3 and k = 5 (its figure 4), of the first such run that has one.
 
 Hypotheses begin at random, or as one model, which is told apart in a round (`privacy.clusters-split-round`): results of
 each such round lie in a folder of its own.
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from cells import NONE, completed, data_at, in_turn, parser, write_table
+from cells import NONE, data_at, in_turn, parser, simulated, write_table
 from numpy.typing import NDArray
 
 from cloister.client.data import task_of
@@ -52,6 +53,8 @@ LEAKAGE = {
     5.0: ((5.7, 21.3), (5.9, 22.0), (5.5, 21.6), (5.3, 20.9)),
 }
 """The paper's table 1, means over ten seeds. It has no table of errors: its figure shows them without numbers."""
+LEAKING = (5, 3.0)
+"""k and ν of the paper's figure 4."""
 ERRORS = ("rmse", "rmse-of-other-rows")
 HEAD = ("ν", "k", "RMSE", "RMSE, other rows", "leakage: paper", "ours", "seeds")
 SECONDS = {"mse": 0.35, "rmse": 3.0}
@@ -74,7 +77,7 @@ SETTINGS = {
 def trained(hypotheses: int, multiplier: float, seed: int, given: dict[str, Any]) -> dict[str, Any]:
     """One run, in figures."""
     settings = SETTINGS | given | {"privacy.clusters": hypotheses, "privacy.laplace-noise-multiplier": multiplier}
-    outcome = completed(settings | {"seed": seed}, CLIENTS)
+    outcome = simulated(settings | {"seed": seed}, CLIENTS)
     leakage = json.loads((outcome.directory.path / "leakage.json").read_text())
     return {
         "k": hypotheses,
@@ -85,6 +88,7 @@ def trained(hypotheses: int, multiplier: float, seed: int, given: dict[str, Any]
         "rmse-of-other-rows": rmse_of_other_rows(outcome),
         "leakage-median": leakage.get("median"),
         "leakage-maximum": leakage.get("maximum"),
+        "leakage-histogram": leakage.get("histogram"),
     }
 
 
@@ -126,6 +130,40 @@ def _leaked(runs: list[dict[str, Any]]) -> str:
 
 def _told(leakage: Sequence[float] | None) -> str:
     return NONE if leakage is None else ", ".join(f"{value:.1f}" for value in leakage)
+
+
+def draw(found: list[dict[str, Any]], place: Path) -> None:
+    """Draw both errors by ν, a line a k, with their standard deviations over seeds."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    for axis, error, title in zip(axes, ERRORS, ("chosen on the scored rows", "chosen on other rows"), strict=True):
+        for shift, k in enumerate(HYPOTHESES):
+            of_k = {nu: [run[error] for run in found if (run["k"], run["nu"]) == (k, nu)] for nu in MULTIPLIERS}
+            points = [(MULTIPLIERS.index(nu) + 0.06 * shift, values) for nu, values in of_k.items() if values]
+            if points:
+                places, values = zip(*points, strict=True)
+                means, spreads = map(statistics.mean, values), map(statistics.pstdev, values)
+                axis.errorbar(places, list(means), list(spreads), marker="o", capsize=3, label=f"k = {k}")
+        axis.set(title=f"hypotheses {title}", xlabel="ν")
+        axis.set_xticks(range(len(MULTIPLIERS)), [f"{nu:g}" for nu in MULTIPLIERS])
+    axes[0].set_ylabel("RMSE on held-out hospitals,\nthousands of dollars")
+    axes[0].set_ylim(bottom=0)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
+    figure.savefig(place, dpi=80)
+    plt.close(figure)
+
+
+def draw_leakage(run: dict[str, Any], place: Path) -> None:
+    """Draw how many clients have which leakage."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    axis.stairs(run["leakage-histogram"]["counts"], run["leakage-histogram"]["edges"], fill=True)
+    axis.set_title(f"k = {run['k']}, ν = {run['nu']:g}, seed {run['seed']}, {run['rounds']} rounds")
+    axis.set(xlabel="leakage of a client, 11/ν a release", ylabel="clients")
+    figure.savefig(place, dpi=80)
+    plt.close(figure)
 
 
 class Cell(NamedTuple):
@@ -200,6 +238,9 @@ def main() -> None:
         "the rows that are scored and on a hospital's others; leakage over the clients, median and maximum (table 1)."
     )
     write_table(place / "table.md", about, HEAD, rows(asked))
+    draw(asked, place / "figure.png")
+    for run in [run for run in asked if (run["k"], run["nu"]) == LEAKING and run.get("leakage-histogram")][:1]:
+        draw_leakage(run, place / "leakage.png")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Two populations on a line each (Galli et al., 2023, §5.1): how near FedAvg, IFCA (ν = 0) and noised hypotheses
-(ν = 5) come to both optima, what the noised ones leak, and where the hypotheses of every round lay (its Figure 1).
+(ν = 5) come to both optima, where the hypotheses of every round lay, with the loss (its Figure 1), and what the noised
+ones leak (its Figure 2). Both are drawn of the first seed.
 
 100 users of 10 examples, 7 a round, one step of rate 0.1; a run stops after 6 rounds without a smaller loss on 100
 other users and keeps its best hypotheses. Two more rows have more users a round, or smaller steps and more patience.
@@ -10,22 +11,27 @@ other users and keeps its best hypotheses. Two more rows have more users a round
 The paper's loss is the root of the mean squared error (`--loss rmse`), which needs the model in Keras. Results of
 another loss or patience are files of their own.
 
-What was run with as many seeds is not run again. The hours that are to come are said first.
+A seed of a method that is there is not run again. The hours that are to come are said first.
 """
 
 import json
 import statistics
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cells import completed, in_turn, parser
+from cells import in_turn, parser, simulated
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from cloister.server.reports.console import ConsoleReporter
+from cloister.server.round import Round
+from cloister.simulation.grid import LocalGrid
 from cloister.tasks.datasets.regressions import OPTIMA, USERS, Linear
 from cloister.tasks.targets import Target
 from cloister.utils.arrays import from_record
@@ -56,11 +62,38 @@ SECONDS = {"mse": 2.0, "rmse": 10.0}
 """Seconds of a run in the first estimate: 1.2 and 2.6 on two cores; in Keras a guess."""
 
 
-def trained(settings: dict[str, Any]) -> tuple[dict[str, Any], NDArray]:
-    """One run in figures, and the path of its hypotheses, of shape (rounds + 1, k, 2)."""
+class Watcher(ConsoleReporter):
+    """Writes down, after each round, the largest leakage among the users of each population.
+
+    Attributes:
+        largest: pairs, from round 0 on.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a round."""
+        super().__init__(1, Console(quiet=True))
+        self.grid: LocalGrid | None = None
+        self.largest: list[list[float]] = []
+
+    def live(self, grid: Grid, *told: Any) -> AbstractContextManager[None]:
+        """Take note of the clients."""
+        assert isinstance(grid, LocalGrid)
+        self.grid = grid
+        return super().live(grid, *told)
+
+    def __call__(self, done: Round, arrays: object) -> None:
+        """Ask the clients; user i is of population i modulo 2."""
+        super().__call__(done, arrays)
+        leakages = self.grid.leakages() if self.grid is not None else [0.0] * USERS
+        self.largest.append([max(leakages[first :: len(OPTIMA)]) for first in range(len(OPTIMA))])
+
+
+def trained(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One run in figures, and its course by rounds: hypotheses of shape (rounds + 1, k, 2), losses and leakages."""
+    watcher = Watcher()
     with tempfile.TemporaryDirectory() as scratch:
         everything = SETTINGS | {"output-dir": scratch} | settings | {"keep-checkpoints": 0}
-        outcome = completed(everything, USERS)
+        outcome = simulated(everything, USERS, watcher)
         path = [_flat(np.load(file)) for file in sorted(outcome.directory.checkpoints.iterdir())]
         told = outcome.directory.path / "leakage.json"
         leakage = json.loads(told.read_text()) if told.exists() else {}
@@ -75,7 +108,13 @@ def trained(settings: dict[str, Any]) -> tuple[dict[str, Any], NDArray]:
         "leakage-median": leakage.get("median"),
         "leakage-maximum": leakage.get("maximum"),
     }
-    return figures, np.stack(path)
+    course = {
+        "path-of-the-first": np.round(path, 4).tolist(),
+        "rmse-of-the-first": [round(done.central["rmse"], 4) for done in outcome.rounds],
+    }
+    if leakage:
+        course["largest-leakage-of-the-first"] = np.round(watcher.largest, 4).tolist()
+    return figures, course
 
 
 def _flat(arrays: Mapping[str, NDArray]) -> NDArray:
@@ -83,20 +122,38 @@ def _flat(arrays: Mapping[str, NDArray]) -> NDArray:
     return np.stack([each.ravel() for each in arrays.values()])
 
 
-def draw(paths: Mapping[str, NDArray], place: Path) -> None:
-    """The hypotheses of every round, from a hollow mark to a full one, and the optima as crosses."""
+def draw(found: Mapping[str, Mapping[str, Any]], place: Path) -> None:
+    """Draw the hypotheses of every round, from a hollow mark to a full one, optima as crosses; below, the loss."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(paths), figsize=(4 * len(paths), 4), squeeze=False)
-    for axis, (name, path) in zip(axes[0], paths.items(), strict=True):
-        for hypothesis in path.swapaxes(0, 1):
-            (line,) = axis.plot(*hypothesis.T, linewidth=0.8, marker=".", markersize=3)
-            axis.plot(*hypothesis[0], marker="o", markerfacecolor="none", color=line.get_color())
-            axis.plot(*hypothesis[-1], marker="o", color=line.get_color())
-        axis.plot(*OPTIMA.T, "kx", markersize=9)
-        axis.set_title(name)
-    figure.tight_layout()
-    figure.savefig(place, dpi=100)
+    figure, rows = plt.subplots(2, len(found), figsize=(3.2 * len(found), 5.6), squeeze=False, layout="constrained")
+    for (above, below), (name, content) in zip(rows.T, found.items(), strict=True):
+        for hypothesis in np.array(content["path-of-the-first"]).swapaxes(0, 1):
+            (line,) = above.plot(*hypothesis.T, linewidth=0.8, marker=".", markersize=3)
+            above.plot(*hypothesis[0], marker="o", markerfacecolor="none", color=line.get_color())
+            above.plot(*hypothesis[-1], marker="o", color=line.get_color())
+        above.plot(*OPTIMA.T, "kx", markersize=9)
+        above.set(title=name, xlabel="first parameter")
+        below.plot(content.get("rmse-of-the-first", []))
+        below.set(xlabel="round", ylim=(0, None))
+    rows[0, 0].set_ylabel("second parameter")
+    rows[1, 0].set_ylabel("RMSE on other users")
+    figure.savefig(place, dpi=80)
+    plt.close(figure)
+
+
+def draw_leakages(found: Mapping[str, Mapping[str, Any]], place: Path) -> None:
+    """Draw the largest leakage of a user of each population by round."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    for name, content in found.items():
+        for optimum, leakages in zip(OPTIMA, np.transpose(content["largest-leakage-of-the-first"]), strict=True):
+            axis.step(range(len(leakages)), leakages, where="post", label=f"{name}: users of {tuple(optimum.tolist())}")
+    axis.set(xlabel="round", ylabel="largest leakage, p/ν = 0.4 a release", ylim=(0, None))
+    axis.legend()
+    figure.savefig(place, dpi=80)
+    plt.close(figure)
 
 
 def show(found: Mapping[str, list[dict[str, Any]]]) -> None:
@@ -129,7 +186,7 @@ def settings_of(name: str, loss: str, patience: int | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the methods with every seed, a file of results a method; then show and draw all that is there."""
+    """Run what is missing of the seeds, a file of results a method; then show and draw all that is there."""
     options = parser(__doc__)
     options.add_argument("--seeds", type=int, default=20)
     options.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
@@ -140,20 +197,20 @@ def main() -> None:
     Linear.target = Target(loss)  # of this process, where all clients are simulated
     variant = ("-rmse" if loss == "rmse" else "") + ("" if patience is None else f"-patience-{patience}")
     files = {name: place / f"{_slug(name)}{variant}.json" for name in METHODS}
-    left = [name for name in arguments.methods if runs_of(files[name]) < arguments.seeds]
-    for name in in_turn(left, SECONDS[loss] * arguments.seeds):
-        own = settings_of(name, loss, patience)
-        results = [trained(own | {"seed": STEP * seed}) for seed in range(arguments.seeds)]
-        content = {"loss": loss, "settings": SETTINGS | own, "runs": [figures for figures, _ in results]}
-        content["path-of-the-first"] = np.round(results[0][1], 4).tolist()
+    cells = [(name, seed) for name in arguments.methods for seed in range(runs_of(files[name]), arguments.seeds)]
+    for name, seed in in_turn(cells, SECONDS[loss]):
+        own, file = settings_of(name, loss, patience), files[name]
+        figures, course = trained(own | {"seed": STEP * seed})
+        begun = {"loss": loss, "settings": SETTINGS | own, "runs": []} | course
+        content = json.loads(file.read_text()) if file.exists() else begun
+        content["runs"].append(figures)
         place.mkdir(parents=True, exist_ok=True)
-        files[name].write_text(json.dumps(content) + "\n")
+        file.write_text(json.dumps(content) + "\n")
     found = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
     show({name: content["runs"] for name, content in found.items()})
-    draw(
-        {name: np.array(content["path-of-the-first"]) for name, content in found.items()},
-        place / f"figure{variant}.png",
-    )
+    draw(found, place / f"figure{variant}.png")
+    if leaking := {name: each for name, each in found.items() if "largest-leakage-of-the-first" in each}:
+        draw_leakages(leaking, place / f"leakage{variant}.png")
 
 
 def _slug(name: str) -> str:

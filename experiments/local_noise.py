@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from cells import completed, data_at, in_turn, parser
+from cells import data_at, in_turn, parser, simulated
 from rich.console import Console
 from rich.table import Table
 
-from cloister.privacy.accounting.events import Gaussian
-from cloister.privacy.accounting.filters import GaussianFilter, cost, minimum_multiplier
+from cloister.privacy.accounting.filters import noise_multiplier_for
 
 DELTA = 1e-5
 EPSILONS = {
@@ -53,8 +52,7 @@ def settings_of(task: str, mechanism: str, epsilon: float, bound: float, rounds:
         nu = PARAMETERS[task] * rounds / epsilon
         own = {"privacy.laplace-noise-multiplier": nu, "privacy.radius": bound}
         return chosen | {"privacy.server": "none", "privacy.client": "laplace"} | own
-    budget, limit = GaussianFilter(), GaussianFilter().limit(epsilon, DELTA)
-    z = minimum_multiplier(lambda z: rounds * cost(budget, Gaussian(z)), limit, f"ε = {epsilon:g}")
+    z = noise_multiplier_for(epsilon, DELTA, rounds)
     if mechanism == "gaussian":
         own = {"privacy.gaussian-noise-multiplier": z, "privacy.gaussian-clipping-norm": bound}
         return chosen | {"privacy.server": "none", "privacy.client": "gaussian"} | own
@@ -69,7 +67,7 @@ def accuracy(settings: dict[str, Any], clients: int) -> float:
     """Of the last model, on the server's test examples."""
     with tempfile.TemporaryDirectory() as scratch:
         settings = settings | {"output-dir": scratch, "keep-checkpoints": 1}
-        outcome = completed(settings, clients)
+        outcome = simulated(settings, clients)
         return float(outcome.rounds[-1].central["accuracy"])
 
 

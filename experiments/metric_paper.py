@@ -11,7 +11,8 @@ strategy's output and a distance taken before the clip, as the paper; `sound` ha
 Clients' scores leave without noise in all of them, as the paper's do. Every cell is a process and a file in
 metric_paper of the results, and a cell that is there is not run again. The hours that are to come are said first.
 A run directory stays below the folder `--work` until its cell is done: a cell that was stopped is resumed at the round
-that it had reached. `curves` draws the accuracy of each round (figures D.4 and D.5).
+that it had reached. `curves` draws the accuracy of each round (figures D.4 and D.5), and the last models' AUC and ROC
+curves (C.2 and C.3; results from before Cloister kept curves have the AUC alone).
 """
 
 import argparse

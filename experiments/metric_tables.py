@@ -9,6 +9,8 @@ from typing import Any
 
 from metric_cells import LAST, MULTIPLIER, PARTITIONS, SERVERS, STRATEGIES, Cell
 
+from cloister.tasks.scores import RATES
+
 PUBLISHED = {
     # Mean and standard deviation of the accuracy on the clients' test sets over the last five rounds.
     ("table-2", "fedavg"): ((0.929, 0.008), (0.881, 0.013), (0.905, 0.007)),
@@ -153,12 +155,15 @@ def _told(found: Sequence[dict[str, float]], over: str) -> str:
 def curves(arguments: argparse.Namespace) -> None:
     """Draw the accuracy on the clients' test sets by rounds: a panel for each mechanism (figures D.4 and D.5).
 
+    Draw the last models' AUC and ROC curves too (figures C.2 and C.3).
+
     Args:
         arguments: folder of results, size, placement, multiplier, partitions; the first seed is drawn.
     """
     from matplotlib.figure import Figure
 
     for partition in arguments.partitions:
+        _roc(arguments, partition)
         figure = Figure(figsize=(12, 4), layout="constrained")
         panels = figure.subplots(1, len(SERVERS), sharey=True)
         for panel, server in zip(panels, SERVERS, strict=True):
@@ -173,3 +178,43 @@ def curves(arguments: argparse.Namespace) -> None:
             path = arguments.results / f"curves-{partition}-{arguments.size}-{arguments.placement}.png"
             figure.savefig(path, dpi=100)
             print(path)
+
+
+def _roc(arguments: argparse.Namespace, partition: str) -> None:
+    """Draw the micro AUC of each strategy and mechanism, and the curves that are kept, as their mean over classes."""
+    from matplotlib.figure import Figure
+
+    found = {
+        (strategy, server): each["last"]
+        for strategy, server in itertools.product(STRATEGIES, SERVERS)
+        for each in _found(arguments, partition, strategy, server)[:1]
+    }
+    if not found:
+        return
+    end = f"{partition}-{arguments.size}-{arguments.placement}.png"
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    panel = figure.subplots()
+    for shift, server in enumerate(SERVERS):
+        own = [(number, found[name, server]) for number, name in enumerate(STRATEGIES) if (name, server) in found]
+        areas = [last["metrics"]["auc"] for _, last in own]
+        panel.plot([number + 0.12 * (shift - 1) for number, _ in own], areas, "os^"[shift], label=server)
+    panel.set_xticks(range(len(STRATEGIES)), list(STRATEGIES))
+    panel.set(
+        ylabel="micro AUC, the server's test set", title=f"images of {arguments.size}×{arguments.size}, {partition}"
+    )
+    panel.grid(alpha=0.3)
+    panel.legend()
+    figure.savefig(arguments.results / f"auc-{end}", dpi=80)
+    if not any(last.get("roc") for last in found.values()):
+        return
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    for panel, strategy in zip(figure.subplots(2, 3, sharex=True, sharey=True).flat, STRATEGIES, strict=True):
+        for server in SERVERS:
+            if classes := found.get((strategy, server), {}).get("roc"):
+                shares = [statistics.mean(each) for each in zip(*(curve["found"] for curve in classes), strict=True)]
+                area = found[strategy, server]["metrics"]["auc"]
+                panel.plot(RATES, shares, label=f"{server}, micro AUC {area:.3f}")
+        panel.set(title=strategy, xlabel="false alarms", ylabel="found, mean over classes")
+        if panel.lines:
+            panel.legend(loc="lower right", fontsize=8)
+    figure.savefig(arguments.results / f"roc-{end}", dpi=80)

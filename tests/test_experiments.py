@@ -10,7 +10,6 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from quick_runs import quick_runs  # noqa: F401
 from rich.console import Console
@@ -320,6 +319,11 @@ def run_hospitals(script, given, folder, monkeypatch):
 
 
 FIGURES = ("rmse", "rmse-of-other-rows", "leakage-median", "leakage-maximum")
+COURSE = {
+    "path-of-the-first": [[[0, 0], [1, 1]]] * 2,
+    "rmse-of-the-first": [2, 1],
+    "largest-leakage-of-the-first": [[0, 0], [0.4, 0.4]],
+}
 
 
 def test_hospitals_that_ran_for_as_many_rounds_are_not_run_again(load, tmp_path, monkeypatch, capsys):
@@ -351,7 +355,7 @@ def test_the_papers_loss_has_results_of_its_own(load, name, task, place, tmp_pat
 
     def trained(*run):
         ran.append(next(one for one in run if isinstance(one, dict)))
-        return (figures | {"distances": [1, 2]}, np.zeros((2, 2, 2))) if name == "linear" else figures
+        return (figures | {"distances": [1, 2]}, COURSE) if name == "linear" else figures
 
     monkeypatch.setattr(script, "trained", trained)
     few = ["--methods", "noised", "--seeds", "1"] if name == "linear" else ["--hypotheses", "1", "--seeds", "0"]
@@ -386,5 +390,71 @@ def test_writers_that_stopped_early_are_not_run_again(load, tmp_path, monkeypatc
 def test_half_a_run_is_no_result(load, monkeypatch, how):
     cells = load("cells")
     monkeypatch.setattr(cells, "simulate", lambda *_: SimpleNamespace(ended=how, stopped="stopped by SIGTERM"))
-    with pytest.raises(SystemExit, match="has no result: stopped by SIGTERM"):
-        cells.completed({}, 4)
+    with pytest.raises(SystemExit, match="is not kept: stopped by SIGTERM"):
+        cells.simulated({})
+
+
+def test_leakages_are_those_of_each_population_after_each_round(load, monkeypatch):
+    script = load("linear")
+    monkeypatch.setattr(script, "SETTINGS", script.SETTINGS | {"num-rounds": 2, "strategy.fraction-train": 1.0})
+    figures, course = script.trained(script.settings_of("noised", "mse", None) | {"seed": 0})
+    assert course["largest-leakage-of-the-first"] == [[0.0, 0.0], [0.4, 0.4], [0.8, 0.8]]
+    assert figures["leakage-maximum"] == pytest.approx(0.8)
+    assert [len(each) for each in course.values()] == [3, 3, 3]
+
+
+def test_a_seed_that_is_there_is_not_run_again(load, tmp_path, monkeypatch):
+    script, ran = load("linear"), []
+    figures = dict.fromkeys((*FIGURES, "found-both"), 1.5) | {"rounds": 1, "distances": [1, 2]}
+    monkeypatch.setattr(script, "trained", lambda settings: ran.append(settings["seed"]) or (figures, COURSE))
+    for seeds in ("2", "3"):
+        command(script, "linear", tmp_path, "--methods", "noised", "--seeds", seeds, monkeypatch=monkeypatch)
+    assert ran == [0, 100, 200]
+    assert len(json.loads((tmp_path / "linear" / "noised.json").read_text())["runs"]) == 3
+    assert {path.name for path in (tmp_path / "linear").glob("*.png")} == {"figure.png", "leakage.png"}
+
+
+def test_another_cohort_of_writers_has_results_of_its_own(load, tmp_path, monkeypatch):
+    script = load("mnist_writers")
+    own = {"seed": 0, "rounds": 7, "accuracy": 0.8, "leakage-maximum": 1.0, "k": 1, "nu": 5.0}
+    monkeypatch.setattr(script, "trained", lambda settings, writers: own)
+    monkeypatch.setattr(script, "writers_of", lambda task, data: 539)
+    asked = ["--nu", "5", "--hypotheses", "1", "--cohort"]
+    for cohort in ("40", "4"):
+        command(script, "mnist_writers", tmp_path, *asked, cohort, monkeypatch=monkeypatch)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("**/softmax-*.json")}
+    assert found == {f"mnist_writers/{folder}softmax-k1-seed0.json" for folder in ("", "cohort-4/")}
+
+
+def test_the_histogram_of_leakage_is_drawn_of_a_run_that_has_one(load, tmp_path, monkeypatch):
+    script = load("hospital_charges")
+    run_hospitals(script, "--hypotheses 5 --multipliers 3", tmp_path, monkeypatch)
+    place = tmp_path / "hospital_charges"
+    assert {path.name for path in place.glob("*.png")} == {"figure.png"}
+    kept = json.loads((place / "seed-0.json").read_text())
+    kept[0]["leakage-histogram"] = {"edges": [0, 1, 2], "counts": [3, 4]}
+    (place / "seed-0.json").write_text(json.dumps(kept))
+    run_hospitals(script, "--hypotheses 5 --multipliers 3", tmp_path, monkeypatch)
+    assert {path.name for path in place.glob("*.png")} == {"figure.png", "leakage.png"}
+
+
+def test_clips_are_drawn_of_results_that_name_one(script, tmp_path):
+    settings = {"privacy.dp-sgd-clipping-norm": 8.0, "privacy.clipping-decay": 0.01, "privacy.min-clipping-norm": 1.0}
+    written(script, tmp_path / "end_to_end", "proposed-clip-8", settings=settings)
+    script.table(tmp_path / "end_to_end")
+    assert {path.name for path in tmp_path.glob("**/*.png")} == {"end_to_end.png", "clips.png"}
+
+
+def test_roc_curves_are_drawn_where_they_are_kept(load, tmp_path):
+    tables, cells = load("metric_tables"), load("metric_cells")
+    arguments = argparse.Namespace(
+        results=tmp_path, size=64, placement="published", multiplier=0.01, partitions=["table-2"], seeds=1
+    )
+    place = tmp_path / cells.Cell(64, "table-2", "fedavg", "none", "published", 0).path
+    place.parent.mkdir()
+    last = {"metrics": {"auc": 0.9}}
+    for roc in ([], [{"name": "0", "auc": 0.9, "found": [0.5] * 101}]):
+        place.write_text(json.dumps({"clients": [0.5, 0.6], "last": last | {"roc": roc}}))
+        tables.curves(arguments)
+        drawn = {path.name.split("-")[0] for path in tmp_path.glob("*.png")}
+        assert drawn == {"auc", "curves"} | ({"roc"} if roc else set())
