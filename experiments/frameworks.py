@@ -5,21 +5,22 @@ multipliers are the same.
 
     python experiments/frameworks.py [--seeds 5] [--tasks digits mnist] [--privacy plain dp-sgd] [--results FOLDER]
 
-What was run is not run again. The hours that are to come are said first. MNIST is read at `--data`.
+A cell's result is a line in frameworks/TASK.jsonl of the results, and is not run again. The hours that are to come are
+printed first. MNIST is read at `--data`.
 """
 
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cells import NONE, data_at, in_turn, simulated, write_table
 from cells import parser as with_results
 
-from cloister.tasks import TASKS
 from cloister.tasks.datasets.characters import Digits, Mnist
 
 if TYPE_CHECKING:
@@ -47,7 +48,14 @@ COMMON = {"task.model": "mlp", "evaluation.federated": "off", "tensorboard": Fal
 SECONDS = 10.0
 """Seconds of a run in the first estimate."""
 
-Cell = tuple[str, str, str, int]
+
+class Cell(NamedTuple):
+    """One run."""
+
+    task: str
+    privacy: str
+    framework: str
+    seed: int
 
 
 def mlp(task: str) -> "nn.Module":
@@ -82,11 +90,20 @@ class TorchMnist(Mnist):
         return mlp("mnist")
 
 
-NAMES: Mapping[tuple[str, str], str] = {
-    ("digits", "torch"): f"{__name__}:TorchDigits",
-    ("mnist", "torch"): f"{__name__}:TorchMnist",
-}
-TASKS._builtin.update({"-".join(name): place for name, place in NAMES.items()})
+def name_tasks(folder: Path) -> None:
+    """Make this script's tasks known by entry points, as an installed package does.
+
+    Args:
+        folder: for the package's metadata, in which Python looks for entry points until this process ends.
+    """
+    facts = folder / "frameworks-0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: frameworks\nVersion: 0\n")
+    points = [
+        f"{name}-torch = {__name__}:{kind.__name__}" for name, kind in (("digits", TorchDigits), ("mnist", TorchMnist))
+    ]
+    (facts / "entry_points.txt").write_text("\n".join(["[cloister.tasks]", *points]) + "\n")
+    sys.path.append(str(folder))
 
 
 def accuracy(cell: Cell, data: str) -> float:
@@ -101,9 +118,10 @@ def accuracy(cell: Cell, data: str) -> float:
     return float(outcome.rounds[-1].central["accuracy"])
 
 
-def place_of(folder: Path, cell: Cell) -> Path:
-    """Return the file of a cell's accuracy."""
-    return folder / f"{'-'.join(map(str, cell))}.json"
+def results(place: Path) -> dict[Cell, float]:
+    """Return the accuracies of the cells in a file; none if there is no file."""
+    lines = map(json.loads, place.read_text().splitlines()) if place.exists() else ()
+    return {Cell(*(each[name] for name in Cell._fields)): each["accuracy"] for each in lines}
 
 
 def row(task: str, privacy: str, found: Callable[[str], list[float]]) -> list[str]:
@@ -135,21 +153,25 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--privacy", nargs="*", choices=list(PRIVACY), default=list(PRIVACY))
     arguments = parser.parse_args()
-    results = arguments.results / "frameworks"
-    results.mkdir(parents=True, exist_ok=True)
+    folder = arguments.results / "frameworks"
+    folder.mkdir(parents=True, exist_ok=True)
+    done = {cell: own for task in SETTINGS for cell, own in results(folder / f"{task}.jsonl").items()}
     # A framework after the other: each is imported once, and PyTorch before TensorFlow.
-    cells = list(product(arguments.tasks, arguments.privacy, FRAMEWORKS[::-1], range(arguments.seeds)))
-    cells.sort(key=lambda cell: FRAMEWORKS[::-1].index(cell[2]))
-    left = [cell for cell in cells if not place_of(results, cell).exists()]
-    for cell in in_turn(left, SECONDS):
-        place_of(results, cell).write_text(json.dumps(accuracy(cell, arguments.data)) + "\n")
+    cells = map(Cell._make, product(arguments.tasks, arguments.privacy, FRAMEWORKS[::-1], range(arguments.seeds)))
+    left = sorted((cell for cell in cells if cell not in done), key=lambda cell: FRAMEWORKS[::-1].index(cell.framework))
+    with tempfile.TemporaryDirectory() as names:
+        name_tasks(Path(names))
+        for cell in in_turn(left, SECONDS):
+            done[cell] = accuracy(cell, arguments.data)
+            with (folder / f"{cell.task}.jsonl").open("a") as file:
+                file.write(json.dumps({**cell._asdict(), "accuracy": done[cell]}) + "\n")
 
     def found(task: str, privacy: str, framework: str) -> list[float]:
-        places = [place_of(results, (task, privacy, framework, seed)) for seed in range(arguments.seeds)]
-        return [json.loads(place.read_text()) for place in places if place.exists()]
+        wanted = (Cell(task, privacy, framework, seed) for seed in range(arguments.seeds))
+        return [done[cell] for cell in wanted if cell in done]
 
     write_table(
-        results / "table.md",
+        folder / "table.md",
         "Accuracy on the held-out part, mean over seeds and its standard error; `apart` is PyTorch's minus Keras'.",
         ("task", "privacy", "seeds", "Keras", "PyTorch", "apart", "standard error of it"),
         [row(task, privacy, lambda f, t=task, p=privacy: found(t, p, f)) for task in SETTINGS for privacy in PRIVACY],
