@@ -48,6 +48,7 @@ from cloister.config.run import RunConfig, parse
 from cloister.estimate.suggest import Pace, suggest
 from cloister.privacy.accounting.account import Account, by_accountant
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian
+from cloister.privacy.mechanisms.distributed.shared import SharedSum
 from cloister.privacy.mechanisms.distributed.steps import encode_clipped_sum
 from cloister.server.build import build
 from cloister.server.reports.compare.runs import read_runs
@@ -267,7 +268,7 @@ def trained_in_shares(config: RunConfig, strategy: SecureSteps, members: int) ->
         total = encode_clipped_sum(layout.rows(sums), noise)
         if variance := members * noise.shares.left(members):
             DiscreteGaussian(math.isqrt(variance)).add(total)
-        released = strategy.mechanism.released(total, layout, model, members, units=units, server_round=number)
+        released = strategy.mechanism.released(SharedSum(total, members, members, units), model, layout, number)
         (stepped,) = released.models
         velocity = tuple(momentum * v + (new - old) for v, new, old in zip(velocity, stepped, model, strict=True))
         model = tuple(old + v for old, v in zip(model, velocity, strict=True))

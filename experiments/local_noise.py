@@ -24,7 +24,8 @@ from cells import data_at, in_turn, parser, simulated
 from rich.console import Console
 from rich.table import Table
 
-from cloister.privacy.accounting.filters import noise_multiplier_for
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.filters import GaussianFilter, cost, minimum_multiplier
 
 DELTA = 1e-5
 EPSILONS = {
@@ -52,7 +53,8 @@ def settings_of(task: str, mechanism: str, epsilon: float, bound: float, rounds:
         nu = PARAMETERS[task] * rounds / epsilon
         own = {"privacy.laplace-noise-multiplier": nu, "privacy.radius": bound}
         return chosen | {"privacy.server": "none", "privacy.client": "laplace"} | own
-    z = noise_multiplier_for(epsilon, DELTA, rounds)
+    budget, limit = GaussianFilter(), GaussianFilter().limit(epsilon, DELTA)
+    z = minimum_multiplier(lambda z: rounds * cost(budget, Gaussian(z)), limit, f"ε = {epsilon:g}")
     if mechanism == "gaussian":
         own = {"privacy.gaussian-noise-multiplier": z, "privacy.gaussian-clipping-norm": bound}
         return chosen | {"privacy.server": "none", "privacy.client": "gaussian"} | own
