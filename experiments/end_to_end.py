@@ -8,8 +8,8 @@
 SYSTEM is proposed, curator, naive, none, topped-up or baseline: the configuration of that name in
 experiments/end_to_end, on top of common.toml. `-c key=value` overrides it. A result goes to end_to_end of the results,
 its command with it. It takes the place of no other command's, and is not run again. The hours that are to come are said
-first, and after each round or epoch. `table` writes the thesis' figures beside ours, and draws our curves. It draws
-results whose `--name` contains `-clip-` beside their clips, too (figure 4.4).
+first, and after each round or epoch. `table` writes the thesis' figures beside ours, and draws our curves; those of
+results whose `--name` contains `-clip-` beside their clips (figure 4.4).
 
 The runs of 1,000 and 10,000 clients take many hours. A run that was stopped (Ctrl-C, or kill) has a result of its own,
 NAME-stopped, until the run has ended. It goes on after its last round when the same command is given again, where no
@@ -396,9 +396,10 @@ def table(place: Path) -> None:
         "one run each. The difference is given where both ran the same number of rounds."
     )
     write_table(place / "table.md", about, HEAD, rows(results))
-    plot(results, place.with_suffix(".png"))
-    if clips := {name: result for name, result in results.items() if "-clip-" in name}:
+    clips = {name: results.pop(name) for name in list(results) if "-clip-" in name}
+    if clips:
         plot_clips(clips, place / "clips.png")
+    plot(results, place.with_suffix(".png"))
 
 
 def plot_clips(results: Mapping[str, dict[str, Any]], picture: Path) -> None:
@@ -412,9 +413,10 @@ def plot_clips(results: Mapping[str, dict[str, Any]], picture: Path) -> None:
     for name, result in results.items():
         rounds, accuracy = zip(*(row[:2] for row in result["curve"]), strict=True)
         start, decay, least = (result["settings"][f"privacy.{key}"] for key in CLIP)
+        name = name.rpartition("-clip-")[2].replace("-", " ")
         left.plot(rounds, accuracy, label=name)
         right.plot(rounds, [max(least, start * (1 - decay) ** max(0, number - 1)) for number in rounds], label=name)
-    left.set(xlabel="round", ylabel="test accuracy", title="MNIST, 100 clients, σ = 4", ylim=(0.7, 0.9))
+    left.set(xlabel="round", ylabel="test accuracy", title="MNIST, one seed", ylim=(0.6, 0.9))
     right.set(xlabel="round", ylabel="clip S of a gradient", title="clip", ylim=(0, None))
     right.legend(fontsize=8)
     for axes in (left, right):

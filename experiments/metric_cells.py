@@ -37,7 +37,11 @@ PLACEMENTS: Mapping[str, Mapping[str, Any]] = {
     "sound": {"privacy.placement": "update"},
 }
 METRIC: Mapping[str, Mapping[str, Any]] = {
-    "published": {"privacy.distance-release": "exact", "privacy.distance-clip": "before"},
+    "published": {
+        "privacy.distance-release": "exact",
+        "privacy.distance-clip": "before",
+        "privacy.min-distance": 0.0,
+    },
     "sound": {"privacy.distance-release": "private", "privacy.distance-clip": "after"},
 }
 EPOCH = {64: 11.0, 128: 43.0}

@@ -15,6 +15,7 @@ from quick_runs import quick_runs  # noqa: F401
 from rich.console import Console
 
 from cloister.config.run import parse
+from cloister.server.build import build
 from cloister.tasks.targets import Target
 from cloister.utils.errors import ConfigError
 
@@ -458,3 +459,12 @@ def test_roc_curves_are_drawn_where_they_are_kept(load, tmp_path):
         tables.curves(arguments)
         drawn = {path.name.split("-")[0] for path in tmp_path.glob("*.png")}
         assert drawn == {"auc", "curves"} | ({"roc"} if roc else set())
+
+
+@pytest.mark.parametrize(("placement", "least"), [("published", 0.0), ("sound", 0.1)])
+def test_published_metric_noise_has_no_least_distance_and_no_guarantee(load, placement, least):
+    settings = load("metric_cells").Cell(64, "table-2", "fedavg", "metric", placement, 0).settings()
+    own = {"task.name": "digits", "task.partition": "iid", "task.image-size": "auto", "evaluation.federated": "off"}
+    plan = build(parse(settings | own))
+    assert plan.config.privacy.server.min_distance == least
+    assert (plan.claim.status == "heuristic") == (placement == "published")
