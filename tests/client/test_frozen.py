@@ -160,7 +160,7 @@ class TestTraining:
 
         trainer = self.make(backbone(0, after), private=True)
         self.trained(trainer)
-        assert trainer._dp_sgd.kernels == {"net/head/kernel": "outer", "net/head/bias": "outer"}
+        assert trainer._dp_sgd.kernels == {"net/head/kernel": "outer", "net/head/bias": "whole"}
         means = trainer._dp_sgd._noised_mean([np.zeros((24, 10)), np.zeros(10)], Grid(1.0, 1.0, 256))
         assert trainer._dp_sgd._parameters == 250 and [array.shape for array in means] == [(24, 10), (10,)]
 

@@ -12,7 +12,6 @@ kernel of a convolution has an input at each position of its output: the patch o
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import tensorflow as tf
@@ -33,21 +32,8 @@ MAX_PAIRS = 1 << 24
 """Most pairs of positions in a choice from a table: each takes some 25 bytes."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Shape of a call.
-
-    Attributes:
-        units: U > 0.
-        each: rows per unit, > 0.
-    """
-
-    units: int
-    each: int = 1
-
-
 class Part(Protocol):
-    """Gradients of each of U units with respect to some of the variables.
+    """Gradients of each of U units with respect to one variable.
 
     Attributes:
         kernel: the name of their form.
@@ -65,8 +51,8 @@ class Part(Protocol):
         Guarantee: its root also bounds the factor of γ in `noise`. If a gradient is not finite, neither is this.
         """
 
-    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
-        """Return Σ factors[i]·gradient[i] for every variable, in single or double precision.
+    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
+        """Return Σ factors[i]·gradient[i], in single or double precision.
 
         Args:
             held: of one or several calls: as `held`, but of any number n of units. Rows of units without a finite
@@ -76,7 +62,7 @@ class Part(Protocol):
 
 
 class PerUnit:
-    """Gradients that are held separately: tensors of shape (U, *variable.shape).
+    """Gradients that are held separately: a tensor of shape (U, *variable.shape).
 
     The bound applies to the held gradients, so it holds for any rounding in their computation.
     """
@@ -84,24 +70,18 @@ class PerUnit:
     kernel = "whole"
     holds_gradients = True
 
-    def __init__(self, gradients: Sequence[Tensor]) -> None:
-        self.held: Sequence[Tensor] = gradients
+    def __init__(self, gradients: Tensor) -> None:
+        self.held: Sequence[Tensor] = [gradients]
 
     def squared_norms(self) -> Tensor:
         """Return upper bounds of the squared norms; see `Part`."""
-        return tf.add_n([squares(gradient) for gradient in self.held])
+        return squares(self.held[0])
 
-    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
-        """Return Σ factors[i]·gradient[i] for every variable; see `Part`."""
-        sums = []
-        for gradient in held:
-            own = tf.cast(factors, gradient.dtype)
-            if gradient.shape[0] == 1:
-                sums.append(gradient[0] * own[0])  # as a product of matrices it took five times as long
-                continue
-            rows = tf.reshape(gradient, [-1, math.prod(gradient.shape[1:])])
-            sums.append(tf.reshape(tf.matmul(own[None], rows), gradient.shape[1:]))
-        return sums
+    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
+        """Return Σ factors[i]·gradient[i]; see `Part`."""
+        (gradients,) = held
+        rows = tf.reshape(gradients, [-1, math.prod(gradients.shape[1:])])
+        return tf.reshape(tf.matmul(tf.cast(factors, gradients.dtype)[None], rows), gradients.shape[1:])
 
 
 def squares(tensor: Tensor) -> Tensor:
@@ -136,22 +116,19 @@ def rows_times(tensor: Tensor, factors: Tensor) -> Tensor:
     return tensor * tf.reshape(tf.cast(factors, tensor.dtype), [-1] + [1] * (len(tensor.shape) - 1))
 
 
-def of_positions(pairs: Sequence[tuple[Tensor, ...]], bias: bool) -> Part:
-    """Return the cheapest form for Σ_t a_t d_tᵀ, and Σ_t d_t for the bias.
+def of_positions(inputs: Tensor, deltas: Tensor) -> Part:
+    """Return the cheapest form for Σ_t a_t d_tᵀ.
 
     Args:
-        pairs: inputs and deltas of each call, of shapes (U, T, numbers in) and (U, T, numbers out).
-        bias: whether there is one.
+        inputs, deltas: shapes (U, T, numbers in) and (U, T, numbers out).
     """
-    inputs, deltas = (same[0] if len(same) == 1 else tf.concat(same, axis=1) for same in zip(*pairs, strict=True))
     positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     if positions == 1:
-        return OuterProduct(inputs, deltas, bias)
+        return OuterProduct(inputs, deltas)
     # The Gram form's bound holds up to `MAX_POSITIONS`.
     if positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out:
-        return Gram(inputs, deltas, bias)
-    gradients = [product(inputs, deltas)]
-    return PerUnit([*gradients, tf.reduce_sum(deltas, axis=1)] if bias else gradients)
+        return Gram(inputs, deltas)
+    return PerUnit(product(inputs, deltas))
 
 
 def product(inputs: Tensor, deltas: Tensor) -> Tensor:
@@ -168,21 +145,19 @@ class OuterProduct:
     kernel = "outer"
     holds_gradients = False
 
-    def __init__(self, inputs: Tensor, deltas: Tensor, bias: bool) -> None:
-        self._inputs, self._deltas, self._bias = inputs, deltas, bias
+    def __init__(self, inputs: Tensor, deltas: Tensor) -> None:
+        self._inputs, self._deltas = inputs, deltas
         self.held: Sequence[Tensor] = (inputs, deltas)
 
     def squared_norms(self) -> Tensor:
-        """Return (‖a‖² + 1)·‖d‖², the 1 for the bias."""
-        return (squares(self._inputs) + float(self._bias)) * squares(self._deltas)
+        """Return ‖a‖²·‖d‖²."""
+        return squares(self._inputs) * squares(self._deltas)
 
-    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
+    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
         """Return Aᵀ(f·D), the ordinary gradient of scaled deltas, without units of factor 0; see `Part`."""
         counted = tf.where(factors > 0)[:, 0]
         inputs, deltas, own = (tf.gather(each, counted) for each in (*held, factors))
-        inputs, deltas = _flat(inputs), _flat(rows_times(deltas, own))
-        kernel = tf.matmul(inputs, deltas, transpose_a=True)
-        return [kernel, tf.reduce_sum(deltas, axis=0)] if self._bias else [kernel]
+        return tf.matmul(_flat(inputs), _flat(rows_times(deltas, own)), transpose_a=True)
 
 
 class Gram(OuterProduct):
@@ -195,12 +170,12 @@ class Gram(OuterProduct):
 
     kernel = "gram"
 
-    def __init__(self, inputs: Tensor, deltas: Tensor, bias: bool) -> None:
-        super().__init__(tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64), bias)
+    def __init__(self, inputs: Tensor, deltas: Tensor) -> None:
+        super().__init__(tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64))
 
     def squared_norms(self) -> Tensor:
-        """Return Σ_{s,t} (a_s·a_t + 1)(d_s·d_t) + a part of (Σ_t ‖(a_t, 1)‖‖d_t‖)²."""
-        return gram_squares(gram(self._inputs) + float(self._bias), gram(self._deltas))
+        """Return Σ_{s,t} (a_s·a_t)(d_s·d_t) + a part of (Σ_t ‖a_t‖‖d_t‖)²."""
+        return gram_squares(gram(self._inputs), gram(self._deltas))
 
 
 def gram(tensor: Tensor) -> Tensor:
@@ -263,23 +238,23 @@ class Table:
         same = self._indices[:, :, None] == self._indices[:, None, :]
         return gram_squares(tf.cast(same, tf.float64), gram(self._deltas))
 
-    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
-        """Return Σ factors[i]·gradient[i] for the table; see `Part`."""
+    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
+        """Return Σ factors[i]·gradient[i]; see `Part`."""
         indices, deltas = held
-        return [tf.math.unsorted_segment_sum(_flat(rows_times(deltas, factors)), tf.reshape(indices, [-1]), self._size)]
+        return tf.math.unsorted_segment_sum(_flat(rows_times(deltas, factors)), tf.reshape(indices, [-1]), self._size)
 
 
-class Turned:
-    """Form of variables that operations take in another shape or order of axes.
+class Viewed:
+    """Form of a variable that operations take in parts, or in another shape or order of axes.
 
     Norms are the same there. It is a `Part`.
 
     Args:
         part: of what the operations take.
-        steps: of `back`, for each variable.
+        steps: of `back`.
     """
 
-    def __init__(self, part: Part, steps: Sequence[Steps]) -> None:
+    def __init__(self, part: Part, steps: Steps) -> None:
         self._part, self._steps = part, steps
         self.kernel, self.held, self.holds_gradients = part.kernel, part.held, part.holds_gradients
 
@@ -287,10 +262,9 @@ class Turned:
         """Return upper bounds of the squared norms; see `Part`."""
         return self._part.squared_norms()
 
-    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
-        """Return Σ factors[i]·gradient[i] for every variable; see `Part`."""
-        sums = self._part.weighted_sum(held, factors)
-        return [back(each, steps) for each, steps in zip(sums, self._steps, strict=True)]
+    def weighted_sum(self, held: Sequence[Tensor], factors: Tensor) -> Tensor:
+        """Return Σ factors[i]·gradient[i]; see `Part`."""
+        return back(self._part.weighted_sum(held, factors), self._steps)
 
 
 def back(tensor: Tensor, steps: Steps, units: Sequence[int] = ()) -> Tensor:
@@ -298,13 +272,17 @@ def back(tensor: Tensor, steps: Steps, units: Sequence[int] = ()) -> Tensor:
 
     Args:
         tensor: shape (*units, ...).
-        steps: `reshape` with the new shape, or `transpose` with the order of axes, units left out.
+        steps: `reshape` with the new shape, `transpose` with the order of axes, or `pad` with the zeros before and
+            after each axis, units left out.
         units: shape of the axes in front, which stay.
     """
     for kind, numbers in steps:
         if kind == "reshape":
             shape = [*units, *numbers]
             tensor = tensor if tensor.shape == shape else tf.reshape(tensor, shape)
+        elif kind == "pad":
+            around = zip(numbers[::2], numbers[1::2], strict=True)
+            tensor = tf.pad(tensor, [*[(0, 0)] * len(units), *around])
         elif list(numbers) != sorted(numbers):
             tensor = tf.transpose(tensor, [*range(len(units)), *(len(units) + number for number in numbers)])
     return tensor

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from cloister.privacy.dpsgd.batches import Draws, evenly, fitting, places_in_memory, places_of, resized, rounds
 from cloister.privacy.dpsgd.clipped_sums import Call, Sums
-from cloister.privacy.dpsgd.forms import Part, Rows
+from cloister.privacy.dpsgd.forms import Part
 from cloister.privacy.dpsgd.isolation import labels, prove
-from cloister.privacy.dpsgd.labels import Rows as Along
+from cloister.privacy.dpsgd.labels import Label, Rows
 from cloister.privacy.dpsgd.nested import Probe
 from cloister.privacy.dpsgd.noise import ROOT, SMALLEST_FACTOR, most_at_once, overstatement
 from cloister.privacy.dpsgd.tracing import (
@@ -38,7 +38,7 @@ from cloister.privacy.dpsgd.tracing import (
     seeds_of,
     specs_of,
 )
-from cloister.privacy.dpsgd.uses import COPIES, GATHER, Gradient, Seen, Use, parts_of, uses_of
+from cloister.privacy.dpsgd.uses import COPIES, GATHER, Gradient, Use, UseByUnits, part_of, uses_of
 from cloister.utils.arrays import Compiled, Network, Tensor, Variable
 from cloister.utils.rows import cast
 
@@ -81,7 +81,7 @@ class InRows:
     def __init__(self, model: Network, loss: Loss, probe: Probe, batch_size: int, group_cap: int) -> None:
         self.model, self._loss, self._probe, self._cap = model, loss, probe, group_cap
         self.kernels: dict[str, str] = {}
-        self._parts: list[tuple[list[Variable], Part]] = []
+        self._parts: list[tuple[Variable, Part]] = []
         room = places_of(batch_size)
         self.places = max(2, evenly(room, most_at_once(batch_size)))  # of two rows there is a proof
         self.at_once = min(self.places, USUAL)
@@ -146,7 +146,7 @@ class InRows:
         """Return the number of inputs of a round that hold units."""
         return len(tf.nest.flatten(self._probe)) + 1
 
-    def _kept(self) -> list[tuple[list[Variable], Part]]:
+    def _kept(self) -> list[tuple[Variable, Part]]:
         """Return the parts whose weighted sum is computed after all rounds."""
         return [(own, part) for own, part in self._parts if not part.holds_gradients]
 
@@ -176,59 +176,52 @@ class InRows:
 
     def _held(self, x: Tensor, y: Tensor, mask: Tensor, seeds: Tensor, values: list[Tensor]) -> list[Tensor]:
         """Return the held tensors of each part, and the squared norms, shape (P,)."""
-        rows, shares = Rows(self.at_once, self._cap), _shares(mask)
-
-        def losses() -> Tensor:
-            found = losses_of(self.model, self._loss, x, y)
-            return found if rows.each == 1 else found * tf.cast(shares, found.dtype)
-
+        variables = self.model.trainable_variables
         with chained_sums():
-            states = [*zip(self.model.trainable_variables, values, strict=True), *seeded(self.model, seeds)]
-            with keras.StatelessScope(states):
-                total = tf.reduce_sum(losses())
-            placed = {id(tensor): Along(0, tensor.shape[0] // rows.units) for tensor in tf.nest.flatten((x, y, mask))}
-            self._parts, self.kernels = [], {}
-            variables = self.model.trainable_variables
-            for numbers, part in parts_of(self._gradients(total, values, placed, rows)):
-                own = [variables[number] for number in numbers]
-                self._parts.append((own, part))
-                self.kernels.update((variable.path, part.kernel) for variable in own)
+            with keras.StatelessScope([*zip(variables, values, strict=True), *seeded(self.model, seeds)]):
+                losses = losses_of(self.model, self._loss, x, y)
+            total = tf.reduce_sum(losses * tf.cast(_shares(mask), losses.dtype))
+            placed = {id(tensor): Rows(0, tensor.shape[0] // self.at_once) for tensor in tf.nest.flatten((x, y, mask))}
+            gradients = zip(variables, self._gradients(total, values, placed), strict=True)
+            self._parts = [(variable, part_of(own)) for variable, own in gradients if own]
+            self.kernels = {variable.path: part.kernel for variable, part in self._parts}
             squares = tf.add_n([part.squared_norms() for _, part in self._parts])
             return [*(tensor for _, part in self._parts for tensor in part.held), squares]
 
-    def _gradients(
-        self, total: Tensor, values: list[Tensor], placed: Mapping[int, Along], rows: Rows
-    ) -> list[list[Gradient]]:
+    def _gradients(self, total: Tensor, values: list[Tensor], placed: Mapping[int, Rows]) -> list[list[Gradient]]:
         """Return the gradients of units with respect to each variable, by each of its uses.
 
         Args:
             total: sum of the losses.
             values: of the variables.
             placed: labels of the inputs of units.
-            rows: the shape of the round.
         """
+
+        def labels_of(tensors: list[Tensor]) -> list[Label]:
+            return labels(total.graph, self.at_once, placed, tensors)
+
         uses = uses_of(total, values)
         self._each(uses, Use.refuse_unknown)
-        chosen = [each.operation for own in uses for each in own if each.operation.type == GATHER]
-        of_chosen = labels(total.graph, rows.units, placed, [operation.outputs[0] for operation in chosen])
-        free = {operation.name for operation, label in zip(chosen, of_chosen, strict=True) if label is None}
+        chosen = [each.output for own in uses for each in own if each.operation.type == GATHER]
+        free = {each.op.name for each, label in zip(chosen, labels_of(chosen), strict=True) if label is None}
         if free:
             uses = uses_of(total, values, free)
             self._each(uses, Use.refuse_unknown)
-        every = [use for own in uses for use in own]
-        deltas = iter(tf.gradients(total, [use.output for use in every]))
-        found = iter(labels(total.graph, rows.units, placed, [use.output for use in every]))
+        outputs = [use.output for own in uses for use in own]
+        names = [output.name for output in outputs]
+        deltas = dict(zip(names, tf.gradients(total, outputs), strict=True))
+        label_of = dict(zip(names, labels_of(outputs), strict=True))
 
         def gradient(use: Use) -> Gradient | None:
-            delta, label = next(deltas), next(found)
+            delta, label = deltas[use.output.name], label_of[use.output.name]
             if delta is None:
                 return None
             delta = tf.convert_to_tensor(delta)
             if label is None and use.operation.type in COPIES:
-                (label,) = labels(total.graph, rows.units, placed, [delta])  # of units by what meets the copies
-            if not isinstance(label, Along):
+                (label,) = labels_of([delta])  # of units by what meets the copies
+            if not isinstance(label, Rows):
                 raise NotCapturable(f"changed by {use.operation.type} before it meets an example")
-            return Seen(use, delta, label.axis, label.inner, rows).gradient()
+            return UseByUnits(use, delta, label.axis, label.inner, self.at_once).gradient()
 
         return [[each for each in own if each is not None] for own in self._each(uses, gradient)]
 
@@ -250,23 +243,17 @@ class InRows:
         Args:
             x, y, mask, seeds, bound: of each round.
         """
-        values, real = self._values(), tf.reduce_any(mask, axis=2)
-        added = {id(variable): tf.zeros(variable.shape, variable.dtype) for variable in self.model.trainable_variables}
-        parts = self._parts
+        real = tf.reduce_any(mask, axis=2)
         with chained_sums():
-            if self.at_once == self.places:
-                *held, squares = self._rows(*tf.nest.map_structure(lambda every: every[0], (x, y, mask, seeds)), values)
-            else:
-                parts = self._kept()
-                totals, held, squares = self._looped(x, y, mask, seeds, bound, real, values)
-                summed = [own for variables, part in self._parts if part.holds_gradients for own in variables]
-                added.update((id(own), total) for own, total in zip(summed, totals, strict=True))
+            totals, held, squares = self._looped(x, y, mask, seeds, bound, real, self._values())
             found = clip(squares, tf.reshape(real, [-1]), tf.reshape(bound, [-1]))
-            for variables, part in parts:
+            summed = (variable for variable, part in self._parts if part.holds_gradients)
+            sums = {id(variable): total for variable, total in zip(summed, totals, strict=True)}
+            for variable, part in self._kept():
                 mine, held = held[: len(part.held)], held[len(part.held) :]
-                sums = part.weighted_sum(found.cleaned(mine), found.factors)
-                added.update((id(own), each) for own, each in zip(variables, sums, strict=True))
-            in_order = [added[id(variable)] for variable in self.model.trainable_variables]
+                sums[id(variable)] = part.weighted_sum(found.cleaned(mine), found.factors)
+            variables = self.model.trainable_variables
+            in_order = [sums.get(id(each), tf.zeros(each.shape, each.dtype)) for each in variables]
             return in_order, found.clipped, found.non_finite
 
     def _looped(
@@ -278,7 +265,7 @@ class InRows:
         all rounds is one product of matrices.
         """
         count = tf.shape(mask)[0]
-        gradients = [own for variables, part in self._parts if part.holds_gradients for own in variables]
+        gradients = [variable for variable, part in self._parts if part.holds_gradients]
 
         def array(like: Tensor) -> tf.TensorArray:
             return tf.TensorArray(like.dtype, count, element_shape=like.shape)
@@ -294,7 +281,7 @@ class InRows:
             for _, part in self._parts:
                 mine, held = held[: len(part.held)], held[len(part.held) :]
                 if part.holds_gradients:
-                    new += part.weighted_sum(found.cleaned(mine), found.factors)
+                    new.append(part.weighted_sum(found.cleaned(mine), found.factors))
                 else:
                     kept += mine
             return (

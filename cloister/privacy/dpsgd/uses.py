@@ -1,8 +1,8 @@
 """Uses of trained variables in a traced graph, and from each the gradients of units.
 
 A variable has an effect on the losses through the operations that take it, as it is or through views: operations that
-only move its numbers. The gradient of a unit with respect to the variable is the sum over these uses. That of one use
-follows from the other inputs of the operation, and from the gradient with respect to its output, the delta:
+only move or drop its numbers. The gradient of a unit with respect to the variable is the sum over these uses. That of
+one use follows from the other inputs of the operation, and from the gradient with respect to its output, the delta:
 
     a product with the variable   inputs a and deltas d at T positions, the gradient is Σ_t a_t d_tᵀ
     a sum with it                 Σ_t d_t
@@ -14,7 +14,7 @@ none. What is held is proved to be of one unit alone by `isolation`, on the grap
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
 from typing import NamedTuple
@@ -23,13 +23,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from cloister.privacy.dpsgd.forms import Part, PerUnit, Rows, Table, Turned, back, of_positions, product
+from cloister.privacy.dpsgd.forms import Part, PerUnit, Table, Viewed, back, of_positions, product
 from cloister.privacy.dpsgd.tracing import NotCapturable
 from cloister.utils.arrays import Tensor
 
-RESHAPES = ("Identity", "Reshape", "ExpandDims", "Squeeze")
-VIEWS = (*RESHAPES, "Transpose")
-"""Operations that keep each number of their first input once: a gradient keeps its norm on the way back."""
+VIEWS = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StridedSlice", "Transpose")
+"""Operations that keep a number of their first input once, or drop it: a gradient keeps its norm on the way back."""
 GATHER = "GatherV2"
 CONTRACTIONS = ("MatMul", "BatchMatMulV2", "Einsum")
 SUMS = ("AddV2", "BiasAdd")
@@ -148,30 +147,27 @@ class Gradient(NamedTuple):
         return back(summed, self.steps, [summed.shape[0]])
 
     @property
-    def origin(self) -> tuple[str, int]:
-        """Return the name of the deltas' tensor as it was before its shape changed, and the numbers out."""
-        tensor = self.deltas
-        while tensor.op.type in RESHAPES:
-            tensor = tensor.op.inputs[0]
-        return tensor.name, self.deltas.shape[2]
+    def kind(self) -> tuple[object, ...]:
+        """Return what is equal for uses whose positions may follow each other."""
+        return self.steps, self.size, *(tensor.shape[2:] for tensor in (self.inputs, self.deltas) if tensor is not None)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A use with its delta.
+class UseByUnits:
+    """A use with its delta, by units.
 
     Attributes:
         use: of a variable.
         delta: the gradient of the summed losses with respect to its output.
         axis, inner: entry j of this axis of the output is of unit (j // inner) % U.
-        rows: the shape of the call.
+        units: U of the call.
     """
 
     use: Use
     delta: Tensor
     axis: int
     inner: int
-    rows: Rows
+    units: int
 
     def gradient(self) -> Gradient:
         """Return the gradients of units.
@@ -197,7 +193,7 @@ class Seen:
         axis = self.axis if axis is None else axis
         if axis:
             tensor = tf.transpose(tensor, [axis, *(each for each in range(tensor.shape.rank) if each != axis)])
-        units, (length, *rest) = self.rows.units, tensor.shape
+        units, (length, *rest) = self.units, tensor.shape
         copies = length // (units * self.inner)
         if copies > 1:
             tensor = tf.transpose(
@@ -206,42 +202,42 @@ class Seen:
         return tf.reshape(tensor, [units, copies * self.inner, *rest])
 
     def _contracted(self) -> Gradient:
-        """Return the gradients of a product, whose axes have letters: each is one of a position, or of numbers."""
+        """Return the gradients of a product, whose axes have letters.
+
+        A letter of the variable is of numbers in, if the other factor has it too, else of numbers out. All other
+        letters are of positions.
+        """
         *terms, made = _letters(self.use.operation)
         own, other = terms[self.use.place], terms[1 - self.use.place]
         factor, unit = self.use.operation.inputs[1 - self.use.place], made[self.axis]
-        sizes = dict(zip(other + made, [*factor.shape, *self.delta.shape], strict=True))
-        distinct = all(len(set(term)) == len(term) for term in (own, other, made))
-        if not distinct or unit in own or unit not in other or set(other) - set(own + made):
+        if unit in own or unit not in other or any(len(set(term)) < len(term) for term in (own, other, made)):
             raise NotCapturable("used in a product of another kind than of numbers in and numbers out")
-        shapes = (
-            ([sizes[letter] for letter in own], self.use.given.shape),
-            ([sizes[each] for each in other], factor.shape),
+        sizes = dict(zip(own + other + made, [*self.use.given.shape, *factor.shape, *self.delta.shape], strict=True))
+        is_repeated = any(
+            [sizes[letter] for letter in term] != tensor.shape
+            for term, tensor in ((own, self.use.given), (other, factor))
         )
-        if set(own) - set(other + made) or any(stated != found for stated, found in shapes):
+        if is_repeated or set(other) - set(own + made) or set(own) - set(other + made):
             raise NotCapturable("repeated or added up in a product")
         steps = _steps(self.use.views)
         inputs, deltas = self.by_unit(factor, other.index(unit)), self.by_unit(self.delta)
-        orders = "".join(letter for letter in other if letter != unit), made.replace(unit, "")
-        if set(other) & set(made) & set(own):  # such as a matrix for each head
-            of_units, along = [each for each in ascii_letters if each not in own + other + made][:2]
-            rows = of_units + along
-            whole = tf.einsum(f"{rows}{orders[0]},{rows}{orders[1]}->{of_units}{own}", inputs, deltas)
-            numbers = math.prod(self.use.given.shape)
-            given = ("reshape", tuple(self.use.given.shape))
-            return Gradient(None, tf.reshape(whole, [self.rows.units, 1, numbers]), (given, *steps))
-        positions = [letter for letter in orders[1] if letter in orders[0]]
-        ins, outs = ([letter for letter in order if letter in own] for order in orders)
-        flat = []
-        for tensor, term, numbers in ((inputs, orders[0], ins), (deltas, orders[1], outs)):
-            turned = [term.index(letter) + 2 for letter in (*positions, *numbers)]
-            moved = tensor if turned == sorted(turned) else tf.transpose(tensor, [0, 1, *turned])
-            width = math.prod(sizes[letter] for letter in numbers)
-            flat.append(tf.reshape(moved, [self.rows.units, -1, width]))
-        order = ins + outs
-        apart = ("reshape", tuple(sizes[letter] for letter in order))
-        turn = ("transpose", tuple(order.index(letter) for letter in own))
-        return Gradient(flat[0], flat[1], (apart, turn, *steps))
+        of_inputs, of_deltas = other.replace(unit, ""), made.replace(unit, "")
+        if set(own) & set(other) & set(made):  # such as a matrix for each head
+            front = "".join(each for each in ascii_letters if each not in own + other + made)[:2]
+            whole = tf.einsum(f"{front}{of_inputs},{front}{of_deltas}->{front[0]}{own}", inputs, deltas)
+            given = tuple(self.use.given.shape)
+            return Gradient(None, tf.reshape(whole, [self.units, 1, math.prod(given)]), (("reshape", given), *steps))
+        positions = [letter for letter in of_deltas if letter in of_inputs]
+        ins, outs = ([letter for letter in term if letter in own] for term in (of_inputs, of_deltas))
+
+        def flat(tensor: Tensor, term: str, numbers: list[str]) -> Tensor:
+            order = [term.index(letter) + 2 for letter in (*positions, *numbers)]
+            moved = tensor if order == sorted(order) else tf.transpose(tensor, [0, 1, *order])
+            return tf.reshape(moved, [self.units, -1, math.prod(sizes[letter] for letter in numbers)])
+
+        apart = ("reshape", tuple(sizes[letter] for letter in ins + outs))
+        turn = ("transpose", tuple((ins + outs).index(letter) for letter in own))
+        return Gradient(flat(inputs, of_inputs, ins), flat(deltas, of_deltas, outs), (apart, turn, *steps))
 
     def _added(self) -> Gradient | None:
         """Return the gradients of a sum whose last axes are those of the variable, or None for another sum."""
@@ -253,7 +249,7 @@ class Seen:
         before = self.delta.shape.rank - len(shape)
         if self.axis >= before or self.delta.shape[before:] != shape:
             return None
-        deltas = tf.reshape(self.by_unit(self.delta), [self.rows.units, -1, math.prod(shape)])
+        deltas = tf.reshape(self.by_unit(self.delta), [self.units, -1, math.prod(shape)])
         return Gradient(None, deltas, (("reshape", tuple(self.use.given.shape)), *_steps(self.use.views)))
 
     def _copied(self) -> Gradient:
@@ -282,7 +278,7 @@ class Seen:
 
     def _behind(self, whole: Tensor) -> Gradient:
         """Return the gradients of what the operation takes as those of the variable, a choice of rows included."""
-        units, views = self.rows.units, self.use.views
+        units, views = self.units, self.use.views
         numbers = math.prod(self.use.given.shape)
         place = next((number for number, view in enumerate(views) if view.type == GATHER), None)
         if place is None:
@@ -304,7 +300,7 @@ class Seen:
         _refuse_other_choices(self.use.operation)
         if self.axis >= indices.shape.rank:
             raise NotCapturable("looked up along another axis than the first")
-        units, numbers = self.rows.units, math.prod(table.shape[1:])
+        units, numbers = self.units, math.prod(table.shape[1:])
         flat = tf.reshape(self.by_unit(tf.cast(indices, tf.int32)), [units, -1])
         deltas = tf.reshape(self.by_unit(self.delta), [units, -1, numbers])
         steps = (("reshape", tuple(table.shape)), *_steps(self.use.views))
@@ -334,68 +330,87 @@ def _letters(operation: tf.Operation) -> list[str]:
 
 def _steps(views: Sequence[tf.Operation]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return the steps from a gradient of what views give back to one of the variable."""
-    steps = []
+    steps = list[tuple[str, tuple[int, ...]]]()
     for view in reversed(views):
         if view.type == "Transpose":
             order = tf.get_static_value(view.inputs[1])
             if order is None:
                 raise NotCapturable("transposed in an order that is computed")
             steps.append(("transpose", tuple(np.argsort(order).tolist())))
+        elif view.type == "StridedSlice":
+            steps += _steps_of_slice(view)
         else:
             steps.append(("reshape", tuple(view.inputs[0].shape)))
     return tuple(steps)
 
 
+def _steps_of_slice(view: tf.Operation) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the steps from a gradient of what a slice took back to one of its input, with zeros for all else."""
+    shape, places = tuple(view.inputs[0].shape), [tf.get_static_value(each) for each in view.inputs[1:]]
+    if any(each is None for each in places):
+        raise NotCapturable("cut at places that are computed")
+    masks = {each.name: view.get_attr(each.name) for each in view.op_def.attr if each.name.endswith("_mask")}
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    with tf.init_scope():
+        taken = np.ravel(tf.strided_slice(numbers, *places, **masks))
+    ends = np.unravel_index(taken[[0, -1]], shape) if taken.size else ()
+    block = tuple(slice(first, last + 1) for first, last in ends)
+    if not taken.size or not np.array_equal(np.ravel(numbers[block]), taken):
+        raise NotCapturable("cut in another way than to one block")
+    around = [(int(first), int(size - last - 1)) for (first, last), size in zip(ends, shape, strict=True)]
+    return [("reshape", numbers[block].shape), ("pad", tuple(each for pair in around for each in pair))]
+
+
 # Convolutions --------------------------------------------------------------------------------------------------------
 
 
-def _window(seen: Seen) -> tuple[str, list[int], list[int], list[int]]:
+def _window(used: UseByUnits) -> tuple[str, list[int], list[int], list[int]]:
     """Return padding, and the lengths, strides and dilations of the kernel."""
-    operation = seen.use.operation
+    operation = used.use.operation
     padding, layout = (operation.get_attr(name).decode() for name in ("padding", "data_format"))
-    if layout != "NHWC" or padding not in ("SAME", "VALID") or seen.axis != 0:
+    if layout != "NHWC" or padding not in ("SAME", "VALID") or used.axis != 0:
         raise NotCapturable("used by a convolution with explicit padding, or with another order of axes")
     strides, dilations = (list(operation.get_attr(name))[1:3] for name in ("strides", "dilations"))
-    return padding, list(seen.use.given.shape[:2]), strides, dilations
+    return padding, list(used.use.given.shape[:2]), strides, dilations
 
 
-def _positions(seen: Seen, tensor: Tensor) -> Tensor:
-    return tf.reshape(seen.by_unit(tensor), [seen.rows.units, -1, tensor.shape[-1]])
+def _positions(used: UseByUnits, tensor: Tensor) -> Tensor:
+    return tf.reshape(used.by_unit(tensor), [used.units, -1, tensor.shape[-1]])
 
 
-def _convolved(seen: Seen) -> Gradient:
+def _convolved(used: UseByUnits) -> Gradient:
     """Return the gradients of a convolution: a product at each position of its output, with a patch of its input."""
-    inputs, shape = seen.use.operation.inputs[0], seen.use.given.shape
-    if seen.use.place != 1 or inputs.shape[-1] != shape[2]:
+    inputs, shape = used.use.operation.inputs[0], used.use.given.shape
+    if used.use.place != 1 or inputs.shape[-1] != shape[2]:
         raise NotCapturable("used by a convolution in groups, or as its input")
-    covered = patches(inputs, seen.delta.shape, *_window(seen))
-    steps = (("reshape", tuple(shape)), *_steps(seen.use.views))
-    return Gradient(_positions(seen, covered), _positions(seen, seen.delta), steps)
+    covered = patches(inputs, used.delta.shape, *_window(used))
+    steps = (("reshape", tuple(shape)), *_steps(used.use.views))
+    return Gradient(_positions(used, covered), _positions(used, used.delta), steps)
 
 
-def _transposed(seen: Seen) -> Gradient:
+def _transposed(used: UseByUnits) -> Gradient:
     """Return the gradients of a transposed convolution, in which inputs and deltas change places."""
-    inputs, shape = seen.use.operation.inputs[2], seen.use.given.shape
-    if seen.use.place != 1 or seen.delta.shape[-1] != shape[2]:
+    inputs, shape = used.use.operation.inputs[2], used.use.given.shape
+    if used.use.place != 1 or used.delta.shape[-1] != shape[2]:
         raise NotCapturable("used by a transposed convolution in groups, or as its input")
-    covered = patches(seen.delta, inputs.shape, *_window(seen))
-    steps = (("reshape", tuple(shape)), *_steps(seen.use.views))
-    return Gradient(_positions(seen, covered), _positions(seen, inputs), steps)
+    covered = patches(used.delta, inputs.shape, *_window(used))
+    steps = (("reshape", tuple(shape)), *_steps(used.use.views))
+    return Gradient(_positions(used, covered), _positions(used, inputs), steps)
 
 
-def _depthwise(seen: Seen) -> Gradient:
+def _depthwise(used: UseByUnits) -> Gradient:
     """Return the gradients of a depthwise convolution: a product for each channel."""
-    if seen.use.place != 1:
+    if used.use.place != 1:
         raise NotCapturable("used by a convolution as its input")
-    shape, units = seen.use.given.shape, seen.rows.units
-    covered = _positions(seen, patches(seen.use.operation.inputs[0], seen.delta.shape, *_window(seen)))
+    shape, units = used.use.given.shape, used.units
+    covered = _positions(used, patches(used.use.operation.inputs[0], used.delta.shape, *_window(used)))
     apart = tf.reshape(covered, [units, covered.shape[1], shape[0] * shape[1], shape[2], 1])
-    deltas = tf.reshape(_positions(seen, seen.delta), [units, covered.shape[1], 1, *shape[2:]])
+    deltas = tf.reshape(_positions(used, used.delta), [units, covered.shape[1], 1, *shape[2:]])
     whole = tf.reshape(tf.reduce_sum(apart * deltas, axis=1), [units, 1, math.prod(shape)])
-    return Gradient(None, whole, (("reshape", tuple(shape)), *_steps(seen.use.views)))
+    return Gradient(None, whole, (("reshape", tuple(shape)), *_steps(used.use.views)))
 
 
-CONVOLUTIONS: dict[str, Callable[[Seen], Gradient]] = {
+CONVOLUTIONS: dict[str, Callable[[UseByUnits], Gradient]] = {
     "Conv2D": _convolved,
     "Conv2DBackpropInput": _transposed,
     "DepthwiseConv2dNative": _depthwise,
@@ -436,41 +451,17 @@ def patches(
 # Variables -----------------------------------------------------------------------------------------------------------
 
 
-def parts_of(gradients: Sequence[Sequence[Gradient]]) -> Iterator[tuple[tuple[int, ...], Part]]:
-    """Yield the numbers of variables, and the form of their gradients.
-
-    A variable that is only added to the products of another one, as a bias is, has a form with it: its gradient is
-    that of a further input of 1.
+def part_of(gradients: Sequence[Gradient]) -> Part:
+    """Return the form of the gradients of a variable.
 
     Args:
-        gradients: of each variable, by all of its uses; without any, a variable has no part.
+        gradients: by each of its uses, of which there are some.
     """
-    biases = {}
-    for number, own in enumerate(gradients):
-        if own and all(each.inputs is None for each in own) and len({each.steps for each in own}) == 1:
-            biases[tuple(sorted(each.origin for each in own))] = number
-    shared: dict[int, int] = {}
-    for number, own in enumerate(gradients):
-        if _is_product(own) and (bias := biases.pop(tuple(sorted(each.origin for each in own)), None)) is not None:
-            shared[number] = bias
-    for number, own in enumerate(gradients):
-        if not own or number in shared.values():
-            continue
-        steps = [own[0].steps]
-        if _is_product(own):
-            if number in shared:
-                steps.append(gradients[shared[number]][0].steps)
-            found = of_positions([(each.inputs, each.deltas) for each in own], number in shared)
-            yield (number, shared[number]) if number in shared else (number,), Turned(found, steps)
-        elif all(each.size for each in own) and len({each.steps for each in own}) == 1:
-            indices, deltas = (tf.concat([each[place] for each in own], axis=1) for place in (0, 1))
-            yield (number,), Turned(Table(indices, deltas, own[0].size), steps)
-        else:
-            first, *rest = (each.whole() for each in own)
-            yield (number,), PerUnit([sum(rest, first)])
-
-
-def _is_product(own: Sequence[Gradient]) -> bool:
-    inputs = [each.inputs for each in own if each.inputs is not None and not each.size]
-    widths = {(one.steps, each.shape[2], one.deltas.shape[2]) for one, each in zip(own, inputs, strict=False)}
-    return len(inputs) == len(own) and len(widths) == 1
+    first = gradients[0]
+    if all(each.inputs is not None and each.kind == first.kind for each in gradients):
+        pairs = ([each.inputs for each in gradients], [each.deltas for each in gradients])
+        inputs, deltas = (same[0] if len(same) == 1 else tf.concat(same, axis=1) for same in pairs)
+        part = Table(inputs, deltas, first.size) if first.size else of_positions(inputs, deltas)
+        return Viewed(part, first.steps)
+    total, *rest = (each.whole() for each in gradients)
+    return PerUnit(sum(rest, total))

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from cloister.privacy.dpsgd import noise
-from cloister.privacy.dpsgd.forms import Gram, OuterProduct, PerUnit, Rows, of_positions
+from cloister.privacy.dpsgd.forms import Gram, OuterProduct, PerUnit, of_positions
 from cloister.privacy.dpsgd.in_rows import clip
 from cloister.privacy.dpsgd.noise import overstatement
 
@@ -27,7 +27,7 @@ class Kind:
 
     Attributes:
         inputs, deltas: of one row.
-        part: (inputs, deltas, rows) -> Part; takes `deltas` alone as gradients if `inputs` is empty.
+        part: (inputs, deltas) -> Part; takes `deltas` alone as gradients if `inputs` is empty.
         each: rows of a unit.
     """
 
@@ -37,18 +37,13 @@ class Kind:
     each: int = 1
 
 
-def cheapest(inputs, deltas, rows):
-    pairs = [tuple(tf.reshape(each, [rows.units, -1, each.shape[-1]]) for each in (inputs, deltas))]
-    return of_positions(pairs, True)
-
-
-def one_by_one(_, deltas, rows):
-    return PerUnit([tf.reduce_sum(tf.reshape(deltas, [rows.units, rows.each, *deltas.shape[1:]]), axis=1)])
+def one_by_one(_, deltas):
+    return PerUnit(tf.reduce_sum(tf.reshape(deltas, [UNITS, -1, *deltas.shape[1:]]), axis=1))
 
 
 def by_positions(kind):
-    def part(inputs, deltas, rows):
-        return kind(*(tf.reshape(tensor, [rows.units, -1, tensor.shape[-1]]) for tensor in (inputs, deltas)), True)
+    def part(inputs, deltas):
+        return kind(*(tf.reshape(tensor, [UNITS, -1, tensor.shape[-1]]) for tensor in (inputs, deltas)))
 
     return part
 
@@ -57,8 +52,8 @@ KINDS = {
     "outer": Kind((1, 7), (1, 5), by_positions(OuterProduct)),
     "gram": Kind((4, 7), (4, 5), by_positions(Gram)),
     "gram of groups": Kind((2, 7), (2, 5), by_positions(Gram), each=3),
-    "dense one by one": Kind((4, 3), (4, 3), cheapest),
-    "dense of groups": Kind((3,), (3,), cheapest, each=3),
+    "dense one by one": Kind((4, 3), (4, 3), by_positions(of_positions)),
+    "dense of groups": Kind((3,), (3,), by_positions(of_positions), each=3),
     "one by one": Kind((), (4, 6), one_by_one),
     "one by one in groups": Kind((), (4, 6), one_by_one, each=2),
 }
@@ -121,7 +116,7 @@ def compiled(name):
     present = [np.arange(UNITS) != left for left in range(-1, UNITS)]
 
     def sums(inputs, deltas, bound):
-        part = kind.part(inputs, deltas, Rows(UNITS, kind.each))
+        part = kind.part(inputs, deltas)
         clips = [clip(part.squared_norms(), real, bound) for real in present]
         return [part.weighted_sum(own.cleaned(part.held), own.factors) for own in clips]
 

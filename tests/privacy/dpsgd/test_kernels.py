@@ -52,7 +52,7 @@ def test_a_line_for_each_model_and_nothing_changes(monkeypatch):
 def test_a_layer_that_adds_a_batch_mean_is_reported(monkeypatch):
     monkeypatch.setattr(checks, "prove", lambda *_: None)
     monkeypatch.setattr(in_rows, "prove", lambda *_: None)
-    monkeypatch.setattr(in_rows, "labels", lambda *given: [in_rows.Along(0) for _ in given[-1]])
+    monkeypatch.setattr(in_rows, "labels", lambda *given: [in_rows.Rows(0) for _ in given[-1]])
     coupled = {"coupled": (lambda: small(keras.layers.Dense(4), BatchMean()), 1, 1)}
     code, (first, second), verdict = tried(TWIN | coupled, monkeypatch)
     assert code == FAILED and verdict == BROKEN
