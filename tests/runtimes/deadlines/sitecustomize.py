@@ -19,6 +19,8 @@ RETRY = 2
 """Seconds between two tries to reach a SuperLink, at most. Flower: 20."""
 LOOK = 0.5
 """Seconds between two looks of `flower-supernode` for messages, at most. Flower: 3."""
+PARTS = 20
+"""Seconds after its last part until a message that lacks others is given up. Flower: 180."""
 
 
 def shorten(words: set[str]) -> None:
@@ -28,6 +30,11 @@ def shorten(words: set[str]) -> None:
         words: of its command line, without folders, up to its first option.
     """
     if words & {"flower-superlink", "superlink"}:
+        from flwr.supercore import constant
+
+        # Before the import of modules that copy it.
+        constant.OBJECT_PUSH_SESSION_TTL_SECONDS = PARTS
+
         from flwr.superlink.servicer.fleet import fleet_handlers
 
         fleet_handlers.HEARTBEAT_MIN_INTERVAL = BEAT
