@@ -48,19 +48,20 @@ def public_key(seed: bytes) -> bytes:
     return private_key(seed).public_key().public_bytes_raw()
 
 
-def agreed(private: X25519PrivateKey, public: bytes, purpose: bytes) -> bytes:
-    """Return the key of 16 bytes that only the owners of two key pairs can compute.
+def agreed(private: X25519PrivateKey, public: bytes, purpose: bytes, length: int = KEY) -> bytes:
+    """Return the key that only the owners of two key pairs can compute.
 
     Args:
         private: the own private key.
         public: the other member's key, 32 bytes.
         purpose: context of the key: its use, the two members and the round.
+        length: bytes of the key.
 
     Raises:
         ProtocolError: the other member's key is of low order, and every party could compute the result.
     """
     try:
-        return derived(private.exchange(X25519PublicKey.from_public_bytes(public)), purpose)
+        return derived(private.exchange(X25519PublicKey.from_public_bytes(public)), purpose, length)
     except ValueError as error:
         raise ProtocolError("the key of a member is no key to agree with") from error
 
