@@ -50,10 +50,9 @@ def epoch_of(names, first=1, kind=EpochMember, graph=None):
 
 def summed(sites, coordinator, terms, inputs):
     """One round with all members of the list."""
-    coordinator.begin(terms)
-    found = coordinator.list if terms.number == coordinator.rounds.start else None
+    found = coordinator.begin(terms)
     for name in coordinator.list.names:
-        pads = sites[name].pads(terms, found)
+        pads = sites[name].pads(terms, found if found.names else None)
         coordinator.add(sent(pads.mask(into_ring(inputs[name], terms.bits))))
     return coordinator.total()
 

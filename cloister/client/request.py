@@ -27,6 +27,7 @@ from cloister.privacy.accounting.budget import from_wire
 from cloister.privacy.accounting.events import DistributedGaussian, Event, Unaccounted
 from cloister.privacy.claims.premises import Attestation
 from cloister.privacy.mechanisms.clipping import MAX_BOUND, MIN_BOUND
+from cloister.secure_aggregation.epoch import EpochList
 from cloister.secure_aggregation.messages import Delivery
 from cloister.utils.arrays import Layout, from_record, to_record, unstacked
 from cloister.utils.errors import FederationError, PrivacyError
@@ -93,7 +94,8 @@ class TrainRequest(Request):
         proximal_mu: FedProx's μ; 0: no penalty.
         promise: the releases that the reply contributes to, as the server states them.
         ledger_head: hash of the last line of the server's ledger; empty: not stated.
-        delivery: under secure aggregation, data for the masks of the update; None elsewhere.
+        delivery: under secure aggregation, data for the masks of the update; None elsewhere. In steps of DP-SGD the
+            members of the epoch, or in later rounds nothing.
         bound: under secure aggregation, the clipping norm C of the update, or S of the step; 0 elsewhere.
         distance: under secure aggregation, d that scales this node's noise; 1 if none does.
         by_provisioner: members whose keys the provisioner made, if this node counts on its own share of noise only.
@@ -102,7 +104,7 @@ class TrainRequest(Request):
     proximal_mu: float = 0.0
     promise: tuple[Event, ...] = ()
     ledger_head: str = ""
-    delivery: Delivery | None = None
+    delivery: Delivery | EpochList | None = None
     bound: float = 0.0
     distance: float = 1.0
     by_provisioner: tuple[str, ...] = ()
@@ -233,15 +235,16 @@ def _of_training(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArr
     """
     mu, head = _number(fields, PROXIMAL_MU, MAXIMUM_PENALTY, default=0.0), _digest(fields, LEDGER_HEAD)
     said = fields.get(SECURE_MESSAGE)
-    delivery: Delivery | None = None
+    delivery: Delivery | EpochList | None = None
     if not (isinstance(said, bytes) if config.secure_aggregation.enabled else said is None):
         raise FederationError(
             f"{SECURE_MESSAGE!r} must be in the server's message, as bytes, in a run with secure aggregation and in no "
             "other"
         )
+    shared = config.shared_release
     if isinstance(said, bytes):
-        delivery = Delivery.decode(said)
-    if shared := config.shared_release:
+        delivery = EpochList.decode(said) if shared and shared.sums_gradients else Delivery.decode(said)
+    if shared:
         promise = shared.events(Layout.of(models[0]))
         if PROMISE in fields and promised(fields) != promise:
             raise PrivacyError(

@@ -1,7 +1,8 @@
 """Storage of a node's attempt at a round of secure aggregation between messages.
 
 `AttemptStore.take` removes an attempt until the next step stores it again. So no step runs twice, for any number, order
-and concurrency of a server's requests. The store contains at most one attempt of a run.
+and concurrency of a server's requests. The store contains at most one attempt of a run. In steps of DP-SGD it contains
+the state of an epoch, which `replace` exchanges for that of the next round before a vector is made.
 
 | store | for | where |
 |---|---|---|
@@ -16,10 +17,11 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -30,10 +32,11 @@ from cloister.utils.wire import number as whole_number
 STATE = "secure-round"
 """Record of the last round that a node has begun in a run, without secrets."""
 NO_ROUND = -1
+Result = TypeVar("Result")
 
 
 class AttemptStore(ABC):
-    """Store of the attempt of each run, and of the last round that was begun."""
+    """Store of the attempt of each run, and of the last round that was begun; or of an epoch of rounds."""
 
     def begin(self, run: str, number: int) -> None:
         """Record the start of a round, and discard the attempt at an earlier one.
@@ -85,6 +88,25 @@ class AttemptStore(ABC):
             attempt = self._get(run)
             self._put(run, b"")
         return attempt
+
+    def replace(self, run: str, step: Callable[[bytes], tuple[bytes, Result]]) -> Result:
+        """Replace the state of an epoch by a step, and return its result.
+
+        No other message finds the state before the step, nor without it. A step that raises leaves no state.
+
+        Args:
+            run: id of the run.
+            step: returns the next state and its result, from the stored state; empty: there is none.
+
+        Raises:
+            ProtocolError: the stored content is damaged, or another process stored it.
+        """
+        with self._alone():
+            state = self._get(run)
+            self._put(run, b"")
+            after, result = step(state)
+            self._put(run, after)
+        return result
 
     @abstractmethod
     def _alone(self) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -22,7 +22,9 @@ from cloister.config.run import RunConfig
 from cloister.flower.messages import LOCAL_RUN
 from cloister.privacy.mechanisms.distributed.plan import Plan, add_noise
 from cloister.privacy.mechanisms.distributed.shared import SharedRelease
+from cloister.privacy.mechanisms.distributed.steps import DistributedStep
 from cloister.secure_aggregation import messages as protocol
+from cloister.secure_aggregation.epoch import EpochKey, EpochList, EpochMember, Pads, RoundTerms
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.primitives import LINK, SeedChain, into_ring
 from cloister.secure_aggregation.roster import Roster, encode_roster, public_bytes
@@ -51,6 +53,19 @@ class Attempt(Serializable):
     terms: bytes = field(metadata=sized(HASH))
     parameters: int = field(metadata=NUMBER)
     member: bytes = field(metadata=TEXT)
+
+
+@dataclass(frozen=True, repr=False)
+class _Step:
+    """This node's part in a round of an epoch.
+
+    Args:
+        plan: of the noise, for the list of the epoch.
+        pads: the masks of one vector.
+    """
+
+    plan: Plan
+    pads: Pads
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,16 +115,49 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
     """
     if request.step == ADVERTISE:
         store, who = store_of(request, node), identity_of(request, node)
+        if release_of(request).sums_gradients:
+            return _introduced(store.replace(request.run, partial(_epoch_begun, request, who)), who)
         store.begin(request.run, request.round)
         part = _Part.of(request, who, Layout.of(model_and_trainer_of(request.config).model.arrays()).size)
         advertisement = part.member.advertise()
         _kept(part, request, node)
-        return Reply({**_packed(advertisement), ROSTER: np.frombuffer(encode_roster(who.roster), np.uint8)})
+        return _introduced(advertisement, who)
     part = _taken(request, node)
     answer = _stepped(part.member, request.step, request.content)
     if request.step != UNMASK:
         _kept(part, request, node)
     return Reply(_packed(answer))
+
+
+def _introduced(keys: Serializable, who: Identity) -> Reply:
+    """Return the reply with this node's keys and its roster."""
+    return Reply({**_packed(keys), ROSTER: np.frombuffer(encode_roster(who.roster), np.uint8)})
+
+
+def _epoch_begun(request: ProtocolRequest, who: Identity, kept: bytes) -> tuple[bytes, EpochKey]:
+    """Return the state of a new epoch, in place of any other, and this node's key."""
+    member = EpochMember(who.name, who.key, who.roster, request.run)
+    key = member.advertise(request.round)
+    return member.serialize(), key
+
+
+def _epoch_stepped(request: TrainRequest, found: EpochList, who: Identity, kept: bytes) -> tuple[bytes, _Step]:
+    """Return the state after this round, and this node's masks in it.
+
+    Raises:
+        ProtocolError: the node is in no epoch with this round, or refuses its list.
+    """
+    shared = release_of(request)
+    if not kept or not isinstance(shared, DistributedStep):
+        raise ProtocolError(f"this node is in no epoch with round {request.round}, or not any more")
+    member = EpochMember.deserialize(who.name, who.key, who.roster, request.run, kept)
+    if found.names:
+        member.agree(found)
+    (model,), parties = request.models, shared.dp_sgd.parties
+    plan = shared.dp_sgd.plan(Layout.of(model).size, request.round, member.members)
+    graph = Complete(parties.threshold, parties.colluding)
+    pads = member.pads(RoundTerms.about(request.round, graph, plan.length, plan.bits, plan.terms(), model))
+    return member.serialize(), _Step(plan, pads)
 
 
 def _stepped(member: Member, step: str, content: bytes) -> protocol.Message:
@@ -121,7 +169,7 @@ def _stepped(member: Member, step: str, content: bytes) -> protocol.Message:
     return member.unmask(protocol.Signatures.decode(content))
 
 
-def open_masks(request: Request, node: Node) -> _Part | None:
+def open_masks(request: Request, node: Node) -> _Part | _Step | None:
     """Verify the other members' data for the masks of an update; return None without secure aggregation.
 
     It is verified before the reply is charged and computed, so that a refusal costs nothing.
@@ -137,12 +185,16 @@ def open_masks(request: Request, node: Node) -> _Part | None:
         return None
     if request.delivery is None:
         raise ProtocolError("under secure aggregation a model leaves this node masked alone")
+    if isinstance(request.delivery, EpochList):
+        # The stored state is that of the next round before anything is computed: no mask is used twice.
+        step = partial(_epoch_stepped, request, request.delivery, identity_of(request, node))
+        return store_of(request, node).replace(request.run, step)
     part = _taken(request, node)
     part.member.open(request.delivery)
     return part
 
 
-def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) -> Reply:
+def mask_update(reply: Reply, part: _Part | _Step | None, request: Request, node: Node) -> Reply:
     """Reduce a training reply to the clipped and masked update in grid steps, with this node's share of noise.
 
     Args:
@@ -157,6 +209,9 @@ def mask_update(reply: Reply, part: _Part | None, request: Request, node: Node) 
     plan, layout, shared = part.plan, Layout.of(sent), release_of(request)
     made = reply.sums if request.config.sums_gradients else reply.arrays
     numbers = shared.encode(layout.rows(made or {}), layout.rows(sent), layout, plan)
+    if isinstance(part, _Step):
+        add_noise(numbers, plan, os.urandom, {})
+        return Reply(_packed(part.pads.mask(into_ring(numbers, plan.bits))))
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})
@@ -179,7 +234,7 @@ def release_of(request: AnyStep) -> SharedRelease:
     return shared.restated(request.bound, request.distance)
 
 
-def _packed(message: protocol.Message) -> NamedArrays:
+def _packed(message: Serializable) -> NamedArrays:
     """Return a message of the protocol as an array."""
     return {SECURE_MESSAGE: np.frombuffer(message.encode(), np.uint8)}
 

@@ -154,6 +154,23 @@ class RoundTerms:
     bits: int
     statement: bytes = b""
 
+    @classmethod
+    def about(
+        cls, number: int, graph: Complete, length: int, bits: int, noise: bytes, model: Mapping[str, NDArray]
+    ) -> Self:
+        """Return the terms of a round with a statement about its noise and its model.
+
+        Args:
+            number, graph, length, bits: as above.
+            noise: terms of the noise, and of the integers that a vector has.
+            model: the arrays of which vectors are computed.
+        """
+        digest = hashlib.sha256()
+        for name, array in model.items():
+            digest.update(text("array", name, array.dtype.str, array.shape))
+            digest.update(np.ascontiguousarray(array).data)
+        return cls(number, graph, length, bits, text("statement", noise, digest.digest()))
+
     def context(self, binding: bytes) -> bytes:
         """Return the hash, 32 bytes, that every mask of the round depends on.
 
@@ -364,14 +381,11 @@ class EpochMember:
 class _Ready:
     """State: the coordinator can begin a round."""
 
-    number: int
-
 
 @dataclass(frozen=True)
 class _Summing:
     """State: the coordinator adds vectors, and drops each."""
 
-    number: int
     context: bytes
     total: NDArray
     missing: set[str]
@@ -389,18 +403,25 @@ class EpochCoordinator:
         keys: that members have advertised, each name once. Those that other members would refuse are left out.
 
     Attributes:
-        list: the members of the epoch, for all of them.
-        rounds: numbers of the epoch's rounds.
+        list: the members of the epoch.
     """
 
     def __init__(self, run: str, roster: Roster, first: int, keys: Iterable[EpochKey]) -> None:
         fit = [one for one in keys if is_genuine(one, roster, run, first) and can_agree(one.key)]
-        self.list, self.rounds = EpochList({one.name: one for one in fit}), range(first, first + ROUNDS)
+        self.list, self._rounds = EpochList({one.name: one for one in fit}), range(first, first + ROUNDS)
         self._binding = self.list.binding(run, roster, first)
-        self._steps = Steps(_Ready(first))
+        self._next, self._steps = first, Steps(_Ready())
 
-    def begin(self, terms: RoundTerms) -> None:
-        """Begin a round.
+    def takes(self, number: int) -> bool:
+        """Return True if this round can begin.
+
+        Args:
+            number: of the round.
+        """
+        return self._next == number and number in self._rounds
+
+    def begin(self, terms: RoundTerms) -> EpochList:
+        """Begin a round, and return the list that its members need: empty after the first round.
 
         Args:
             terms: equal to the members' own.
@@ -408,12 +429,13 @@ class EpochCoordinator:
         Raises:
             ProtocolError: the round is not the next one, the epoch is over, or the list is too short or too long.
         """
-        state = self._steps.take(_Ready)
-        if state.number != terms.number or terms.number not in self.rounds:
-            raise ProtocolError(f"round {terms.number} of an epoch in which round {state.number} is next")
+        self._steps.take(_Ready)
+        if not self.takes(terms.number):
+            raise ProtocolError(f"round {terms.number} of an epoch in which round {self._next} is next")
         terms.graph.require(len(self.list.names))
         total = np.zeros(terms.length, RINGS[terms.bits])
-        self._steps.leave(_Summing(terms.number, terms.context(self._binding), total, set(self.list.names)))
+        self._steps.leave(_Summing(terms.context(self._binding), total, set(self.list.names)))
+        return self.list if terms.number == self._rounds.start else EpochList({})
 
     def add(self, masked: MaskedVector) -> None:
         """Add a masked vector to the sum.
@@ -440,7 +462,8 @@ class EpochCoordinator:
         state = self._steps.take(_Summing)
         if state.missing:
             raise RoundAbandoned(f"no masked vector has come from {', '.join(sorted(state.missing))}")
-        self._steps.leave(_Ready(state.number + 1))
+        self._next += 1
+        self._steps.leave(_Ready())
         return state.total
 
 

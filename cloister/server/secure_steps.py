@@ -1,13 +1,18 @@
 """Rounds that are steps of DP-SGD on a secure sum, around a Flower strategy.
 
-    clients draw, clip, sum, add noise, mask → sum over survivors → remove surplus noise → one step → strategy
+    clients draw, clip, sum, add noise, mask → sum over the list of the epoch → one step → strategy
 
-The divisor is q·N, the expected batch of the survivors. N is the sum of the public sizes that they attest. A member
-that attests a wrong size makes steps too short or too long, as one with a wrong vector could.
+The first round of an epoch is two exchanges: nodes advertise keys, then train. Each later round is one. The cost of the
+round is on disk before the first vector is requested.
+
+The divisor is q·N, the expected batch of the members. N is the sum of the public sizes that they attest. A member that
+attests a wrong size makes steps too short or too long, as one with a wrong vector could.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
 
 from flwr.serverapp.strategy import Strategy
 
@@ -15,11 +20,30 @@ from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.distributed.steps import DistributedStep
+from cloister.secure_aggregation.epoch import EpochCoordinator, EpochKey, MaskedVector, RoundTerms, is_genuine
+from cloister.secure_aggregation.primitives import out_of_ring
+from cloister.secure_aggregation.roster import Roster
+from cloister.secure_aggregation.session import Complete
+from cloister.server.exchanges import Exchanges
 from cloister.server.screening import Screening
-from cloister.server.secure_sum import SecureSum, Summed
+from cloister.server.secure_sum import SecureSum, Sum, Summed
 from cloister.server.strategy_wrapper import Measurements
-from cloister.utils.arrays import Layout
+from cloister.utils.arrays import Layout, from_record
 from cloister.utils.registry import Aggregated
+
+
+class Epoch(NamedTuple):
+    """An epoch between two rounds.
+
+    Attributes:
+        coordinator: of its protocol.
+        names: node -> name of the member.
+        roster: of the members.
+    """
+
+    coordinator: EpochCoordinator
+    names: Mapping[int, str]
+    roster: Roster
 
 
 class SecureSteps(SecureSum):
@@ -40,6 +64,7 @@ class SecureSteps(SecureSum):
 
     def __init__(self, inner: Strategy, mechanism: DistributedStep, *, budget: PrivacyBudget | None = None) -> None:
         super().__init__(inner, mechanism, budget=budget)
+        self._epoch: Epoch | None = None
 
     @property
     def is_accounted(self) -> bool:
@@ -110,13 +135,44 @@ class SecureSteps(SecureSum):
         with budget.release(self.event(layout), server_round, self.mechanism.name, bound):
             yield
 
+    def total(self, layout: Layout, exchanges: Exchanges) -> Sum:
+        """Let the members of the epoch make one step, and return the sum of their vectors; see `SecureSum.total`.
+
+        A round begins an epoch if there is none, if it has had all its rounds, or if one of its members is not asked.
+        Other nodes that are asked wait for the next epoch. A round without a sum ends the epoch.
+
+        Args:
+            layout, exchanges: as there.
+        """
+        epoch, self._epoch = self._epoch, None
+        asked = {message.metadata.dst_node_id for message in exchanges.asked}
+        if epoch is None or not epoch.coordinator.takes(exchanges.round) or not epoch.names.keys() <= asked:
+            roster, keys = exchanges.introduced(EpochKey, partial(is_genuine, run=exchanges.run, first=exchanges.round))
+            coordinator = EpochCoordinator(exchanges.run, roster, exchanges.round, keys.values())
+            exchanges.keep(coordinator.list.names)
+            epoch = Epoch(coordinator, exchanges.names, roster)
+        exchanges.names = dict(epoch.names)
+        own, members = self.mechanism.dp_sgd, len(epoch.names)
+        graph = Complete(own.parties.threshold, own.parties.colluding)
+        graph.require(members)
+        plan = own.plan(layout.size, exchanges.round, members)
+        terms = RoundTerms.about(exchanges.round, graph, plan.length, plan.bits, plan.terms(), from_record(self.sent))
+        told = epoch.coordinator.begin(terms)
+        with self.charged(layout, exchanges.round, epoch.roster):
+            exchanges.add_vectors(dict.fromkeys(epoch.names, told.encode()), MaskedVector, epoch.coordinator.add)
+            numbers = out_of_ring(epoch.coordinator.total())
+        self._epoch = epoch
+        return Sum(numbers, members, members, sum(exchanges.sizes.values()))
+
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """Let the wrapped strategy take the step; a round whose survivors attest no size leaves the model unchanged.
+        """Let the wrapped strategy take the step.
+
+        A round with a silent member, or whose members attest no size, leaves the model unchanged.
 
         Args:
             server_round, screening: as in `SecureSum.aggregate`.
         """
-        if isinstance(screening, Summed) and screening.total is not None and not screening.units:
-            self.measured = Measurements(len(self._asked), 0, screening.rejected, abandoned=True)
+        if isinstance(screening, Summed) and (screening.total is None or not screening.units):
+            self.measured = Measurements(len(self._asked), screening.arrived, screening.rejected, abandoned=True)
             return None, None
         return super().aggregate(server_round, screening)

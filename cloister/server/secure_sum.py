@@ -14,15 +14,14 @@ Each step asks the nodes that answered the previous one. A node without a valid 
 
 import json
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -30,44 +29,27 @@ from numpy.typing import NDArray
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
-from cloister.privacy.claims.premises import KEYS, MAX_BYTES, known_by, size_and_checked
+from cloister.privacy.claims.premises import KEYS, known_by
 from cloister.privacy.mechanisms.distributed.plan import Plan, without_surplus
 from cloister.privacy.mechanisms.distributed.shared import SharedRelease, SharedSum
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.coordinator import Coordinator, Total
 from cloister.secure_aggregation.primitives import out_of_ring, seeds
-from cloister.secure_aggregation.roster import Roster, decode_roster
+from cloister.secure_aggregation.roster import Roster
 from cloister.secure_aggregation.session import Complete, Terms
+from cloister.server.exchanges import Answer, Exchanges, decoded
 from cloister.server.private_strategy import PrivateStrategy
-from cloister.server.screening import Rejection, Screening, Unfit, fitting
+from cloister.server.screening import Screening
 from cloister.server.strategy_wrapper import Measurements, NamedArrays, Send
-from cloister.utils.arrays import Layout, Row, State, from_record, view
+from cloister.utils.arrays import Layout, Row, State, from_record
 from cloister.utils.cohort import Cohort
 from cloister.utils.errors import ConfigError, FederationError, ProtocolError, RoundAbandoned
 from cloister.utils.keys import REMEDY, provisioner_of
 from cloister.utils.registry import Aggregated, Messages
 from cloister.utils.state import Coordinates
-from cloister.utils.wire import (
-    ADVERTISE,
-    ARRAYS,
-    ATTESTATION,
-    CLIPPING_NORM,
-    CONFIG,
-    DISTANCE,
-    ROSTER,
-    ROUND,
-    SECURE,
-    SECURE_MESSAGE,
-    SECURE_STEP,
-    SEED,
-    SHARE,
-    SIGN,
-    UNMASK,
-)
+from cloister.utils.wire import SHARE, SIGN, UNMASK
 
-Said = TypeVar("Said")
-Answer = TypeVar("Answer", bound=protocol.Message)
 logger = logging.getLogger("cloister.server")
 EXCHANGES = "exchanges"
 """Name in the state: exchanges of a round. A state without it has rounds that overlapped, and cannot be resumed."""
@@ -75,29 +57,14 @@ BY_PROVISIONER = "by-provisioner"
 """Name in the state: names of members whose keys the provisioner made, as JSON."""
 
 
-class Introduction(NamedTuple):
-    """Introduction of a node: its keys for this round, and its roster."""
-
-    advertisement: protocol.Advertisement
-    roster: bytes
-
-
-@dataclass
+@dataclass(frozen=True)
 class SecureRound:
     """The one attempt at a round. It is never repeated.
 
     Args:
         terms: of the round.
         noise: terms of the noise.
-        asked: the training messages of the round; the remaining members receive them, with the protocol's fields added.
-        send: sends messages and returns the replies that come before the deadline.
-
-    Attributes:
-        rejected: the nodes that dropped out, each with the reason.
-        names: node -> its name on the roster, as the node itself states it. The server holds no key, and no node relies
-            on the server for the name of another node.
-        sizes: name -> the public size that the node attested with its vector; 0: none.
-        roster: the roster of most nodes; None before the nodes have sent theirs.
+        exchanges: with the nodes of the round.
 
     Guarantee: in the first two steps the server receives keys and rosters, and sees which nodes answer. None of these
         depends on data, so the two steps cost no privacy budget.
@@ -107,34 +74,32 @@ class SecureRound:
 
     terms: Terms
     noise: bytes
-    asked: Sequence[Message]
-    send: Send
-    rejected: list[Rejection] = field(default_factory=list)
-    names: dict[int, str] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    roster: Roster | None = None
+    exchanges: Exchanges
 
-    def total(self, charged: Callable[[], AbstractContextManager[None]]) -> Total:
+    def total(self, charged: Callable[[Roster], AbstractContextManager[None]]) -> Total:
         """Return the sum of the surviving members' vectors.
 
         Args:
-            charged: records the cost of the round. It is entered before the first vector is requested, and left when
-                the sum is computed.
+            charged: records the cost of the round, with the members' roster. It is entered before the first vector is
+                requested, and left when the sum is computed.
 
         Raises:
             RoundAbandoned: too few members are left for the threshold, or too many take part.
         """
-        nodes = dict.fromkeys((message.metadata.dst_node_id for message in self.asked), b"")
-        introduced = dict(self._replied(self._messages(ADVERTISE, nodes), introduction))
-        coordinator = self._named(introduced)
-        cohort = coordinator.cohort(introduced[node].advertisement for node in self.names)
-        for node in [node for node, name in self.names.items() if name not in cohort.names]:
-            self._reject(node, "protocol", "the node has keys that permit no key agreement, or those of another node")
-            del self.names[node]
-        shares = self._answers(SHARE, dict.fromkeys(self.names, cohort.encode()), protocol.SealedShares)
+        nodes, terms = self.exchanges, self.terms
+
+        def genuine(one: protocol.Advertisement, roster: Roster) -> bool:
+            return Coordinator(roster, terms, self.noise).is_genuine(one)
+
+        roster, advertised = nodes.introduced(protocol.Advertisement, genuine)
+        coordinator = Coordinator(roster, terms, self.noise)
+        cohort = coordinator.cohort(advertised.values())
+        nodes.keep(cohort.names)
+        shares = self._answers(SHARE, dict.fromkeys(nodes.names, cohort.encode()), protocol.SealedShares)
         deliveries = coordinator.deliveries(shares.values())
-        with charged():
-            self._take_vectors(coordinator, {node: deliveries[name] for node, name in self._nodes(deliveries)})
+        with charged(roster):
+            told = {node: deliveries[name].encode() for node, name in self._nodes(deliveries)}
+            nodes.add_vectors(told, protocol.MaskedInput, coordinator.add)
             survivors = coordinator.survivors()
             told = {node: survivors.encode() for node, _ in self._nodes(survivors.names)}
             signed = self._answers(SIGN, told, protocol.SurvivorSignature)
@@ -142,124 +107,34 @@ class SecureRound:
             shown = self._answers(UNMASK, dict.fromkeys(signed, signatures), protocol.Unmasking)
             return coordinator.total(shown.values())
 
-    def _named(self, introduced: Mapping[int, Introduction]) -> Coordinator:
-        """Assign names to nodes by the roster that most of them have, and return its coordinator."""
-        if not introduced:
-            raise RoundAbandoned("no node has advertised keys")
-        usual = Counter(one.roster for one in introduced.values()).most_common(1)[0][0]
-        self.roster = decode_roster(usual)
-        coordinator = Coordinator(self.roster, self.terms, self.noise)
-        for node, one in introduced.items():
-            if one.roster != usual or not coordinator.is_genuine(one.advertisement):
-                self._reject(node, "roster", "the node has another roster than most, or has not signed as who it says")
-            elif one.advertisement.name in self.names.values():
-                self._reject(node, "roster", "the node has the name of another node")
-            else:
-                self.names[node] = one.advertisement.name
-        return coordinator
-
-    def _take_vectors(self, coordinator: Coordinator, deliveries: Mapping[int, protocol.Delivery]) -> None:
-        """Let the remaining members train; add each vector as it comes, and drop it."""
-        messages = []
-        for message in self.asked:
-            if (node := message.metadata.dst_node_id) in deliveries:
-                delivery = {SECURE_MESSAGE: deliveries[node].encode()}
-                config = ConfigRecord({**message.content.config_records[CONFIG], **delivery})
-                record = RecordDict({ARRAYS: message.content.array_records[ARRAYS], CONFIG: config})
-                messages.append(Message(record, node, message.metadata.message_type))
-        for node, (vector, size) in self._replied(messages, _vector_and_size):
-            try:
-                if vector.sender != self.names[node]:
-                    raise ProtocolError("the vector names another sender")
-                coordinator.add(vector)
-                self.sizes[vector.sender] = size
-            except ProtocolError as error:
-                self._reject(node, "protocol", str(error))
-
     def _answers(self, step: str, told: Mapping[int, bytes], kind: type[Answer]) -> dict[int, Answer]:
         """Return the nodes' answers in a step that name their own sender; reject the rest."""
-        answers = dict(self._replied(self._messages(step, told), lambda reply: decoded(reply, kind)))
-        found = {node: one for node, one in answers.items() if vars(one)["sender"] == self.names[node]}
+        answers = dict(self.exchanges.answers(step, told, lambda reply: decoded(reply, kind)))
+        found = {node: one for node, one in answers.items() if vars(one)["sender"] == self.exchanges.names[node]}
         for node in answers.keys() - found.keys():
-            self._reject(node, "protocol", "the message names another sender")
+            self.exchanges.reject(node, "protocol", "the message names another sender")
         return found
-
-    def _replied(self, messages: list[Message], read: Callable[[Message], Said]) -> Iterator[tuple[int, Said]]:
-        """Yield each node with its valid answer, as replies come."""
-
-        def by_node(reply: Message) -> tuple[int, Said]:
-            return reply.metadata.src_node_id, read(reply)
-
-        return fitting(self.send(messages), messages, by_node, self.rejected)
-
-    def _messages(self, step: str, told: Mapping[int, bytes]) -> list[Message]:
-        """Return the messages of a step without training, from the server's data for each node."""
-        public = self.asked[0].content.config_records[CONFIG] if self.asked else {}
-        common = {key: public[key] for key in (SEED, CLIPPING_NORM, DISTANCE) if key in public}
-        made = []
-        for node, content in told.items():
-            fields = {ROUND: self.terms.round, **common, SECURE_STEP: step, SECURE_MESSAGE: content}
-            made.append(Message(RecordDict({CONFIG: ConfigRecord(fields)}), node, SECURE))
-        return made
 
     def _nodes(self, names: Iterable[str]) -> list[tuple[int, str]]:
         """Return the pairs of node and name for these members."""
         chosen = frozenset(names)
-        return [(node, name) for node, name in self.names.items() if name in chosen]
-
-    def _reject(self, node: int, code: str, detail: str) -> None:
-        self.rejected.append(Rejection(node, code, detail))
+        return [(node, name) for node, name in self.exchanges.names.items() if name in chosen]
 
 
-def introduction(reply: Message) -> Introduction:
-    """Read the introduction of a node from its reply.
+class Sum(NamedTuple):
+    """Sum of a round.
 
-    Args:
-        reply: of the node.
-
-    Raises:
-        Unfit: the reply contains no valid introduction.
+    Attributes:
+        total: of the survivors' integer vectors, shape (plan.length,), without surplus noise; None: there is none.
+        survivors: number of survivors.
+        shown: number of survivors whose surplus noise is not in the sum.
+        units: sum of the survivors' public sizes, as far as they attest any; 0 where the release needs none.
     """
-    advertisement, roster = decoded(reply, protocol.Advertisement), _bytes(reply, ROSTER)
-    try:
-        decode_roster(roster)
-    except ProtocolError as error:
-        raise Unfit("protocol", str(error)) from None
-    return Introduction(advertisement, roster)
 
-
-def decoded(reply: Message, kind: type[Answer]) -> Answer:
-    """Read the protocol message in a reply.
-
-    Args:
-        reply: of a node.
-        kind: of the message.
-
-    Raises:
-        Unfit: the reply contains no message of this kind.
-    """
-    try:
-        return kind.decode(_bytes(reply, SECURE_MESSAGE))
-    except ProtocolError as error:
-        raise Unfit("protocol", str(error)) from None
-
-
-def _vector_and_size(reply: Message) -> tuple[protocol.MaskedInput, int]:
-    """Read a masked vector, and the public size in the attestation beside it; 0: there is none."""
-    said = reply.content.config_records.get(ATTESTATION, ConfigRecord()).get(ATTESTATION)
-    found = size_and_checked(said) if isinstance(said, bytes) and len(said) <= MAX_BYTES else None
-    return decoded(reply, protocol.MaskedInput), found[0] if found else 0
-
-
-def _bytes(reply: Message, name: str) -> bytes:
-    """Return the bytes that a reply contains under a name."""
-    try:
-        array = view(reply.content.array_records[ARRAYS][name])
-    except (KeyError, ValueError):
-        raise Unfit("protocol", f"the reply must hold {name!r} as an array of bytes") from None
-    if array.dtype != np.uint8 or array.ndim != 1:
-        raise Unfit("protocol", f"the reply must hold {name!r} as an array of bytes")
-    return array.tobytes()
+    total: NDArray[np.int64] | None
+    survivors: int
+    shown: int
+    units: int = 0
 
 
 @dataclass(frozen=True)
@@ -267,17 +142,16 @@ class Summed(Screening):
     """Result of a secure round: one sum, and no client's row.
 
     Attributes:
-        total: sum of the survivors' integer vectors, shape (plan.length,), without surplus noise; None: there is no
-            sum.
-        survivors: number of survivors.
-        shown: number of survivors that revealed their surplus noise.
-        units: sum of the survivors' public sizes, as far as they attest any.
+        total: the numbers of the sum; None: there is none.
+        survivors, shown, units: as in `Sum`.
+        arrived: number of valid vectors that have arrived.
     """
 
     total: NDArray[np.int64] | None = None
     survivors: int = 0
     shown: int = 0
     units: int = 0
+    arrived: int = 0
 
 
 class SecureSum(PrivateStrategy):
@@ -390,26 +264,51 @@ class SecureSum(PrivateStrategy):
         Raises:
             BudgetExhausted: the budget does not cover the round; no vector was requested.
         """
-        asked = list(messages)
-        layout = Layout.of(from_record(self.sent))
-        plan = self.mechanism.plan(layout.size, server_round)
-        attempt = SecureRound(self._terms(server_round, plan, asked), plan.terms(), asked, send)
-
-        def charged() -> AbstractContextManager[None]:
-            """Record the provisioner's members on the roster; return the context that charges the round."""
-            found = attempt.roster.by_provisioner if attempt.roster else ()
-            if new := [name for name in found if name not in (self._by_provisioner or ())]:
-                logger.log(WARNING, "counted as working with the server: %s; %s", provisioner_of(new), REMEDY)
-            self._by_provisioner = (self._by_provisioner or frozenset()).union(found)
-            return self.recorded(layout, server_round)
-
+        layout, exchanges = Layout.of(from_record(self.sent)), Exchanges(server_round, list(messages), send)
+        found = Sum(None, 0, 0)
         try:
-            total = attempt.total(charged)
+            found = self.total(layout, exchanges)
         except (RoundAbandoned, ProtocolError) as error:
             logger.log(WARNING, "round %d was abandoned: %s", server_round, error)
-            return self._summed(layout, attempt.rejected)
-        units = sum(attempt.sizes[name] for name in total.survivors)
-        return replace(self._summed(layout, attempt.rejected, total, plan), units=units)
+        sent = Coordinates.of(layout, layout.rows(from_record(self.sent))).origin
+        count, arrived = found.survivors, len(exchanges.sizes)
+        cohort = Cohort(layout, sent, (), np.zeros(count), np.ones(count))
+        order = tuple(sorted(exchanges.rejected, key=lambda one: one.node_id))
+        return Summed(cohort, (), (1.0,) * count, order, None, *found, arrived)
+
+    def total(self, layout: Layout, exchanges: Exchanges) -> Sum:
+        """Let the clients of a round train, and return the sum of their vectors.
+
+        Args:
+            layout: of the model.
+            exchanges: of the round.
+
+        Raises:
+            RoundAbandoned, ProtocolError: there is no sum.
+            BudgetExhausted: the budget does not cover the round; no vector was requested.
+        """
+        plan = self.mechanism.plan(layout.size, exchanges.round)
+        attempt = SecureRound(self._terms(exchanges.round, plan, exchanges.asked), plan.terms(), exchanges)
+        found = attempt.total(lambda roster: self.charged(layout, exchanges.round, roster))
+        # Subtract the surplus noise that the survivors revealed.
+        survivors, lowest = len(found.survivors), plan.shares.parties.threshold + 1
+        seen = [seeds(link, lowest, survivors) for link in found.revealed.values()]
+        whole, update = out_of_ring(found.values), slice(plan.parameters)
+        whole[update] = without_surplus(whole[update], plan.shares, survivors, seen)
+        return Sum(whole, survivors, len(found.revealed))
+
+    def charged(self, layout: Layout, server_round: int, roster: Roster) -> AbstractContextManager[None]:
+        """Record the provisioner's members on the roster; return the context that charges the round.
+
+        Args:
+            layout: of the model.
+            server_round: counted from 1.
+            roster: of the members.
+        """
+        if new := [name for name in roster.by_provisioner if name not in (self._by_provisioner or ())]:
+            logger.log(WARNING, "counted as working with the server: %s; %s", provisioner_of(new), REMEDY)
+        self._by_provisioner = (self._by_provisioner or frozenset()).union(roster.by_provisioner)
+        return self.recorded(layout, server_round)
 
     def receive(self, replies: Messages) -> Screening:
         """Refuse replies that came without the steps of the protocol.
@@ -446,22 +345,3 @@ class SecureSum(PrivateStrategy):
         run = str(asked[0].metadata.run_id) if asked else ""
         graph = Complete(parties.threshold, parties.colluding)
         return Terms(run, server_round, graph, plan.length, plan.bits)
-
-    def _summed(
-        self, layout: Layout, rejected: Sequence[Rejection], total: Total | None = None, plan: Plan | None = None
-    ) -> Summed:
-        """Return the outcome of a round in the form of a screening."""
-        count = len(total.survivors) if total else 0
-        sent = Coordinates.of(layout, layout.rows(from_record(self.sent))).origin
-        cohort = Cohort(layout, sent, (), np.zeros(count), np.ones(count))
-        order = tuple(sorted(rejected, key=lambda one: one.node_id))
-        numbers: NDArray[np.int64] | None = None
-        if total and plan:
-            # Subtract the surplus noise that the survivors revealed.
-            lowest = plan.shares.parties.threshold + 1
-            seen = [seeds(link, lowest, count) for link in total.revealed.values()]
-            whole, update = out_of_ring(total.values), slice(plan.parameters)
-            whole[update] = without_surplus(whole[update], plan.shares, count, seen)
-            numbers = whole
-        shown = len(total.revealed) if total else 0
-        return Summed(cohort, (), (1.0,) * count, order, total=numbers, survivors=count, shown=shown)

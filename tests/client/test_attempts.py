@@ -94,6 +94,19 @@ class TestAStore:
             store.keep(RUN, 3, b"of the one before")
         assert store.take(RUN, 4) == SECRET
 
+    def test_replaces_a_state_by_that_of_the_next_step(self, store):
+        assert store.replace(RUN, lambda kept: (b"1", kept)) == b""
+        assert [store.replace(RUN, lambda kept: (kept + b"1", kept)) for _ in range(2)] == [b"1", b"11"]
+
+    def test_has_no_state_after_a_step_that_is_refused(self, store):
+        def refused(kept):
+            raise ProtocolError("refused")
+
+        store.replace(RUN, lambda kept: (SECRET, kept))
+        with pytest.raises(ProtocolError, match="refused"):
+            store.replace(RUN, refused)
+        assert store.replace(RUN, lambda kept: (b"", kept)) == b""
+
 
 class Seen:
     """A look at what is kept, which two have had before either goes on, if two may look at the same time."""
@@ -136,6 +149,25 @@ class TestTwoAtTheSameTime:
     def beginners(self, kind, shelf, monkeypatch):
         monkeypatch.setattr(FolderStore, "_last", Seen(self.PATIENCE[kind])(FolderStore._last))
         return both(lambda: kind(str(shelf)).begin(RUN, 1) or True)
+
+    def replaced(self, kind, shelf, monkeypatch):
+        """The states that two refused steps have begun with."""
+        FolderStore(str(shelf)).replace(RUN, lambda kept: (SECRET, kept))
+        monkeypatch.setattr(FolderStore, "_get", Seen(self.PATIENCE[kind])(FolderStore._get))
+        found = []
+
+        def refused(kept):
+            found.append(kept)
+            raise ProtocolError("refused")
+
+        both(lambda: kind(str(shelf)).replace(RUN, refused))
+        return sorted(found)
+
+    def test_one_step_begins_with_the_state(self, shelf, monkeypatch):
+        assert self.replaced(FolderStore, shelf, monkeypatch) == [b"", SECRET]
+
+    def test_a_twin_without_a_lock_takes_both_steps_from_one_state(self, shelf, monkeypatch):
+        assert self.replaced(Unlocked, shelf, monkeypatch) == [SECRET, SECRET]
 
     def test_one_gets_the_attempt(self, shelf, monkeypatch):
         assert self.takers(FolderStore, shelf, monkeypatch) == 1

@@ -11,7 +11,7 @@ from cloister.client.request import TrainRequest, request_of
 from cloister.config.run import parse
 from cloister.privacy.accounting.events import Gaussian, Repeated, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
-from cloister.secure_aggregation.messages import Delivery
+from cloister.secure_aggregation.epoch import EpochList
 from cloister.utils.arrays import Layout
 from cloister.utils.errors import PrivacyError
 
@@ -108,7 +108,7 @@ def test_a_node_plans_one_step_with_places_for_its_own_size(tmp_path):
 
 
 def test_a_server_that_promises_noise_of_its_own_is_refused():
-    delivery = Delivery(("site-1",), {"site-1": b"0" * 60}).encode()
+    delivery = EpochList({}).encode()
     context = context_of(STEPS)
     assert request_of(TrainRequest, message_of(secure_message=delivery), context).config.sums_gradients
     with pytest.raises(PrivacyError, match="is not what this node's share of the noise amounts to"):

@@ -21,12 +21,11 @@ from cloister.privacy.dpsgd import noise as dpsgd_noise
 from cloister.privacy.dpsgd.batches import places_of, poisson
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps, OneStep, multiplier_of_each
 from cloister.privacy.dpsgd.noise import clipped_sum
-from cloister.privacy.mechanisms.distributed.plan import add_noise, without_surplus
+from cloister.privacy.mechanisms.distributed.plan import add_noise
 from cloister.privacy.mechanisms.distributed.shared import SharedSum
 from cloister.privacy.mechanisms.distributed.shares import Parties
 from cloister.privacy.mechanisms.distributed.steps import DistributedStep, SharedDpSgd, encode_clipped_sum
 from cloister.privacy.mechanisms.selection import ReleaseContext
-from cloister.secure_aggregation.primitives import LINK, SeedChain, seeds
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.numpy_models import LinearRegression, SoftmaxRegression
 from cloister.training.plan import TrainingPlan
@@ -103,35 +102,37 @@ class TestOneUnitMovesTheIntegers:
             encode_clipped_sum((np.zeros(2),), shared().plan(3, 1))
 
 
-def noise_of(plan, survivors, missing=0):
-    """What a sum of zeros keeps after its surplus is subtracted, of the honest survivors alone."""
-    lowest = PARTIES.threshold + 1
-    total, links = np.zeros(plan.parameters, np.int64), []
-    for number in range(survivors - PARTIES.colluding):
-        chain = SeedChain(os.urandom(LINK), lowest, PARTIES.members)
-        links.append(chain.reveal(survivors) if survivors >= lowest else b"")
-        if number >= missing:
-            add_noise(total, plan, os.urandom, chain.seeds())
-        else:
-            links[-1] = b""
-    shown = [seeds(link, lowest, survivors) for link in links if link]
-    return without_surplus(total, plan.shares, survivors, shown) if survivors >= lowest else total
+def noise_of(plan, missing=0):
+    """What a sum of zeros over a whole list holds, of its honest members alone."""
+    total = np.zeros(plan.parameters, np.int64)
+    for _ in range(plan.shares.parties.honest - missing):
+        add_noise(total, plan, os.urandom, {})
+    return total
 
 
 class TestTheNoiseOfASum:
-    @pytest.mark.parametrize("survivors", PARTIES.survivors())
+    @pytest.mark.parametrize("members", PARTIES.survivors())
     @pytest.mark.parametrize("sigma", [0.7, 3.0])
-    def test_is_what_is_charged_at_every_number_of_survivors(self, survivors, sigma):
-        plan = shared(sigma).plan(120_000, 1)
-        left = noise_of(plan, survivors)
-        assert std_is(left, math.sqrt((sigma * plan.steps) ** 2 + 25))
-        # In whole steps the shares are rounded up, so that no survivors have less.
-        honest = (survivors - PARTIES.colluding) * plan.shares.left(survivors)
+    def test_is_what_is_charged_for_every_length_of_the_list(self, members, sigma):
+        plan = shared(sigma).plan(120_000, 1, members)
+        assert std_is(noise_of(plan), math.sqrt((sigma * plan.steps) ** 2 + 25))
+        # In whole steps the shares are rounded up, so that no list has less.
+        honest = (members - PARTIES.colluding) * plan.shares.left(members)
         assert 0 <= honest - (sigma * plan.steps) ** 2 - 25 < 1e-3 * honest
 
     def test_is_less_where_an_honest_share_is_missing(self):
-        plan = shared().plan(120_000, 1)
-        assert not std_is(noise_of(plan, 5, missing=1), math.sqrt(plan.steps**2 + 25))
+        plan = shared().plan(120_000, 1, 5)
+        assert not std_is(noise_of(plan, missing=1), math.sqrt(plan.steps**2 + 25))
+
+    @pytest.mark.parametrize("members", [PARTIES.threshold - 1, PARTIES.members + 1])
+    def test_is_planned_for_no_list_that_is_too_short_or_too_long(self, members):
+        with pytest.raises(PrivacyError, match=f"a list must have 4 to 6 members, found {members}"):
+            shared().plan(650, 1, members)
+
+    def test_is_in_the_terms_of_a_round(self):
+        assert len({shared().plan(650, 1, members).terms() for members in PARTIES.survivors()}) == len(
+            PARTIES.survivors()
+        )
 
     def test_is_that_of_one_share_where_the_provisioner_made_more_keys_than_may_collude(self):
         own = shared(2.0)

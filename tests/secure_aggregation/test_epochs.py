@@ -15,10 +15,12 @@ from cloister.secure_aggregation.epoch import (
     EpochKey,
     EpochList,
     EpochMember,
+    RoundTerms,
     _Chained,
 )
 from cloister.secure_aggregation.primitives import derived, into_ring, out_of_ring
 from cloister.secure_aggregation.serialization import text
+from cloister.secure_aggregation.session import Complete
 from cloister.utils.errors import ProtocolError, RoundAbandoned
 
 NAMES = names_of(5)
@@ -309,6 +311,39 @@ def test_an_old_state_put_back_gives_masks_of_its_own_epoch_alone():
     later = EpochList({name: site.advertise(1) for name, site in sites.items() if name != VICTIM})
     with pytest.raises(ProtocolError, match="lacks this member"):
         sites[VICTIM].pads(terms(1), later)
+
+
+MODEL = {"kernel": np.arange(6.0, dtype=np.float32).reshape(2, 3), "bias": np.zeros(3, np.float32)}
+OTHER_MODELS = [
+    {**MODEL, "bias": np.array([0, 0, -0.0], np.float32)},
+    {**MODEL, "bias": np.zeros(3, np.float64)},
+    {**MODEL, "kernel": MODEL["kernel"].reshape(3, 2)},
+    {"bias": MODEL["bias"], "kernel": MODEL["kernel"]},
+    {"kernel": MODEL["kernel"], "offset": MODEL["bias"]},
+]
+
+
+@pytest.mark.parametrize("model", OTHER_MODELS)
+def test_another_model_is_another_context(model):
+    graph, binding = Complete(T, C), bytes(32)
+    told, other = (RoundTerms.about(1, graph, 9, 64, b"noise", each) for each in (MODEL, model))
+    assert told.context(binding) != other.context(binding)
+    assert told == RoundTerms.about(1, graph, 9, 64, b"noise", {name: array.copy() for name, array in MODEL.items()})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": 2},
+        {"graph": Complete(T, 0)},
+        {"graph": Complete(3, C)},
+        {"length": 6},
+        {"bits": 32},
+        {"statement": b""},
+    ],
+)
+def test_every_term_is_in_the_context(change):
+    assert replace(terms(1), **change).context(bytes(32)) != terms(1).context(bytes(32))
 
 
 # Two rounds in a row.

@@ -30,8 +30,8 @@ from cloister.secure_aggregation.messages import (
 )
 from cloister.secure_aggregation.messages import Cohort as Members
 from cloister.server import secure_sum
+from cloister.server.exchanges import decoded
 from cloister.server.screening import Unfit
-from cloister.server.secure_sum import decoded
 from cloister.server.strategy_wrapper import Measurements
 from cloister.utils.arrays import Layout, from_record, to_record
 from cloister.utils.cohort import Cohort

@@ -11,6 +11,7 @@ from resumed import LINEAR, assert_same, go, lines, numbers, resume, stopped_aft
 from rich.console import Console
 
 from cloister.client import app as client_app
+from cloister.client import round_state
 from cloister.client.app import app
 from cloister.client.data import local_data
 from cloister.client.dp_sgd import PrivateNumpyTrainer
@@ -24,6 +25,8 @@ from cloister.privacy.accounting.events import Gaussian, Repeated
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.dpsgd.noise import clipped_sum
+from cloister.secure_aggregation import epoch
+from cloister.secure_aggregation.epoch import MaskedVector
 from cloister.secure_aggregation.messages import MaskedInput
 from cloister.server.build import build
 from cloister.server.prepare import prepare
@@ -31,8 +34,9 @@ from cloister.server.reports.console import ConsoleReporter
 from cloister.server.run import run
 from cloister.server.secure_steps import SecureSteps
 from cloister.simulation.grid import LocalGrid
+from cloister.utils.arrays import to_record
 from cloister.utils.errors import ConfigError, DataError, LedgerError
-from cloister.utils.wire import CONFIG, ROUND
+from cloister.utils.wire import CONFIG, ROUND, SECURE
 
 CLIENTS = 5
 STEPS = LINEAR | {
@@ -66,7 +70,7 @@ def federated(folder, of=app, configured=None, **changes):
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_without_noise_a_round_is_a_step_of_central_sgd_on_the_data_of_all_survivors(lost, tmp_path):
+def test_without_noise_a_round_is_a_step_of_central_sgd_on_the_data_of_the_whole_list(lost, tmp_path):
     """With q = 1 every example is drawn, so that the central step is known."""
     keys = {"privacy.dp-sgd-noise-multiplier": 0.0, "privacy.dp-sgd-sampling-rate": 1.0, "num-rounds": 2}
     outcome = federated(tmp_path, losing(lost), **keys)
@@ -115,10 +119,11 @@ def test_a_plan_counts_the_bytes_of_a_masked_vector(settings, size, tmp_path):
 
     config = parse(settings | {"output-dir": str(tmp_path), "num-rounds": 1})
     run(LocalGrid(watched, config.flat(), nodes()), config, ConsoleReporter(1, Console(quiet=True)))
-    payload = MaskedInput.decode(replies[0].tobytes()).payload
+    kind = MaskedVector if settings is STEPS else MaskedInput
+    payload = kind.decode(replies[0].tobytes()).payload
     up = traffic(prepare(config), CLIENTS).up
     assert up == len(payload) == size
-    assert 0 < replies[0].nbytes - up < 300, "the name of the member and its signature"
+    assert 0 < replies[0].nbytes - up < 300, "the name of the member, and its signature or the context"
 
 
 def test_a_reply_holds_a_masked_vector_and_what_its_node_states(tmp_path):
@@ -156,10 +161,10 @@ def test_a_client_whose_training_fails_adds_its_noise_alone(tmp_path, monkeypatc
 
 
 def losing(number, rounds=range(1, 100)):
-    """The app, whose first nodes are lost when they are asked for their sum in some rounds."""
+    """The app, whose first nodes are lost in some rounds: before they show a key, or when their sum is asked for."""
 
     def answer(message, context):
-        asked = message.metadata.message_type == MessageType.TRAIN
+        asked = message.metadata.message_type in (MessageType.TRAIN, SECURE)
         if asked and context.node_config["partition-id"] < number and message.content[CONFIG][ROUND] in rounds:
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "lost"), reply_to=message)
         return app(message, context)
@@ -168,7 +173,7 @@ def losing(number, rounds=range(1, 100)):
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_the_release_has_the_noise_of_a_central_step_for_every_number_of_survivors(lost, tmp_path, monkeypatch):
+def test_the_release_has_the_noise_of_a_central_step_for_every_length_of_the_list(lost, tmp_path, monkeypatch):
     """Through the whole protocol, on empty gradients: the honest noise, and that of c more shares."""
     monkeypatch.setattr(client_app, "_examples", lambda request, node: client_app._nothing(request))
     keys = {"task.name": "digits", "task.model": "softmax", "num-rounds": 2, "client.learning-rate": 1.0}
@@ -176,8 +181,8 @@ def test_the_release_has_the_noise_of_a_central_step_for_every_number_of_survivo
     config = parse(STEPS | keys).for_clients
     units = sum(len(local_data(config.task, node_of(node), 1).train) for node in nodes()[lost:])
     moved = np.concatenate([array.ravel() for array in numbers(outcome).values()])
-    survivors = CLIENTS - lost
-    expected = np.sqrt(2 * survivors / (survivors - 1)) / (0.2 * units)  # of two rounds
+    members = CLIENTS - lost
+    expected = np.sqrt(2 * members / (members - 1)) / (0.2 * units)  # of two rounds
     assert abs(moved.std() / expected - 1) < 6 / np.sqrt(2 * moved.size)
 
 
@@ -188,15 +193,101 @@ def spent_by(folder, number):
     return [entry.event for entry in entries if entry.unit == "example"]
 
 
-def test_a_round_with_fewer_survivors_than_the_threshold_changes_no_model_and_stays_charged(tmp_path):
-    outcome = federated(tmp_path, losing(2, {2}), nodes(tmp_path))
+def test_a_round_with_a_silent_member_changes_no_model_and_stays_charged(tmp_path):
+    outcome = federated(tmp_path, losing(1, {2}), nodes(tmp_path))
     first, second, third = outcome.rounds[1:]
     assert [done.measured.abandoned for done in (first, second, third)] == [False, True, False]
     assert second.central == first.central and third.central != second.central
+    assert third.measured.accepted == CLIENTS, "a new epoch has all members again"
     charged = [entry.round for entry in outcome.plan.budget.ledger.entries if entry.unit == "example"]
     assert charged == [1, 2, 3]
-    assert [len(spent_by(tmp_path, number)) for number in range(CLIENTS)] == [2, 2, 3, 3, 3]
+    assert [len(spent_by(tmp_path, number)) for number in range(CLIENTS)] == [2, 3, 3, 3, 3]
     assert outcome.statement.clients.sizes[0].figures[0].steps == 3
+
+
+def test_a_list_below_the_threshold_costs_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(epoch, "ROUNDS", 1)
+    outcome = federated(tmp_path, losing(2, {2}), nodes(tmp_path))
+    assert [done.measured.abandoned for done in outcome.rounds[1:]] == [False, True, False]
+    charged = [entry.round for entry in outcome.plan.budget.ledger.entries if entry.unit == "example"]
+    assert charged == [1, 3]
+    assert [len(spent_by(tmp_path, number)) for number in range(CLIENTS)] == [2] * CLIENTS
+
+
+class Watching:
+    """The app, with the type and the round of each message."""
+
+    def __init__(self, of=app):
+        self.of, self.seen = of, []
+
+    def __call__(self, message, context):
+        if message.metadata.message_type in (MessageType.TRAIN, SECURE):
+            self.seen.append((message.metadata.message_type, message.content[CONFIG][ROUND]))
+        return self.of(message, context)
+
+    def rounds_of(self, kind):
+        return [number for found, number in self.seen if found == kind]
+
+
+def test_a_round_is_one_exchange_once_keys_are_agreed_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(epoch, "ROUNDS", 2)
+    watching = Watching()
+    federated(tmp_path, watching, **{"num-rounds": 5})
+    assert watching.rounds_of(SECURE) == [number for number in (1, 3, 5) for _ in range(CLIENTS)]
+    assert watching.rounds_of(MessageType.TRAIN) == [number for number in range(1, 6) for _ in range(CLIENTS)]
+
+
+def test_a_node_that_comes_late_takes_part_from_the_next_epoch_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(epoch, "ROUNDS", 2)
+    outcome = federated(tmp_path, losing(1, {1}))
+    assert [done.measured.accepted for done in outcome.rounds[1:]] == [CLIENTS - 1, CLIENTS - 1, CLIENTS]
+
+
+def test_a_node_that_lost_its_state_ends_the_epoch_alone(tmp_path):
+    """A process that dies between two rounds, and starts anew."""
+
+    def restarted(message, context):
+        if message.metadata.message_type == MessageType.TRAIN and message.content[CONFIG][ROUND] == 2:
+            round_state._memories.pop(id(context.state), None)
+        return app(message, context)
+
+    outcome = federated(tmp_path, restarted)
+    assert [done.measured.abandoned for done in outcome.rounds[1:]] == [False, True, False]
+
+
+def test_a_message_that_comes_twice_is_answered_once(tmp_path):
+    """The second one is refused, and so is the round: its masks are used."""
+    refusals = []
+
+    def twice(message, context):
+        if message.metadata.message_type == MessageType.TRAIN and message.content[CONFIG][ROUND] == 2:
+            app(message, context)
+            reply = app(message, context)
+            refusals.append(reply.error.reason if reply.has_error() else "")
+            return reply
+        return app(message, context)
+
+    outcome = federated(tmp_path, twice)
+    assert [done.measured.abandoned for done in outcome.rounds[1:]] == [False, True, False]
+    assert len(refusals) == CLIENTS and all("in which round 3 is next" in each for each in refusals)
+
+
+def test_nodes_with_unlike_models_have_no_sum(tmp_path):
+    """A server that shows one node another model: the masks of that node cancel against none."""
+
+    def split(message, context):
+        if message.metadata.message_type == MessageType.TRAIN and context.node_config["partition-id"] == 0:
+            message.content["arrays"] = to_record({"linear/kernel": np.ones_like(theta_of(message))})
+        return app(message, context)
+
+    outcome = federated(tmp_path, split, **{"num-rounds": 1})
+    (rejected,) = outcome.rounds[1].measured.rejected
+    assert outcome.rounds[1].measured.abandoned and "for another context" in rejected.detail
+    assert outcome.rounds[1].measured.accepted == CLIENTS - 1
+
+
+def theta_of(message):
+    return message.content["arrays"]["linear/kernel"].numpy()
 
 
 def test_a_budget_of_the_run_ends_it_with_the_model_of_the_last_round_that_it_covers(tmp_path):

@@ -1,6 +1,6 @@
 """Step of DP-SGD under secure aggregation: each client sums clipped gradients, and adds its share of one noise.
 
-    draw units ─▶ clip each to S ─▶ sum ─▶ whole steps ─▶ + share of the noise ─▶ (secure sum) ─▶ - surplus ─▶ descend
+    draw units ─▶ clip each to S ─▶ sum ─▶ whole steps ─▶ + share of the noise ─▶ (secure sum) ─▶ descend
 
 A round is one step of central DP-SGD on the data of all clients, without a party that sees it.
 
@@ -10,11 +10,12 @@ NumPy `dpsgd.noise.clipped_sum`). The client sends integers k = rint(v·w), with
 neighbours are rounded, so k moves by at most w·S + √p + 1 = D in L2 (`dpsgd.noise`, "Rounding to integers"). Then each
 number is held within ±m·D. That moves two numbers no further apart. All other clients' integers stay the same.
 
-**Noise.** A sum of u survivors has the noise of u - c honest shares, after the surplus is subtracted. Its variance is
-(σ·D)² + 25 or more, for every u (`shares`). The share of the protected client is among them, in both neighbours. The
-law of these shares' sum is within 2^-700 of a discrete Gaussian's (`accounting.distributed`). A discrete Gaussian of
-variance (σ·D)² + 25 is a continuous one of variance (σ·D)², rounded at random, within the same distance. This rounding
-commutes with shifts by integers. So the sum is post-processing of the sum with continuous noise of multiplier σ.
+**Noise.** A sum is over a whole list of u ≥ t members, which is fixed before its noise is made
+(`secure_aggregation.epoch`). So each makes a share of variance ((σ·D)² + 25)/(u - c), rounded up: u - c honest shares
+have (σ·D)² + 25 or more, for every u. The share of the protected client is among them, in both neighbours. The law of
+these shares' sum is within 2^-700 of a discrete Gaussian's (`accounting.distributed`). A discrete Gaussian of variance
+(σ·D)² + 25 is a continuous one of variance (σ·D)², rounded at random, within the same distance. This rounding commutes
+with shifts by integers. So the sum is post-processing of the sum with continuous noise of multiplier σ.
 
 **Sampling.** Let B be the other units that were drawn, and ω places and random numbers. Given B and ω, let a be the
 sum's integers without the unit. With it they are a + g, ‖g‖ ≤ D, if it is drawn, which has probability q. So the
@@ -38,7 +39,7 @@ Source: Kairouz, Liu, Steinke (2021), arXiv:2102.06387; Abadi et al. (2016), arX
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -75,7 +76,7 @@ class SharedDpSgd(LocalDpSgd):
         sampling_rate: q, with which every client draws each of its units.
         parties: the largest cohort, the threshold of survivors, and the number of clients that may collude.
 
-    Guarantee: for any survivors, a round costs one unit of one client at most the event of `local_steps.OneStep` with
+    Guarantee: for any list, a round costs one unit of one client at most the event of `local_steps.OneStep` with
         `multiplier`. That holds against the server together with as many clients as may collude, and recipients; if
         none may collude, against no client. It depends on a sum that holds at least `parties.honest` honest inputs,
         which the protocol has to ensure. The module has the proof.
@@ -86,17 +87,25 @@ class SharedDpSgd(LocalDpSgd):
 
     premises = (BUNDLE, ROSTER, KEYS, CRYPTOGRAPHY, COLLUSION, KERNELS)
 
-    def plan(self, parameters: int, server_round: int) -> Plan:
+    def plan(self, parameters: int, server_round: int, members: int = 0) -> Plan:
         """Return the plan of a round, the same for all parties. C of the plan is D steps: S and the rounding.
 
         Args:
             parameters: p, numbers of the model.
             server_round: sets S.
+            members: u, length of the list; 0: the largest, for what is the same for all.
 
         Raises:
-            PrivacyError: the noise is beyond the range of exact noise, or the model is too large for the grid.
+            PrivacyError: the list is too short or too long, its noise is beyond the range of exact noise, or the model
+                is too large for the grid.
         """
-        plan = _planned(self.noise_multiplier, self.parties, parameters)
+        members = members or self.parties.members
+        if members not in self.parties.survivors():
+            raise PrivacyError(
+                f"a list must have {self.parties.threshold} to {self.parties.members} members, found {members}"
+            )
+        self._of_list(self.parties.threshold, parameters)  # it has the largest shares
+        plan = self._of_list(members, parameters)
         left = plan.steps - rounding_steps(parameters)
         return plan.at(self.clipping_norm_in(server_round) * (plan.steps / left))
 
@@ -113,12 +122,16 @@ class SharedDpSgd(LocalDpSgd):
         """
         if by_provisioner <= self.parties.colluding:
             return self.noise_multiplier
-        event = _planned(self.noise_multiplier, self.parties, parameters).event(single=True)
+        event = self._of_list(self.parties.members, parameters).event(single=True)
         return min(self.noise_multiplier, event.multiplier("add-or-remove", insiders=True) or 0.0)
 
     def parameters(self) -> dict[str, float | str]:
         """Return the parameters, by configuration key."""
         return {**super().parameters(), SAMPLING_RATE: self.sampling_rate, **self.parties.parameters()}
+
+    def _of_list(self, members: int, parameters: int) -> Plan:
+        """Return the plan for a list of this length, of which all members send a vector."""
+        return _planned(self.noise_multiplier, replace(self.parties, members=members, threshold=members), parameters)
 
     def sizes_shown(self, batch_size: int) -> tuple[int, ...]:
         """Return one size: a step costs clients of all sizes the same."""
