@@ -142,7 +142,7 @@ def _epoch_begun(request: ProtocolRequest, who: Identity, kept: bytes) -> tuple[
 
 
 def _epoch_stepped(request: TrainRequest, found: EpochList, who: Identity, kept: bytes) -> tuple[bytes, _Step]:
-    """Return the state after this round, and this node's masks in it.
+    """Return the state after this round, and this node's masks in it; after the last round of a run there is no state.
 
     Raises:
         ProtocolError: the node is in no epoch with this round, or refuses its list.
@@ -157,7 +157,8 @@ def _epoch_stepped(request: TrainRequest, found: EpochList, who: Identity, kept:
     plan = shared.dp_sgd.plan(Layout.of(model).size, request.round, member.members)
     graph = Complete(parties.threshold, parties.colluding)
     pads = member.pads(RoundTerms.about(request.round, graph, plan.length, plan.bits, plan.terms(), model))
-    return member.serialize(), _Step(plan, pads)
+    is_last = request.round == request.config.num_rounds
+    return b"" if is_last else member.serialize(), _Step(plan, pads)
 
 
 def _stepped(member: Member, step: str, content: bytes) -> protocol.Message:

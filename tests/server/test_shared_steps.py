@@ -255,6 +255,19 @@ def test_a_node_that_lost_its_state_ends_the_epoch_alone(tmp_path):
     assert [done.measured.abandoned for done in outcome.rounds[1:]] == [False, True, False]
 
 
+def test_a_node_keeps_a_secret_until_the_last_round_of_the_run(tmp_path):
+    kept = []
+
+    def watched(message, context):
+        reply = app(message, context)
+        if message.metadata.message_type == MessageType.TRAIN:
+            kept.append(bool(round_state._memories[id(context.state)].attempt))
+        return reply
+
+    federated(tmp_path, watched)
+    assert kept == [True] * 2 * CLIENTS + [False] * CLIENTS
+
+
 def test_a_message_that_comes_twice_is_answered_once(tmp_path):
     """The second one is refused, and so is the round: its masks are used."""
     refusals = []
