@@ -21,10 +21,10 @@ from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.descent import Descent
 from cloister.privacy.dpsgd.local_steps import LocalSteps
-from cloister.privacy.dpsgd.noise import clipped_sum, noisy_sum
+from cloister.privacy.dpsgd.noise import clipped_products, clipped_sum, noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples, Recipe
-from cloister.tasks.numpy_models import NumpyModel
+from cloister.tasks.numpy_models import NumpyModel, SoftmaxRegression
 from cloister.tasks.recipe import Augmentation, key_of
 from cloister.training.plan import TrainingPlan
 from cloister.training.trainers import refuse_what_needs_keras, weighted_gradients
@@ -347,6 +347,13 @@ class PrivateNumpyTrainer(PrivateTrainer):
                 weight -= (rate / self._batch_size * piece).reshape(weight.shape).astype(weight.dtype)
 
     def _sum(self, units: Units, batch: NDArray, bound: float) -> dict[str, NDArray]:
+        if units.members is None and isinstance(self.model, SoftmaxRegression):
+            taken = units.of_batch(batch)
+            inputs, errors = self.model.factors_alone(taken.x, taken.y)
+            if (weights := self._recipe.weights(taken)) is not None:
+                errors *= weights[:, None]
+            sums = clipped_products(inputs, errors, bound, self._recipe.clip_shares(taken))
+            return dict(zip(self.model.weights, sums, strict=True))
         gradients, like, shares = self._given(units, batch)
         found = clipped_sum(gradients, like, bound, shares)
         pairs = zip(self.model.weights.items(), found, strict=True)

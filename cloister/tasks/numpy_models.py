@@ -165,6 +165,24 @@ class SoftmaxRegression(NumpyModel):
         gradients = {"softmax/kernel": flat(x).T @ residual, "softmax/bias": residual.sum(axis=0)}
         return float(-np.log(chosen).mean()), gradients
 
+    def factors_alone(self, x: NDArray, y: NDArray) -> tuple[NDArray, NDArray]:
+        """Return the factors a and e of each example's gradient: a·eᵀ for the kernel, e for the bias.
+
+        Args:
+            x: n inputs, shape (n, ...).
+            y: their labels, shape (n,).
+
+        Returns:
+            The inputs, shape (n, features), and probabilities less the label's indicator, shape (n, classes). To the
+            last bit, a row depends on that example and the weights only. A label that is no class has NaN.
+        """
+        features, classes = self.weights["softmax/kernel"].shape
+        errors = self.predict_alone(x) if len(x) else np.empty((0, classes), np.float32)
+        known = (y >= 0) & (y < classes)
+        errors[np.arange(len(y)), np.where(known, y, 0).astype(np.intp)] -= 1
+        errors[~known] = np.nan
+        return x.reshape(len(x), features), errors
+
 
 class LinearRegression(NumpyModel):
     """Predictions x·θ without an intercept; θ starts from N(0, 1) (Galli et al., 2023, §5.1).

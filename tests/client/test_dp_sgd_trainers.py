@@ -78,7 +78,7 @@ def gradients(kernel, bias, examples=DATA):
     scores = np.exp(examples.x @ kernel + bias)
     residual = scores / scores.sum(axis=1, keepdims=True) - np.eye(3)[examples.y]
     return np.concatenate(
-        [(examples.x[:, :, None] * residual[:, None, :]).reshape(len(examples), -1), residual], axis=1
+        [(examples.x[:, :, None] * residual[:, None, :]).reshape(len(examples), 18), residual], axis=1
     )
 
 
@@ -94,14 +94,14 @@ def test_a_step_is_the_clipped_sum_over_the_configured_batch_size(make, clip):
 
 
 @KINDS
-@pytest.mark.parametrize("size", [40, 7])
+@pytest.mark.parametrize("size", [40, 7, 0])
 def test_the_sum_for_a_shared_step_is_the_clipped_sum_of_the_clients_own_units(make, size):
     """With q = 1, so that all of them are drawn; places follow the client's size, and not a batch of the recipe."""
     trainer, few = make(sigma=1.0, clip=0.3, dp_sgd_sampling_rate=1.0), DATA.take(np.arange(size))
     own = gradients(*started(trainer), few)
     expected = (own * np.minimum(1, 0.3 / np.linalg.norm(own, axis=1))[:, None]).sum(axis=0)
     before = trainer.model.arrays()
-    sums = trainer.summed(few, plan(batch_size=size, public_size=size))
+    sums = trainer.summed(few, plan(batch_size=max(1, size), public_size=max(1, size)))
     assert {name: array.shape for name, array in sums.items()} == {name: each.shape for name, each in before.items()}
     np.testing.assert_allclose(np.concatenate([each.ravel() for each in sums.values()]), expected, atol=2e-3)
     assert all(np.array_equal(before[name], array) for name, array in trainer.model.arrays().items())
@@ -383,3 +383,15 @@ class TestRecipe:
 
 def jittered(example, rng):
     return example + rng.normal(0, 1, example.shape).astype(example.dtype)
+
+
+def test_the_sum_of_a_softmax_regression_counts_weights_of_classes_and_examples():
+    """A class weight scales the loss and the bound; an example's own weight its loss."""
+    recipe, own = Recipe(1, 40, RATE, class_weights=(1.0, 0.25, 0.5)), np.random.default_rng(1).uniform(0, 3, 40)
+    trainer = PrivateNumpyTrainer(SoftmaxRegression(6, 3), recipe, privacy(clip=0.3, dp_sgd_sampling_rate=1.0))
+    weighted = replace(DATA, weights=own.astype(np.float32))
+    each = np.array(recipe.class_weights)[DATA.y]
+    grads = gradients(*started(trainer), weighted) * (each * own)[:, None]
+    expected = (grads * np.minimum(1, 0.3 * each / np.linalg.norm(grads, axis=1))[:, None]).sum(axis=0)
+    sums = trainer.summed(weighted, plan(public_size=40))
+    np.testing.assert_allclose(np.concatenate([part.ravel() for part in sums.values()]), expected, atol=2e-3)

@@ -6,7 +6,7 @@ A round is one step of central DP-SGD on the data of all clients, without a part
 
 **Sensitivity.** Let one unit of one client count or not. Without rounding, its clipped gradient moves the sum v of this
 client by at most S, for each fixed choice of the other units' places and random numbers (`dpsgd.clipped_sums`; for
-NumPy `dpsgd.noise.clipped_sum`). The client sends integers k = rint(v·w), with w·S + √p + 1 = D. The integers of both
+NumPy `dpsgd.noise`). The client sends integers k = rint(v·w), with w·S + √p + 1 = D. The integers of both
 neighbours are rounded, so k moves by at most w·S + √p + 1 = D in L2 (`dpsgd.noise`, "Rounding to integers"). Then each
 number is held within ±m·D. That moves two numbers no further apart. All other clients' integers stay the same.
 
