@@ -90,9 +90,7 @@ def local_data(config: TaskConfig, node: NodeConfig, seed: int, tolerant: bool =
     if (parts := _handed_out.get()) is not None and node.partition_id is not None:
         own = parts[node.partition_id]
         return LocalData(own, own.take(np.arange(0)))
-    train, test = _dealt_rows(config, node, seed)
-    examples = benchmark_of(config).train
-    return LocalData(examples.take(train), examples.take(test))
+    return _part(config, node, seed)
 
 
 def units_dealt(config: TaskConfig, node: NodeConfig, seed: int) -> NDArray:
@@ -127,6 +125,14 @@ def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> Lo
     # Read without a split: the server may request many splits of one file.
     examples = _own_file(config.model_copy(update={"test_fraction": 0.0}), path, tolerant)
     train, test = split(examples, config.held_back, secret_key(folder) if config.held_back else b"")
+    return LocalData(examples.take(train), examples.take(test))
+
+
+@lru_cache(maxsize=16)
+def _part(config: TaskConfig, node: NodeConfig, seed: int) -> LocalData:
+    """Return a simulated client's examples; the cache holds at most as much as the benchmark, for up to 16 clients."""
+    train, test = _dealt_rows(config, node, seed)
+    examples = benchmark_of(config).train
     return LocalData(examples.take(train), examples.take(test))
 
 

@@ -10,7 +10,7 @@ from flwr.common.constant import ErrorCode
 from rich.console import Console
 
 from cloister.client.app import app
-from cloister.client.data import _parts, benchmark_of
+from cloister.client.data import _part, _parts, benchmark_of
 from cloister.config.run import parse
 from cloister.estimate.budget import for_all
 from cloister.estimate.preview import Options, preview
@@ -90,6 +90,7 @@ def three_hospitals(monkeypatch):
     def clear():
         benchmark_of.cache_clear()
         _parts.cache_clear()
+        _part.cache_clear()
 
     patients = np.array([1, 1, 9, 8, 2, 9, 9, 3, 9, 4, 4, 5, 6, 7, 8, 8])
     examples = Examples(np.zeros((16, 2), np.float32), np.zeros(16, np.float32))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support import every, failures
 
-from cloister.client.data import benchmark_of, local_data
+from cloister.client.data import _part, benchmark_of, local_data
 from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
 from cloister.tasks.base import Recipe
@@ -232,9 +232,11 @@ def wards(monkeypatch):
     from cloister.tasks import TASKS
 
     monkeypatch.setattr(TASKS, "load", lambda name: Wards)
-    benchmark_of.cache_clear()
+    for kept in (benchmark_of, _part):
+        kept.cache_clear()
     yield lambda **settings: TaskConfig(name="wards", **settings)
-    benchmark_of.cache_clear()
+    for kept in (benchmark_of, _part):
+        kept.cache_clear()
 
 
 def test_a_site_with_a_header_alone_trains_on_noise_and_its_log_says_so(tmp_path, wards, caplog):

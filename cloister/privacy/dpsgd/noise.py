@@ -70,6 +70,8 @@ MAX_POSITIONS = 2**14
 SLACK = 2.0**-16
 BLOCK = 128
 """Units whose inputs are held in double precision at a time."""
+ONE_THREAD = 1 << 18
+"""Multiplications of a product that OpenBLAS does on one thread: others would spin on after each of many calls."""
 AT_ONCE = 1024
 """Most units of a call: sums in double precision are within 2⁻²⁰·S of the exact one for 2¹⁷ units in total."""
 ROUNDED = 2.0**-51
@@ -268,7 +270,8 @@ def clipped_products(
         ConfigError: S is out of range.
     """
     check_clipping_norm(clipping_norm)
-    sums, biases = np.zeros((inputs.shape[1], errors.shape[1])), np.zeros(errors.shape[1])
+    sums, biases = np.zeros((errors.shape[1], inputs.shape[1])), np.zeros(errors.shape[1])
+    at_once = max(1, ONE_THREAD // sums.size)
     bounds = np.nan_to_num(np.clip(shares, 0, 1), nan=1.0) * (clipping_norm / (1 + SLACK))
     for start in range(0, len(inputs), BLOCK):
         units = slice(start, start + BLOCK)
@@ -279,9 +282,10 @@ def clipped_products(
         out = factors == 0  # NaN times 0 would stay
         a[out], e[out] = 0, 0
         e *= factors[:, None]
-        sums += a.T @ e
+        for first in range(0, len(a), at_once):
+            sums += e[first : first + at_once].T @ a[first : first + at_once]
         biases += e.sum(axis=0)
-    return sums, biases
+    return sums.T, biases
 
 
 def _factor(gradient: Row, bound: float) -> float:

@@ -43,6 +43,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,7 +192,12 @@ class Plan:
 
     def terms(self) -> bytes:
         """Return the plan as bytes, unique to this plan, for all parties to agree on."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        return _terms(self)
+
+
+@lru_cache(maxsize=64)
+def _terms(plan: Plan) -> bytes:
+    return json.dumps(asdict(plan), sort_keys=True).encode()
 
 
 SECRET = 32
