@@ -16,9 +16,8 @@ table and the figure of what is there, with what is not.
 
 FOLDER holds the folders `mnist`, `heart-disease` and `alzheimer-mri`, which the tasks of these names need.
 
-**Distributed DP-SGD without masks.** Masks cancel in a secure sum. So `in_shares` computes what the sum of all sites
-is after masks and surplus noise: the clipped sum over one secret draw from the data of all sites, and the noise that
-stays. A draw from all data is a draw at each site. The sum of independent discrete Gaussians is within 2^-700 of one
+**Distributed DP-SGD without masks.** Masks cancel in a secure sum. So `in_shares` computes the sum of all sites
+without them: the clipped sum over one secret draw from the data of all sites, and the noise of as many shares. A draw from all data is a draw at each site. The sum of independent discrete Gaussians is within 2^-700 of one
 with their total variance (`accounting.distributed`). One rounding of the sum stands for one at each site. Engine, plan
 of the noise, step and account are those of a run. A test compares the models of both at q = 1 and σ = 0.
 Another checks the deviation of the noise alone.
@@ -264,7 +263,7 @@ def trained_in_shares(config: RunConfig, strategy: SecureSteps, members: int) ->
         bench.model.assign(layout.named(model))
         own = TrainingPlan.of(recipe, (config.seed, number), round=number, public_size=units)
         sums = trainer.summed(train, replace(own, batch_size=step.batch_size, epochs=step.epochs))
-        noise = strategy.mechanism.plan(layout.size, number)
+        noise = strategy.mechanism.dp_sgd.plan(layout.size, number, members)
         total = encode_clipped_sum(layout.rows(sums), noise)
         if variance := members * noise.shares.left(members):
             DiscreteGaussian(math.isqrt(variance)).add(total)

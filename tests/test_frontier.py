@@ -64,7 +64,7 @@ def test_sums_without_masks_train_the_model_of_a_run_with_them(frontier, tmp_pat
 
 
 @pytest.mark.parametrize("members", [3, 4])
-def test_sums_without_masks_have_the_noise_that_stays_after_the_surplus(frontier, members):
+def test_sums_without_masks_have_the_noise_of_a_list_of_all_members(frontier, members):
     """One share of `members` colludes, and a step moves the model by hardly more than noise."""
     keys = {
         "num-rounds": 1,
