@@ -16,11 +16,12 @@ table and the figure of what is there, with what is not.
 
 FOLDER holds the folders `mnist`, `heart-disease` and `alzheimer-mri`, which the tasks of these names need.
 
-**Distributed DP-SGD without masks.** Masks cancel in a secure sum. So `in_shares` computes the sum of all sites
-without them: the clipped sum over one secret draw from the data of all sites, and the noise of as many shares. A draw from all data is a draw at each site. The sum of independent discrete Gaussians is within 2^-700 of one
-with their total variance (`accounting.distributed`). One rounding of the sum stands for one at each site. Engine, plan
-of the noise, step and account are those of a run. A test compares the models of both at q = 1 and σ = 0.
-Another checks the deviation of the noise alone.
+**Distributed DP-SGD without masks.** Masks cancel in a secure sum. So `in_shares` computes the sum of all sites without
+them: the clipped sum over one secret draw from the data of all sites, and the noise of as many shares. A draw from all
+data is a draw at each site. The sum of independent discrete Gaussians is within 2^-700 of one with their total variance
+(`accounting.distributed`). One rounding of the sum stands for one at each site. Engine, plan of the noise, step and
+account are those of a run. A test compares the models of both at q = 1 and σ = 0. Another checks the deviation of the
+noise alone.
 """
 
 import argparse
