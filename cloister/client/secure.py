@@ -24,7 +24,7 @@ from cloister.privacy.mechanisms.distributed.plan import Plan, add_noise
 from cloister.privacy.mechanisms.distributed.shared import SharedRelease
 from cloister.privacy.mechanisms.distributed.steps import DistributedStep
 from cloister.secure_aggregation import messages as protocol
-from cloister.secure_aggregation.epoch import EpochKey, EpochList, EpochMember, Pads, RoundTerms
+from cloister.secure_aggregation.epoch import EpochList, EpochMember, Pads, RoundTerms
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.primitives import LINK, SeedChain, into_ring
 from cloister.secure_aggregation.roster import Roster, encode_roster, public_bytes
@@ -115,9 +115,12 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
     """
     if request.step == ADVERTISE:
         store, who = store_of(request, node), identity_of(request, node)
-        if release_of(request).sums_gradients:
-            return _introduced(store.replace(request.run, partial(_epoch_begun, request, who)), who)
         store.begin(request.run, request.round)
+        if release_of(request).sums_gradients:
+            member = EpochMember(who.name, who.key, who.roster, request.run)
+            key = member.advertise(request.round)
+            store.keep(request.run, request.round, member.serialize())
+            return _introduced(key, who)
         part = _Part.of(request, who, Layout.of(model_and_trainer_of(request.config).model.arrays()).size)
         advertisement = part.member.advertise()
         _kept(part, request, node)
@@ -132,13 +135,6 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
 def _introduced(keys: Serializable, who: Identity) -> Reply:
     """Return the reply with this node's keys and its roster."""
     return Reply({**_packed(keys), ROSTER: np.frombuffer(encode_roster(who.roster), np.uint8)})
-
-
-def _epoch_begun(request: ProtocolRequest, who: Identity, kept: bytes) -> tuple[bytes, EpochKey]:
-    """Return the state of a new epoch, in place of any other, and this node's key."""
-    member = EpochMember(who.name, who.key, who.roster, request.run)
-    key = member.advertise(request.round)
-    return member.serialize(), key
 
 
 def _epoch_stepped(request: TrainRequest, found: EpochList, who: Identity, kept: bytes) -> tuple[bytes, _Step]:

@@ -7,7 +7,7 @@
 Any two members hold a chain of keys C. Its first link is derived from their two keys and the whole list. In round r its
 link C_r gives one mask, for one context; then C_{r+1} replaces it. Both are HKDF of C_r:
 
-    context = hash(list, r, t, c, length, ring, statement)        statement: noise, settings, model
+    context = hash(list, r, t, c, length, ring, statement)        statement: noise, model
     mask    = stream(HKDF(C_r, "mask", context))                  C_{r+1} = HKDF(C_r, "next link")
 
 It is all or nothing: if one member of the list sends no vector, the round has no sum, and the epoch is over. A member
@@ -18,18 +18,20 @@ noise is made: a share is as large as this number of members needs, and no surpl
 caller stores the new state before it computes the vector. So a message that comes twice, out of turn or after a kill
 finds no link for it. A member without a state, such as one restored from a disk, can only advertise a fresh key.
 
-**Sums of whole lists alone.** Let an honest member i send a vector in a context, with the list L. At least
-t - c members of L are honest. Let j be one of them that has sent no vector in the same context. Only i and j can
-compute their C_r, and j uses it for another context, or not at all. So their mask is a value of a pseudorandom function
-that appears in no other message, and i's vector is indistinguishable from random numbers. If all honest members of L
-send vectors in this context, their masks cancel in the sum of these vectors, and in no sum of fewer. The views of
-server and c members are then as in Bonawitz et al. (2017), Lemma 6.1: made from this sum alone. Each vector is in one
-context, so in one such sum. Members with other lists, models, noise or settings have other contexts: a server that
-splits them learns nothing. Two lists at a time are two sums of t - c honest vectors or more, each with its own noise.
+**Sums of whole lists alone.** Let an honest member i send a vector in a context, with the list L of u ≥ t
+members. At least u - c of them are honest. Let j be one of them that has sent no vector in the same context. Only i and
+j can compute their C_r, and j uses it for another context, or not at all. So their mask is a value of a pseudorandom
+function that appears in no other message, and i's vector is indistinguishable from random numbers. If all honest
+members of L send vectors in this context, their masks cancel in the sum of these vectors, and in no sum of fewer. The
+views of server and c members are then as in Bonawitz et al. (2017), Lemma 6.1: made from this sum alone. Each vector is
+in one context, so in one such sum. Members with other lists, models or noise have other contexts: a server that splits
+them learns nothing. Two lists of u and u' members at a time are two sums, of u - c and of u' - c honest vectors or
+more. Each has its own noise.
 
 **What the reuse of keys costs.** A party that reads a member's state, or puts an old one back, knows the member's masks
 from that round to the end of the epoch, and counts as one of the c for these rounds. Masks of earlier rounds stay
-secret, and so do those of other epochs.
+secret, and so do those of other epochs: the caller lets a member sign one key for each first round of a run, and other
+members take no key that is signed for another. So no key, read or put back, is in lists of two first rounds.
 
 | edge case | result |
 |---|---|
@@ -145,7 +147,7 @@ class RoundTerms:
         graph: threshold t and collusion c.
         length: p, numbers in a vector.
         bits: of the ring, 32 or 64. The caller ensures that every sum fits.
-        statement: bytes that must be equal for all members: noise, settings, and a hash of the model.
+        statement: bytes that must be equal for all members: noise, and a hash of the model.
     """
 
     number: int
@@ -300,6 +302,8 @@ class EpochMember:
 
     def advertise(self, first: int) -> EpochKey:
         """Draw the key of this epoch and sign it.
+
+        The caller ensures that a member signs one key for each first round of a run.
 
         Args:
             first: number of the first round.

@@ -50,7 +50,7 @@ class Exchanges:
         rejected: the nodes that dropped out, each with the reason.
         names: node -> its name on the roster, as the node itself states it. The server holds no key, and no node relies
             on the server for the name of another node.
-        sizes: name -> the public size that the node attested with its vector; 0: none.
+        sizes: name -> the public size that the node attested with its vector; 0: none that can be read.
     """
 
     round: int
@@ -193,7 +193,7 @@ def _introduction(reply: Message, kind: type[Answer]) -> tuple[Answer, bytes]:
 
 
 def _size(reply: Message) -> int:
-    """Read the public size in the attestation beside a vector; 0: there is none."""
+    """Read the public size in the attestation beside a vector; 0: there is none, or none that can be read."""
     said = reply.content.config_records.get(ATTESTATION, ConfigRecord()).get(ATTESTATION)
     found = size_and_checked(said) if isinstance(said, bytes) and len(said) <= MAX_BYTES else None
     return found[0] if found else 0

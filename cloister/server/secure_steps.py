@@ -162,12 +162,13 @@ class SecureSteps(SecureSum):
             exchanges.add_vectors(dict.fromkeys(epoch.names, told.encode()), MaskedVector, epoch.coordinator.add)
             numbers = out_of_ring(epoch.coordinator.total())
         self._epoch = epoch
-        return Sum(numbers, members, members, sum(exchanges.sizes.values()))
+        sizes = exchanges.sizes.values()
+        return Sum(numbers, members, members, sum(sizes) if all(sizes) else 0)
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
         """Let the wrapped strategy take the step.
 
-        A round with a silent member, or whose members attest no size, leaves the model unchanged.
+        A round with a silent member, or one that attests no size, leaves the model unchanged.
 
         Args:
             server_round, screening: as in `SecureSum.aggregate`.

@@ -128,7 +128,7 @@ class Sum(NamedTuple):
         total: of the survivors' integer vectors, shape (plan.length,), without surplus noise; None: there is none.
         survivors: number of survivors.
         shown: number of survivors whose surplus noise is not in the sum.
-        units: sum of the survivors' public sizes, as far as they attest any; 0 where the release needs none.
+        units: sum of the survivors' public sizes; 0: one of them attests none, or the release needs none.
     """
 
     total: NDArray[np.int64] | None

@@ -307,10 +307,10 @@ def test_an_old_state_put_back_gives_masks_of_its_own_epoch_alone():
     sites[VICTIM].kept = old
     again = sites[VICTIM].pads(terms(1), coordinator.list)
     assert (first.plus, first.minus) == (again.plus, again.minus)  # so its owner counts as one of the c
-    sites[VICTIM].kept = old
-    later = EpochList({name: site.advertise(1) for name, site in sites.items() if name != VICTIM})
-    with pytest.raises(ProtocolError, match="lacks this member"):
-        sites[VICTIM].pads(terms(1), later)
+    later = {name: site.advertise(2) for name, site in sites.items() if name != VICTIM}
+    with_old = EpochList({**later, VICTIM: coordinator.list.keys[VICTIM]})
+    with pytest.raises(ProtocolError, match=f"{VICTIM}' is not on the roster, or has not signed its key"):
+        sites[NAMES[1]].pads(terms(2), with_old)
 
 
 MODEL = {"kernel": np.arange(6.0, dtype=np.float32).reshape(2, 3), "bias": np.zeros(3, np.float32)}

@@ -285,6 +285,37 @@ def test_a_message_that_comes_twice_is_answered_once(tmp_path):
     assert len(refusals) == CLIENTS and all("in which round 3 is next" in each for each in refusals)
 
 
+def test_a_node_signs_one_key_for_an_epoch_that_begins_at_a_round(tmp_path, monkeypatch):
+    """A key of a state that was read counts in no second epoch; the next round begins one with another key."""
+    monkeypatch.setattr(epoch, "ROUNDS", 1)
+    refusals = []
+
+    def twice(message, context):
+        reply = app(message, context)
+        if message.metadata.message_type == SECURE and message.content[CONFIG][ROUND] == 2:
+            reply = app(message, context)
+            refusals.append(reply.has_error())
+        return reply
+
+    outcome = federated(tmp_path, twice)
+    assert [done.measured.abandoned for done in outcome.rounds[1:]] == [False, True, False]
+    assert refusals == [True] * CLIENTS
+
+
+@pytest.mark.parametrize("said", [b"", b"\xff", b'{"size": 0, "checked": true}', b'{"size": NaN, "checked": true}'])
+def test_a_member_without_a_readable_size_leaves_the_model_unchanged(said, tmp_path):
+    def unreadable(message, context):
+        reply = app(message, context)
+        if message.metadata.message_type == MessageType.TRAIN and context.node_config["partition-id"] == 0:
+            reply.content["attestation"]["attestation"] = said
+        return reply
+
+    outcome = federated(tmp_path, unreadable, nodes(tmp_path), **{"num-rounds": 1})
+    before, after = outcome.rounds
+    assert after.central == before.central and after.measured.abandoned and after.measured.accepted == CLIENTS
+    assert [len(spent_by(tmp_path, number)) for number in range(CLIENTS)] == [1] * CLIENTS
+
+
 def test_nodes_with_unlike_models_have_no_sum(tmp_path):
     """A server that shows one node another model: the masks of that node cancel against none."""
 

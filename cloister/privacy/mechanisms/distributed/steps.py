@@ -78,8 +78,8 @@ class SharedDpSgd(LocalDpSgd):
 
     Guarantee: for any list, a round costs one unit of one client at most the event of `local_steps.OneStep` with
         `multiplier`. That holds against the server together with as many clients as may collude, and recipients; if
-        none may collude, against no client. It depends on a sum that holds at least `parties.honest` honest inputs,
-        which the protocol has to ensure. The module has the proof.
+        none may collude, against no client. It depends on a sum over a list of u members that holds at
+        least u - c honest inputs, which the protocol has to ensure. The module has the proof.
     """
 
     sampling_rate: float
