@@ -347,11 +347,13 @@ class PrivateNumpyTrainer(PrivateTrainer):
                 weight -= (rate / self._batch_size * piece).reshape(weight.shape).astype(weight.dtype)
 
     def _sum(self, units: Units, batch: NDArray, bound: float) -> dict[str, NDArray]:
-        if units.members is None and isinstance(self.model, SoftmaxRegression):
+        # A subclass may have another gradient, or raise for one example: `clipped_sum` counts that one as zero.
+        if units.members is None and type(self.model) is SoftmaxRegression:
             taken = units.of_batch(batch)
-            inputs, errors = self.model.factors_alone(taken.x, taken.y)
-            if (weights := self._recipe.weights(taken)) is not None:
-                errors *= weights[:, None]
+            with np.errstate(all="ignore"):  # what overflows is not finite, and counts as zero
+                inputs, errors = self.model.factors_alone(taken.x, taken.y)
+                if (weights := self._recipe.weights(taken)) is not None:
+                    errors *= weights[:, None]
             sums = clipped_products(inputs, errors, bound, self._recipe.clip_shares(taken))
             return dict(zip(self.model.weights, sums, strict=True))
         gradients, like, shares = self._given(units, batch)

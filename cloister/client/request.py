@@ -243,7 +243,7 @@ def _of_training(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArr
         )
     shared = config.shared_release
     if isinstance(said, bytes):
-        delivery = EpochList.decode(said) if shared and shared.sums_gradients else Delivery.decode(said)
+        delivery = EpochList.decode(said) if config.sums_gradients else Delivery.decode(said)
     if shared:
         promise = shared.events(Layout.of(models[0]))
         if PROMISE in fields and promised(fields) != promise:

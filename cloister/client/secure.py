@@ -116,7 +116,7 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
     if request.step == ADVERTISE:
         store, who = store_of(request, node), identity_of(request, node)
         store.begin(request.run, request.round)
-        if release_of(request).sums_gradients:
+        if request.config.sums_gradients:
             member = EpochMember(who.name, who.key, who.roster, request.run)
             key = member.advertise(request.round)
             store.keep(request.run, request.round, member.serialize())

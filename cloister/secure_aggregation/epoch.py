@@ -29,9 +29,11 @@ them learns nothing. Two lists of u and u' members at a time are two sums, of u 
 more. Each has its own noise.
 
 **What the reuse of keys costs.** A party that reads a member's state, or puts an old one back, knows the member's masks
-from that round to the end of the epoch, and counts as one of the c for these rounds. Masks of earlier rounds stay
-secret, and so do those of other epochs: the caller lets a member sign one key for each first round of a run, and other
-members take no key that is signed for another. So no key, read or put back, is in lists of two first rounds.
+from that round to the end of the epoch, and counts as one of the c for these rounds. Masks of rounds before the
+member's last message stay secret. So do those of other epochs: until it restarts, the caller lets a member sign one key
+for each first round of a run, and other members take no key that is signed for another. So no key, read or put back, is
+in lists of two first rounds. A signed key does not expire: one read before its first vector counts in each epoch that
+begins at this round.
 
 | edge case | result |
 |---|---|
@@ -40,7 +42,8 @@ members take no key that is signed for another. So no key, read or put back, is 
 | a round out of turn, or after 50 rounds | the member refuses, and drops its state |
 | a member sends a wrong vector | the sum is wrong; the server cannot see it |
 
-Source: Bonawitz et al. (2017), for masks in pairs; HKDF by RFC 5869. Random oracle: HKDF; X25519 is hard.
+Source: Bonawitz et al. (2017), for masks in pairs; HKDF by RFC 5869. Premises: HKDF is a random oracle, and gap
+Diffie-Hellman is hard in X25519, for members that are corrupt from the start.
 """
 
 import hashlib

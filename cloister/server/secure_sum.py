@@ -229,12 +229,11 @@ class SecureSum(PrivateStrategy):
         """
         config.update(self.mechanism.stated())
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        parties = self.mechanism.plan(Layout.of(from_record(arrays)).size, server_round).shares.parties
-        if len(messages) > parties.members:
+        most = self.mechanism.plan(Layout.of(from_record(arrays)).size, server_round).shares.parties.members
+        if len(messages) > most:
             raise ConfigError(
-                f"{len(messages)} nodes would train in round {server_round}; with {THRESHOLD} = {parties.threshold} "
-                f"and {COLLUDING} = {parties.colluding} at most {parties.members} may; raise the threshold, or lower "
-                "strategy.fraction-train"
+                f"{len(messages)} nodes would train in round {server_round}, and {THRESHOLD} and {COLLUDING} permit at "
+                f"most {most}; raise the threshold, or lower strategy.fraction-train"
             )
         return messages
 

@@ -395,3 +395,22 @@ def test_the_sum_of_a_softmax_regression_counts_weights_of_classes_and_examples(
     expected = (grads * np.minimum(1, 0.3 * each / np.linalg.norm(grads, axis=1))[:, None]).sum(axis=0)
     sums = trainer.summed(weighted, plan(public_size=40))
     np.testing.assert_allclose(np.concatenate([part.ravel() for part in sums.values()]), expected, atol=2e-3)
+
+
+class RaisesForThree(SoftmaxRegression):
+    """Raises for the fourth example of `DATA`."""
+
+    def predict(self, x):
+        if (x == DATA.x[3]).all(axis=-1).any():
+            raise ArithmeticError("no prediction")
+        return super().predict(x)
+
+
+def test_an_example_whose_gradient_raises_in_a_model_of_ones_own_counts_as_zero():
+    recipe, others = Recipe(1, 40, RATE), np.delete(np.arange(40), 3)
+    sums = []
+    for model, data in ((RaisesForThree(6, 3), DATA), (SoftmaxRegression(6, 3), DATA.take(others))):
+        trainer = PrivateNumpyTrainer(model, recipe, privacy(clip=0.3, dp_sgd_sampling_rate=1.0))
+        sums.append(trainer.summed(data, plan(public_size=40)))
+    for found, expected in zip(sums[0].values(), sums[1].values(), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -809,8 +809,8 @@ class TestTheServer:
         with pytest.raises(ConfigError) as refused:
             run.messages()
         assert str(refused.value) == (
-            "8 nodes would train in round 1; with secure-aggregation.threshold = 4 and secure-aggregation.colluding = "
-            "0 at most 7 may; raise the threshold, or lower strategy.fraction-train"
+            "8 nodes would train in round 1, and secure-aggregation.threshold and secure-aggregation.colluding permit "
+            "at most 7; raise the threshold, or lower strategy.fraction-train"
         )
 
     def test_takes_a_cohort_in_which_they_just_cannot(self, tmp_path):

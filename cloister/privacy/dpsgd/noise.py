@@ -251,10 +251,11 @@ def clipped_products(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return `clipped_sum` of gradients (aᵢ·eᵢᵀ, eᵢ), those of a linear layer with a bias, without noise.
 
-    The norm of such a gradient is √(‖aᵢ‖² + 1)·‖eᵢ‖. So no gradient is computed, but products of blocks of units.
+    The norm of such a gradient is √(‖aᵢ‖² + 1)·‖eᵢ‖. So no gradient is computed, but products of blocks of units. Both
+    are first rounded to single precision, so that no square in double precision underflows or overflows.
 
     Args:
-        inputs: a, shape (n, features), a row for each unit.
+        inputs: a, shape (n, features ≤ 2¹³), a row for each unit.
         errors: e, shape (n, outputs): row i must be a function of unit i alone, to the last bit.
         clipping_norm: S, as in `clipped_sum`.
         shares: c of each unit, as there; shape (n,).
@@ -262,7 +263,8 @@ def clipped_products(
     Returns:
         The sums of aᵢ·eᵢᵀ, shape (features, outputs), and of eᵢ, shape (outputs,).
 
-    Guarantee: that of `clipped_sum`. Factors and products are in double precision. They are within 2⁻⁴⁰ of the exact
+    Guarantee: that of `clipped_sum` for arrays that are there: a row with a number that is not finite in single
+        precision contributes zero. Factors and products are in double precision. They are within 2⁻⁴⁰ of the exact
         ones, and sums of n ≤ 2¹⁷ terms, in any order, within (n + 8)·2⁻⁵³·n·S < 2⁻¹⁸·S. For both neighbours that is
         below `SLACK`. This holds even if kernels compute a row differently beside other rows.
 
@@ -275,8 +277,8 @@ def clipped_products(
     bounds = np.nan_to_num(np.clip(shares, 0, 1), nan=1.0) * (clipping_norm / (1 + SLACK))
     for start in range(0, len(inputs), BLOCK):
         units = slice(start, start + BLOCK)
-        a, e = inputs[units].astype(np.float64), errors[units].astype(np.float64)
         with np.errstate(all="ignore"):
+            a, e = (part[units].astype(np.float32).astype(np.float64) for part in (inputs, errors))
             norms = np.sqrt((np.square(a).sum(axis=1) + 1) * np.square(e).sum(axis=1))
             factors = np.where((norms > 0) & (norms < np.inf), np.minimum(1, bounds[units] / norms), 0)
         out = factors == 0  # NaN times 0 would stay

@@ -14,17 +14,28 @@ FEATURES, OUTPUTS = 7, 3
 
 def units(rng, count):
     """Inputs and errors of adversarial sizes."""
-    sizes = rng.choice([0.0, 1e-30, 1e-3, 1.0, 1e4, 1e30], (2, count, 1))
+    sizes = rng.choice([0.0, 1e-162, 1e-30, 1e-3, 1.0, 1e4, 1e30, 1e153], (2, count, 1))
     return [sizes[0] * rng.normal(size=(count, FEATURES)), sizes[1] * rng.normal(size=(count, OUTPUTS))]
+
+
+def single(parts):
+    """The same in single precision, where the largest are not finite."""
+    with np.errstate(over="ignore"):
+        return [part.astype(np.float32) for part in parts]
+
+
+def product(a, e):
+    with np.errstate(invalid="ignore"):
+        return np.outer(a, e).ravel(), e
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, BLOCK, 2 * BLOCK + 3])
 def test_the_sum_is_that_of_gradients_clipped_one_by_one(count):
     rng = np.random.default_rng(count)
-    inputs, errors = units(rng, count)
+    inputs, errors = single(units(rng, count))
     shares = rng.uniform(0, 1, count)
     expected = clipped_sum(
-        [partial(tuple, (np.outer(a, e).ravel(), e)) for a, e in zip(inputs, errors, strict=True)],
+        [partial(product, a, e) for a, e in zip(inputs.astype(float), errors.astype(float), strict=True)],
         (np.zeros(FEATURES * OUTPUTS), np.zeros(OUTPUTS)),
         0.3,
         shares,
@@ -43,6 +54,8 @@ def most_moved(summing, trials=200):
         inputs, errors = units(rng, int(rng.integers(1, 40)))
         if trial % 3 == 0:
             inputs[-1] = 0
+        if trial % 7 == 0:
+            inputs[-1], errors[-1], bound = 1e153, 1.55e-162, 1e-12  # squares underflow in double precision
         if trial % 5 == 0:
             errors[-1] = rng.choice([np.nan, np.inf, -np.inf, 1e300])
         shares = np.ones(len(inputs))
