@@ -89,7 +89,7 @@ def test_their_own_tests_pass(tmp_path, of_each_kind):
 
 @pytest.mark.slow
 def test_its_own_tests_pass_where_no_data_is_in_the_package(tmp_path):
-    made = installed(tmp_path, "task", "images")
+    made = installed(tmp_path, "task", "images", "numpy")
     (made / "my_thing" / "data").rename(tmp_path / "own")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "tests"]
     done = within(made, *command)
