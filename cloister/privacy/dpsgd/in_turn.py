@@ -22,7 +22,6 @@ from cloister.privacy.dpsgd.nested import Probe
 from cloister.privacy.dpsgd.noise import AT_ONCE, DOUBLE_UNDERFLOW, ROUNDED, SLACK
 from cloister.privacy.dpsgd.tracing import (
     Loss,
-    NotCapturable,
     as_traced,
     chained_sums,
     losses_of,
@@ -106,12 +105,7 @@ class InTurn:
         self.overstatement = SLACK
         self.threads = 1
         self._wide: list[int] = []
-        if group_cap == 1:
-            self._wide = self._found_wide()
-        try:
-            self._compiled = self._compile()
-        except NotCapturable:  # the model is traced otherwise within the loop
-            self._wide = []
+        with as_traced():
             self._compiled = self._compile()
 
     def seeds(self, draws: Draws) -> NDArray[np.int64]:
@@ -148,23 +142,37 @@ class InTurn:
         wide layers there is one call at a time, since each call multiplies all kept inputs and deltas. A call without
         units compiles the program, and computes no unit.
         """
-        with as_traced():
-            plain = tf.function(self._sums, input_signature=self._signature(), autograph=False).get_concrete_function()
-            self.graph = plain.graph
-            refuse_effects(self.graph, self.model)
-            every = (operation for own in with_functions(self.graph) for operation in own.get_operations())
-            if any(operation.type.startswith(CONVOLUTION) for operation in every):
-                return plain
-            whole, self.threads = self.places, 1 if self._wide else THREADS
-            self.places = -(-whole // self.threads)
-            signature = self._signature()
-            fused = tf.function(self._sums, input_signature=signature, autograph=False, jit_compile=True)
-            try:
-                fused(*tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), signature))
-            except Exception:  # XLA and TensorFlow raise exceptions of many kinds for missing support
-                self.places, self.threads = whole, 1
-                return plain
-            return fused
+        self._traced_unit = self._trace_unit(fused=False)
+        plain = tf.function(self._sums, input_signature=self._signature(), autograph=False).get_concrete_function()
+        self.graph = plain.graph
+        for graph in (self._traced_unit.graph, self.graph):
+            refuse_effects(graph, self.model)
+        every = (operation for own in with_functions(self.graph) for operation in own.get_operations())
+        if any(operation.type.startswith(CONVOLUTION) for operation in every):
+            return plain
+        whole, self.threads = self.places, 1 if self._wide else THREADS
+        self.places = -(-whole // self.threads)
+        signature = self._signature()
+        fused = tf.function(self._sums, input_signature=signature, autograph=False, jit_compile=True)
+        try:
+            self._traced_unit = self._trace_unit(fused=True)
+            fused(*tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), signature))
+        except Exception:  # XLA and TensorFlow raise exceptions of many kinds for missing support
+            self.places, self.threads = whole, 1
+            return plain
+        return fused
+
+    def _trace_unit(self, fused: bool) -> Compiled:
+        """Return the graph of one unit's gradients, from the weights and its part of a call.
+
+        TensorFlow traces the gradient of a loop otherwise if XLA compiles it (`fused`).
+        """
+        values = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
+        *of_units, _ = self._signature()
+        of_unit = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), of_units)
+        signature = [values, *of_unit]
+        traced = tf.function(self._unit, input_signature=signature, autograph=False, jit_compile=fused)
+        return traced.get_concrete_function()
 
     def _signature(self) -> list[tf.TensorSpec]:
         rows = [self.places, self._cap]
@@ -183,7 +191,7 @@ class InTurn:
 
         def step(number: Tensor, pending: _Unit, found: _Found) -> tuple[Tensor, _Unit, _Found]:
             given = tf.nest.map_structure(lambda every: every[number], (x, y, shares, seeds, bounds))
-            return number + 1, self._unit(values, *given), self._added(number, pending, found)
+            return number + 1, self._traced_unit(values, *given), self._added(number, pending, found)
 
         others = [variable for number, variable in enumerate(self._variables) if number not in self._wide]
         kernels = [self._variables[number] for number in self._wide]
@@ -240,42 +248,20 @@ class InTurn:
             found.non_finite + tf.cast(~is_finite, tf.int32),
         )
 
-    def _found_wide(self) -> list[int]:
-        """Return the numbers of the wide variables: matrices whose only use is one product with a vector."""
-        found: list[int] = []
-
-        def unit(x: Tensor, y: Tensor, seeds: Tensor) -> Tensor:
-            values = [tf.identity(variable.value) for variable in self._variables]
-            total = self._total(values, x, y, tf.ones([1]), seeds)
-            found.extend(number for number, own in enumerate(uses_of(total, values)) if _is_wide(own))
-            return total
-
-        specs = [specs_of([1], examples) for examples in self._probe]
-        with as_traced():
-            seeds = tf.TensorSpec([len(seeds_of(self.model)), 2], tf.int64)
-            tf.function(unit, autograph=False).get_concrete_function(*specs, seeds)
-        return found
-
-    def _total(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor) -> Tensor:
-        """Return the loss of a unit."""
-        states = [*zip(self._variables, values, strict=True), *seeded(self.model, seeds)]
-        with keras.StatelessScope(states):
-            found = losses_of(self.model, self._loss, x, y)
-        return tf.reduce_sum(found * tf.cast(shares, found.dtype))
-
     def _unit(self, values: list[Tensor], x: Tensor, y: Tensor, shares: Tensor, seeds: Tensor, bound: Tensor) -> _Unit:
-        """Return one unit, with its gradients."""
-        own = [tf.identity(value) for value in values]  # of this graph: the loop's values are those of another one
-        total = self._total(own, x, y, shares, seeds)
-        uses = uses_of(total, own) if self._wide else []
-        if any(not _is_wide(uses[number]) for number in self._wide):
-            raise NotCapturable("a wide matrix has other uses than one product with a vector")
-        products = [uses[number][0].operation for number in self._wide]
-        others = [value for number, value in enumerate(own) if number not in self._wide]
-        found = tf.gradients(total, [*others, *(each.outputs[0] for each in products)], unconnected_gradients="zero")
-        gradients = [tf.convert_to_tensor(gradient) for gradient in found[: len(others)]]
-        inputs = [each.inputs[0][0] for each in products]
-        return _Unit(bound, gradients, inputs, [delta[0] for delta in found[len(others) :]])
+        """Return one unit, with its gradients, and note which variables are wide."""
+        with chained_sums():
+            with keras.StatelessScope([*zip(self._variables, values, strict=True), *seeded(self.model, seeds)]):
+                losses = losses_of(self.model, self._loss, x, y)
+            total = tf.reduce_sum(losses * tf.cast(shares, losses.dtype))
+            uses = uses_of(total, values)
+            self._wide = [number for number, own in enumerate(uses) if _is_wide(own)]
+            others = [value for number, value in enumerate(values) if number not in self._wide]
+            products = [uses[number][0].operation for number in self._wide]
+            sources = [*others, *(product.outputs[0] for product in products)]
+            found = list(map(tf.convert_to_tensor, tf.gradients(total, sources, unconnected_gradients="zero")))
+        inputs = [product.inputs[0][0] for product in products]
+        return _Unit(bound, found[: len(others)], inputs, [delta[0] for delta in found[len(others) :]])
 
 
 def _is_wide(uses: list[Use]) -> bool:
