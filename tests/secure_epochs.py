@@ -41,7 +41,7 @@ class Site:
         return pads
 
 
-def epoch_of(names, first=1, kind=EpochMember, graph=None):
+def epoch_of(names, first=1, kind=EpochMember):
     """Sites that have advertised, and the coordinator of their epoch."""
     sites = {name: Site(name, names, kind) for name in names}
     keys = [site.advertise(first) for site in sites.values()]

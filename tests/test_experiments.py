@@ -387,10 +387,9 @@ def test_writers_that_stopped_early_are_not_run_again(load, tmp_path, monkeypatc
     assert "| 7 | 84.4 % | 84.4 % | – | – | 1.234e+04 | 1, 1 |" in table
 
 
-@pytest.mark.parametrize("how", ["operator", "budget"])
-def test_half_a_run_is_no_result(load, monkeypatch, how):
+def test_half_a_run_is_no_result(load, monkeypatch):
     cells = load("cells")
-    monkeypatch.setattr(cells, "simulate", lambda *_: SimpleNamespace(ended=how, stopped="stopped by SIGTERM"))
+    monkeypatch.setattr(cells, "simulate", lambda *_: SimpleNamespace(ended="operator", stopped="stopped by SIGTERM"))
     with pytest.raises(SystemExit, match="is not kept: stopped by SIGTERM"):
         cells.simulated({})
 

@@ -130,7 +130,7 @@ def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> Lo
 
 @lru_cache(maxsize=16)
 def _part(config: TaskConfig, node: NodeConfig, seed: int) -> LocalData:
-    """Return a simulated client's examples; the cache holds at most as much as the benchmark, for up to 16 clients."""
+    """Return a simulated client's examples. The last 16 results are kept, of all configurations."""
     train, test = _dealt_rows(config, node, seed)
     examples = benchmark_of(config).train
     return LocalData(examples.take(train), examples.take(test))

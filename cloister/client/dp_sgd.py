@@ -21,7 +21,7 @@ from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.descent import Descent
 from cloister.privacy.dpsgd.local_steps import LocalSteps
-from cloister.privacy.dpsgd.noise import clipped_products, clipped_sum, noisy_sum
+from cloister.privacy.dpsgd.noise import MAX_FEATURES, clipped_products, clipped_sum, noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.numpy_models import NumpyModel, SoftmaxRegression
@@ -347,11 +347,12 @@ class PrivateNumpyTrainer(PrivateTrainer):
                 weight -= (rate / self._batch_size * piece).reshape(weight.shape).astype(weight.dtype)
 
     def _sum(self, units: Units, batch: NDArray, bound: float) -> dict[str, NDArray]:
+        model, alone = self.model, units.members is None
         # A subclass may have another gradient, or raise for one example: `clipped_sum` counts that one as zero.
-        if units.members is None and type(self.model) is SoftmaxRegression:
+        if alone and type(model) is SoftmaxRegression and len(model.weights["softmax/kernel"]) <= MAX_FEATURES:
             taken = units.of_batch(batch)
             with np.errstate(all="ignore"):  # what overflows is not finite, and counts as zero
-                inputs, errors = self.model.factors_alone(taken.x, taken.y)
+                inputs, errors = model.factors_alone(taken.x, taken.y)
                 if (weights := self._recipe.weights(taken)) is not None:
                     errors *= weights[:, None]
             sums = clipped_products(inputs, errors, bound, self._recipe.clip_shares(taken))

@@ -95,7 +95,7 @@ class TrainRequest(Request):
         promise: the releases that the reply contributes to, as the server states them.
         ledger_head: hash of the last line of the server's ledger; empty: not stated.
         delivery: under secure aggregation, data for the masks of the update; None elsewhere. In steps of DP-SGD the
-            members of the epoch, or in later rounds nothing.
+            members of the epoch; an empty list after its first round.
         bound: under secure aggregation, the clipping norm C of the update, or S of the step; 0 elsewhere.
         distance: under secure aggregation, d that scales this node's noise; 1 if none does.
         by_provisioner: members whose keys the provisioner made, if this node counts on its own share of noise only.

@@ -1,9 +1,9 @@
 """Storage of a node's attempt at a round of secure aggregation between messages.
 
-`AttemptStore.take` removes an attempt until the next step stores it again. So no step runs twice, for any number, order
-and concurrency of a server's requests. The store contains at most one attempt of a run. In steps of DP-SGD it contains
-the state of an epoch, which `replace` exchanges for that of the next round before a vector is made. `begin` lets an
-epoch begin once at each round until the node restarts, so that the node signs one key for it.
+`AttemptStore.take` removes an attempt until the next step stores it again. So no state serves two steps, for any
+number, order and concurrency of a server's requests. The store contains at most one attempt of a run. In steps of
+DP-SGD it contains the state of an epoch, which `replace` exchanges for that of the next round before a vector is made.
+`begin` lets an epoch begin once at each round until the node restarts, so that the node signs one key for it.
 
 | store | for | where |
 |---|---|---|

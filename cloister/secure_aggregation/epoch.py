@@ -86,7 +86,7 @@ from cloister.secure_aggregation.session import HASH, Complete, Steps
 from cloister.utils.errors import ProtocolError, RoundAbandoned
 
 ROUNDS = 50
-"""Most rounds of an epoch: a party that reads a member's state learns masks of so many rounds at most."""
+"""Most rounds of an epoch."""
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ Standing = Literal["waiting", "training", "scoring", "sent", "rejected"]
 Watch = Callable[[int, Standing], None]
 """Function that receives the id of a node and its new state."""
 FACTOR, SLACK = 2, 8 * 2**20
-"""Bounds on the arrays of a reply: this factor of the sent model's bytes, plus this slack in bytes."""
+"""The bytes of a reply are at most this factor of the sent model's, plus this slack, and plus `MAX_NAMES`."""
 MAX_NAMES = 4 * 2**20
-"""Encoded bytes of all objects other than array chunks: names and descriptions of arrays."""
+"""Bytes for names and descriptions of arrays."""
 MAX_METRICS = 2**18
 """Bytes of metrics and settings; parsed, they take thirty times as much."""
 POLL_SECONDS = 0.1

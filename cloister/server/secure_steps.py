@@ -29,6 +29,7 @@ from cloister.server.screening import Screening
 from cloister.server.secure_sum import SecureSum, Sum, Summed
 from cloister.server.strategy_wrapper import Measurements
 from cloister.utils.arrays import Layout, from_record
+from cloister.utils.errors import RoundAbandoned
 from cloister.utils.registry import Aggregated
 
 
@@ -65,6 +66,7 @@ class SecureSteps(SecureSum):
     def __init__(self, inner: Strategy, mechanism: DistributedStep, *, budget: PrivacyBudget | None = None) -> None:
         super().__init__(inner, mechanism, budget=budget)
         self._epoch: Epoch | None = None
+        self._silent: frozenset[int] = frozenset()
 
     @property
     def is_accounted(self) -> bool:
@@ -139,15 +141,25 @@ class SecureSteps(SecureSum):
         """Let the members of the epoch make one step, and return the sum of their vectors; see `SecureSum.total`.
 
         A round begins an epoch if there is none, if it has had all its rounds, or if one of its members is not asked.
-        Other nodes that are asked wait for the next epoch. A round without a sum ends the epoch.
+        Other nodes that are asked wait for the next epoch. A round without a sum ends the epoch. The members that sent
+        no vector then wait for the epoch after the next one, if the threshold permits it.
 
         Args:
             layout, exchanges: as there.
+
+        Raises:
+            RoundAbandoned, ProtocolError, BudgetExhausted: as there; or a member attests no size.
         """
         epoch, self._epoch = self._epoch, None
+        silent, self._silent = self._silent, frozenset()
         asked = {message.metadata.dst_node_id for message in exchanges.asked}
         if epoch is None or not epoch.coordinator.takes(exchanges.round) or not epoch.names.keys() <= asked:
             roster, keys = exchanges.introduced(EpochKey, partial(is_genuine, run=exchanges.run, first=exchanges.round))
+            heard = keys.keys() - silent
+            if self.mechanism.dp_sgd.parties.threshold <= len(heard) < len(keys):
+                for node in sorted(keys.keys() - heard):
+                    exchanges.reject(node, "protocol", "the node sent no vector in the last round, and waits")
+                    del keys[node], exchanges.names[node]
             coordinator = EpochCoordinator(exchanges.run, roster, exchanges.round, keys.values())
             exchanges.keep(coordinator.list.names)
             epoch = Epoch(coordinator, exchanges.names, roster)
@@ -160,20 +172,22 @@ class SecureSteps(SecureSum):
         told = epoch.coordinator.begin(terms)
         with self.charged(layout, exchanges.round, epoch.roster):
             exchanges.add_vectors(dict.fromkeys(epoch.names, told.encode()), MaskedVector, epoch.coordinator.add)
+            self._silent = frozenset(node for node, name in epoch.names.items() if name not in exchanges.sizes)
             numbers = out_of_ring(epoch.coordinator.total())
         self._epoch = epoch
-        sizes = exchanges.sizes.values()
-        return Sum(numbers, members, members, sum(sizes) if all(sizes) else 0)
+        if unread := [name for name, size in exchanges.sizes.items() if not size]:
+            raise RoundAbandoned(f"no public size can be read of {', '.join(sorted(unread))}: state public-size there")
+        return Sum(numbers, members, members, sum(exchanges.sizes.values()))
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
         """Let the wrapped strategy take the step.
 
-        A round with a silent member, or one that attests no size, leaves the model unchanged.
+        A round without a sum leaves the model unchanged.
 
         Args:
             server_round, screening: as in `SecureSum.aggregate`.
         """
-        if isinstance(screening, Summed) and (screening.total is None or not screening.units):
+        if isinstance(screening, Summed) and screening.total is None:
             self.measured = Measurements(len(self._asked), screening.arrived, screening.rejected, abandoned=True)
             return None, None
         return super().aggregate(server_round, screening)

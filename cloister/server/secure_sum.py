@@ -14,14 +14,14 @@ Each step asks the nodes that answered the previous one. A node without a valid 
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -128,7 +128,7 @@ class Sum(NamedTuple):
         total: of the survivors' integer vectors, shape (plan.length,), without surplus noise; None: there is none.
         survivors: number of survivors.
         shown: number of survivors whose surplus noise is not in the sum.
-        units: sum of the survivors' public sizes; 0: one of them attests none, or the release needs none.
+        units: sum of the survivors' public sizes; 0: the release needs none.
     """
 
     total: NDArray[np.int64] | None
@@ -287,7 +287,7 @@ class SecureSum(PrivateStrategy):
             BudgetExhausted: the budget does not cover the round; no vector was requested.
         """
         plan = self.mechanism.plan(layout.size, exchanges.round)
-        attempt = SecureRound(self._terms(exchanges.round, plan, exchanges.asked), plan.terms(), exchanges)
+        attempt = SecureRound(self._terms(exchanges, plan), plan.terms(), exchanges)
         found = attempt.total(lambda roster: self.charged(layout, exchanges.round, roster))
         # Subtract the surplus noise that the survivors revealed.
         survivors, lowest = len(found.survivors), plan.shares.parties.threshold + 1
@@ -339,8 +339,7 @@ class SecureSum(PrivateStrategy):
         self._follow(released.following, layout)
         return arrays, metrics
 
-    def _terms(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Terms:
+    def _terms(self, exchanges: Exchanges, plan: Plan) -> Terms:
         parties = plan.shares.parties
-        run = str(asked[0].metadata.run_id) if asked else ""
         graph = Complete(parties.threshold, parties.colluding)
-        return Terms(run, server_round, graph, plan.length, plan.bits)
+        return Terms(exchanges.run, exchanges.round, graph, plan.length, plan.bits)

@@ -245,7 +245,7 @@ def write_traces_to(folder: Path) -> None:
     Without such a block it has no effect.
 
     Args:
-        folder: for tracebacks. Their names have the day alone, for logs name them.
+        folder: for tracebacks. Their names have the day alone, since logs quote them.
     """
     reader = _reader.get()
     if reader is not None:

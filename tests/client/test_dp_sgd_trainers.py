@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support import failures
 
+from cloister.client import dp_sgd
 from cloister.client.dp_sgd import NoiseSource, PrivateNumpyTrainer
 from cloister.client.dp_sgd_keras import PrivateKerasTrainer
 from cloister.config.privacy import PrivacyConfig
@@ -414,3 +415,12 @@ def test_an_example_whose_gradient_raises_in_a_model_of_ones_own_counts_as_zero(
         sums.append(trainer.summed(data, plan(public_size=40)))
     for found, expected in zip(sums[0].values(), sums[1].values(), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_more_features_than_the_sum_of_products_allows_are_summed_one_by_one(monkeypatch):
+    trainer = PrivateNumpyTrainer(SoftmaxRegression(6, 3), Recipe(1, 40, RATE), privacy(dp_sgd_sampling_rate=1.0))
+    expected = trainer.summed(DATA, plan(public_size=40))
+    monkeypatch.setattr(dp_sgd, "MAX_FEATURES", 5)
+    monkeypatch.setattr(dp_sgd, "clipped_products", None)
+    for one, other in zip(trainer.summed(DATA, plan(public_size=40)).values(), expected.values(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)

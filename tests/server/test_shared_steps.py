@@ -198,11 +198,22 @@ def test_a_round_with_a_silent_member_changes_no_model_and_stays_charged(tmp_pat
     first, second, third = outcome.rounds[1:]
     assert [done.measured.abandoned for done in (first, second, third)] == [False, True, False]
     assert second.central == first.central and third.central != second.central
-    assert third.measured.accepted == CLIENTS, "a new epoch has all members again"
+    assert third.measured.accepted == CLIENTS - 1, "the silent member is not in the next epoch"
     charged = [entry.round for entry in outcome.plan.budget.ledger.entries if entry.unit == "example"]
     assert charged == [1, 2, 3]
-    assert [len(spent_by(tmp_path, number)) for number in range(CLIENTS)] == [2, 3, 3, 3, 3]
+    assert sorted(len(spent_by(tmp_path, number)) for number in range(CLIENTS)) == [1, 3, 3, 3, 3]
     assert outcome.statement.clients.sizes[0].figures[0].steps == 3
+
+
+def test_a_member_that_never_sends_a_vector_costs_one_round(tmp_path):
+    def silent(message, context):
+        reply = app(message, context)
+        if message.metadata.message_type == MessageType.TRAIN and context.node_config["partition-id"] == 2:
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "none"), reply_to=message)
+        return reply
+
+    outcome = federated(tmp_path, silent, **{"num-rounds": 5})
+    assert [done.measured.abandoned for done in outcome.rounds[1:]] == [True] + [False] * 4
 
 
 def test_a_list_below_the_threshold_costs_nothing(tmp_path, monkeypatch):
@@ -303,7 +314,7 @@ def test_a_node_signs_one_key_for_an_epoch_that_begins_at_a_round(tmp_path, monk
 
 
 @pytest.mark.parametrize("said", [b"", b"\xff", b'{"size": 0, "checked": true}', b'{"size": NaN, "checked": true}'])
-def test_a_member_without_a_readable_size_leaves_the_model_unchanged(said, tmp_path):
+def test_a_member_without_a_readable_size_leaves_the_model_unchanged(said, tmp_path, caplog):
     def unreadable(message, context):
         reply = app(message, context)
         if message.metadata.message_type == MessageType.TRAIN and context.node_config["partition-id"] == 0:
@@ -311,6 +322,7 @@ def test_a_member_without_a_readable_size_leaves_the_model_unchanged(said, tmp_p
         return reply
 
     outcome = federated(tmp_path, unreadable, nodes(tmp_path), **{"num-rounds": 1})
+    assert "no public size can be read of " in caplog.text
     before, after = outcome.rounds
     assert after.central == before.central and after.measured.abandoned and after.measured.accepted == CLIENTS
     assert [len(spent_by(tmp_path, number)) for number in range(CLIENTS)] == [1] * CLIENTS

@@ -160,6 +160,7 @@ class InTurn:
         except Exception:  # XLA and TensorFlow raise exceptions of many kinds for missing support
             self.places, self.threads = whole, 1
             return plain
+        refuse_effects(self._traced_unit.graph, self.model)  # a layer may act otherwise under XLA
         return fused
 
     def _trace_unit(self, fused: bool) -> Compiled:

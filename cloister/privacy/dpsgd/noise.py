@@ -70,6 +70,8 @@ MAX_POSITIONS = 2**14
 SLACK = 2.0**-16
 BLOCK = 128
 """Units whose inputs are held in double precision at a time."""
+MAX_FEATURES = 1 << 16
+"""Most features of `clipped_products`, whose norms are sums of as many squares."""
 ONE_THREAD = 1 << 18
 """Multiplications of a product that OpenBLAS does on one thread: others would spin on after each of many calls."""
 AT_ONCE = 1024
@@ -255,7 +257,7 @@ def clipped_products(
     are first rounded to single precision, so that no square in double precision underflows or overflows.
 
     Args:
-        inputs: a, shape (n, features ≤ 2¹³), a row for each unit.
+        inputs: a, shape (n, features), a row for each unit; features at most `MAX_FEATURES`.
         errors: e, shape (n, outputs): row i must be a function of unit i alone, to the last bit.
         clipping_norm: S, as in `clipped_sum`.
         shares: c of each unit, as there; shape (n,).
@@ -264,9 +266,10 @@ def clipped_products(
         The sums of aᵢ·eᵢᵀ, shape (features, outputs), and of eᵢ, shape (outputs,).
 
     Guarantee: that of `clipped_sum` for arrays that are there: a row with a number that is not finite in single
-        precision contributes zero. Factors and products are in double precision. They are within 2⁻⁴⁰ of the exact
-        ones, and sums of n ≤ 2¹⁷ terms, in any order, within (n + 8)·2⁻⁵³·n·S < 2⁻¹⁸·S. For both neighbours that is
-        below `SLACK`. This holds even if kernels compute a row differently beside other rows.
+        precision contributes zero. Factors and products are in double precision. Factors are within 2⁻³⁷ of the
+        exact ones: of n ≤ 2¹⁷ units, they move the sum by less than 2⁻¹⁹·S. Sums of n terms, in any order, are within
+        (n + 8)·2⁻⁵³·n·S < 2⁻¹⁸·S. For both neighbours that is below `SLACK`, even if kernels compute a row differently
+        beside other rows.
 
     Raises:
         ConfigError: S is out of range.

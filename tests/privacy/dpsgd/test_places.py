@@ -172,7 +172,7 @@ def test_no_bit_of_a_unit_depends_on_the_others(name):
 def test_a_layer_that_adds_a_batch_mean_is_caught(monkeypatch):
     monkeypatch.setattr(checks, "prove", lambda *_: None)
     monkeypatch.setattr(in_rows, "prove", lambda *_: None)
-    monkeypatch.setattr(in_rows, "labels", lambda *given: [in_rows.Along(0) for _ in given[-1]])
+    monkeypatch.setattr(in_rows, "labels", lambda *given: [in_rows.Rows(0) for _ in given[-1]])
     step = dp_sgd(small(layers.Dense(4), BatchMean()))
     assert step.method == "rows" and others_differ(step, 20) > 0
 

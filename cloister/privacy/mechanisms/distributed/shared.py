@@ -34,7 +34,7 @@ class SharedSum:
         total: sum of the survivors' integers, shape (plan.length,), without surplus noise.
         survivors: public number of inputs in the sum, above 0.
         shown: number of survivors that revealed their surplus noise, which is not in the total.
-        units: sum of the survivors' public sizes; 0: they attest none.
+        units: sum of the survivors' public sizes; 0: the release needs none.
     """
 
     total: NDArray[np.int64]
@@ -142,7 +142,7 @@ class SharedRelease(Mechanism, abstract=True):
 
     @property
     def needs_public_cohort(self) -> bool:
-        """Return True: members sign the names of all survivors."""
+        """Return True: members learn who takes part."""
         return True
 
     def suited_to(self, capabilities: Capabilities | None, strategy: str) -> Self:
