@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from examples_of_dpsgd import (
     LOSS,
     Scaled,
@@ -19,6 +20,7 @@ from examples_of_dpsgd import (
     small,
 )
 from support import failures
+from tensorflow.python.ops import control_flow_util
 
 from cloister.privacy.dpsgd import in_turn
 from cloister.privacy.dpsgd.batches import Draws
@@ -192,3 +194,21 @@ def test_calls_at_the_same_time_are_those_one_after_another(monkeypatch):
         calls.append(len(list(step._clipped_sums._calls(40))))
     assert calls == [4, 2] and [found.non_finite for found in sums] == [1, 1]
     assert relative_error(sums[0].sums, sums[1].sums) < 1e-12
+
+
+class WritesUnderXla(layers.Layer):
+    """Adds its input to a variable, in what XLA compiles alone."""
+
+    def build(self, _):
+        self.total = self.add_weight(shape=(), trainable=False, initializer="zeros")
+
+    def call(self, x):
+        if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+            self.total.value.assign_add(tf.reduce_sum(x))
+        return x
+
+
+def test_a_layer_that_writes_what_it_sees_under_xla_is_refused():
+    model = small(layers.Dense(4), WritesUnderXla())
+    with pytest.raises(UnsupportedModel, match="AssignAddVariableOp"):
+        InTurn(model, LOSS, made_up(model), 8, 1)
