@@ -14,14 +14,14 @@ Each step asks the nodes that answered the previous one. A node without a valid 
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -287,7 +287,7 @@ class SecureSum(PrivateStrategy):
             BudgetExhausted: the budget does not cover the round; no vector was requested.
         """
         plan = self.mechanism.plan(layout.size, exchanges.round)
-        attempt = SecureRound(self._terms(exchanges, plan), plan.terms(), exchanges)
+        attempt = SecureRound(self._terms(exchanges.round, plan, exchanges.asked), plan.terms(), exchanges)
         found = attempt.total(lambda roster: self.charged(layout, exchanges.round, roster))
         # Subtract the surplus noise that the survivors revealed.
         survivors, lowest = len(found.survivors), plan.shares.parties.threshold + 1
@@ -339,7 +339,8 @@ class SecureSum(PrivateStrategy):
         self._follow(released.following, layout)
         return arrays, metrics
 
-    def _terms(self, exchanges: Exchanges, plan: Plan) -> Terms:
+    def _terms(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Terms:
         parties = plan.shares.parties
+        run = str(asked[0].metadata.run_id) if asked else ""
         graph = Complete(parties.threshold, parties.colluding)
-        return Terms(exchanges.run, exchanges.round, graph, plan.length, plan.bits)
+        return Terms(run, server_round, graph, plan.length, plan.bits)
