@@ -413,3 +413,36 @@ def test_groups_by_other_sizes_than_those_of_the_rows_are_refused(sizes):
         return torch.ops.aten.native_group_norm(x, None, None, *sizes[:3], sizes[3], 1e-5)[0]
 
     assert isinstance(label_of(grouped, (6, 4, 5), Rows(0)), Refused)
+
+
+TABLE = torch.zeros(5, 2)
+ALIKE = {
+    "words": lambda words, x: words,
+    "a column": lambda words, x: words.transpose(0, 1)[2],
+    "an offset for each column": lambda words, x: words + torch.arange(4),
+    "whole numbers": lambda words, x: torch.where(words > 3, 2 * words - words, words.clamp(0, 4)),
+}
+UNLIKE = {
+    "an offset for each place": lambda words, x: words + torch.arange(3)[:, None],
+    "an offset for each number": lambda words, x: words + torch.arange(12).view(3, 4),
+    "a comparison of numbers that may be drawn": lambda words, x: words + (x < 0.5),
+    "a cast": lambda words, x: x.long(),
+    "computed numbers": lambda words, x: (2.5 * x).long(),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE | UNLIKE)
+def test_a_choice_that_may_raise_follows_from_whole_numbers_alike_at_all_places(name):
+    """Else a unit could raise at one place, and its copy in an empty place might not."""
+    chosen = (ALIKE | UNLIKE)[name]
+    given = [torch.zeros((3, 4), dtype=torch.long), torch.zeros(3, 4)]
+    graph = _traced(lambda words, x: nn.functional.embedding(chosen(words, x), TABLE), given).graph
+    words, x, *_, last, _ = graph.nodes
+    assert isinstance(labels(graph, 3, {words: Rows(0), x: Rows(0)})[last], Refused) == (name in UNLIKE)
+
+
+def test_a_tag_of_ones_own_operation_proves_nothing():
+    torch.library.define("of_a_test::moved", "(Tensor x) -> Tensor", tags=torch.Tag.pointwise)
+    torch.library.impl("of_a_test::moved", "CompositeExplicitAutograd", lambda x: x.roll(1, 0))
+    torch.library.register_fake("of_a_test::moved", torch.empty_like)
+    assert isinstance(label_of(torch.ops.of_a_test.moved, (3, 4), Rows(0)), Refused)

@@ -221,24 +221,44 @@ def _unproved(node: Node, reason: str) -> Unproved:
 
 
 def _is_tagged(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    """Return whether PyTorch itself says that an operation is element-wise; users may tag their own as they like."""
+    target = node.target
+    is_own = isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "prims")
+    return is_own and torch.Tag.pointwise in target.tags
 
 
 _rule = partial(adding, RULES)
 
 
 def _refuse_computed(step: Step, name: str) -> None:
-    """Refuse an exception that may depend on more than the integers of a unit's own data; see `isolation`."""
+    """Refuse an exception that may depend on more than the integers of a unit's own data; see `isolation`.
+
+    Draws are no integers. A cast of numbers that are none may give another one at another place.
+    """
     todo = tensors_in(step[name])
     while todo:
         node = todo.pop()
-        if step.found[node] is None or node.op == "placeholder":
+        if step.found[node] is None:
             continue
         value = node.meta["val"]
-        moves = name_of(node) in MOVES or _is_tagged(node)
-        if not moves or not isinstance(value, torch.Tensor) or value.is_floating_point():
-            raise Unproved("may raise an exception for numbers that were computed")
+        is_whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
+        if not is_whole or not (
+            node.op == "placeholder" or name_of(node) in MOVES or _is_alike_at_places(node, step.found)
+        ):
+            raise Unproved("may raise an exception for numbers that were computed or drawn")
         todo += node.all_input_nodes
+
+
+def _is_alike_at_places(node: Node, found: Mapping[Node, Any]) -> bool:
+    """Return whether an element-wise operation has constants that are the same for the rows of all units."""
+    label = found[node]
+
+    def is_same_for_all(constant: Node) -> bool:
+        axis = label.axis - (len(shape_of(node)) - len(shape_of(constant)))
+        return axis < 0 or shape_of(constant)[axis] == 1
+
+    inputs = node.all_input_nodes
+    return _is_tagged(node) and all(found[each] is not None or is_same_for_all(each) for each in inputs)
 
 
 MOVES = {
