@@ -302,7 +302,7 @@ def test_the_writers_script_runs_from_leafs_files(load, tmp_path, monkeypatch):
     (tmp_path / "data.json").write_text(json.dumps({"user_data": own}))
     options = ["--task", "femnist", "--nu", "0", "--hypotheses", "2", "--rounds", "2", "--cohort", "5"]
     command(load("mnist_writers"), "mnist_writers", tmp_path, *options, monkeypatch=monkeypatch)
-    (run,) = json.loads((tmp_path / "femnist" / "softmax-k2-seed0.json").read_text())
+    (run,) = json.loads((tmp_path / "femnist" / "cohort-5" / "softmax-k2-seed0.json").read_text())
     assert run["rounds"] == 2 and sum(run["cluster-sizes"]) == 5
 
 
