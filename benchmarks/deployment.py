@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -156,36 +156,37 @@ def shared_memory(pid: int) -> float:
 @contextmanager
 def watched(pid: int) -> Iterator[list[float]]:
     """The memory of a node, twice a second, the first value before anything is done."""
-    seen, done = [shared_memory(pid)], threading.Event()
-
-    def look() -> None:
-        while not done.wait(0.5):
-            seen.append(shared_memory(pid))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    seen = [shared_memory(pid)]
+    with repeated(0.5, lambda: seen.append(shared_memory(pid))):
         yield seen
-    finally:
-        done.set()
-        thread.join()
 
 
 @contextmanager
 def arrivals(lines: Path) -> Iterator[list[float]]:
     """When each line of a file came, looked at 50 times a second."""
     seen: list[float] = []
-    done = threading.Event()
 
     def look() -> None:
-        while not done.wait(0.02):
-            with suppress(OSError):
-                seen.extend([time.perf_counter()] * (lines.read_bytes().count(b"\n") - len(seen)))
+        with suppress(OSError):
+            seen.extend([time.perf_counter()] * (lines.read_bytes().count(b"\n") - len(seen)))
 
-    thread = threading.Thread(target=look)
+    with repeated(0.02, look):
+        yield seen
+
+
+@contextmanager
+def repeated(seconds: float, look: Callable[[], None]) -> Iterator[None]:
+    """Call a function on another thread, with a pause before each call, while the block runs."""
+    done = threading.Event()
+
+    def loop() -> None:
+        while not done.wait(seconds):
+            look()
+
+    thread = threading.Thread(target=loop)
     thread.start()
     try:
-        yield seen
+        yield
     finally:
         done.set()
         thread.join()

@@ -32,7 +32,7 @@ OF_ALL_CELLS = (
 BUDGET = "privacy.max-epsilon"
 """Key of the budget. It affects only the end of a run: with a larger budget, finished cells stay finished."""
 BY_CLIENTS = "site-budgets"
-"""How a run ended whose own clients spent their budgets (`stopping.Ending`). That says nothing about other cells."""
+"""Name of the end of a run whose clients spent their budgets (`stopping.Ending`). Other cells can still run."""
 State = Literal["absent", "done", "broken", "running"]
 
 

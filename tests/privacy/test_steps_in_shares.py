@@ -103,7 +103,7 @@ class TestOneUnitMovesTheIntegers:
 
 
 def noise_of(plan, missing=0):
-    """What a sum of zeros over a whole list holds, of its honest members alone."""
+    """Return a sum of zeros over a whole list, with the noise of its honest members alone."""
     total = np.zeros(plan.parameters, np.int64)
     for _ in range(plan.shares.parties.honest - missing):
         add_noise(total, plan, os.urandom, {})

@@ -1,4 +1,4 @@
-"""What DP-SGD promises in Keras and in PyTorch (mark `torch`): the sum, how far one unit moves it, and the noise."""
+"""Tests of DP-SGD in Keras and in PyTorch (mark `torch`): the sum, how far one unit moves it, and the noise."""
 
 import numpy as np
 import pytest
