@@ -44,13 +44,11 @@ class Attempt(Serializable):
 
     Args:
         settings: hash of the run's settings at the start; the server may send others with each message.
-        terms: hash of the terms: the round, its possible members, and this node's name.
         parameters: p, numbers of an update.
         member: this node in the protocol, serialised, with its secrets but without the long-term key.
     """
 
     settings: bytes = field(metadata=sized(HASH))
-    terms: bytes = field(metadata=sized(HASH))
     parameters: int = field(metadata=NUMBER)
     member: bytes = field(metadata=TEXT)
 
@@ -75,13 +73,12 @@ class _Part:
     Args:
         member: in the protocol.
         plan: of the noise.
-        settings, terms: as in `Attempt`.
+        settings: as in `Attempt`.
     """
 
     member: Member
     plan: Plan
     settings: bytes
-    terms: bytes
 
     @classmethod
     def of(cls, request: AnyStep, who: Identity, parameters: int, kept: bytes = b"") -> "_Part":
@@ -92,13 +89,12 @@ class _Part:
         terms = Terms(request.run, request.round, graph, plan.length, plan.bits).under(who.roster)
         given = who.name, who.key, who.roster, terms
         member = Member.deserialize(*given, kept) if kept else Member(*given)
-        named = hashlib.sha256(terms.encoded + who.name.encode()).digest()
-        return cls(member, plan, _digest(request.config), named)
+        return cls(member, plan, _digest(request.config))
 
     def serialize(self) -> bytes:
         """Serialise the state until the next message, and clear the member."""
         member = self.member.serialize()
-        return Attempt(self.settings, self.terms, self.plan.parameters, member).encode()
+        return Attempt(self.settings, self.plan.parameters, member).encode()
 
 
 def take_part(request: ProtocolRequest, node: Node) -> Reply:
@@ -254,13 +250,7 @@ def _taken(request: AnyStep, node: Node) -> _Part:
     attempt = Attempt.decode(kept)
     if attempt.settings != _digest(request.config):
         raise ProtocolError(f"the settings of the run have changed since the attempt at round {request.round} began")
-    part = _Part.of(request, identity_of(request, node), attempt.parameters, attempt.member)
-    if part.terms != attempt.terms:
-        raise ProtocolError(
-            f"this node takes part in no attempt at round {request.round} with the roster and the name that it has "
-            "now: the attempt is over"
-        )
-    return part
+    return _Part.of(request, identity_of(request, node), attempt.parameters, attempt.member)
 
 
 def _digest(config: RunConfig) -> bytes:

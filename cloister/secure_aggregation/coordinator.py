@@ -135,9 +135,7 @@ class Coordinator:
         state = self._steps.take(_Sharing)
         members = set(state.cohort.names)
         sent = {
-            one.sender: one.sealed
-            for one in replies
-            if one.sender in members and set(one.sealed) == members - {one.sender}
+            one.name: one.sealed for one in replies if one.name in members and set(one.sealed) == members - {one.name}
         }
         self._require_enough(sent, "sent shares")
         total = np.zeros(self._terms.length, self._terms.dtype)
@@ -157,14 +155,14 @@ class Coordinator:
         """
         state = self._steps.take(_Collecting)
         self._steps.leave(state)
-        if masked.sender in state.arrived or masked.sender not in state.sharers:
-            raise ProtocolError(f"a masked input of {masked.sender!r} is not expected, or not any more")
+        if masked.name in state.arrived or masked.name not in state.sharers:
+            raise ProtocolError(f"a masked input of {masked.name!r} is not expected, or not any more")
         if len(masked.payload) != state.total.nbytes:
             raise ProtocolError(f"a masked input must have {state.total.nbytes} bytes, found {len(masked.payload)}")
         told = self._terms.sharers(state.binding, self._noise, sorted(state.sharers))
-        if not self._roster.has_signed(masked.sender, masked.signature, told):
-            raise ProtocolError(f"{masked.sender!r} has not signed the noise and the sharers of this attempt")
-        state.arrived[masked.sender] = masked.signature
+        if not self._roster.has_signed(masked.name, masked.signature, told):
+            raise ProtocolError(f"{masked.name!r} has not signed the noise and the sharers of this attempt")
+        state.arrived[masked.name] = masked.signature
         state.total += np.frombuffer(masked.payload, self._terms.dtype)
 
     def survivors(self) -> Survivors:
@@ -189,9 +187,9 @@ class Coordinator:
         collected, names = state.collected, state.survivors.names
         signed = self._terms.survivors(collected.binding, self._noise, names)
         valid = {
-            one.sender: one.signature
+            one.name: one.signature
             for one in replies
-            if one.sender in names and self._roster.has_signed(one.sender, one.signature, signed)
+            if one.name in names and self._roster.has_signed(one.name, one.signature, signed)
         }
         self._require_enough(valid, "signed the list of survivors")
         self._steps.leave(_Unmasking(collected, state.survivors))
@@ -206,7 +204,7 @@ class Coordinator:
         """
         state = self._steps.take(_Unmasking)
         collected, names = state.collected, state.survivors.names
-        answers = {one.sender: one for one in replies if one.sender in names}
+        answers = {one.name: one for one in replies if one.name in names}
         holders, needed = collected.cohort.names, self._terms.graph.threshold
         secrets: dict[str, bytes] = {}
         for name in collected.sharers:

@@ -50,12 +50,13 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import urandom
-from typing import Self, cast
+from typing import Self
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from cloister.secure_aggregation.messages import FromMember
 from cloister.secure_aggregation.primitives import (
     KEY,
     PUBLIC_KEY,
@@ -70,14 +71,12 @@ from cloister.secure_aggregation.primitives import (
 from cloister.secure_aggregation.roster import SIGNATURE, Roster
 from cloister.secure_aggregation.serialization import (
     NUMBER,
-    ONE_NAME,
     TEXT,
     ByName,
     Names,
     Serializable,
     nested,
     nested_by_name,
-    read,
     sized,
     sized_by_name,
     text,
@@ -90,16 +89,14 @@ ROUNDS = 50
 
 
 @dataclass(frozen=True)
-class EpochKey(Serializable):
+class EpochKey(FromMember):
     """A member's key for one epoch, signed with its long-term key.
 
     Args:
-        name: of the member.
         key: public, 32 bytes.
         signature: 64 bytes.
     """
 
-    name: str = field(metadata=ONE_NAME)
     key: bytes = field(metadata=sized(PUBLIC_KEY))
     signature: bytes = field(metadata=sized(SIGNATURE))
 
@@ -127,16 +124,14 @@ class EpochList(Serializable):
 
 
 @dataclass(frozen=True)
-class MaskedVector(Serializable):
+class MaskedVector(FromMember):
     """A member's masked vector of one round.
 
     Args:
-        sender: name of the member.
         context: hash of what the vector is for, 32 bytes.
         payload: numbers in the ring, little-endian.
     """
 
-    sender: str = field(metadata=ONE_NAME)
     context: bytes = field(metadata=sized(HASH))
     payload: bytes = field(metadata=TEXT)
 
@@ -248,9 +243,6 @@ class _Chained(Serializable):
     links: ByName = field(metadata=sized_by_name(HASH))
 
 
-STATES: Mapping[str, type[Serializable]] = {kind.__name__: kind for kind in (_Advertised, _Chained)}
-
-
 class EpochMember:
     """One member in an epoch: advertise; then, in the first round, agree; then pads in every round.
 
@@ -276,8 +268,7 @@ class EpochMember:
         Raises:
             ProtocolError: the epoch is over, or has not begun.
         """
-        state = self._steps.take(Serializable)
-        return text("epoch of a member", self._owner(), type(state).__name__, state.encode())
+        return self._steps.serialize(self._owner())
 
     @classmethod
     def deserialize(cls, name: str, key: Ed25519PrivateKey, roster: Roster, run: str, kept: bytes) -> Self:
@@ -290,17 +281,10 @@ class EpochMember:
             kept: output of `serialize`.
 
         Raises:
-            ProtocolError: the bytes are no state of this member with this roster in this run.
+            ProtocolError: as in `Steps.restore`; the owner is the member with this roster in this run.
         """
         member = cls(name, key, roster, run)
-        try:
-            owner, kind, content = cast(tuple[bytes, str, bytes], read("epoch of a member", kept))
-            state = STATES[kind].decode(content)
-        except (ValueError, KeyError, TypeError):
-            raise ProtocolError("what was kept of an epoch is no state of a member") from None
-        if owner != member._owner():
-            raise ProtocolError("the roster, or the name of this member, has changed since the epoch began")
-        member._steps.leave(state)
+        member._steps.restore(member._owner(), kept, (_Advertised, _Chained))
         return member
 
     def advertise(self, first: int) -> EpochKey:
@@ -381,7 +365,7 @@ class EpochMember:
 
     def _owner(self) -> bytes:
         """Return the hash of run, roster and name."""
-        return hashlib.sha256(text("owner", self._run, self._roster.digest, self.name)).digest()
+        return hashlib.sha256(text("member of an epoch", self._run, self._roster.digest, self.name)).digest()
 
 
 @dataclass(frozen=True)
@@ -453,11 +437,11 @@ class EpochCoordinator:
         """
         state = self._steps.take(_Summing)
         self._steps.leave(state)
-        if masked.sender not in state.missing:
-            raise ProtocolError(f"a masked vector of {masked.sender!r} is not expected, or not any more")
+        if masked.name not in state.missing:
+            raise ProtocolError(f"a masked vector of {masked.name!r} is not expected, or not any more")
         if masked.context != state.context or len(masked.payload) != state.total.nbytes:
-            raise ProtocolError(f"{masked.sender!r} has masked another number of numbers, or for another context")
-        state.missing.remove(masked.sender)
+            raise ProtocolError(f"{masked.name!r} has masked another number of numbers, or for another context")
+        state.missing.remove(masked.name)
         np.add(state.total, np.frombuffer(masked.payload, state.total.dtype), out=state.total)
 
     def total(self) -> NDArray:

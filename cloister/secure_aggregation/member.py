@@ -1,10 +1,11 @@
 """A member of the protocol: a client that trusts neither the server nor the other members."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import urandom
-from typing import Self, cast
+from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
@@ -41,14 +42,11 @@ from cloister.secure_aggregation.serialization import (
     Serializable,
     nested,
     nested_by_name,
-    read,
     sized,
     text,
 )
 from cloister.secure_aggregation.session import HASH, Steps, Terms
 from cloister.utils.errors import ProtocolError
-
-KEPT_LABEL = "member between two messages"
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,12 +62,8 @@ class _New:
     """State before the first step."""
 
 
-class _Kept(Serializable):
-    """State of a member between two messages of the server."""
-
-
 @dataclass(frozen=True, repr=False)
-class _Advertised(_Kept):
+class _Advertised(Serializable):
     """State: the member's keys are sent."""
 
     mask_seed: bytes = field(metadata=sized(KEY))
@@ -78,7 +72,7 @@ class _Advertised(_Kept):
 
 
 @dataclass(frozen=True, repr=False)
-class _Shared(_Kept):
+class _Shared(Serializable):
     """State: the member's shares are sent."""
 
     keys: _Advertised = field(metadata=nested(_Advertised))
@@ -103,7 +97,7 @@ class _Opened:
 
 
 @dataclass(frozen=True, repr=False)
-class _Masked(_Kept):
+class _Masked(Serializable):
     """State: the masked input is sent. The member holds no key, only shares of others' secrets."""
 
     held: Mapping[str, Shares] = field(metadata=nested_by_name(Shares))
@@ -114,7 +108,7 @@ class _Masked(_Kept):
 
 
 @dataclass(frozen=True, repr=False)
-class _Signed(_Kept):
+class _Signed(Serializable):
     """State: the one list of survivors is signed. The member has deleted the shares that it must not reveal."""
 
     survivors: Names = field(metadata=SEVERAL_NAMES)
@@ -122,7 +116,8 @@ class _Signed(_Kept):
     shown: Unmasking = field(metadata=nested(Unmasking))
 
 
-KEPT: Mapping[str, type[_Kept]] = {kind.__name__: kind for kind in (_Advertised, _Shared, _Masked, _Signed)}
+KEPT = (_Advertised, _Shared, _Masked, _Signed)
+"""States of a member between two messages of the server."""
 
 
 class Member:
@@ -150,8 +145,7 @@ class Member:
         Raises:
             ProtocolError: the member is not between two messages of the server, or the attempt is over.
         """
-        state = self._steps.take(_Kept)
-        return text(KEPT_LABEL, type(state).__name__, state.encode())
+        return self._steps.serialize(self._owner())
 
     @classmethod
     def deserialize(cls, name: str, key: Ed25519PrivateKey, roster: Roster, terms: Terms, kept: bytes) -> Self:
@@ -164,15 +158,10 @@ class Member:
             kept: output of `serialize`.
 
         Raises:
-            ProtocolError: the bytes are not an output of `serialize`.
+            ProtocolError: as in `Steps.restore`; the owner is the member in the attempt with these terms.
         """
-        try:
-            kind, content = cast(tuple[str, bytes], read(KEPT_LABEL, kept))
-            state = KEPT[kind].decode(content)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ProtocolError("what was kept of an attempt is no state of a member") from None
         member = cls(name, key, roster, terms)
-        member._steps.leave(state)
+        member._steps.restore(member._owner(), kept, KEPT)
         return member
 
     def advertise(self) -> Advertisement:
@@ -308,6 +297,10 @@ class Member:
                 f" {self._terms.graph.threshold}"
             )
         return state.shown
+
+    def _owner(self) -> bytes:
+        """Return the hash of terms and name."""
+        return hashlib.sha256(text("member of an attempt", self._terms.encoded, self.name)).digest()
 
     def _require_enough(self, names: frozenset[str], known: Iterable[str], what: str) -> None:
         """Refuse a list that is too short, has unknown members, or lacks this member."""

@@ -50,17 +50,26 @@ class Message(Serializable):
 
 
 @dataclass(frozen=True)
-class Advertisement(Message):
-    """A member's keys for one attempt, signed with its long-term key.
+class FromMember(Message):
+    """A message of a member to the server.
 
     Args:
         name: of the member.
+    """
+
+    name: str = field(metadata=ONE_NAME)
+
+
+@dataclass(frozen=True)
+class Advertisement(FromMember):
+    """A member's keys for one attempt, signed with its long-term key.
+
+    Args:
         mask_key: public key for agreeing on masks, 32 bytes.
         seal_key: public key for sealing shares, 32 bytes.
         signature: 64 bytes.
     """
 
-    name: str = field(metadata=ONE_NAME)
     mask_key: bytes = field(metadata=sized(PUBLIC_KEY))
     seal_key: bytes = field(metadata=sized(PUBLIC_KEY))
     signature: bytes = field(metadata=sized(SIGNATURE))
@@ -79,10 +88,9 @@ class Cohort(Message):
 
 
 @dataclass(frozen=True)
-class SealedShares(Message):
+class SealedShares(FromMember):
     """A member's shares for each of its peers: name of the peer -> 60 bytes that only this peer can open."""
 
-    sender: str = field(metadata=ONE_NAME)
     sealed: ByName = field(metadata=sized_by_name(SEALED_SHARES))
 
 
@@ -95,16 +103,14 @@ class Delivery(Message):
 
 
 @dataclass(frozen=True)
-class MaskedInput(Message):
+class MaskedInput(FromMember):
     """A member's masked vector.
 
     Args:
-        sender: name of the member.
         payload: numbers in the ring, little-endian.
         signature: on the terms of its noise and the list of members that sent shares, 64 bytes.
     """
 
-    sender: str = field(metadata=ONE_NAME)
     payload: bytes = field(metadata=checked(_check_payload))
     signature: bytes = field(default=b"", metadata=sized(SIGNATURE, True, "the signature of a masked input"))
 
@@ -118,10 +124,9 @@ class Survivors(Message):
 
 
 @dataclass(frozen=True)
-class SurvivorSignature(Message):
+class SurvivorSignature(FromMember):
     """A member's signature on the terms and the list of survivors."""
 
-    sender: str = field(metadata=ONE_NAME)
     signature: bytes = field(metadata=sized(SIGNATURE))
 
 
@@ -133,15 +138,13 @@ class Signatures(Message):
 
 
 @dataclass(frozen=True)
-class Unmasking(Message):
+class Unmasking(FromMember):
     """One share per peer: of the mask of a survivor, or of the key of a member that dropped out.
 
     Args:
-        sender: name of the member.
         shares: peer -> share, 16 bytes.
-        revealed: a link of the sender's chain of seeds, 32 bytes, or nothing.
+        revealed: a link of the member's chain of seeds, 32 bytes, or nothing.
     """
 
-    sender: str = field(metadata=ONE_NAME)
     shares: ByName = field(metadata=sized_by_name(SECRET))
     revealed: bytes = field(default=b"", metadata=sized(LINK, True))

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
-from typing import NoReturn, Self, TypeVar
+from typing import NoReturn, Self, TypeVar, cast
 
 import numpy as np
 
 from cloister.secure_aggregation.messages import Cohort
 from cloister.secure_aggregation.primitives import RINGS
 from cloister.secure_aggregation.roster import Roster
-from cloister.secure_aggregation.serialization import Item, text
+from cloister.secure_aggregation.serialization import Item, Serializable, read, text
 from cloister.utils import check
 from cloister.utils.errors import ProtocolError
 
@@ -179,6 +179,38 @@ class Steps:
 
     def leave(self, state: object) -> None:
         """Set the state for the next step."""
+        self._state = state
+
+    def serialize(self, owner: bytes) -> bytes:
+        """Return the state as bytes, and delete it here.
+
+        Args:
+            owner: hash of the party, and of what it takes part in.
+
+        Raises:
+            ProtocolError: the state is not one that can be kept.
+        """
+        state = self.take(Serializable)
+        return text("state", owner, type(state).__name__, state.encode())
+
+    def restore(self, owner: bytes, kept: bytes, kinds: Sequence[type[Serializable]]) -> None:
+        """Set the state that `serialize` returned. The caller ensures that it is restored once only.
+
+        Args:
+            owner: as there.
+            kept: output of `serialize`.
+            kinds: of states that the party can have.
+
+        Raises:
+            ProtocolError: the bytes are no state of such a kind, or have another owner.
+        """
+        try:
+            found, name, content = cast(tuple[bytes, str, bytes], read("state", kept))
+            state = {kind.__name__: kind for kind in kinds}[name].decode(content)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ProtocolError("what was kept is no state of a member") from None
+        if found != owner:
+            raise ProtocolError("the name, roster or terms of this member have changed since its state was kept")
         self._state = state
 
     def __reduce__(self) -> NoReturn:

@@ -12,8 +12,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from cloister.privacy.claims.premises import MAX_BYTES, size_and_checked
+from cloister.secure_aggregation.messages import FromMember
 from cloister.secure_aggregation.roster import Roster, decode_roster
-from cloister.secure_aggregation.serialization import Serializable
 from cloister.server.screening import Rejection, Unfit, fitting
 from cloister.server.strategy_wrapper import Send
 from cloister.utils.arrays import view
@@ -34,7 +34,7 @@ from cloister.utils.wire import (
 )
 
 Said = TypeVar("Said")
-Answer = TypeVar("Answer", bound=Serializable)
+Answer = TypeVar("Answer", bound=FromMember)
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Exchanges:
         usual = Counter(own for _, own in found.values()).most_common(1)[0][0]
         roster, keys = decode_roster(usual), dict[int, Answer]()
         for node, (one, own) in found.items():
-            name = vars(one)["name"]
+            name = one.name
             if own != usual or not is_genuine(one, roster):
                 self.reject(node, "roster", "the node has another roster than most, or has not signed as who it says")
             elif name in self.names.values():
@@ -122,12 +122,11 @@ class Exchanges:
                 record = RecordDict({ARRAYS: message.content.array_records[ARRAYS], CONFIG: config})
                 messages.append(Message(record, node, message.metadata.message_type))
         for node, (vector, size) in self._replied(messages, lambda reply: (decoded(reply, kind), _size(reply))):
-            sender = vars(vector)["sender"]
             try:
-                if sender != self.names[node]:
+                if vector.name != self.names[node]:
                     raise ProtocolError("the vector names another sender")
                 add(vector)
-                self.sizes[sender] = size
+                self.sizes[vector.name] = size
             except ProtocolError as error:
                 self.reject(node, "protocol", str(error))
 

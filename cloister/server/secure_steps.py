@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Strategy
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
+from cloister.privacy.mechanisms.distributed.shared import SharedSum
 from cloister.privacy.mechanisms.distributed.steps import DistributedStep
 from cloister.secure_aggregation.epoch import EpochCoordinator, EpochKey, MaskedVector, RoundTerms, is_genuine
 from cloister.secure_aggregation.primitives import out_of_ring
@@ -26,7 +27,7 @@ from cloister.secure_aggregation.roster import Roster
 from cloister.secure_aggregation.session import Complete
 from cloister.server.exchanges import Exchanges
 from cloister.server.screening import Screening
-from cloister.server.secure_sum import SecureSum, Sum, Summed
+from cloister.server.secure_sum import SecureSum, Summed
 from cloister.server.strategy_wrapper import Measurements
 from cloister.utils.arrays import Layout, from_record
 from cloister.utils.errors import RoundAbandoned
@@ -137,7 +138,7 @@ class SecureSteps(SecureSum):
         with budget.release(self.event(layout), server_round, self.mechanism.name, bound):
             yield
 
-    def total(self, layout: Layout, exchanges: Exchanges) -> Sum:
+    def total(self, layout: Layout, exchanges: Exchanges) -> SharedSum:
         """Let the members of the epoch make one step, and return the sum of their vectors; see `SecureSum.total`.
 
         A round begins an epoch if there is none, if it has had all its rounds, or if one of its members is not asked.
@@ -177,7 +178,7 @@ class SecureSteps(SecureSum):
         self._epoch = epoch
         if unread := [name for name, size in exchanges.sizes.items() if not size]:
             raise RoundAbandoned(f"no public size can be read of {', '.join(sorted(unread))}: state public-size there")
-        return Sum(numbers, members, members, sum(exchanges.sizes.values()))
+        return SharedSum(numbers, members, members, sum(exchanges.sizes.values()))
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
         """Let the wrapped strategy take the step.
@@ -187,7 +188,7 @@ class SecureSteps(SecureSum):
         Args:
             server_round, screening: as in `SecureSum.aggregate`.
         """
-        if isinstance(screening, Summed) and screening.total is None:
+        if isinstance(screening, Summed) and screening.sum is None:
             self.measured = Measurements(len(self._asked), screening.arrived, screening.rejected, abandoned=True)
             return None, None
         return super().aggregate(server_round, screening)

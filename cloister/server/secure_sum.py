@@ -18,13 +18,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
@@ -110,7 +108,7 @@ class SecureRound:
     def _answers(self, step: str, told: Mapping[int, bytes], kind: type[Answer]) -> dict[int, Answer]:
         """Return the nodes' answers in a step that name their own sender; reject the rest."""
         answers = dict(self.exchanges.answers(step, told, lambda reply: decoded(reply, kind)))
-        found = {node: one for node, one in answers.items() if vars(one)["sender"] == self.exchanges.names[node]}
+        found = {node: one for node, one in answers.items() if one.name == self.exchanges.names[node]}
         for node in answers.keys() - found.keys():
             self.exchanges.reject(node, "protocol", "the message names another sender")
         return found
@@ -121,36 +119,16 @@ class SecureRound:
         return [(node, name) for node, name in self.exchanges.names.items() if name in chosen]
 
 
-class Sum(NamedTuple):
-    """Sum of a round.
-
-    Attributes:
-        total: of the survivors' integer vectors, shape (plan.length,), without surplus noise; None: there is none.
-        survivors: number of survivors.
-        shown: number of survivors whose surplus noise is not in the sum.
-        units: sum of the survivors' public sizes; 0: the release needs none.
-    """
-
-    total: NDArray[np.int64] | None
-    survivors: int
-    shown: int
-    units: int = 0
-
-
 @dataclass(frozen=True)
 class Summed(Screening):
     """Result of a secure round: one sum, and no client's row.
 
     Attributes:
-        total: the numbers of the sum; None: there is none.
-        survivors, shown, units: as in `Sum`.
+        sum: of the survivors' vectors; None: there is none.
         arrived: number of valid vectors that have arrived.
     """
 
-    total: NDArray[np.int64] | None = None
-    survivors: int = 0
-    shown: int = 0
-    units: int = 0
+    sum: SharedSum | None = None
     arrived: int = 0
 
 
@@ -264,18 +242,18 @@ class SecureSum(PrivateStrategy):
             BudgetExhausted: the budget does not cover the round; no vector was requested.
         """
         layout, exchanges = Layout.of(from_record(self.sent)), Exchanges(server_round, list(messages), send)
-        found = Sum(None, 0, 0)
+        found: SharedSum | None = None
         try:
             found = self.total(layout, exchanges)
         except (RoundAbandoned, ProtocolError) as error:
             logger.log(WARNING, "round %d was abandoned: %s", server_round, error)
         sent = Coordinates.of(layout, layout.rows(from_record(self.sent))).origin
-        count, arrived = found.survivors, len(exchanges.sizes)
+        count, arrived = found.survivors if found else 0, len(exchanges.sizes)
         cohort = Cohort(layout, sent, (), np.zeros(count), np.ones(count))
         order = tuple(sorted(exchanges.rejected, key=lambda one: one.node_id))
-        return Summed(cohort, (), (1.0,) * count, order, None, *found, arrived)
+        return Summed(cohort, (), (1.0,) * count, order, None, found, arrived)
 
-    def total(self, layout: Layout, exchanges: Exchanges) -> Sum:
+    def total(self, layout: Layout, exchanges: Exchanges) -> SharedSum:
         """Let the clients of a round train, and return the sum of their vectors.
 
         Args:
@@ -294,7 +272,7 @@ class SecureSum(PrivateStrategy):
         seen = [seeds(link, lowest, survivors) for link in found.revealed.values()]
         whole, update = out_of_ring(found.values), slice(plan.parameters)
         whole[update] = without_surplus(whole[update], plan.shares, survivors, seen)
-        return Sum(whole, survivors, len(found.revealed))
+        return SharedSum(whole, survivors, len(found.revealed))
 
     def charged(self, layout: Layout, server_round: int, roster: Roster) -> AbstractContextManager[None]:
         """Record the provisioner's members on the roster; return the context that charges the round.
@@ -328,12 +306,11 @@ class SecureSum(PrivateStrategy):
             screening: result of `collect`.
         """
         found, asked = screening, len(self._asked)
-        if not isinstance(found, Summed) or found.total is None:
+        if not isinstance(found, Summed) or found.sum is None:
             self.measured = Measurements(asked, 0, screening.rejected, epsilon=self.spent(), abandoned=True)
             return None, None
         layout, sent = found.cohort.layout, found.cohort.sent
-        summed = SharedSum(found.total, found.survivors, found.shown, found.units)
-        released = self.mechanism.released(summed, sent, layout, server_round)
+        released = self.mechanism.released(found.sum, sent, layout, server_round)
         arrays, metrics = self._aggregated(server_round, layout, released)
         self.measured = self._measurements(found, released)
         self._follow(released.following, layout)

@@ -330,12 +330,12 @@ class TestARound:
         run = run_on(shelf, tmp_path, 5, gone)
         summed = run.collect()
         left = [n for n in range(5) if gone.get(n + 1) not in ("share", "mask")]
-        assert summed.survivors == len(left)
-        assert np.array_equal(summed.total, sum(whole(number, run) for number in left))
+        assert summed.sum.survivors == len(left)
+        assert np.array_equal(summed.sum.total, sum(whole(number, run) for number in left))
 
     def test_leaves_numbers_of_rounds_and_nothing_else(self, shelf, tmp_path):
         run = run_on(shelf, tmp_path)
-        assert [run.collect(number).survivors for number in (1, 2)] == [3, 3]
+        assert [run.collect(number).sum.survivors for number in (1, 2)] == [3, 3]
         assert {path.name for path in shelf.glob("*/*")} == {"1.round"}
 
     @pytest.mark.parametrize(("left", "says"), [(None, "no attempt at round 1"), (-1, "the bytes are no Attempt")])
@@ -353,7 +353,7 @@ class TestARound:
             return inner(message, context)
 
         summed = run_on(shelf, tmp_path, app=restarted).collect()
-        assert summed.survivors == 2
+        assert summed.sum.survivors == 2
         assert says in summed.rejected[0].detail
 
     def test_is_over_for_a_node_with_another_roster_or_name_than_it_began_with(self, shelf, tmp_path):
@@ -364,8 +364,7 @@ class TestARound:
             context.node_config["partition-id"] = number
         for asked in [one for one in run.asked if phase_of(one) == "share"]:
             assert reply_to(run, asked).error.reason == (
-                "ProtocolError: this node takes part in no attempt at round 1 with the roster and the name that it has "
-                "now: the attempt is over"
+                "ProtocolError: the name, roster or terms of this member have changed since its state was kept"
             )
 
     def test_needs_a_folder_where_processes_end_with_their_message(self, tmp_path, monkeypatch):
@@ -431,7 +430,7 @@ class Asking:
             self.refused.append(reply.error.reason)
             return
         one = SurvivorSignature.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes())
-        signed[one.sender] = one.signature
+        signed[one.name] = one.signature
 
     def reply(self, asked, step, told):
         content = RecordDict(dict(asked.content))
@@ -445,7 +444,7 @@ class Asking:
             reply = self.reply(asked, "unmask", told)
             if not reply.has_error():
                 shown = Unmasking.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes())
-                self.shares.setdefault(signed is self.first, {})[shown.sender] = shown.shares
+                self.shares.setdefault(signed is self.first, {})[shown.name] = shown.shares
 
     def attack(self):
         """The vector of the first node, as far as the shares that were shown give it away; None: they do not."""
@@ -457,7 +456,7 @@ class Asking:
             return None
         asked = next(one for one in self.run.asked if phase_of(one) == "share")
         cohort = Cohort.decode(asked.content.config_records[CONFIG][SECURE_MESSAGE])
-        vectors = [one for one in map(masked_of, self.run.answered) if one and one.sender == victim]
+        vectors = [one for one in map(masked_of, self.run.answered) if one and one.name == victim]
         terms = self.run.strategy._terms(1, plan_of(self.run), self.run.asked).under(secure._simulated(3)[1])
         return stripped(vectors[0], terms, cohort, victim, combine(own, names, 2), {victim: combine(of_key, names, 2)})
 

@@ -62,7 +62,7 @@ class TestTheClip:
         summed = run.collect(2)
         assert set(told(run)[:first]) == {1.0} and set(told(run)[first:]) == {second}
         steps = run.strategy.mechanism.plan(650).steps
-        assert np.linalg.norm(summed.total[:-1].astype(float)) == pytest.approx(5 * steps, rel=1e-2)
+        assert np.linalg.norm(summed.sum.total[:-1].astype(float)) == pytest.approx(5 * steps, rel=1e-2)
         arrays, _ = run.strategy.aggregate_train(2, summed)
         released = np.concatenate([array.numpy().ravel() for array in arrays.values()])
         assert np.linalg.norm(released) == pytest.approx(second, rel=1e-2)
@@ -102,7 +102,7 @@ class TestTheNoise:
         run, noise = run_of(folder, updates, gone, **keys), []
         for number in range(1, 6):
             summed = run.collect(number)
-            noise.append(summed.total[650:] - summed.survivors * STEPS)
+            noise.append(summed.sum.total[650:] - summed.sum.survivors * STEPS)
         return np.concatenate(noise) / STEPS
 
     @pytest.mark.parametrize(("gone", "survivors"), [({}, 5), ({5: "mask"}, 4)])
@@ -162,7 +162,7 @@ class TestWhatAServerTells:
             config[CLIPPING_NORM] = 2.0 if node == 1 else 1.0
 
         summed, found = self.changed(tmp_path, change)
-        assert summed.survivors == 4
+        assert summed.sum.survivors == 4
         assert found == {1: "'client-00000' has not signed the noise and the sharers of this attempt"}
 
     @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ class TestWhatAServerTells:
         run = run_of(tmp_path, random_updates(5), nodes=nodes, **{"privacy.clipping": clipping})
         summed = run.collect()
         limit = rule.rpartition(" ")[2].rstrip(".0") or "2"
-        assert summed.total is None and not run.spent()
+        assert summed.sum is None and not run.spent()
         assert all(f"clipping-norm = 1, demanded: at {side} {limit}" in one.detail for one in summed.rejected)
 
     @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ class TestWhatAServerTells:
         bits = {"privacy.clipping-count-noise-multiplier": 2.0} if clipping == "adaptive" else {}
         run = run_of(tmp_path, random_updates(5), nodes=nodes, **keys, **bits)
         summed = run.collect()
-        assert (summed.total is None, bool(run.spent())) == (bool(says), not says)
+        assert (summed.sum is None, bool(run.spent())) == (bool(says), not says)
         assert len(summed.rejected) == (5 if says else 0) and all(says in one.detail for one in summed.rejected)
 
     def test_and_again_in_the_message_that_asks_for_the_update(self, tmp_path):

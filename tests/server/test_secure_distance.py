@@ -68,7 +68,7 @@ def noise_of(folder, distance):
     run, found = run_of(folder, updates, colluding=1), []
     run.strategy.mechanism = replace(run.strategy.mechanism, distance=distance)
     for number in range(1, 6):
-        found.append(run.collect(number).total[:650])
+        found.append(run.collect(number).sum.total[:650])
     return np.concatenate(found) / run.strategy.mechanism.plan(650).steps
 
 
@@ -118,7 +118,7 @@ class TestCharges:
         nodes = [{"partition-id": n, "num-partitions": 5, "policy": str(tmp_path / "policy.toml")} for n in range(5)]
         run = run_of(tmp_path, nodes=nodes, z=3.0, **{Z_D: 2.0})
         run.strategy.mechanism = replace(run.strategy.mechanism, distance=0.1)
-        assert (run.collect().total is not None) == taken
+        assert (run.collect().sum is not None) == taken
 
 
 class TestWhatAServerTells:
@@ -132,7 +132,7 @@ class TestWhatAServerTells:
 
         inner = app_with(updates)
         summed = run_of(tmp_path, updates, app=app).collect()
-        assert summed.survivors == 4
+        assert summed.sum.survivors == 4
         assert [(one.node_id, one.detail) for one in summed.rejected] == [
             (1, "'client-00000' has not signed the noise and the sharers of this attempt")
         ]

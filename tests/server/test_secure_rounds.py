@@ -81,14 +81,14 @@ class TestTheSum:
         asked_for_vectors = min(len(left["advertise"]), len(left["share"])) >= threshold
         assert len(run.spent()) == asked_for_vectors
         if len(left["unmask"]) < threshold:
-            assert summed.total is None
+            assert summed.sum is None
             arrays, _ = run.strategy.aggregate_train(1, summed)
             assert arrays is None and run.strategy.measured.abandoned
             assert (run.strategy.measured.accepted, run.strategy.measured.rejected) == (0, summed.rejected)
         else:
-            assert summed.survivors == len(left["mask"])
+            assert summed.sum.survivors == len(left["mask"])
             there = [updates[node - 1] for node in left["mask"]]
-            assert np.array_equal(summed.total, sum_of(there, run.strategy.mechanism.plan(LAYOUT.size)))
+            assert np.array_equal(summed.sum.total, sum_of(there, run.strategy.mechanism.plan(LAYOUT.size)))
 
     @staticmethod
     def lost_by(gone, node, phase):
@@ -110,14 +110,14 @@ class TestTheSum:
         updates[3]["softmax/bias"][0] = np.nan
         run = SecureRun(settings(tmp_path, z=0.0), updates)
         plan = run.strategy.mechanism.plan(LAYOUT.size)
-        assert np.array_equal(run.collect().total, sum_of([one for n, one in enumerate(updates) if n != 3], plan))
+        assert np.array_equal(run.collect().sum.total, sum_of([one for n, one in enumerate(updates) if n != 3], plan))
 
     def test_bounds_a_long_update_on_the_client(self, tmp_path):
         updates = random_updates(5, scale=0.0)
         updates[0] = {name: np.full_like(array, 100.0) for name, array in MODEL.items()}
         run = SecureRun(settings(tmp_path, z=0.0), updates)
         plan = run.strategy.mechanism.plan(LAYOUT.size)
-        total = run.collect().total
+        total = run.collect().sum.total
         assert 0.99 * plan.steps < np.linalg.norm(total.astype(float)) <= plan.steps
 
     def test_nobody_sends_anything_else_than_messages_of_the_protocol(self, tmp_path):
@@ -136,8 +136,8 @@ def deviations(run, updates, rounds):
     plan, found = run.strategy.mechanism.plan(LAYOUT.size), []
     for number in range(1, rounds + 1):
         summed = run.collect(number)
-        noise = summed.total - sum_of(updates[: summed.survivors], plan)
-        found.append(noise / (summed.survivors * plan.shares.left(summed.survivors)) ** 0.5)
+        noise = summed.sum.total - sum_of(updates[: summed.sum.survivors], plan)
+        found.append(noise / (summed.sum.survivors * plan.shares.left(summed.sum.survivors)) ** 0.5)
     return np.concatenate(found)
 
 
@@ -203,7 +203,7 @@ class TestCharges:
         )
         assert 0 < run.strategy.measured.epsilon < np.inf
         assert [(one.node_id, one.code) for one in summed.rejected] == [(3, "error"), (5, "error")]
-        assert (summed.survivors, summed.shown, summed.accepted) == (5, 4, ())
+        assert (summed.sum.survivors, summed.sum.shown, summed.accepted) == (5, 4, ())
         assert summed.examples == (1.0,) * 5 == tuple(summed.cohort.factors) and not summed.cohort.norms.any()
 
     @pytest.mark.parametrize("phase", ["mask", "unmask"])
@@ -215,7 +215,7 @@ class TestCharges:
         assert 0 < spent < np.inf and len(run.spent()) == 1
         assert run.strategy.measured == Measurements(5, 0, summed.rejected, epsilon=spent, abandoned=True)
         assert [one.node_id for one in summed.rejected] == [1, 2]
-        assert (summed.total, summed.survivors, summed.shown, summed.examples) == (None, 0, 0, ())
+        assert (summed.sum, summed.examples) == (None, ())
         (told,) = [record for record in caplog.records if record.name == "cloister.server"]
         assert told.getMessage().startswith("round 1 was abandoned: 3 ") and told.levelname == "WARNING"
 
@@ -223,7 +223,7 @@ class TestCharges:
         run = SecureRun(settings(tmp_path), random_updates(5), dict.fromkeys(range(1, 6), "advertise"))
         asked = run.messages()
         for nodes in (asked, list(asked)[:1], []):
-            assert run.strategy.collect(1, nodes, run.send).total is None and not run.spent()
+            assert run.strategy.collect(1, nodes, run.send).sum is None and not run.spent()
         told = [record.getMessage() for record in caplog.records if record.name == "cloister.server"]
         assert told == ["round 1 was abandoned: no node has advertised keys"] * 3
 
@@ -418,7 +418,7 @@ class TestWhatSpendsNothing:
         poor = [node | limit for node in nodes[:2]]
         run = SecureRun(settings(tmp_path), random_updates(5), nodes=[*poor, *nodes[2:]])
         summed = run.collect()
-        assert summed.total is None and not run.spent()
+        assert summed.sum is None and not run.spent()
         assert all(told in reasons(summed)[node] for node in (1, 2))
         assert {phase_of(one) for one in run.asked} == {"advertise"}
         self.check_ledgers_are_empty(nodes)
@@ -530,11 +530,11 @@ class TestWhatANodeRemembers:
         resumed.grid.remember(run.grid.memories())
         before = len(resumed.spent())
         summed = resumed.collect(2)
-        assert summed.total is None and len(resumed.spent()) == before
+        assert summed.sum is None and len(resumed.spent()) == before
         assert set(reasons(summed).values()) == {
             "code 2: ProtocolError: this node has begun round 2 of this run before, or a later one"
         }
-        assert resumed.collect(3).survivors == 5
+        assert resumed.collect(3).sum.survivors == 5
 
     def test_a_twin_that_does_not_note_the_rounds_it_has_begun_makes_one_again(self, tmp_path, monkeypatch):
         monkeypatch.setattr(round_state.MemoryStore, "begin", lambda self, run, number: self._note(run, number))
@@ -542,7 +542,7 @@ class TestWhatANodeRemembers:
         run.collect(2)
         resumed = SecureRun(settings(tmp_path), random_updates(5))
         resumed.grid.remember(run.grid.memories())
-        assert resumed.collect(2).total is not None
+        assert resumed.collect(2).sum is not None
 
     @given(gone=st.dictionaries(st.tuples(st.integers(1, 3), st.integers(1, 5)), st.sampled_from(PHASES), max_size=3))
     @effort(max_examples=10, deadline=None, derandomize=True)
@@ -563,9 +563,9 @@ class TestWhatANodeRemembers:
         run = SecureRun(settings(tmp_path_factory.mktemp("run"), z=0.0, **{"num-rounds": 3}), updates, app=app)
         for number in (1, 2, 3):
             summed = run.collect(number)
-            if summed.total is not None:
+            if summed.sum is not None:
                 there = [updates[node - 1] for node in range(1, 6) if made[number, node]]
-                assert np.array_equal(summed.total, sum_of(there, run.strategy.mechanism.plan(LAYOUT.size)))
+                assert np.array_equal(summed.sum.total, sum_of(there, run.strategy.mechanism.plan(LAYOUT.size)))
         assert max(made.values()) == 1
 
     def taken(self, folder):
@@ -605,7 +605,7 @@ class TestWhatANodeRemembers:
 
         run.grid._client_app = forgetful
         summed = run.collect()
-        assert summed.survivors == 4 and "no attempt at round 1" in reasons(summed)[2]
+        assert summed.sum.survivors == 4 and "no attempt at round 1" in reasons(summed)[2]
 
 
 def terms_of(run):
@@ -627,7 +627,7 @@ class TestTheServer:
 
         run = SecureRun(settings(tmp_path, threshold=3, z=0.0), updates, app=odd)
         summed = run.collect()
-        assert summed.survivors == 3
+        assert summed.sum.survivors == 3
         assert reasons(summed) == dict.fromkeys((1, 2), "the reply must hold 'secure-message' as an array of bytes")
         assert {one.code for one in summed.rejected} == {"protocol"}
 
@@ -639,15 +639,15 @@ class TestTheServer:
             if (context.node_id, phase_of(sent)) != (2, "mask"):
                 return reply
             own = MaskedInput.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes())
-            return replied(sent, replace(own, sender="client-00000"))
+            return replied(sent, replace(own, name="client-00000"))
 
         run = SecureRun(settings(tmp_path, z=0.0), updates, app=thief)
         summed = run.collect()
         (rejection,) = summed.rejected
         found = (rejection.node_id, rejection.code, rejection.detail)
-        assert found == (2, "protocol", "the vector names another sender") and summed.survivors == 4
+        assert found == (2, "protocol", "the vector names another sender") and summed.sum.survivors == 4
         there = [update for number, update in enumerate(updates) if number != 1]
-        assert np.array_equal(summed.total, sum_of(there, run.strategy.mechanism.plan(LAYOUT.size)))
+        assert np.array_equal(summed.sum.total, sum_of(there, run.strategy.mechanism.plan(LAYOUT.size)))
 
     def test_rejects_a_node_that_speaks_for_another(self, tmp_path):
         updates = random_updates(5)
@@ -658,11 +658,11 @@ class TestTheServer:
             if (context.node_id, phase_of(sent)) != (2, "share"):
                 return reply
             own = SealedShares.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes())
-            return replied(sent, replace(own, sender="client-00000"))
+            return replied(sent, replace(own, name="client-00000"))
 
         run = SecureRun(settings(tmp_path, z=0.0), updates, app=thief)
         summed = run.collect()
-        assert summed.survivors == 4 and reasons(summed) == {2: "the message names another sender"}
+        assert summed.sum.survivors == 4 and reasons(summed) == {2: "the message names another sender"}
         assert [one.code for one in summed.rejected] == ["protocol"]
 
     def test_gives_a_name_to_the_node_that_can_sign_for_it(self, tmp_path):
@@ -679,7 +679,7 @@ class TestTheServer:
 
         run = SecureRun(settings(tmp_path, 6, 5, z=0.0), updates, app=thief)
         summed = run.collect()
-        assert summed.survivors == 5 and set(reasons(summed)) == {1}
+        assert summed.sum.survivors == 5 and set(reasons(summed)) == {1}
         assert reasons(summed)[1] == "the node has another roster than most, or has not signed as who it says"
         assert [rejection.code for rejection in summed.rejected] == ["roster"]
 
@@ -694,7 +694,7 @@ class TestTheServer:
             return replied(sent, own, roster=np.frombuffer(b"no roster", np.uint8))
 
         summed = SecureRun(settings(tmp_path, 6, 5, z=0.0), updates, app=hostile).collect()
-        assert summed.survivors == 5 and set(reasons(summed)) == {1} and "roster" in reasons(summed)[1]
+        assert summed.sum.survivors == 5 and set(reasons(summed)) == {1} and "roster" in reasons(summed)[1]
         assert [rejection.code for rejection in summed.rejected] == ["protocol"]
 
     @pytest.mark.parametrize("key", ["mask_key", "seal_key"])
@@ -722,15 +722,15 @@ class TestTheServer:
 
         run = SecureRun(settings(folder, 6, 5, z=0.0), updates, app=hostile)
         summed = run.collect()
-        assert summed.survivors == 5
+        assert summed.sum.survivors == 5
         assert reasons(summed) == {1: "the node has keys that permit no key agreement, or those of another node"}
         assert [one.code for one in summed.rejected] == ["protocol"]
-        assert np.array_equal(summed.total, sum_of(updates[1:], run.strategy.mechanism.plan(LAYOUT.size)))
+        assert np.array_equal(summed.sum.total, sum_of(updates[1:], run.strategy.mechanism.plan(LAYOUT.size)))
 
     def test_asks_one_of_two_nodes_that_have_a_name(self, tmp_path):
         nodes = [{"partition-id": n % 5, "num-partitions": 5} for n in range(6)]
         summed = SecureRun(settings(tmp_path, 6, 5, z=0.0), random_updates(6), nodes=nodes).collect()
-        assert summed.survivors == 5 and set(reasons(summed)) in ({1}, {6})
+        assert summed.sum.survivors == 5 and set(reasons(summed)) in ({1}, {6})
         assert set(reasons(summed).values()) == {"the node has the name of another node"}
         assert [one.code for one in summed.rejected] == ["roster"]
 
@@ -747,12 +747,12 @@ class TestTheServer:
 
         run = SecureRun(settings(tmp_path, z=0.0), updates, app=hostile)
         summed = run.collect()
-        assert summed.survivors == 5 and not summed.rejected
-        assert np.array_equal(summed.total, sum_of(updates, run.strategy.mechanism.plan(LAYOUT.size)))
+        assert summed.sum.survivors == 5 and not summed.rejected
+        assert np.array_equal(summed.sum.total, sum_of(updates, run.strategy.mechanism.plan(LAYOUT.size)))
 
     def test_never_tries_a_round_again(self, tmp_path):
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "mask", 2: "mask"})
-        assert run.collect().total is None
+        assert run.collect().sum is None
         asked = [phase_of(one) for one in run.asked]
         assert {phase: asked.count(phase) for phase in asked} == {"advertise": 5, "share": 5, "mask": 5}
 
@@ -782,7 +782,7 @@ class TestTheServer:
     )
     def test_tells_each_step_what_all_have_to_go_by(self, more, told, tmp_path):
         run = SecureRun(settings(tmp_path, **more), random_updates(5))
-        assert run.collect(3).survivors == 5 and len(run.asked) == 25
+        assert run.collect(3).sum.survivors == 5 and len(run.asked) == 25
         for sent in run.asked:
             phase, fields = phase_of(sent), dict(sent.content.config_records["config"])
             assert isinstance(fields.pop(SECURE_MESSAGE), bytes)

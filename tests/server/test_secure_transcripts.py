@@ -28,7 +28,7 @@ from cloister.client.app import app as real_app
 from cloister.client.mods import contain_errors, no_sooner_than, within_deadline
 from cloister.client.request import ProtocolRequest, TrainRequest
 from cloister.client.secure import mask_update, take_part
-from cloister.secure_aggregation.member import KEPT, KEPT_LABEL, Member
+from cloister.secure_aggregation.member import Member, _Advertised
 from cloister.secure_aggregation.messages import Cohort, MaskedInput, Unmasking
 from cloister.secure_aggregation.primitives import combine, public_key
 from cloister.secure_aggregation.roster import sign_roster
@@ -53,9 +53,9 @@ class Telling(Member):
 
     def serialize(self):
         kept = super().serialize()
-        kind, content = read(KEPT_LABEL, kept)
-        if self.name == COLLUDER and kind == "_Advertised":
-            seed = KEPT[kind].decode(content).mask_seed
+        _, kind, content = read("state", kept)
+        if self.name == COLLUDER and kind == _Advertised.__name__:
+            seed = _Advertised.decode(content).mask_seed
             self.told[public_key(seed)] = seed, self._terms
         return kept
 
@@ -147,7 +147,7 @@ class Federation:
             self.round = number
             asked = strategy.configure_train(number, arrays, public, self.run.grid)
             summed = strategy.collect(number, asked, self.run.send)
-            yield summed.total
+            yield summed.sum.total
             arrays, _ = strategy.aggregate_train(number, summed)
 
 
@@ -182,15 +182,15 @@ def residues(run, direction, rounds):
         mask_key = next(one.mask_key for one in cohort.advertisements if one.name == COLLUDER)
         seed, terms = Telling.told[mask_key]
         unmasked = [
-            [one for one in shown if one.sender == name][number]
+            [one for one in shown if one.name == name][number]
             for name in NAMES
             if name != DROPPED or number < rounds - 1
         ]
-        shares = {name: {one.sender: one.shares[name] for one in unmasked if name in one.shares} for name in NAMES}
+        shares = {name: {one.name: one.shares[name] for one in unmasked if name in one.shares} for name in NAMES}
         secrets = {name: combine(shares[name], NAMES, 3) for name in NAMES}
         known = {COLLUDER: seed} | ({DROPPED: secrets[DROPPED]} if number == rounds - 1 else {})
         for name in (VICTIM, HONEST):
-            vector = [one for one in vectors if one.sender == name][number]
+            vector = [one for one in vectors if one.name == name][number]
             for keys in ({}, {COLLUDER: seed}, known):
                 left.append(stripped(vector, terms, cohort, name, secrets[name], keys))
     half = len(left) // rounds
