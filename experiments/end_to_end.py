@@ -396,7 +396,7 @@ def table(place: Path) -> None:
         "one run each. The difference is given where both ran the same number of rounds."
     )
     write_table(place / "table.md", about, HEAD, rows(results))
-    clips = {name: results.pop(name) for name in list(results) if "-clip-" in name}
+    clips = {name: results.pop(name) for name in list(results) if name.startswith("proposed") and "-clip-" in name}
     if clips:
         plot_clips(clips, place / "clips.png")
     plot(results, place.with_suffix(".png"))

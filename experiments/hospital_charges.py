@@ -13,9 +13,9 @@ grows. `rmse-of-other-rows` does not: the hypothesis for a row is chosen on the 
 The paper's loss is the root of the mean squared error (`--loss rmse`), which needs the model in Keras. Results of
 another loss or patience lie in a folder of their own.
 
-What was run for as many rounds is not run again. The hours that are to come are said first. Beside the results
-`table.md` has the paper's figures and ours, `figure.png` the errors (its figure 3), and `leakage.png` a histogram of
-the clients' leakage for ν = 3 and k = 5 (its figure 4), of the first such run that has one.
+What was run for as many rounds is not run again. The hours that are to come are said first. Beside the results, for
+runs of at most N rounds, `table-N.md` has the paper's figures and ours, `figure-N.png` the errors (its figure 3), and
+`leakage-N.png` a histogram of the clients' leakage for ν = 3 and k = 5 (its figure 4), of the first such run with one.
 
 Hypotheses begin at random, or as one model, which is told apart in a round (`privacy.clusters-split-round`): results of
 each such round lie in a folder of its own.
@@ -237,10 +237,10 @@ def main() -> None:
         f"Hospital charges, {arguments.rounds} rounds at most. RMSE in thousands of dollars, with hypotheses chosen on "
         "the rows that are scored and on a hospital's others; leakage over the clients, median and maximum (table 1)."
     )
-    write_table(place / "table.md", about, HEAD, rows(asked))
-    draw(asked, place / "figure.png")
+    write_table(place / f"table-{arguments.rounds}.md", about, HEAD, rows(asked))
+    draw(asked, place / f"figure-{arguments.rounds}.png")
     for run in [run for run in asked if (run["k"], run["nu"]) == LEAKING and run.get("leakage-histogram")][:1]:
-        draw_leakage(run, place / "leakage.png")
+        draw_leakage(run, place / f"leakage-{arguments.rounds}.png")
 
 
 if __name__ == "__main__":

@@ -338,7 +338,7 @@ def test_hospitals_that_ran_for_as_many_rounds_are_not_run_again(load, tmp_path,
     assert len(run_hospitals(script, asked.replace("200", "100"), tmp_path, monkeypatch)) == 2
     kept = json.loads((tmp_path / "hospital_charges" / "split-50" / "seed-0.json").read_text())
     assert [(run["k"], run["asked-rounds"]) for run in kept] == [(1, 200), (3, 200), (1, 100), (3, 100)]
-    table = (tmp_path / "hospital_charges" / "split-50" / "table.md").read_text()
+    table = (tmp_path / "hospital_charges" / "split-50" / "table-200.md").read_text()
     assert "| 5 | 3 | 1.50 ± 0.00 | 1.50 ± 0.00 | 5.5, 21.6 | 1.5, 1.5 | 1 |" in table
 
 
@@ -430,12 +430,12 @@ def test_the_histogram_of_leakage_is_drawn_of_a_run_that_has_one(load, tmp_path,
     script = load("hospital_charges")
     run_hospitals(script, "--hypotheses 5 --multipliers 3", tmp_path, monkeypatch)
     place = tmp_path / "hospital_charges"
-    assert {path.name for path in place.glob("*.png")} == {"figure.png"}
+    assert {path.name for path in place.glob("*.png")} == {"figure-60.png"}
     kept = json.loads((place / "seed-0.json").read_text())
     kept[0]["leakage-histogram"] = {"edges": [0, 1, 2], "counts": [3, 4]}
     (place / "seed-0.json").write_text(json.dumps(kept))
     run_hospitals(script, "--hypotheses 5 --multipliers 3", tmp_path, monkeypatch)
-    assert {path.name for path in place.glob("*.png")} == {"figure.png", "leakage.png"}
+    assert {path.name for path in place.glob("*.png")} == {"figure-60.png", "leakage-60.png"}
 
 
 def test_clips_are_drawn_of_results_that_name_one(script, tmp_path):
